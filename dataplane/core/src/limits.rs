@@ -1,0 +1,53 @@
+//! Every limit of the packet path in one place, with the reason for its value.
+//!
+//! Nothing in this crate grows without one of these. A limit that is reached has a named outcome: a drop
+//! reason, an eviction reason, or a compile error of the snapshot.
+
+/// Frames that go through the pipeline at once. 32 keeps all metadata of a burst in the first-level cache
+/// and is what DPDK's vector receive paths return.
+pub const BURST: usize = 32;
+
+/// Workers of one gateway; indices fit in a byte.
+pub const WORKERS_MAX: usize = 64;
+
+/// Interfaces of one gateway.
+pub const INTERFACES_MAX: usize = 16;
+
+/// Largest Maglev table: 655,373 is prime and gives 10,000 backends 65 slots each.
+pub const MAGLEV_SLOTS_MAX: u32 = 655_373;
+
+/// Slots a backend should have at least, up to the largest table: one failure then moves about 1 %.
+pub const MAGLEV_SLOTS_PER_BACKEND: u32 = 650;
+
+/// Backends of one service port: slots of a Maglev table are 16 bits wide, one value means "none".
+pub const BACKENDS_PER_SERVICE_MAX: usize = 65_535;
+
+/// Service ports of one snapshot.
+pub const SERVICES_MAX: usize = 1 << 20;
+
+/// Backends of all service ports together.
+pub const BACKENDS_MAX: usize = 1 << 22;
+
+/// Next hops that can be known at once, static and resolved.
+pub const NEXT_HOPS_MAX: usize = 65_535;
+
+/// Candidate ports tried for a new FullNAT flow before it is dropped as `snat_ports_exhausted`.
+pub const SNAT_PORT_PROBES: usize = 64;
+
+/// Lowest local port used by FullNAT: the ports below are for services of the host (RFC 6335).
+pub const SNAT_PORT_MIN: u16 = 1024;
+
+/// Bytes that headers may add in front of a frame: outer IPv6 and a tag, or an ICMPv6 error with its own
+/// headers. DPDK's default headroom is 128.
+pub const HEADROOM_MIN: usize = 96;
+
+/// Flow entries looked at for ageing with each burst.
+pub const AGEING_BUCKETS_PER_BURST: usize = 8;
+
+/// Replies that a worker makes itself (RST, ICMP errors) per second, and at once.
+pub const REPLIES_PER_SECOND: u32 = 1000;
+/// See [`REPLIES_PER_SECOND`].
+pub const REPLIES_BURST: u32 = 200;
+
+/// Decisions for fragmented packets that a worker remembers.
+pub const FRAGMENTS_MAX: usize = 4096;

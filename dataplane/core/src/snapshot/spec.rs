@@ -1,0 +1,253 @@
+//! The desired forwarding state, in plain values: what control asks of the dataplane.
+//!
+//! `reconcile` (crate `tidegate`) makes a [`SnapshotSpec`] out of configuration, services and health;
+//! [`Snapshot::compile`](super::Snapshot::compile) turns it into tables. Nothing here is looked at per packet.
+//!
+//! Invariant: the same set of services and backends gives an equal spec, and equal specs compile to tables
+//! that decide alike, whatever the order they were listed in: `compile` sorts by stable identity.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::wire::MacAddr;
+
+/// Everything that workers need to forward, before it is compiled into tables.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SnapshotSpec {
+    /// Grows by one with every published state; shown as `tidegate_snapshot_generation`.
+    pub generation: u64,
+    /// The ports of the gateway; the position is the interface index used everywhere else.
+    pub interfaces: Vec<InterfaceSpec>,
+    /// Routes beside the connected ones; longest prefix wins.
+    pub routes: Vec<RouteSpec>,
+    /// Fixed neighbours; all others are resolved.
+    pub neighbors: Vec<NeighborSpec>,
+    /// Source addresses of `fullnat`, of either family.
+    pub snat_addresses: Vec<IpAddr>,
+    /// Outer source of IPv4 tunnels.
+    pub tunnel_source_v4: Option<Ipv4Addr>,
+    /// Outer source of IPv6 tunnels.
+    pub tunnel_source_v6: Option<Ipv6Addr>,
+    /// The service ports, in any order.
+    pub services: Vec<ServiceSpec>,
+}
+
+/// One port of the gateway as the packet path sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceSpec {
+    /// The name in the configuration (`uplink`).
+    pub name: String,
+    /// Source address of all frames sent, and the destination expected of unicast frames received.
+    pub mac: MacAddr,
+    /// Largest IP packet, in bytes, without Ethernet header and tag.
+    pub mtu: u16,
+    /// 802.1Q tag carried by every frame here, 1..=4094.
+    pub vlan: Option<u16>,
+    /// Own addresses with their on-link prefixes. Packets to them are punted, unless a service has them.
+    pub addresses: Vec<IpNet>,
+}
+
+/// A route: packets into `to` leave by the neighbour `via`, which has to be on-link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteSpec {
+    /// Destination prefix.
+    pub to: IpNet,
+    /// Next hop; its family may differ from `to` (RFC 5549).
+    pub via: IpAddr,
+}
+
+/// A neighbour whose link address is given and never resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NeighborSpec {
+    /// Address of the neighbour.
+    pub ip: IpAddr,
+    /// Its link address.
+    pub mac: MacAddr,
+}
+
+/// Transport protocol of a service port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Protocol {
+    /// RFC 9293, protocol number 6.
+    Tcp = 6,
+    /// RFC 768, protocol number 17.
+    Udp = 17,
+    /// RFC 9260, protocol number 132.
+    Sctp = 132,
+}
+
+impl Protocol {
+    /// The IANA protocol number.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The protocol of an IANA number, when it is one that a service may have.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        match number {
+            6 => Some(Self::Tcp),
+            17 => Some(Self::Udp),
+            132 => Some(Self::Sctp),
+            _ => None,
+        }
+    }
+
+    /// `TCP`, `UDP` or `SCTP`, as in `Service.spec.ports[].protocol`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        }
+    }
+}
+
+impl std::fmt::Display for Protocol {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// How packets of a service reach the backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ForwardingMode {
+    /// Direct server return on one link: only the MAC address changes.
+    DsrL2,
+    /// Direct server return through an IP-in-IP tunnel (RFC 2003, 2473, 4213), any family in any.
+    DsrIpip,
+    /// Destination NAT; the client's address stays, replies come back through the gateway.
+    Nat,
+    /// Destination and source NAT; replies come back to a SNAT address of the gateway.
+    FullNat,
+}
+
+impl ForwardingMode {
+    /// Every mode that the dataplane forwards today.
+    pub const ALL: [Self; 4] = [Self::DsrL2, Self::DsrIpip, Self::Nat, Self::FullNat];
+
+    /// The name in configuration and annotations (`dsr-l2`, ...).
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::DsrL2 => "dsr-l2",
+            Self::DsrIpip => "dsr-ipip",
+            Self::Nat => "nat",
+            Self::FullNat => "fullnat",
+        }
+    }
+
+    /// Whether the backend answers the client itself, so that the gateway sees one direction only.
+    #[must_use]
+    pub fn is_dsr(self) -> bool {
+        matches!(self, Self::DsrL2 | Self::DsrIpip)
+    }
+}
+
+impl std::fmt::Display for ForwardingMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What a client gets from a service port that has no backend (`noEndpoints`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NoEndpoints {
+    /// TCP RST, else ICMP port unreachable, rate limited.
+    #[default]
+    Reject,
+    /// Nothing. Also what `externalTrafficPolicy: Local` asks when endpoints are elsewhere only.
+    Drop,
+}
+
+/// How the Maglev table of a service is sized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TableSize {
+    /// From the ladder of primes, by the number of backends.
+    #[default]
+    Auto,
+    /// Fixed; must be a prime, at most [`limits::MAGLEV_SLOTS_MAX`](crate::limits::MAGLEV_SLOTS_MAX).
+    Fixed(u32),
+}
+
+/// (VIP, protocol, port): what a packet is matched on, and the stable identity of a service port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceKey {
+    /// The virtual address.
+    pub vip: IpAddr,
+    /// Transport protocol.
+    pub protocol: Protocol,
+    /// Destination port in host order; never 0.
+    pub port: u16,
+}
+
+impl std::fmt::Display for ServiceKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.protocol, std::net::SocketAddr::new(self.vip, self.port))
+    }
+}
+
+/// One service port on one VIP.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServiceSpec {
+    /// What packets are matched on.
+    pub key: ServiceKey,
+    /// Kubernetes namespace, for people and metrics.
+    pub namespace: String,
+    /// Kubernetes name of the Service.
+    pub name: String,
+    /// Name of the port, or its number in decimal where it has none.
+    pub port_name: String,
+    /// How packets reach the backends.
+    pub mode: ForwardingMode,
+    /// Size of the Maglev table.
+    pub table_size: TableSize,
+    /// `sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None` spreads by 5-tuple.
+    pub affinity: Option<Duration>,
+    /// What a client gets when no backend takes new flows.
+    pub no_endpoints: NoEndpoints,
+    /// Idle time after which an established TCP flow is forgotten.
+    pub idle_timeout_tcp: Duration,
+    /// Idle time after which a UDP flow is forgotten.
+    pub idle_timeout_udp: Duration,
+    /// Backends in any order; (address, port) unique.
+    pub backends: Vec<BackendSpec>,
+}
+
+impl ServiceSpec {
+    /// `namespace/name:port`, the spelling used by `replay`, `explain` and the tables of the CLI.
+    #[must_use]
+    pub fn label(&self) -> String {
+        format!("{}/{}:{}", self.namespace, self.name, self.port_name)
+    }
+}
+
+/// One backend of a service port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackendSpec {
+    /// Address of the endpoint (target `pod`) or of its node (target `node`).
+    pub address: IpAddr,
+    /// Port on the backend; DSR modes need it equal to the service port.
+    pub port: u16,
+    /// Share of new flows relative to the others; 0 takes none.
+    pub weight: u16,
+    /// Whether it takes new flows, keeps old ones, or neither.
+    pub state: BackendState,
+}
+
+/// What a backend may be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BackendState {
+    /// New and known flows.
+    Active,
+    /// No new flows; known flows of every protocol stay (terminating, or drained by the operator).
+    Draining,
+    /// No new flows; known TCP and SCTP flows stay until the drain is over, UDP moves to a live backend
+    /// with its next packet (failed its health checks, or removed).
+    Down,
+}
