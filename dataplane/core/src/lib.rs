@@ -1,1 +1,15 @@
-//! Placeholder while the workspace is being laid.
+//! Bytes in, verdict out: the packet path of Tidegate.
+//!
+//! What lives here: header checks, service and flow look-ups, Maglev, the forwarding modes, and the pipeline
+//! that runs them over a burst. What may not: DPDK, threads, clocks, I/O, tokio, Kubernetes, `unsafe` (but
+//! for [`prefetch`]). Who calls it: the workers of `tidegate-dataplane`, `replay`, `explain`, the benches.
+//!
+//! Invariant: a frame never panics, allocates or blocks; it becomes a [`verdict::Verdict`] with a counted
+//! reason. The same snapshot, frames and times give the same verdicts, bytes and state.
+#![deny(unsafe_code)]
+
+pub mod frame;
+pub mod ids;
+pub mod limits;
+pub mod now;
+pub mod prefetch;

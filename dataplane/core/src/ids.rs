@@ -1,0 +1,100 @@
+//! Small numbers that stand for services, backends and endpoints in flow entries and counters.
+//!
+//! An id is an index into a snapshot's tables plus a generation: when an index is given to something else
+//! the generation differs, so a flow entry that still carries the old id matches nothing instead of the
+//! wrong thing. Ids stay the same from snapshot to snapshot for as long as the thing they name lives.
+//!
+//! Invariant: within one snapshot, id -> thing and thing -> id are one to one.
+
+/// Bits of an id that are the index.
+const INDEX_BITS: u32 = 22;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(transparent)]
+        pub struct $name(u32);
+
+        impl $name {
+            /// An id out of an index (below 2^22) and a generation (its low 10 bits count).
+            ///
+            /// # Panics
+            /// If the index does not fit: the compile of a snapshot checks its limits first.
+            #[must_use]
+            pub fn new(index: usize, generation: u32) -> Self {
+                let index = u32::try_from(index).expect("an index within the limits of a snapshot");
+                assert!(index <= INDEX_MASK, "an index within the limits of a snapshot");
+                Self((generation << INDEX_BITS) | index)
+            }
+
+            /// Position in the snapshot's table.
+            #[inline]
+            #[must_use]
+            pub fn index(self) -> usize {
+                (self.0 & INDEX_MASK) as usize
+            }
+
+            /// How often the index had been given away before.
+            #[must_use]
+            pub fn generation(self) -> u32 {
+                self.0 >> INDEX_BITS
+            }
+
+            /// The whole id as stored in a flow entry.
+            #[inline]
+            #[must_use]
+            pub fn raw(self) -> u32 {
+                self.0
+            }
+
+            /// The id out of a flow entry. A stale one is told by the snapshot, not here.
+            #[inline]
+            #[must_use]
+            pub fn from_raw(raw: u32) -> Self {
+                Self(raw)
+            }
+        }
+    };
+}
+
+id! {
+    /// A service port on one VIP: (VIP, protocol, port).
+    ServiceId
+}
+id! {
+    /// A backend of one service port; the same endpoint behind two service ports is two backends.
+    BackendId
+}
+id! {
+    /// (address, port, protocol) of an endpoint, whatever services it is behind: what replies are told by.
+    EndpointId
+}
+
+/// Position of an interface in the snapshot.
+pub type InterfaceIndex = u8;
+
+/// Position of a worker among the workers of the gateway.
+pub type WorkerIndex = u8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_given_away_again_makes_another_id() {
+        let first = ServiceId::new(7, 0);
+        let second = ServiceId::new(7, 1);
+        assert_eq!(first.index(), second.index());
+        assert_ne!(first, second);
+        assert_eq!(ServiceId::from_raw(second.raw()), second);
+        assert_eq!(second.generation(), 1);
+    }
+
+    #[test]
+    fn generations_wrap_without_touching_the_index() {
+        let id = BackendId::new(5, 1 << 10);
+        assert_eq!((id.index(), id.generation()), (5, 0));
+    }
+}

@@ -1,0 +1,32 @@
+//! Time as an argument.
+//!
+//! Invariant: nothing in this crate reads a clock. Workers pass the time-stamp counter's nanoseconds, replay
+//! passes the capture's timestamps, tests pass what they like.
+
+use std::time::Duration;
+
+/// Nanoseconds since an epoch of the caller's choice that does not go back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Now(pub u64);
+
+impl Now {
+    /// Milliseconds, wrapping after 49 days: what flow entries keep. Compare with [`u32::wrapping_sub`].
+    #[inline]
+    #[must_use]
+    pub fn millis(self) -> u32 {
+        // Truncation is the point: ages are differences modulo 2^32.
+        (self.0 / 1_000_000) as u32
+    }
+
+    /// The moment `after` this one.
+    #[must_use]
+    pub fn plus(self, after: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// Time from `earlier` to this moment, zero if that lies ahead.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}

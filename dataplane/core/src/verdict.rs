@@ -1,0 +1,177 @@
+//! What becomes of a frame, and why: every frame ends as exactly one verdict, every reason has a counter.
+//!
+//! Reasons are the vocabulary of `tidegate_drops_total{reason}`, of `replay --json` and of `drops`; their
+//! snake_case names are an interface. Nothing here decides anything.
+
+use crate::ids::{InterfaceIndex, WorkerIndex};
+use crate::wire::Malformed;
+
+/// The end of one frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Send the frame, as rewritten, out of this interface.
+    Transmit {
+        /// Where it leaves.
+        interface: InterfaceIndex,
+        /// Forwarded, or an answer that the gateway makes itself.
+        why: TransmitReason,
+    },
+    /// Hand the frame, unchanged, to the kernel.
+    Punt(PuntReason),
+    /// Let another worker process the frame, which holds the state of its flow. The frame is unchanged.
+    HandOver(WorkerIndex),
+    /// Forget the frame.
+    Drop(DropReason),
+}
+
+macro_rules! reasons {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident => $text:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum $name { $($(#[$vdoc])* $variant,)+ }
+
+        impl $name {
+            /// Every reason, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// How many there are.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// The name in metrics and output.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text,)+ }
+            }
+
+            /// Position in [`Self::ALL`].
+            #[inline]
+            #[must_use]
+            pub fn index(self) -> usize {
+                self as usize
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Why a frame is sent.
+    TransmitReason {
+        /// To a backend.
+        Forward => "forward",
+        /// From a backend to its client.
+        Reply => "reply",
+        /// An answer to an ARP request for an address that we own.
+        ArpReply => "arp_reply",
+        /// An answer to a neighbour solicitation for an address that we own (RFC 4861).
+        NeighborAdvertisement => "neighbor_advertisement",
+        /// An answer to a ping of a VIP.
+        EchoReply => "echo_reply",
+        /// TCP RST or ICMP port unreachable: the service has no backend.
+        NoEndpoints => "no_endpoints",
+        /// Packet too big, to the sender of what does not fit the way to its backend or client.
+        PacketTooBig => "packet_too_big",
+        /// Time exceeded: the packet's TTL or hop limit ends here.
+        TtlExceeded => "ttl_exceeded",
+        /// An ICMP error about a flow, passed on to the flow's other end.
+        IcmpError => "icmp_error",
+    }
+}
+
+reasons! {
+    /// Why a frame goes to the kernel.
+    PuntReason {
+        /// Not IP and not ARP for an address of ours.
+        NotIp => "not_ip",
+        /// To an address of the gateway itself, to a group, or to everyone.
+        Local => "local",
+        /// Between others: to no address of ours and from no backend.
+        NotOurs => "not_ours",
+    }
+}
+
+reasons! {
+    /// Why a frame is dropped.
+    DropReason {
+        /// The Ethernet header, or what its type promises, is cut short.
+        MalformedEthernet => "malformed_ethernet",
+        /// Not an ARP packet for IPv4 over Ethernet, or cut short.
+        MalformedArp => "malformed_arp",
+        /// IPv4 header: version, length, checksum, or longer than the frame.
+        MalformedIpv4 => "malformed_ipv4",
+        /// IPv6 header or extension headers: version, length, chain.
+        MalformedIpv6 => "malformed_ipv6",
+        /// TCP, UDP, SCTP or ICMP header: cut short, or lengths that contradict.
+        MalformedTransport => "malformed_transport",
+        /// Source address that cannot be answered: unspecified, loopback, multicast, broadcast, one of ours.
+        BadSource => "bad_source",
+        /// Another 802.1Q tag than the interface has.
+        VlanMismatch => "vlan_mismatch",
+        /// To a VIP, but to no port that it serves.
+        NoService => "no_service",
+        /// A protocol that VIPs do not serve.
+        UnsupportedProtocol => "unsupported_protocol",
+        /// The service has no backend and is to be silent, or the answer is over the rate limit.
+        NoEndpoints => "no_endpoints",
+        /// TTL or hop limit ended and no answer may be made.
+        TtlExceeded => "ttl_exceeded",
+        /// Does not fit the way, and no answer may be made.
+        TooBig => "too_big",
+        /// No route to the next hop.
+        NoRoute => "no_route",
+        /// The link address of the next hop is not known (yet).
+        NeighborUnresolved => "neighbor_unresolved",
+        /// TCP that is no SYN, to a flow that is not known, in a mode that needs state.
+        NoFlow => "no_flow",
+        /// To a SNAT address, but to no flow of it.
+        NoSnatFlow => "no_snat_flow",
+        /// The same client address and port already reach the same backend through another service port.
+        NatConflict => "nat_conflict",
+        /// No local port left towards this backend.
+        SnatPortsExhausted => "snat_ports_exhausted",
+        /// A fragment whose first fragment was not seen.
+        FragmentUnknown => "fragment_unknown",
+        /// An ICMP error about no flow of ours.
+        IcmpErrorUnknown => "icmp_error_unknown",
+        /// An ICMP or ICMPv6 message to a VIP that is neither echo request nor error.
+        IcmpUnsupported => "icmp_unsupported",
+        /// No room in front of the frame for the headers to add.
+        NoHeadroom => "no_headroom",
+        /// Handed over by a worker, and not ours either.
+        HandOverLoop => "hand_over_loop",
+        /// The frame is spread over several buffers.
+        NotContiguous => "not_contiguous",
+        /// The transmit queue was full.
+        TxQueueFull => "tx_queue_full",
+        /// The queue to the kernel was full.
+        PuntQueueFull => "punt_queue_full",
+        /// The ring to the other worker was full.
+        HandOverRingFull => "hand_over_ring_full",
+    }
+}
+
+impl From<Malformed> for DropReason {
+    fn from(malformed: Malformed) -> Self {
+        malformed.layer_reason()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_reasons_are_unique_and_snake_case() {
+        let names: Vec<_> = DropReason::ALL.iter().map(|reason| reason.as_str()).collect();
+        let unique: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(names.len(), unique.len());
+        assert!(names.iter().all(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit())));
+        assert!(DropReason::ALL.iter().enumerate().all(|(n, reason)| reason.index() == n));
+    }
+}
