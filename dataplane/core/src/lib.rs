@@ -13,3 +13,4 @@ pub mod ids;
 pub mod limits;
 pub mod now;
 pub mod prefetch;
+pub mod wire;

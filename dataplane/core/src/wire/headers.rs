@@ -1,0 +1,169 @@
+//! `Headers`: what the header checks found in one frame, in one cache line, so that no later stage parses again.
+//!
+//! Offsets count from the first byte of the frame. Ports and lengths are in host order. Written by `parse` only;
+//! read by every stage. Nothing here looks at a frame.
+//!
+//! Invariant: for the frame it was parsed from, `l3 < l4 <= ip_end <= frame.len()`, and the transport header that
+//! `l4_checksum` speaks of lies wholly inside `l4..ip_end`.
+
+use super::addr::Addr;
+use super::vlan::VlanId;
+
+/// IP protocol numbers (IANA "Protocol Numbers").
+pub mod proto {
+    #![allow(missing_docs, reason = "the names are the IANA keywords")]
+    pub const HOP_BY_HOP: u8 = 0;
+    pub const ICMP: u8 = 1;
+    pub const IPIP: u8 = 4;
+    pub const TCP: u8 = 6;
+    pub const UDP: u8 = 17;
+    pub const IPV6: u8 = 41;
+    pub const ROUTING: u8 = 43;
+    pub const FRAGMENT: u8 = 44;
+    pub const GRE: u8 = 47;
+    pub const ESP: u8 = 50;
+    pub const AH: u8 = 51;
+    pub const ICMPV6: u8 = 58;
+    pub const NO_NEXT_HEADER: u8 = 59;
+    pub const DESTINATION_OPTIONS: u8 = 60;
+    pub const SCTP: u8 = 132;
+}
+
+/// IP version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// Where the packet stands in a fragmented one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fragment {
+    /// The whole packet. An IPv6 "atomic" fragment (RFC 6946) counts as whole.
+    None,
+    /// The first fragment; it has the transport header, more follow.
+    First {
+        /// Identification: 16 bits in IPv4, 32 in IPv6.
+        id: u32,
+    },
+    /// Any other; it has no ports.
+    Later {
+        /// Identification: 16 bits in IPv4, 32 in IPv6.
+        id: u32,
+        /// Byte offset in the fragmented payload, a multiple of 8.
+        offset: u16,
+    },
+}
+
+/// The transport checksum that a rewrite of addresses or ports must keep right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum L4Checksum {
+    /// None that we know: a later fragment, or a protocol of which only addresses are read.
+    None,
+    /// TCP: pseudo header, at offset 16.
+    Tcp,
+    /// UDP: pseudo header, at offset 6; a computed 0 is sent as 0xffff.
+    Udp,
+    /// UDP sent without a checksum (RFC 768; RFC 6936 for IPv6): zero stays zero.
+    UdpZero,
+    /// SCTP: CRC32c at offset 8, over ports but no pseudo header.
+    Sctp,
+    /// ICMP: at offset 2, no pseudo header.
+    Icmp,
+    /// ICMPv6: at offset 2, with pseudo header.
+    Icmpv6,
+}
+
+/// One checked IP packet in an Ethernet frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headers {
+    /// Source address.
+    pub src: Addr,
+    /// Destination address.
+    pub dst: Addr,
+    /// Fragmentation.
+    pub fragment: Fragment,
+    /// Offset of the transport header, or of whatever follows the IP headers.
+    pub l4: u16,
+    /// Offset one past the IP packet; what follows is Ethernet padding.
+    pub ip_end: u16,
+    /// Source port; for ICMP echo the identifier; 0 where there is none.
+    pub src_port: u16,
+    /// Destination port; for ICMP echo the identifier; 0 where there is none.
+    pub dst_port: u16,
+    /// The VLAN, `None` for untagged and for priority-tagged (VLAN 0) frames.
+    pub vlan: Option<VlanId>,
+    /// Offset of the IP header: 14, or 18 behind an 802.1Q tag.
+    pub l3: u8,
+    /// IP version.
+    pub family: Family,
+    /// The final next header: what begins at `l4`. In a later fragment: what its fragment header names.
+    pub proto: u8,
+    /// TCP flags (`tcp::flags`), 0 for all else.
+    pub tcp_flags: u8,
+    /// ICMP or ICMPv6 type, 0 for all else.
+    pub icmp_type: u8,
+    /// ICMP or ICMPv6 code, 0 for all else.
+    pub icmp_code: u8,
+    /// TTL or hop limit as received.
+    pub ttl: u8,
+    /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two.
+    pub tos: u8,
+    /// IPv4 DF; always true for IPv6, which routers never fragment.
+    pub dont_fragment: bool,
+    /// Which transport checksum a rewrite has to keep.
+    pub l4_checksum: L4Checksum,
+}
+
+const _: () = assert!(size_of::<Headers>() <= 64, "Headers is meant to fit one cache line");
+
+impl Headers {
+    /// The ECN codepoint, 0 to 3 (RFC 3168).
+    #[inline]
+    pub const fn ecn(&self) -> u8 {
+        self.tos & 3
+    }
+
+    /// Bytes of the IP packet, its header included: what an MTU is compared with.
+    #[inline]
+    pub const fn ip_len(&self) -> u16 {
+        self.ip_end - self.l3 as u16
+    }
+
+    /// True when this packet is a fragment, the first one included.
+    #[inline]
+    pub const fn is_fragment(&self) -> bool {
+        !matches!(self.fragment, Fragment::None)
+    }
+
+    /// True for a fragment other than the first: it has no ports.
+    #[inline]
+    pub const fn is_later_fragment(&self) -> bool {
+        matches!(self.fragment, Fragment::Later { .. })
+    }
+
+    /// True for an ICMP or ICMPv6 error, which quotes the packet it is about. False for later fragments, whose
+    /// type is not known.
+    #[inline]
+    pub const fn is_icmp_error(&self) -> bool {
+        match self.l4_checksum {
+            // RFC 792 / RFC 1122 3.2.2: unreachable, source quench, redirect, time exceeded, parameter problem.
+            L4Checksum::Icmp => matches!(self.icmp_type, 3 | 4 | 5 | 11 | 12),
+            // RFC 4443 2.1: the high bit is clear for errors.
+            L4Checksum::Icmpv6 => self.icmp_type < 128,
+            _ => false,
+        }
+    }
+
+    /// True for an echo request of the packet's own family.
+    #[inline]
+    pub const fn is_echo_request(&self) -> bool {
+        match self.l4_checksum {
+            L4Checksum::Icmp => self.icmp_type == 8 && self.icmp_code == 0,
+            L4Checksum::Icmpv6 => self.icmp_type == 128 && self.icmp_code == 0,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! ICMP (RFC 792) and ICMPv6 (RFC 4443): errors that answer a packet, and echo replies made in place.
+//!
+//! An error is handed out as the bytes to put in front of the quoted packet, so that the caller trims its frame
+//! and prepends, and copies nothing. Rate limits and the choice of the source address are the caller's.
+//!
+//! Invariant: [`error`] is asked only after [`may_answer_with_icmp`] said yes.
+
+use super::addr::Addr;
+use super::checksum::{Delta, Sum};
+use super::ethernet::{self, EthernetHeader, MacAddr, ether_type};
+use super::headers::{Family, Headers, L4Checksum, proto};
+use super::ipv4::{self, Ipv4Header};
+use super::ipv6::Ipv6Header;
+use arrayvec::ArrayVec;
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::ops::Range;
+
+/// An IPv4 error may be this long as an IP packet (RFC 1812 4.3.2.3).
+pub const ERROR_LEN_MAX_V4: usize = 576;
+/// An IPv6 error may be this long as an IP packet (RFC 4443 2.4 (c)).
+pub const ERROR_LEN_MAX_V6: usize = 1280;
+
+/// What is wrong with the packet that is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// No service on this port: 3/3, ICMPv6 1/4.
+    PortUnreachable,
+    /// The host does not answer: 3/1, ICMPv6 1/3.
+    HostUnreachable,
+    /// No route: 3/0, ICMPv6 1/0.
+    NoRoute,
+    /// Forbidden by policy: 3/13, ICMPv6 1/1.
+    AdminProhibited,
+    /// Longer than the next hop takes: 3/4 (RFC 1191), ICMPv6 2/0.
+    TooBig {
+        /// Bytes of IP packet that would pass.
+        mtu: u16,
+    },
+    /// TTL or hop limit is used up: 11/0, ICMPv6 3/0.
+    TimeExceeded,
+}
+
+impl Problem {
+    /// Type and code.
+    pub const fn type_and_code(self, family: Family) -> (u8, u8) {
+        match (family, self) {
+            (Family::V4, Problem::NoRoute) => (3, 0),
+            (Family::V4, Problem::HostUnreachable) => (3, 1),
+            (Family::V4, Problem::PortUnreachable) => (3, 3),
+            (Family::V4, Problem::TooBig { .. }) => (3, 4),
+            (Family::V4, Problem::AdminProhibited) => (3, 13),
+            (Family::V4, Problem::TimeExceeded) => (11, 0),
+            (Family::V6, Problem::NoRoute) => (1, 0),
+            (Family::V6, Problem::AdminProhibited) => (1, 1),
+            (Family::V6, Problem::HostUnreachable) => (1, 3),
+            (Family::V6, Problem::PortUnreachable) => (1, 4),
+            (Family::V6, Problem::TooBig { .. }) => (2, 0),
+            (Family::V6, Problem::TimeExceeded) => (3, 0),
+        }
+    }
+}
+
+/// Whether an ICMP error may answer this packet (RFC 1122 3.2.2, RFC 1812 4.3.2.7, RFC 4443 2.4 (e)): never in
+/// reply to an ICMP error or redirect, a later fragment, a group address of either layer (but for packet-too-big in
+/// IPv6, on which path MTU discovery of multicast rests), or a source that is not one host's. Directed broadcasts
+/// are known only to who knows the prefixes, which is the caller.
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+pub fn may_answer_with_icmp(frame: &[u8], h: &Headers, problem: Problem) -> bool {
+    let redirect = h.l4_checksum == L4Checksum::Icmpv6 && h.icmp_type == 137;
+    if h.is_icmp_error() || redirect || h.is_later_fragment() || !h.src.is_single_host() {
+        return false;
+    }
+    let to_many = ethernet::destination(frame).is_multicast() || !h.dst.is_single_host();
+    let too_big_v6 = h.family == Family::V6 && matches!(problem, Problem::TooBig { .. });
+    !to_many || (too_big_v6 && h.dst != Addr::UNSPECIFIED)
+}
+
+/// The error that answers a packet: the new frame is `header` followed by `frame[quote]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorReply {
+    /// Ethernet, IP and ICMP header, checksums done.
+    pub header: ArrayVec<u8, 66>,
+    /// The part of the answered frame that is quoted.
+    pub quote: Range<usize>,
+}
+
+/// Builds the error that answers `frame`, from `from` at `mac`, back to the station the frame came from.
+///
+/// # Panics
+/// When `h` does not belong to this frame, or `from` is of the other family.
+pub fn error(frame: &[u8], h: &Headers, problem: Problem, mac: MacAddr, from: Addr) -> ErrorReply {
+    assert_eq!(from.is_v4(), h.family == Family::V4, "an error has the family of the packet it answers");
+    let (headers_len, len_max, ether_type) = match h.family {
+        Family::V4 => (20 + 8, ERROR_LEN_MAX_V4, ether_type::IPV4),
+        Family::V6 => (40 + 8, ERROR_LEN_MAX_V6, ether_type::IPV6),
+    };
+    let start = usize::from(h.l3);
+    let quote = start..usize::from(h.ip_end).min(start + len_max - headers_len);
+
+    let mut out = [0; 66];
+    let l2 =
+        EthernetHeader { dst: ethernet::source(frame), src: mac, vlan: h.vlan, ether_type }.write(&mut out);
+    // Fits: at most 1,280.
+    let icmp_len = (8 + quote.len()) as u16;
+    let l3 = match h.family {
+        Family::V4 => Ipv4Header {
+            total_len: 20 + icmp_len,
+            // RFC 1812 4.3.2.5: precedence 6, internetwork control.
+            tos: 0xc0,
+            id: 0,
+            dont_fragment: true,
+            ttl: 64,
+            proto: proto::ICMP,
+            src: Ipv4Addr::from(from.v4_bytes()),
+            dst: Ipv4Addr::from(h.src.v4_bytes()),
+        }
+        .write(&mut out[l2..]),
+        Family::V6 => Ipv6Header {
+            traffic_class: 0,
+            flow_label: 0,
+            payload_len: icmp_len,
+            next_header: proto::ICMPV6,
+            hop_limit: 64,
+            src: Ipv6Addr::from(*from.bytes()),
+            dst: Ipv6Addr::from(*h.src.bytes()),
+        }
+        .write(&mut out[l2..]),
+    };
+    let l4 = l2 + l3;
+    let icmp = icmp_header(h, problem, from, icmp_len, &frame[quote.clone()]);
+    out[l4..l4 + 8].copy_from_slice(&icmp);
+    ErrorReply { header: ArrayVec::try_from(&out[..l4 + 8]).expect("66 bytes at most"), quote }
+}
+
+fn icmp_header(h: &Headers, problem: Problem, from: Addr, icmp_len: u16, quote: &[u8]) -> [u8; 8] {
+    let (icmp_type, code) = problem.type_and_code(h.family);
+    let mut icmp = [icmp_type, code, 0, 0, 0, 0, 0, 0];
+    if let Problem::TooBig { mtu } = problem {
+        // RFC 1191 4: the lower 16 bits of the unused word; RFC 4443 3.2: the whole word.
+        icmp[6..8].copy_from_slice(&mtu.to_be_bytes());
+    }
+    let sum = match h.family {
+        Family::V4 => Sum::new(),
+        Family::V6 => Sum::pseudo_header(Family::V6, &from, &h.src, proto::ICMPV6, u32::from(icmp_len)),
+    };
+    let check = sum.bytes(&icmp).bytes(quote).finish();
+    icmp[2..4].copy_from_slice(&check.to_be_bytes());
+    icmp
+}
+
+/// Turns an echo request into its reply, in place: addresses swapped, sent from `mac` back to the station it came
+/// from, TTL 64, checksums by difference (a damaged request gives an equally damaged reply).
+///
+/// False, and nothing changed, when it is not an echo request, is a fragment, or came from or went to an address that
+/// is not one host's. IPv4 options stay as they are.
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+#[must_use]
+pub fn echo_reply(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
+    let one_to_one = h.src.is_single_host() && h.dst.is_single_host();
+    if !h.is_echo_request() || h.is_fragment() || !one_to_one {
+        return false;
+    }
+    let back = ethernet::source(frame);
+    ethernet::set_addresses(frame, back, mac);
+    let l3 = usize::from(h.l3);
+    // Swapping source and destination changes no checksum: the same words are summed.
+    let (old, new) = match h.family {
+        Family::V4 => {
+            let ip: &mut [u8; 20] = frame[l3..].first_chunk_mut().expect("parse saw a whole IPv4 header");
+            ip[12..16].copy_from_slice(&h.dst.v4_bytes());
+            ip[16..20].copy_from_slice(&h.src.v4_bytes());
+            ip[8] = 64;
+            ipv4::apply_delta(ip, Delta::new().u16(u16::from(h.ttl) << 8, 64 << 8));
+            (8, 0)
+        }
+        Family::V6 => {
+            let ip: &mut [u8; 40] = frame[l3..].first_chunk_mut().expect("parse saw a whole IPv6 header");
+            ip[8..24].copy_from_slice(h.dst.bytes());
+            ip[24..40].copy_from_slice(h.src.bytes());
+            ip[7] = 64;
+            (128, 129)
+        }
+    };
+    let icmp: &mut [u8; 8] = frame[usize::from(h.l4)..].first_chunk_mut().expect("parse saw 8 bytes of ICMP");
+    icmp[0] = new;
+    let check = Delta::new().u16(old << 8, u16::from(new) << 8).apply(u16::from_be_bytes([icmp[2], icmp[3]]));
+    icmp[2..4].copy_from_slice(&check.to_be_bytes());
+    true
+}
+
+/// True when an ICMP or ICMPv6 message is whole and its checksum right.
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+pub fn checksum_ok(frame: &[u8], h: &Headers) -> bool {
+    let sum = match h.l4_checksum {
+        L4Checksum::Icmp => Sum::new(),
+        L4Checksum::Icmpv6 => {
+            Sum::pseudo_header(Family::V6, &h.src, &h.dst, proto::ICMPV6, u32::from(h.ip_end - h.l4))
+        }
+        _ => return false,
+    };
+    !h.is_fragment() && sum.bytes(&frame[usize::from(h.l4)..usize::from(h.ip_end)]).finish() == 0
+}
+
+/// The MTU that a fragmentation-needed or packet-too-big error reports, `None` for all else. An IPv4 router older than
+/// RFC 1191 reports 0; values beyond 65,535 are cut to it.
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+pub fn reported_mtu(frame: &[u8], h: &Headers) -> Option<u16> {
+    let icmp: &[u8; 8] = frame.get(usize::from(h.l4)..)?.first_chunk()?;
+    match (h.l4_checksum, h.icmp_type, h.icmp_code) {
+        (L4Checksum::Icmp, 3, 4) => Some(u16::from_be_bytes([icmp[6], icmp[7]])),
+        (L4Checksum::Icmpv6, 2, _) => {
+            let mtu = u32::from_be_bytes([icmp[4], icmp[5], icmp[6], icmp[7]]);
+            Some(u16::try_from(mtu).unwrap_or(u16::MAX))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,162 @@
+//! IPv4 (RFC 791): the header check, and writing an outer header.
+//!
+//! Options are legal and left alone. Padding behind the total length is the Ethernet trailer and is ignored.
+
+use super::addr::Addr;
+use super::checksum::{Delta, checksum};
+use super::headers::{Family, Fragment, Headers, L4Checksum};
+use super::malformed::Malformed;
+use super::transport;
+use super::vlan::VlanId;
+use core::net::Ipv4Addr;
+
+/// Bytes of a header without options.
+pub const HEADER_LEN: usize = 20;
+
+const DONT_FRAGMENT: u16 = 0x4000;
+const MORE_FRAGMENTS: u16 = 0x2000;
+const OFFSET_MASK: u16 = 0x1fff;
+
+/// Checks the packet that follows an Ethernet header of `l3` bytes.
+///
+/// # Errors
+/// `Ipv4*`, `Fragment*`, and those of the transport header.
+#[inline]
+pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
+    let p: &[u8; HEADER_LEN] = packet.first_chunk().ok_or(Malformed::Ipv4Truncated)?;
+    if p[0] >> 4 != 4 {
+        return Err(Malformed::Ipv4Version);
+    }
+    let header_len = usize::from(p[0] & 0xf) * 4;
+    let total_len = usize::from(u16::from_be_bytes([p[2], p[3]]));
+    if header_len < HEADER_LEN || header_len > packet.len() {
+        return Err(Malformed::Ipv4HeaderLength);
+    }
+    if total_len < header_len || total_len > packet.len() {
+        return Err(Malformed::Ipv4TotalLength);
+    }
+    // The constant length lets the usual case sum five words without a loop.
+    let sum = if header_len == HEADER_LEN { checksum(p) } else { checksum(&packet[..header_len]) };
+    if sum != 0 {
+        return Err(Malformed::Ipv4Checksum);
+    }
+    let payload = &packet[header_len..total_len];
+    let flags = u16::from_be_bytes([p[6], p[7]]);
+    let fragment = if flags & (MORE_FRAGMENTS | OFFSET_MASK) == 0 {
+        Fragment::None
+    } else {
+        let id = u32::from(u16::from_be_bytes([p[4], p[5]]));
+        fragment(id, (flags & OFFSET_MASK) * 8, flags & MORE_FRAGMENTS != 0, payload.len(), header_len)?
+    };
+    let mut h = Headers {
+        src: Addr::v4([p[12], p[13], p[14], p[15]]),
+        dst: Addr::v4([p[16], p[17], p[18], p[19]]),
+        fragment,
+        // Both fit: the frame is at most 65,535 bytes and this lies inside it.
+        l4: u16::from(l3) + header_len as u16,
+        ip_end: u16::from(l3) + total_len as u16,
+        src_port: 0,
+        dst_port: 0,
+        vlan,
+        l3,
+        family: Family::V4,
+        proto: p[9],
+        tcp_flags: 0,
+        icmp_type: 0,
+        icmp_code: 0,
+        ttl: p[8],
+        tos: p[1],
+        dont_fragment: flags & DONT_FRAGMENT != 0,
+        l4_checksum: L4Checksum::None,
+    };
+    if !h.is_later_fragment() {
+        transport::parse(&mut h, payload)?;
+    }
+    Ok(h)
+}
+
+/// Judges a fragment of `len` bytes at `offset`; `headers_len` bytes precede the payload once reassembled.
+#[cold]
+pub(crate) fn fragment(
+    id: u32,
+    offset: u16,
+    more: bool,
+    len: usize,
+    headers_len: usize,
+) -> Result<Fragment, Malformed> {
+    if more && (len == 0 || !len.is_multiple_of(8)) {
+        return Err(Malformed::FragmentLength);
+    }
+    if usize::from(offset) + len + headers_len > usize::from(u16::MAX) {
+        return Err(Malformed::FragmentBeyondEnd);
+    }
+    Ok(if offset == 0 { Fragment::First { id } } else { Fragment::Later { id, offset } })
+}
+
+/// An IPv4 header without options, to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipv4Header {
+    /// Header and payload in bytes.
+    pub total_len: u16,
+    /// DSCP and ECN.
+    pub tos: u8,
+    /// Identification; of no meaning when `dont_fragment` (RFC 6864).
+    pub id: u16,
+    /// DF.
+    pub dont_fragment: bool,
+    /// Time to live.
+    pub ttl: u8,
+    /// What follows.
+    pub proto: u8,
+    /// Source.
+    pub src: Ipv4Addr,
+    /// Destination.
+    pub dst: Ipv4Addr,
+}
+
+impl Ipv4Header {
+    /// The 20 bytes, checksum included.
+    #[inline]
+    pub fn bytes(&self) -> [u8; HEADER_LEN] {
+        let mut b = [0; HEADER_LEN];
+        b[0] = 0x45;
+        b[1] = self.tos;
+        b[2..4].copy_from_slice(&self.total_len.to_be_bytes());
+        b[4..6].copy_from_slice(&self.id.to_be_bytes());
+        b[6] = if self.dont_fragment { (DONT_FRAGMENT >> 8) as u8 } else { 0 };
+        b[8] = self.ttl;
+        b[9] = self.proto;
+        b[12..16].copy_from_slice(&self.src.octets());
+        b[16..20].copy_from_slice(&self.dst.octets());
+        let sum = checksum(&b);
+        b[10..12].copy_from_slice(&sum.to_be_bytes());
+        b
+    }
+
+    /// Writes the header at the beginning of `out` and returns its length, 20.
+    ///
+    /// # Panics
+    /// When `out` is shorter.
+    #[inline]
+    pub fn write(&self, out: &mut [u8]) -> usize {
+        out[..HEADER_LEN].copy_from_slice(&self.bytes());
+        HEADER_LEN
+    }
+}
+
+/// The checksum field after `delta`; `header` begins with the IPv4 header.
+#[inline]
+pub(crate) fn apply_delta(header: &mut [u8; HEADER_LEN], delta: Delta) {
+    let check = delta.apply(u16::from_be_bytes([header[10], header[11]]));
+    header[10..12].copy_from_slice(&check.to_be_bytes());
+}
+
+/// The identification field of a checked packet.
+///
+/// # Panics
+/// When `h` is not the IPv4 headers of this frame.
+#[inline]
+pub fn identification(frame: &[u8], h: &Headers) -> u16 {
+    let at = usize::from(h.l3) + 4;
+    u16::from_be_bytes([frame[at], frame[at + 1]])
+}

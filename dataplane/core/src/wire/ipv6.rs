@@ -1,0 +1,199 @@
+//! IPv6 (RFC 8200): the header check with a bounded walk over extension headers, and writing an outer header.
+//!
+//! Walked: hop-by-hop, routing, destination options, fragment, authentication. ESP, no-next-header and anything
+//! unknown end the walk and are the packet's protocol. Their options are not judged: that is for the nodes they
+//! speak to. Jumbograms (RFC 2675) do not fit Ethernet and fail the length check.
+//!
+//! Invariant: at most [`EXTENSION_HEADERS_MAX`] extension headers are read, whatever the packet says.
+
+use super::addr::Addr;
+use super::headers::{Family, Fragment, Headers, L4Checksum, proto};
+use super::ipv4;
+use super::malformed::Malformed;
+use super::transport;
+use super::vlan::VlanId;
+use core::net::Ipv6Addr;
+
+/// Bytes of the fixed header.
+pub const HEADER_LEN: usize = 40;
+
+/// Extension headers read before a packet is refused. RFC 8200 4.1 recommends orders with at most 7 (hop-by-hop,
+/// destination options twice, routing, fragment, AH, ESP); 8 leaves room for one it does not foresee.
+pub const EXTENSION_HEADERS_MAX: usize = 8;
+
+/// Checks the packet that follows an Ethernet header of `l3` bytes.
+///
+/// # Errors
+/// `Ipv6*`, `Fragment*`, and those of the transport header.
+#[inline]
+pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
+    let (p, rest) = packet.split_first_chunk::<HEADER_LEN>().ok_or(Malformed::Ipv6Truncated)?;
+    if p[0] >> 4 != 6 {
+        return Err(Malformed::Ipv6Version);
+    }
+    let payload_len = u16::from_be_bytes([p[4], p[5]]);
+    let payload = rest.get(..usize::from(payload_len)).ok_or(Malformed::Ipv6PayloadLength)?;
+    let mut src = [0; 16];
+    let mut dst = [0; 16];
+    src.copy_from_slice(&p[8..24]);
+    dst.copy_from_slice(&p[24..40]);
+    let (src, dst) = (Addr::v6(src), Addr::v6(dst));
+    if src.is_v4() || dst.is_v4() {
+        return Err(Malformed::Ipv6MappedAddress);
+    }
+    let end_of_header = u16::from(l3) + HEADER_LEN as u16;
+    let mut h = Headers {
+        src,
+        dst,
+        fragment: Fragment::None,
+        l4: end_of_header,
+        ip_end: end_of_header + payload_len,
+        src_port: 0,
+        dst_port: 0,
+        vlan,
+        l3,
+        family: Family::V6,
+        proto: p[6],
+        tcp_flags: 0,
+        icmp_type: 0,
+        icmp_code: 0,
+        ttl: p[7],
+        tos: (p[0] << 4) | (p[1] >> 4),
+        dont_fragment: true,
+        l4_checksum: L4Checksum::None,
+    };
+    if !is_extension(h.proto) {
+        transport::parse(&mut h, payload)?;
+        return Ok(h);
+    }
+    let walk = walk(h.proto, payload)?;
+    h.proto = walk.proto;
+    h.fragment = walk.fragment;
+    // Fits: the walk never passes the end of a payload of at most 65,535 bytes inside the frame.
+    h.l4 += walk.len as u16;
+    if !h.is_later_fragment() {
+        transport::parse(&mut h, &payload[walk.len..])?;
+    }
+    Ok(h)
+}
+
+/// True for the headers that the walk steps over.
+#[inline]
+pub(crate) const fn is_extension(next: u8) -> bool {
+    matches!(
+        next,
+        proto::HOP_BY_HOP | proto::ROUTING | proto::FRAGMENT | proto::AH | proto::DESTINATION_OPTIONS
+    )
+}
+
+/// Where a walk over extension headers ended.
+pub(crate) struct Walk {
+    /// What begins there; for a later fragment what its fragment header names.
+    pub(crate) proto: u8,
+    /// Bytes of all extension headers.
+    pub(crate) len: usize,
+    pub(crate) fragment: Fragment,
+}
+
+/// As [`walk`] for a packet that an ICMP error quotes, which is cut short: a chain that passes the end is a truncated
+/// quote, and lengths of fragments mean nothing.
+pub(crate) fn walk_quoted(next: u8, payload: &[u8]) -> Result<Walk, Malformed> {
+    walk_headers(next, payload, true).map_err(|reason| match reason {
+        Malformed::Ipv6ExtensionTruncated => Malformed::QuoteTruncated,
+        other => other,
+    })
+}
+
+/// Walks from the first extension header, of type `next`, at the beginning of `payload`.
+#[cold]
+#[inline(never)]
+fn walk(next: u8, payload: &[u8]) -> Result<Walk, Malformed> {
+    walk_headers(next, payload, false)
+}
+
+fn walk_headers(mut next: u8, payload: &[u8], quoted: bool) -> Result<Walk, Malformed> {
+    let mut at = 0;
+    let mut fragment = Fragment::None;
+    let mut count = 0;
+    while is_extension(next) {
+        if count == EXTENSION_HEADERS_MAX {
+            return Err(Malformed::Ipv6ExtensionChain);
+        }
+        if next == proto::HOP_BY_HOP && count > 0 {
+            return Err(Malformed::Ipv6HopByHopPosition);
+        }
+        let rest = &payload[at..];
+        let x: &[u8; 8] = rest.first_chunk().ok_or(Malformed::Ipv6ExtensionTruncated)?;
+        let len = match next {
+            proto::FRAGMENT => 8,
+            // RFC 4302 2.2: in 4-byte units, minus 2.
+            proto::AH => (usize::from(x[1]) + 2) * 4,
+            _ => (usize::from(x[1]) + 1) * 8,
+        };
+        if len > rest.len() {
+            return Err(Malformed::Ipv6ExtensionTruncated);
+        }
+        if next == proto::FRAGMENT {
+            let word = u16::from_be_bytes([x[2], x[3]]);
+            let (offset, more) = (word & 0xfff8, word & 1 != 0);
+            // Offset 0 without more is the atomic fragment of RFC 6946: a whole packet.
+            if more || offset != 0 {
+                let id = u32::from_be_bytes([x[4], x[5], x[6], x[7]]);
+                let len = if quoted { 8 } else { rest.len() - len };
+                fragment = ipv4::fragment(id, offset, more, len, at)?;
+            }
+        }
+        next = x[0];
+        at += len;
+        count += 1;
+        if matches!(fragment, Fragment::Later { .. }) {
+            break;
+        }
+    }
+    Ok(Walk { proto: next, len: at, fragment })
+}
+
+/// An IPv6 header to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipv6Header {
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// 20 bits; the upper 12 are ignored.
+    pub flow_label: u32,
+    /// Bytes behind this header.
+    pub payload_len: u16,
+    /// What follows.
+    pub next_header: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Source.
+    pub src: Ipv6Addr,
+    /// Destination.
+    pub dst: Ipv6Addr,
+}
+
+impl Ipv6Header {
+    /// The 40 bytes.
+    #[inline]
+    pub fn bytes(&self) -> [u8; HEADER_LEN] {
+        let mut b = [0; HEADER_LEN];
+        let first = 6 << 28 | u32::from(self.traffic_class) << 20 | (self.flow_label & 0x000f_ffff);
+        b[..4].copy_from_slice(&first.to_be_bytes());
+        b[4..6].copy_from_slice(&self.payload_len.to_be_bytes());
+        b[6] = self.next_header;
+        b[7] = self.hop_limit;
+        b[8..24].copy_from_slice(&self.src.octets());
+        b[24..40].copy_from_slice(&self.dst.octets());
+        b
+    }
+
+    /// Writes the header at the beginning of `out` and returns its length, 40.
+    ///
+    /// # Panics
+    /// When `out` is shorter.
+    #[inline]
+    pub fn write(&self, out: &mut [u8]) -> usize {
+        out[..HEADER_LEN].copy_from_slice(&self.bytes());
+        HEADER_LEN
+    }
+}

@@ -1,0 +1,100 @@
+//! Every reason for which a frame is refused by the header checks, one variant each.
+//!
+//! The names are part of what users see (`drops_total{reason}`, `replay --json`), so they are stable snake_case.
+//! What is merely unwanted (a service we do not have, a port of zero) is policy and has no variant here.
+//!
+//! Invariant: each variant is produced by at least one test (`wire/tests.rs`).
+
+use core::fmt;
+
+macro_rules! malformed {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
+        /// Why a frame failed the header checks.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum Malformed { $($(#[$doc])* $variant,)+ }
+
+        impl Malformed {
+            /// Every variant, in declaration order: `ALL[m as usize] == m`.
+            pub const ALL: &'static [Malformed] = &[$(Malformed::$variant,)+];
+
+            /// The stable snake_case name, for counters and reports.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Malformed::$variant => $name,)+ }
+            }
+        }
+    };
+}
+
+malformed! {
+    /// The frame is longer than 65,535 bytes; our offsets are 16 bits wide.
+    FrameTooLong = "frame_too_long",
+    /// Fewer than 14 bytes.
+    EthernetTruncated = "ethernet_truncated",
+    /// An 802.1Q ethertype with fewer than 4 bytes behind it.
+    VlanTruncated = "vlan_truncated",
+    /// VLAN 4095, which IEEE 802.1Q table 9-2 reserves.
+    VlanReserved = "vlan_reserved",
+    /// ARP shorter than the 28 bytes of Ethernet/IPv4 ARP.
+    ArpTruncated = "arp_truncated",
+    /// ARP for another hardware or protocol type, or with other address lengths (RFC 826).
+    ArpFormat = "arp_format",
+    /// Fewer than 20 bytes behind the IPv4 ethertype.
+    Ipv4Truncated = "ipv4_truncated",
+    /// IPv4 ethertype, but the version field is not 4.
+    Ipv4Version = "ipv4_version",
+    /// The IHL is below 5 words, or the header it claims passes the end of the packet.
+    Ipv4HeaderLength = "ipv4_header_length",
+    /// The total length is below the header length or beyond the frame.
+    Ipv4TotalLength = "ipv4_total_length",
+    /// The IPv4 header checksum is wrong (RFC 1812, 5.2.2).
+    Ipv4Checksum = "ipv4_checksum",
+    /// Fewer than 40 bytes behind the IPv6 ethertype.
+    Ipv6Truncated = "ipv6_truncated",
+    /// IPv6 ethertype, but the version field is not 6.
+    Ipv6Version = "ipv6_version",
+    /// The payload length is beyond the frame.
+    Ipv6PayloadLength = "ipv6_payload_length",
+    /// An IPv4-mapped address (`::ffff:0:0/96`) in an IPv6 header; it names no host on a wire (RFC 6890).
+    Ipv6MappedAddress = "ipv6_mapped_address",
+    /// An extension header passes the end of the packet.
+    Ipv6ExtensionTruncated = "ipv6_extension_truncated",
+    /// More extension headers than `ipv6::EXTENSION_HEADERS_MAX`.
+    Ipv6ExtensionChain = "ipv6_extension_chain",
+    /// Hop-by-hop options anywhere but directly behind the IPv6 header (RFC 8200, 4.1).
+    Ipv6HopByHopPosition = "ipv6_hop_by_hop_position",
+    /// A fragment that is not the last and is not a positive multiple of 8 bytes (RFC 791, RFC 8200 4.5).
+    FragmentLength = "fragment_length",
+    /// The fragment ends beyond byte 65,535 of the packet it belongs to.
+    FragmentBeyondEnd = "fragment_beyond_end",
+    /// Fewer than 20 bytes of TCP.
+    TcpTruncated = "tcp_truncated",
+    /// A TCP data offset below 5 words or beyond the packet.
+    TcpDataOffset = "tcp_data_offset",
+    /// Fewer than 8 bytes of UDP.
+    UdpTruncated = "udp_truncated",
+    /// A UDP length below 8 or beyond the packet.
+    UdpLength = "udp_length",
+    /// Fewer than the 12 bytes of the SCTP common header.
+    SctpTruncated = "sctp_truncated",
+    /// Fewer than 8 bytes of ICMP.
+    IcmpTruncated = "icmp_truncated",
+    /// Fewer than 8 bytes of ICMPv6.
+    Icmpv6Truncated = "icmpv6_truncated",
+    /// An ICMP error quotes less than an IP header and 8 bytes (RFC 792).
+    QuoteTruncated = "quote_truncated",
+    /// The packet quoted by an ICMP error has a bad version or header length.
+    QuoteHeader = "quote_header",
+    /// Neighbour discovery shorter than its fixed part, or an option of length zero or past the end.
+    NdpTruncated = "ndp_truncated",
+    /// Neighbour discovery that RFC 4861 7.1 tells receivers to discard (hop limit, code, checksum, addresses).
+    NdpInvalid = "ndp_invalid",
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl core::error::Error for Malformed {}

@@ -1,0 +1,87 @@
+//! Frames: checked once, then read and rewritten through plain offsets.
+//!
+//! [`parse`] checks every header up to the transport header in one pass and yields a [`Headers`] of one cache
+//! line; no later stage parses again. Beside it stand leaf functions that rewrite a frame ([`rewrite`]), write
+//! outer headers ([`ipv4`], [`ipv6`], [`ethernet`]) or turn a frame into its answer ([`icmp`], [`tcp::reset`], [`arp`], [`ndp`]).
+//! Policy, look-ups and counters are elsewhere. Callers: the pipeline and the forwarding modes.
+//!
+//! Refused here is what no receiver could use. The IPv4 header checksum is checked, transport checksums are the
+//! end host's job; rewrites are incremental, so a wrong one stays wrong and is found there.
+//!
+//! Invariant: no allocation, and no panic whatever the bytes. Functions that take a frame with its `Headers` panic
+//! only when the two do not belong together, which is a slip of the caller.
+
+pub mod addr;
+pub mod arp;
+pub mod checksum;
+pub mod ethernet;
+pub mod headers;
+pub mod icmp;
+pub mod ipv4;
+pub mod ipv6;
+pub mod malformed;
+pub mod ndp;
+pub mod quote;
+pub mod rewrite;
+pub mod sctp;
+pub mod tcp;
+mod transport;
+pub mod udp;
+pub mod vlan;
+
+pub use addr::Addr;
+pub use arp::ArpPacket;
+pub use ethernet::{EthernetHeader, MacAddr};
+pub use headers::{Family, Fragment, Headers, L4Checksum, proto};
+pub use malformed::Malformed;
+pub use vlan::VlanId;
+
+use ethernet::ether_type;
+
+/// A small frame built here rather than forwarded: ARP, neighbour discovery, RST.
+pub type SmallFrame = arrayvec::ArrayVec<u8, 128>;
+
+/// What a frame holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "the large variant is nearly every packet")]
+pub enum Parsed {
+    /// IPv4 or IPv6.
+    Ip(Headers),
+    /// ARP for IPv4 over Ethernet.
+    Arp(ArpPacket),
+    /// Another ethertype, stacked VLAN tags included: the kernel's, not ours.
+    Other,
+}
+
+/// Checks all headers of an Ethernet frame.
+///
+/// # Errors
+/// The first reason, outside in, for which the frame cannot be used.
+#[inline]
+pub fn parse(frame: &[u8]) -> Result<Parsed, Malformed> {
+    if frame.len() > usize::from(u16::MAX) {
+        return Err(Malformed::FrameTooLong);
+    }
+    let (header, rest) =
+        frame.split_first_chunk::<{ ethernet::HEADER_LEN }>().ok_or(Malformed::EthernetTruncated)?;
+    let outer = u16::from_be_bytes([header[12], header[13]]);
+    if outer != ether_type::VLAN {
+        return network(rest, ethernet::HEADER_LEN as u8, None, outer);
+    }
+    let (vlan, inner) = vlan::parse(rest)?;
+    network(&rest[vlan::TAG_LEN..], ethernet::HEADER_LEN_MAX as u8, vlan, inner)
+}
+
+/// `packet` is what follows the Ethernet header of `l3` bytes.
+#[inline]
+fn network(packet: &[u8], l3: u8, vlan: Option<VlanId>, ether_type: u16) -> Result<Parsed, Malformed> {
+    match ether_type {
+        ether_type::IPV4 => ipv4::parse(packet, l3, vlan).map(Parsed::Ip),
+        ether_type::IPV6 => ipv6::parse(packet, l3, vlan).map(Parsed::Ip),
+        ether_type::ARP => arp::parse(packet, vlan).map(Parsed::Arp),
+        _ => Ok(Parsed::Other),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+//! In-place changes of a checked packet: addresses and ports (NAT), hop limit, traffic class.
+//!
+//! Every change keeps the checksums by difference, so a packet that came damaged leaves equally damaged and the end
+//! host finds out. The `Headers` are updated along with the frame and stay true. What to change to is the forwarding
+//! modes' choice.
+//!
+//! Invariant: nothing but the named fields and the checksums over them changes (`wire/tests.rs` diffs the bytes).
+
+use super::addr::Addr;
+use super::checksum::Delta;
+use super::headers::{Family, Headers, L4Checksum};
+use super::ipv4;
+
+/// An address and a port, to be put in place of another pair of the same family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// Address.
+    pub addr: Addr,
+    /// Port; for ICMP echo the identifier.
+    pub port: u16,
+}
+
+/// A first fragment of an SCTP packet whose ports would change: the CRC covers bytes that are not here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the checksum of a fragmented SCTP packet cannot be kept when its ports change")]
+pub struct SctpFragment;
+
+/// Replaces source and/or destination, in the IP header and in TCP, UDP and SCTP ports. In later fragments only the
+/// addresses. In an ICMP echo request `src.port` becomes the identifier, in a reply `dst.port` does.
+///
+/// # Errors
+/// [`SctpFragment`]; then nothing was changed.
+///
+/// # Panics
+/// When `h` does not belong to this frame, or an endpoint is of the other family.
+#[inline]
+pub fn translate(
+    frame: &mut [u8],
+    h: &mut Headers,
+    src: Option<Endpoint>,
+    dst: Option<Endpoint>,
+) -> Result<(), SctpFragment> {
+    let new_src_port = src.map_or(h.src_port, |e| e.port);
+    let new_dst_port = dst.map_or(h.dst_port, |e| e.port);
+    if h.l4_checksum == L4Checksum::Sctp
+        && h.is_fragment()
+        && (new_src_port, new_dst_port) != (h.src_port, h.dst_port)
+    {
+        return Err(SctpFragment);
+    }
+    let addresses = match h.family {
+        Family::V4 => replace_v4(frame, h, src.map(|e| e.addr), dst.map(|e| e.addr)),
+        Family::V6 => replace_v6(frame, h, src.map(|e| e.addr), dst.map(|e| e.addr)),
+    };
+    let l4 = usize::from(h.l4);
+    match h.l4_checksum {
+        L4Checksum::Tcp => {
+            let t: &mut [u8; 20] = frame[l4..].first_chunk_mut().expect("parse saw a whole TCP header");
+            let delta = replace_ports(addresses, &mut t[..4], h, new_src_port, new_dst_port);
+            let check = delta.apply(u16::from_be_bytes([t[16], t[17]]));
+            t[16..18].copy_from_slice(&check.to_be_bytes());
+        }
+        L4Checksum::Udp | L4Checksum::UdpZero => {
+            let u: &mut [u8; 8] = frame[l4..].first_chunk_mut().expect("parse saw a whole UDP header");
+            let delta = replace_ports(addresses, &mut u[..4], h, new_src_port, new_dst_port);
+            if h.l4_checksum == L4Checksum::Udp {
+                let check = delta.apply_udp(u16::from_be_bytes([u[6], u[7]]));
+                u[6..8].copy_from_slice(&check.to_be_bytes());
+            }
+        }
+        L4Checksum::Sctp => translate_sctp(frame, h, new_src_port, new_dst_port),
+        L4Checksum::Icmp => translate_icmp(frame, h, Delta::new(), src, dst),
+        L4Checksum::Icmpv6 => translate_icmp(frame, h, addresses, src, dst),
+        L4Checksum::None => {}
+    }
+    Ok(())
+}
+
+/// Returns the change as the pseudo header sees it.
+#[inline]
+fn replace_v4(frame: &mut [u8], h: &mut Headers, src: Option<Addr>, dst: Option<Addr>) -> Delta {
+    let ip: &mut [u8; 20] =
+        frame[usize::from(h.l3)..].first_chunk_mut().expect("parse saw a whole IPv4 header");
+    let mut delta = Delta::new();
+    if let Some(new) = src {
+        assert!(new.is_v4(), "an IPv4 packet is given IPv4 addresses");
+        delta = delta.u32(u32::from_be_bytes(h.src.v4_bytes()), u32::from_be_bytes(new.v4_bytes()));
+        ip[12..16].copy_from_slice(&new.v4_bytes());
+        h.src = new;
+    }
+    if let Some(new) = dst {
+        assert!(new.is_v4(), "an IPv4 packet is given IPv4 addresses");
+        delta = delta.u32(u32::from_be_bytes(h.dst.v4_bytes()), u32::from_be_bytes(new.v4_bytes()));
+        ip[16..20].copy_from_slice(&new.v4_bytes());
+        h.dst = new;
+    }
+    ipv4::apply_delta(ip, delta);
+    delta
+}
+
+/// Returns the change as the pseudo header sees it. A routing header with segments left would put its last address
+/// there instead (RFC 8200 8.1); such packets are addressed to a router on the way, never to a service.
+#[inline]
+fn replace_v6(frame: &mut [u8], h: &mut Headers, src: Option<Addr>, dst: Option<Addr>) -> Delta {
+    let ip: &mut [u8; 40] =
+        frame[usize::from(h.l3)..].first_chunk_mut().expect("parse saw a whole IPv6 header");
+    let mut delta = Delta::new();
+    if let Some(new) = src {
+        assert!(!new.is_v4(), "an IPv6 packet is given IPv6 addresses");
+        delta = delta.bytes16(h.src.bytes(), new.bytes());
+        ip[8..24].copy_from_slice(new.bytes());
+        h.src = new;
+    }
+    if let Some(new) = dst {
+        assert!(!new.is_v4(), "an IPv6 packet is given IPv6 addresses");
+        delta = delta.bytes16(h.dst.bytes(), new.bytes());
+        ip[24..40].copy_from_slice(new.bytes());
+        h.dst = new;
+    }
+    delta
+}
+
+#[inline]
+fn replace_ports(delta: Delta, ports: &mut [u8], h: &mut Headers, src: u16, dst: u16) -> Delta {
+    let delta = delta.u16(h.src_port, src).u16(h.dst_port, dst);
+    ports[..2].copy_from_slice(&src.to_be_bytes());
+    ports[2..4].copy_from_slice(&dst.to_be_bytes());
+    h.src_port = src;
+    h.dst_port = dst;
+    delta
+}
+
+/// CRC32c is linear: for two packets of one length, crc(a) ^ crc(b) depends on a ^ b alone. Applied to the field as
+/// received it keeps a damaged packet damaged, where a fresh CRC would launder it.
+#[cold]
+#[inline(never)]
+fn translate_sctp(frame: &mut [u8], h: &mut Headers, src: u16, dst: u16) {
+    if (src, dst) == (h.src_port, h.dst_port) {
+        return;
+    }
+    let packet = &mut frame[usize::from(h.l4)..usize::from(h.ip_end)];
+    let before = super::sctp::crc32c(packet);
+    packet[..2].copy_from_slice(&src.to_be_bytes());
+    packet[2..4].copy_from_slice(&dst.to_be_bytes());
+    let after = super::sctp::crc32c(packet);
+    for (field, (b, a)) in packet[8..12].iter_mut().zip(before.iter().zip(after)) {
+        *field ^= b ^ a;
+    }
+    h.src_port = src;
+    h.dst_port = dst;
+}
+
+#[cold]
+#[inline(never)]
+fn translate_icmp(
+    frame: &mut [u8],
+    h: &mut Headers,
+    mut delta: Delta,
+    src: Option<Endpoint>,
+    dst: Option<Endpoint>,
+) {
+    let identifier = match (h.family, h.icmp_type) {
+        (Family::V4, 8) | (Family::V6, 128) => src,
+        (Family::V4, 0) | (Family::V6, 129) => dst,
+        _ => None,
+    };
+    let l4 = usize::from(h.l4);
+    let i: &mut [u8; 8] = frame[l4..].first_chunk_mut().expect("parse saw 8 bytes of ICMP");
+    if let Some(new) = identifier {
+        delta = delta.u16(h.src_port, new.port);
+        i[4..6].copy_from_slice(&new.port.to_be_bytes());
+        h.src_port = new.port;
+        h.dst_port = new.port;
+    }
+    let check = delta.apply(u16::from_be_bytes([i[2], i[3]]));
+    i[2..4].copy_from_slice(&check.to_be_bytes());
+}
+
+/// Takes one from TTL or hop limit. False, and nothing changed, when that would make it zero: the packet is at its
+/// end and may be answered with time exceeded.
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+#[inline]
+#[must_use]
+pub fn decrement_hop_limit(frame: &mut [u8], h: &mut Headers) -> bool {
+    if h.ttl <= 1 {
+        return false;
+    }
+    let new = h.ttl - 1;
+    match h.family {
+        Family::V4 => {
+            let ip: &mut [u8; 20] =
+                frame[usize::from(h.l3)..].first_chunk_mut().expect("parse saw a whole IPv4 header");
+            ip[8] = new;
+            ipv4::apply_delta(ip, Delta::new().u16(u16::from(h.ttl) << 8, u16::from(new) << 8));
+        }
+        Family::V6 => frame[usize::from(h.l3) + 7] = new,
+    }
+    h.ttl = new;
+    true
+}
+
+/// Sets TOS or traffic class, DSCP and ECN together.
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+#[inline]
+pub fn set_traffic_class(frame: &mut [u8], h: &mut Headers, tos: u8) {
+    let l3 = usize::from(h.l3);
+    match h.family {
+        Family::V4 => {
+            let ip: &mut [u8; 20] = frame[l3..].first_chunk_mut().expect("parse saw a whole IPv4 header");
+            ip[1] = tos;
+            ipv4::apply_delta(ip, Delta::new().u16(u16::from(h.tos), u16::from(tos)));
+        }
+        Family::V6 => {
+            frame[l3] = 0x60 | (tos >> 4);
+            frame[l3 + 1] = (tos << 4) | (frame[l3 + 1] & 0x0f);
+        }
+    }
+    h.tos = tos;
+}

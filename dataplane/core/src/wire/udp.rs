@@ -1,0 +1,27 @@
+//! UDP (RFC 768): writing the header of a tunnel that rides in UDP. Reading is in `transport`.
+
+/// Bytes of the header.
+pub const HEADER_LEN: usize = 8;
+
+/// A UDP header to be written, without checksum: tunnels over IPv4 may leave it out (RFC 768), over IPv6 too when
+/// RFC 6936's conditions hold, as GUE and Geneve ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpHeader {
+    /// Source port.
+    pub src_port: u16,
+    /// Destination port.
+    pub dst_port: u16,
+    /// Header and payload in bytes.
+    pub len: u16,
+}
+
+impl UdpHeader {
+    /// The 8 bytes.
+    #[inline]
+    pub fn bytes(&self) -> [u8; HEADER_LEN] {
+        let [a, b] = self.src_port.to_be_bytes();
+        let [c, d] = self.dst_port.to_be_bytes();
+        let [e, f] = self.len.to_be_bytes();
+        [a, b, c, d, e, f, 0, 0]
+    }
+}
