@@ -8,9 +8,11 @@
 //! reason. The same snapshot, frames and times give the same verdicts, bytes and state.
 #![deny(unsafe_code)]
 
+pub mod counters;
 pub mod frame;
 pub mod ids;
 pub mod limits;
 pub mod now;
 pub mod prefetch;
+pub mod verdict;
 pub mod wire;

@@ -97,20 +97,12 @@ reasons! {
 }
 
 reasons! {
-    /// Why a frame is dropped.
-    DropReason {
-        /// The Ethernet header, or what its type promises, is cut short.
-        MalformedEthernet => "malformed_ethernet",
-        /// Not an ARP packet for IPv4 over Ethernet, or cut short.
-        MalformedArp => "malformed_arp",
-        /// IPv4 header: version, length, checksum, or longer than the frame.
-        MalformedIpv4 => "malformed_ipv4",
-        /// IPv6 header or extension headers: version, length, chain.
-        MalformedIpv6 => "malformed_ipv6",
-        /// TCP, UDP, SCTP or ICMP header: cut short, or lengths that contradict.
-        MalformedTransport => "malformed_transport",
+    /// Why a frame with sound headers is dropped.
+    Refusal {
         /// Source address that cannot be answered: unspecified, loopback, multicast, broadcast, one of ours.
         BadSource => "bad_source",
+        /// To another station's link address.
+        OtherStation => "other_station",
         /// Another 802.1Q tag than the interface has.
         VlanMismatch => "vlan_mismatch",
         /// To a VIP, but to no port that it serves.
@@ -156,9 +148,66 @@ reasons! {
     }
 }
 
+/// Why a frame is dropped: its headers contradict themselves, or it is refused for what it asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DropReason {
+    /// The header checks found this.
+    Malformed(Malformed),
+    /// The headers are sound.
+    Refused(Refusal),
+}
+
+impl DropReason {
+    /// How many reasons there are.
+    pub const COUNT: usize = Refusal::COUNT + Malformed::ALL.len();
+
+    /// Every reason, in the order of [`Self::index`].
+    pub fn all() -> impl Iterator<Item = Self> {
+        let refused = Refusal::ALL.iter().copied().map(Self::Refused);
+        refused.chain(Malformed::ALL.iter().copied().map(Self::Malformed))
+    }
+
+    /// The name in metrics and output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Malformed(malformed) => malformed.as_str(),
+            Self::Refused(refusal) => refusal.as_str(),
+        }
+    }
+
+    /// A number below [`Self::COUNT`].
+    #[inline]
+    #[must_use]
+    pub fn index(self) -> usize {
+        match self {
+            Self::Refused(refusal) => refusal.index(),
+            Self::Malformed(malformed) => Refusal::COUNT + malformed as usize,
+        }
+    }
+}
+
+impl std::fmt::Display for DropReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 impl From<Malformed> for DropReason {
     fn from(malformed: Malformed) -> Self {
-        malformed.layer_reason()
+        Self::Malformed(malformed)
+    }
+}
+
+impl From<Refusal> for DropReason {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<Refusal> for Verdict {
+    fn from(refusal: Refusal) -> Self {
+        Self::Drop(DropReason::Refused(refusal))
     }
 }
 
@@ -168,10 +217,16 @@ mod tests {
 
     #[test]
     fn names_of_reasons_are_unique_and_snake_case() {
-        let names: Vec<_> = DropReason::ALL.iter().map(|reason| reason.as_str()).collect();
+        let names: Vec<_> = DropReason::all().map(DropReason::as_str).collect();
         let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(names.len(), unique.len());
-        assert!(names.iter().all(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit())));
-        assert!(DropReason::ALL.iter().enumerate().all(|(n, reason)| reason.index() == n));
+        let snake = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        assert!(names.iter().all(|name| name.chars().all(snake)));
+    }
+
+    #[test]
+    fn indices_of_reasons_are_dense() {
+        assert!(DropReason::all().enumerate().all(|(n, reason)| reason.index() == n));
+        assert_eq!(DropReason::all().count(), DropReason::COUNT);
     }
 }

@@ -1,0 +1,211 @@
+//! What a worker counts. Written by one worker, read by anyone, with nothing locked.
+//!
+//! A counter is an atomic that its worker loads, adds to and stores with relaxed order: on the usual machines
+//! that is a plain `mov`, and a reader sees a value that was true a moment ago. [`WorkerCounters`] lives as
+//! long as the worker; [`Tallies`] (per service, per backend) is sized for a snapshot and grows by being
+//! replaced, so that whoever reads adds up all the ones a worker has had.
+//!
+//! Invariant: every frame given to a worker is counted once in exactly one of transmits, punts, hand-overs
+//! and drops (`frames_are_conserved` in the tests of the pipeline).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::ids::{BackendId, InterfaceIndex, ServiceId};
+use crate::limits::INTERFACES_MAX;
+use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
+
+/// One number with one writer.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds, by the one worker that owns the counter.
+    #[inline]
+    pub fn add(&self, count: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    }
+
+    /// The value a moment ago.
+    #[inline]
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Frames and bytes through one interface, as one worker saw them.
+#[derive(Debug, Default)]
+pub struct InterfaceCounters {
+    /// Frames received.
+    pub rx_packets: Counter,
+    /// Bytes of them, without preamble and check sequence.
+    pub rx_bytes: Counter,
+    /// Frames sent.
+    pub tx_packets: Counter,
+    /// Bytes of them.
+    pub tx_bytes: Counter,
+}
+
+/// Everything that one worker counts over its life.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct WorkerCounters {
+    interfaces: [InterfaceCounters; INTERFACES_MAX],
+    transmits: [Counter; TransmitReason::COUNT],
+    punts: [Counter; PuntReason::COUNT],
+    drops: [Counter; DropReason::COUNT],
+    hand_overs: Counter,
+}
+
+impl Default for WorkerCounters {
+    fn default() -> Self {
+        Self {
+            interfaces: std::array::from_fn(|_| InterfaceCounters::default()),
+            transmits: std::array::from_fn(|_| Counter::default()),
+            punts: std::array::from_fn(|_| Counter::default()),
+            drops: std::array::from_fn(|_| Counter::default()),
+            hand_overs: Counter::default(),
+        }
+    }
+}
+
+impl WorkerCounters {
+    /// Counts the end of one frame. The worker calls it once a frame, when the frame's end is certain: a
+    /// `Transmit` that the queue did not take is recorded as a drop instead.
+    #[inline]
+    pub fn record(&self, verdict: Verdict) {
+        match verdict {
+            Verdict::Transmit { why, .. } => self.transmits[why.index()].add(1),
+            Verdict::Punt(why) => self.punts[why.index()].add(1),
+            Verdict::HandOver(_) => self.hand_overs.add(1),
+            Verdict::Drop(why) => self.drops[why.index()].add(1),
+        }
+    }
+
+    /// The counters of an interface.
+    ///
+    /// # Panics
+    /// If the index is not below [`INTERFACES_MAX`].
+    #[inline]
+    #[must_use]
+    pub fn interface(&self, interface: InterfaceIndex) -> &InterfaceCounters {
+        &self.interfaces[usize::from(interface)]
+    }
+
+    /// Frames sent for this reason.
+    #[must_use]
+    pub fn transmits(&self, why: TransmitReason) -> u64 {
+        self.transmits[why.index()].value()
+    }
+
+    /// Frames handed to the kernel for this reason.
+    #[must_use]
+    pub fn punts(&self, why: PuntReason) -> u64 {
+        self.punts[why.index()].value()
+    }
+
+    /// Frames dropped for this reason.
+    #[must_use]
+    pub fn drops(&self, why: DropReason) -> u64 {
+        self.drops[why.index()].value()
+    }
+
+    /// Frames handed to another worker.
+    #[must_use]
+    pub fn hand_overs(&self) -> u64 {
+        self.hand_overs.value()
+    }
+}
+
+/// Traffic of one service port, both directions where the gateway sees both.
+#[derive(Debug, Default)]
+pub struct ServiceTally {
+    /// Packets forwarded.
+    pub packets: Counter,
+    /// Bytes of their IP packets.
+    pub bytes: Counter,
+}
+
+/// Per-service and per-backend counts of one worker, by the index of the ids.
+#[derive(Debug)]
+pub struct Tallies {
+    services: Box<[ServiceTally]>,
+    connections: Box<[Counter]>,
+}
+
+impl Tallies {
+    /// Room for ids with indices below these numbers. What lies beyond is not counted.
+    #[must_use]
+    pub fn with_capacity(services: usize, backends: usize) -> Self {
+        Self {
+            services: std::iter::repeat_with(ServiceTally::default).take(services).collect(),
+            connections: std::iter::repeat_with(Counter::default).take(backends).collect(),
+        }
+    }
+
+    /// How many service and backend indices there is room for.
+    #[must_use]
+    pub fn capacity(&self) -> (usize, usize) {
+        (self.services.len(), self.connections.len())
+    }
+
+    /// Counts one forwarded packet.
+    #[inline]
+    pub fn forwarded(&self, service: ServiceId, bytes: usize) {
+        if let Some(tally) = self.services.get(service.index()) {
+            tally.packets.add(1);
+            tally.bytes.add(bytes as u64);
+        }
+    }
+
+    /// Counts one new flow given to a backend.
+    #[inline]
+    pub fn connected(&self, backend: BackendId) {
+        if let Some(connections) = self.connections.get(backend.index()) {
+            connections.add(1);
+        }
+    }
+
+    /// Packets and bytes of the service at this index, since these tallies were made.
+    #[must_use]
+    pub fn service(&self, index: usize) -> (u64, u64) {
+        self.services.get(index).map_or((0, 0), |tally| (tally.packets.value(), tally.bytes.value()))
+    }
+
+    /// New flows of the backend at this index, since these tallies were made.
+    #[must_use]
+    pub fn connections(&self, index: usize) -> u64 {
+        self.connections.get(index).map_or(0, Counter::value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verdict::Refusal;
+
+    #[test]
+    fn each_verdict_is_counted_where_it_belongs() {
+        let counters = WorkerCounters::default();
+        counters.record(Refusal::NoService.into());
+        counters.record(Verdict::Punt(PuntReason::Local));
+        counters.record(Verdict::HandOver(3));
+        counters.record(Verdict::Transmit { interface: 0, why: TransmitReason::Reply });
+        assert_eq!(counters.drops(Refusal::NoService.into()), 1);
+        assert_eq!(counters.drops(Refusal::NoFlow.into()), 0);
+        assert_eq!(counters.punts(PuntReason::Local), 1);
+        assert_eq!(counters.hand_overs(), 1);
+        assert_eq!(counters.transmits(TransmitReason::Reply), 1);
+    }
+
+    #[test]
+    fn ids_beyond_the_tallies_are_not_counted_and_do_no_harm() {
+        let tallies = Tallies::with_capacity(1, 1);
+        tallies.forwarded(ServiceId::new(0, 0), 100);
+        tallies.forwarded(ServiceId::new(1, 0), 100);
+        tallies.connected(BackendId::new(9, 0));
+        assert_eq!(tallies.service(0), (1, 100));
+        assert_eq!(tallies.service(1), (0, 0));
+        assert_eq!(tallies.connections(9), 0);
+    }
+}
