@@ -1,1 +1,8 @@
-//! Placeholder while the workspace is being laid.
+//! The control plane: what operators write, made into what the dataplane does.
+//!
+//! Layers, each using only those before it: [`diagnostic`] (faults with their places), [`yaml`] and
+//! [`config`] (what was written, checked), [`model`] (the desired state in Kubernetes' terms), [`source`]
+//! (who fills the model). No packet is touched here.
+
+pub mod diagnostic;
+pub mod model;

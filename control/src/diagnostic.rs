@@ -1,0 +1,247 @@
+//! What is wrong with what the operator wrote, where, and what would be accepted.
+//!
+//! Every reader of operator input (the configuration, manifests, annotations) records its faults here and
+//! goes on, so that one run shows all of them. Nothing here reads files or decides what a fault is.
+//!
+//! Invariant: a [`Report`] prints in the same order whatever the order its diagnostics were added in.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A place in a file as editors count it.
+///
+/// The path is printed as it was given by the user or found below a directory the user gave.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Location {
+    /// The file.
+    pub path: Arc<str>,
+    /// Line, from 1.
+    pub line: u32,
+    /// Column in characters, from 1.
+    pub column: u32,
+}
+
+impl Location {
+    /// The place `line:column` (both from 1) in the file `path`.
+    pub fn new(path: impl Into<Arc<str>>, line: u32, column: u32) -> Self {
+        Self { path: path.into(), line, column }
+    }
+
+    /// The first character of a file: where faults of the file as a whole are shown.
+    pub fn start_of(path: impl Into<Arc<str>>) -> Self {
+        Self::new(path, 1, 1)
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.path, self.line, self.column)
+    }
+}
+
+/// Whether a fault refuses the input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Severity {
+    /// The input, or the object that it is in, is refused.
+    Error,
+    /// The input is taken; the operator should know.
+    Warning,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+        })
+    }
+}
+
+/// One fault. Prints as `path:line:column: error: what; accepted: ...`.
+///
+/// ```
+/// use tidegate::diagnostic::{Diagnostic, Location};
+/// let fault = Diagnostic::error("port 0 is out of range")
+///     .accepting("1 to 65535")
+///     .at(Location::new("web.yaml", 7, 11));
+/// assert_eq!(
+///     fault.to_string(),
+///     "web.yaml:7:11: error: port 0 is out of range; accepted: 1 to 65535"
+/// );
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// Error or warning.
+    pub severity: Severity,
+    /// Where, if it has a place.
+    pub location: Option<Location>,
+    /// What is wrong, without a full stop.
+    pub what: String,
+    /// What would be taken in its stead.
+    pub accepted: Option<String>,
+}
+
+impl Diagnostic {
+    /// An error without a place yet.
+    pub fn error(what: impl Into<String>) -> Self {
+        Self { severity: Severity::Error, location: None, what: what.into(), accepted: None }
+    }
+
+    /// A warning without a place yet.
+    pub fn warning(what: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, location: None, what: what.into(), accepted: None }
+    }
+
+    /// Says where. A `Location` or an `Option<Location>`; `None` leaves it without a place.
+    #[must_use]
+    pub fn at(mut self, location: impl Into<Option<Location>>) -> Self {
+        self.location = location.into();
+        self
+    }
+
+    /// Says what would be accepted.
+    #[must_use]
+    pub fn accepting(mut self, accepted: impl Into<String>) -> Self {
+        self.accepted = Some(accepted.into());
+        self
+    }
+
+    /// Order of reports: by place (faults without a place first), then errors before warnings, then text.
+    fn order(&self) -> (&Option<Location>, Severity, &str, &Option<String>) {
+        (&self.location, self.severity, &self.what, &self.accepted)
+    }
+}
+
+impl PartialOrd for Diagnostic {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Diagnostic {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.order().cmp(&other.order())
+    }
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(location) = &self.location {
+            write!(f, "{location}: ")?;
+        }
+        write!(f, "{}: {}", self.severity, self.what)?;
+        if let Some(accepted) = &self.accepted {
+            write!(f, "; accepted: {accepted}")?;
+        }
+        Ok(())
+    }
+}
+
+/// All faults of one reading, sorted by place and without repetition. Prints one a line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    diagnostics: std::collections::BTreeSet<Diagnostic>,
+}
+
+impl Report {
+    /// No fault yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a fault; the same one twice counts once.
+    pub fn push(&mut self, diagnostic: Diagnostic) {
+        self.diagnostics.insert(diagnostic);
+    }
+
+    /// Adds all faults of another report.
+    pub fn merge(&mut self, other: &Report) {
+        self.diagnostics.extend(other.diagnostics.iter().cloned());
+    }
+
+    /// Whether anything is refused.
+    pub fn has_errors(&self) -> bool {
+        self.errors().next().is_some()
+    }
+
+    /// The errors, sorted.
+    pub fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.diagnostics.iter().filter(|d| d.severity == Severity::Error)
+    }
+
+    /// The warnings, sorted.
+    pub fn warnings(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.diagnostics.iter().filter(|d| d.severity == Severity::Warning)
+    }
+
+    /// All of them, sorted by place.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Diagnostic> {
+        self.diagnostics.iter()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.diagnostics.len()
+    }
+
+    /// Whether nothing was found.
+    pub fn is_empty(&self) -> bool {
+        self.diagnostics.is_empty()
+    }
+}
+
+impl Extend<Diagnostic> for Report {
+    fn extend<T: IntoIterator<Item = Diagnostic>>(&mut self, diagnostics: T) {
+        self.diagnostics.extend(diagnostics);
+    }
+}
+
+impl FromIterator<Diagnostic> for Report {
+    fn from_iter<T: IntoIterator<Item = Diagnostic>>(diagnostics: T) -> Self {
+        Self { diagnostics: diagnostics.into_iter().collect() }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.diagnostics.iter().try_for_each(|d| writeln!(f, "{d}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(path: &str, line: u32, column: u32) -> Diagnostic {
+        Diagnostic::error("bad").at(Location::new(path, line, column))
+    }
+
+    #[test]
+    fn a_diagnostic_prints_place_severity_fault_and_what_is_accepted() {
+        assert_eq!(
+            at("a.yaml", 3, 9).accepting("1 to 5").to_string(),
+            "a.yaml:3:9: error: bad; accepted: 1 to 5"
+        );
+        assert_eq!(Diagnostic::warning("odd").to_string(), "warning: odd");
+    }
+
+    #[test]
+    fn a_report_sorts_lines_as_numbers_and_drops_repetitions() {
+        let report: Report = [at("b", 1, 1), at("a", 10, 1), at("a", 9, 2), at("a", 9, 10), at("a", 9, 2)]
+            .into_iter()
+            .collect();
+        let places: Vec<String> =
+            report.iter().map(|d| d.location.as_ref().expect("each has one").to_string()).collect();
+        assert_eq!(places, ["a:9:2", "a:9:10", "a:10:1", "b:1:1"]);
+    }
+
+    #[test]
+    fn warnings_alone_are_not_errors() {
+        let mut report = Report::new();
+        report.push(Diagnostic::warning("odd"));
+        assert!(!report.has_errors());
+        report.push(at("a", 1, 1));
+        assert!(report.has_errors());
+        assert_eq!((report.errors().count(), report.warnings().count()), (1, 1));
+    }
+}

@@ -1,0 +1,84 @@
+//! Which endpoints of a service port take new flows: kube-proxy's rule, as a pure function.
+//!
+//! `reconcile` asks once per service port, or once per node where nodes are the targets. Health checks come
+//! after: what they find is not known here.
+
+use super::{ResolvedEndpoint, TrafficPolicy};
+
+/// From where the choice is made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Viewpoint<'a> {
+    /// The node whose endpoints are local: the gateway's own, or the one that is the target. `None` for an
+    /// appliance off the cluster: then every endpoint counts as local.
+    pub node: Option<&'a str>,
+    /// The zone whose topology hints count.
+    pub zone: Option<&'a str>,
+}
+
+/// Who takes new flows. Endpoints keep the order they were given in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice<'a> {
+    /// These, all ready.
+    Ready(Vec<&'a ResolvedEndpoint>),
+    /// None is ready; these terminate and still serve, which is better than nothing.
+    Terminating(Vec<&'a ResolvedEndpoint>),
+    /// Policy Local, nothing here, something elsewhere: packets are dropped, the router should ask another.
+    OnlyElsewhere,
+    /// Nobody at all: `noEndpoints` decides (reject or drop).
+    Nobody,
+}
+
+impl<'a> Choice<'a> {
+    /// The chosen endpoints, empty where there are none.
+    pub fn endpoints(&self) -> &[&'a ResolvedEndpoint] {
+        match self {
+            Self::Ready(endpoints) | Self::Terminating(endpoints) => endpoints,
+            Self::OnlyElsewhere | Self::Nobody => &[],
+        }
+    }
+}
+
+/// Chooses among the endpoints of one service port.
+///
+/// Cluster: all ready ones, of our zone alone where every ready one carries a hint and one names our zone;
+/// else those serving and terminating. Local: the same without hints, among those on the viewpoint's node.
+pub fn choose<'a>(
+    endpoints: &'a [ResolvedEndpoint],
+    policy: TrafficPolicy,
+    viewpoint: Viewpoint<'_>,
+) -> Choice<'a> {
+    match (policy, viewpoint.node) {
+        (TrafficPolicy::Local, Some(node)) => {
+            let local = usable(endpoints.iter().filter(|e| e.node.as_deref() == Some(node)));
+            if local == Choice::Nobody && usable(endpoints.iter()) != Choice::Nobody {
+                return Choice::OnlyElsewhere;
+            }
+            local
+        }
+        (TrafficPolicy::Local, None) => usable(endpoints.iter()),
+        (TrafficPolicy::Cluster, _) => match usable(endpoints.iter()) {
+            Choice::Ready(ready) => Choice::Ready(in_zone(ready, viewpoint.zone)),
+            other => other,
+        },
+    }
+}
+
+/// The ready ones, else those that serve while they terminate.
+fn usable<'a>(endpoints: impl Iterator<Item = &'a ResolvedEndpoint> + Clone) -> Choice<'a> {
+    let ready: Vec<_> = endpoints.clone().filter(|e| e.ready).collect();
+    if !ready.is_empty() {
+        return Choice::Ready(ready);
+    }
+    let terminating: Vec<_> = endpoints.filter(|e| e.serving && e.terminating).collect();
+    if terminating.is_empty() { Choice::Nobody } else { Choice::Terminating(terminating) }
+}
+
+/// Topology hints: all or nothing, so that a zone is never left with half of its endpoints.
+fn in_zone<'a>(ready: Vec<&'a ResolvedEndpoint>, zone: Option<&str>) -> Vec<&'a ResolvedEndpoint> {
+    let Some(zone) = zone else { return ready };
+    let names_zone = |e: &&ResolvedEndpoint| e.hint_zones.iter().any(|z| z == zone);
+    if ready.iter().any(|e| e.hint_zones.is_empty()) || !ready.iter().any(names_zone) {
+        return ready;
+    }
+    ready.into_iter().filter(names_zone).collect()
+}

@@ -1,0 +1,138 @@
+//! The desired state in Kubernetes' terms, as every source of objects fills it.
+//!
+//! A source (directory, later the API server) decodes, defaults and validates; what is here is already legal:
+//! a port is not zero, a CIDR parses, a protocol is known. Readers (`reconcile`, `pools`, `health`) see only
+//! these types and never learn which source filled them. No Kubernetes client types, no I/O, no clock.
+//!
+//! Invariant: [`Objects`] is keyed by name, so that the order in which objects arrive never shows.
+//! Invariant: where an object was written ([`Origin`]) never takes part in comparing objects.
+
+mod choice;
+mod endpoints;
+mod namespace;
+mod origin;
+mod pod;
+mod resolve;
+mod selector;
+mod service;
+
+#[cfg(test)]
+mod tests;
+
+pub use choice::{Choice, Viewpoint, choose};
+pub use endpoints::{
+    AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, ObjectRef,
+    SERVICE_NAME_LABEL, Subset,
+};
+pub use namespace::{Namespace, Node};
+pub use origin::Origin;
+pub use pod::{ContainerPort, Pod};
+pub use resolve::{EndpointIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, refused_endpoint};
+pub use selector::{Expression, Operator, Selector};
+pub use service::{
+    IpFamily, IpFamilyPolicy, Protocol, Service, ServicePort, ServiceType, TargetPort, TrafficPolicy,
+};
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Labels, annotations and `matchLabels`.
+pub type Labels = BTreeMap<String, String>;
+
+/// A port that can be sent to: never zero.
+pub type Port = std::num::NonZeroU16;
+
+/// Namespace and name of an object; the namespace of cluster-wide kinds is empty. Prints `ns/name`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// Namespace, empty for cluster-wide kinds.
+    pub namespace: String,
+    /// Name within the namespace.
+    pub name: String,
+}
+
+impl ObjectKey {
+    /// The key of `namespace/name`.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            return f.write_str(&self.name);
+        }
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// What all kinds have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Metadata {
+    /// Namespace and name.
+    pub key: ObjectKey,
+    /// Identity over time. Where the input has none it is derived from kind, namespace and name.
+    pub uid: String,
+    /// When it was created, if the input says so: it decides who keeps a contested address.
+    pub creation_time: Option<jiff::Timestamp>,
+    /// Set while the object waits for its deletion: `deletionTimestamp`.
+    pub deletion_time: Option<jiff::Timestamp>,
+    /// Labels.
+    pub labels: Labels,
+    /// Annotations.
+    pub annotations: Labels,
+    /// Where it was written.
+    pub origin: Origin,
+}
+
+impl Metadata {
+    /// Metadata with only a key, for objects that are made rather than read; the uid is the key itself.
+    pub fn new(key: ObjectKey) -> Self {
+        Self {
+            uid: key.to_string(),
+            key,
+            creation_time: None,
+            deletion_time: None,
+            labels: Labels::new(),
+            annotations: Labels::new(),
+            origin: Origin::unknown(),
+        }
+    }
+}
+
+/// All objects a source has, at one moment.
+///
+/// Objects are shared: a new state after an edit costs one pointer for each object that did not change.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Objects {
+    /// Services by namespace and name.
+    pub services: BTreeMap<ObjectKey, Arc<Service>>,
+    /// EndpointSlices by their own namespace and name (not their Service's).
+    pub endpoint_slices: BTreeMap<ObjectKey, Arc<EndpointSlice>>,
+    /// Legacy Endpoints; the key is that of their Service.
+    pub endpoints: BTreeMap<ObjectKey, Arc<Endpoints>>,
+    /// Pods.
+    pub pods: BTreeMap<ObjectKey, Arc<Pod>>,
+    /// Namespaces by name. One that has objects but is not itself given is not here: see
+    /// [`Objects::namespace_labels`].
+    pub namespaces: BTreeMap<String, Arc<Namespace>>,
+    /// Nodes by name.
+    pub nodes: BTreeMap<String, Arc<Node>>,
+}
+
+impl Objects {
+    /// Labels that a `namespaceSelector` sees: those of the Namespace object where there is one, and always
+    /// `kubernetes.io/metadata.name`, which an API server sets on every namespace.
+    pub fn namespace_labels(&self, name: &str) -> Labels {
+        let mut labels = self.namespaces.get(name).map(|n| n.meta.labels.clone()).unwrap_or_default();
+        labels.insert("kubernetes.io/metadata.name".to_owned(), name.to_owned());
+        labels
+    }
+
+    /// The zone of a node by its `topology.kubernetes.io/zone` label.
+    pub fn zone_of(&self, node: &str) -> Option<&str> {
+        self.nodes.get(node)?.zone()
+    }
+}

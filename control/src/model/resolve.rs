@@ -1,0 +1,322 @@
+//! From a Service to the endpoints of each of its ports: slices merged, or Endpoints, or Pods.
+//!
+//! Pure. `reconcile` builds one [`EndpointIndex`] over a state of [`Objects`] and asks for each Service; who
+//! of the endpoints takes flows is decided by [`super::choose`] and by health.
+//!
+//! Sources in order: EndpointSlices labelled with the Service's name; else the legacy Endpoints of the same
+//! name; else, for a Service with a selector, the Pods that it selects.
+//!
+//! Invariant: the result does not depend on the order of slices, of endpoints in them, or of Pods.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use super::{
+    AddressType, EndpointPort, EndpointSlice, Endpoints, IpFamily, Metadata, ObjectKey, Objects, Pod, Port,
+    Protocol, Service, ServicePort, TargetPort,
+};
+use crate::diagnostic::Diagnostic;
+
+/// The endpoints of a Service, port by port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceEndpoints {
+    /// One entry for each of the Service's ports, in its order.
+    pub ports: Vec<PortEndpoints>,
+    /// Endpoints that were refused and other oddities, as warnings with their place.
+    pub findings: Vec<Diagnostic>,
+}
+
+/// The endpoints of one service port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortEndpoints {
+    /// The Service's port number.
+    pub port: Port,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Sorted by (address, port), each once.
+    pub endpoints: Vec<ResolvedEndpoint>,
+}
+
+impl PortEndpoints {
+    /// Distinct addresses of ready endpoints, for health-check node ports: on `node` alone where it is
+    /// given, else all.
+    pub fn ready_addresses(&self, node: Option<&str>) -> BTreeSet<IpAddr> {
+        let here = |e: &&ResolvedEndpoint| node.is_none() || e.node.as_deref() == node;
+        self.endpoints.iter().filter(|e| e.ready).filter(here).map(|e| e.ip).collect()
+    }
+}
+
+/// A backend candidate: an address and port with what is known of it. Ordered by address and port first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ResolvedEndpoint {
+    /// Address.
+    pub ip: IpAddr,
+    /// Port, as the slice or the Pod resolved it.
+    pub port: Port,
+    /// Takes new flows.
+    pub ready: bool,
+    /// Answers.
+    pub serving: bool,
+    /// Is going away.
+    pub terminating: bool,
+    /// The node that it is on.
+    pub node: Option<String>,
+    /// Its zone: of the endpoint, else of its node.
+    pub zone: Option<String>,
+    /// Zones that should use it, sorted.
+    pub hint_zones: Vec<String>,
+    /// The Pod behind it.
+    pub pod: Option<ObjectKey>,
+}
+
+impl ResolvedEndpoint {
+    /// Which of two sightings of the same address and port counts: the one that is not terminating, then the
+    /// one in the better state; the rest only makes the choice independent of order.
+    fn outranks(&self, other: &Self) -> bool {
+        let rank = |e: &Self| (!e.terminating, e.ready, e.serving);
+        rank(self).cmp(&rank(other)).then_with(|| other.cmp(self)).is_gt()
+    }
+}
+
+/// Why an address cannot be an endpoint of anything, or `None` where it can (the API server's rule for
+/// endpoint addresses).
+pub fn refused_endpoint(ip: IpAddr) -> Option<&'static str> {
+    let link_local = match ip.to_canonical() {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    let ip = ip.to_canonical();
+    if ip.is_unspecified() {
+        Some("unspecified")
+    } else if ip.is_loopback() {
+        Some("loopback")
+    } else if link_local {
+        Some("link-local")
+    } else if ip.is_multicast() {
+        Some("multicast")
+    } else {
+        None
+    }
+}
+
+/// Look-up from a Service to what describes its endpoints, over one state of objects.
+pub struct EndpointIndex<'a> {
+    objects: &'a Objects,
+    slices: HashMap<ObjectKey, Vec<&'a EndpointSlice>>,
+    pods: HashMap<&'a str, Vec<&'a Pod>>,
+}
+
+impl<'a> EndpointIndex<'a> {
+    /// Indexes the objects: one pass over slices and Pods.
+    pub fn new(objects: &'a Objects) -> Self {
+        let mut slices: HashMap<ObjectKey, Vec<&EndpointSlice>> = HashMap::new();
+        for slice in objects.endpoint_slices.values() {
+            if let Some(service) = slice.service() {
+                slices.entry(service).or_default().push(slice);
+            }
+        }
+        let mut pods: HashMap<&str, Vec<&Pod>> = HashMap::new();
+        for (key, pod) in &objects.pods {
+            pods.entry(key.namespace.as_str()).or_default().push(pod);
+        }
+        Self { objects, slices, pods }
+    }
+
+    /// The endpoints of every port of `service`.
+    pub fn resolve(&self, service: &Service) -> ServiceEndpoints {
+        let mut merge = Merge::new(self.objects, service);
+        if let Some(slices) = self.slices.get(&service.meta.key) {
+            slices.iter().for_each(|slice| merge.slice(slice));
+        } else if let Some(endpoints) = self.objects.endpoints.get(&service.meta.key) {
+            merge.legacy(endpoints);
+        } else if !service.selector.is_empty() {
+            let pods = self.pods.get(service.meta.key.namespace.as_str()).map_or(&[][..], Vec::as_slice);
+            let selected = |p: &&&Pod| service.selector.iter().all(|(k, v)| p.meta.labels.get(k) == Some(v));
+            pods.iter().filter(selected).for_each(|pod| merge.pod(pod));
+        }
+        merge.finish()
+    }
+
+    /// The objects that were indexed.
+    pub fn objects(&self) -> &'a Objects {
+        self.objects
+    }
+}
+
+/// The merge of one Service's endpoints.
+struct Merge<'a> {
+    objects: &'a Objects,
+    service: &'a Service,
+    /// Per service port.
+    ports: Vec<BTreeMap<(IpAddr, Port), ResolvedEndpoint>>,
+    findings: BTreeSet<Diagnostic>,
+}
+
+impl<'a> Merge<'a> {
+    fn new(objects: &'a Objects, service: &'a Service) -> Self {
+        let ports = vec![BTreeMap::new(); service.ports.len()];
+        Self { objects, service, ports, findings: BTreeSet::new() }
+    }
+
+    fn slice(&mut self, slice: &EndpointSlice) {
+        if slice.address_type == AddressType::Fqdn {
+            let what = format!("EndpointSlice {} lists names, which are not served", slice.meta.key);
+            self.finding(&slice.meta, "addressType", &what, Some("addressType IPv4 or IPv6"));
+            return;
+        }
+        for (i, endpoint) in slice.endpoints.iter().enumerate() {
+            let Some(ip) = endpoint.address else { continue };
+            if !self.accepts(ip, &slice.meta, || format!("endpoints[{i}].addresses[0]")) {
+                continue;
+            }
+            let conditions = endpoint.conditions;
+            let node = endpoint.node_name.clone();
+            let mut hint_zones = endpoint.hint_zones.clone();
+            hint_zones.sort_unstable();
+            let seen = |port| ResolvedEndpoint {
+                ip,
+                port,
+                ready: conditions.is_ready(),
+                serving: conditions.is_serving(),
+                terminating: conditions.is_terminating(),
+                zone: endpoint.zone.clone().or_else(|| self.zone_of(node.as_deref())),
+                node: node.clone(),
+                hint_zones: hint_zones.clone(),
+                pod: pod_of(endpoint.target_ref.as_ref()),
+            };
+            let found = self.matching(&slice.ports).map(|(at, port)| (at, seen(port))).collect();
+            self.add(found);
+        }
+    }
+
+    fn legacy(&mut self, endpoints: &Endpoints) {
+        const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
+        if endpoints.meta.annotations.get(OVER_CAPACITY).is_some_and(|v| v == "truncated") {
+            let field = format!("metadata.annotations[{OVER_CAPACITY}]");
+            let what = format!(
+                "Endpoints {} were cut at 1000 addresses; the others get no flows",
+                endpoints.meta.key
+            );
+            self.finding(&endpoints.meta, &field, &what, Some("EndpointSlices, which are never cut"));
+        }
+        for (i, subset) in endpoints.subsets.iter().enumerate() {
+            let lists = [
+                ("addresses", true, &subset.addresses),
+                ("notReadyAddresses", false, &subset.not_ready_addresses),
+            ];
+            for (list, listed_ready, addresses) in lists {
+                // publishNotReadyAddresses is already in the lists: the endpoints controller puts those
+                // addresses under `addresses`.
+                for (j, address) in addresses.iter().enumerate() {
+                    if !self.accepts(address.ip, &endpoints.meta, || format!("subsets[{i}].{list}[{j}].ip")) {
+                        continue;
+                    }
+                    let seen = |port| ResolvedEndpoint {
+                        ip: address.ip,
+                        port,
+                        ready: listed_ready,
+                        serving: listed_ready,
+                        terminating: false,
+                        zone: self.zone_of(address.node_name.as_deref()),
+                        node: address.node_name.clone(),
+                        hint_zones: Vec::new(),
+                        pod: pod_of(address.target_ref.as_ref()),
+                    };
+                    let found = self.matching(&subset.ports).map(|(at, port)| (at, seen(port))).collect();
+                    self.add(found);
+                }
+            }
+        }
+    }
+
+    fn pod(&mut self, pod: &Pod) {
+        if pod.finished {
+            return;
+        }
+        let terminating = pod.meta.deletion_time.is_some();
+        let families = &self.service.ip_families;
+        for ip in &pod.ips {
+            if !families.is_empty() && !families.contains(&IpFamily::of(*ip)) {
+                continue;
+            }
+            if !self.accepts(*ip, &pod.meta, || "status.podIP".to_owned()) {
+                continue;
+            }
+            let seen = |port| ResolvedEndpoint {
+                ip: *ip,
+                port,
+                ready: self.service.publish_not_ready_addresses || (pod.ready && !terminating),
+                serving: pod.ready,
+                terminating,
+                zone: self.zone_of(pod.node_name.as_deref()),
+                node: pod.node_name.clone(),
+                hint_zones: Vec::new(),
+                pod: Some(pod.meta.key.clone()),
+            };
+            let number = |port: &ServicePort| match &port.target_port {
+                TargetPort::Number(number) => Some(*number),
+                TargetPort::Name(name) => pod.named_port(name, port.protocol),
+            };
+            let ports = self.service.ports.iter().enumerate();
+            let found = ports.filter_map(|(at, port)| Some((at, seen(number(port)?)))).collect();
+            self.add(found);
+        }
+    }
+
+    /// Service ports (by index) that `ports` of a slice or subset give a number: same name and protocol.
+    fn matching<'p>(&self, ports: &'p [EndpointPort]) -> impl Iterator<Item = (usize, Port)> + use<'p, 'a> {
+        let service = self.service;
+        ports.iter().flat_map(move |from| {
+            let same = move |to: &ServicePort| to.name == from.name && to.protocol == from.protocol;
+            let at = service.ports.iter().position(same);
+            at.zip(from.port)
+        })
+    }
+
+    fn add(&mut self, found: Vec<(usize, ResolvedEndpoint)>) {
+        for (at, endpoint) in found {
+            let key = (endpoint.ip, endpoint.port);
+            match self.ports[at].get(&key) {
+                Some(known) if !endpoint.outranks(known) => {}
+                _ => {
+                    self.ports[at].insert(key, endpoint);
+                }
+            }
+        }
+    }
+
+    fn accepts(&mut self, ip: IpAddr, meta: &Metadata, field: impl FnOnce() -> String) -> bool {
+        let Some(why) = refused_endpoint(ip) else { return true };
+        let what = format!("endpoint {ip} of service {} is refused: a {why} address", self.service.meta.key);
+        self.finding(meta, &field(), &what, Some("a unicast address that the gateway can send to"));
+        false
+    }
+
+    fn finding(&mut self, meta: &Metadata, field: &str, what: &str, accepted: Option<&str>) {
+        let mut finding = Diagnostic::warning(what).at(meta.origin.field(field));
+        finding.accepted = accepted.map(str::to_owned);
+        self.findings.insert(finding);
+    }
+
+    fn zone_of(&self, node: Option<&str>) -> Option<String> {
+        self.objects.zone_of(node?).map(str::to_owned)
+    }
+
+    fn finish(self) -> ServiceEndpoints {
+        let ports = self.service.ports.iter().zip(self.ports);
+        ServiceEndpoints {
+            ports: ports
+                .map(|(port, endpoints)| PortEndpoints {
+                    port: port.port,
+                    protocol: port.protocol,
+                    endpoints: endpoints.into_values().collect(),
+                })
+                .collect(),
+            findings: self.findings.into_iter().collect(),
+        }
+    }
+}
+
+fn pod_of(target: Option<&super::ObjectRef>) -> Option<ObjectKey> {
+    target.filter(|t| t.kind == "Pod").map(|t| t.key.clone())
+}

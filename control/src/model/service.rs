@@ -1,0 +1,273 @@
+//! A Service: which addresses and ports it wants, of whom, and how.
+//!
+//! Already defaulted and valid (kubernetes.io/docs/reference, core/v1 `Service`); nothing here says which of
+//! its wishes the gateway grants: that is `pools` and `reconcile`.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use super::{Labels, Metadata, Port};
+
+/// A Service of any type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// Name, labels, annotations, origin.
+    pub meta: Metadata,
+    /// `spec.type`.
+    pub service_type: ServiceType,
+    /// `spec.ports` in the order written; unique by (port, protocol), names unique.
+    pub ports: Vec<ServicePort>,
+    /// `spec.selector`; empty: the user brings the endpoints.
+    pub selector: Labels,
+    /// `spec.clusterIPs` (or `spec.clusterIP`), without `None`.
+    pub cluster_ips: Vec<IpAddr>,
+    /// `clusterIP: None`.
+    pub headless: bool,
+    /// `spec.ipFamilies`; empty: not said, to be chosen by what the pools have.
+    pub ip_families: Vec<IpFamily>,
+    /// `spec.ipFamilyPolicy`.
+    pub ip_family_policy: IpFamilyPolicy,
+    /// `spec.externalIPs`.
+    pub external_ips: Vec<IpAddr>,
+    /// `spec.loadBalancerIP`, deprecated.
+    pub load_balancer_ip: Option<IpAddr>,
+    /// `spec.loadBalancerClass`.
+    pub load_balancer_class: Option<String>,
+    /// `spec.allocateLoadBalancerNodePorts`, default true.
+    pub allocate_node_ports: bool,
+    /// Who may come in: `spec.loadBalancerSourceRanges`, or where that is empty the legacy annotation
+    /// `service.beta.kubernetes.io/load-balancer-source-ranges`. Empty: everyone.
+    pub source_ranges: Vec<IpNet>,
+    /// `spec.sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None`: no affinity.
+    pub session_affinity: Option<Duration>,
+    /// `spec.externalTrafficPolicy`.
+    pub external_traffic_policy: TrafficPolicy,
+    /// `spec.internalTrafficPolicy`: counts for cluster IPs only.
+    pub internal_traffic_policy: TrafficPolicy,
+    /// `spec.healthCheckNodePort`: only with type LoadBalancer and external policy Local.
+    pub health_check_node_port: Option<Port>,
+    /// `spec.publishNotReadyAddresses`.
+    pub publish_not_ready_addresses: bool,
+    /// `status.loadBalancer.ingress[].ip` as read.
+    pub ingress_ips: Vec<IpAddr>,
+}
+
+impl Service {
+    /// A ClusterIP Service without ports, selector or addresses: a start for building one in code.
+    pub fn new(meta: Metadata) -> Self {
+        Self {
+            meta,
+            service_type: ServiceType::ClusterIp,
+            ports: Vec::new(),
+            selector: Labels::new(),
+            cluster_ips: Vec::new(),
+            headless: false,
+            ip_families: Vec::new(),
+            ip_family_policy: IpFamilyPolicy::SingleStack,
+            external_ips: Vec::new(),
+            load_balancer_ip: None,
+            load_balancer_class: None,
+            allocate_node_ports: true,
+            source_ranges: Vec::new(),
+            session_affinity: None,
+            external_traffic_policy: TrafficPolicy::Cluster,
+            internal_traffic_policy: TrafficPolicy::Cluster,
+            health_check_node_port: None,
+            publish_not_ready_addresses: false,
+            ingress_ips: Vec::new(),
+        }
+    }
+
+    /// Why no proxy serves this Service, or `None` where it is one to serve: ExternalName, headless, or
+    /// handed to another proxy by the label `service.kubernetes.io/service-proxy-name`.
+    pub fn not_for_proxies(&self) -> Option<&'static str> {
+        if self.service_type == ServiceType::ExternalName {
+            return Some("type ExternalName has no address to serve");
+        }
+        if self.headless {
+            return Some("a headless Service (clusterIP: None) has no address to serve");
+        }
+        if self.meta.labels.contains_key("service.kubernetes.io/service-proxy-name") {
+            return Some("the label service.kubernetes.io/service-proxy-name gives it to another proxy");
+        }
+        None
+    }
+}
+
+/// `spec.type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ServiceType {
+    /// Cluster-internal.
+    ClusterIp,
+    /// Also on a port of every node.
+    NodePort,
+    /// Also on an address from outside the cluster.
+    LoadBalancer,
+    /// A DNS name only.
+    ExternalName,
+}
+
+impl ServiceType {
+    /// The name in manifests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::NodePort => "NodePort",
+            Self::LoadBalancer => "LoadBalancer",
+            Self::ExternalName => "ExternalName",
+        }
+    }
+}
+
+impl fmt::Display for ServiceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One of `spec.ports`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Name; empty where the Service has one unnamed port.
+    pub name: String,
+    /// Protocol, default TCP.
+    pub protocol: Protocol,
+    /// `appProtocol`: a hint, any value is legal.
+    pub app_protocol: Option<String>,
+    /// The port on the VIP.
+    pub port: Port,
+    /// The port on the Pods, default `port`.
+    pub target_port: TargetPort,
+    /// The port on the nodes.
+    pub node_port: Option<Port>,
+}
+
+impl ServicePort {
+    /// How the port is called in tables and metrics: its name, else its number.
+    pub fn label(&self) -> String {
+        if self.name.is_empty() { self.port.to_string() } else { self.name.clone() }
+    }
+}
+
+/// `targetPort`: a number, or a name that each Pod gives its own number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TargetPort {
+    /// The same on all Pods.
+    Number(Port),
+    /// The container port of that name.
+    Name(String),
+}
+
+impl fmt::Display for TargetPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(port) => port.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+/// A transport protocol that a port may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// TCP, 6.
+    Tcp,
+    /// UDP, 17.
+    Udp,
+    /// SCTP, 132.
+    Sctp,
+}
+
+impl Protocol {
+    /// The name in manifests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An address family as in `spec.ipFamilies`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IpFamily {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl IpFamily {
+    /// The family of an address.
+    pub fn of(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// The name in manifests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+}
+
+impl fmt::Display for IpFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// `spec.ipFamilyPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IpFamilyPolicy {
+    /// One family.
+    SingleStack,
+    /// Both where there are both.
+    PreferDualStack,
+    /// Both or nothing.
+    RequireDualStack,
+}
+
+impl IpFamilyPolicy {
+    /// The name in manifests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::SingleStack => "SingleStack",
+            Self::PreferDualStack => "PreferDualStack",
+            Self::RequireDualStack => "RequireDualStack",
+        }
+    }
+}
+
+/// `externalTrafficPolicy` and `internalTrafficPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TrafficPolicy {
+    /// Any endpoint.
+    Cluster,
+    /// Only endpoints on the node that took the packet.
+    Local,
+}
+
+impl TrafficPolicy {
+    /// The name in manifests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cluster => "Cluster",
+            Self::Local => "Local",
+        }
+    }
+}
