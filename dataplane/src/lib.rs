@@ -1,1 +1,12 @@
-//! Placeholder while the workspace is being laid.
+//! The core on cores: workers, drivers, snapshots to workers, neighbours, the way to the kernel.
+//!
+//! Who calls it: the control plane, through [`gateway`]; `replay`, through [`replay`]. What may not live here:
+//! Kubernetes, configuration files, `unsafe` (that is crate `dpdk`'s), decisions about packets (those are
+//! `tidegate_core`'s).
+//!
+//! Invariant: nothing is shared between workers but bounded queues; a worker's loop takes no lock and allocates
+//! nothing, and control never waits for a worker without a bound.
+#![forbid(unsafe_code)]
+
+pub mod publish;
+pub mod topology;

@@ -1,0 +1,257 @@
+//! Snapshots to workers without locks: the publisher swaps a pointer, each worker sees it at its next burst.
+//!
+//! One [`Publisher`] (control side) and one [`Reader`] per worker. A value goes to each worker through its own
+//! inbox of one place; what a worker gives up comes back through its own outbox and is dropped by the publisher.
+//! A worker pays one acquire load of a line that only the publisher writes per [`Reader::refresh`].
+//! A worker that sleeps holds up nothing but its own old value: the inbox keeps the newest only.
+//!
+//! Invariant: no value is ever dropped on a worker while the publisher lives, and none is dropped while a worker
+//! can still read it (it is owned by an `Arc`; what is checked here is *where* the last one goes).
+//! Invariant: a reader's generation never goes back.
+//!
+//! Checked by loom (`tests/loom_publish.rs`), which models the order of the atomics and of whole queue operations.
+//! Loom cannot see inside the queues: under it they are mutexed one-place boxes; that crossbeam's lock-free
+//! queues act like those is crossbeam's own claim, exercised with real threads in `tests/publish.rs`.
+
+use self::sync::{Arc, AtomicBool, AtomicU64, Ordering, Queue};
+use crossbeam::utils::CachePadded;
+
+/// Old values that can wait in an outbox. Two can come in between two visits of the publisher.
+const OUTBOX: usize = 4;
+
+/// The side that makes values; owned by one thread (or behind the control plane's own lock).
+#[derive(Debug)]
+pub struct Publisher<T> {
+    current: Arc<T>,
+    generation: Arc<CachePadded<AtomicU64>>,
+    channels: Vec<Arc<Channel<T>>>,
+}
+
+/// A worker's view; moved into its thread.
+///
+/// ```
+/// use tidegate_dataplane::publish::Publisher;
+///
+/// let mut publisher = Publisher::new(1, "first");
+/// let mut worker = publisher.reader();
+/// assert_eq!(*worker.get(), "first");
+/// publisher.publish(2, "second");
+/// assert_eq!(publisher.applied_generation(), 1);
+/// assert!(worker.refresh());
+/// assert_eq!((*worker.get(), publisher.applied_generation()), ("second", 2));
+/// ```
+#[derive(Debug)]
+pub struct Reader<T> {
+    current: Option<Arc<T>>,
+    seen: u64,
+    generation: Arc<CachePadded<AtomicU64>>,
+    channel: Arc<Channel<T>>,
+}
+
+#[derive(Debug)]
+struct Channel<T> {
+    inbox: Queue<(u64, Arc<T>)>,
+    outbox: Queue<Arc<T>>,
+    /// Generation that the worker uses; written by the worker only.
+    applied: CachePadded<AtomicU64>,
+    /// Cleared when the reader is dropped, at a worker's end or panic.
+    alive: AtomicBool,
+}
+
+impl<T> Publisher<T> {
+    /// A publisher whose readers begin with `value`.
+    pub fn new(generation: u64, value: T) -> Self {
+        let current = Arc::new(value);
+        Self {
+            current,
+            generation: Arc::new(CachePadded::new(AtomicU64::new(generation))),
+            channels: Vec::new(),
+        }
+    }
+
+    /// Another reader, that has the current value already.
+    pub fn reader(&mut self) -> Reader<T> {
+        let seen = self.generation();
+        let channel = Arc::new(Channel {
+            inbox: Queue::new(1),
+            outbox: Queue::new(OUTBOX),
+            applied: CachePadded::new(AtomicU64::new(seen)),
+            alive: AtomicBool::new(true),
+        });
+        self.channels.push(Arc::clone(&channel));
+        Reader {
+            current: Some(Arc::clone(&self.current)),
+            seen,
+            generation: Arc::clone(&self.generation),
+            channel,
+        }
+    }
+
+    /// The value published last.
+    #[must_use]
+    pub fn current(&self) -> &T {
+        &self.current
+    }
+
+    /// The generation published last.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Gives every live reader `value`. Returns at once; see [`Self::applied_generation`].
+    ///
+    /// # Panics
+    /// If `generation` is not above the last one: readers tell values apart by it.
+    pub fn publish(&mut self, generation: u64, value: T) {
+        assert!(generation > self.generation(), "generations of published values grow");
+        self.reclaim();
+        self.current = Arc::new(value);
+        for channel in self.live() {
+            // A value that the worker never looked at comes back here and is dropped here.
+            drop(channel.inbox.force_push((generation, Arc::clone(&self.current))));
+        }
+        // After the pushes: a reader that sees the generation finds the value in its inbox.
+        self.generation.store(generation, Ordering::Release);
+    }
+
+    /// Drops, on this thread, what the workers have given back, and forgets the readers that are gone.
+    /// Call it now and then; [`Self::publish`] does it too.
+    pub fn reclaim(&mut self) {
+        self.channels.retain(|channel| {
+            // Read before the drain: a reader gives everything back before it says that it is gone.
+            let alive = channel.alive.load(Ordering::Acquire);
+            while let Some(old) = channel.outbox.pop() {
+                drop(old);
+            }
+            if !alive {
+                drop(channel.inbox.pop());
+            }
+            alive
+        });
+    }
+
+    /// The oldest generation that a live reader uses; the published one when there is no live reader.
+    #[must_use]
+    pub fn applied_generation(&self) -> u64 {
+        self.live()
+            .map(|channel| channel.applied.load(Ordering::Acquire))
+            .min()
+            .unwrap_or_else(|| self.generation())
+    }
+
+    /// How many readers are not gone.
+    #[must_use]
+    pub fn readers(&self) -> usize {
+        self.live().count()
+    }
+
+    fn live(&self) -> impl Iterator<Item = &Arc<Channel<T>>> {
+        self.channels.iter().filter(|channel| channel.alive.load(Ordering::Acquire))
+    }
+}
+
+impl<T> Reader<T> {
+    /// The value in use. It does not change before the next [`Self::refresh`].
+    #[inline]
+    #[must_use]
+    pub fn get(&self) -> &T {
+        self.current.as_ref().expect("only drop takes the value away")
+    }
+
+    /// The generation in use.
+    #[inline]
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.seen
+    }
+
+    /// Looks for a newer value, and returns whether there was one. One load when there is none.
+    #[inline]
+    pub fn refresh(&mut self) -> bool {
+        self.generation.load(Ordering::Acquire) != self.seen && self.take()
+    }
+
+    #[cold]
+    fn take(&mut self) -> bool {
+        if self.channel.outbox.is_full() {
+            // The publisher has not been by for a long while; the value in use stays until it has.
+            return false;
+        }
+        // Empty when the value was taken together with an earlier one, before its generation was announced.
+        let Some((generation, value)) = self.channel.inbox.pop() else { return false };
+        if let Some(old) = self.current.replace(value) {
+            self.channel.give_back(old);
+        }
+        self.seen = generation;
+        self.channel.applied.store(generation, Ordering::Release);
+        true
+    }
+}
+
+impl<T> Drop for Reader<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.current.take() {
+            self.channel.give_back(value);
+        }
+        self.channel.alive.store(false, Ordering::Release);
+    }
+}
+
+impl<T> Channel<T> {
+    /// Hands a value to the publisher, to be dropped there. With a full outbox at a worker's end it is dropped here.
+    fn give_back(&self, value: Arc<T>) {
+        drop(self.outbox.push(value));
+    }
+}
+
+#[cfg(not(loom))]
+mod sync {
+    pub(super) use crossbeam::queue::ArrayQueue as Queue;
+    pub(super) use std::sync::Arc;
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+}
+
+#[cfg(loom)]
+mod sync {
+    //! What loom can model: its own atomics, and queues that are one step each.
+    pub(super) use loom::sync::Arc;
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::collections::VecDeque;
+
+    #[derive(Debug)]
+    pub(super) struct Queue<T> {
+        items: loom::sync::Mutex<VecDeque<T>>,
+        capacity: usize,
+    }
+
+    impl<T> Queue<T> {
+        pub(super) fn new(capacity: usize) -> Self {
+            Self { items: loom::sync::Mutex::new(VecDeque::new()), capacity }
+        }
+
+        pub(super) fn push(&self, item: T) -> Result<(), T> {
+            let mut items = self.items.lock().expect("no panic inside");
+            if items.len() == self.capacity {
+                return Err(item);
+            }
+            items.push_back(item);
+            Ok(())
+        }
+
+        pub(super) fn force_push(&self, item: T) -> Option<T> {
+            let mut items = self.items.lock().expect("no panic inside");
+            let oldest = if items.len() == self.capacity { items.pop_front() } else { None };
+            items.push_back(item);
+            oldest
+        }
+
+        pub(super) fn pop(&self) -> Option<T> {
+            self.items.lock().expect("no panic inside").pop_front()
+        }
+
+        pub(super) fn is_full(&self) -> bool {
+            self.items.lock().expect("no panic inside").len() == self.capacity
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Which core runs which worker, and which queues it owns: a pure function of what was asked and what there is.
+//!
+//! Worker i runs on the i-th core asked for and owns receive and transmit queue i of every port, so no queue has
+//! two owners and nothing is locked. Called once at the start, before any port is started.
+//!
+//! Invariant: nothing here asks the machine; what it has is an argument, and the same arguments give the same plan.
+
+use std::path::Path;
+
+use tidegate_core::ids::WorkerIndex;
+use tidegate_core::limits::WORKERS_MAX;
+
+/// What there is to place workers on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Machine {
+    /// The CPUs that this process may use.
+    pub cpus: Vec<Cpu>,
+}
+
+/// One CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cpu {
+    /// The kernel's number.
+    pub id: usize,
+    /// The NUMA node, when the kernel says.
+    pub numa: Option<u16>,
+}
+
+/// What a port offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortOffer {
+    /// The interface's name in the configuration.
+    pub interface: String,
+    /// Receive queues that the driver can set up.
+    pub rx_queues_max: u16,
+    /// Transmit queues that the driver can set up.
+    pub tx_queues_max: u16,
+    /// The NUMA node of the device, when it has one.
+    pub numa: Option<u16>,
+}
+
+/// Who runs where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Worker i at position i.
+    pub workers: Vec<WorkerPlace>,
+    /// Receive and transmit queues to set up on every port.
+    pub queues_per_port: u16,
+    /// CPUs for everything that is no worker.
+    pub main_cpus: Vec<usize>,
+    /// What works, but not as well as it could.
+    pub warnings: Vec<String>,
+}
+
+/// One worker's place. Its queue is number `worker` of every port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerPlace {
+    /// The worker.
+    pub worker: WorkerIndex,
+    /// The CPU that it is pinned to.
+    pub core: usize,
+    /// That CPU's NUMA node, where its memory should be.
+    pub numa: Option<u16>,
+}
+
+/// How a worker waits when there is nothing to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Idle {
+    /// It does not wait: the lowest latency, the core always at 100 %.
+    Poll,
+    /// It spins, yields, then sleeps for up to a millisecond.
+    #[default]
+    Adaptive,
+}
+
+/// Why the workers cannot be placed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TopologyError {
+    /// There has to be one worker at least.
+    #[error("dataplane.cores is empty; accepted: a list of CPU numbers such as [1], one worker each")]
+    NoCores,
+    /// Worker indices and per-worker tables are bounded.
+    #[error("dataplane.cores lists {given} cores; accepted: at most {max}")]
+    TooManyCores {
+        /// How many were listed.
+        given: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// Two workers on one core would take turns instead of running.
+    #[error("dataplane.cores lists core {core} twice; accepted: each core once")]
+    DuplicateCore {
+        /// The core.
+        core: usize,
+    },
+    /// No such CPU, or not for this process (cgroup, taskset).
+    #[error("dataplane.cores: there is no core {core} for this process; accepted: any of {usable:?}")]
+    NoSuchCore {
+        /// The core asked for.
+        core: usize,
+        /// Those that would do.
+        usable: Vec<usize>,
+    },
+    /// Workers that never sleep would leave nothing for control.
+    #[error(
+        "dataplane.cores takes every core ({cores:?}) and `idle: poll` never yields one; accepted: leave a core out \
+         for everything else, or `idle: adaptive`"
+    )]
+    NoCoreForControl {
+        /// All cores.
+        cores: Vec<usize>,
+    },
+    /// Every worker needs a queue of its own on every port.
+    #[error(
+        "interface {interface:?} offers {offered} {direction} queues and there are {workers} workers; accepted: at \
+         most {offered} entries in dataplane.cores, or more queues on the device (net_af_packet: `qpairs={workers}`)"
+    )]
+    TooFewQueues {
+        /// The interface.
+        interface: String,
+        /// `receive` or `transmit`.
+        direction: &'static str,
+        /// What it offers.
+        offered: u16,
+        /// What is needed.
+        workers: usize,
+    },
+}
+
+/// Places one worker on each of `cores`.
+///
+/// # Errors
+/// Everything that is wrong, not only the first.
+pub fn plan(
+    cores: &[usize],
+    idle: Idle,
+    machine: &Machine,
+    ports: &[PortOffer],
+) -> Result<Plan, Vec<TopologyError>> {
+    let mut errors = core_errors(cores, machine);
+    errors.extend(ports.iter().flat_map(|port| queue_errors(port, cores.len())));
+    let mut main_cpus: Vec<usize> = machine.ids().filter(|id| !cores.contains(id)).collect();
+    let mut warnings = Vec::new();
+    if main_cpus.is_empty() && errors.is_empty() {
+        if idle == Idle::Poll {
+            errors.push(TopologyError::NoCoreForControl { cores: cores.to_vec() });
+        } else {
+            warnings.push("every core has a worker: the control plane shares them".to_owned());
+            main_cpus = machine.ids().collect();
+        }
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let workers: Vec<WorkerPlace> = cores
+        .iter()
+        .enumerate()
+        .map(|(n, &core)| WorkerPlace {
+            worker: WorkerIndex::try_from(n).expect("at most WORKERS_MAX cores, as checked"),
+            core,
+            numa: machine.numa_of(core),
+        })
+        .collect();
+    warnings.extend(workers.iter().flat_map(|place| ports.iter().filter_map(|port| far(place, port))));
+    let queues_per_port = u16::try_from(workers.len()).expect("at most WORKERS_MAX, as checked");
+    Ok(Plan { workers, queues_per_port, main_cpus, warnings })
+}
+
+fn core_errors(cores: &[usize], machine: &Machine) -> Vec<TopologyError> {
+    let mut errors = Vec::new();
+    if cores.is_empty() {
+        errors.push(TopologyError::NoCores);
+    }
+    if cores.len() > WORKERS_MAX {
+        errors.push(TopologyError::TooManyCores { given: cores.len(), max: WORKERS_MAX });
+    }
+    for (n, &core) in cores.iter().enumerate() {
+        if cores[..n].contains(&core) {
+            errors.push(TopologyError::DuplicateCore { core });
+        } else if !machine.ids().any(|id| id == core) {
+            errors.push(TopologyError::NoSuchCore { core, usable: machine.ids().collect() });
+        }
+    }
+    errors
+}
+
+fn queue_errors(port: &PortOffer, workers: usize) -> impl Iterator<Item = TopologyError> {
+    [("receive", port.rx_queues_max), ("transmit", port.tx_queues_max)]
+        .into_iter()
+        .filter(move |&(_, offered)| usize::from(offered) < workers)
+        .map(move |(direction, offered)| TopologyError::TooFewQueues {
+            interface: port.interface.clone(),
+            direction,
+            offered,
+            workers,
+        })
+}
+
+/// Memory of another node costs about twice the latency per miss.
+fn far(place: &WorkerPlace, port: &PortOffer) -> Option<String> {
+    match (place.numa, port.numa) {
+        (Some(core), Some(device)) if core != device => Some(format!(
+            "worker {} on core {} is on NUMA node {core}, interface {:?} on node {device}",
+            place.worker, place.core, port.interface
+        )),
+        _ => None,
+    }
+}
+
+impl Machine {
+    /// The CPUs `ids`, with their NUMA nodes as `/sys/devices/system/node` tells them; a machine without that
+    /// directory has no nodes.
+    #[must_use]
+    pub fn of_cpus(ids: &[usize]) -> Self {
+        Self { cpus: ids.iter().map(|&id| Cpu { id, numa: numa_from_sysfs(id) }).collect() }
+    }
+
+    fn ids(&self) -> impl Iterator<Item = usize> + '_ {
+        self.cpus.iter().map(|cpu| cpu.id)
+    }
+
+    fn numa_of(&self, core: usize) -> Option<u16> {
+        self.cpus.iter().find(|cpu| cpu.id == core).and_then(|cpu| cpu.numa)
+    }
+}
+
+/// The one look at the machine, beside the pure part: `/sys/devices/system/cpu/cpuN/nodeM`.
+fn numa_from_sysfs(cpu: usize) -> Option<u16> {
+    let directory = Path::new("/sys/devices/system/cpu").join(format!("cpu{cpu}"));
+    std::fs::read_dir(directory)
+        .ok()?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("node")?.parse().ok())
+        .next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(count: usize) -> Machine {
+        Machine { cpus: (0..count).map(|id| Cpu { id, numa: Some(u16::from(id >= 4)) }).collect() }
+    }
+
+    fn port(queues: u16) -> PortOffer {
+        PortOffer { interface: "uplink".into(), rx_queues_max: queues, tx_queues_max: queues, numa: Some(0) }
+    }
+
+    #[test]
+    fn worker_i_sits_on_the_ith_core_and_control_gets_the_rest() {
+        let plan = plan(&[3, 1], Idle::Poll, &machine(4), &[port(2)]).unwrap();
+        let places: Vec<_> = plan.workers.iter().map(|place| (place.worker, place.core)).collect();
+        assert_eq!(places, [(0, 3), (1, 1)]);
+        assert_eq!((plan.queues_per_port, plan.main_cpus, plan.warnings.len()), (2, vec![0, 2], 0));
+    }
+
+    #[test]
+    fn every_fault_is_reported_at_once() {
+        let errors = plan(&[1, 1, 9], Idle::Poll, &machine(2), &[port(2)]).unwrap_err();
+        let text: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        assert_eq!(errors.len(), 4, "{text:?}");
+        assert!(text[0].contains("core 1 twice"));
+        assert!(text[1].contains("no core 9") && text[1].contains("[0, 1]"));
+        assert!(text[2].contains("offers 2 receive queues and there are 3 workers"));
+        assert!(text[3].contains("transmit"));
+    }
+
+    #[test]
+    fn polling_workers_may_not_take_every_core_adaptive_ones_may() {
+        let errors = plan(&[0, 1], Idle::Poll, &machine(2), &[]).unwrap_err();
+        assert_eq!(errors, [TopologyError::NoCoreForControl { cores: vec![0, 1] }]);
+        let plan = plan(&[0, 1], Idle::Adaptive, &machine(2), &[]).unwrap();
+        assert_eq!((plan.main_cpus, plan.warnings.len()), (vec![0, 1], 1));
+    }
+
+    #[test]
+    fn no_cores_and_too_many_cores_are_refused() {
+        assert_eq!(plan(&[], Idle::Poll, &machine(2), &[]).unwrap_err(), [TopologyError::NoCores]);
+        let cores: Vec<usize> = (0..65).collect();
+        let errors = plan(&cores, Idle::Poll, &machine(128), &[]).unwrap_err();
+        assert_eq!(errors, [TopologyError::TooManyCores { given: 65, max: WORKERS_MAX }]);
+    }
+
+    #[test]
+    fn a_worker_far_from_its_port_is_a_warning() {
+        let plan = plan(&[5], Idle::Poll, &machine(8), &[port(1)]).unwrap();
+        assert!(
+            plan.warnings[0].contains("NUMA node 1, interface \"uplink\" on node 0"),
+            "{:?}",
+            plan.warnings
+        );
+    }
+}
