@@ -1,0 +1,54 @@
+# The commands that a person types. `make demo` shows the gateway at work, `make test` runs every test;
+# both install what is missing first (Debian packages, as root) and leave nothing behind.
+# The work is in deploy/scripts/; this file only names it.
+
+CARGO ?= cargo
+# Seconds of fuzzing: long by hand, short inside `make test`.
+FUZZ_SECONDS ?= 600
+export CARGO
+
+.PHONY: help setup setup-bench build release demo lint test fuzz bench deny clean
+
+help:
+	@echo 'make demo     build in release, show real clients reaching real servers in every forwarding mode'
+	@echo 'make test     every test: DPDK, namespaces, loom and a short fuzz run included (root)'
+	@echo 'make setup    install what is missing: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
+	@echo 'make build    debug build        make release  release build'
+	@echo 'make lint     rustfmt and clippy, warnings are errors'
+	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline'
+	@echo 'make bench    micro-benches and instruction counts'
+	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
+
+setup:
+	@deploy/scripts/setup.sh
+
+setup-bench: setup
+	@deploy/scripts/setup.sh --bench
+
+build:
+	$(CARGO) build --workspace --locked
+
+release:
+	$(CARGO) build --release -p tidegate --locked
+
+demo: setup release
+	@deploy/scripts/hugepages.sh run 192 target/release/tidegate demo $(DEMO_ARGS)
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+test: setup
+	@deploy/scripts/test.sh
+
+fuzz:
+	@deploy/scripts/fuzz.sh $(FUZZ_SECONDS)
+
+bench: setup-bench
+	@deploy/scripts/bench.sh
+
+deny:
+	$(CARGO) deny --offline check bans licenses sources
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,77 @@
+#!/bin/bash
+# Installs what building, demo and tests need on Debian 12 and does nothing when all is there.
+# Called by `make setup`. It never starts a service: an nginx that it installs is kept from starting,
+# an nginx that was there before is left as it is.
+# Usage: setup.sh [--bench]   (--bench adds what only the benches use)
+set -euo pipefail
+
+packages=(
+  libdpdk-dev libpcap-dev             # DPDK with all its drivers, and what net_pcap links
+  gcc make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc
+  iproute2 ethtool procps util-linux  # the namespaces lab
+  curl iperf3 nginx-light tcpdump python3
+)
+if [[ ${1:-} == --bench ]]; then packages+=(valgrind); fi
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
+
+missing=()
+for package in "${packages[@]}"; do
+  # nginx-light is one of several packages that bring the server; any of them serves.
+  if [[ $package == nginx-light ]] && command -v nginx >/dev/null; then continue; fi
+  installed "$package" || missing+=("$package")
+done
+
+# Packages with a daemon would start it on installation; this policy (invoke-rc.d asks it) says no.
+policy=/usr/sbin/policy-rc.d
+policy_is_ours=no
+drop_policy() { if [[ $policy_is_ours == yes ]]; then rm -f "$policy"; fi; }
+
+install_missing() {
+  [[ $(id -u) == 0 ]] || die "missing: ${missing[*]}; run as root, or install them yourself"
+  command -v apt-get >/dev/null || die "missing: ${missing[*]}; no apt-get here, install them yourself"
+  say "installing ${missing[*]}"
+  trap drop_policy EXIT
+  if [[ ! -e $policy ]]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+    policy_is_ours=yes
+  fi
+  local log
+  log=$(mktemp)
+  export DEBIAN_FRONTEND=noninteractive
+  if ! { apt-get -q update && apt-get -qy --no-install-recommends install "${missing[@]}"; } >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    rm -f "$log"
+    die "apt-get could not install ${missing[*]}"
+  fi
+  rm -f "$log"
+  drop_policy
+  policy_is_ours=no
+  case " ${missing[*]} " in
+  *" nginx-light "*)
+    # Ours to keep quiet, because we brought it: neither running now nor started at the next boot.
+    if [[ -d /run/systemd/system ]]; then systemctl disable --now nginx >/dev/null 2>&1 || true; fi
+    if command -v update-rc.d >/dev/null; then update-rc.d nginx disable >/dev/null 2>&1 || true; fi
+    ;;
+  esac
+}
+
+if ((${#missing[@]})); then install_missing; fi
+
+# The drivers are plugins that EAL loads from this directory; the virtual ones carry the demo and the tests.
+pkg-config --exists 'libdpdk >= 22.11' || die "pkg-config finds no libdpdk of 22.11 or newer"
+libdir=$(pkg-config --variable=libdir libdpdk)
+for driver in net_af_packet net_ring net_null net_pcap net_tap mempool_ring; do
+  compgen -G "$libdir/dpdk/pmds-*/librte_$driver.so*" >/dev/null ||
+    die "DPDK driver $driver is missing under $libdir/dpdk"
+done
+
+cargo=${CARGO:-cargo}
+command -v "$cargo" >/dev/null || die "no cargo: install a Rust toolchain (1.88 or newer, https://rustup.rs)"
+"$cargo" fmt --version >/dev/null 2>&1 || say "note: no rustfmt; 'rustup component add rustfmt' for make lint and make test"
+"$cargo" clippy --version >/dev/null 2>&1 || say "note: no clippy; 'rustup component add clippy' for make lint and make test"
+say "DPDK $(pkg-config --modversion libdpdk), $("$cargo" --version | cut -d' ' -f1,2)"
