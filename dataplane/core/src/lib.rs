@@ -14,5 +14,6 @@ pub mod ids;
 pub mod limits;
 pub mod now;
 pub mod prefetch;
+pub mod testing;
 pub mod verdict;
 pub mod wire;

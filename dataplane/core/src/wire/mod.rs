@@ -57,6 +57,14 @@ pub enum Parsed {
 ///
 /// # Errors
 /// The first reason, outside in, for which the frame cannot be used.
+///
+/// # Examples
+/// ```
+/// use tidegate_core::{testing::Builder, wire::{Parsed, parse, tcp}};
+/// let frame = Builder::tcp("192.0.2.1:1024", "203.0.113.5:443").flags(tcp::flags::SYN).build();
+/// let Ok(Parsed::Ip(h)) = parse(&frame) else { panic!("not IP") };
+/// assert_eq!((h.dst.to_string().as_str(), h.dst_port, h.tcp_flags), ("203.0.113.5", 443, tcp::flags::SYN));
+/// ```
 #[inline]
 pub fn parse(frame: &[u8]) -> Result<Parsed, Malformed> {
     if frame.len() > usize::from(u16::MAX) {
