@@ -1,0 +1,198 @@
+//! Address ranges of a pool, and the bands in which addresses are chosen (kubernetes.md, Address pools).
+//!
+//! Arithmetic only. An address becomes a number, a pool's ranges of one family become one [`Span`] of offsets
+//! from 0, and the span has a static band below an offset and a dynamic band above it, as Kubernetes has for
+//! cluster IPs (KEP-3070).
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use crate::model::IpFamily;
+
+/// First to last address, both included, of one family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AddressRange {
+    first: IpAddr,
+    last: IpAddr,
+}
+
+impl AddressRange {
+    /// The range from `first` to `last`, or `None` where the families differ or `last` comes before `first`.
+    #[must_use]
+    pub fn new(first: IpAddr, last: IpAddr) -> Option<Self> {
+        (IpFamily::of(first) == IpFamily::of(last) && first <= last).then_some(Self { first, last })
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn first(&self) -> IpAddr {
+        self.first
+    }
+
+    /// The last address.
+    #[must_use]
+    pub fn last(&self) -> IpAddr {
+        self.last
+    }
+
+    /// The family of both ends.
+    #[must_use]
+    pub fn family(&self) -> IpFamily {
+        IpFamily::of(self.first)
+    }
+
+    /// Whether the address lies within.
+    #[must_use]
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        IpFamily::of(ip) == self.family() && self.first <= ip && ip <= self.last
+    }
+
+    /// Whether the two have an address in common.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.contains(other.first) || other.contains(self.first)
+    }
+
+    /// How many addresses; the whole of IPv6 counts as one less, to stay a `u128`.
+    #[must_use]
+    pub fn size(&self) -> u128 {
+        (number(self.last) - number(self.first)).saturating_add(1)
+    }
+}
+
+impl From<IpNet> for AddressRange {
+    /// Every address of the CIDR, network and broadcast included.
+    fn from(net: IpNet) -> Self {
+        Self { first: net.network(), last: net.broadcast() }
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// The addresses of a pool and family, laid end to end without gaps or repetition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// Sorted, disjoint.
+    ranges: Vec<AddressRange>,
+    size: u128,
+}
+
+/// A part of a span, by offsets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Band {
+    /// Offset of its first address.
+    pub start: u128,
+    /// How many addresses.
+    pub size: u128,
+}
+
+impl Span {
+    /// Lays ranges of one family end to end; overlapping ones count once.
+    #[must_use]
+    pub fn new(ranges: impl IntoIterator<Item = AddressRange>) -> Self {
+        let mut sorted: Vec<AddressRange> = ranges.into_iter().collect();
+        sorted.sort_unstable();
+        let mut merged: Vec<AddressRange> = Vec::with_capacity(sorted.len());
+        for range in sorted {
+            match merged.last_mut() {
+                Some(last) if last.contains(range.first) => last.last = last.last.max(range.last),
+                _ => merged.push(range),
+            }
+        }
+        let size = merged.iter().fold(0_u128, |n, r| n.saturating_add(r.size()));
+        Self { ranges: merged, size }
+    }
+
+    /// How many addresses.
+    #[must_use]
+    pub fn size(&self) -> u128 {
+        self.size
+    }
+
+    /// The address at an offset.
+    #[must_use]
+    pub fn at(&self, mut offset: u128) -> Option<IpAddr> {
+        for range in &self.ranges {
+            if offset < range.size() {
+                return Some(address(range.family(), number(range.first) + offset));
+            }
+            offset -= range.size();
+        }
+        None
+    }
+
+    /// Dynamic band, then static band: the order in which a choice looks for a free address.
+    #[must_use]
+    pub fn bands(&self) -> [Band; 2] {
+        let offset = static_band_size(self.size);
+        [Band { start: offset, size: self.size - offset }, Band { start: 0, size: offset }]
+    }
+}
+
+/// `min(max(16, size/16), 256)`, and 0 where there are 16 addresses or fewer.
+fn static_band_size(size: u128) -> u128 {
+    if size <= 16 { 0 } else { (size / 16).clamp(16, 256) }
+}
+
+fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(v4) => u128::from(u32::from(v4)),
+        IpAddr::V6(v6) => u128::from(v6),
+    }
+}
+
+fn address(family: IpFamily, number: u128) -> IpAddr {
+    match family {
+        IpFamily::V4 => {
+            IpAddr::V4(Ipv4Addr::from(u32::try_from(number).expect("an offset within an IPv4 range")))
+        }
+        IpFamily::V6 => IpAddr::V6(Ipv6Addr::from(number)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(s: &str) -> AddressRange {
+        s.parse::<IpNet>().expect("tests use valid networks").into()
+    }
+
+    #[test]
+    fn the_static_band_follows_the_rule_of_cluster_ips() {
+        for (size, expected) in
+            [(0, 0), (1, 0), (16, 0), (17, 16), (256, 16), (512, 32), (4096, 256), (65536, 256)]
+        {
+            assert_eq!(static_band_size(size), expected, "of {size}");
+        }
+    }
+
+    #[test]
+    fn ranges_that_overlap_count_once_and_offsets_run_through_all() {
+        let span = Span::new([net("192.0.2.8/30"), net("192.0.2.0/31"), net("192.0.2.8/31")]);
+        assert_eq!(span.size(), 6);
+        let all: Vec<String> = (0..7).filter_map(|i| span.at(i)).map(|a| a.to_string()).collect();
+        assert_eq!(all, ["192.0.2.0", "192.0.2.1", "192.0.2.8", "192.0.2.9", "192.0.2.10", "192.0.2.11"]);
+    }
+
+    #[test]
+    fn a_range_of_two_families_or_backwards_is_none() {
+        let ip = |s: &str| s.parse::<IpAddr>().expect("an address");
+        assert!(AddressRange::new(ip("192.0.2.9"), ip("192.0.2.1")).is_none());
+        assert!(AddressRange::new(ip("192.0.2.9"), ip("2001:db8::1")).is_none());
+        assert_eq!(AddressRange::new(ip("192.0.2.1"), ip("192.0.2.9")).map(|r| r.size()), Some(9));
+    }
+
+    #[test]
+    fn the_whole_of_ipv6_does_not_overflow() {
+        let span = Span::new([net("::/0")]);
+        assert!(span.at(span.size() - 1).is_some());
+        assert_eq!(span.bands()[1].size, 256);
+    }
+}

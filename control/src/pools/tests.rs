@@ -1,0 +1,405 @@
+//! Claims about who gets which address (kubernetes.md, Address pools and externalIPs).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{IpFamilyPolicy, Metadata, Port, Protocol, Service, ServicePort, ServiceType, TargetPort};
+
+fn ip(s: &str) -> IpAddr {
+    s.parse().expect("tests use valid addresses")
+}
+
+fn pool(name: &str, networks: &[&str]) -> Pool {
+    Pool {
+        name: name.into(),
+        ranges: networks.iter().map(|n| n.parse::<ipnet::IpNet>().expect("a network").into()).collect(),
+        auto_assign: true,
+        external_ips: false,
+        disabled: false,
+        namespace_selector: Selector::default(),
+        service_selector: Selector::default(),
+        quota_per_namespace: None,
+        shared_across_namespaces: false,
+    }
+}
+
+/// A Service of type LoadBalancer with port 80/TCP.
+fn service(namespace: &str, name: &str) -> Service {
+    let mut service = Service::new(Metadata::new(ObjectKey::new(namespace, name)));
+    service.service_type = ServiceType::LoadBalancer;
+    service.ports = vec![service_port(80, Protocol::Tcp)];
+    service
+}
+
+fn service_port(number: u16, protocol: Protocol) -> ServicePort {
+    let port = Port::new(number).expect("tests use ports above zero");
+    let name = format!("p{number}");
+    ServicePort {
+        name,
+        protocol,
+        app_protocol: None,
+        port,
+        target_port: TargetPort::Number(port),
+        node_port: None,
+    }
+}
+
+fn created(mut service: Service, second: i64) -> Service {
+    service.meta.creation_time = Some(jiff::Timestamp::from_second(second).expect("a time"));
+    service
+}
+
+fn applicant(service: &Service) -> Applicant<'_> {
+    Applicant {
+        service,
+        namespace_labels: Labels::from([(
+            "kubernetes.io/metadata.name".into(),
+            service.meta.key.namespace.clone(),
+        )]),
+        wants_load_balancer: service.service_type == ServiceType::LoadBalancer,
+        requested: vec![],
+        pool: None,
+        sharing_key: None,
+    }
+}
+
+fn requesting<'a>(service: &'a Service, address: &str) -> Applicant<'a> {
+    Applicant { requested: vec![(ip(address), "spec.loadBalancerIP".into())], ..applicant(service) }
+}
+
+fn run(pools: &[Pool], applicants: &[Applicant<'_>]) -> Allocated {
+    allocate(pools, &BTreeSet::new(), applicants, &Allocations::default())
+}
+
+fn addresses(allocated: &Allocated, namespace: &str, name: &str) -> Vec<IpAddr> {
+    let granted = &allocated.granted[&ObjectKey::new(namespace, name)];
+    granted.load_balancer.iter().map(|a| a.address).collect()
+}
+
+fn problems(allocated: &Allocated, name: &str) -> Vec<Problem> {
+    allocated.granted[&ObjectKey::new("default", name)].problems.clone()
+}
+
+#[test]
+fn a_pool_of_sixteen_gives_out_every_address_and_then_is_full() {
+    let services: Vec<Service> = (0..17).map(|i| created(service("default", &format!("s{i}")), i)).collect();
+    let applicants: Vec<_> = services.iter().map(applicant).collect();
+    let allocated = run(&[pool("public", &["203.0.113.0/28"])], &applicants);
+    let given: BTreeSet<IpAddr> =
+        allocated.granted.values().flat_map(|g| &g.load_balancer).map(|a| a.address).collect();
+    assert_eq!(given.len(), 16);
+    assert!(given.contains(&ip("203.0.113.0")) && given.contains(&ip("203.0.113.15")));
+    let last = &problems(&allocated, "s16")[0];
+    assert_eq!(last.what, "Service default/s16 waits for an address: no IPv4 address: pool public is full");
+    assert_eq!((last.kind, last.field.as_str()), (ProblemKind::AllocationFailed, "spec.type"));
+    assert_eq!(allocated.usage[0].free(), 0);
+}
+
+#[test]
+fn chosen_addresses_come_from_the_dynamic_band_until_it_is_full() {
+    let services: Vec<Service> = (0..32).map(|i| created(service("default", &format!("s{i}")), i)).collect();
+    let applicants: Vec<_> = services.iter().map(applicant).collect();
+    // 32 addresses: the lower 16 are the static band.
+    let pools = [pool("public", &["203.0.113.0/27"])];
+    let is_dynamic = |a: &IpAddr| *a >= ip("203.0.113.16");
+    let allocated = run(&pools, &applicants);
+    for i in 0..32 {
+        let at = addresses(&allocated, "default", &format!("s{i}"));
+        assert_eq!(at.len(), 1);
+        assert_eq!(is_dynamic(&at[0]), i < 16, "s{i} has {}", at[0]);
+    }
+}
+
+#[test]
+fn a_requested_address_is_given_before_any_is_chosen() {
+    let (early, late) = (created(service("default", "early"), 1), created(service("default", "late"), 2));
+    let pools = [pool("one", &["203.0.113.7/32"])];
+    let allocated = run(&pools, &[applicant(&early), requesting(&late, "203.0.113.7")]);
+    assert_eq!(addresses(&allocated, "default", "late"), [ip("203.0.113.7")]);
+    assert!(allocated.granted[&early.meta.key].pending.is_some());
+}
+
+#[test]
+fn of_two_requests_for_one_address_the_service_created_first_has_it() {
+    let (a, z) = (created(service("default", "a"), 9), created(service("default", "z"), 1));
+    let pools = [pool("public", &["203.0.113.0/28"])];
+    let allocated = run(&pools, &[requesting(&a, "203.0.113.7"), requesting(&z, "203.0.113.7")]);
+    assert_eq!(addresses(&allocated, "default", "z"), [ip("203.0.113.7")]);
+    assert_eq!(
+        problems(&allocated, "a")[0].what,
+        "address 203.0.113.7 of Service default/a is not given: TCP port 80 belongs to Service default/z"
+    );
+}
+
+#[test]
+fn refused_requests_say_why_and_what_would_be_given() {
+    let web = service("default", "web");
+    let mut internal = pool("internal", &["198.51.100.0/29"]);
+    internal.service_selector.match_labels.insert("scope".into(), "internal".into());
+    let mut closed = pool("closed", &["198.51.100.8/29"]);
+    closed.disabled = true;
+    let pools = [pool("public", &["203.0.113.0/28"]), internal, closed];
+    let reserved = BTreeSet::from([ip("203.0.113.1")]);
+    for (address, why, accepted) in [
+        ("192.0.2.1", "it is in no pool", "public (203.0.113.0-203.0.113.15); "),
+        ("198.51.100.1", "the selectors of pool internal do not match", "whose selectors match"),
+        ("198.51.100.9", "pool closed is disabled", "not disabled"),
+        ("203.0.113.1", "an address of the gateway itself", "a free address"),
+        ("2001:db8::1", "it is in no pool", "public"),
+    ] {
+        let allocated = allocate(&pools, &reserved, &[requesting(&web, address)], &Allocations::default());
+        let problem = &problems(&allocated, "web")[0];
+        assert!(problem.what.contains(why), "{}", problem.what);
+        assert!(problem.accepted.as_ref().is_some_and(|a| a.contains(accepted)), "{:?}", problem.accepted);
+        assert_eq!(problem.field, "spec.loadBalancerIP");
+        assert_eq!(
+            addresses(&allocated, "default", "web"),
+            [] as [IpAddr; 0],
+            "no other address in its stead"
+        );
+    }
+}
+
+#[test]
+fn a_named_pool_is_the_only_one_looked_at_and_need_not_be_automatic() {
+    let web = service("default", "web");
+    let mut named = pool("named", &["198.51.100.0/29"]);
+    named.auto_assign = false;
+    let pools = [pool("public", &["203.0.113.0/28"]), named];
+    let of = |name: &str| Applicant {
+        pool: Some((name.into(), "metadata.annotations[tidegate.dev/address-pool]".into())),
+        ..applicant(&web)
+    };
+    let allocated = run(&pools, &[of("named")]);
+    assert_eq!(allocated.granted[&web.meta.key].load_balancer[0].pool, "named");
+    let problem = &problems(&run(&pools, &[of("nmaed")]), "web")[0];
+    assert!(problem.what.contains("\"nmaed\", which is not configured"));
+    assert_eq!(problem.accepted.as_deref(), Some("public, named"));
+}
+
+#[test]
+fn a_quota_counts_the_addresses_of_a_namespace() {
+    let services = [service("a", "x"), service("a", "y"), service("b", "x")];
+    let mut limited = pool("public", &["203.0.113.0/28"]);
+    limited.quota_per_namespace = Some(1);
+    let applicants: Vec<_> = services.iter().map(applicant).collect();
+    let allocated = run(&[limited], &applicants);
+    assert_eq!(addresses(&allocated, "a", "x").len(), 1);
+    assert_eq!(addresses(&allocated, "b", "x").len(), 1);
+    let waiting = allocated.granted[&ObjectKey::new("a", "y")].pending.clone();
+    assert!(waiting.is_some_and(|w| w.contains("namespace a holds its quota of 1 in pool public")));
+}
+
+#[test]
+fn families_follow_the_policy() {
+    let v4 = pool("v4", &["203.0.113.0/28"]);
+    let both = pool("both", &["203.0.113.0/28", "2001:db8:1::/124"]);
+    for (policy, families, pools, expected, is_pending) in [
+        (IpFamilyPolicy::SingleStack, vec![], &both, 1, false),
+        (IpFamilyPolicy::SingleStack, vec![IpFamily::V6], &both, 1, false),
+        (IpFamilyPolicy::SingleStack, vec![IpFamily::V6], &v4, 0, true),
+        (IpFamilyPolicy::PreferDualStack, vec![IpFamily::V4], &both, 2, false),
+        (IpFamilyPolicy::PreferDualStack, vec![], &v4, 1, false),
+        (IpFamilyPolicy::RequireDualStack, vec![], &both, 2, false),
+        (IpFamilyPolicy::RequireDualStack, vec![], &v4, 0, true),
+    ] {
+        let mut web = service("default", "web");
+        web.ip_family_policy = policy;
+        web.ip_families = families.clone();
+        let allocated = run(std::slice::from_ref(pools), &[applicant(&web)]);
+        let granted = &allocated.granted[&web.meta.key];
+        assert_eq!(granted.load_balancer.len(), expected, "{policy:?} {families:?}");
+        assert_eq!(granted.pending.is_some(), is_pending, "{policy:?} {families:?}");
+        if let [IpFamily::V6] = families[..] {
+            assert!(granted.load_balancer.iter().all(|a| a.address.is_ipv6()));
+        }
+    }
+}
+
+#[test]
+fn an_address_is_shared_under_one_key_by_ports_that_differ() {
+    let a = service("default", "a");
+    let mut b = service("default", "b");
+    b.ports = vec![service_port(81, Protocol::Tcp)];
+    let mut udp = service("default", "c");
+    udp.ports = vec![service_port(80, Protocol::Udp)];
+    let same_port = service("default", "d");
+    let mut elsewhere = service("other", "e");
+    elsewhere.ports = vec![service_port(82, Protocol::Tcp)];
+    let keyed = |s| Applicant { sharing_key: Some("k".into()), ..applicant(s) };
+    let pools = [pool("public", &["203.0.113.0/28"])];
+    let applicants = [keyed(&a), keyed(&b), keyed(&udp), keyed(&same_port), keyed(&elsewhere)];
+    let allocated = run(&pools, &applicants);
+    let first = addresses(&allocated, "default", "a");
+    assert_eq!(addresses(&allocated, "default", "b"), first);
+    assert_eq!(addresses(&allocated, "default", "c"), first);
+    assert_ne!(addresses(&allocated, "default", "d"), first, "port 80 is taken there");
+    assert_ne!(addresses(&allocated, "other", "e"), first, "the pool does not share across namespaces");
+
+    let mut sharing = pools[0].clone();
+    sharing.shared_across_namespaces = true;
+    let but_d: Vec<_> = applicants.into_iter().filter(|a| a.service.meta.key.name != "d").collect();
+    assert_eq!(addresses(&run(&[sharing], &but_d), "other", "e"), first);
+}
+
+#[test]
+fn an_address_once_given_stays_across_calls_even_in_a_disabled_pool() {
+    let web = created(service("default", "web"), 5);
+    let mut pools = [pool("public", &["203.0.113.0/28"])];
+    let first = run(&pools, &[applicant(&web)]);
+    let had = addresses(&first, "default", "web");
+    // An older Service asks for that very address now.
+    let older = created(service("default", "older"), 1);
+    let asks = requesting(&older, &had[0].to_string());
+    pools[0].disabled = true;
+    let then = allocate(&pools, &BTreeSet::new(), &[applicant(&web), asks], &first.allocations);
+    assert_eq!(addresses(&then, "default", "web"), had);
+    assert!(then.granted[&older.meta.key].pending.is_some());
+}
+
+#[test]
+fn an_address_in_the_services_own_status_is_adopted() {
+    let mut web = service("default", "web");
+    web.ingress_ips = vec![ip("203.0.113.9")];
+    let pools = [pool("public", &["203.0.113.0/28"])];
+    assert_eq!(addresses(&run(&pools, &[applicant(&web)]), "default", "web"), [ip("203.0.113.9")]);
+    web.ingress_ips = vec![ip("192.0.2.9")];
+    let given = addresses(&run(&pools, &[applicant(&web)]), "default", "web");
+    assert!(pools[0].contains(given[0]), "an address that no pool has is not adopted");
+}
+
+#[test]
+fn a_changed_request_lets_go_of_the_old_address() {
+    let web = service("default", "web");
+    let pools = [pool("public", &["203.0.113.0/28"])];
+    let first = run(&pools, &[requesting(&web, "203.0.113.3")]);
+    let then = allocate(&pools, &BTreeSet::new(), &[requesting(&web, "203.0.113.4")], &first.allocations);
+    assert_eq!(addresses(&then, "default", "web"), [ip("203.0.113.4")]);
+    assert_eq!(then.usage[0].assigned, 1);
+}
+
+#[test]
+fn external_ips_need_a_pool_that_authorises_them() {
+    let mut web = service("default", "web");
+    web.service_type = ServiceType::ClusterIp;
+    web.external_ips = ["203.0.113.3", "198.51.100.1", "192.0.2.77", "127.0.0.1", "169.254.0.1", "224.0.0.9"]
+        .map(ip)
+        .to_vec();
+    let mut edge = pool("edge", &["203.0.113.0/28"]);
+    edge.external_ips = true;
+    let pools = [edge.clone(), pool("plain", &["198.51.100.0/29"])];
+    let allocated = run(&pools, &[applicant(&web)]);
+    let granted = &allocated.granted[&web.meta.key];
+    let held: Vec<IpAddr> = granted.external.iter().map(|(a, _)| a.address).collect();
+    assert_eq!(held, [ip("203.0.113.3")]);
+    let why: Vec<(&str, &str)> = granted
+        .problems
+        .iter()
+        .map(|p| (p.field.as_str(), p.what.rsplit(": ").next().expect("a reason")))
+        .collect();
+    assert_eq!(
+        why,
+        [
+            ("spec.externalIPs[1]", "pool plain does not authorise external IPs"),
+            ("spec.externalIPs[2]", "it is in no pool"),
+            ("spec.externalIPs[3]", "a loopback address"),
+            ("spec.externalIPs[4]", "a link-local address"),
+            ("spec.externalIPs[5]", "a multicast address"),
+        ]
+    );
+    assert!(granted.problems.iter().all(|p| p.kind == ProblemKind::ExternalIpDenied));
+
+    let reserved = BTreeSet::from([ip("203.0.113.3")]);
+    let own = allocate(&pools, &reserved, &[applicant(&web)], &Allocations::default());
+    assert!(own.granted[&web.meta.key].external.is_empty(), "never the gateway's own address");
+
+    edge.namespace_selector.match_labels.insert("kubernetes.io/metadata.name".into(), "edge".into());
+    let unselected = run(&[edge], &[applicant(&web)]);
+    assert!(unselected.granted[&web.meta.key].external.is_empty(), "nor where selectors do not match");
+}
+
+#[test]
+fn external_ips_are_shared_port_by_port_and_first_come_keeps() {
+    let mut first = created(service("a", "first"), 1);
+    first.service_type = ServiceType::ClusterIp;
+    first.external_ips = vec![ip("203.0.113.3")];
+    let mut second = created(service("b", "second"), 2);
+    second.service_type = ServiceType::NodePort;
+    second.external_ips = vec![ip("203.0.113.3")];
+    second.ports = vec![service_port(80, Protocol::Tcp), service_port(443, Protocol::Tcp)];
+    let mut edge = pool("edge", &["203.0.113.0/28"]);
+    edge.external_ips = true;
+    let allocated = run(&[edge], &[applicant(&second), applicant(&first)]);
+    let ports = |s: &Service| allocated.granted[&s.meta.key].external[0].1.clone();
+    assert_eq!(ports(&first), [(Protocol::Tcp, 80)]);
+    assert_eq!(ports(&second), [(Protocol::Tcp, 443)]);
+    let problem = &allocated.granted[&second.meta.key].problems[0];
+    assert_eq!((problem.kind, problem.field.as_str()), (ProblemKind::Conflict, "spec.ports[0]"));
+}
+
+#[test]
+fn a_large_ipv6_pool_is_as_quick_as_a_small_one() {
+    let services: Vec<Service> = (0..500).map(|i| service("default", &format!("s{i}"))).collect();
+    let applicants: Vec<_> = services.iter().map(applicant).collect();
+    let allocated = run(&[pool("wide", &["2001:db8::/32"])], &applicants);
+    assert!(allocated.granted.values().all(|g| g.load_balancer.len() == 1));
+}
+
+#[test]
+fn without_memory_a_new_service_moves_few_others() {
+    let services: Vec<Service> = (0..40).map(|i| service("default", &format!("s{i}"))).collect();
+    let pools = [pool("public", &["203.0.113.0/24"])];
+    let all: Vec<_> = services.iter().map(applicant).collect();
+    let before = run(&pools, &all[1..]);
+    let after = run(&pools, &all);
+    let moved =
+        before.granted.iter().filter(|(k, g)| after.granted[*k].load_balancer != g.load_balancer).count();
+    assert!(moved <= 1, "{moved} moved");
+}
+
+proptest! {
+    #[test]
+    fn the_order_of_applicants_never_shows(
+        seed in proptest::collection::vec((0_u8..3, 0_u8..4, any::<bool>(), 0_i64..3), 1..20),
+        shuffle in any::<u64>(),
+    ) {
+        let mut edge = pool("edge", &["203.0.113.0/28", "2001:db8::/125"]);
+        edge.external_ips = true;
+        edge.quota_per_namespace = Some(6);
+        let services: Vec<(Service, bool)> = seed.iter().enumerate().map(|(i, (namespace, at, keyed, time))| {
+            let mut s = service(&format!("n{namespace}"), &format!("s{i}"));
+            if *time > 0 { s = created(s, *time); }
+            s.ports = vec![service_port(80 + u16::from(*at), Protocol::Tcp)];
+            if *at == 3 { s.external_ips = vec![ip("203.0.113.5")]; }
+            if *at == 2 { s.ip_family_policy = IpFamilyPolicy::RequireDualStack; }
+            (s, *keyed)
+        }).collect();
+        let mut applicants: Vec<Applicant<'_>> = services.iter().map(|(s, keyed)| Applicant {
+            sharing_key: keyed.then(|| "k".to_owned()),
+            requested: if s.ports[0].port.get() == 81 { vec![(ip("203.0.113.6"), "f".into())] } else { vec![] },
+            ..applicant(s)
+        }).collect();
+        let pools = [edge];
+        let one = run(&pools, &applicants);
+        let mut state = shuffle;
+        applicants.sort_by_key(|_| { state = state.wrapping_mul(6364136223846793005).wrapping_add(1); state });
+        prop_assert_eq!(&one, &run(&pools, &applicants));
+
+        // Nothing has two owners, and a second call with the memory of the first changes nothing.
+        let mut owners: BTreeMap<(IpAddr, Protocol, u16), &ObjectKey> = BTreeMap::new();
+        for (key, granted) in &one.granted {
+            let service = &services.iter().find(|(s, _)| s.meta.key == *key).expect("an applicant").0;
+            let port = (service.ports[0].protocol, service.ports[0].port.get());
+            let mut held: BTreeSet<IpAddr> = granted.load_balancer.iter().map(|a| a.address).collect();
+            held.extend(granted.external.iter().filter(|(_, p)| p.contains(&port)).map(|(a, _)| a.address));
+            for address in held {
+                prop_assert!(owners.insert((address, port.0, port.1), key).is_none(), "{} has two owners", address);
+            }
+        }
+        let again = allocate(&pools, &BTreeSet::new(), &applicants, &one.allocations);
+        prop_assert_eq!(one.allocations, again.allocations);
+    }
+}
