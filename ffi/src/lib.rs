@@ -1,1 +1,54 @@
-//! Placeholder while the workspace is being laid.
+//! Safe DPDK: the EAL, packet memory, ports and their queues, for one process that owns them all.
+//!
+//! What lives here: every `unsafe` line of the project (with `dpdk-sys`), each with the reason why it is sound.
+//! What may not: VIPs, flows, Kubernetes, or any other thing that DPDK does not know.
+//! Who calls it: the dataplane's `dpdk` driver, and tests.
+//!
+//! Invariant: an mbuf has exactly one owner, in Rust or in C, and goes back to its pool when that owner lets go.
+//! Invariant: [`RxQueue::rx`], [`TxQueue::tx`], [`PktPool::alloc`] and the drop of an [`Mbuf`] make no system call
+//! of their own, allocate nothing from the heap and take no lock (a driver such as `net_af_packet` may still enter
+//! the kernel inside its burst function).
+//!
+//! ```
+//! use dpdk::{Burst, PktPool, PoolConfig, Port, PortConfig, testing};
+//!
+//! let eal = testing::eal(); // a program calls Eal::init once instead
+//! let pool = PktPool::new(eal, &PoolConfig { mbufs: 511, ..PoolConfig::default() })?;
+//! let mut port = Port::attach(eal, "net_ring")?; // what it sends, it receives
+//! let mut queues = port.start(&PortConfig::default(), &pool)?;
+//!
+//! let mut burst = Burst::<32>::new();
+//! let mut frame = pool.alloc()?;
+//! frame.append(60)?.fill(0x5a);
+//! burst.push(frame).expect("a new burst is empty");
+//! assert_eq!(queues.tx[0].tx(&mut burst), 1);
+//! assert_eq!(queues.rx[0].rx(&mut burst), 1);
+//! assert_eq!(burst[0].data(), [0x5a; 60]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod burst;
+pub mod cycles;
+pub mod eal;
+pub mod error;
+pub mod flow;
+pub mod lcore;
+pub mod mbuf;
+pub mod mempool;
+pub mod port;
+pub mod queue;
+pub mod ring;
+pub mod stats;
+pub mod testing;
+
+pub use burst::Burst;
+pub use eal::{Eal, EalConfig, LogLevel, Memory, Pci};
+pub use error::{EalError, Errno, LcoreError, NoRoom, PoolError, PoolExhausted, PortError, RingError};
+pub use flow::{Rss, RssConfig, RssHash};
+pub use lcore::Lcore;
+pub use mbuf::{Checksum, Mbuf};
+pub use mempool::{PktPool, PoolConfig};
+pub use port::{Link, Port, PortConfig, PortInfo, Queues};
+pub use queue::{RxQueue, TxQueue};
+pub use ring::{RingReceiver, RingSender};
+pub use stats::PortStats;

@@ -1,0 +1,178 @@
+//! A burst: the frames that go through the program together.
+//!
+//! What lives here: [`Burst`], a fixed array of owned mbufs, no heap. It dereferences to `[Mbuf]`.
+//! Who calls it: a worker has one per queue for as long as it runs; RX appends to it, TX takes from its front.
+//! Invariant: what is in a burst is owned by it; what TX did not take stays in it, in order; its drop frees the rest.
+
+use std::mem::{self, MaybeUninit};
+use std::ops::{Deref, DerefMut, RangeBounds};
+
+use arrayvec::{ArrayVec, CapacityError};
+use dpdk_sys as sys;
+
+use crate::mbuf::Mbuf;
+
+/// Up to `N` mbufs, in order.
+///
+/// ```
+/// use dpdk::{Burst, PktPool, PoolConfig, testing};
+///
+/// let pool = PktPool::new(testing::eal(), &PoolConfig { mbufs: 255, ..PoolConfig::default() })?;
+/// let mut burst = Burst::<32>::new();
+/// pool.fill(&mut burst)?;
+/// burst.retain(|mbuf| mbuf.headroom() > 0);
+/// assert_eq!(burst.len(), 32);
+/// burst.clear();
+/// assert_eq!(pool.available(), 255);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Burst<const N: usize = 32>(ArrayVec<Mbuf, N>);
+
+impl<const N: usize> Burst<N> {
+    /// An empty one.
+    #[inline]
+    #[must_use]
+    pub fn new() -> Self {
+        Self(ArrayVec::new())
+    }
+
+    /// How many more it can hold.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.0.remaining_capacity()
+    }
+
+    /// Whether it can hold no more.
+    #[inline]
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.0.is_full()
+    }
+
+    /// Appends one.
+    ///
+    /// # Errors
+    /// When the burst is full: gives it back.
+    #[inline]
+    pub fn push(&mut self, mbuf: Mbuf) -> Result<(), Mbuf> {
+        self.0.try_push(mbuf).map_err(CapacityError::element)
+    }
+
+    /// Takes the last one out.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Mbuf> {
+        self.0.pop()
+    }
+
+    /// Takes a range out, in order; what the caller does not consume of it is freed.
+    #[inline]
+    pub fn drain(&mut self, range: impl RangeBounds<usize>) -> impl Iterator<Item = Mbuf> + '_ {
+        self.0.drain(range)
+    }
+
+    /// Takes the one at `index` out and puts the last in its place.
+    ///
+    /// # Panics
+    /// When `index` is not below the length.
+    #[inline]
+    pub fn swap_remove(&mut self, index: usize) -> Mbuf {
+        self.0.swap_remove(index)
+    }
+
+    /// Frees those for which `keep` says no; the others stay in order.
+    #[inline]
+    pub fn retain(&mut self, keep: impl FnMut(&mut Mbuf) -> bool) {
+        self.0.retain(keep);
+    }
+
+    /// Frees all, in one call.
+    #[inline]
+    pub fn clear(&mut self) {
+        let count = u32::try_from(self.0.len()).expect("a burst is small");
+        // SAFETY: length 0 is always right, and leaves the first `count` pointers to us alone; they are owned mbufs,
+        // which rte_pktmbuf_free_bulk consumes.
+        unsafe {
+            self.0.set_len(0);
+            if count > 0 {
+                sys::rte_pktmbuf_free_bulk(self.0.as_mut_ptr().cast(), count);
+            }
+        }
+    }
+
+    /// The places behind the last mbuf.
+    #[inline]
+    pub(crate) fn spare(&mut self) -> &mut [MaybeUninit<Mbuf>] {
+        let len = self.0.len();
+        // SAFETY: the array has N places, of which `len` are in use; the rest need no initialisation to be seen as
+        // MaybeUninit.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().add(len).cast(), N - len) }
+    }
+
+    /// Counts the first `count` of the spare places in.
+    ///
+    /// # Safety
+    /// They hold valid mbufs that nobody else owns.
+    ///
+    /// # Panics
+    /// When that is more than there are.
+    #[inline]
+    pub(crate) unsafe fn assume_filled(&mut self, count: usize) {
+        assert!(count <= self.room(), "C filled no more than the places it was given");
+        // SAFETY: by the precondition, and `count` fits.
+        unsafe { self.0.set_len(self.0.len() + count) };
+    }
+
+    /// Forgets the first `count`, which C owns now, and moves the rest to the front.
+    ///
+    /// # Safety
+    /// C took them over.
+    ///
+    /// # Panics
+    /// When that is more than there are.
+    #[inline]
+    pub(crate) unsafe fn assume_taken(&mut self, count: usize) {
+        let len = self.0.len();
+        assert!(count <= len, "C took no more than it was given");
+        // SAFETY: the range is inside the array. The first `count` are forgotten, not dropped; the others are moved,
+        // and the new length does not count their old places.
+        unsafe {
+            self.0.set_len(0);
+            let start = self.0.as_mut_ptr();
+            if count > 0 {
+                std::ptr::copy(start.add(count), start, len - count);
+            }
+            self.0.set_len(len - count);
+        }
+    }
+
+    /// The array as burst functions take it.
+    #[inline]
+    pub(crate) fn as_raw(&mut self) -> *mut *mut sys::rte_mbuf {
+        const { assert!(mem::size_of::<Mbuf>() == mem::size_of::<*mut sys::rte_mbuf>()) };
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+impl<const N: usize> Drop for Burst<N> {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl<const N: usize> Deref for Burst<N> {
+    type Target = [Mbuf];
+
+    #[inline]
+    fn deref(&self) -> &[Mbuf] {
+        &self.0
+    }
+}
+
+impl<const N: usize> DerefMut for Burst<N> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [Mbuf] {
+        &mut self.0
+    }
+}

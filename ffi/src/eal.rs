@@ -1,0 +1,278 @@
+//! The EAL: DPDK's life in this process.
+//!
+//! What lives here: the typed configuration, the one initialisation, the clean-up when the last handle goes.
+//! Every pool, port and ring holds an [`Eal`], so the clean-up comes after all of them.
+//! The EAL is always started so that it makes no files (`--in-memory`, or `--no-shconf` without hugepages) and no
+//! socket: nothing stays behind, whatever way the process ends.
+//! Invariant: the calling thread keeps its CPU affinity (rte_eal_init would pin it, and all that it spawns later).
+
+use std::ffi::{CString, c_char};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dpdk_sys as sys;
+
+use crate::error::{EalError, Errno};
+use crate::lcore;
+
+/// A handle on the initialised EAL; the EAL is cleaned up when the last one is dropped.
+///
+/// ```no_run
+/// use dpdk::{Eal, EalConfig, Memory};
+///
+/// let eal = Eal::init(&EalConfig { memory: Memory::Hugepages { mib: 1024 }, ..EalConfig::default() })?;
+/// # Ok::<(), dpdk::EalError>(())
+/// ```
+#[derive(Clone)]
+pub struct Eal(#[expect(dead_code, reason = "held for its drop")] Arc<Initialised>);
+
+/// How to start the EAL.
+#[derive(Clone, Debug)]
+pub struct EalConfig {
+    /// Where packet memory comes from.
+    pub memory: Memory,
+    /// The CPUs of the main lcore, that is of EAL's own housekeeping; empty for all that this process may use.
+    /// Workers are not listed here: they are threads that register themselves ([`crate::Lcore`]).
+    pub main_cpus: Vec<usize>,
+    /// Which PCI devices to probe.
+    pub pci: Pci,
+    /// Virtual devices to make at the start, as `--vdev` takes them. [`crate::Port::attach`] makes them later too.
+    pub vdevs: Vec<String>,
+    /// From which level on DPDK logs, to standard error and syslog.
+    pub log_level: LogLevel,
+    /// `--file-prefix`: only matters where several DPDK processes share a run directory.
+    pub file_prefix: Option<String>,
+}
+
+/// Where packet memory comes from, and how many MiB of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Reserved hugepages, mapped without a hugetlbfs mount.
+    Hugepages {
+        /// MiB taken at the start; more is taken on demand while the kernel has any.
+        mib: u32,
+    },
+    /// Plain pages (`--no-huge`): works everywhere, but not for NICs that do DMA by physical address.
+    NoHuge {
+        /// MiB in all; there is no more later.
+        mib: u32,
+    },
+}
+
+/// Which PCI devices to probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pci {
+    /// None: the PCI bus is not scanned.
+    None,
+    /// Only these addresses (`0000:03:00.0`), each perhaps with driver arguments after a comma.
+    Allow(Vec<String>),
+}
+
+/// DPDK's log levels, `RTE_LOG_*` of rte_log.h.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum LogLevel {
+    Critical = 3,
+    Error = 4,
+    Warning = 5,
+    Notice = 6,
+    Info = 7,
+    Debug = 8,
+}
+
+impl Default for EalConfig {
+    /// 512 MiB of plain pages, no PCI, no virtual device, warnings logged.
+    fn default() -> Self {
+        Self {
+            memory: Memory::NoHuge { mib: 512 },
+            main_cpus: Vec::new(),
+            pci: Pci::None,
+            vdevs: Vec::new(),
+            log_level: LogLevel::Warning,
+            file_prefix: None,
+        }
+    }
+}
+
+impl Eal {
+    /// Starts the EAL. Once per process.
+    ///
+    /// # Errors
+    /// When it was started before, or when `rte_eal_init` refuses (not enough hugepages, a vdev that does not exist).
+    pub fn init(config: &EalConfig) -> Result<Self, EalError> {
+        let arguments = config.arguments();
+        let argv = arguments
+            .iter()
+            .map(|argument| CString::new(argument.as_str()).map_err(|_| EalError::Argument(argument.clone())))
+            .collect::<Result<Vec<_>, _>>()?;
+        if STARTED.swap(true, Ordering::AcqRel) {
+            return Err(EalError::AlreadyInitialised);
+        }
+        // Leaked: getopt permutes the array and the EAL keeps pointers into the strings.
+        let mut argv: Vec<*mut c_char> = argv.into_iter().map(CString::into_raw).collect();
+        let count = i32::try_from(argv.len()).expect("a few dozen arguments");
+        argv.push(std::ptr::null_mut());
+        let argv = argv.leak();
+
+        let affinity = lcore::Affinity::of_this_thread();
+        // SAFETY: argv is a NULL-terminated array of `count` mutable C strings that live for ever; STARTED makes
+        // this the only call in the process.
+        let parsed = unsafe { sys::rte_eal_init(count, argv.as_mut_ptr()) };
+        let source = Errno::last();
+        affinity.restore();
+        if parsed < 0 {
+            return Err(EalError::Init { arguments: arguments[1..].join(" "), hint: config.hint(), source });
+        }
+        let eal = Self(Arc::new(Initialised));
+        remove_empty_run_directory();
+        Ok(eal)
+    }
+
+    /// The version of the DPDK that is linked, as `DPDK 22.11.4`.
+    #[must_use]
+    pub fn version() -> String {
+        // SAFETY: returns a NUL-terminated string that lives as long as the process.
+        unsafe { std::ffi::CStr::from_ptr(sys::rte_version()) }.to_string_lossy().into_owned()
+    }
+
+    /// Changes from which level on DPDK logs.
+    pub fn set_log_level(&self, level: LogLevel) {
+        // SAFETY: stores a number; any thread, any time.
+        unsafe { sys::rte_log_set_global_level(level as u32) };
+    }
+}
+
+impl fmt::Debug for Eal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Eal")
+    }
+}
+
+/// Set at the first attempt, and never cleared: rte_eal_init cannot be repeated, not even after a clean-up.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Proof that rte_eal_init has succeeded and rte_eal_cleanup has not been called.
+struct Initialised;
+
+impl Drop for Initialised {
+    fn drop(&mut self) {
+        // SAFETY: initialised, and nobody else holds a handle: no pool, port, ring or registered lcore is left, for
+        // each of them holds one. A failure of it has no remedy.
+        unsafe { sys::rte_eal_cleanup() };
+        remove_empty_run_directory();
+    }
+}
+
+impl EalConfig {
+    /// The command line for `rte_eal_init`, program name included.
+    fn arguments(&self) -> Vec<String> {
+        let cpus = if self.main_cpus.is_empty() { lcore::usable_cpus() } else { self.main_cpus.clone() };
+        let cpus: Vec<String> = cpus.iter().map(ToString::to_string).collect();
+        let mut arguments: Vec<String> = vec![
+            "dpdk".to_owned(),
+            // One lcore, number 0, that floats over those CPUs.
+            format!("--lcores=0@({})", cpus.join(",")),
+            "--no-telemetry".to_owned(),
+            format!("--log-level={}", self.log_level as u32),
+        ];
+        let mib = match self.memory {
+            Memory::Hugepages { mib } => {
+                arguments.push("--in-memory".to_owned());
+                mib
+            }
+            // --no-huge implies the legacy memory mode, with which --in-memory is refused; what the latter would
+            // add is --no-shconf.
+            Memory::NoHuge { mib } => {
+                arguments.extend(["--no-huge".to_owned(), "--no-shconf".to_owned()]);
+                mib
+            }
+        };
+        arguments.extend(["-m".to_owned(), mib.to_string()]);
+        match &self.pci {
+            // Nobody needs physical addresses then, and virtual ones do not need root.
+            Pci::None => arguments.extend(["--no-pci".to_owned(), "--iova-mode=va".to_owned()]),
+            Pci::Allow(list) => {
+                for address in list {
+                    arguments.extend(["-a".to_owned(), address.clone()]);
+                }
+                if list.is_empty() {
+                    arguments.push("--no-pci".to_owned());
+                }
+            }
+        }
+        for vdev in &self.vdevs {
+            arguments.push(format!("--vdev={vdev}"));
+        }
+        if let Some(prefix) = &self.file_prefix {
+            arguments.push(format!("--file-prefix={prefix}"));
+        }
+        arguments
+    }
+
+    fn hint(&self) -> &'static str {
+        match self.memory {
+            Memory::Hugepages { .. } => {
+                "; are there enough free hugepages (HugePages_Free in /proc/meminfo)? Without any, use plain pages"
+            }
+            Memory::NoHuge { .. } => "",
+        }
+    }
+}
+
+/// The EAL makes its run directory (`/var/run/dpdk/PREFIX`) even in memory-only mode, where it puts nothing there.
+fn remove_empty_run_directory() {
+    // SAFETY: returns a static buffer, NUL-terminated, that is written once in rte_eal_init and only read after.
+    let path = unsafe { std::ffi::CStr::from_ptr(sys::rte_eal_get_runtime_dir()) };
+    let Ok(path) = path.to_str() else { return };
+    let path = Path::new(path);
+    // remove_dir refuses a directory that is not empty: those of other DPDK processes stay.
+    if !path.as_os_str().is_empty()
+        && std::fs::remove_dir(path).is_ok()
+        && let Some(parent) = path.parent()
+    {
+        let _ = std::fs::remove_dir(parent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_say_what_the_configuration_says() {
+        let config = EalConfig {
+            memory: Memory::Hugepages { mib: 64 },
+            main_cpus: vec![0],
+            pci: Pci::Allow(vec!["0000:03:00.0".to_owned()]),
+            vdevs: vec!["net_null0,copy=1".to_owned()],
+            log_level: LogLevel::Error,
+            file_prefix: Some("one".to_owned()),
+        };
+        assert_eq!(
+            config.arguments().join(" "),
+            "dpdk --lcores=0@(0) --no-telemetry --log-level=4 --in-memory -m 64 -a 0000:03:00.0 \
+             --vdev=net_null0,copy=1 --file-prefix=one"
+        );
+        let plain = EalConfig { main_cpus: vec![0, 1], ..EalConfig::default() }.arguments().join(" ");
+        assert!(
+            plain.contains("--lcores=0@(0,1)") && plain.contains("--no-huge --no-shconf -m 512 --no-pci"),
+            "{plain}"
+        );
+    }
+
+    #[test]
+    fn second_initialisation_is_refused() {
+        let _eal = crate::testing::eal();
+        let error = Eal::init(&EalConfig::default()).unwrap_err();
+        assert!(matches!(error, EalError::AlreadyInitialised));
+    }
+
+    #[test]
+    fn initialisation_leaves_the_affinity_of_threads_alone() {
+        let before = lcore::usable_cpus();
+        let _eal = crate::testing::eal();
+        assert_eq!(lcore::usable_cpus(), before);
+    }
+}

@@ -1,0 +1,97 @@
+//! How a NIC deals frames to its queues: receive-side scaling.
+//!
+//! What lives here: what to ask for ([`RssConfig`], [`RssHash`]), and what is in force ([`Rss`]: the key, the hashed
+//! fields, the redirection table), so that software can compute which queue a frame will come to.
+//! What may not: rte_flow rules, which nothing here needs yet, and the hash function itself.
+
+use std::ops::{BitAnd, BitOr};
+
+use dpdk_sys as sys;
+
+/// Which headers a NIC hashes (`RTE_ETH_RSS_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RssHash(u64);
+
+impl RssHash {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
+    /// Source and destination address, of IPv4 and IPv6, fragments included.
+    pub const IP: Self = Self(
+        sys::DPDK_SYS_RSS_IPV4
+            | sys::DPDK_SYS_RSS_FRAG_IPV4
+            | sys::DPDK_SYS_RSS_IPV4_OTHER
+            | sys::DPDK_SYS_RSS_IPV6
+            | sys::DPDK_SYS_RSS_FRAG_IPV6
+            | sys::DPDK_SYS_RSS_IPV6_OTHER
+            | sys::DPDK_SYS_RSS_IPV6_EX,
+    );
+    /// Addresses and ports of TCP, IPv4 and IPv6.
+    pub const TCP: Self = Self(sys::DPDK_SYS_RSS_IPV4_TCP | sys::DPDK_SYS_RSS_IPV6_TCP);
+    /// Addresses and ports of UDP, IPv4 and IPv6.
+    pub const UDP: Self = Self(sys::DPDK_SYS_RSS_IPV4_UDP | sys::DPDK_SYS_RSS_IPV6_UDP);
+    /// Addresses and ports of SCTP, IPv4 and IPv6.
+    pub const SCTP: Self = Self(sys::DPDK_SYS_RSS_IPV4_SCTP | sys::DPDK_SYS_RSS_IPV6_SCTP);
+
+    /// Whether any of `other` is in it.
+    #[must_use]
+    pub fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Whether all of `other` is in it.
+    #[must_use]
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+}
+
+impl BitOr for RssHash {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl BitAnd for RssHash {
+    type Output = Self;
+
+    fn bitand(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+/// What to ask of a NIC. What it does not offer is left out; [`crate::Port::rss`] tells what is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RssConfig {
+    /// The hash key, as long as the NIC's ([`crate::PortInfo::rss_key_len`]); none for the driver's own.
+    pub key: Option<Vec<u8>>,
+    /// What to hash.
+    pub hash: RssHash,
+}
+
+impl Default for RssConfig {
+    /// Addresses and ports of everything, with the driver's key.
+    fn default() -> Self {
+        Self { key: None, hash: RssHash::IP | RssHash::TCP | RssHash::UDP | RssHash::SCTP }
+    }
+}
+
+/// The scaling that is in force on a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rss {
+    /// The Toeplitz key.
+    pub key: Vec<u8>,
+    /// What is hashed.
+    pub hash: RssHash,
+    /// The redirection table: a frame comes to queue `table[hash % table.len()]`. Its length is a power of two.
+    pub table: Vec<u16>,
+}

@@ -1,0 +1,382 @@
+//! One frame in packet memory.
+//!
+//! What lives here: [`Mbuf`], its bytes, its room before and after them, what the NIC said about it.
+//! What may not: any protocol. Fields are read at the offsets that `dpdk-sys` took with `offsetof`, inline: no call
+//! into C but to free.
+//! Invariant: one owner. `Mbuf` is not `Clone`; handing one to C consumes it; its drop gives it back to its pool.
+//! Invariant: all mbufs here are direct and have a reference count of 1, so `&mut Mbuf` is the only way to the bytes.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use dpdk_sys as sys;
+
+use crate::error::NoRoom;
+
+/// A frame in packet memory, owned.
+///
+/// The same size and layout as a pointer to `rte_mbuf`: an array of them is what burst functions take.
+///
+/// ```
+/// use dpdk::{PktPool, PoolConfig, testing};
+///
+/// let pool = PktPool::new(testing::eal(), &PoolConfig { mbufs: 255, ..PoolConfig::default() })?;
+/// let mut mbuf = pool.alloc()?;
+/// mbuf.append(4)?.copy_from_slice(b"data");
+/// mbuf.prepend(2)?.copy_from_slice(b"h:");
+/// assert_eq!(mbuf.data(), b"h:data");
+/// mbuf.trim_front(2)?;
+/// mbuf.truncate(2)?;
+/// assert_eq!(mbuf.data(), b"da");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[repr(transparent)]
+pub struct Mbuf(NonNull<sys::rte_mbuf>);
+
+// SAFETY: an mbuf belongs to its owner, whatever thread that is on; giving it back to a pool works on any thread.
+unsafe impl Send for Mbuf {}
+// SAFETY: through `&Mbuf` everything is only read.
+unsafe impl Sync for Mbuf {}
+
+/// What the NIC found when it verified a checksum (`RTE_MBUF_F_RX_*_CKSUM_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// It did not look.
+    Unknown,
+    /// It is right.
+    Good,
+    /// It is wrong.
+    Bad,
+    /// Not in the packet, but the data are known to be intact (they come from a virtual machine, say).
+    Absent,
+}
+
+impl Mbuf {
+    /// The bytes of the frame: all of them when [`Mbuf::is_contiguous`], else those of the first segment.
+    #[inline]
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        // SAFETY: data_off + data_len <= buf_len holds in every mbuf (DPDK's drivers and this module keep it), so
+        // the range lies in the buffer, which is mapped memory that nobody else writes while we own the mbuf.
+        unsafe { std::slice::from_raw_parts(self.start(), usize::from(self.data_len())) }
+    }
+
+    /// As [`Mbuf::data`], to write.
+    #[inline]
+    #[must_use]
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `data`; and `&mut self` on the one owner makes it exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), usize::from(self.data_len())) }
+    }
+
+    /// Length of the frame in bytes, all segments together.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "no caller asks whether a frame is empty")]
+    pub fn len(&self) -> usize {
+        self.pkt_len() as usize
+    }
+
+    /// Whether the whole frame is in one segment, so that [`Mbuf::data`] shows all of it.
+    #[inline]
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        // SAFETY: the field is there (see `field`).
+        unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_NB_SEGS).read() == 1 }
+    }
+
+    /// Makes the frame one segment.
+    ///
+    /// # Errors
+    /// When the first segment has no room for all of it; the frame is unchanged.
+    pub fn linearize(&mut self) -> Result<(), NoRoom> {
+        if self.is_contiguous() {
+            return Ok(());
+        }
+        // SAFETY: a valid mbuf that we own, as are its further segments, which it frees.
+        if unsafe { sys::rte_pktmbuf_linearize(self.0.as_ptr()) } == 0 { Ok(()) } else { Err(NoRoom) }
+    }
+
+    /// Bytes free before the frame.
+    #[inline]
+    #[must_use]
+    pub fn headroom(&self) -> usize {
+        usize::from(self.data_off())
+    }
+
+    /// Bytes free after the first segment's.
+    #[inline]
+    #[must_use]
+    pub fn tailroom(&self) -> usize {
+        // SAFETY: the field is there (see `field`).
+        let buf_len = unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_BUF_LEN).read() };
+        usize::from(buf_len).saturating_sub(usize::from(self.data_off()) + usize::from(self.data_len()))
+    }
+
+    /// Grows the frame by `count` bytes at its front and returns those, as they happen to be: the caller writes them.
+    ///
+    /// # Errors
+    /// When the headroom is less.
+    #[inline]
+    pub fn prepend(&mut self, count: usize) -> Result<&mut [u8], NoRoom> {
+        let data_off = self.data_off();
+        let Some(grow) = u16::try_from(count).ok().filter(|&grow| grow <= data_off) else {
+            return Err(NoRoom);
+        };
+        let data_len = self.data_len().checked_add(grow).ok_or(NoRoom)?;
+        let pkt_len = self.pkt_len().checked_add(u32::from(grow)).ok_or(NoRoom)?;
+        self.set_data_off(data_off - grow);
+        self.set_lengths(data_len, pkt_len);
+        Ok(&mut self.data_mut()[..count])
+    }
+
+    /// Takes `count` bytes off the front.
+    ///
+    /// # Errors
+    /// When the first segment has fewer.
+    #[inline]
+    pub fn trim_front(&mut self, count: usize) -> Result<(), NoRoom> {
+        let data_len = self.data_len();
+        let Some(shrink) = u16::try_from(count).ok().filter(|&shrink| shrink <= data_len) else {
+            return Err(NoRoom);
+        };
+        self.set_data_off(self.data_off() + shrink);
+        self.set_lengths(data_len - shrink, self.pkt_len() - u32::from(shrink));
+        Ok(())
+    }
+
+    /// Grows the frame by `count` bytes at its end and returns those, as they happen to be: the caller writes them.
+    ///
+    /// # Errors
+    /// When the tailroom is less, or the frame has several segments.
+    #[inline]
+    pub fn append(&mut self, count: usize) -> Result<&mut [u8], NoRoom> {
+        if count > self.tailroom() || !self.is_contiguous() {
+            return Err(NoRoom);
+        }
+        let old = self.data_len();
+        // Not more than the tailroom, so the sum is at most buf_len, a u16.
+        let data_len = old + u16::try_from(count).map_err(|_| NoRoom)?;
+        self.set_lengths(data_len, u32::from(data_len));
+        Ok(&mut self.data_mut()[usize::from(old)..])
+    }
+
+    /// Cuts the frame down to `len` bytes.
+    ///
+    /// # Errors
+    /// When it has fewer, or has several segments.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) -> Result<(), NoRoom> {
+        let Some(keep) = u16::try_from(len).ok().filter(|&keep| keep <= self.data_len()) else {
+            return Err(NoRoom);
+        };
+        if !self.is_contiguous() {
+            return Err(NoRoom);
+        }
+        self.set_lengths(keep, u32::from(keep));
+        Ok(())
+    }
+
+    /// The port that it came in by; `u16::MAX` on one of our own making.
+    #[inline]
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        // SAFETY: the field is there (see `field`).
+        unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_PORT).read() }
+    }
+
+    /// The RSS hash that the NIC computed, where it did.
+    #[inline]
+    #[must_use]
+    pub fn rss_hash(&self) -> Option<u32> {
+        if self.ol_flags() & sys::DPDK_SYS_RX_RSS_HASH == 0 {
+            return None;
+        }
+        // SAFETY: the field is there (see `field`), and the flag says that this member of the union is set.
+        Some(unsafe { self.field::<u32>(sys::DPDK_SYS_MBUF_HASH_RSS).read() })
+    }
+
+    /// The 802.1Q tag that the NIC or the kernel took out of the frame, where one did: it is not in [`Mbuf::data`].
+    #[inline]
+    #[must_use]
+    pub fn stripped_vlan(&self) -> Option<u16> {
+        if self.ol_flags() & sys::DPDK_SYS_RX_VLAN_STRIPPED == 0 {
+            return None;
+        }
+        // SAFETY: the field is there (see `field`).
+        Some(unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_VLAN_TCI).read() })
+    }
+
+    /// What the NIC says of the IPv4 header checksum.
+    #[inline]
+    #[must_use]
+    pub fn ip_checksum(&self) -> Checksum {
+        match self.ol_flags() & sys::DPDK_SYS_RX_IP_CKSUM_MASK {
+            0 => Checksum::Unknown,
+            sys::DPDK_SYS_RX_IP_CKSUM_GOOD => Checksum::Good,
+            sys::DPDK_SYS_RX_IP_CKSUM_BAD => Checksum::Bad,
+            _ => Checksum::Absent,
+        }
+    }
+
+    /// What the NIC says of the TCP, UDP or SCTP checksum.
+    #[inline]
+    #[must_use]
+    pub fn l4_checksum(&self) -> Checksum {
+        match self.ol_flags() & sys::DPDK_SYS_RX_L4_CKSUM_MASK {
+            0 => Checksum::Unknown,
+            sys::DPDK_SYS_RX_L4_CKSUM_GOOD => Checksum::Good,
+            sys::DPDK_SYS_RX_L4_CKSUM_BAD => Checksum::Bad,
+            _ => Checksum::Absent,
+        }
+    }
+
+    /// Hands the mbuf over: the receiver of the pointer owns it now.
+    #[must_use = "the mbuf is lost to its pool unless somebody takes the pointer back"]
+    pub fn into_raw(self) -> NonNull<sys::rte_mbuf> {
+        ManuallyDrop::new(self).0
+    }
+
+    /// Takes an mbuf over from C.
+    ///
+    /// # Safety
+    /// The pointer is to a valid, direct mbuf (each segment so) with a reference count of 1, from a pool made by
+    /// [`crate::PktPool`], and nobody else uses it from now on.
+    #[must_use]
+    pub unsafe fn from_raw(raw: NonNull<sys::rte_mbuf>) -> Self {
+        Self(raw)
+    }
+
+    /// A pointer to the field at `offset` bytes.
+    ///
+    /// # Safety
+    /// `offset` is one of the `DPDK_SYS_MBUF_*` constants, which C took with offsetof of this very struct, and `T` is
+    /// that field's type. The mbuf is valid because we own it, so the pointer may be read, and with the mbuf borrowed
+    /// mutably, written.
+    #[inline]
+    unsafe fn field<T>(&self, offset: u32) -> *mut T {
+        // SAFETY: by the precondition the result lies inside the mbuf.
+        unsafe { self.0.as_ptr().byte_add(offset as usize).cast() }
+    }
+
+    #[inline]
+    fn start(&self) -> *mut u8 {
+        // SAFETY: the field is there (see `field`), and data_off <= buf_len keeps the sum inside the buffer or at its
+        // end.
+        unsafe { self.field::<*mut u8>(sys::DPDK_SYS_MBUF_BUF_ADDR).read().add(usize::from(self.data_off())) }
+    }
+
+    #[inline]
+    fn data_off(&self) -> u16 {
+        // SAFETY: the field is there (see `field`).
+        unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_DATA_OFF).read() }
+    }
+
+    #[inline]
+    fn data_len(&self) -> u16 {
+        // SAFETY: the field is there (see `field`).
+        unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_DATA_LEN).read() }
+    }
+
+    #[inline]
+    fn pkt_len(&self) -> u32 {
+        // SAFETY: the field is there (see `field`).
+        unsafe { self.field::<u32>(sys::DPDK_SYS_MBUF_PKT_LEN).read() }
+    }
+
+    #[inline]
+    fn ol_flags(&self) -> u64 {
+        // SAFETY: the field is there (see `field`).
+        unsafe { self.field::<u64>(sys::DPDK_SYS_MBUF_OL_FLAGS).read() }
+    }
+
+    /// Callers keep data_off + data_len <= buf_len.
+    #[inline]
+    fn set_data_off(&mut self, value: u16) {
+        // SAFETY: the field is there (see `field`), and we have it mutably.
+        unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_DATA_OFF).write(value) };
+    }
+
+    /// Callers keep data_off + data_len <= buf_len, and pkt_len the sum over the segments.
+    #[inline]
+    fn set_lengths(&mut self, data_len: u16, pkt_len: u32) {
+        // SAFETY: the fields are there (see `field`), and we have them mutably.
+        unsafe {
+            self.field::<u16>(sys::DPDK_SYS_MBUF_DATA_LEN).write(data_len);
+            self.field::<u32>(sys::DPDK_SYS_MBUF_PKT_LEN).write(pkt_len);
+        }
+    }
+}
+
+impl Drop for Mbuf {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: we are the one owner; the pool lives while any mbuf of it is out (see `mempool`).
+        unsafe { sys::rte_pktmbuf_free(self.0.as_ptr()) };
+    }
+}
+
+impl fmt::Debug for Mbuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mbuf({} bytes, {} before, {} after)", self.len(), self.headroom(), self.tailroom())
+    }
+}
+
+/// Defines a type that is an [`Mbuf`] under another name, for a crate that implements a foreign trait for it, with
+/// safe views of slices of the one as slices of the other.
+///
+/// ```
+/// dpdk::mbuf_newtype! {
+///     /// A frame, as our pipeline sees it.
+///     pub struct Packet;
+/// }
+///
+/// let mut burst = dpdk::Burst::<32>::new();
+/// let packets: &mut [Packet] = Packet::slice_mut(&mut burst);
+/// assert!(packets.is_empty());
+/// ```
+#[macro_export]
+macro_rules! mbuf_newtype {
+    ($(#[$attribute:meta])* $visibility:vis struct $name:ident;) => {
+        $(#[$attribute])*
+        #[repr(transparent)]
+        #[derive(Debug)]
+        $visibility struct $name(pub $crate::Mbuf);
+
+        #[allow(dead_code, reason = "not every user of the macro needs every part")]
+        impl $name {
+            /// The same frames under this name.
+            #[inline]
+            #[must_use]
+            $visibility fn slice_mut(mbufs: &mut [$crate::Mbuf]) -> &mut [Self] {
+                let mbufs: *mut [$crate::Mbuf] = mbufs;
+                // SAFETY: repr(transparent) gives both types one layout, and neither adds an invariant to the other.
+                unsafe { &mut *(mbufs as *mut [Self]) }
+            }
+
+            /// The same frame under this name.
+            #[inline]
+            #[must_use]
+            $visibility fn ref_mut(mbuf: &mut $crate::Mbuf) -> &mut Self {
+                let mbuf: *mut $crate::Mbuf = mbuf;
+                // SAFETY: as in `slice_mut`.
+                unsafe { &mut *mbuf.cast::<Self>() }
+            }
+        }
+
+        impl ::core::convert::From<$crate::Mbuf> for $name {
+            #[inline]
+            fn from(mbuf: $crate::Mbuf) -> Self {
+                Self(mbuf)
+            }
+        }
+
+        impl ::core::convert::From<$name> for $crate::Mbuf {
+            #[inline]
+            fn from(packet: $name) -> Self {
+                packet.0
+            }
+        }
+    };
+}

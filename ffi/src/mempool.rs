@@ -1,0 +1,274 @@
+//! Packet memory: pools of mbufs.
+//!
+//! What lives here: making a pool, taking mbufs from it, its level. Mbufs go back by being dropped.
+//! Who calls it: the driver at its start (one pool per NUMA node), workers for packets of their own making.
+//! Invariant: the memory of a pool is given back only when every mbuf is home and no lcore can still be putting one
+//! back; until then the pool waits in a list. So an [`Mbuf`] may outlive every [`PktPool`] handle.
+
+use std::ffi::CString;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dpdk_sys as sys;
+
+use crate::burst::Burst;
+use crate::eal::Eal;
+use crate::error::{Errno, PoolError, PoolExhausted};
+use crate::lcore;
+use crate::mbuf::Mbuf;
+
+/// Bytes that every mbuf has before the frame, for headers to be prepended (`RTE_PKTMBUF_HEADROOM`).
+pub const HEADROOM: u16 = sys::RTE_PKTMBUF_HEADROOM as u16;
+
+/// A pool of mbufs; a handle that may be cloned and used from any thread.
+///
+/// ```
+/// use dpdk::{PktPool, PoolConfig, testing};
+///
+/// let pool = PktPool::new(testing::eal(), &PoolConfig { mbufs: 255, ..PoolConfig::default() })?;
+/// let mbuf = pool.alloc()?;
+/// assert_eq!(pool.available(), 254);
+/// drop(mbuf);
+/// assert_eq!(pool.available(), 255);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct PktPool(Arc<Pool>);
+
+/// What a pool is to hold.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Number of mbufs; 2^n - 1 uses the memory best.
+    pub mbufs: u32,
+    /// Mbufs that each lcore keeps to itself, at most 512 and at most two thirds of `mbufs`; 0 for none.
+    pub cache: u32,
+    /// Bytes for the frame in each mbuf; [`HEADROOM`] comes on top.
+    pub data_room: u16,
+    /// NUMA node, or none for any.
+    pub socket: Option<i32>,
+}
+
+impl Default for PoolConfig {
+    /// 8,191 mbufs of 2,048 bytes, 256 in each lcore's cache, on any node.
+    fn default() -> Self {
+        Self { mbufs: 8191, cache: 256, data_room: 2048, socket: None }
+    }
+}
+
+impl PktPool {
+    /// Makes a pool, all of its mbufs available.
+    ///
+    /// # Errors
+    /// When a figure is out of range or the EAL has not that much memory.
+    pub fn new(eal: &Eal, config: &PoolConfig) -> Result<Self, PoolError> {
+        config.check()?;
+        free_what_waits();
+        let name = CString::new(format!("pktpool{}", NEXT.fetch_add(1, Ordering::Relaxed)))
+            .expect("the name has no NUL byte");
+        // A small pool with a big cache would be refused, and could lock all of its mbufs up in one lcore's cache.
+        let cache = config.cache.min(config.mbufs * 2 / 3);
+        let room = config.data_room + HEADROOM;
+        // SAFETY: the EAL is initialised (`eal`); the name is a C string that is copied; private size 0 is aligned.
+        let raw = unsafe {
+            sys::rte_pktmbuf_pool_create(
+                name.as_ptr(),
+                config.mbufs,
+                cache,
+                0,
+                room,
+                config.socket.unwrap_or(sys::DPDK_SYS_SOCKET_ANY),
+            )
+        };
+        match NonNull::new(raw) {
+            Some(raw) => Ok(Self(Arc::new(Pool {
+                raw,
+                capacity: config.mbufs,
+                data_room: config.data_room,
+                eal: eal.clone(),
+            }))),
+            None => Err(PoolError::Create {
+                mbufs: config.mbufs,
+                data_room: u32::from(room),
+                source: Errno::last(),
+            }),
+        }
+    }
+
+    /// Takes one mbuf: empty, with the usual headroom.
+    ///
+    /// # Errors
+    /// When there is none left.
+    #[inline]
+    pub fn alloc(&self) -> Result<Mbuf, PoolExhausted> {
+        // SAFETY: the pool lives as long as this handle. A fresh mbuf has no other owner.
+        unsafe {
+            match NonNull::new(sys::rte_pktmbuf_alloc(self.0.raw.as_ptr())) {
+                Some(raw) => Ok(Mbuf::from_raw(raw)),
+                None => Err(PoolExhausted),
+            }
+        }
+    }
+
+    /// Takes as many mbufs as the burst has room for, all or none, and appends them to it.
+    ///
+    /// # Errors
+    /// When there are not that many left; the burst is unchanged then.
+    pub fn fill<const N: usize>(&self, burst: &mut Burst<N>) -> Result<(), PoolExhausted> {
+        let room = burst.spare();
+        let places = room.len();
+        let count = u32::try_from(places).expect("a burst is small");
+        // SAFETY: the pool lives as long as this handle; `room` has place for `count` pointers. All or none: on 0
+        // all of them are valid, fresh and ours.
+        unsafe {
+            if sys::rte_pktmbuf_alloc_bulk(self.0.raw.as_ptr(), room.as_mut_ptr().cast(), count) != 0 {
+                return Err(PoolExhausted);
+            }
+            burst.assume_filled(places);
+        }
+        Ok(())
+    }
+
+    /// How many mbufs the pool has in all.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.0.capacity
+    }
+
+    /// How many are at home, caches of lcores included. Exact only while nobody takes or returns any. Walks over all
+    /// lcores: for tests and statistics.
+    #[must_use]
+    pub fn available(&self) -> u32 {
+        // SAFETY: the pool lives as long as this handle.
+        unsafe { sys::rte_mempool_avail_count(self.as_ptr()) }
+    }
+
+    /// Bytes for the frame in each mbuf, headroom not counted.
+    #[must_use]
+    pub fn data_room(&self) -> u16 {
+        self.0.data_room
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::rte_mempool {
+        self.0.raw.as_ptr()
+    }
+}
+
+impl fmt::Debug for PktPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PktPool({} of {} available)", self.available(), self.capacity())
+    }
+}
+
+impl PoolConfig {
+    fn check(&self) -> Result<(), PoolError> {
+        let refuse = |what, given, accepted| Err(PoolError::Config { what, given, accepted });
+        if self.mbufs == 0 || self.mbufs > 1 << 24 {
+            return refuse("mbufs", self.mbufs, format!("1 to {}", 1 << 24));
+        }
+        if self.cache > sys::RTE_MEMPOOL_CACHE_MAX_SIZE {
+            return refuse("cache", self.cache, format!("0 to {}", sys::RTE_MEMPOOL_CACHE_MAX_SIZE));
+        }
+        let most = u16::MAX - HEADROOM;
+        if self.data_room == 0 || self.data_room > most {
+            return refuse("data_room", u32::from(self.data_room), format!("1 to {most} bytes"));
+        }
+        Ok(())
+    }
+}
+
+/// The memory itself, shared by the handles.
+struct Pool {
+    raw: NonNull<sys::rte_mempool>,
+    capacity: u32,
+    data_room: u16,
+    eal: Eal,
+}
+
+// SAFETY: a mempool made by rte_pktmbuf_pool_create with the default flags may be used from any thread at once: the
+// shared ring is multi-producer multi-consumer, and caches belong to lcores, that is to one thread each.
+unsafe impl Send for Pool {}
+// SAFETY: as for Send.
+unsafe impl Sync for Pool {}
+
+impl Drop for Pool {
+    /// No handle is left, so nobody takes mbufs any more; the pool is freed once those that are out have come home.
+    fn drop(&mut self) {
+        let parked = Parked { raw: self.raw, capacity: self.capacity, _eal: self.eal.clone() };
+        WAITING.lock().unwrap_or_else(PoisonError::into_inner).push(parked);
+        free_what_waits();
+    }
+}
+
+/// For names, which must differ within the process.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// Pools without handles, most of them for a moment.
+static WAITING: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
+
+/// A pool whose last handle is gone. Its mbufs may still be out, and keep it (and the EAL) alive.
+struct Parked {
+    raw: NonNull<sys::rte_mempool>,
+    capacity: u32,
+    _eal: Eal,
+}
+
+// SAFETY: as for Pool; and nothing takes from it any more.
+unsafe impl Send for Parked {}
+
+impl Parked {
+    /// Whether every mbuf is home and nobody can be in the middle of bringing one.
+    ///
+    /// rte_mempool counts an object as cached before it has written the pointer into the cache, so the count alone
+    /// does not say that the lcore is done. It is when the cache is this thread's own, or its lcore has no thread.
+    fn is_quiet(&self) -> bool {
+        let own = lcore::current();
+        // SAFETY: the pool lives, for only `free_what_waits` frees it, and takes it off the list with that.
+        if unsafe { sys::rte_mempool_avail_count(self.raw.as_ptr()) } != self.capacity {
+            return false;
+        }
+        (0..sys::RTE_MAX_LCORE).all(|id| {
+            // SAFETY: as above; id is below RTE_MAX_LCORE, as both calls need.
+            unsafe {
+                sys::dpdk_sys_mempool_cached(self.raw.as_ptr(), id) == 0
+                    || own == Some(id)
+                    || sys::rte_eal_lcore_role(id) == sys::ROLE_OFF
+            }
+        })
+    }
+}
+
+/// Frees the parked pools that are quiet. Called when a pool goes and when one is made.
+fn free_what_waits() {
+    let quiet: Vec<Parked> = {
+        let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.extract_if(.., |parked| parked.is_quiet()).collect()
+    };
+    for parked in quiet {
+        // SAFETY: quiet and without handles: no pointer into it is left, and it is off the list.
+        unsafe { sys::rte_mempool_free(parked.raw.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    /// Here and not among the tests on virtual devices: for a moment it takes all the memory of its process.
+    #[test]
+    fn too_large_a_pool_is_an_error_and_gives_back_what_it_got() {
+        let _serial = testing::serial();
+        let error = PktPool::new(testing::eal(), &PoolConfig { mbufs: 1 << 24, ..PoolConfig::default() })
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "mbuf pool of 16777216 mbufs with 2176 bytes each: Cannot allocate memory (error 12); give the EAL \
+             more memory, or ask for fewer"
+        );
+        let pool =
+            PktPool::new(testing::eal(), &PoolConfig { mbufs: 100_000, ..PoolConfig::default() }).unwrap();
+        assert_eq!(pool.available(), 100_000);
+    }
+}

@@ -1,0 +1,364 @@
+//! Ports: NICs and the virtual devices that stand for them.
+//!
+//! What lives here: [`Port`] (attach, configure and start, what it is and how it does) and what it is configured
+//! with. What is not here: how a device comes and goes ([`device`]), the packet path ([`crate::queue`]).
+//! Who calls it: the driver on the control thread; workers only get the queues.
+//! Invariant: a port is reconfigured or stopped only when no queue handle of it is left, so no worker can be inside
+//! a burst function meanwhile. It is detached when the [`Port`] and all its queues are gone.
+
+mod device;
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use dpdk_sys as sys;
+
+pub(crate) use self::device::Device;
+use crate::eal::Eal;
+use crate::error::{Errno, PortError};
+use crate::flow::{Rss, RssConfig, RssHash};
+use crate::mempool::PktPool;
+use crate::queue::{RxQueue, TxQueue};
+use crate::ring::Ring;
+use crate::stats::PortStats;
+
+/// A port, ours alone.
+///
+/// ```
+/// use dpdk::{PktPool, PoolConfig, Port, PortConfig, testing};
+///
+/// let eal = testing::eal();
+/// let pool = PktPool::new(eal, &PoolConfig { mbufs: 2047, ..PoolConfig::default() })?;
+/// let mut port = Port::attach(eal, "net_null,size=60")?;
+/// let queues = port.start(&PortConfig { queues: 2, ..PortConfig::default() }, &pool)?;
+/// assert_eq!((queues.rx.len(), queues.tx.len()), (2, 2));
+/// assert!(port.link()?.up);
+/// drop(queues);
+/// port.stop()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Port {
+    device: Arc<Device>,
+    info: PortInfo,
+}
+
+/// What a port can do, as its driver says.
+#[derive(Clone, Debug)]
+pub struct PortInfo {
+    /// Its name: that of the vdev, or the PCI address.
+    pub name: String,
+    /// The driver's name, as `net_af_packet`.
+    pub driver: String,
+    /// How many receive queues it can have.
+    pub rx_queues_max: u16,
+    /// How many transmit queues it can have.
+    pub tx_queues_max: u16,
+    /// Bytes of an IP packet that it can be set to.
+    pub mtu: RangeInclusive<u16>,
+    /// Length of the RSS key in bytes; 0 where there is none.
+    pub rss_key_len: usize,
+    /// Length of the RSS redirection table; 0 where there is none.
+    pub rss_table_len: u16,
+    /// What it can hash; [`RssHash::NONE`] where it has no RSS.
+    pub rss_hash: RssHash,
+    /// NUMA node, where known.
+    pub socket: Option<i32>,
+}
+
+/// How to set a port up.
+#[derive(Clone, Debug)]
+pub struct PortConfig {
+    /// Number of receive queues, and of transmit queues.
+    pub queues: u16,
+    /// Descriptors in each receive ring; adjusted to what the device takes.
+    pub rx_descriptors: u16,
+    /// Descriptors in each transmit ring; adjusted to what the device takes.
+    pub tx_descriptors: u16,
+    /// Bytes of an IP packet. None leaves it: for a vdev on a kernel interface, what that has.
+    pub mtu: Option<u16>,
+    /// The address to take over, where the device lets itself be given one.
+    pub mac: Option<[u8; 6]>,
+    /// Receive frames for any address.
+    pub promiscuous: bool,
+    /// Receive frames for any multicast group (neighbour solicitations go to such).
+    pub all_multicast: bool,
+    /// How to deal frames to several queues, where the device can be told.
+    pub rss: RssConfig,
+    /// Have the device verify checksums where it can ([`crate::Mbuf::ip_checksum`], `l4_checksum`).
+    pub verify_checksums: bool,
+    /// Have the device take 802.1Q tags out of frames where it can ([`crate::Mbuf::stripped_vlan`]).
+    pub strip_vlan: bool,
+}
+
+impl Default for PortConfig {
+    /// One queue of 1,024 descriptors each way, all multicast, RSS over addresses and ports, no offload.
+    fn default() -> Self {
+        Self {
+            queues: 1,
+            rx_descriptors: 1024,
+            tx_descriptors: 1024,
+            mtu: None,
+            mac: None,
+            promiscuous: false,
+            all_multicast: true,
+            rss: RssConfig::default(),
+            verify_checksums: false,
+            strip_vlan: false,
+        }
+    }
+}
+
+/// The queues of a started port, by number. Hand each to the thread that is to use it.
+#[derive(Debug)]
+pub struct Queues {
+    /// Receive queues.
+    pub rx: Vec<RxQueue>,
+    /// Transmit queues.
+    pub tx: Vec<TxQueue>,
+}
+
+/// State of the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Whether frames can pass.
+    pub up: bool,
+    /// Megabits per second, where known.
+    pub mbps: Option<u32>,
+}
+
+impl Port {
+    /// Takes a device: plugs it in, or adopts it where EAL found it at its start.
+    ///
+    /// `device` is a vdev with its arguments (`net_af_packet0,iface=eth1,qpairs=2`; without a number it gets a free
+    /// one) or a PCI address (`0000:03:00.0`), which must be among [`crate::Pci::Allow`].
+    ///
+    /// # Errors
+    /// When there is no such driver or device, the driver refuses its arguments, or another [`Port`] has it.
+    pub fn attach(eal: &Eal, device: &str) -> Result<Self, PortError> {
+        Self::of(Device::attach(eal, device)?)
+    }
+
+    /// Makes a port out of rings: what comes out of `rx[i]` it receives on queue i, what is sent on queue i goes into
+    /// `tx[i]`.
+    pub(crate) fn of_rings(eal: &Eal, rx: &[Arc<Ring>], tx: &[Arc<Ring>]) -> Result<Self, PortError> {
+        Self::of(Device::of_rings(eal, rx, tx)?)
+    }
+
+    fn of(device: Device) -> Result<Self, PortError> {
+        let raw = device.raw_info()?;
+        let info = PortInfo {
+            name: device.name().to_owned(),
+            driver: device.driver().to_owned(),
+            rx_queues_max: raw.max_rx_queues,
+            tx_queues_max: raw.max_tx_queues,
+            mtu: raw.min_mtu..=raw.max_mtu,
+            rss_key_len: match raw.hash_key_size {
+                // A driver that does not say takes ethdev's usual length, and copies that many bytes.
+                0 if raw.flow_type_rss_offloads != 0 => USUAL_RSS_KEY_LEN,
+                len => usize::from(len),
+            },
+            rss_table_len: raw.reta_size,
+            rss_hash: RssHash::from_bits(raw.flow_type_rss_offloads),
+            socket: device.socket(),
+        };
+        Ok(Self { device: Arc::new(device), info })
+    }
+
+    /// Configures the port, sets its queues up with mbufs from `pool`, and starts it. A running port is stopped
+    /// first.
+    ///
+    /// # Errors
+    /// When queues of an earlier start are still held, when the device cannot do what is asked (the error says what
+    /// it can), or when a driver call fails. The port is stopped then.
+    pub fn start(&mut self, config: &PortConfig, pool: &PktPool) -> Result<Queues, PortError> {
+        self.check(config, pool)?;
+        self.stop()?;
+        let device = self.exclusive()?;
+        device.configure(config, pool)?;
+        device.start(config)?;
+        Ok(Queues {
+            rx: (0..config.queues).map(|queue| RxQueue::new(Arc::clone(&self.device), queue)).collect(),
+            tx: (0..config.queues).map(|queue| TxQueue::new(Arc::clone(&self.device), queue)).collect(),
+        })
+    }
+
+    /// Stops the port; it may be started again. Nothing happens to one that does not run.
+    ///
+    /// # Errors
+    /// When its queues are still held.
+    pub fn stop(&mut self) -> Result<(), PortError> {
+        self.exclusive()?.stop()
+    }
+
+    /// What the port can do.
+    #[must_use]
+    pub fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    /// DPDK's number of it, which is also [`crate::Mbuf::port`] of what it receives.
+    #[must_use]
+    pub fn id(&self) -> u16 {
+        self.device.id()
+    }
+
+    /// Its address.
+    ///
+    /// # Errors
+    /// When the driver cannot tell.
+    pub fn mac(&self) -> Result<[u8; 6], PortError> {
+        let mut address = sys::rte_ether_addr::default();
+        // SAFETY: the port is ours and attached; the address is written, nothing is kept.
+        let result = unsafe { sys::rte_eth_macaddr_get(self.id(), &mut address) };
+        self.device.check("read the address", result)?;
+        Ok(address.addr_bytes)
+    }
+
+    /// Takes over an address.
+    ///
+    /// # Errors
+    /// When the address is not a unicast one, or the driver cannot set it.
+    pub fn set_mac(&mut self, mac: [u8; 6]) -> Result<(), PortError> {
+        self.device.set_mac(mac)
+    }
+
+    /// Bytes of the largest IP packet it sends and receives.
+    ///
+    /// # Errors
+    /// When the driver cannot tell.
+    pub fn mtu(&self) -> Result<u16, PortError> {
+        let mut mtu = 0;
+        // SAFETY: the port is ours and attached; the number is written, nothing is kept.
+        self.device.check("read the MTU", unsafe { sys::rte_eth_dev_get_mtu(self.id(), &mut mtu) })?;
+        Ok(mtu)
+    }
+
+    /// State of the link, without waiting for it to settle.
+    ///
+    /// # Errors
+    /// When the driver cannot tell.
+    pub fn link(&self) -> Result<Link, PortError> {
+        let mut link = sys::rte_eth_link::default();
+        // SAFETY: the port is ours and attached; the struct is written, nothing is kept; then it is only read.
+        unsafe {
+            self.device.check("read the link", sys::rte_eth_link_get_nowait(self.id(), &mut link))?;
+            let mbps = sys::dpdk_sys_link_mbps(&link);
+            Ok(Link {
+                up: sys::dpdk_sys_link_up(&link) != 0,
+                mbps: (mbps != 0 && mbps != u32::MAX).then_some(mbps),
+            })
+        }
+    }
+
+    /// Its counters.
+    ///
+    /// # Errors
+    /// When the driver has none.
+    pub fn stats(&self) -> Result<PortStats, PortError> {
+        let mut stats = sys::rte_eth_stats::default();
+        // SAFETY: the port is ours and attached; the struct is written, nothing is kept.
+        self.device.check("read the counters", unsafe { sys::rte_eth_stats_get(self.id(), &mut stats) })?;
+        Ok(PortStats::from(&stats))
+    }
+
+    /// Sets its counters to 0.
+    ///
+    /// # Errors
+    /// When the driver cannot.
+    pub fn reset_stats(&mut self) -> Result<(), PortError> {
+        // SAFETY: the port is ours and attached.
+        self.device.check("reset the counters", unsafe { sys::rte_eth_stats_reset(self.id()) }).map(drop)
+    }
+
+    /// The receive-side scaling in force; none where the device has no RSS that it can tell about: then nobody can
+    /// compute which queue a frame comes to.
+    ///
+    /// # Errors
+    /// When the driver offers RSS and fails to tell. Ask a started port.
+    pub fn rss(&self) -> Result<Option<Rss>, PortError> {
+        let (key_len, table_len) = (self.info.rss_key_len, usize::from(self.info.rss_table_len));
+        if key_len == 0 || table_len == 0 || self.info.rss_hash == RssHash::NONE {
+            return Ok(None);
+        }
+        let mut key = vec![0u8; key_len];
+        let mut conf = sys::rte_eth_rss_conf {
+            rss_key: key.as_mut_ptr(),
+            rss_key_len: u8::try_from(key_len).expect("the device gave it as u8"),
+            ..Default::default()
+        };
+        let group = sys::RTE_ETH_RETA_GROUP_SIZE as usize;
+        let mut groups = vec![sys::rte_eth_rss_reta_entry64::default(); table_len.div_ceil(group)];
+        for group in &mut groups {
+            group.mask = u64::MAX;
+        }
+        // SAFETY: the port is ours and attached. The key's buffer has the length that the device said and outlives
+        // the call; so does the table, which has an entry for each of `rss_table_len`.
+        unsafe {
+            self.device
+                .check("read the RSS key", sys::rte_eth_dev_rss_hash_conf_get(self.id(), &mut conf))?;
+            self.device.check(
+                "read the RSS table",
+                sys::rte_eth_dev_rss_reta_query(self.id(), groups.as_mut_ptr(), self.info.rss_table_len),
+            )?;
+        }
+        let table = groups.iter().flat_map(|group| group.reta).take(table_len).collect();
+        Ok(Some(Rss { key, hash: RssHash::from_bits(conf.rss_hf), table }))
+    }
+
+    /// The device, if no queue handle shares it.
+    fn exclusive(&mut self) -> Result<&mut Device, PortError> {
+        Arc::get_mut(&mut self.device).ok_or_else(|| PortError::QueuesInUse(self.info.name.clone()))
+    }
+
+    /// Refuses what the device cannot do, in words, before any driver is asked.
+    fn check(&self, config: &PortConfig, pool: &PktPool) -> Result<(), PortError> {
+        let refuse = |what, given: u64, accepted| {
+            Err(PortError::Config { port: self.info.name.clone(), what, given, accepted })
+        };
+        let most = self.info.rx_queues_max.min(self.info.tx_queues_max);
+        if config.queues == 0 || config.queues > most {
+            return refuse("number of queues", u64::from(config.queues), format!("1 to {most}"));
+        }
+        if let Some(mtu) = config.mtu {
+            if !self.info.mtu.contains(&mtu) {
+                let accepted = format!("{} to {}", self.info.mtu.start(), self.info.mtu.end());
+                return refuse("MTU", u64::from(mtu), accepted);
+            }
+            let room = pool.data_room().saturating_sub(FRAME_OVERHEAD);
+            if mtu > room {
+                return refuse(
+                    "MTU",
+                    u64::from(mtu),
+                    format!("up to {room}, for that is what the pool's mbufs hold"),
+                );
+            }
+        }
+        if let Some(mac) = config.mac {
+            device::unicast(&self.info.name, mac)?;
+        }
+        match &config.rss.key {
+            Some(key) if self.info.rss_key_len != 0 && key.len() != self.info.rss_key_len => {
+                refuse("length of the RSS key", key.len() as u64, format!("{} bytes", self.info.rss_key_len))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Port({} {:?})", self.id(), self.info.name)
+    }
+}
+
+/// Bytes of an RSS key where the driver does not say (net_null).
+const USUAL_RSS_KEY_LEN: usize = 40;
+
+/// Ethernet header and one 802.1Q tag. The FCS never reaches memory.
+const FRAME_OVERHEAD: u16 = 14 + 4;
+
+/// Whether the driver has no such notion, rather than failed at it.
+fn is_unsupported(error: Errno) -> bool {
+    error.code() == libc::ENOTSUP || error.code() == libc::ENOSYS
+}

@@ -1,0 +1,507 @@
+//! A device as the EAL has it: how it is plugged in, set up, and gone for good.
+//!
+//! What lives here: the calls into ethdev's control side that change something, and the state that says which are
+//! allowed. Only [`super::Port`] calls them; queues hold the [`Device`] so that it stays.
+//! Invariant: a `Device` is the only one for its port number; its drop stops, closes and unplugs it.
+//! Invariant: plugging is done by one thread at a time (the EAL's device lists have no lock of their own).
+
+use std::ffi::{CStr, CString, c_char};
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dpdk_sys as sys;
+
+use super::{PortConfig, is_unsupported};
+use crate::burst::Burst;
+use crate::eal::Eal;
+use crate::error::{Errno, PortError};
+use crate::mempool::PktPool;
+use crate::ring::Ring;
+
+/// An attached Ethernet device.
+pub(crate) struct Device {
+    id: u16,
+    name: String,
+    driver: String,
+    bus_device: *mut sys::rte_device,
+    /// Receive queues while it runs; 0 when it is stopped.
+    running_queues: u16,
+    /// What its queues take mbufs from; kept until it is closed or set up anew.
+    pool: Option<PktPool>,
+    /// The rings that it is made of, if it is; kept until it is closed.
+    rings: Vec<Arc<Ring>>,
+    _eal: Eal,
+}
+
+// SAFETY: ethdev's calls may come from any thread; `Device` hands out those that change something only through
+// `&mut self`, but for the address, where the caller has the port mutably.
+unsafe impl Send for Device {}
+// SAFETY: as for Send; what is left through `&self` are the burst functions, one thread a queue, and reads.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// See [`super::Port::attach`].
+    pub(super) fn attach(eal: &Eal, text: &str) -> Result<Self, PortError> {
+        let mut claimed = claimed();
+        let device = DeviceString::parse(text)?;
+        let name = device.name.clone();
+        if port_named(&name).is_none() {
+            let devargs = CString::new(device.devargs.as_str()).expect("DeviceString has no NUL byte");
+            // SAFETY: the EAL is initialised (`eal`), and the lock makes this the only thread that plugs; the string
+            // is copied.
+            let result = unsafe { sys::rte_dev_probe(devargs.as_ptr()) };
+            if let Err(source) = Errno::check(result) {
+                return Err(PortError::Attach { device: device.devargs, hint: device.hint, source });
+            }
+        }
+        let id = port_named(&name).ok_or(PortError::NoPort(name))?;
+        Self::claim(eal, id, &mut claimed)
+    }
+
+    /// See [`super::Port::of_rings`].
+    pub(super) fn of_rings(eal: &Eal, rx: &[Arc<Ring>], tx: &[Arc<Ring>]) -> Result<Self, PortError> {
+        let mut claimed = claimed();
+        let name = format!("pair{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let c_name = CString::new(name.as_str()).expect("no NUL byte in it");
+        let pointers = |rings: &[Arc<Ring>]| rings.iter().map(|ring| ring.as_ptr()).collect::<Vec<_>>();
+        let (rx_raw, tx_raw) = (pointers(rx), pointers(tx));
+        let count = |rings: &[Arc<Ring>]| u32::try_from(rings.len()).expect("a few rings");
+        // SAFETY: the EAL is initialised (`eal`); the arrays have as many rings as is said, which live until the port
+        // is closed (`rings` below); name and arrays are copied.
+        let id = unsafe {
+            sys::rte_eth_from_rings(
+                c_name.as_ptr(),
+                rx_raw.as_ptr(),
+                count(rx),
+                tx_raw.as_ptr(),
+                count(tx),
+                0,
+            )
+        };
+        let Ok(id) = u16::try_from(id) else {
+            return Err(PortError::Attach {
+                device: format!("net_ring_{name}"),
+                hint: "",
+                source: Errno::last(),
+            });
+        };
+        let mut device = Self::claim(eal, id, &mut claimed)?;
+        device.rings = rx.iter().chain(tx).cloned().collect();
+        Ok(device)
+    }
+
+    fn claim(eal: &Eal, id: u16, claimed: &mut Vec<u16>) -> Result<Self, PortError> {
+        let name = port_name(id).ok_or_else(|| PortError::NoPort(id.to_string()))?;
+        if claimed.contains(&id) {
+            return Err(PortError::InUse(name));
+        }
+        let info = raw_info(id, &name)?;
+        let driver = if info.driver_name.is_null() {
+            String::new()
+        } else {
+            // SAFETY: not null, so a NUL-terminated constant of the driver.
+            unsafe { CStr::from_ptr(info.driver_name) }.to_string_lossy().into_owned()
+        };
+        claimed.push(id);
+        Ok(Self {
+            id,
+            name,
+            driver,
+            bus_device: info.device,
+            running_queues: 0,
+            pool: None,
+            rings: Vec::new(),
+            _eal: eal.clone(),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn id(&self) -> u16 {
+        self.id
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    pub(super) fn socket(&self) -> Option<i32> {
+        // SAFETY: the port is attached.
+        let socket = unsafe { sys::rte_eth_dev_socket_id(self.id) };
+        (socket >= 0).then_some(socket)
+    }
+
+    pub(super) fn raw_info(&self) -> Result<sys::rte_eth_dev_info, PortError> {
+        raw_info(self.id, &self.name)
+    }
+
+    /// Turns a return value into an error that names the port and what was being done.
+    pub(super) fn check(&self, what: &'static str, result: i32) -> Result<i32, PortError> {
+        Errno::check(result).map_err(|source| PortError::Call { port: self.name.clone(), what, source })
+    }
+
+    /// As [`Device::check`], but for a driver that does not have the notion.
+    fn check_if_supported(&self, what: &'static str, result: i32) -> Result<(), PortError> {
+        match Errno::check(result) {
+            Err(source) if is_unsupported(source) => Ok(()),
+            _ => self.check(what, result).map(drop),
+        }
+    }
+
+    /// Sets a stopped port and its queues up. The figures are within what the port said it takes.
+    pub(super) fn configure(&mut self, config: &PortConfig, pool: &PktPool) -> Result<(), PortError> {
+        let info = self.raw_info()?;
+        let mut conf = sys::rte_eth_conf::default();
+        let mut key = config.rss.key.clone();
+        let rss = config.rss.hash.bits() & info.flow_type_rss_offloads;
+        if config.queues > 1 && rss != 0 {
+            conf.rxmode.mq_mode = sys::RTE_ETH_MQ_RX_RSS;
+            conf.rx_adv_conf.rss_conf.rss_hf = rss;
+            if let Some(key) = &mut key {
+                conf.rx_adv_conf.rss_conf.rss_key = key.as_mut_ptr();
+                conf.rx_adv_conf.rss_conf.rss_key_len = u8::try_from(key.len()).unwrap_or(u8::MAX);
+            }
+            conf.rxmode.offloads |= sys::DPDK_SYS_RX_OFFLOAD_RSS_HASH & info.rx_offload_capa;
+        }
+        if config.verify_checksums {
+            let checksums = sys::DPDK_SYS_RX_OFFLOAD_IPV4_CKSUM
+                | sys::DPDK_SYS_RX_OFFLOAD_UDP_CKSUM
+                | sys::DPDK_SYS_RX_OFFLOAD_TCP_CKSUM;
+            conf.rxmode.offloads |= checksums & info.rx_offload_capa;
+        }
+        if config.strip_vlan {
+            conf.rxmode.offloads |= sys::DPDK_SYS_RX_OFFLOAD_VLAN_STRIP & info.rx_offload_capa;
+        }
+        if let Some(mtu) = config.mtu {
+            conf.rxmode.mtu = u32::from(mtu);
+        }
+        // A frame may have come in several segments (net_pcap makes them of jumbo frames).
+        conf.txmode.offloads = sys::DPDK_SYS_TX_OFFLOAD_MULTI_SEGS & info.tx_offload_capa;
+
+        let (mut rx_descriptors, mut tx_descriptors) = (config.rx_descriptors, config.tx_descriptors);
+        let socket = self.socket().unwrap_or(sys::DPDK_SYS_SOCKET_ANY).cast_unsigned();
+        let mut rx_conf = info.default_rxconf;
+        rx_conf.offloads = conf.rxmode.offloads;
+        let mut tx_conf = info.default_txconf;
+        tx_conf.offloads = conf.txmode.offloads;
+        // SAFETY: the port is attached and stopped, and no queue handle is out (`&mut self`). `conf` and the key
+        // outlive the call, and are copied. The pool lives until the queues are set up anew or closed (`self.pool`).
+        unsafe {
+            self.check(
+                "configure",
+                sys::rte_eth_dev_configure(self.id, config.queues, config.queues, &conf),
+            )?;
+            self.check(
+                "adjust the descriptors",
+                sys::rte_eth_dev_adjust_nb_rx_tx_desc(self.id, &mut rx_descriptors, &mut tx_descriptors),
+            )?;
+            // The old pool is let go only after the queues have the new one.
+            let _old = self.pool.replace(pool.clone());
+            for queue in 0..config.queues {
+                self.check(
+                    "set up a receive queue",
+                    sys::rte_eth_rx_queue_setup(
+                        self.id,
+                        queue,
+                        rx_descriptors,
+                        socket,
+                        &rx_conf,
+                        pool.as_ptr(),
+                    ),
+                )?;
+                self.check(
+                    "set up a transmit queue",
+                    sys::rte_eth_tx_queue_setup(self.id, queue, tx_descriptors, socket, &tx_conf),
+                )?;
+            }
+        }
+        if let Some(mtu) = config.mtu {
+            // SAFETY: attached and stopped. Drivers without that call took the MTU with the configuration.
+            self.check_if_supported("set the MTU", unsafe { sys::rte_eth_dev_set_mtu(self.id, mtu) })?;
+        }
+        match config.mac {
+            Some(mac) => self.set_mac(mac),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts a port that is set up.
+    pub(super) fn start(&mut self, config: &PortConfig) -> Result<(), PortError> {
+        // SAFETY: attached, configured, all of its queues set up.
+        self.check("start", unsafe { sys::rte_eth_dev_start(self.id) })?;
+        self.running_queues = config.queues;
+        let set = self.set_modes(config).and_then(|()| self.set_rss_key(config));
+        if set.is_err() {
+            // The first error is the one to report.
+            let _ = self.stop();
+        }
+        set
+    }
+
+    /// Some drivers (net_null) do not look at the key in the configuration.
+    fn set_rss_key(&self, config: &PortConfig) -> Result<(), PortError> {
+        let hash = config.rss.hash.bits() & self.raw_info()?.flow_type_rss_offloads;
+        let Some(mut key) = config.rss.key.clone().filter(|_| config.queues > 1 && hash != 0) else {
+            return Ok(());
+        };
+        #[allow(clippy::needless_update, reason = "the struct has one more field from 23.11 on")]
+        let mut conf = sys::rte_eth_rss_conf {
+            rss_key: key.as_mut_ptr(),
+            rss_key_len: u8::try_from(key.len()).unwrap_or(u8::MAX),
+            rss_hf: hash,
+            ..Default::default()
+        };
+        // SAFETY: attached and started; the key has the length that the port asks for and outlives the call, which
+        // copies it.
+        let result = unsafe { sys::rte_eth_dev_rss_hash_update(self.id, &mut conf) };
+        self.check_if_supported("set the RSS key", result)
+    }
+
+    /// A driver that has no promiscuous mode hands over all that it gets.
+    fn set_modes(&self, config: &PortConfig) -> Result<(), PortError> {
+        // SAFETY: attached and started.
+        let (promiscuous, multicast) = unsafe {
+            (
+                if config.promiscuous {
+                    sys::rte_eth_promiscuous_enable(self.id)
+                } else {
+                    sys::rte_eth_promiscuous_disable(self.id)
+                },
+                if config.all_multicast {
+                    sys::rte_eth_allmulticast_enable(self.id)
+                } else {
+                    sys::rte_eth_allmulticast_disable(self.id)
+                },
+            )
+        };
+        self.check_if_supported("set promiscuous mode", promiscuous)?;
+        self.check_if_supported("set all-multicast mode", multicast)
+    }
+
+    /// Takes over an address; the caller has the port mutably.
+    pub(super) fn set_mac(&self, mac: [u8; 6]) -> Result<(), PortError> {
+        unicast(&self.name, mac)?;
+        let mut address = sys::rte_ether_addr { addr_bytes: mac };
+        // SAFETY: attached; the address is copied.
+        let result = unsafe { sys::rte_eth_dev_default_mac_addr_set(self.id, &mut address) };
+        self.check("set the address", result).map(drop)
+    }
+
+    /// Stops it, if it runs.
+    pub(super) fn stop(&mut self) -> Result<(), PortError> {
+        let queues = std::mem::take(&mut self.running_queues);
+        if queues == 0 {
+            return Ok(());
+        }
+        if self.driver == "net_ring" && self.rings.is_empty() {
+            self.free_what_its_rings_hold(queues);
+        }
+        // SAFETY: attached and running; no thread is in a burst function, for no queue handle is out.
+        self.check("stop", unsafe { sys::rte_eth_dev_stop(self.id) }).map(drop)
+    }
+
+    /// A net_ring that made its own rings frees them at its end without freeing the mbufs inside.
+    fn free_what_its_rings_hold(&self, queues: u16) {
+        for queue in 0..queues {
+            loop {
+                let mut burst = Burst::<32>::new();
+                let room = burst.spare();
+                // SAFETY: the port runs and has this queue, which nobody else polls, for no handle is out; there is
+                // place for 32 pointers; what is received is ours.
+                unsafe {
+                    let received = sys::rte_eth_rx_burst(self.id, queue, room.as_mut_ptr().cast(), 32);
+                    burst.assume_filled(usize::from(received));
+                }
+                if burst.is_empty() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Nothing can be done about a driver that fails to stop; closing it is still right.
+        let _ = self.stop();
+        let mut claimed = claimed();
+        claimed.retain(|&id| id != self.id);
+        // SAFETY: attached, stopped, and no handle is out. The bus device is unplugged only if this was its only
+        // port; it is still there, for whoever unplugs it would have to have been its last port.
+        unsafe {
+            sys::rte_eth_dev_close(self.id);
+            if !self.bus_device.is_null() && !ports().any(|id| bus_device(id) == self.bus_device) {
+                sys::rte_dev_remove(self.bus_device);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name)
+    }
+}
+
+/// Refuses addresses that no single device can have.
+pub(super) fn unicast(port: &str, mac: [u8; 6]) -> Result<(), PortError> {
+    if mac[0] & 1 == 0 && mac != [0; 6] {
+        return Ok(());
+    }
+    Err(PortError::Config {
+        port: port.to_owned(),
+        what: "address",
+        given: mac.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)),
+        accepted: "a unicast address, not all zeroes".to_owned(),
+    })
+}
+
+/// For names of devices that were given none.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// The ports that a [`Device`] stands for. Its lock is the one for plugging and unplugging too.
+fn claimed() -> MutexGuard<'static, Vec<u16>> {
+    static CLAIMED: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A device string, taken apart.
+struct DeviceString {
+    /// What the port will be called.
+    name: String,
+    /// What the EAL is given.
+    devargs: String,
+    /// What would probably help when it is refused.
+    hint: &'static str,
+}
+
+impl DeviceString {
+    fn parse(text: &str) -> Result<Self, PortError> {
+        let refuse = |why| Err(PortError::Device { device: text.to_owned(), why });
+        let text = text.trim();
+        if text.contains('\0') {
+            return refuse("it holds a NUL byte");
+        }
+        let (name, arguments) = match text.split_once(',') {
+            Some((name, arguments)) => (name, Some(arguments)),
+            None => (text, None),
+        };
+        let (name, hint) = match pci_address(name) {
+            Some(address) => (address, "; is it bound to vfio-pci, and among the allowed PCI devices?"),
+            None if !name.starts_with(|c: char| c.is_ascii_alphabetic()) => {
+                return refuse("it is neither a driver's name nor a PCI address");
+            }
+            None if name.contains(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-') => {
+                return refuse("the driver's name holds a strange character");
+            }
+            None => (
+                numbered(name),
+                "; is the driver installed (librte_net_*), are its arguments right, may this process do that? DPDK's log says more",
+            ),
+        };
+        if name.len() >= sys::RTE_ETH_NAME_MAX_LEN as usize {
+            return refuse("the driver's name is too long");
+        }
+        let devargs = match arguments {
+            Some(arguments) => format!("{name},{arguments}"),
+            None => name.clone(),
+        };
+        Ok(Self { name, devargs, hint })
+    }
+}
+
+/// A vdev's name needs a number at its end, to be told from others of the driver.
+fn numbered(name: &str) -> String {
+    if name.ends_with(|c: char| c.is_ascii_digit()) {
+        return name.to_owned();
+    }
+    loop {
+        let numbered = format!("{name}{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        if port_named(&numbered).is_none() {
+            return numbered;
+        }
+    }
+}
+
+/// `DDDD:BB:DD.F`, or without the domain, in the first form.
+fn pci_address(text: &str) -> Option<String> {
+    let is_hex = |part: &str, len| part.len() == len && part.chars().all(|c| c.is_ascii_hexdigit());
+    let (rest, function) = text.rsplit_once('.')?;
+    let mut parts = rest.rsplit(':');
+    let (device, bus, domain) = (parts.next()?, parts.next()?, parts.next().unwrap_or("0000"));
+    let good = is_hex(function, 1)
+        && is_hex(device, 2)
+        && is_hex(bus, 2)
+        && is_hex(domain, 4)
+        && parts.next().is_none();
+    good.then(|| format!("{domain}:{bus}:{device}.{function}").to_ascii_lowercase())
+}
+
+/// The port that goes by that name, or by that name with something after it that is no digit (a PCI device's first).
+fn port_named(name: &str) -> Option<u16> {
+    ports().find(|&id| {
+        port_name(id).is_some_and(|found| {
+            found.strip_prefix(name).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+        })
+    })
+}
+
+fn port_name(id: u16) -> Option<String> {
+    let mut name = [0 as c_char; sys::RTE_ETH_NAME_MAX_LEN as usize];
+    // SAFETY: the buffer has the size that the call is documented to need; it leaves a NUL-terminated name there.
+    unsafe {
+        (sys::rte_eth_dev_get_name_by_port(id, name.as_mut_ptr()) == 0)
+            .then(|| CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
+    }
+}
+
+/// All ports that are attached.
+fn ports() -> impl Iterator<Item = u16> {
+    // SAFETY: looks an index up in a static array, which it checks.
+    (0..sys::RTE_MAX_ETHPORTS as u16).filter(|&id| unsafe { sys::rte_eth_dev_is_valid_port(id) } != 0)
+}
+
+fn bus_device(id: u16) -> *mut sys::rte_device {
+    raw_info(id, "").map_or(ptr::null_mut(), |info| info.device)
+}
+
+fn raw_info(id: u16, name: &str) -> Result<sys::rte_eth_dev_info, PortError> {
+    let mut info = sys::rte_eth_dev_info::default();
+    // SAFETY: any number may be asked; the struct is written, nothing is kept.
+    Errno::check(unsafe { sys::rte_eth_dev_info_get(id, &mut info) }).map_err(|source| PortError::Call {
+        port: name.to_owned(),
+        what: "ask what it can do",
+        source,
+    })?;
+    Ok(info)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_strings_are_told_apart() {
+        let _eal = crate::testing::eal();
+        let parse = |text: &str| DeviceString::parse(text).map(|device| (device.name, device.devargs));
+        assert_eq!(parse("03:00.0").unwrap(), ("0000:03:00.0".into(), "0000:03:00.0".into()));
+        assert_eq!(parse("0001:AF:00.1,a=b").unwrap(), ("0001:af:00.1".into(), "0001:af:00.1,a=b".into()));
+        assert_eq!(
+            parse("net_tap7,iface=tap0,remote=eth1").unwrap(),
+            ("net_tap7".into(), "net_tap7,iface=tap0,remote=eth1".into())
+        );
+        let (name, devargs) = parse("net_af_packet,iface=eth1").unwrap();
+        assert!(name.starts_with("net_af_packet") && name.ends_with(|c: char| c.is_ascii_digit()), "{name}");
+        assert_eq!(devargs, format!("{name},iface=eth1"));
+        for wrong in
+            ["", ",iface=eth1", "eth 1", "03:00", "0000:03:00.0:1", "net/null", "a\0b", &"n".repeat(64)]
+        {
+            assert!(matches!(parse(wrong), Err(PortError::Device { .. })), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The queues of a started port: where frames come in and go out.
+//!
+//! What lives here: [`RxQueue`] and [`TxQueue`]. They come from [`crate::Port::start`], one handle per queue.
+//! Who calls it: workers; each handle moves to the one thread that uses it.
+//! Invariant: a queue has one handle, and `rx`/`tx` borrow it mutably, so two threads never poll one queue (which
+//! DPDK's drivers do not survive). The port cannot stop while a handle lives.
+
+use std::sync::Arc;
+
+use dpdk_sys as sys;
+
+use crate::burst::Burst;
+use crate::port::Device;
+
+/// A receive queue.
+#[derive(Debug)]
+pub struct RxQueue {
+    device: Arc<Device>,
+    queue: u16,
+}
+
+/// A transmit queue.
+#[derive(Debug)]
+pub struct TxQueue {
+    device: Arc<Device>,
+    queue: u16,
+}
+
+impl RxQueue {
+    /// For queues that exist on a started device, once per queue.
+    pub(crate) fn new(device: Arc<Device>, queue: u16) -> Self {
+        Self { device, queue }
+    }
+
+    /// Appends the frames that wait to the burst, as far as it has room; returns how many. Never waits.
+    #[inline]
+    pub fn rx<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
+        let room = burst.spare();
+        let count = u16::try_from(room.len()).unwrap_or(u16::MAX);
+        // SAFETY: the port is started and has this queue while `device` lives; nobody else polls the queue (one
+        // handle, borrowed mutably); `room` has place for `count` pointers. The driver fills the first `received`
+        // with mbufs of a PktPool, direct, with one reference, and ours.
+        unsafe {
+            let received =
+                sys::rte_eth_rx_burst(self.device.id(), self.queue, room.as_mut_ptr().cast(), count);
+            burst.assume_filled(usize::from(received));
+            usize::from(received)
+        }
+    }
+
+    /// Its number on the port.
+    #[must_use]
+    pub fn id(&self) -> u16 {
+        self.queue
+    }
+
+    /// The port's number.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.device.id()
+    }
+}
+
+impl TxQueue {
+    /// For queues that exist on a started device, once per queue.
+    pub(crate) fn new(device: Arc<Device>, queue: u16) -> Self {
+        Self { device, queue }
+    }
+
+    /// Sends from the front of the burst what the queue takes; returns how many. The rest stays in the burst, in
+    /// order, for another try or to be dropped. Never waits.
+    #[inline]
+    pub fn tx<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
+        let count = u16::try_from(burst.len()).unwrap_or(u16::MAX);
+        if count == 0 {
+            return 0;
+        }
+        // SAFETY: the port is started and has this queue while `device` lives; nobody else uses the queue (one
+        // handle, borrowed mutably); the burst holds `count` owned mbufs. The driver owns the first `sent` from then
+        // on and frees them when they are out.
+        unsafe {
+            let sent = sys::rte_eth_tx_burst(self.device.id(), self.queue, burst.as_raw(), count);
+            burst.assume_taken(usize::from(sent));
+            usize::from(sent)
+        }
+    }
+
+    /// Its number on the port.
+    #[must_use]
+    pub fn id(&self) -> u16 {
+        self.queue
+    }
+
+    /// The port's number.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.device.id()
+    }
+}
