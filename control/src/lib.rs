@@ -7,3 +7,4 @@
 pub mod diagnostic;
 pub mod model;
 pub mod pools;
+pub mod yaml;

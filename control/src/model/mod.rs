@@ -26,6 +26,7 @@ pub use endpoints::{
 };
 pub use namespace::{Namespace, Node};
 pub use origin::Origin;
+pub(crate) use origin::{PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
 pub use resolve::{EndpointIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, refused_endpoint};
 pub use selector::{Expression, Operator, Selector};

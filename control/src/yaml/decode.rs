@@ -1,0 +1,343 @@
+//! Decoding that never stops at the first fault: typed getters record what is wrong and give `None`.
+//!
+//! A [`Sheet`] collects the faults of one file. [`Fields`] is a mapping being read key by key, which in the
+//! end knows the keys nobody asked for; [`Field`] is one value with its path for messages. The schema
+//! (which keys, which ranges) is with the callers.
+
+use std::cell::{Cell, RefCell};
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use super::{Entry, Node, Position, ScalarKind, Value, parse, path_step, text};
+use crate::diagnostic::{Diagnostic, Location, Report, Severity};
+use crate::model::{Labels, Origin, Port};
+
+/// Collects the faults of one file while it is decoded.
+#[derive(Debug)]
+pub struct Sheet {
+    file: Arc<str>,
+    report: RefCell<Report>,
+    errors: Cell<usize>,
+}
+
+impl Sheet {
+    /// No fault yet in `file`, which is how it will be called in messages.
+    pub fn new(file: impl Into<Arc<str>>) -> Self {
+        Self { file: file.into(), report: RefCell::default(), errors: Cell::new(0) }
+    }
+
+    /// Reads the documents of the file's text; faults of the text itself are recorded.
+    pub fn documents(&self, text: &str) -> Vec<Node> {
+        let parsed = parse(text);
+        for fault in parsed.faults {
+            self.error(fault.at, fault.what, fault.accepted);
+        }
+        parsed.documents
+    }
+
+    /// Records an error.
+    pub fn error(&self, at: Position, what: impl Into<String>, accepted: impl Into<String>) {
+        self.push(Diagnostic::error(what).accepting(accepted).at(self.location(at)));
+    }
+
+    /// Records a warning.
+    pub fn warning(&self, at: Position, what: impl Into<String>, accepted: impl Into<String>) {
+        self.push(Diagnostic::warning(what).accepting(accepted).at(self.location(at)));
+    }
+
+    /// Records any diagnostic.
+    pub fn push(&self, diagnostic: Diagnostic) {
+        if diagnostic.severity == Severity::Error {
+            self.errors.set(self.errors.get() + 1);
+        }
+        self.report.borrow_mut().push(diagnostic);
+    }
+
+    /// The place in this file.
+    pub fn location(&self, at: Position) -> Location {
+        Location { path: self.file.clone(), line: at.line, column: at.column }
+    }
+
+    /// How many errors there are so far: compare before and after to see whether a part is sound.
+    pub fn errors(&self) -> usize {
+        self.errors.get()
+    }
+
+    /// What was found.
+    pub fn into_report(self) -> Report {
+        self.report.into_inner()
+    }
+
+    /// The origin of an object whose root is `node`.
+    pub fn origin(&self, node: &Node) -> Origin {
+        node.origin(self.file.clone())
+    }
+}
+
+/// What a key that nobody asked for is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unknown {
+    /// An error.
+    Refused,
+    /// A warning, as an API server gives with strict field validation.
+    Warned,
+    /// Nothing: the mapping has more keys than the reader needs to know.
+    Ignored,
+}
+
+/// One value with its path.
+#[derive(Debug, Clone)]
+pub struct Field<'a> {
+    /// Where faults go.
+    pub sheet: &'a Sheet,
+    /// The value, never null.
+    pub node: &'a Node,
+    /// Such as `spec.ports[1].protocol`; empty for a document.
+    pub path: String,
+}
+
+impl<'a> Field<'a> {
+    /// A whole document.
+    pub fn document(sheet: &'a Sheet, node: &'a Node) -> Self {
+        Self { sheet, node, path: String::new() }
+    }
+
+    /// Where the value begins.
+    pub fn at(&self) -> Position {
+        self.node.at
+    }
+
+    /// Records an error at this value, its path in front.
+    pub fn error(&self, what: impl Display, accepted: impl Into<String>) {
+        self.sheet.error(self.at(), self.labelled(what), accepted);
+    }
+
+    /// Records a warning at this value, its path in front.
+    pub fn warning(&self, what: impl Display, accepted: impl Into<String>) {
+        self.sheet.warning(self.at(), self.labelled(what), accepted);
+    }
+
+    fn labelled(&self, what: impl Display) -> String {
+        if self.path.is_empty() { what.to_string() } else { format!("{}: {what}", self.path) }
+    }
+
+    /// Records that the value is something else than `accepted`.
+    fn refuse<T>(&self, accepted: impl Into<String>) -> Option<T> {
+        self.error(format_args!("{} is not accepted", self.node.describe()), accepted);
+        None
+    }
+
+    /// Text. Numbers and booleans are refused, as an API server does: they want quotes.
+    pub fn string(&self) -> Option<&'a str> {
+        match &self.node.value {
+            Value::Scalar(s) if s.kind == ScalarKind::Text => Some(&s.text),
+            Value::Scalar(s) => self.refuse(format!("text; put it in quotes: {:?}", s.text)),
+            _ => self.refuse("text"),
+        }
+    }
+
+    /// Text that `check` takes.
+    pub fn string_where(&self, check: impl Fn(&str) -> bool, accepted: &str) -> Option<&'a str> {
+        let text = self.string()?;
+        if check(text) { Some(text) } else { self.refuse(accepted) }
+    }
+
+    /// Text that `parse` understands.
+    pub fn parsed<T>(&self, parse: impl Fn(&str) -> Option<T>, accepted: &str) -> Option<T> {
+        match parse(self.string()?) {
+            Some(value) => Some(value),
+            None => self.refuse(accepted),
+        }
+    }
+
+    /// A boolean.
+    pub fn boolean(&self) -> Option<bool> {
+        match &self.node.value {
+            Value::Scalar(s) => match s.kind {
+                ScalarKind::Bool(b) => Some(b),
+                _ => self.refuse("true or false"),
+            },
+            _ => self.refuse("true or false"),
+        }
+    }
+
+    /// An integer in a range.
+    pub fn integer(&self, range: RangeInclusive<i64>) -> Option<i64> {
+        let accepted = || format!("a whole number from {} to {}", range.start(), range.end());
+        match &self.node.value {
+            Value::Scalar(s) => match s.kind {
+                ScalarKind::Int(n) if range.contains(&n) => Some(n),
+                _ => self.refuse(accepted()),
+            },
+            _ => self.refuse(accepted()),
+        }
+    }
+
+    /// A port number, 1 to 65535.
+    pub fn port(&self) -> Option<Port> {
+        let number = self.integer(1..=65535)?;
+        u16::try_from(number).ok().and_then(Port::new)
+    }
+
+    /// One of a few words.
+    pub fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Option<T> {
+        let names = || choices.iter().map(|c| c.0).collect::<Vec<_>>().join(", ");
+        match &self.node.value {
+            Value::Scalar(s) if s.kind == ScalarKind::Text => {
+                match choices.iter().find(|(name, _)| *name == s.text) {
+                    Some((_, value)) => Some(*value),
+                    None => self.refuse(names()),
+                }
+            }
+            _ => self.refuse(names()),
+        }
+    }
+
+    /// An address.
+    pub fn ip(&self) -> Option<IpAddr> {
+        self.parsed(|t| t.parse().ok(), text::IP)
+    }
+
+    /// A network; bits after the prefix are refused, with the network that was probably meant.
+    pub fn network(&self) -> Option<IpNet> {
+        let net = self.parsed(text::cidr, text::CIDR)?;
+        if net.network() != net.addr() {
+            self.error(format_args!("{net} has bits set after its prefix"), net.trunc().to_string());
+            return None;
+        }
+        Some(net)
+    }
+
+    /// A duration in a range.
+    pub fn duration(&self, range: RangeInclusive<Duration>) -> Option<Duration> {
+        let value = self.parsed(text::duration, text::DURATION)?;
+        if !range.contains(&value) {
+            return self.refuse(format!("a duration from {:?} to {:?}", range.start(), range.end()));
+        }
+        Some(value)
+    }
+
+    /// An RFC 3339 time.
+    pub fn time(&self) -> Option<jiff::Timestamp> {
+        self.parsed(|t| t.parse().ok(), "a time such as 2026-01-31T12:00:00Z")
+    }
+
+    /// A list; its nulls are refused.
+    pub fn list(&self) -> Vec<Field<'a>> {
+        let Value::Sequence(items) = &self.node.value else {
+            return self.refuse("a list").unwrap_or_default();
+        };
+        let item = |(i, node)| Field { sheet: self.sheet, node, path: format!("{}[{i}]", self.path) };
+        let items: Vec<_> = items.iter().enumerate().map(item).collect();
+        let (nulls, values): (Vec<_>, Vec<_>) = items.into_iter().partition(|f: &Field<'_>| f.node.is_null());
+        for null in nulls {
+            null.error("nothing is not accepted", "a value, or leave the item out");
+        }
+        values
+    }
+
+    /// A mapping to read key by key; end with [`Fields::finish`].
+    pub fn fields(&self) -> Option<Fields<'a>> {
+        let Value::Mapping(entries) = &self.node.value else {
+            return self.refuse("a mapping of keys to values");
+        };
+        Some(Fields { of: self.clone(), entries, asked: RefCell::default() })
+    }
+
+    /// A mapping of text to text, such as labels.
+    pub fn labels(&self) -> Labels {
+        let Some(fields) = self.fields() else { return Labels::new() };
+        let text = |e: &Entry| {
+            if e.node.is_null() {
+                return Some((e.key.clone(), String::new()));
+            }
+            Some((e.key.clone(), fields.child(&e.key, &e.node).string()?.to_owned()))
+        };
+        fields.entries.iter().filter_map(text).collect()
+    }
+}
+
+/// A mapping being read: remembers which keys were asked for.
+#[derive(Debug)]
+pub struct Fields<'a> {
+    of: Field<'a>,
+    entries: &'a [Entry],
+    asked: RefCell<Vec<&'static str>>,
+}
+
+impl<'a> Fields<'a> {
+    /// The mapping itself, to put faults at.
+    pub fn itself(&self) -> &Field<'a> {
+        &self.of
+    }
+
+    /// The value of a key; `None` where it is absent or null.
+    pub fn get(&self, key: &'static str) -> Option<Field<'a>> {
+        self.asked.borrow_mut().push(key);
+        let entry = self.entries.iter().find(|e| e.key == key)?;
+        (!entry.node.is_null()).then(|| self.child(key, &entry.node))
+    }
+
+    /// The value of a key that must be there.
+    pub fn required(&self, key: &'static str, accepted: &str) -> Option<Field<'a>> {
+        let found = self.get(key);
+        if found.is_none() {
+            let at = self.entries.iter().find(|e| e.key == key).map_or(self.of.at(), |e| e.at);
+            self.of.sheet.error(at, format!("{} is missing", self.child_path(key)), accepted);
+        }
+        found
+    }
+
+    /// The value of a key that holds a mapping.
+    pub fn mapping(&self, key: &'static str) -> Option<Fields<'a>> {
+        self.get(key)?.fields()
+    }
+
+    /// The items of a key that holds a list; none where it is absent.
+    pub fn items(&self, key: &'static str) -> Vec<Field<'a>> {
+        self.get(key).map(|f| f.list()).unwrap_or_default()
+    }
+
+    /// Takes keys as known that the reader has no use for.
+    pub fn allow(&self, keys: &[&'static str]) {
+        self.asked.borrow_mut().extend_from_slice(keys);
+    }
+
+    /// Records the keys that nobody asked for.
+    pub fn finish(self, unknown: Unknown) {
+        let severity = match unknown {
+            Unknown::Refused => Severity::Error,
+            Unknown::Warned => Severity::Warning,
+            Unknown::Ignored => return,
+        };
+        let asked = self.asked.into_inner();
+        for entry in self.entries.iter().filter(|e| !asked.contains(&e.key.as_str())) {
+            let place = if self.of.path.is_empty() { String::new() } else { format!(" in {}", self.of.path) };
+            let near = text::nearest(&entry.key, &asked);
+            let accepted = if near.is_empty() { asked.join(", ") } else { near.join(", ") };
+            let what = format!("unknown key {:?}{place}", entry.key);
+            let location = self.of.sheet.location(entry.at);
+            let diagnostic =
+                Diagnostic { severity, location: Some(location), what, accepted: Some(accepted) };
+            self.of.sheet.push(diagnostic);
+        }
+    }
+
+    fn child(&self, key: &str, node: &'a Node) -> Field<'a> {
+        Field { sheet: self.of.sheet, node, path: self.child_path(key) }
+    }
+
+    fn child_path(&self, key: &str) -> String {
+        if self.of.path.is_empty() {
+            return key.to_owned();
+        }
+        let parent = self.of.path.rsplit('.').next().unwrap_or_default();
+        let (before, key, after) = path_step(parent, key);
+        format!("{}{before}{key}{after}", self.of.path)
+    }
+}

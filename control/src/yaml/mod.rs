@@ -1,0 +1,133 @@
+//! YAML (and JSON, which is YAML) as a tree that knows where each value was written.
+//!
+//! [`parse`] makes the tree, [`Sheet`], [`Fields`] and [`Field`] decode it and collect faults on the way.
+//! Scalars mean what `kubectl` takes them to mean: the rules of sigs.k8s.io/yaml, a YAML 1.1 dialect in which
+//! `yes`, `on` and `y` are booleans and `0644` is octal. Knows nothing of any schema; reads no files.
+//!
+//! Invariant: bounded work for any input: depth, and what aliases and merge keys unfold to, have limits.
+
+mod decode;
+mod parse;
+mod scalar;
+pub mod text;
+
+#[cfg(test)]
+mod tests;
+
+pub use decode::{Field, Fields, Sheet, Unknown};
+pub use parse::{Fault, Parsed, parse};
+pub use scalar::{Scalar, ScalarKind};
+
+use std::sync::Arc;
+
+use crate::model::{Origin, PATH_START, path_hash};
+
+/// Deepest nesting taken; Kubernetes objects reach about 20.
+pub const DEPTH_MAX: usize = 64;
+
+/// Most nodes that aliases and merge keys of one file may unfold to.
+pub const UNFOLDED_NODES_MAX: usize = 100_000;
+
+/// A place in a text: line and column, both from 1, the column in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// Line, from 1.
+    pub line: u32,
+    /// Column, from 1.
+    pub column: u32,
+}
+
+/// A value and its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// First character of the value.
+    pub at: Position,
+    /// The value.
+    pub value: Value,
+}
+
+/// What a node holds.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// Text, a number, a boolean or null.
+    Scalar(Scalar),
+    /// A list.
+    Sequence(Vec<Node>),
+    /// A mapping in the order written.
+    Mapping(Vec<Entry>),
+}
+
+/// A key and its value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// The key; numbers and booleans as keys are their JSON text, as in `kubectl`.
+    pub key: String,
+    /// First character of the key.
+    pub at: Position,
+    /// The value.
+    pub node: Node,
+}
+
+impl Node {
+    /// Whether it is null or nothing was written.
+    pub fn is_null(&self) -> bool {
+        matches!(&self.value, Value::Scalar(s) if s.kind == ScalarKind::Null)
+    }
+
+    /// What it is, in the words of messages: `a list`, `the number 80`.
+    pub fn describe(&self) -> String {
+        match &self.value {
+            Value::Sequence(_) => "a list".to_owned(),
+            Value::Mapping(_) => "a mapping".to_owned(),
+            Value::Scalar(scalar) => scalar.describe(),
+        }
+    }
+
+    /// The entry of a mapping, if it is one and has that key.
+    pub fn entry(&self, key: &str) -> Option<&Entry> {
+        match &self.value {
+            Value::Mapping(entries) => entries.iter().find(|e| e.key == key),
+            _ => None,
+        }
+    }
+
+    /// The places of all fields below this node, for an object in `file` whose root it is.
+    pub fn origin(&self, file: Arc<str>) -> Origin {
+        let mut fields = Vec::new();
+        hash_fields(self, PATH_START, "", &mut fields);
+        Origin::from_hashed(file, (self.at.line, self.at.column), fields)
+    }
+}
+
+/// Adds the place of every field below `node` by the hash of its path. `hash` and `key` are the node's own.
+///
+/// A collection's place is that of its key, where readers look for it; a scalar's is the value itself.
+fn hash_fields(node: &Node, hash: u64, key: &str, fields: &mut Vec<(u64, u32, u32)>) {
+    match &node.value {
+        Value::Scalar(_) => {}
+        Value::Sequence(items) => {
+            for (i, item) in items.iter().enumerate() {
+                let hash = path_hash(hash, &format!("[{i}]"));
+                fields.push((hash, item.at.line, item.at.column));
+                hash_fields(item, hash, "", fields);
+            }
+        }
+        Value::Mapping(entries) => {
+            for entry in entries {
+                let (before, step, after) = path_step(key, &entry.key);
+                let before = if hash == PATH_START { "" } else { before };
+                let hash = [before, step, after].into_iter().fold(hash, path_hash);
+                let at = if matches!(entry.node.value, Value::Scalar(_)) { entry.node.at } else { entry.at };
+                fields.push((hash, at.line, at.column));
+                hash_fields(&entry.node, hash, &entry.key, fields);
+            }
+        }
+    }
+}
+
+/// How `key` continues the field path of its parent: maps whose keys users choose put them in brackets, as
+/// Kubernetes does (`metadata.labels[app]`).
+fn path_step<'k>(parent_key: &str, key: &'k str) -> (&'static str, &'k str, &'static str) {
+    let free = matches!(parent_key, "labels" | "annotations" | "selector" | "matchLabels" | "nodeSelector");
+    if free { ("[", key, "]") } else { (".", key, "") }
+}

@@ -1,0 +1,224 @@
+//! From text to trees: one per document, with anchors, aliases and merge keys resolved.
+//!
+//! The grammar is saphyr-parser's (events with places, no recursion of its own); building the tree, its
+//! limits, and what is a fault are here. A fault does not stop the others from being found, except that
+//! nothing after a syntax error can be read.
+
+use std::collections::HashMap;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
+
+use super::{DEPTH_MAX, Entry, Node, Position, Scalar, UNFOLDED_NODES_MAX, Value};
+
+/// The documents of a text that are not empty, and what was wrong with the text.
+#[derive(Debug, Default)]
+pub struct Parsed {
+    /// Document by document. After a syntax error: those that were complete before it.
+    pub documents: Vec<Node>,
+    /// Syntax errors, duplicate keys, limits that were passed.
+    pub faults: Vec<Fault>,
+}
+
+/// Something wrong with the text itself.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Where.
+    pub at: Position,
+    /// What.
+    pub what: String,
+    /// What would be accepted.
+    pub accepted: &'static str,
+}
+
+/// Reads all documents of `text`.
+///
+/// ```
+/// let parsed = tidegate::yaml::parse("a: 1\n---\n{\"b\": [2]}\n");
+/// assert!(parsed.faults.is_empty());
+/// assert_eq!(parsed.documents[1].entry("b").expect("it has one").at.column, 2);
+/// ```
+pub fn parse(text: &str) -> Parsed {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut builder = Builder::default();
+    let mut parser = Parser::new_from_str(text);
+    while let Some(event) = parser.next_event() {
+        match event {
+            Ok((event, span)) => {
+                if !builder.event(event, span) {
+                    break;
+                }
+            }
+            Err(error) => {
+                let at = position(*error.marker());
+                builder.fault(at, format!("not YAML: {}", error.info()), "YAML or JSON");
+                break;
+            }
+        }
+    }
+    builder.parsed
+}
+
+fn position(marker: saphyr_parser::Marker) -> Position {
+    let from = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Position { line: from(marker.line()).max(1), column: from(marker.col()).saturating_add(1) }
+}
+
+/// A collection that is not complete yet.
+enum Open {
+    Sequence { anchor: usize, at: Position, items: Vec<Node> },
+    Mapping { anchor: usize, at: Position, entries: Vec<Entry>, key: Option<(String, Position)> },
+}
+
+#[derive(Default)]
+struct Builder {
+    parsed: Parsed,
+    open: Vec<Open>,
+    anchors: HashMap<usize, Node>,
+    unfolded: usize,
+}
+
+impl Builder {
+    /// Takes one event; false when a limit was passed and the rest is not to be read.
+    fn event(&mut self, event: Event<'_>, span: Span) -> bool {
+        let at = position(span.start);
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let node = Node { at, value: Value::Scalar(scalar(&text, style, tag.as_deref())) };
+                self.anchor(anchor, &node);
+                self.add(node)
+            }
+            Event::SequenceStart(anchor, _) => self.open(Open::Sequence { anchor, at, items: vec![] }, at),
+            Event::MappingStart(anchor, _) => {
+                self.open(Open::Mapping { anchor, at, entries: vec![], key: None }, at)
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.close(),
+            Event::Alias(id) => self.alias(id, at),
+            Event::DocumentStart(_) => {
+                // Anchors do not outlive their document (YAML 1.2, 7.1).
+                self.anchors.clear();
+                true
+            }
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => true,
+        }
+    }
+
+    fn open(&mut self, open: Open, at: Position) -> bool {
+        if self.open.len() >= DEPTH_MAX {
+            self.fault(at, format!("nested deeper than {DEPTH_MAX} levels"), "a shallower document");
+            return false;
+        }
+        self.open.push(open);
+        true
+    }
+
+    fn close(&mut self) -> bool {
+        let (anchor, node) = match self.open.pop().expect("the parser balances starts and ends") {
+            Open::Sequence { anchor, at, items } => (anchor, Node { at, value: Value::Sequence(items) }),
+            Open::Mapping { anchor, at, entries, .. } => {
+                let Some(entries) = self.merged(entries) else { return false };
+                (anchor, Node { at, value: Value::Mapping(entries) })
+            }
+        };
+        self.anchor(anchor, &node);
+        self.add(node)
+    }
+
+    fn alias(&mut self, id: usize, at: Position) -> bool {
+        let Some(mut node) = self.anchors.get(&id).cloned() else {
+            // The parser refuses unknown names; what is left is an alias inside of its own anchor.
+            self.fault(at, "an alias that contains itself", "an alias to something complete before it");
+            return false;
+        };
+        node.at = at;
+        self.unfold(size(&node), at) && self.add(node)
+    }
+
+    /// Counts `nodes` more that were not written out; false past the limit.
+    fn unfold(&mut self, nodes: usize, at: Position) -> bool {
+        self.unfolded += nodes;
+        if self.unfolded > UNFOLDED_NODES_MAX {
+            let what = format!("aliases unfold to more than {UNFOLDED_NODES_MAX} values");
+            self.fault(at, what, "fewer or smaller aliases");
+            return false;
+        }
+        true
+    }
+
+    fn anchor(&mut self, id: usize, node: &Node) {
+        if id != 0 {
+            self.anchors.insert(id, node.clone());
+        }
+    }
+
+    /// Puts a complete node where it belongs: into the innermost open collection, or as a document.
+    fn add(&mut self, node: Node) -> bool {
+        match self.open.last_mut() {
+            None if node.is_null() => {}
+            None => self.parsed.documents.push(node),
+            Some(Open::Sequence { items, .. }) => items.push(node),
+            Some(Open::Mapping { entries, key, .. }) => match key.take() {
+                Some((key, at)) => {
+                    if key != "<<" && entries.iter().any(|e| e.key == key) {
+                        self.fault(at, format!("duplicate key {key:?}"), "each key once");
+                    } else {
+                        entries.push(Entry { key, at, node });
+                    }
+                }
+                None => match &node.value {
+                    Value::Scalar(scalar) => *key = Some((scalar.as_key(), node.at)),
+                    _ => {
+                        let what = format!("{} as a key", node.describe());
+                        *key = Some((String::new(), node.at));
+                        self.fault(node.at, what, "text as a key");
+                    }
+                },
+            },
+        }
+        true
+    }
+
+    /// Resolves merge keys (`<<: *base`): what is written out wins over what is merged, the first merged
+    /// mapping over later ones. `None` past the limit of unfolded nodes.
+    fn merged(&mut self, mut entries: Vec<Entry>) -> Option<Vec<Entry>> {
+        while let Some(i) = entries.iter().position(|e| e.key == "<<") {
+            let merge = entries.remove(i);
+            let bases = match merge.node.value {
+                Value::Sequence(items) => items,
+                _ => vec![merge.node],
+            };
+            for base in bases {
+                let Value::Mapping(more) = base.value else {
+                    self.fault(base.at, "<< merges something that is not a mapping", "an alias to a mapping");
+                    continue;
+                };
+                if !self.unfold(more.len(), merge.at) {
+                    return None;
+                }
+                for entry in more {
+                    if !entries.iter().any(|e| e.key == entry.key) {
+                        entries.push(entry);
+                    }
+                }
+            }
+        }
+        Some(entries)
+    }
+
+    fn fault(&mut self, at: Position, what: impl Into<String>, accepted: &'static str) {
+        self.parsed.faults.push(Fault { at, what: what.into(), accepted });
+    }
+}
+
+fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Scalar {
+    let is_text = tag.is_some_and(|t| t.is_yaml_core_schema() && t.suffix == "str");
+    if style == ScalarStyle::Plain && !is_text { Scalar::plain(text) } else { Scalar::text(text) }
+}
+
+/// Number of nodes of a tree.
+fn size(node: &Node) -> usize {
+    match &node.value {
+        Value::Scalar(_) => 1,
+        Value::Sequence(items) => 1 + items.iter().map(size).sum::<usize>(),
+        Value::Mapping(entries) => 1 + entries.iter().map(|e| size(&e.node)).sum::<usize>(),
+    }
+}

@@ -1,0 +1,228 @@
+//! Claims about reading YAML as kubectl does, and about decoding with every fault recorded.
+
+use std::time::Duration;
+
+use super::*;
+
+fn scalar_of(text: &str) -> ScalarKind {
+    let parsed = parse(&format!("v: {text}\n"));
+    assert_eq!(parsed.faults, [], "{text}");
+    match &parsed.documents[0].entry("v").expect("has v").node.value {
+        Value::Scalar(s) => s.kind,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn faults(text: &str) -> Vec<String> {
+    parse(text).faults.iter().map(|f| format!("{}:{}: {}", f.at.line, f.at.column, f.what)).collect()
+}
+
+#[test]
+fn plain_scalars_mean_what_kubectl_takes_them_for() {
+    use ScalarKind::{Bool, Float, Int, Null, Text};
+    for (text, kind) in [
+        ("true", Bool(true)),
+        ("yes", Bool(true)),
+        ("On", Bool(true)),
+        ("y", Bool(true)),
+        ("off", Bool(false)),
+        ("N", Bool(false)),
+        ("\"true\"", Text),
+        ("'on'", Text),
+        ("!!str 80", Text),
+        ("80", Int(80)),
+        ("-1", Int(-1)),
+        ("0x1F", Int(31)),
+        ("0o17", Int(15)),
+        ("017", Int(15)),
+        ("0b11", Int(3)),
+        ("1_000", Int(1000)),
+        ("1.5", Float(1.5)),
+        ("1e3", Float(1000.0)),
+        ("99999999999999999999", Float(1e20)),
+        ("192.0.2.1", Text),
+        ("2001:db8::1", Text),
+        ("12:30:45", Text),
+        ("2026-01-01T00:00:00Z", Text),
+        ("10s", Text),
+        ("0x", Text),
+        ("null", Null),
+        ("~", Null),
+        ("", Null),
+        ("trueish", Text),
+    ] {
+        assert_eq!(scalar_of(text), kind, "{text}");
+    }
+}
+
+#[test]
+fn json_is_read_with_tabs_and_escapes() {
+    let parsed = parse("{\n\t\"kind\": \"Service\",\n\t\"a/b\": [1, {\"x\": \"\\u00e9\\/\"}]\n}\n");
+    assert_eq!(parsed.faults, []);
+    let list = &parsed.documents[0].entry("a/b").expect("has it").node;
+    assert_eq!(list.at, Position { line: 3, column: 9 });
+}
+
+#[test]
+fn empty_documents_are_left_out_and_a_byte_order_mark_is_no_text() {
+    assert_eq!(parse("---\n---\na: 1\n---\n# nothing\n").documents.len(), 1);
+    assert_eq!(parse("").documents.len(), 0);
+    assert!(parse("\u{feff}a: 1\n").documents[0].entry("a").is_some());
+}
+
+#[test]
+fn anchors_aliases_and_merge_keys_are_resolved() {
+    let parsed = parse("base: &b {x: 1, z: 2}\nuse:\n  <<: *b\n  z: 3\nagain: *b\n");
+    assert_eq!(parsed.faults, []);
+    let text = |node: &Node, key: &str| match &node.entry(key).expect("has it").node.value {
+        Value::Scalar(s) => s.text.clone(),
+        _ => panic!("not a scalar"),
+    };
+    let used = &parsed.documents[0].entry("use").expect("has it").node;
+    assert_eq!((text(used, "x"), text(used, "z")), ("1".into(), "3".into()));
+    assert_eq!(text(&parsed.documents[0].entry("again").expect("has it").node, "z"), "2");
+}
+
+#[test]
+fn faults_of_the_text_have_a_place() {
+    assert_eq!(faults("a: 1\nb: 2\na: 3\n"), ["3:1: duplicate key \"a\""]);
+    assert_eq!(faults("x:\n  {c: 1, c: 2}\n"), ["2:10: duplicate key \"c\""]);
+    assert_eq!(faults("? [a]\n: 1\n"), ["1:3: a list as a key"]);
+    assert_eq!(faults("<<: 3\n"), ["1:5: << merges something that is not a mapping"]);
+    let syntax = faults("ok: 1\n---\na: [1\nb: }\n");
+    assert!(syntax.len() == 1 && syntax[0].contains("not YAML"), "{syntax:?}");
+    assert_eq!(parse("ok: 1\n---\na: [1\nb: }\n").documents.len(), 1, "the document before it counts");
+}
+
+#[test]
+fn depth_and_aliases_are_bounded() {
+    let deep = format!("a: {}1{}\n", "[".repeat(70), "]".repeat(70));
+    assert!(faults(&deep)[0].contains("nested deeper"), "{:?}", faults(&deep));
+    let mut laughs = String::from("l0: &l0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for i in 1..9 {
+        let aliases = vec![format!("*l{}", i - 1); 10].join(", ");
+        laughs.push_str(&format!("l{i}: &l{i} [{aliases}]\n"));
+    }
+    assert!(faults(&laughs)[0].contains("unfold"), "{:?}", faults(&laughs));
+    assert!(!faults("a: &x [*x]\n").is_empty());
+}
+
+#[test]
+fn an_origin_finds_fields_where_readers_look_for_them() {
+    let text = "metadata:\n  annotations:\n    tidegate.dev/forwarding: nat\nspec:\n  ports:\n  - port: 80\n    protocol: TCP\n  - port: 81\n";
+    let origin = parse(text).documents[0].origin("f.yaml".into());
+    let place = |path: &str| origin.field(path).expect("has a file").to_string();
+    assert_eq!(place("metadata.annotations[tidegate.dev/forwarding]"), "f.yaml:3:30");
+    assert_eq!(place("spec.ports[0].protocol"), "f.yaml:7:15");
+    assert_eq!(place("spec.ports[1].protocol"), "f.yaml:8:5");
+    assert_eq!(place("spec.ports"), "f.yaml:5:3");
+    assert_eq!(place("status.x"), "f.yaml:1:1");
+}
+
+#[test]
+fn decoding_records_every_fault_and_goes_on() {
+    let text = "port: 70000\nproto: tpc\nname: 7\non: maybe\nips: [10.0.0.1, 10.0.0.999, ~]\nnet: 10.0.0.1/8\nwait: 90000s\nmac: 01:00:00:00:00:01\nlabels: {a: 1, b: x}\nprot: x\nzzz: 1\n";
+    let sheet = Sheet::new("f.yaml");
+    let documents = sheet.documents(text);
+    let fields = Field::document(&sheet, &documents[0]).fields().expect("a mapping");
+    assert_eq!(fields.get("port").and_then(|f| f.port()), None);
+    assert_eq!(fields.get("proto").and_then(|f| f.one_of(&[("TCP", 6), ("UDP", 17)])), None);
+    assert_eq!(fields.get("name").and_then(|f| f.string()), None);
+    assert_eq!(fields.get("true").and_then(|f| f.boolean()), None);
+    assert_eq!(fields.items("ips").iter().filter_map(Field::ip).count(), 1);
+    assert_eq!(fields.get("net").and_then(|f| f.network()), None);
+    let range = Duration::from_secs(1)..=Duration::from_secs(60);
+    assert_eq!(fields.get("wait").and_then(|f| f.duration(range)), None);
+    assert_eq!(fields.get("mac").and_then(|f| f.parsed(text::mac, text::MAC)), None);
+    assert_eq!(fields.get("labels").map(|f| f.labels().len()), Some(1));
+    assert!(fields.required("missing", "a value").is_none());
+    fields.finish(Unknown::Refused);
+    let report: Vec<String> = sheet.into_report().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        report,
+        [
+            "f.yaml:1:1: error: missing is missing; accepted: a value",
+            "f.yaml:1:7: error: port: the number 70000 is not accepted; accepted: a whole number from 1 to 65535",
+            "f.yaml:2:8: error: proto: the text \"tpc\" is not accepted; accepted: TCP, UDP",
+            "f.yaml:3:7: error: name: the number 7 is not accepted; accepted: text; put it in quotes: \"7\"",
+            "f.yaml:4:5: error: true: the text \"maybe\" is not accepted; accepted: true or false",
+            "f.yaml:5:17: error: ips[1]: the text \"10.0.0.999\" is not accepted; accepted: an IPv4 or IPv6 address",
+            "f.yaml:5:29: error: ips[2]: nothing is not accepted; accepted: a value, or leave the item out",
+            "f.yaml:6:6: error: net: 10.0.0.1/8 has bits set after its prefix; accepted: 10.0.0.0/8",
+            "f.yaml:7:7: error: wait: the text \"90000s\" is not accepted; accepted: a duration from 1s to 60s",
+            "f.yaml:8:6: error: mac: the text \"01:00:00:00:00:01\" is not accepted; accepted: a unicast MAC address such as 02:00:00:00:00:01",
+            "f.yaml:9:13: error: labels[a]: the number 1 is not accepted; accepted: text; put it in quotes: \"1\"",
+            "f.yaml:10:1: error: unknown key \"prot\"; accepted: proto, port",
+            "f.yaml:11:1: error: unknown key \"zzz\"; accepted: port, proto, name, true, ips, net, wait, mac, labels, missing",
+        ]
+    );
+}
+
+#[test]
+fn durations_are_whole_numbers_with_units_largest_first() {
+    for (text, ms) in
+        [("2s", 2000), ("300s", 300_000), ("1m30s", 90_000), ("500ms", 500), ("1h1ms", 3_600_001), ("0s", 0)]
+    {
+        assert_eq!(text::duration(text), Some(Duration::from_millis(ms)), "{text}");
+    }
+    for text in [
+        "",
+        "5",
+        "s",
+        "1.5s",
+        "-1s",
+        "1s1m",
+        "1s1s",
+        "1d",
+        "2 s",
+        "99999999999999999999s",
+        "9999999999999999h",
+    ] {
+        assert_eq!(text::duration(text), None, "{text}");
+    }
+}
+
+#[test]
+fn macs_are_six_pairs_and_unicast() {
+    assert_eq!(text::mac("02:00:0a:Fe:00:01"), Some([2, 0, 10, 254, 0, 1]));
+    assert_eq!(text::mac("02-00-00-00-00-01"), Some([2, 0, 0, 0, 0, 1]));
+    for text in [
+        "",
+        "02:00:00:00:00",
+        "02:00:00:00:00:01:02",
+        "2:0:0:0:0:1",
+        "03:00:00:00:00:01",
+        "00:00:00:00:00:00",
+        "02:00:00:00:00:0g",
+        "02:00-00:00:00:01",
+    ] {
+        assert_eq!(text::mac(text), None, "{text}");
+    }
+}
+
+#[test]
+fn names_follow_their_rfc() {
+    for (text, rfc1035, rfc1123, port) in [
+        ("web", true, true, true),
+        ("web-1", true, true, true),
+        ("1web", false, true, true),
+        ("80", false, true, false),
+        ("a--b", true, true, false),
+        ("-a", false, false, false),
+        ("a-", false, false, false),
+        ("Web", false, false, false),
+        ("a_b", false, false, false),
+        ("", false, false, false),
+        ("a-name-of-seventeen", true, true, false),
+    ] {
+        let got = (text::is_rfc1035_label(text), text::is_rfc1123_label(text), text::is_port_name(text));
+        assert_eq!(got, (rfc1035, rfc1123, port), "{text}");
+    }
+    assert!(!text::is_rfc1123_label(&"a".repeat(64)));
+    assert!(
+        text::is_qualified_name("a.b/C_d")
+            && !text::is_qualified_name("a_b/c")
+            && !text::is_qualified_name("a/")
+    );
+    assert!(text::is_label_value("") && text::is_label_value("a_B.1") && !text::is_label_value("_a"));
+}

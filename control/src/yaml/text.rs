@@ -1,0 +1,139 @@
+//! Text with a meaning: durations, MAC addresses, CIDRs, label keys and the like.
+//!
+//! Used for values of fields and of annotations alike. Each gives `None` for text it does not take; what
+//! would be accepted is a constant beside it, for messages.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+/// What [`duration`] takes.
+pub const DURATION: &str = "a duration such as 500ms, 2s, 1m30s or 1h";
+/// What [`mac`] takes.
+pub const MAC: &str = "a unicast MAC address such as 02:00:00:00:00:01";
+/// What [`str::parse`] to an address takes.
+pub const IP: &str = "an IPv4 or IPv6 address";
+/// What [`cidr`] takes.
+pub const CIDR: &str = "a CIDR such as 192.0.2.0/24 or 2001:db8::/64";
+
+/// A duration of whole numbers with the units `h`, `m`, `s` and `ms`, largest first: `1m30s`.
+pub fn duration(text: &str) -> Option<Duration> {
+    const UNITS: [(&str, u64); 4] = [("ms", 1), ("h", 3_600_000), ("m", 60_000), ("s", 1000)];
+    let mut rest = text;
+    let mut total_ms = 0u64;
+    let mut last_unit_ms = u64::MAX;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let count: u64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let (name, unit_ms) = UNITS.into_iter().find(|(name, _)| rest.starts_with(name))?;
+        if unit_ms >= last_unit_ms {
+            return None;
+        }
+        last_unit_ms = unit_ms;
+        total_ms = total_ms.checked_add(count.checked_mul(unit_ms)?)?;
+        rest = &rest[name.len()..];
+    }
+    (last_unit_ms != u64::MAX).then(|| Duration::from_millis(total_ms))
+}
+
+/// A unicast MAC address: six pairs of hex digits with `:` or `-` between, not all zero.
+pub fn mac(text: &str) -> Option<[u8; 6]> {
+    let separator = if text.contains('-') { '-' } else { ':' };
+    let mut mac = [0u8; 6];
+    let mut parts = text.split(separator);
+    for byte in &mut mac {
+        let part = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
+}
+
+/// An address with a prefix length; bits after the prefix may be set.
+pub fn cidr(text: &str) -> Option<IpNet> {
+    text.parse().ok()
+}
+
+/// A range of addresses `a-b` of one family, `a` not after `b`.
+pub fn ip_range(text: &str) -> Option<(IpAddr, IpAddr)> {
+    let (first, last) = text.split_once('-')?;
+    let (first, last): (IpAddr, IpAddr) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (first.is_ipv4() == last.is_ipv4() && first <= last).then_some((first, last))
+}
+
+/// An RFC 1123 label: 1 to 63 of `a-z`, `0-9` and `-`, alphanumeric at both ends.
+pub fn is_rfc1123_label(text: &str) -> bool {
+    let alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    (1..=63).contains(&text.len())
+        && text.bytes().all(|b| alphanumeric(b) || b == b'-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+/// An RFC 1035 label: as RFC 1123, and begins with a letter.
+pub fn is_rfc1035_label(text: &str) -> bool {
+    is_rfc1123_label(text) && text.starts_with(|c: char| c.is_ascii_lowercase())
+}
+
+/// An RFC 1123 subdomain: labels with dots between, 253 at most.
+pub fn is_rfc1123_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_rfc1123_label)
+}
+
+/// A name of a named port (IANA_SVC_NAME, RFC 6335): 1 to 15 of `a-z`, `0-9`, `-`, with a letter, no `--`,
+/// alphanumeric at both ends.
+pub fn is_port_name(text: &str) -> bool {
+    text.len() <= 15
+        && is_rfc1123_label(text)
+        && text.bytes().any(|b| b.is_ascii_lowercase())
+        && !text.contains("--")
+}
+
+/// A key of labels and annotations: `name` or `prefix/name`.
+pub fn is_qualified_name(text: &str) -> bool {
+    let name = match text.split_once('/') {
+        Some((prefix, name)) if is_rfc1123_subdomain(prefix) => name,
+        Some(_) => return false,
+        None => text,
+    };
+    !name.is_empty() && is_label_value(name)
+}
+
+/// A value of labels: empty, or up to 63 of alphanumerics, `-`, `_`, `.`, alphanumeric at both ends.
+pub fn is_label_value(text: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let end = |b: Option<&u8>| b.is_none_or(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    bytes.len() <= 63 && bytes.iter().all(|b| inner(*b)) && end(bytes.first()) && end(bytes.last())
+}
+
+/// The known words closest to `word`, for "did you mean": at most three, within a third of its length (and
+/// one typing slip at least), or begun the same.
+pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
+    let lower = word.to_lowercase();
+    let limit = (word.chars().count() / 3).max(2);
+    let mut scored: Vec<(usize, &str)> = known
+        .iter()
+        .map(|k| (edit_distance(&lower, &k.to_lowercase()), *k))
+        .filter(|(distance, _)| *distance <= limit)
+        .collect();
+    scored.sort_unstable();
+    scored.into_iter().take(3).map(|(_, k)| k).collect()
+}
+
+/// Levenshtein's distance.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}
