@@ -268,6 +268,13 @@ impl Builder {
         self
     }
 
+    /// TCP window; 65,535 otherwise.
+    pub fn window(mut self, new: u16) -> Builder {
+        let Transport::Tcp { window, .. } = &mut self.transport else { panic!("the window is TCP's") };
+        *window = new;
+        self
+    }
+
     /// TCP options, padded to whole words with end-of-options.
     pub fn tcp_options(mut self, new: &[u8]) -> Builder {
         let Transport::Tcp { options, .. } = &mut self.transport else { panic!("TCP options are TCP's") };
