@@ -54,7 +54,8 @@ pub struct PortInfo {
     pub rx_queues_max: u16,
     /// How many transmit queues it can have.
     pub tx_queues_max: u16,
-    /// Bytes of an IP packet that it can be set to.
+    /// Bytes of an IP packet that it can be set to. A vdev on a kernel interface may pass more, up to the frame size
+    /// in its arguments, when the interface's own MTU is larger and [`PortConfig::mtu`] is left out.
     pub mtu: RangeInclusive<u16>,
     /// Length of the RSS key in bytes; 0 where there is none.
     pub rss_key_len: usize,
@@ -152,7 +153,7 @@ impl Port {
             driver: device.driver().to_owned(),
             rx_queues_max: raw.max_rx_queues,
             tx_queues_max: raw.max_tx_queues,
-            mtu: raw.min_mtu..=raw.max_mtu,
+            mtu: mtu_range(&raw),
             rss_key_len: match raw.hash_key_size {
                 // A driver that does not say takes ethdev's usual length, and copies that many bytes.
                 0 if raw.flow_type_rss_offloads != 0 => USUAL_RSS_KEY_LEN,
@@ -357,6 +358,17 @@ const USUAL_RSS_KEY_LEN: usize = 40;
 
 /// Ethernet header and one 802.1Q tag. The FCS never reaches memory.
 const FRAME_OVERHEAD: u16 = 14 + 4;
+
+/// The MTUs that rte_eth_dev_configure takes: within the driver's own bounds, and the frame with header and FCS within
+/// its longest (for net_af_packet of 22.11 that makes 1,500) and the shortest of Ethernet.
+fn mtu_range(info: &sys::rte_eth_dev_info) -> RangeInclusive<u16> {
+    let overhead = match info.max_rx_pktlen.checked_sub(u32::from(info.max_mtu)) {
+        Some(overhead) if overhead > 0 && info.max_mtu != u16::MAX => overhead,
+        _ => sys::RTE_ETHER_HDR_LEN + sys::RTE_ETHER_CRC_LEN,
+    };
+    let within = |length: u32| u16::try_from(length.saturating_sub(overhead)).unwrap_or(u16::MAX);
+    info.min_mtu.max(within(sys::RTE_ETHER_MIN_LEN))..=info.max_mtu.min(within(info.max_rx_pktlen))
+}
 
 /// Whether the driver has no such notion, rather than failed at it.
 fn is_unsupported(error: Errno) -> bool {

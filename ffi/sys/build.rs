@@ -60,6 +60,7 @@ const CONSTANTS: &[&str] = &[
     "RTE_ETH_RETA_GROUP_SIZE",
     "RTE_ETHER_HDR_LEN",
     "RTE_ETHER_CRC_LEN",
+    "RTE_ETHER_MIN_LEN",
     "RTE_RING_NAMESIZE",
     "RING_F_SP_ENQ",
     "RING_F_SC_DEQ",

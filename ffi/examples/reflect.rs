@@ -1,0 +1,76 @@
+//! Attaches a device, says what it is and can do, and for some seconds sends every frame back to where it came from.
+//!
+//! `cargo run -p dpdk --example reflect -- DEVICE [QUEUES [SECONDS [HUGEPAGES-MIB]]]`, for instance as root
+//! `net_af_packet,iface=eth1,qpairs=2 2`. One thread per queue, pinned, as a worker would be. For a first look at a
+//! NIC; and the smallest program that shows how the parts of this crate go together.
+
+use std::error::Error;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dpdk::{
+    Burst, Eal, EalConfig, Lcore, LogLevel, Memory, Pci, PktPool, PoolConfig, Port, PortConfig, RxQueue,
+    TxQueue, lcore,
+};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let device = arguments.next().ok_or("usage: reflect DEVICE [QUEUES [SECONDS [HUGEPAGES-MIB]]]")?;
+    let queues = arguments.next().map_or(Ok(1), |text| text.parse())?;
+    let seconds = arguments.next().map_or(Ok(10), |text| text.parse())?;
+    let memory = match arguments.next() {
+        Some(mib) => Memory::Hugepages { mib: mib.parse()? },
+        None => Memory::NoHuge { mib: 128 },
+    };
+    // A PCI address has a colon before any argument, a vdev's name has not.
+    let is_pci = device.split(',').next().is_some_and(|name| name.contains(':'));
+    let pci = if is_pci { Pci::Allow(vec![device.clone()]) } else { Pci::None };
+
+    let eal = Eal::init(&EalConfig { memory, pci, log_level: LogLevel::Notice, ..EalConfig::default() })?;
+    let pool = PktPool::new(&eal, &PoolConfig::default())?;
+    let mut port = Port::attach(&eal, &device)?;
+    let config = PortConfig { queues, promiscuous: true, ..PortConfig::default() };
+    let handles = port.start(&config, &pool)?;
+    println!("{}, {:#?}", Eal::version(), port.info());
+    println!("mac {:02x?}, mtu {}, {:?}, {:?}", port.mac()?, port.mtu()?, port.link()?, port.rss()?);
+
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let cpus = lcore::usable_cpus();
+    thread::scope(|scope| {
+        for (index, (rx, tx)) in handles.rx.into_iter().zip(handles.tx).enumerate() {
+            let (eal, cpu) = (&eal, cpus[index % cpus.len()]);
+            scope.spawn(move || match Lcore::register_on(eal, cpu) {
+                Ok(_lcore) => reflect(rx, tx, until),
+                Err(error) => eprintln!("queue {index}: {error}"),
+            });
+        }
+    });
+    println!("{:?}, {pool:?}", port.stats()?);
+    Ok(())
+}
+
+/// Swaps the addresses of Ethernet and of IPv4 until the time is over, and says what came.
+fn reflect(mut rx: RxQueue, mut tx: TxQueue, until: Instant) {
+    let mut burst = Burst::<32>::new();
+    let (mut received, mut sent, mut tagged, mut longest) = (0, 0, 0, 0);
+    while Instant::now() < until {
+        received += rx.rx(&mut burst);
+        for mbuf in burst.iter_mut() {
+            longest = longest.max(mbuf.len());
+            tagged += usize::from(mbuf.stripped_vlan().is_some());
+            let data = mbuf.data_mut();
+            if data.len() >= 12 {
+                data[..12].rotate_left(6);
+            }
+            if data.len() >= 34 && data[12..14] == [8, 0] {
+                data[26..34].rotate_left(4);
+            }
+        }
+        sent += tx.tx(&mut burst);
+        burst.clear();
+    }
+    println!(
+        "queue {}: received {received}, sent back {sent}, longest {longest} bytes, tags stripped {tagged}",
+        rx.id()
+    );
+}
