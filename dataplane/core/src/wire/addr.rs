@@ -21,7 +21,8 @@ impl Addr {
     /// The IPv4 address of these 4 bytes in network order.
     #[inline]
     pub const fn v4(b: [u8; 4]) -> Addr {
-        Addr([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, b[0], b[1], b[2], b[3]])
+        // As one number, so that it is stored in two words: narrow stores would stall the wide loads that follow.
+        Addr(((0xffff << 32) | u32::from_be_bytes(b) as u128).to_be_bytes())
     }
 
     /// The IPv6 address of these 16 bytes in network order.

@@ -4,9 +4,9 @@
 
 use super::addr::Addr;
 use super::checksum::{Delta, checksum};
-use super::headers::{Family, Fragment, Headers, L4Checksum};
+use super::headers::{Family, Fragment, Headers};
 use super::malformed::Malformed;
-use super::transport;
+use super::transport::{self, Transport};
 use super::vlan::VlanId;
 use core::net::Ipv4Addr;
 
@@ -21,8 +21,8 @@ const OFFSET_MASK: u16 = 0x1fff;
 ///
 /// # Errors
 /// `Ipv4*`, `Fragment*`, and those of the transport header.
-#[inline]
-pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
+#[inline(always)]
+pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
     let p: &[u8; HEADER_LEN] = packet.first_chunk().ok_or(Malformed::Ipv4Truncated)?;
     if p[0] >> 4 != 4 {
         return Err(Malformed::Ipv4Version);
@@ -35,9 +35,8 @@ pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Mal
     if total_len < header_len || total_len > packet.len() {
         return Err(Malformed::Ipv4TotalLength);
     }
-    // The constant length lets the usual case sum five words without a loop.
-    let sum = if header_len == HEADER_LEN { checksum(p) } else { checksum(&packet[..header_len]) };
-    if sum != 0 {
+    let sum_ok = if header_len == HEADER_LEN { sum_ok(p) } else { checksum(&packet[..header_len]) == 0 };
+    if !sum_ok {
         return Err(Malformed::Ipv4Checksum);
     }
     let payload = &packet[header_len..total_len];
@@ -48,31 +47,42 @@ pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Mal
         let id = u32::from(u16::from_be_bytes([p[4], p[5]]));
         fragment(id, (flags & OFFSET_MASK) * 8, flags & MORE_FRAGMENTS != 0, payload.len(), header_len)?
     };
-    let mut h = Headers {
+    let mut t = Transport::UNKNOWN;
+    if flags & OFFSET_MASK == 0 {
+        transport::parse(&mut t, p[9], Family::V4, flags & MORE_FRAGMENTS == 0, payload)?;
+    }
+    Ok(Headers {
         src: Addr::v4([p[12], p[13], p[14], p[15]]),
         dst: Addr::v4([p[16], p[17], p[18], p[19]]),
         fragment,
         // Both fit: the frame is at most 65,535 bytes and this lies inside it.
         l4: u16::from(l3) + header_len as u16,
         ip_end: u16::from(l3) + total_len as u16,
-        src_port: 0,
-        dst_port: 0,
+        src_port: t.src_port,
+        dst_port: t.dst_port,
         vlan,
         l3,
         family: Family::V4,
         proto: p[9],
-        tcp_flags: 0,
-        icmp_type: 0,
-        icmp_code: 0,
+        tcp_flags: t.tcp_flags,
+        icmp_type: t.icmp_type,
+        icmp_code: t.icmp_code,
         ttl: p[8],
         tos: p[1],
         dont_fragment: flags & DONT_FRAGMENT != 0,
-        l4_checksum: L4Checksum::None,
-    };
-    if !h.is_later_fragment() {
-        transport::parse(&mut h, payload)?;
-    }
-    Ok(h)
+        l4_checksum: t.l4_checksum,
+    })
+}
+
+/// The header check for the usual length: five words, no loop, and no byte order (RFC 1071, 2 (B)).
+#[inline(always)]
+fn sum_ok(p: &[u8; HEADER_LEN]) -> bool {
+    let (words, _) = p.as_chunks::<4>();
+    let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
+    // What is left is below 3 * 0xffff, and zero only for a header of zeros, whose version is wrong.
+    sum.is_multiple_of(0xffff)
 }
 
 /// Judges a fragment of `len` bytes at `offset`; `headers_len` bytes precede the payload once reassembled.

@@ -7,10 +7,10 @@
 //! Invariant: at most [`EXTENSION_HEADERS_MAX`] extension headers are read, whatever the packet says.
 
 use super::addr::Addr;
-use super::headers::{Family, Fragment, Headers, L4Checksum, proto};
+use super::headers::{Family, Fragment, Headers, proto};
 use super::ipv4;
 use super::malformed::Malformed;
-use super::transport;
+use super::transport::{self, Transport};
 use super::vlan::VlanId;
 use core::net::Ipv6Addr;
 
@@ -25,8 +25,8 @@ pub const EXTENSION_HEADERS_MAX: usize = 8;
 ///
 /// # Errors
 /// `Ipv6*`, `Fragment*`, and those of the transport header.
-#[inline]
-pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
+#[inline(always)]
+pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Malformed> {
     let (p, rest) = packet.split_first_chunk::<HEADER_LEN>().ok_or(Malformed::Ipv6Truncated)?;
     if p[0] >> 4 != 6 {
         return Err(Malformed::Ipv6Version);
@@ -41,40 +41,38 @@ pub fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Headers, Mal
     if src.is_v4() || dst.is_v4() {
         return Err(Malformed::Ipv6MappedAddress);
     }
+    let walk = if is_extension(p[6]) {
+        walk(p[6], payload)?
+    } else {
+        Walk { proto: p[6], len: 0, fragment: Fragment::None }
+    };
+    let mut t = Transport::UNKNOWN;
+    if !matches!(walk.fragment, Fragment::Later { .. }) {
+        let whole = matches!(walk.fragment, Fragment::None);
+        transport::parse(&mut t, walk.proto, Family::V6, whole, &payload[walk.len..])?;
+    }
     let end_of_header = u16::from(l3) + HEADER_LEN as u16;
-    let mut h = Headers {
+    Ok(Headers {
         src,
         dst,
-        fragment: Fragment::None,
-        l4: end_of_header,
+        fragment: walk.fragment,
+        // Both fit: they lie inside a frame of at most 65,535 bytes.
+        l4: end_of_header + walk.len as u16,
         ip_end: end_of_header + payload_len,
-        src_port: 0,
-        dst_port: 0,
+        src_port: t.src_port,
+        dst_port: t.dst_port,
         vlan,
         l3,
         family: Family::V6,
-        proto: p[6],
-        tcp_flags: 0,
-        icmp_type: 0,
-        icmp_code: 0,
+        proto: walk.proto,
+        tcp_flags: t.tcp_flags,
+        icmp_type: t.icmp_type,
+        icmp_code: t.icmp_code,
         ttl: p[7],
         tos: (p[0] << 4) | (p[1] >> 4),
         dont_fragment: true,
-        l4_checksum: L4Checksum::None,
-    };
-    if !is_extension(h.proto) {
-        transport::parse(&mut h, payload)?;
-        return Ok(h);
-    }
-    let walk = walk(h.proto, payload)?;
-    h.proto = walk.proto;
-    h.fragment = walk.fragment;
-    // Fits: the walk never passes the end of a payload of at most 65,535 bytes inside the frame.
-    h.l4 += walk.len as u16;
-    if !h.is_later_fragment() {
-        transport::parse(&mut h, &payload[walk.len..])?;
-    }
-    Ok(h)
+        l4_checksum: t.l4_checksum,
+    })
 }
 
 /// True for the headers that the walk steps over.

@@ -55,6 +55,9 @@ pub enum Parsed {
 
 /// Checks all headers of an Ethernet frame.
 ///
+/// Inlined by force into its few callers, so that the `Headers` are written once, where the caller keeps them; a
+/// call and a copy double the time (see `transport`). About 12 ns for a TCP or UDP packet of either family in cache.
+///
 /// # Errors
 /// The first reason, outside in, for which the frame cannot be used.
 ///
@@ -65,7 +68,7 @@ pub enum Parsed {
 /// let Ok(Parsed::Ip(h)) = parse(&frame) else { panic!("not IP") };
 /// assert_eq!((h.dst.to_string().as_str(), h.dst_port, h.tcp_flags), ("203.0.113.5", 443, tcp::flags::SYN));
 /// ```
-#[inline]
+#[inline(always)]
 pub fn parse(frame: &[u8]) -> Result<Parsed, Malformed> {
     if frame.len() > usize::from(u16::MAX) {
         return Err(Malformed::FrameTooLong);
@@ -73,16 +76,12 @@ pub fn parse(frame: &[u8]) -> Result<Parsed, Malformed> {
     let (header, rest) =
         frame.split_first_chunk::<{ ethernet::HEADER_LEN }>().ok_or(Malformed::EthernetTruncated)?;
     let outer = u16::from_be_bytes([header[12], header[13]]);
-    if outer != ether_type::VLAN {
-        return network(rest, ethernet::HEADER_LEN as u8, None, outer);
-    }
-    let (vlan, inner) = vlan::parse(rest)?;
-    network(&rest[vlan::TAG_LEN..], ethernet::HEADER_LEN_MAX as u8, vlan, inner)
-}
-
-/// `packet` is what follows the Ethernet header of `l3` bytes.
-#[inline]
-fn network(packet: &[u8], l3: u8, vlan: Option<VlanId>, ether_type: u16) -> Result<Parsed, Malformed> {
+    let (packet, l3, vlan, ether_type) = if outer == ether_type::VLAN {
+        let (vlan, inner) = vlan::parse(rest)?;
+        (&rest[vlan::TAG_LEN..], ethernet::HEADER_LEN_MAX as u8, vlan, inner)
+    } else {
+        (rest, ethernet::HEADER_LEN as u8, None, outer)
+    };
     match ether_type {
         ether_type::IPV4 => ipv4::parse(packet, l3, vlan).map(Parsed::Ip),
         ether_type::IPV6 => ipv6::parse(packet, l3, vlan).map(Parsed::Ip),
