@@ -70,6 +70,17 @@ impl Mbuf {
         unsafe { std::slice::from_raw_parts_mut(self.start(), usize::from(self.data_len())) }
     }
 
+    /// Has the CPU fetch the first cache line of the frame, for a [`Mbuf::data`] soon. Reads the mbuf itself, which a
+    /// driver has just written.
+    #[inline]
+    pub fn prefetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, which may be given for any address.
+        unsafe {
+            core::arch::x86_64::_mm_prefetch(self.start().cast(), core::arch::x86_64::_MM_HINT_T0);
+        }
+    }
+
     /// Length of the frame in bytes, all segments together.
     #[inline]
     #[must_use]
