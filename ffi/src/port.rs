@@ -1,7 +1,7 @@
 //! Ports: NICs and the virtual devices that stand for them.
 //!
 //! What lives here: [`Port`] (attach, configure and start, what it is and how it does) and what it is configured
-//! with. What is not here: how a device comes and goes ([`device`]), the packet path ([`crate::queue`]).
+//! with. What is not here: how a device comes and goes (`device`), the packet path ([`crate::queue`]).
 //! Who calls it: the driver on the control thread; workers only get the queues.
 //! Invariant: a port is reconfigured or stopped only when no queue handle of it is left, so no worker can be inside
 //! a burst function meanwhile. It is detached when the [`Port`] and all its queues are gone.

@@ -71,6 +71,9 @@ const CONSTANTS: &[&str] = &[
 /// that the distribution built in; `rte_net_ring` alone has functions of its own (tests make port pairs with it).
 const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring"];
 
+/// What was part of `rte_eal` in 22.11 and is a library of its own later (`rte_log` from 23.11 on).
+const LIBRARIES_OF_LATER_RELEASES: &[&str] = &["rte_log"];
+
 fn main() {
     println!("cargo:rerun-if-changed=wrapper.h");
     println!("cargo:rerun-if-env-changed=PKG_CONFIG");
@@ -132,7 +135,11 @@ fn main() {
     for flag in pkg_config(&["--libs-only-L"]).unwrap_or_default().split_whitespace() {
         println!("cargo:rustc-link-search=native={}", flag.trim_start_matches("-L"));
     }
-    for library in LIBRARIES {
+    let installed = pkg_config(&["--libs-only-l"]).unwrap_or_default();
+    let optional = LIBRARIES_OF_LATER_RELEASES.iter().filter(|library| {
+        installed.split_whitespace().any(|flag| flag.strip_prefix("-l") == Some(**library))
+    });
+    for library in LIBRARIES.iter().chain(optional) {
         println!("cargo:rustc-link-lib=dylib={library}");
     }
 }
