@@ -8,12 +8,21 @@
 //! reason. The same snapshot, frames and times give the same verdicts, bytes and state.
 #![deny(unsafe_code)]
 
+pub mod addresses;
+pub mod backend;
 pub mod counters;
 pub mod frame;
+pub mod hash;
 pub mod ids;
+mod key_index;
 pub mod limits;
+pub mod maglev;
+pub mod neighbors;
 pub mod now;
 pub mod prefetch;
+pub mod routes;
+pub mod service;
+pub mod snapshot;
 pub mod testing;
 pub mod verdict;
 pub mod wire;

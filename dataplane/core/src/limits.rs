@@ -28,6 +28,12 @@ pub const SERVICES_MAX: usize = 1 << 20;
 /// Backends of all service ports together.
 pub const BACKENDS_MAX: usize = 1 << 22;
 
+/// Routes beside the connected prefixes: a look-up is a binary search for each prefix length.
+pub const ROUTES_MAX: usize = 1 << 16;
+
+/// Source addresses of FullNAT.
+pub const SNAT_ADDRESSES_MAX: usize = 1 << 10;
+
 /// Next hops that can be known at once, static and resolved.
 pub const NEXT_HOPS_MAX: usize = 65_535;
 

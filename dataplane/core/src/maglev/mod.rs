@@ -1,0 +1,124 @@
+//! Maglev tables: which backend owns which slot of the hash space (Eisenbud et al., NSDI 2016, section 3.4).
+//!
+//! Each backend walks its own permutation of the slots and takes the next free one when its turn comes. The
+//! permutation hangs on the backend's stable identity alone (address, and number among equal addresses), so
+//! tables do not depend on the order of backends, equal on every gateway. Turns come as often as the weight
+//! says. Called by the compile of a snapshot; workers only read slots.
+//!
+//! Bounds (tested): with n backends of weights w and their sum W, a table of M slots gives a backend
+//! `M * w / W` slots, off by no more than `1 + n * w / W`. Equal weights: all within one of each other.
+//!
+//! Invariant: equal (size, identities, weights up to a common factor) give equal tables, and one allocation.
+
+mod fill;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::limits::{MAGLEV_SLOTS_MAX, MAGLEV_SLOTS_PER_BACKEND};
+use crate::wire::Addr;
+
+/// The slot belongs to nobody.
+pub const NO_BACKEND: u16 = u16::MAX;
+
+/// Sizes of automatic tables: primes, each about twice the one before, so that a size is kept over a doubling.
+///
+/// The smallest gives one backend 1,009 slots in 2 KiB; 65,537 is the size of the paper and serves 100.
+/// Crossing a step deals the whole table anew: known flows are held by their entries, new ones go by the new
+/// table; who cannot have that gives the size.
+pub const LADDER: [u32; 11] =
+    [1_009, 2_039, 4_093, 8_191, 16_381, 32_749, 65_537, 131_071, 262_139, 524_287, MAGLEV_SLOTS_MAX];
+
+/// The size for that many backends: the first step with [`MAGLEV_SLOTS_PER_BACKEND`] slots for each, or the
+/// last.
+#[must_use]
+pub fn auto_size(backends: usize) -> u32 {
+    let wanted = u64::try_from(backends).unwrap_or(u64::MAX).saturating_mul(MAGLEV_SLOTS_PER_BACKEND.into());
+    LADDER.into_iter().find(|&size| u64::from(size) >= wanted).unwrap_or(MAGLEV_SLOTS_MAX)
+}
+
+/// Whether a size is prime, as a table's must be: only then does every step width visit every slot.
+#[must_use]
+pub fn is_prime(size: u32) -> bool {
+    size >= 2 && (2..).take_while(|d| d * d <= u64::from(size)).all(|d| u64::from(size) % d != 0)
+}
+
+/// A backend as its table sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member {
+    /// The identity, together with the number of equal addresses before it.
+    pub address: Addr,
+    /// Share of the slots relative to the others; 0 owns none, but has its position.
+    pub weight: u16,
+}
+
+/// Builds one table: the position in `members` that owns each slot.
+///
+/// `members` are sorted by address. Where no weight is above 0 the table is empty.
+///
+/// # Panics
+/// If `size` is not a prime, or there are 65,536 members or more: the snapshot's compile checks both.
+#[must_use]
+pub fn build(members: &[Member], size: u32) -> Arc<[u16]> {
+    assert!(is_prime(size), "the size of a Maglev table is prime");
+    assert!(members.len() <= NO_BACKEND.into(), "positions are below the value that means none");
+    fill::fill(members, size).into()
+}
+
+/// Slots owned by each position.
+#[must_use]
+pub fn shares(table: &[u16], members: usize) -> Vec<u32> {
+    let mut counts = vec![0; members];
+    for &position in table {
+        if let Some(count) = counts.get_mut(usize::from(position)) {
+            *count += 1;
+        }
+    }
+    counts
+}
+
+/// What a table is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Recipe {
+    size: u32,
+    members: Box<[Member]>,
+}
+
+/// The tables of one snapshot, each made once.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tables {
+    made: HashMap<Recipe, Arc<[u16]>>,
+}
+
+impl Tables {
+    /// The table of these members: one of this set, or of `previous`, or a new one.
+    pub(crate) fn table(
+        &mut self,
+        mut members: Vec<Member>,
+        size: u32,
+        previous: Option<&Tables>,
+    ) -> Arc<[u16]> {
+        let divisor = members.iter().fold(0, |divisor, member| gcd(divisor, member.weight)).max(1);
+        members.iter_mut().for_each(|member| member.weight /= divisor);
+        let recipe = Recipe { size, members: members.into() };
+        if let Some(table) = self.made.get(&recipe) {
+            return Arc::clone(table);
+        }
+        let kept = previous.and_then(|tables| tables.made.get(&recipe)).map(Arc::clone);
+        let table = kept.unwrap_or_else(|| build(&recipe.members, size));
+        self.made.insert(recipe, Arc::clone(&table));
+        table
+    }
+
+    /// Distinct tables.
+    pub(crate) fn len(&self) -> usize {
+        self.made.len()
+    }
+}
+
+fn gcd(a: u16, b: u16) -> u16 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Balance, churn, weights, order and sharing of Maglev tables, against the figures of the design.
+
+use super::*;
+use proptest::prelude::*;
+use std::time::Instant;
+
+fn members(weights: &[u16]) -> Vec<Member> {
+    let member = |(n, &weight): (usize, &u16)| {
+        let n = u16::try_from(n).unwrap().to_be_bytes();
+        Member { address: Addr::v4([10, 0, n[0], n[1]]), weight }
+    };
+    weights.iter().enumerate().map(member).collect()
+}
+
+fn equal(count: usize) -> Vec<Member> {
+    members(&vec![1; count])
+}
+
+/// Max over average share of a table, and the share of slots that change owner, in all and away from live
+/// backends, when backend `gone` stops taking part.
+fn balance_and_churn(count: usize, size: u32, gone: usize) -> (f64, f64, f64) {
+    let mut members = equal(count);
+    let before = build(&members, size);
+    let largest = *shares(&before, count).iter().max().unwrap();
+    members[gone].weight = 0;
+    let after = build(&members, size);
+    let changed = |from_live: bool| {
+        let moved = |(was, is): &(&u16, &u16)| was != is && (!from_live || usize::from(**was) != gone);
+        before.iter().zip(after.iter()).filter(moved).count() as f64 / f64::from(size)
+    };
+    (f64::from(largest) / (f64::from(size) / count as f64), changed(false), changed(true))
+}
+
+#[test]
+fn balance_and_churn_are_those_of_the_design() {
+    let (balance, moved, from_live) = balance_and_churn(100, 65_537, 42);
+    assert!(balance < 1.0015, "balance {balance}");
+    assert!(moved < 0.020 && from_live < 0.010, "one of 100 gone moves {moved}, from live ones {from_live}");
+    let (balance, moved, from_live) = balance_and_churn(1_000, 65_537, 42);
+    assert!(balance < 1.0072, "balance {balance}");
+    assert!(moved < 0.010 && from_live < 0.009, "one of 1000 gone moves {moved}, from live ones {from_live}");
+    println!("1000 backends, 65537 slots: {balance:.4} {moved:.4} {from_live:.4}");
+}
+
+#[test]
+fn the_auto_size_keeps_the_churn_of_a_failure_near_one_percent() {
+    for count in [3, 10, 50, 200] {
+        let (balance, _, from_live) = balance_and_churn(count, auto_size(count), count / 2);
+        assert!(balance < 1.01, "{count} backends: balance {balance}");
+        assert!(from_live < 0.02, "{count} backends: one gone moves {from_live} from live ones");
+    }
+}
+
+#[test]
+fn every_step_of_the_ladder_is_prime_and_about_twice_the_one_before() {
+    assert!(LADDER.into_iter().all(is_prime));
+    assert!(LADDER.windows(2).all(|pair| pair[1] > pair[0] && pair[1] <= 2 * pair[0] + 100));
+    assert_eq!(LADDER[10], MAGLEV_SLOTS_MAX);
+    for (backends, size) in [(0, 1_009), (1, 1_009), (2, 2_039), (10, 8_191), (100, 65_537), (101, 131_071)] {
+        assert_eq!(auto_size(backends), size, "{backends} backends");
+    }
+    assert_eq!((auto_size(1_008), auto_size(10_000)), (MAGLEV_SLOTS_MAX, MAGLEV_SLOTS_MAX));
+    assert_eq!(auto_size(usize::MAX), MAGLEV_SLOTS_MAX);
+}
+
+#[test]
+fn primes_are_told_from_composites() {
+    let primes: Vec<u32> = (0..60).filter(|&n| is_prime(n)).collect();
+    assert_eq!(primes, [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59]);
+    assert!(!is_prime(65_535) && is_prime(4_294_967_291) && !is_prime(u32::MAX));
+}
+
+#[test]
+fn a_backend_without_weight_has_a_position_and_no_slot() {
+    let table = build(&members(&[1, 0, 1]), 1_009);
+    let shares = shares(&table, 3);
+    assert_eq!((shares[1], shares[0] + shares[2]), (0, 1_009));
+    assert!(build(&members(&[0, 0]), 1_009).is_empty());
+    assert!(build(&[], 1_009).is_empty());
+}
+
+#[test]
+fn a_backend_that_drains_leaves_the_positions_of_the_others() {
+    let all = build(&members(&[1, 1, 1, 1]), 4_093);
+    let drained = build(&members(&[1, 0, 1, 1]), 4_093);
+    let kept = all.iter().zip(drained.iter()).filter(|(was, is)| **was != 1 && was == is).count();
+    assert!(kept > 3_000, "{kept} of 3069 slots stay");
+}
+
+#[test]
+fn equal_addresses_walk_differently() {
+    let address = Addr::v4([10, 0, 0, 1]);
+    let table = build(&[Member { address, weight: 1 }; 3], 2_039);
+    assert!(shares(&table, 3).iter().all(|&share| (679..=680).contains(&share)));
+}
+
+#[test]
+fn a_tiny_table_fills() {
+    assert_eq!(*build(&equal(1), 2), [0, 0]);
+    let table = build(&equal(5), 2);
+    assert!(table.iter().all(|&position| position < 5) && table[0] != table[1]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn weights_are_kept_within_the_stated_bound(weights in proptest::collection::vec(0_u16..200, 1..60)) {
+        let size = auto_size(weights.len());
+        let sum: f64 = weights.iter().map(|&w| f64::from(w)).sum();
+        prop_assume!(sum > 0.0);
+        let taking_part = weights.iter().filter(|&&w| w > 0).count() as f64;
+        let shares = shares(&build(&members(&weights), size), weights.len());
+        prop_assert_eq!(shares.iter().sum::<u32>(), size);
+        for (&share, &weight) in shares.iter().zip(&weights) {
+            let fair = f64::from(size) * f64::from(weight) / sum;
+            let bound = 1.0 + taking_part * f64::from(weight) / sum;
+            prop_assert!((f64::from(share) - fair).abs() <= bound, "weight {} has {}, fair is {}", weight, share, fair);
+        }
+    }
+
+    #[test]
+    fn a_common_factor_of_all_weights_changes_nothing(weights in proptest::collection::vec(0_u16..50, 1..20), factor in 1_u16..1000) {
+        let scaled: Vec<u16> = weights.iter().map(|weight| weight * factor).collect();
+        prop_assert_eq!(build(&members(&weights), 2_039), build(&members(&scaled), 2_039));
+        let mut tables = Tables::default();
+        let first = tables.table(members(&weights), 2_039, None);
+        let second = tables.table(members(&scaled), 2_039, None);
+        prop_assert!(Arc::ptr_eq(&first, &second));
+    }
+
+    #[test]
+    fn equal_weights_share_within_one_slot(count in 1_usize..300, step in 0_usize..5) {
+        let shares = shares(&build(&equal(count), LADDER[step]), count);
+        prop_assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1);
+    }
+}
+
+#[test]
+fn the_table_is_that_of_the_paper() {
+    // The paper's pseudo code, with explicit permutations and remainders.
+    let (members, size) = (equal(7), 1_009_u64);
+    let permutations: Vec<Vec<u64>> = members
+        .iter()
+        .map(|member| {
+            let (offset, skip) = crate::hash::identity_hashes(&member.address, 0);
+            let offset = u64::from(crate::hash::scale(offset, 1_009));
+            let skip = u64::from(crate::hash::scale(skip, 1_008)) + 1;
+            (0..size).map(|j| (offset + j * skip) % size).collect()
+        })
+        .collect();
+    let (mut entry, mut next, mut filled) = (vec![NO_BACKEND; 1_009], [0; 7], 0);
+    'fill: loop {
+        for i in 0..7 {
+            let mut c = permutations[i][next[i]];
+            while entry[c as usize] != NO_BACKEND {
+                next[i] += 1;
+                c = permutations[i][next[i]];
+            }
+            entry[c as usize] = i as u16;
+            next[i] += 1;
+            filled += 1;
+            if filled == 1_009 {
+                break 'fill;
+            }
+        }
+    }
+    assert_eq!(*build(&members, 1_009), entry[..]);
+}
+
+#[test]
+fn a_golden_table_holds() {
+    // From an independent program. A change here moves connections in every gateway that is upgraded beside one that is not.
+    let table = build(&members(&[1, 2, 3]), 13);
+    assert_eq!(*table, [2, 1, 2, 0, 2, 2, 1, 0, 1, 2, 2, 2, 1]);
+}
+
+#[test]
+fn wildly_uneven_weights_cost_no_more_than_the_slots() {
+    let mut weights = vec![1; 10_000];
+    weights[17] = u16::MAX;
+    let started = Instant::now();
+    let table = build(&members(&weights), MAGLEV_SLOTS_MAX);
+    println!("one of 65535 among 9999 of 1, {MAGLEV_SLOTS_MAX} slots: {:?}", started.elapsed());
+    let share = f64::from(shares(&table, weights.len())[17]) / f64::from(MAGLEV_SLOTS_MAX);
+    assert!((share - 65_535.0 / 75_534.0).abs() < 0.02, "share {share}");
+}
+
+#[test]
+fn prints_how_long_tables_take() {
+    for (backends, size) in [(10, 8_191), (100, 65_537), (1_000, 65_537), (1_000, 655_373), (10_000, 655_373)]
+    {
+        let members = equal(backends);
+        let started = Instant::now();
+        let table = build(&members, size);
+        println!("{backends} backends, {size} slots: {:?}", started.elapsed());
+        assert!(table.iter().all(|&position| usize::from(position) < backends));
+    }
+}

@@ -1,0 +1,221 @@
+//! Service ports as packets meet them, and the table that finds one by (VIP, protocol, port).
+//!
+//! [`Service`] is the one cache line that a packet needs; [`ServiceInfo`] is the rest, for people. Both stand
+//! at the index of their [`ServiceId`]. Built by the compile of a snapshot; what happens to a packet of a
+//! service is decided elsewhere.
+//!
+//! Invariant: a look-up compares the whole key, and an id of a service that is gone finds nothing.
+
+use std::sync::Arc;
+
+use crate::hash::{key_hash, scale};
+use crate::ids::{BackendId, EndpointId, ServiceId};
+use crate::key_index::KeyIndex;
+use crate::maglev::NO_BACKEND;
+use crate::prefetch;
+use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, ServiceKey, TableSize};
+use crate::wire::Addr;
+
+/// What the packet path needs of a service port: one cache line.
+#[derive(Debug, Clone)]
+#[repr(align(64))]
+pub struct Service {
+    /// The VIP.
+    pub vip: Addr,
+    /// Its id.
+    pub id: ServiceId,
+    /// `sessionAffinity: ClientIP` timeout in milliseconds, 0 for none. Where set, choose by
+    /// [`client_hash`](crate::hash::client_hash), else by [`selection_hash`](crate::hash::selection_hash).
+    pub affinity_ms: u32,
+    /// Idle time of an established TCP flow, in milliseconds, below 2^31.
+    pub idle_tcp_ms: u32,
+    /// Idle time of a UDP flow, in milliseconds, below 2^31.
+    pub idle_udp_ms: u32,
+    /// Where its list begins in the snapshot's [`BackendId`]s.
+    pub(crate) backends_start: u32,
+    /// Length of its list.
+    pub(crate) backends_len: u16,
+    /// The port, in host order.
+    pub port: u16,
+    /// Transport protocol.
+    pub protocol: Protocol,
+    /// How packets reach the backends.
+    pub mode: ForwardingMode,
+    /// What a client gets when no backend takes new flows.
+    pub no_endpoints: NoEndpoints,
+    /// Positions in its list of backends; empty where none takes new flows.
+    pub(crate) table: Arc<[u16]>,
+}
+
+const _: () = assert!(size_of::<Service>() == 64);
+
+impl Service {
+    /// The Maglev slot of a flow with this selection hash.
+    #[inline]
+    #[must_use]
+    pub fn slot_of(&self, hash: u64) -> u32 {
+        scale(hash, self.slots())
+    }
+
+    /// Asks the cache for a slot.
+    #[inline]
+    pub fn prefetch_slot(&self, slot: u32) {
+        if let Some(place) = self.table.get(slot as usize) {
+            prefetch::read(place);
+        }
+    }
+
+    /// The position, in the service's list of backends, that owns a slot.
+    #[inline]
+    #[must_use]
+    pub fn position(&self, slot: u32) -> Option<u16> {
+        self.table.get(slot as usize).copied().filter(|&position| position != NO_BACKEND)
+    }
+
+    /// Slots of its Maglev table; 0 where no backend takes new flows.
+    #[inline]
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        // At most `limits::MAGLEV_SLOTS_MAX`.
+        self.table.len() as u32
+    }
+
+    /// The whole Maglev table: positions by slot. Services with equal backends share one.
+    #[must_use]
+    pub fn table(&self) -> &Arc<[u16]> {
+        &self.table
+    }
+
+    #[inline]
+    fn is(&self, vip: &Addr, proto: u8, port: u16) -> bool {
+        self.vip == *vip && self.port == port && self.protocol.number() == proto
+    }
+}
+
+/// A service port for people: what [`Service`] leaves out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServiceInfo {
+    /// Its id.
+    pub id: ServiceId,
+    /// What packets are matched on.
+    pub key: ServiceKey,
+    /// Kubernetes namespace.
+    pub namespace: String,
+    /// Kubernetes name.
+    pub name: String,
+    /// Name of the port, or its number in decimal.
+    pub port_name: String,
+    /// How packets reach the backends.
+    pub mode: ForwardingMode,
+    /// How the Maglev table is sized.
+    pub table_size: TableSize,
+    /// The backends that are programmed, by (address, port): their order is their position.
+    pub backends: Box<[BackendInfo]>,
+}
+
+impl ServiceInfo {
+    /// `namespace/name:port`, the spelling used by `replay`, `explain` and the tables of the CLI.
+    #[must_use]
+    pub fn label(&self) -> String {
+        format!("{}/{}:{}", self.namespace, self.name, self.port_name)
+    }
+}
+
+/// A backend for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackendInfo {
+    /// Its id.
+    pub id: BackendId,
+    /// Its endpoint's id.
+    pub endpoint: EndpointId,
+    /// Its address.
+    pub address: Addr,
+    /// Its port.
+    pub port: u16,
+    /// Configured weight.
+    pub weight: u16,
+    /// What it may be given.
+    pub state: BackendState,
+}
+
+/// All service ports of a snapshot.
+#[derive(Debug)]
+pub(crate) struct Services {
+    index: KeyIndex,
+    /// By id; a vacant index holds a record whose id is of another index, so that no id matches it.
+    records: Box<[Service]>,
+    infos: Box<[Option<ServiceInfo>]>,
+    /// Ids in the order of their keys.
+    by_key: Box<[ServiceId]>,
+}
+
+impl Services {
+    /// A table with `indices` places, of services in the order of their keys.
+    pub(crate) fn build(indices: usize, services: Vec<(Service, ServiceInfo)>) -> Self {
+        let vacant = vacant_service();
+        let mut records: Vec<Service> = (0..indices)
+            .map(|index| Service { id: ServiceId::from_raw(vacant_raw(index)), ..vacant.clone() })
+            .collect();
+        let mut infos: Vec<Option<ServiceInfo>> = (0..indices).map(|_| None).collect();
+        let by_key: Box<[ServiceId]> = services.iter().map(|(service, _)| service.id).collect();
+        for (service, info) in services {
+            let at = service.id.index();
+            records[at] = service;
+            infos[at] = Some(info);
+        }
+        let entries = by_key.iter().map(|id| {
+            let service = &records[id.index()];
+            (key_hash(&service.vip, service.protocol.number(), service.port), id.index())
+        });
+        Self { index: KeyIndex::build(entries), records: records.into(), infos: infos.into(), by_key }
+    }
+
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        self.index.prefetch(hash);
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, hash: u64, vip: &Addr, proto: u8, port: u16) -> Option<&Service> {
+        let at = self.index.find(hash, |at| self.records[at].is(vip, proto, port))?;
+        Some(&self.records[at])
+    }
+
+    #[inline]
+    pub(crate) fn by_id(&self, id: ServiceId) -> Option<&Service> {
+        self.records.get(id.index()).filter(|service| service.id == id)
+    }
+
+    pub(crate) fn info(&self, id: ServiceId) -> Option<&ServiceInfo> {
+        self.infos.get(id.index())?.as_ref().filter(|info| info.id == id)
+    }
+
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (&Service, &ServiceInfo)> {
+        self.by_key.iter().map(|id| {
+            let info = self.infos[id.index()].as_ref().expect("an id in the list has its service");
+            (&self.records[id.index()], info)
+        })
+    }
+}
+
+/// An id, raw, that stands at no time at `index`: of its neighbour.
+pub(crate) fn vacant_raw(index: usize) -> u32 {
+    BackendId::new(index ^ 1, 0).raw()
+}
+
+fn vacant_service() -> Service {
+    Service {
+        vip: Addr::UNSPECIFIED,
+        id: ServiceId::from_raw(0),
+        affinity_ms: 0,
+        idle_tcp_ms: 0,
+        idle_udp_ms: 0,
+        backends_start: 0,
+        backends_len: 0,
+        port: 0,
+        protocol: Protocol::Tcp,
+        mode: ForwardingMode::DsrL2,
+        no_endpoints: NoEndpoints::Drop,
+        table: Arc::default(),
+    }
+}

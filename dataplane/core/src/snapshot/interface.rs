@@ -1,0 +1,67 @@
+//! A port of the gateway as the packet path sees it.
+//!
+//! Made by the compile of a snapshot out of an [`InterfaceSpec`](super::InterfaceSpec); the position in the
+//! snapshot is the interface index used everywhere else. No counters and no device here.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::spec::InterfaceSpec;
+use crate::wire::{Addr, Family, MacAddr, VlanId};
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Interface {
+    /// Source address of all frames sent.
+    pub mac: MacAddr,
+    /// Largest IP packet in bytes.
+    pub mtu: u16,
+    /// The tag of every frame here.
+    pub vlan: Option<VlanId>,
+    /// What the gateway says of itself here, in ARP requests and ICMP errors: its first IPv4 address.
+    pub source_v4: Option<Addr>,
+    /// The same for IPv6: its first address that is not link-local, else its first.
+    pub source_v6: Option<Addr>,
+    /// Own addresses with their on-link prefixes.
+    pub addresses: Box<[IpNet]>,
+    /// The name in the configuration.
+    pub name: String,
+}
+
+impl Interface {
+    /// `None` if the tag is outside 1 to 4094.
+    pub(super) fn new(spec: &InterfaceSpec) -> Option<Self> {
+        let vlan = match spec.vlan {
+            None => None,
+            Some(id) => Some(VlanId::new(id)?),
+        };
+        let v6 = || {
+            spec.addresses
+                .iter()
+                .filter_map(|net| if let IpNet::V6(net) = net { Some(net.addr()) } else { None })
+        };
+        Some(Self {
+            mac: spec.mac,
+            mtu: spec.mtu,
+            vlan,
+            source_v4: spec.addresses.iter().map(IpNet::addr).find(IpAddr::is_ipv4).map(Addr::from),
+            source_v6: v6()
+                .find(|addr| !addr.is_unicast_link_local())
+                .or_else(|| v6().next())
+                .map(Addr::from),
+            addresses: spec.addresses.clone().into(),
+            name: spec.name.clone(),
+        })
+    }
+
+    /// What the gateway says of itself to a neighbour of this family.
+    #[inline]
+    #[must_use]
+    pub fn source(&self, family: Family) -> Option<Addr> {
+        match family {
+            Family::V4 => self.source_v4,
+            Family::V6 => self.source_v6,
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! `Snapshot`: the forwarding state of one moment, immutable, read by all workers at once.
+//!
+//! Control compiles one from a [`SnapshotSpec`] and publishes it; workers take it once a burst. The look-ups
+//! come in steps, so that a stage can ask the cache for what the next one reads: hash, prefetch, find; slot,
+//! prefetch, [`Snapshot::backend_at`], prefetch, [`Snapshot::backend`]. Nothing here allocates but the calls
+//! for people, at the end. Link addresses are not here: they change by themselves, in the
+//! [`NeighborTable`](crate::neighbors::NeighborTable) that all snapshots share.
+//!
+//! Invariant: a snapshot names no backend that it does not hold; an id from an older one finds the same thing
+//! or nothing. Equal specs compile to snapshots that decide alike, whatever order they list things in.
+
+mod compile;
+mod indices;
+mod interface;
+mod problem;
+mod spec;
+
+pub use interface::Interface;
+pub use problem::{BackendProblem, CompileError, Problem};
+pub use spec::*;
+
+use crate::addresses::{AddressKind, Addresses};
+use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
+use crate::hash::key_hash;
+use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
+use crate::maglev::{self, Tables};
+use crate::neighbors::NeighborSlot;
+use crate::prefetch;
+use crate::routes::{NextHop, Routes};
+use crate::service::{Service, ServiceInfo, Services};
+use crate::wire::{Addr, Family};
+use indices::Generations;
+
+/// See the module.
+///
+/// ```
+/// use tidegate_core::neighbors::NeighborTable;
+/// use tidegate_core::snapshot::{Snapshot, SnapshotSpec};
+/// let (snapshot, problems) = Snapshot::compile(&SnapshotSpec::default(), None, &NeighborTable::new())?;
+/// assert!(problems.is_empty() && snapshot.services().len() == 0);
+/// # Ok::<(), tidegate_core::snapshot::CompileError>(())
+/// ```
+#[derive(Debug)]
+pub struct Snapshot {
+    generation: u64,
+    services: Services,
+    /// The lists of all services one after the other: position to id.
+    backend_ids: Box<[BackendId]>,
+    backends: Backends,
+    endpoints: Endpoints,
+    addresses: Addresses,
+    routes: Routes,
+    interfaces: Box<[Interface]>,
+    snat_v4: Box<[Addr]>,
+    snat_v6: Box<[Addr]>,
+    tunnel_source_v4: Option<Addr>,
+    tunnel_source_v6: Option<Addr>,
+    /// What the next compile carries on: not read by workers.
+    generations: Generations,
+    tables: Tables,
+    next_hops: Box<[NeighborSlot]>,
+    static_neighbors: Box<[NeighborSlot]>,
+}
+
+/// Look-ups of the packet path.
+impl Snapshot {
+    /// The hash of a packet's destination, for [`Self::prefetch_service`] and [`Self::service`]. `proto` is the
+    /// IANA number, `port` in host order.
+    #[inline]
+    #[must_use]
+    pub fn hash_service(dst: &Addr, proto: u8, port: u16) -> u64 {
+        key_hash(dst, proto, port)
+    }
+
+    /// Asks the cache for the line where the look-up of a service begins.
+    #[inline]
+    pub fn prefetch_service(&self, hash: u64) {
+        self.services.prefetch(hash);
+    }
+
+    /// The service port that a packet is to, `hash` being [`Self::hash_service`] of the same key.
+    #[inline]
+    #[must_use]
+    pub fn service(&self, hash: u64, dst: &Addr, proto: u8, port: u16) -> Option<&Service> {
+        self.services.find(hash, dst, proto, port)
+    }
+
+    /// The service port of an id, unless it is gone.
+    #[inline]
+    #[must_use]
+    pub fn service_by_id(&self, id: ServiceId) -> Option<&Service> {
+        self.services.by_id(id)
+    }
+
+    /// The backend that takes a new flow with this selection hash: all steps at once.
+    #[inline]
+    #[must_use]
+    pub fn select(&self, service: &Service, hash: u64) -> Option<BackendId> {
+        self.backend_at(service, service.slot_of(hash))
+    }
+
+    /// The backend that owns a slot of the service's table.
+    #[inline]
+    #[must_use]
+    pub fn backend_at(&self, service: &Service, slot: u32) -> Option<BackendId> {
+        let position = service.position(slot)?;
+        self.backend_ids.get(service.backends_start as usize + usize::from(position)).copied()
+    }
+
+    /// Asks the cache for a backend.
+    #[inline]
+    pub fn prefetch_backend(&self, id: BackendId) {
+        self.backends.prefetch(id);
+    }
+
+    /// The backend of an id, unless it is gone.
+    #[inline]
+    #[must_use]
+    pub fn backend(&self, id: BackendId) -> Option<&Backend> {
+        self.backends.by_id(id)
+    }
+
+    /// The hash of an endpoint, for [`Self::prefetch_endpoint`] and [`Self::endpoint`]. For the same address,
+    /// protocol and port it is that of [`Self::hash_service`].
+    #[inline]
+    #[must_use]
+    pub fn hash_endpoint(addr: &Addr, proto: u8, port: u16) -> u64 {
+        key_hash(addr, proto, port)
+    }
+
+    /// Asks the cache for the line where the look-up of an endpoint begins.
+    #[inline]
+    pub fn prefetch_endpoint(&self, hash: u64) {
+        self.endpoints.prefetch(hash);
+    }
+
+    /// The endpoint of a `nat` or `fullnat` service that a packet is from, `hash` being
+    /// [`Self::hash_endpoint`] of the same key.
+    #[inline]
+    #[must_use]
+    pub fn endpoint(&self, hash: u64, addr: &Addr, proto: u8, port: u16) -> Option<EndpointId> {
+        self.endpoints.find(hash, addr, port, proto)
+    }
+
+    /// What an address of ours is; `None` if it is not ours.
+    #[inline]
+    #[must_use]
+    pub fn address(&self, dst: &Addr) -> Option<AddressKind> {
+        self.addresses.find(dst)
+    }
+
+    /// Where a packet to `dst` leaves: longest prefix of connected networks and routes.
+    #[inline]
+    #[must_use]
+    pub fn route(&self, dst: &Addr) -> Option<NextHop> {
+        self.routes.find(dst)
+    }
+
+    /// An interface.
+    #[inline]
+    #[must_use]
+    pub fn interface(&self, index: InterfaceIndex) -> Option<&Interface> {
+        self.interfaces.get(usize::from(index))
+    }
+
+    /// All interfaces; the position is the interface index.
+    #[inline]
+    #[must_use]
+    pub fn interfaces(&self) -> &[Interface] {
+        &self.interfaces
+    }
+
+    /// The source addresses of `fullnat`, sorted.
+    #[inline]
+    #[must_use]
+    pub fn snat_addresses(&self, family: Family) -> &[Addr] {
+        match family {
+            Family::V4 => &self.snat_v4,
+            Family::V6 => &self.snat_v6,
+        }
+    }
+
+    /// The outer source of tunnels whose outer header is of this family.
+    #[inline]
+    #[must_use]
+    pub fn tunnel_source(&self, family: Family) -> Option<Addr> {
+        match family {
+            Family::V4 => self.tunnel_source_v4,
+            Family::V6 => self.tunnel_source_v6,
+        }
+    }
+
+    /// Asks the cache for the first lines of what every packet reads.
+    #[inline]
+    pub fn prefetch(&self) {
+        prefetch::read(self);
+    }
+}
+
+/// For reports, `services`, `explain`, the resolver: not per packet.
+impl Snapshot {
+    /// The generation of the spec.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// All service ports in the order of (VIP, protocol, port); their backends are in the info.
+    pub fn services(&self) -> impl ExactSizeIterator<Item = (&Service, &ServiceInfo)> {
+        self.services.iter()
+    }
+
+    /// A service port for people, unless it is gone.
+    #[must_use]
+    pub fn service_info(&self, id: ServiceId) -> Option<&ServiceInfo> {
+        self.services.info(id)
+    }
+
+    /// Slots owned by each backend of a service, in the order of [`ServiceInfo::backends`].
+    #[must_use]
+    pub fn shares(&self, service: &Service) -> Vec<u32> {
+        maglev::shares(&service.table, usize::from(service.backends_len))
+    }
+
+    /// The endpoint of an id, unless it is gone.
+    #[must_use]
+    pub fn endpoint_key(&self, id: EndpointId) -> Option<EndpointKey> {
+        self.endpoints.by_id(id)
+    }
+
+    /// All addresses of ours with their kinds, sorted.
+    pub fn addresses(&self) -> impl Iterator<Item = (Addr, AddressKind)> {
+        self.addresses.iter()
+    }
+
+    /// The next hops that routes and backends need resolved, sorted.
+    #[must_use]
+    pub fn next_hops(&self) -> &[NeighborSlot] {
+        &self.next_hops
+    }
+
+    /// How long tables indexed by [`ServiceId::index`] have to be (counters).
+    #[must_use]
+    pub fn service_indices(&self) -> usize {
+        self.generations.services.len()
+    }
+
+    /// How long tables indexed by [`BackendId::index`] have to be.
+    #[must_use]
+    pub fn backend_indices(&self) -> usize {
+        self.generations.backends.len()
+    }
+
+    /// How long tables indexed by [`EndpointId::index`] have to be.
+    #[must_use]
+    pub fn endpoint_indices(&self) -> usize {
+        self.generations.endpoints.len()
+    }
+
+    /// Distinct Maglev tables.
+    #[must_use]
+    pub fn tables(&self) -> usize {
+        self.tables.len()
+    }
+}
+
+#[cfg(test)]
+mod tests;

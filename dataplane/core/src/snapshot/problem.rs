@@ -1,0 +1,195 @@
+//! What a compile finds wrong: a [`Problem`] costs one thing and leaves the rest working, a [`CompileError`]
+//! refuses the whole spec, and the last good snapshot stays.
+//!
+//! Texts are for operators: what, where, why. Whoever shows them adds where the object came from.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+
+use super::spec::{ForwardingMode, ServiceKey};
+use crate::limits;
+
+/// Something in the spec that is left out, or works less well than asked, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// A backend gets no packet.
+    #[error("{label} ({service}): backend {backend} is left out: {reason}")]
+    Backend {
+        /// The service port.
+        service: ServiceKey,
+        /// The service port as people call it.
+        label: String,
+        /// The backend.
+        backend: SocketAddr,
+        /// Why.
+        reason: BackendProblem,
+    },
+    /// The size given for a Maglev table is below the number of backends: some get no new flow.
+    #[error("{label} ({service}): a table of {slots} slots is too small for {backends} backends")]
+    TableTooSmall {
+        /// The service port.
+        service: ServiceKey,
+        /// The service port as people call it.
+        label: String,
+        /// Slots of the table.
+        slots: u32,
+        /// Backends that take new flows.
+        backends: usize,
+    },
+    /// The router of a route is in no connected network: the route is left out.
+    #[error("route to {to}: {via} is in no network of an interface")]
+    RouterOffLink {
+        /// Destination prefix.
+        to: IpNet,
+        /// The router.
+        via: IpAddr,
+    },
+    /// A route to a connected network: the route is left out.
+    #[error("route to {to} via {via}: the network is connected")]
+    RouteShadowed {
+        /// Destination prefix.
+        to: IpNet,
+        /// The router.
+        via: IpAddr,
+    },
+    /// The neighbour table has no room for the router of a route: the route is left out.
+    #[error("route to {to} via {via}: the neighbour table is full")]
+    RouterTableFull {
+        /// Destination prefix.
+        to: IpNet,
+        /// The router.
+        via: IpAddr,
+    },
+    /// A fixed neighbour in no connected network: it is left out.
+    #[error("neighbour {ip}: in no network of an interface")]
+    NeighborOffLink {
+        /// The neighbour.
+        ip: IpAddr,
+    },
+    /// The neighbour table has no room for a fixed neighbour: it is left out.
+    #[error("neighbour {ip}: the neighbour table is full")]
+    NeighborTableFull {
+        /// The neighbour.
+        ip: IpAddr,
+    },
+}
+
+/// Why a backend cannot be forwarded to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum BackendProblem {
+    /// No connected network and no route holds it.
+    #[error("no route leads to it")]
+    NoRoute,
+    /// `dsr-l2` reaches backends on the same link only.
+    #[error("dsr-l2 needs a backend in a network of an interface")]
+    NotOnLink,
+    /// DSR keeps the destination port.
+    #[error("{mode} cannot change the port: {service_port} differs from {backend_port}")]
+    PortDiffers {
+        /// The mode.
+        mode: ForwardingMode,
+        /// Port of the service.
+        service_port: u16,
+        /// Port of the backend.
+        backend_port: u16,
+    },
+    /// Only modes with an outer header cross families.
+    #[error("{mode} cannot serve a VIP of one family by a backend of the other")]
+    FamilyDiffers {
+        /// The mode.
+        mode: ForwardingMode,
+    },
+    /// `fullnat` has no source address of the family.
+    #[error("no snatAddresses entry of its family")]
+    NoSnatAddress,
+    /// `dsr-ipip` has no outer source address of the family.
+    #[error("no tunnelSource entry of its family")]
+    NoTunnelSource,
+    /// Packets would come back to us.
+    #[error("the address is one of the gateway's own")]
+    AddressIsOurs,
+    /// Nothing listens on port 0.
+    #[error("its port is 0")]
+    PortZero,
+    /// No room for its next hop.
+    #[error("the neighbour table is full ({} next hops)", limits::NEXT_HOPS_MAX)]
+    NeighborTableFull,
+}
+
+/// Why a spec cannot be compiled at all.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// More of something than there is room for.
+    #[error("{count} {what}; accepted: at most {max}")]
+    TooMany {
+        /// Of what, in the plural.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        max: usize,
+    },
+    /// One service port has more backends than a Maglev table can name.
+    #[error("{service}: {count} backends; accepted: at most {}", limits::BACKENDS_PER_SERVICE_MAX)]
+    TooManyBackends {
+        /// The service port.
+        service: ServiceKey,
+        /// How many it has.
+        count: usize,
+    },
+    /// Two services have the same (VIP, protocol, port).
+    #[error("{service} belongs to two services")]
+    DuplicateService {
+        /// What they share.
+        service: ServiceKey,
+    },
+    /// A service port lists a backend twice.
+    #[error("{service}: backend {backend} is listed twice")]
+    DuplicateBackend {
+        /// The service port.
+        service: ServiceKey,
+        /// The backend.
+        backend: SocketAddr,
+    },
+    /// A service has port 0.
+    #[error("{service}: port 0; accepted: 1 to 65535")]
+    ServicePortZero {
+        /// The service port.
+        service: ServiceKey,
+    },
+    /// The size given for a Maglev table cannot be.
+    #[error("{service}: table size {size}; accepted: a prime, at most {}", limits::MAGLEV_SLOTS_MAX)]
+    TableSize {
+        /// The service port.
+        service: ServiceKey,
+        /// The size.
+        size: u32,
+    },
+    /// An 802.1Q tag that cannot be.
+    #[error("interface {interface}: vlan {vlan}; accepted: 1 to 4094")]
+    Vlan {
+        /// Name of the interface.
+        interface: String,
+        /// The tag.
+        vlan: u16,
+    },
+    /// Two interfaces have one address.
+    #[error("address {address} belongs to two interfaces")]
+    DuplicateAddress {
+        /// The address.
+        address: IpAddr,
+    },
+    /// Two fixed neighbours have one address.
+    #[error("neighbour {ip} is listed twice")]
+    DuplicateNeighbor {
+        /// The address.
+        ip: IpAddr,
+    },
+    /// Two routes to one prefix.
+    #[error("route to {to} is listed twice")]
+    DuplicateRoute {
+        /// The prefix.
+        to: IpNet,
+    },
+}
