@@ -8,5 +8,9 @@
 //! nothing, and control never waits for a worker without a bound.
 #![forbid(unsafe_code)]
 
+pub mod clock;
+pub mod drivers;
+pub mod neighbors;
 pub mod publish;
+pub mod punt;
 pub mod topology;

@@ -1,0 +1,136 @@
+//! Ports in memory: bounded queues of plain frames, for tests and benches of the real worker.
+//!
+//! [`port`] gives the worker's ends, one [`MemoryQueue`] per worker, and a [`MemoryPort`] for the test, which plays
+//! the wire: what it offers to a queue the worker receives, what the worker sends it takes.
+//!
+//! Invariant: both directions are bounded, so that full transmit queues and partial sends happen here as on a NIC.
+
+use std::sync::Arc;
+
+use crossbeam::queue::ArrayQueue;
+use tidegate_core::frame::MemoryFrame;
+
+use super::{FrameBatch, FrameSource, PortQueue};
+
+/// The wire's end of a port.
+#[derive(Debug, Clone)]
+pub struct MemoryPort {
+    queues: Vec<Wires>,
+}
+
+/// A worker's end of one queue of a port.
+#[derive(Debug)]
+pub struct MemoryQueue(Wires);
+
+#[derive(Debug, Clone)]
+struct Wires {
+    towards_worker: Arc<ArrayQueue<MemoryFrame>>,
+    from_worker: Arc<ArrayQueue<MemoryFrame>>,
+}
+
+/// Makes a port with `queues` queues of `depth` frames in each direction.
+#[must_use]
+pub fn port(queues: usize, depth: usize) -> (MemoryPort, Vec<MemoryQueue>) {
+    let queues: Vec<Wires> = (0..queues)
+        .map(|_| Wires {
+            towards_worker: Arc::new(ArrayQueue::new(depth)),
+            from_worker: Arc::new(ArrayQueue::new(depth)),
+        })
+        .collect();
+    let ends = queues.iter().cloned().map(MemoryQueue).collect();
+    (MemoryPort { queues }, ends)
+}
+
+impl MemoryPort {
+    /// Puts a frame on the wire towards a queue; false when that is full.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    #[must_use]
+    pub fn offer(&self, queue: usize, bytes: &[u8]) -> bool {
+        self.queues[queue].towards_worker.push(MemoryFrame::new(bytes)).is_ok()
+    }
+
+    /// Takes the next frame that the worker sent by this queue.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    #[must_use]
+    pub fn take(&self, queue: usize) -> Option<MemoryFrame> {
+        self.queues[queue].from_worker.pop()
+    }
+
+    /// Frames that the worker has not received yet.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    #[must_use]
+    pub fn waiting(&self, queue: usize) -> usize {
+        self.queues[queue].towards_worker.len()
+    }
+}
+
+impl PortQueue for MemoryQueue {
+    type Frame = MemoryFrame;
+
+    #[inline]
+    fn rx(&mut self, batch: &mut FrameBatch<MemoryFrame>) -> usize {
+        while !batch.is_full() {
+            let Some(frame) = self.0.towards_worker.pop() else { break };
+            batch.push(frame);
+        }
+        0
+    }
+
+    #[inline]
+    fn tx(&mut self, batch: &mut FrameBatch<MemoryFrame>) -> usize {
+        let room = self.0.from_worker.capacity() - self.0.from_worker.len();
+        let count = room.min(batch.len());
+        for frame in batch.drain(..count) {
+            // This end is the only one that pushes, so the room is still there.
+            self.0.from_worker.push(frame).expect("only the worker fills its transmit queue");
+        }
+        count
+    }
+}
+
+/// Frames from the heap.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Heap;
+
+impl FrameSource for Heap {
+    type Frame = MemoryFrame;
+
+    fn frame(&self, bytes: &[u8]) -> Option<MemoryFrame> {
+        Some(MemoryFrame::new(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_core::frame::Frame;
+
+    #[test]
+    fn a_full_transmit_queue_takes_the_first_frames_and_leaves_the_rest() {
+        let (wire, mut ends) = port(1, 2);
+        let mut batch: FrameBatch<MemoryFrame> =
+            [b"1", b"2", b"3"].iter().map(|bytes| MemoryFrame::new(*bytes)).collect();
+        assert_eq!(ends[0].tx(&mut batch), 2);
+        assert_eq!(batch[0].bytes(), b"3");
+        assert_eq!(ends[0].tx(&mut batch), 0);
+        assert_eq!(wire.take(0).unwrap().bytes(), b"1");
+        assert_eq!(ends[0].tx(&mut batch), 1);
+    }
+
+    #[test]
+    fn receiving_stops_at_a_full_batch() {
+        let (wire, mut ends) = port(1, 64);
+        for _ in 0..40 {
+            assert!(wire.offer(0, b"frame"));
+        }
+        let mut batch = FrameBatch::new();
+        ends[0].rx(&mut batch);
+        assert_eq!((batch.len(), wire.waiting(0)), (32, 8));
+    }
+}

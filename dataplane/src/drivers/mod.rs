@@ -1,0 +1,38 @@
+//! Where frames come from and go to, behind one trait: DPDK ports, or queues in memory.
+//!
+//! A [`PortQueue`] is one receive and one transmit queue of one port, owned by one worker. The worker's loop is
+//! generic over it, so that nothing is called through a pointer per packet.
+//!
+//! Invariant: a frame has one owner; what a queue did not take stays in the batch, in order.
+
+use arrayvec::ArrayVec;
+use tidegate_core::frame::Frame;
+use tidegate_core::limits::BURST;
+
+pub mod dpdk;
+pub mod memory;
+
+/// Frames that go through the worker together.
+pub type FrameBatch<F> = ArrayVec<F, BURST>;
+
+/// One receive and one transmit queue of a port, for one worker. Never waits, never allocates.
+pub trait PortQueue: Send {
+    /// Memory of a frame; may be freed and filled by any thread.
+    type Frame: Frame + Send + 'static;
+
+    /// Appends the frames that wait, as far as the batch has room. Frames that the pipeline cannot take (spread over
+    /// several buffers, and not to be joined) are dropped here; their number is returned.
+    fn rx(&mut self, batch: &mut FrameBatch<Self::Frame>) -> usize;
+
+    /// Sends from the front of the batch what the queue takes, and returns how many. The rest stays, in order.
+    fn tx(&mut self, batch: &mut FrameBatch<Self::Frame>) -> usize;
+}
+
+/// Where threads that are no workers get memory for frames to be sent.
+pub trait FrameSource: Send + Sync {
+    /// Memory of a frame.
+    type Frame: Frame + Send + 'static;
+
+    /// A frame with these bytes; `None` when there is no memory, or not enough in one piece.
+    fn frame(&self, bytes: &[u8]) -> Option<Self::Frame>;
+}

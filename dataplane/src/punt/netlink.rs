@@ -1,0 +1,123 @@
+//! Addresses and routes of a tap, set through rtnetlink: one request, one answer, nothing kept.
+//!
+//! Called at the start and on a reload, never per packet. They go when the tap goes.
+
+use std::io;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType, RouteVia,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr};
+
+/// Metric of routes through a tap: above what distributions give theirs, so that none of the host's own routes is
+/// taken away (its management network may have the default route).
+pub const ROUTE_METRIC: u32 = 4096;
+
+/// A connection to the kernel.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Netlink {
+    /// Opens one, in the network namespace of this thread.
+    ///
+    /// # Errors
+    /// When the kernel has none.
+    pub fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// Adds an address with its prefix, usable at once: duplicate address detection (which would hold an IPv6 address
+    /// back for a second or two) is left out, the operator gave us the address.
+    ///
+    /// # Errors
+    /// What the kernel says, but for "exists".
+    pub fn add_address(&mut self, if_index: u32, net: IpNet) -> io::Result<()> {
+        let mut message = AddressMessage::default();
+        message.header.family = family(net.addr());
+        message.header.prefix_len = net.prefix_len();
+        message.header.scope = AddressScope::Universe;
+        message.header.index = if_index;
+        message.attributes = vec![
+            AddressAttribute::Local(net.addr()),
+            AddressAttribute::Address(net.addr()),
+            AddressAttribute::Flags(AddressFlags::Nodad),
+        ];
+        self.request(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_REPLACE)
+    }
+
+    /// Adds a route by a next hop on this interface, of either family, with [`ROUTE_METRIC`].
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn add_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<()> {
+        let mut message = RouteMessage::default();
+        message.header = RouteHeader {
+            address_family: family(to.addr()),
+            destination_prefix_length: to.prefix_len(),
+            table: RouteHeader::RT_TABLE_MAIN,
+            protocol: RouteProtocol::Static,
+            scope: RouteScope::Universe,
+            kind: RouteType::Unicast,
+            ..RouteHeader::default()
+        };
+        if to.prefix_len() > 0 {
+            message.attributes.push(RouteAttribute::Destination(RouteAddress::from(to.network())));
+        }
+        let gateway = match (to.addr(), via) {
+            (IpAddr::V4(_), IpAddr::V6(via)) => RouteAttribute::Via(RouteVia::Inet6(via)),
+            (_, via) => RouteAttribute::Gateway(RouteAddress::from(via)),
+        };
+        message.attributes.extend([
+            gateway,
+            RouteAttribute::Oif(if_index),
+            RouteAttribute::Priority(ROUTE_METRIC),
+        ]);
+        self.request(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_REPLACE)
+    }
+
+    fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.sequence += 1;
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.socket.send(&bytes, 0)?;
+        let (answer, _) = self.socket.recv_from_full()?;
+        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+        match answer.payload {
+            // An error message without a code is the acknowledgement.
+            NetlinkPayload::Error(error) => match error.code {
+                None => Ok(()),
+                Some(_) => Err(error.to_io()),
+            },
+            other => {
+                Err(io::Error::new(io::ErrorKind::InvalidData, format!("not an acknowledgement: {other:?}")))
+            }
+        }
+    }
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    }
+}

@@ -1,0 +1,213 @@
+//! A kernel tap that mirrors an interface: same address, MTU, IP addresses and routes, so that ssh, BGP daemons and
+//! the control plane's own health checks work through the gateway's own address.
+//!
+//! The tap carries untagged frames; the interface's 802.1Q tag is taken off and put on here. Without IFF_VNET_HDR the
+//! kernel hands over complete frames: checksums filled in, nothing larger than the MTU.
+//!
+//! Invariant: not persistent. The device, its addresses and routes are gone with the process, however it ends.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ipnet::IpNet;
+use tidegate_core::wire::ethernet::{HEADER_LEN, HEADER_LEN_MAX, ether_type};
+use tidegate_core::wire::{MacAddr, VlanId};
+use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+use super::netlink::Netlink;
+
+/// Longest name of a network device (IFNAMSIZ less the NUL).
+const NAME_MAX: usize = 15;
+
+/// What a tap is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TapConfig {
+    /// Name of the interface in the configuration.
+    pub interface: String,
+    /// The address of the interface.
+    pub mac: MacAddr,
+    /// Bytes of an IP packet.
+    pub mtu: u16,
+    /// The tag that frames have on the wire.
+    pub vlan: Option<VlanId>,
+    /// Own addresses with their prefixes.
+    pub addresses: Vec<IpNet>,
+    /// Routes by a neighbour on this interface.
+    pub routes: Vec<(IpNet, IpAddr)>,
+}
+
+/// Why there is no tap.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// The device was not made.
+    #[error("tap {name}: {source}; it needs /dev/net/tun, CAP_NET_ADMIN, and a name that is free")]
+    Create {
+        /// Its name.
+        name: String,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// An address or a route was refused.
+    #[error("tap {name}: cannot {what}: {source}")]
+    Configure {
+        /// Its name.
+        name: String,
+        /// What was tried.
+        what: String,
+        /// What the kernel says.
+        source: io::Error,
+    },
+}
+
+/// An open tap. Never waits.
+pub struct Tap {
+    device: SyncDevice,
+    name: String,
+    vlan: Option<VlanId>,
+}
+
+impl std::fmt::Debug for Tap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tap({})", self.name)
+    }
+}
+
+/// The name of the tap of an interface: `tg-uplink`, cut to what the kernel takes.
+#[must_use]
+pub fn tap_name(interface: &str) -> String {
+    format!("tg-{interface}").chars().filter(char::is_ascii).take(NAME_MAX).collect()
+}
+
+impl Tap {
+    /// Makes the device in this thread's network namespace, gives it its addresses and routes, and brings it up.
+    ///
+    /// # Errors
+    /// What was tried, and what the kernel said.
+    pub fn create(config: &TapConfig) -> Result<Self, TapError> {
+        let name = tap_name(&config.interface);
+        let device =
+            Self::device(&name, config).map_err(|source| TapError::Create { name: name.clone(), source })?;
+        relax_reverse_path(&name);
+        let tap = Self { device, name, vlan: config.vlan };
+        let index = tap.device.if_index().map_err(|source| tap.failed("find its index".into(), source))?;
+        let mut netlink = Netlink::open().map_err(|source| tap.failed("open netlink".into(), source))?;
+        for &net in &config.addresses {
+            netlink
+                .add_address(index, net)
+                .map_err(|source| tap.failed(format!("add address {net}"), source))?;
+        }
+        for &(to, via) in &config.routes {
+            netlink
+                .add_route(index, to, via)
+                .map_err(|source| tap.failed(format!("add route {to} via {via}"), source))?;
+        }
+        Ok(tap)
+    }
+
+    fn device(name: &str, config: &TapConfig) -> io::Result<SyncDevice> {
+        let device = DeviceBuilder::new()
+            .name(name)
+            .layer(Layer::L2)
+            .mac_addr(config.mac.0)
+            .mtu(config.mtu)
+            .packet_information(false)
+            .build_sync()?;
+        device.set_nonblocking(true)?;
+        Ok(device)
+    }
+
+    fn failed(&self, what: String, source: io::Error) -> TapError {
+        TapError::Configure { name: self.name.clone(), what, source }
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Gives the kernel a frame from the wire, its tag taken off.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the kernel's queue is full; others when the device is down.
+    pub fn send(&self, frame: &mut [u8]) -> io::Result<()> {
+        let frame = if self.vlan.is_some() { untag(frame) } else { frame };
+        self.device.send(frame).map(drop)
+    }
+
+    /// Takes a frame that the kernel sends, tagged as the wire wants it. `None` when there is none now.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
+        // Room for the tag in front: the addresses move there.
+        const TAG: usize = HEADER_LEN_MAX - HEADER_LEN;
+        let len = match self.device.recv(&mut buffer[TAG..]) {
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        Ok(match self.vlan {
+            Some(vlan) if len >= HEADER_LEN => {
+                buffer.copy_within(TAG..TAG + 12, 0);
+                buffer[12..14].copy_from_slice(&ether_type::VLAN.to_be_bytes());
+                buffer[14..16].copy_from_slice(&vlan.value().to_be_bytes());
+                Some(&buffer[..TAG + len])
+            }
+            _ => Some(&buffer[TAG..TAG + len]),
+        })
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}
+
+/// The frame without its tag; a frame without one stays as it is.
+fn untag(frame: &mut [u8]) -> &[u8] {
+    const TAG: usize = HEADER_LEN_MAX - HEADER_LEN;
+    if frame.len() < HEADER_LEN_MAX || frame[12..14] != ether_type::VLAN.to_be_bytes() {
+        return frame;
+    }
+    frame.copy_within(0..12, TAG);
+    &frame[TAG..]
+}
+
+/// Clients come in through the tap whose way back may lie elsewhere. The larger of this and `conf/all` counts, which
+/// is the operator's; where it cannot be written (a read-only /proc) the host's setting stays.
+fn relax_reverse_path(name: &str) {
+    let path = format!("/proc/sys/net/ipv4/conf/{name}/rp_filter");
+    if let Err(error) = std::fs::write(&path, "0") {
+        tracing::warn!(%path, %error, "reverse path filter left as it is");
+    }
+    let strict =
+        std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").is_ok_and(|text| text.trim() == "1");
+    if strict {
+        tracing::warn!(
+            "net.ipv4.conf.all.rp_filter is 1: the kernel drops punted packets whose way back is another"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_taps_fit_the_kernel() {
+        assert_eq!(tap_name("uplink"), "tg-uplink");
+        assert_eq!(tap_name("a-very-long-interface-name"), "tg-a-very-long-");
+    }
+
+    #[test]
+    fn tags_come_off_and_untagged_frames_stay() {
+        let mut tagged: Vec<u8> = (0..12).chain([0x81, 0, 0, 100, 8, 0, 1, 2, 3]).collect();
+        assert_eq!(untag(&mut tagged), (0..12).chain([8, 0, 1, 2, 3]).collect::<Vec<u8>>());
+        let mut plain: Vec<u8> = (0..12).chain([8, 0, 1, 2, 3, 4, 5, 6]).collect();
+        assert_eq!(untag(&mut plain.clone()), plain);
+        assert_eq!(untag(&mut plain[..10]).len(), 10);
+    }
+}
