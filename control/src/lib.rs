@@ -6,5 +6,6 @@
 
 pub mod diagnostic;
 pub mod model;
+pub mod netlab;
 pub mod pools;
 pub mod yaml;

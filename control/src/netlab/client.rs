@@ -1,0 +1,289 @@
+//! What clients of the lab do: HTTP by curl, connections that stay, datagrams, throughput, and a steady load.
+//!
+//! Every answer names the backend and the client as the backend saw it ([`Told`]), so a caller can count where
+//! connections landed and which source address arrived there.
+
+use super::namespace::{Namespace, output_of};
+use anyhow::{Context, Result, bail, ensure};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How long one connection attempt or one answer may take.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What a backend says in its first line: `NAME client=ADDRESS:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The backend's name.
+    pub backend: String,
+    /// The source of the packet as the backend saw it.
+    pub client: SocketAddr,
+}
+
+impl Told {
+    /// Reads `NAME client=ADDRESS:PORT REST`; IPv6 addresses with or without brackets (nginx writes none).
+    #[must_use]
+    pub fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let backend = words.next()?.to_owned();
+        let (address, port) = words.next()?.strip_prefix("client=")?.rsplit_once(':')?;
+        let address = address.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
+        Some(Self { backend, client: SocketAddr::new(address, port.parse().ok()?) })
+    }
+}
+
+/// How many answers each backend gave.
+#[must_use]
+pub fn spread(told: &[Told]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for one in told {
+        *counts.entry(one.backend.clone()).or_default() += 1;
+    }
+    counts
+}
+
+/// The outcome of a run of requests.
+#[derive(Clone, Debug, Default)]
+pub struct Answers {
+    /// How many were asked.
+    pub asked: usize,
+    /// What came back.
+    pub told: Vec<Told>,
+    /// What was said about those that did not.
+    pub errors: String,
+}
+
+/// Asks `url` (which may hold curl's `[1-N]` globs) by one curl, each of the `asked` requests on a connection of
+/// its own.
+///
+/// # Errors
+/// When curl cannot be run. Requests that fail are in [`Answers::errors`].
+pub fn curl_many(from: &Namespace, url: &str, asked: usize, options: &[&str]) -> Result<Answers> {
+    let output = from
+        .command("curl")
+        .args(["-sS", "--max-time", "5", "-H", "Connection: close"])
+        .args(options)
+        .arg(format!("{url}?n=[1-{asked}]"))
+        .output()
+        .context("cannot run curl")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let told = text.lines().filter_map(Told::parse).collect();
+    Ok(Answers { asked, told, errors: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
+}
+
+/// Runs curl once with `args` and returns what it printed.
+///
+/// # Errors
+/// When it fails; the message has what it said.
+pub fn curl(from: &Namespace, args: &[&str]) -> Result<String> {
+    output_of(from.command("curl").args(["-sS", "--max-time", "20"]).args(args))
+}
+
+/// The two ways of an iperf3 run: what the client sends, or what it receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Client to server.
+    Upload,
+    /// Server to client (`-R`).
+    Download,
+}
+
+/// Runs iperf3 over TCP for a second and returns the bits per second that the receiver saw.
+///
+/// # Errors
+/// When it fails or nothing arrived.
+pub fn iperf_tcp(from: &Namespace, to: SocketAddr, direction: Direction) -> Result<f64> {
+    iperf(from, to, if direction == Direction::Download { &["-R"] } else { &[] })
+}
+
+/// Runs iperf3 over UDP for a second at 20 Mbit/s with datagrams of 1,000 bytes.
+///
+/// # Errors
+/// When it fails or nothing arrived.
+pub fn iperf_udp(from: &Namespace, to: SocketAddr) -> Result<f64> {
+    iperf(from, to, &["-u", "-b", "20M", "-l", "1000"])
+}
+
+fn iperf(from: &Namespace, to: SocketAddr, options: &[&str]) -> Result<f64> {
+    let (host, port) = (to.ip().to_string(), to.port().to_string());
+    let base = ["-c", &host, "-p", &port, "-t", "1", "-J", "--connect-timeout", "3000"];
+    let text = output_of(from.command("timeout").args(["20", "iperf3"]).args(base).args(options))?;
+    let report: serde_json::Value = serde_json::from_str(&text).context("iperf3's report")?;
+    let end = &report["end"];
+    let sum = if end["sum_received"].is_object() { &end["sum_received"] } else { &end["sum"] };
+    let rate = sum["bits_per_second"].as_f64().context("iperf3's report names no rate")?;
+    let lost = sum["lost_percent"].as_f64().unwrap_or(0.0);
+    ensure!(rate > 0.0 && lost < 100.0, "iperf3: nothing arrived");
+    Ok(rate * (1.0 - lost / 100.0))
+}
+
+/// A connection to `tcp-tell` that stays open.
+#[derive(Debug)]
+pub struct Tell {
+    /// What the backend said when it accepted.
+    pub told: Told,
+    stream: BufReader<TcpStream>,
+    pings: u32,
+}
+
+impl Tell {
+    /// Connects from `source` (port 0: any) to `to`, and hears who answers.
+    ///
+    /// # Errors
+    /// When the connection is refused, times out, or the first line makes no sense.
+    pub fn connect(from: &Namespace, source: SocketAddr, to: SocketAddr) -> Result<Self> {
+        from.enter(|| Self::connect_here(source, to))
+    }
+
+    /// The same in the namespace of the calling thread.
+    ///
+    /// # Errors
+    /// As [`Tell::connect`].
+    pub fn connect_here(source: SocketAddr, to: SocketAddr) -> Result<Self> {
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&SockAddr::from(source)).with_context(|| format!("source {source}"))?;
+        socket.connect_timeout(&SockAddr::from(to), PATIENCE).with_context(|| format!("{source} to {to}"))?;
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        let mut stream = BufReader::new(stream);
+        let line = read_line(&mut stream)?;
+        let told = Told::parse(&line).with_context(|| format!("unexpected first line `{line}`"))?;
+        Ok(Self { told, stream, pings: 0 })
+    }
+
+    /// Sends a line and hears it back from the same backend.
+    ///
+    /// # Errors
+    /// When the connection broke, or another backend answered.
+    pub fn ping(&mut self) -> Result<()> {
+        self.pings += 1;
+        let text = format!("ping {}", self.pings);
+        self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
+        let (answer, expected) = (read_line(&mut self.stream)?, format!("{} {text}", self.told.backend));
+        ensure!(answer == expected, "expected `{expected}`, heard `{answer}`");
+        Ok(())
+    }
+
+    /// The client's own end.
+    ///
+    /// # Errors
+    /// When the socket is no more.
+    pub fn local(&self) -> Result<SocketAddr> {
+        Ok(self.stream.get_ref().local_addr()?)
+    }
+}
+
+fn read_line(stream: &mut BufReader<TcpStream>) -> Result<String> {
+    let mut line = String::new();
+    if stream.read_line(&mut line)? == 0 {
+        bail!("the connection was closed");
+    }
+    Ok(line.trim_end().to_owned())
+}
+
+/// Sends `text` in a datagram from `source` to `to` and hears who answers; sends again while nothing comes.
+///
+/// # Errors
+/// When no answer came within [`PATIENCE`], or one that does not carry `text`.
+pub fn udp_ask(from: &Namespace, source: SocketAddr, to: SocketAddr, text: &str) -> Result<Told> {
+    from.enter(|| udp_ask_here(source, to, text))
+}
+
+/// The same in the namespace of the calling thread.
+///
+/// # Errors
+/// As [`udp_ask`].
+pub fn udp_ask_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<Told> {
+    let socket = UdpSocket::bind(source).with_context(|| format!("source {source}"))?;
+    // Connected: an answer from any other address than the VIP is no answer.
+    socket.connect(to)?;
+    socket.set_read_timeout(Some(Duration::from_millis(500)))?;
+    let begin = Instant::now();
+    let mut buffer = [0; 2048];
+    let mut last = String::from("nothing sent");
+    while begin.elapsed() < PATIENCE {
+        match socket.send(text.as_bytes()).and_then(|_| socket.recv(&mut buffer)) {
+            Ok(length) => {
+                let answer = String::from_utf8_lossy(&buffer[..length]);
+                let told = Told::parse(&answer).with_context(|| format!("unexpected answer `{answer}`"))?;
+                ensure!(answer.ends_with(text), "asked `{text}`, heard `{answer}`");
+                return Ok(told);
+            }
+            Err(error) => last = error.to_string(),
+        }
+    }
+    bail!("{source} to {to}: no answer in {PATIENCE:?} ({last})")
+}
+
+/// One attempt of a [`Load`].
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    /// When it began.
+    pub at: Instant,
+    /// The backend, or why there was none.
+    pub outcome: Result<String, String>,
+}
+
+/// New connections to `tcp-tell` one after the other, until stopped.
+#[derive(Debug)]
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Attempt>>,
+}
+
+impl Load {
+    /// The least time between two attempts: the load shall not be what is measured.
+    const PACE: Duration = Duration::from_millis(5);
+
+    /// Starts from `source` (its port is ignored) to `to`.
+    #[must_use]
+    pub fn start(from: &Namespace, source: SocketAddr, to: SocketAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (flag, from) = (Arc::clone(&stop), from.clone());
+        let thread = thread::spawn(move || {
+            from.move_this_thread().expect("the namespace lives as long as its lab");
+            let mut attempts = Vec::new();
+            while !flag.load(Ordering::Relaxed) {
+                let at = Instant::now();
+                let outcome = Tell::connect_here(SocketAddr::new(source.ip(), 0), to);
+                let outcome = outcome.map(|tell| tell.told.backend).map_err(|error| format!("{error:#}"));
+                attempts.push(Attempt { at, outcome });
+                thread::sleep(Self::PACE.saturating_sub(at.elapsed()));
+            }
+            attempts
+        });
+        Self { stop, thread }
+    }
+
+    /// Stops and returns every attempt, oldest first.
+    #[must_use]
+    pub fn stop(self) -> Vec<Attempt> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the load does not panic")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_is_read_with_and_without_brackets() {
+        let expected =
+            |client: &str| Told { backend: "backend-2".to_owned(), client: client.parse().unwrap() };
+        assert_eq!(Told::parse("backend-2 client=192.0.2.7:80"), Some(expected("192.0.2.7:80")));
+        assert_eq!(Told::parse("backend-2 client=2001:db8::10:4242"), Some(expected("[2001:db8::10]:4242")));
+        assert_eq!(Told::parse("backend-2 client=[2001:db8::1]:9 text"), Some(expected("[2001:db8::1]:9")));
+        for broken in ["", "backend-2", "backend-2 client=", "backend-2 client=x:1", "<html> client"] {
+            assert_eq!(Told::parse(broken), None, "{broken}");
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The gateway under test: the real `tidegate run` on DPDK's af_packet driver in the gateway's namespace.
+//!
+//! Writes the configuration, starts and stops the daemon, asks its probes. Knows the daemon only by its contract:
+//! command line, configuration keys, signals, HTTP.
+
+use super::addresses as plan;
+use super::namespace::output_of;
+use super::process::LabProcess;
+use super::{Lab, Namespace, wait_for};
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+/// How long the daemon may take until its first snapshot is applied, on a busy machine and without hugepages.
+const READY_BOUND: Duration = Duration::from_secs(30);
+/// How long it may take to end after SIGTERM.
+const STOP_BOUND: Duration = Duration::from_secs(20);
+
+/// What differs between the gateways of the tests.
+#[derive(Clone, Debug)]
+pub struct GatewayOptions {
+    /// `dataplane.cores`; the port gets as many queue pairs.
+    pub cores: Vec<u32>,
+    /// `dataplane.memory.hugepages`.
+    pub hugepages: bool,
+    /// `health.interval` (and, halved, `health.timeout`).
+    pub health_interval: Duration,
+    /// `health.unhealthyThreshold`.
+    pub unhealthy_threshold: u32,
+    /// `services.defaults.drainTimeout`.
+    pub drain_timeout: Duration,
+}
+
+impl Default for GatewayOptions {
+    fn default() -> Self {
+        Self {
+            cores: vec![1],
+            hugepages: false,
+            health_interval: Duration::from_millis(500),
+            unhealthy_threshold: 2,
+            drain_timeout: Duration::from_secs(300),
+        }
+    }
+}
+
+impl GatewayOptions {
+    /// The longest time from a backend's death to the verdict: the last good check may have just passed, each of the
+    /// bad ones may use its time-out.
+    #[must_use]
+    pub fn detection_bound(&self) -> Duration {
+        self.health_interval * (self.unhealthy_threshold + 1)
+    }
+
+    fn yaml(&self, directory: &Path) -> String {
+        let (v4, v6) = (0, 1);
+        let list = |addresses: [&str; 2]| format!("[\"{}\", \"{}\"]", addresses[v4], addresses[v6]);
+        let cores = self.cores.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        format!(
+            r#"apiVersion: tidegate.dev/v1alpha1
+kind: GatewayConfig
+metadata: {{name: lab}}
+dataplane:
+  cores: [{cores}]
+  idle: adaptive
+  memory: {{hugepages: {hugepages}, sizeMiB: 192}}
+  flowTable: {{entriesPerCore: 65536}}
+  interfaces:
+    - name: uplink
+      device: "net_af_packet0,iface=eth0,qpairs={queues}"
+      addresses: ["{c4}/24", "{c6}/64", "{s4}/24", "{s6}/64"]
+      mac: "{mac}"
+      mtu: 1500
+  snatAddresses: {snat}
+  tunnelSource: {tunnel}
+source:
+  directory: {{path: manifests, watch: true}}
+services:
+  defaults: {{drainTimeout: {drain}s}}
+pools:
+  - {{name: routed, addresses: {routed}, autoAssign: true, externalIPs: true}}
+  - {{name: on-link, addresses: {on_link}, autoAssign: false}}
+health: {{interval: {interval}ms, timeout: {timeout}ms, healthyThreshold: 1, unhealthyThreshold: {unhealthy}}}
+admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}}
+"#,
+            hugepages = self.hugepages,
+            queues = self.cores.len(),
+            c4 = plan::GATEWAY_FOR_CLIENTS[v4],
+            c6 = plan::GATEWAY_FOR_CLIENTS[v6],
+            s4 = plan::GATEWAY_FOR_SERVERS[v4],
+            s6 = plan::GATEWAY_FOR_SERVERS[v6],
+            mac = plan::GATEWAY_MAC,
+            snat = list(plan::SNAT),
+            tunnel = list(plan::GATEWAY_FOR_SERVERS),
+            drain = self.drain_timeout.as_secs(),
+            routed = list(plan::ROUTED_VIPS),
+            on_link = list(plan::ON_LINK_VIPS),
+            interval = self.health_interval.as_millis(),
+            timeout = self.health_interval.as_millis() / 2,
+            unhealthy = self.unhealthy_threshold,
+            socket = directory.join("tidegate.sock").display(),
+        )
+    }
+}
+
+/// A running gateway. Dropping it kills the daemon.
+#[derive(Debug)]
+pub struct Gateway {
+    process: LabProcess,
+    namespace: Namespace,
+    tidegate: PathBuf,
+    directory: PathBuf,
+}
+
+impl Gateway {
+    /// Writes `gateway.yaml` and the directory of manifests into the lab's directory. Manifests can be put there
+    /// before the gateway starts.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn configure(lab: &Lab, options: &GatewayOptions) -> Result<()> {
+        fs::create_dir_all(manifests_of(lab))?;
+        fs::write(config_of(lab), options.yaml(lab.directory())).context("gateway.yaml")
+    }
+
+    /// Starts `tidegate run` on what [`Gateway::configure`] wrote, and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it ends, or is not ready in time; the message has the end of its log.
+    pub fn start(lab: &Lab) -> Result<Self> {
+        let mut gateway = Self::launch(lab)?;
+        gateway.wait_until_ready()?;
+        Ok(gateway)
+    }
+
+    /// Starts `tidegate run` and returns at once.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn launch(lab: &Lab) -> Result<Self> {
+        let (tidegate, directory) = (lab.plan().tidegate.clone(), lab.directory().to_owned());
+        let config = config_of(lab).display().to_string();
+        let namespace = lab.gateway().clone();
+        let process =
+            LabProcess::start(&namespace, &directory, "gateway", &tidegate, &["run", "-c", &config])?;
+        Ok(Self { process, namespace, tidegate, directory })
+    }
+
+    /// Waits until `/readyz` says that the first snapshot is applied.
+    ///
+    /// # Errors
+    /// When the daemon ends, or is not ready in time; the message has the end of its log.
+    pub fn wait_until_ready(&mut self) -> Result<()> {
+        let mut ended = None;
+        let waited = wait_for("the gateway to be ready", READY_BOUND, || {
+            ended = self.process.exit_status();
+            (ended.is_some() || self.probe("/readyz") == Some(200)).then_some(())
+        });
+        let log = || format!("the gateway's last words:\n{}", self.process.log_tail(30));
+        waited.with_context(log)?;
+        ensure!(ended.is_none(), "the gateway ended: {ended:?}\n{}", log());
+        Ok(())
+    }
+
+    /// The status code of a GET on the health address, `None` when nobody answers.
+    #[must_use]
+    pub fn probe(&self, path: &str) -> Option<u16> {
+        let url = format!("http://127.0.0.1:10356{path}");
+        let mut curl = self.namespace.command("curl");
+        let text =
+            output_of(curl.args(["-s", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", &url]));
+        text.ok()?.trim().parse().ok()
+    }
+
+    /// The text of `/metrics`.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub fn metrics(&self) -> Result<String> {
+        let mut curl = self.namespace.command("curl");
+        output_of(curl.args(["-sS", "--fail", "--max-time", "5", "http://127.0.0.1:9469/metrics"]))
+    }
+
+    /// The sum of the samples of `metric` (its full name) whose labels contain all of `labels`, e.g. `reason="x"`.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub fn metric(&self, metric: &str, labels: &[&str]) -> Result<f64> {
+        let text = self.metrics()?;
+        let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let (name, rest) = series.split_once('{').unwrap_or((series, ""));
+            let wanted = name == metric && labels.iter().all(|label| rest.contains(label));
+            wanted.then(|| value.parse::<f64>().ok())?
+        });
+        Ok(samples.sum())
+    }
+
+    /// Runs another command of the binary against this daemon's socket, and returns what it printed.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn ask(&self, args: &[&str]) -> Result<String> {
+        let socket = self.directory.join("tidegate.sock");
+        output_of(self.namespace.command(&self.tidegate).args(args).arg("--socket").arg(socket))
+    }
+
+    /// Whether the daemon still runs.
+    pub fn runs(&mut self) -> bool {
+        self.process.runs()
+    }
+
+    /// The daemon's pid.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// The last `lines` lines that it has printed.
+    #[must_use]
+    pub fn log_tail(&self, lines: usize) -> String {
+        self.process.log_tail(lines)
+    }
+
+    /// All that it has printed.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// SIGHUP: reload.
+    pub fn reload(&mut self) {
+        self.process.signal(Signal::HUP);
+    }
+
+    /// SIGTERM, and waits for the end.
+    ///
+    /// # Errors
+    /// When it does not end in time.
+    pub fn stop(mut self) -> Result<ExitStatus> {
+        self.process.signal(Signal::TERM);
+        let ended = self.process.wait(STOP_BOUND);
+        ended.with_context(|| format!("the gateway's last words:\n{}", self.process.log_tail(30)))
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.process.kill();
+    }
+}
+
+/// Where the lab's gateway looks for manifests.
+#[must_use]
+pub fn manifests_of(lab: &Lab) -> PathBuf {
+    lab.directory().join("manifests")
+}
+
+/// The configuration file of the lab's gateway.
+#[must_use]
+pub fn config_of(lab: &Lab) -> PathBuf {
+    lab.directory().join("gateway.yaml")
+}

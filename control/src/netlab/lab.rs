@@ -1,0 +1,242 @@
+//! The network itself: hosts around one bridge.
+//!
+//! ```text
+//!   client ──┐            ┌── s1   every link a veth pair, every host a namespace with one `eth0`
+//!            ├── switch ──┼── s2   client: 198.51.100.0/24, 2001:db8:c::/64
+//!   gateway ─┘  (bridge)  └── s3   servers: 192.0.2.0/24, 2001:db8::/64; gateway: in both, one-armed
+//! ```
+//! The kernel of the gateway's namespace takes no part: its `eth0` has no address, does not answer ARP, and what
+//! it hears there is dropped by strict reverse-path filtering, so every frame goes through DPDK or nowhere. Servers
+//! have the VIPs on their loopback, unseen by ARP, for the modes that keep the VIP as the destination.
+
+use super::addresses::{self as plan, Family};
+use super::cleanup;
+use super::namespace::{Namespace, lab_directory};
+use super::server::Server;
+use anyhow::{Context, Result, ensure};
+use std::fmt::Write as _;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What to build.
+#[derive(Clone, Debug)]
+pub struct LabPlan {
+    /// How many servers, numbered from 1.
+    pub servers: u8,
+    /// The VIPs that servers take packets for on their loopback.
+    pub vips: Vec<IpAddr>,
+    /// The `tidegate` binary, for the lab's own tools and for the gateway.
+    pub tidegate: PathBuf,
+}
+
+/// A standing lab. Dropping it removes all of it.
+#[derive(Debug)]
+pub struct Lab {
+    // Declared before the rest: processes end before their namespaces go.
+    servers: Vec<Server>,
+    plan: LabPlan,
+    id: String,
+    directory: PathBuf,
+    client: Namespace,
+    gateway: Namespace,
+}
+
+impl Lab {
+    /// Builds the network; no server program runs yet (see [`Lab::start_servers`]).
+    ///
+    /// # Errors
+    /// Without root, without iproute2 or ethtool, and when the kernel lacks veth, bridges or policy routing.
+    pub fn build(lab: &LabPlan) -> Result<Self> {
+        ensure!(rustix::process::geteuid().is_root(), "the namespaces lab needs root");
+        ensure!(lab.tidegate.is_file(), "no tidegate binary at {}", lab.tidegate.display());
+        cleanup::sweep();
+
+        static NUMBER: AtomicU32 = AtomicU32::new(1);
+        let id = format!("tg{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        cleanup::register(&id);
+        // From here on a failure must undo what stands: dropping this does.
+        let mut standing = Standing { id: Some(id.clone()) };
+
+        let directory = lab_directory(&id);
+        fs::create_dir(&directory).with_context(|| directory.display().to_string())?;
+        let switch = build_switch(&id)?;
+        let client = build_client(&id, &switch)?;
+        let gateway = build_gateway(&id, &switch)?;
+        let servers = (1..=lab.servers)
+            .map(|n| {
+                let namespace = build_server(&id, &switch, n, &lab.vips)?;
+                Server::new(n, namespace, &directory, lab)
+            })
+            .collect::<Result<_>>()?;
+        standing.id = None;
+        Ok(Self { servers, plan: lab.clone(), id, directory, client, gateway })
+    }
+
+    /// Starts the programs of every server and waits until they answer.
+    ///
+    /// # Errors
+    /// When one does not come up.
+    pub fn start_servers(&mut self) -> Result<()> {
+        for server in &mut self.servers {
+            server.start()?;
+        }
+        for server in &mut self.servers {
+            server.wait_until_up()?;
+        }
+        Ok(())
+    }
+
+    /// What the lab was built from.
+    #[must_use]
+    pub fn plan(&self) -> &LabPlan {
+        &self.plan
+    }
+
+    /// `tg<pid>-<n>`, the prefix of its namespaces.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Where configuration, manifests and logs are. Removed with the lab.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The client's namespace.
+    #[must_use]
+    pub fn client(&self) -> &Namespace {
+        &self.client
+    }
+
+    /// The gateway's namespace.
+    #[must_use]
+    pub fn gateway(&self) -> &Namespace {
+        &self.gateway
+    }
+
+    /// Server `n`, from 1.
+    ///
+    /// # Panics
+    /// When there is none of that number.
+    #[must_use]
+    pub fn server(&self, n: u8) -> &Server {
+        &self.servers[usize::from(n) - 1]
+    }
+
+    /// Server `n`, from 1, to start and kill it.
+    ///
+    /// # Panics
+    /// When there is none of that number.
+    pub fn server_mut(&mut self, n: u8) -> &mut Server {
+        &mut self.servers[usize::from(n) - 1]
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.servers.clear();
+        cleanup::tear_down(&self.id);
+    }
+}
+
+/// A lab under construction.
+struct Standing {
+    id: Option<String>,
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        if let Some(id) = &self.id {
+            cleanup::tear_down(id);
+        }
+    }
+}
+
+/// What holds in every host: no filter on the source, no router advertisements, no wait for duplicate addresses.
+const HOST_SYSCTLS: [(&str, &str); 8] = [
+    ("ipv4/conf/all/rp_filter", "0"),
+    ("ipv4/conf/default/rp_filter", "0"),
+    ("ipv6/conf/all/accept_ra", "0"),
+    ("ipv6/conf/default/accept_ra", "0"),
+    ("ipv6/conf/all/accept_dad", "0"),
+    ("ipv6/conf/default/accept_dad", "0"),
+    ("ipv6/conf/default/dad_transmits", "0"),
+    ("ipv4/conf/all/accept_redirects", "0"),
+];
+
+fn build_switch(id: &str) -> Result<Namespace> {
+    let switch = Namespace::create(&format!("{id}-switch"))?;
+    switch.sysctls(&[("ipv6/conf/default/disable_ipv6", "1")])?;
+    // No snooping: neighbour solicitations are multicast, and no querier is here to learn from.
+    switch.ip_batch("link add br0 type bridge mcast_snooping 0 forward_delay 0\nlink set br0 up")?;
+    Ok(switch)
+}
+
+/// A host with `eth0` on the switch, up, without addresses.
+fn build_host(id: &str, switch: &Namespace, host: &str, mac: &str) -> Result<Namespace> {
+    let namespace = Namespace::create(&format!("{id}-{host}"))?;
+    namespace.sysctls(&HOST_SYSCTLS)?;
+    switch.ip_batch(&format!(
+        "link add p-{host} type veth peer name eth0 address {mac} netns {}\n\
+         link set p-{host} master br0 up",
+        namespace.name()
+    ))?;
+    switch.turn_off_offloads(&format!("p-{host}"))?;
+    namespace.turn_off_offloads("eth0")?;
+    namespace.ip_batch("link set eth0 up")?;
+    Ok(namespace)
+}
+
+fn build_client(id: &str, switch: &Namespace) -> Result<Namespace> {
+    let client = build_host(id, switch, "client", plan::CLIENT_MAC)?;
+    let mut lines = String::new();
+    for n in 0..plan::CLIENT_ADDRESSES {
+        let (v4, v6) = (plan::client(Family::V4, n), plan::client(Family::V6, n));
+        // Only the first IPv6 address may be chosen as a source unasked: the others are deprecated from birth.
+        let lifetime = if n == 0 { "" } else { " preferred_lft 0" };
+        writeln!(lines, "addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad{lifetime}")?;
+    }
+    for (vips, gateway) in plan::ROUTED_VIPS.iter().zip(plan::GATEWAY_FOR_CLIENTS) {
+        writeln!(lines, "route add {vips} via {gateway}")?;
+    }
+    client.ip_batch(&lines)?;
+    Ok(client)
+}
+
+fn build_gateway(id: &str, switch: &Namespace) -> Result<Namespace> {
+    let gateway = build_host(id, switch, "gateway", plan::GATEWAY_MAC)?;
+    gateway.sysctls(&[("ipv4/conf/eth0/rp_filter", "1"), ("ipv6/conf/eth0/disable_ipv6", "1")])?;
+    gateway.ip_batch("link set eth0 arp off")?;
+    Ok(gateway)
+}
+
+fn build_server(id: &str, switch: &Namespace, n: u8, vips: &[IpAddr]) -> Result<Namespace> {
+    let server = build_host(id, switch, &format!("s{n}"), &format!("02:00:00:00:01:{n:02x}"))?;
+    server.sysctls(&[("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")])?;
+    let mut lines = String::new();
+    writeln!(lines, "addr add {}/24 dev eth0", plan::server(Family::V4, n))?;
+    writeln!(lines, "addr add {}/64 dev eth0 nodad", plan::server(Family::V6, n))?;
+    for vip in vips {
+        let length = if vip.is_ipv4() { 32 } else { 128 };
+        // IPv6 neighbour discovery never answers for an address of another interface: lo is unseen by itself.
+        let nodad = if vip.is_ipv4() { "" } else { " nodad" };
+        writeln!(lines, "addr add {vip}/{length} dev lo{nodad}")?;
+    }
+    server.ip_batch(&lines)?;
+    // As itself a server answers through the gateway (`nat`); as a VIP straight to the client (`dsr-*`).
+    for family in Family::BOTH {
+        let n = family as usize;
+        let mut lines = String::new();
+        writeln!(lines, "route add default via {}", plan::GATEWAY_FOR_SERVERS[n])?;
+        writeln!(lines, "route add {} dev eth0 table 100", plan::CLIENT_PREFIX[n])?;
+        for from in [plan::ROUTED_VIPS[n], plan::ON_LINK_VIPS[n]] {
+            writeln!(lines, "rule add from {from} lookup 100")?;
+        }
+        server.ip_batch_of(family, &lines)?;
+    }
+    Ok(server)
+}

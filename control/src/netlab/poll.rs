@@ -1,0 +1,39 @@
+//! Waiting for something to become true, with a bound: the only way in which the lab waits.
+//!
+//! Invariant: no caller sleeps a fixed time and hopes; a bound that runs out is an error that says what was awaited.
+
+use anyhow::{Result, bail};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The time between two probes. Short against what is awaited, long enough to leave the cores to others.
+const PROBE_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Probes until there is a value, and returns it with the time that it took.
+///
+/// # Errors
+/// When `bound` has passed; the message names `what`.
+pub fn timed_wait_for<T>(
+    what: &str,
+    bound: Duration,
+    mut probe: impl FnMut() -> Option<T>,
+) -> Result<(T, Duration)> {
+    let begin = Instant::now();
+    loop {
+        if let Some(value) = probe() {
+            return Ok((value, begin.elapsed()));
+        }
+        if begin.elapsed() >= bound {
+            bail!("waited {bound:?} in vain for {what}");
+        }
+        thread::sleep(PROBE_INTERVAL);
+    }
+}
+
+/// Probes until there is a value. See [`timed_wait_for`].
+///
+/// # Errors
+/// When `bound` has passed; the message names `what`.
+pub fn wait_for<T>(what: &str, bound: Duration, probe: impl FnMut() -> Option<T>) -> Result<T> {
+    timed_wait_for(what, bound, probe).map(|(value, _)| value)
+}

@@ -1,0 +1,169 @@
+//! A server of the lab: real nginx and iperf3, and our tools that tell who they are and whom they see.
+//!
+//! Programs that must answer under the address they were asked at (UDP) bind every address; the others bind the
+//! wildcard. Killing a server ends all its programs and leaves its namespace, so that it can come back.
+
+use super::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT};
+use super::cleanup::end_processes_in;
+use super::lab::LabPlan;
+use super::process::LabProcess;
+use super::{Namespace, wait_for};
+use anyhow::{Context, Result};
+use std::fs;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a program may take to answer after it was started, on a busy machine.
+const START_BOUND: Duration = Duration::from_secs(20);
+
+/// Bytes of the file `/large` that nginx serves.
+pub const LARGE_FILE_BYTES: u64 = 8 << 20;
+
+/// A server and its programs.
+#[derive(Debug)]
+pub struct Server {
+    number: u8,
+    namespace: Namespace,
+    directory: PathBuf,
+    tidegate: PathBuf,
+    vips: Vec<IpAddr>,
+    processes: Vec<LabProcess>,
+}
+
+impl Server {
+    pub(super) fn new(number: u8, namespace: Namespace, lab_directory: &Path, lab: &LabPlan) -> Result<Self> {
+        let directory = lab_directory.join(format!("s{number}"));
+        fs::create_dir(&directory)?;
+        fs::write(directory.join("nginx.conf"), nginx_conf(number, &directory))?;
+        fs::File::create(directory.join("large"))?.set_len(LARGE_FILE_BYTES)?;
+        let (tidegate, vips) = (lab.tidegate.clone(), lab.vips.clone());
+        Ok(Self { number, namespace, directory, tidegate, vips, processes: Vec::new() })
+    }
+
+    /// What it calls itself in every answer: `backend-<n>`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        name(self.number)
+    }
+
+    /// Its namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// Its own address of `family`.
+    #[must_use]
+    pub fn address(&self, family: Family) -> IpAddr {
+        plan::server(family, self.number)
+    }
+
+    /// Starts what is not running. Returns before the programs answer: see [`Server::wait_until_up`].
+    ///
+    /// # Errors
+    /// When a program cannot be started.
+    pub fn start(&mut self) -> Result<()> {
+        self.processes.clear();
+        let directory = self.directory.display().to_string();
+        let nginx = ["-p", &directory, "-c", "nginx.conf", "-e", "nginx-error.log"].map(str::to_owned);
+        self.launch("nginx", Path::new("nginx"), &nginx)?;
+        let iperf = ["-s", "-p", &IPERF_PORT.to_string(), "--forceflush"].map(str::to_owned);
+        self.launch("iperf3", Path::new("iperf3"), &iperf)?;
+
+        let tidegate = self.tidegate.clone();
+        let own = Family::BOTH.map(|family| self.address(family));
+        let mut echo = vec!["lab".to_owned(), "udp-echo".to_owned(), "--name".to_owned(), self.name()];
+        for address in own.iter().chain(&self.vips) {
+            echo.extend(["--bind".to_owned(), SocketAddr::new(*address, ECHO_PORT).to_string()]);
+        }
+        self.launch("udp-echo", &tidegate, &echo)?;
+        let tell =
+            ["lab", "tcp-tell", "--name", &self.name(), "--port", &TELL_PORT.to_string()].map(str::to_owned);
+        self.launch("tcp-tell", &tidegate, &tell)?;
+        self.launch("decap", &tidegate, &["lab", "decap", "--tun", "decap0"].map(str::to_owned))
+    }
+
+    /// Waits until every program answers on the server's own addresses.
+    ///
+    /// # Errors
+    /// When one does not; the message has what it printed.
+    pub fn wait_until_up(&mut self) -> Result<()> {
+        for family in Family::BOTH {
+            let address = self.address(family);
+            for port in [HTTP_PORT, HTTP_TARGET_PORT, TELL_PORT, IPERF_PORT] {
+                self.until_it_answers(&format!("TCP port {port} ({family})"), || {
+                    let to = SocketAddr::new(address, port);
+                    TcpStream::connect_timeout(&to, Duration::from_millis(200)).ok().map(drop)
+                })?;
+            }
+            self.until_it_answers(&format!("UDP port {ECHO_PORT} ({family})"), || {
+                let socket = UdpSocket::bind(SocketAddr::new(address, 0)).ok()?;
+                socket.set_read_timeout(Some(Duration::from_millis(100))).ok()?;
+                socket.send_to(b"up?", SocketAddr::new(address, ECHO_PORT)).ok()?;
+                socket.recv(&mut [0; 256]).ok().map(drop)
+            })?;
+        }
+        let tun = "/proc/sys/net/ipv6/conf/decap0";
+        self.until_it_answers("decap's TUN device", || Path::new(tun).exists().then_some(()))
+    }
+
+    /// Kills every program of the server, without a farewell.
+    pub fn kill(&mut self) {
+        self.processes.clear();
+        end_processes_in(self.namespace.name());
+    }
+
+    fn launch(&mut self, name: &str, program: &Path, args: &[String]) -> Result<()> {
+        let process = LabProcess::start(&self.namespace, &self.directory, name, program, args)
+            .with_context(|| format!("on server {}", self.number))?;
+        self.processes.push(process);
+        Ok(())
+    }
+
+    fn until_it_answers(&self, what: &str, probe: impl FnMut() -> Option<()> + Send) -> Result<()> {
+        let what = format!("{what} of server {}", self.number);
+        let outcome = self.namespace.enter(|| wait_for(&what, START_BOUND, probe));
+        outcome.with_context(|| {
+            self.processes.iter().map(|process| process.log_tail(5)).collect::<Vec<_>>().join("\n")
+        })
+    }
+}
+
+/// What server `n` calls itself.
+#[must_use]
+pub fn name(n: u8) -> String {
+    format!("backend-{n}")
+}
+
+/// One process, everything under `directory`: nothing of the system's nginx is read or written but its MIME-less self.
+fn nginx_conf(n: u8, directory: &Path) -> String {
+    let name = name(n);
+    let directory = directory.display();
+    format!(
+        r#"daemon off;
+master_process off;
+pid {directory}/nginx.pid;
+events {{ worker_connections 8192; }}
+http {{
+    access_log off;
+    client_body_temp_path {directory}/body;
+    proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/fastcgi;
+    uwsgi_temp_path {directory}/uwsgi;
+    scgi_temp_path {directory}/scgi;
+    client_max_body_size 0;
+    default_type text/plain;
+    server {{
+        listen {HTTP_PORT} backlog=4096;
+        listen [::]:{HTTP_PORT} ipv6only=on backlog=4096;
+        listen {HTTP_TARGET_PORT} backlog=4096;
+        listen [::]:{HTTP_TARGET_PORT} ipv6only=on backlog=4096;
+        root {directory};
+        location / {{ return 200 "{name} client=$remote_addr:$remote_port\n"; }}
+        location = /large {{ }}
+    }}
+}}
+"#
+    )
+}

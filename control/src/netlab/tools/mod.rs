@@ -1,0 +1,42 @@
+//! Small programs that run inside the lab's servers, as hidden subcommands `tidegate lab ...` of the one binary.
+//!
+//! They are peers of the gateway, never part of it: nothing of the dataplane is used here. Each runs until it is
+//! killed.
+
+pub mod decap;
+pub mod tcp_tell;
+pub mod udp_echo;
+
+use anyhow::{Context, Result, bail, ensure};
+use std::net::SocketAddr;
+
+/// Runs `tidegate lab ARGS`, ARGS being what follows `lab`.
+///
+/// - `udp-echo --name NAME --bind ADDRESS:PORT...`
+/// - `tcp-tell --name NAME --port PORT`
+/// - `decap --tun INTERFACE`
+///
+/// # Errors
+/// On unknown arguments, and when the program cannot go on (a port is taken, no root).
+pub fn run(args: &[String]) -> Result<()> {
+    let Some((tool, options)) = args.split_first() else { bail!("lab: which tool? {TOOLS}") };
+    ensure!(options.len().is_multiple_of(2), "lab {tool}: every option takes one value");
+    let values = |key: &str| -> Vec<&str> {
+        options.chunks_exact(2).filter(|pair| pair[0] == key).map(|pair| pair[1].as_str()).collect()
+    };
+    let value = |key: &str| -> Result<&str> {
+        values(key).first().copied().with_context(|| format!("lab {tool}: {key} is missing"))
+    };
+    match tool.as_str() {
+        "udp-echo" => {
+            let addresses: Vec<SocketAddr> =
+                values("--bind").into_iter().map(str::parse).collect::<Result<_, _>>().context("--bind")?;
+            udp_echo::serve(value("--name")?, &addresses)
+        }
+        "tcp-tell" => tcp_tell::serve(value("--name")?, value("--port")?.parse().context("--port")?),
+        "decap" => decap::serve(value("--tun")?),
+        other => bail!("lab: no tool `{other}`; {TOOLS}"),
+    }
+}
+
+const TOOLS: &str = "one of udp-echo, tcp-tell, decap";

@@ -1,0 +1,41 @@
+//! A UDP server that tells who it is and whom it saw: `NAME client=ADDRESS:PORT TEXT` for each datagram `TEXT`.
+//!
+//! One socket for each address, so that the answer leaves from the address that was asked: a VIP on the loopback
+//! as well as the server's own.
+
+use anyhow::{Context, Result, ensure};
+use std::net::{SocketAddr, UdpSocket};
+use std::thread;
+
+/// Serves `addresses` until a socket fails.
+///
+/// # Errors
+/// When an address cannot be bound, or a socket fails.
+pub fn serve(name: &str, addresses: &[SocketAddr]) -> Result<()> {
+    ensure!(!addresses.is_empty(), "udp-echo: nothing to bind");
+    let sockets = addresses
+        .iter()
+        .map(|address| UdpSocket::bind(address).with_context(|| format!("udp-echo: {address}")))
+        .collect::<Result<Vec<_>>>()?;
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            sockets.iter().map(|socket| scope.spawn(move || answer(name, socket))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("answer does not panic"))
+    })
+}
+
+fn answer(name: &str, socket: &UdpSocket) -> Result<()> {
+    let mut buffer = [0; 65_536];
+    loop {
+        let (length, from) = match socket.recv_from(&mut buffer) {
+            Ok(received) => received,
+            // An ICMP error about an earlier answer: that client is gone, the others are not.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => continue,
+            Err(error) => return Err(error).context("udp-echo: receiving"),
+        };
+        let mut reply = format!("{name} client={from} ").into_bytes();
+        reply.extend_from_slice(&buffer[..length]);
+        // As with any datagram: a reply that cannot be sent is lost.
+        let _ = socket.send_to(&reply, from);
+    }
+}
