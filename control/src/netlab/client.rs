@@ -4,13 +4,14 @@
 //! connections landed and which source address arrived there.
 
 use super::namespace::{Namespace, output_of};
+use super::poll::wait_for;
 use anyhow::{Context, Result, bail, ensure};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -232,42 +233,72 @@ pub struct Attempt {
     pub outcome: Result<String, String>,
 }
 
-/// New connections to `tcp-tell` one after the other, until stopped.
+/// New connections to `tcp-tell` one after the other, until stopped or dropped.
 #[derive(Debug)]
 pub struct Load {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<Attempt>>,
+    attempts: Arc<Mutex<Vec<Attempt>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Load {
     /// The least time between two attempts: the load shall not be what is measured.
-    const PACE: Duration = Duration::from_millis(5);
+    const PACE: Duration = Duration::from_millis(10);
 
     /// Starts from `source` (its port is ignored) to `to`.
     #[must_use]
-    pub fn start(from: &Namespace, source: SocketAddr, to: SocketAddr) -> Self {
+    pub fn start(from: &Namespace, source: IpAddr, to: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let (flag, from) = (Arc::clone(&stop), from.clone());
+        let attempts = Arc::new(Mutex::new(Vec::new()));
+        let (flag, log, from) = (Arc::clone(&stop), Arc::clone(&attempts), from.clone());
         let thread = thread::spawn(move || {
             from.move_this_thread().expect("the namespace lives as long as its lab");
-            let mut attempts = Vec::new();
             while !flag.load(Ordering::Relaxed) {
                 let at = Instant::now();
-                let outcome = Tell::connect_here(SocketAddr::new(source.ip(), 0), to);
+                let outcome = Tell::connect_here(SocketAddr::new(source, 0), to);
                 let outcome = outcome.map(|tell| tell.told.backend).map_err(|error| format!("{error:#}"));
-                attempts.push(Attempt { at, outcome });
+                log.lock().unwrap_or_else(PoisonError::into_inner).push(Attempt { at, outcome });
                 thread::sleep(Self::PACE.saturating_sub(at.elapsed()));
             }
-            attempts
         });
-        Self { stop, thread }
+        Self { stop, attempts, thread: Some(thread) }
     }
 
-    /// Stops and returns every attempt, oldest first.
+    /// Every attempt so far, oldest first.
     #[must_use]
-    pub fn stop(self) -> Vec<Attempt> {
+    pub fn attempts(&self) -> Vec<Attempt> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The attempts that began at `since` or later.
+    #[must_use]
+    pub fn attempts_since(&self, since: Instant) -> Vec<Attempt> {
+        self.attempts().into_iter().filter(|attempt| attempt.at >= since).collect()
+    }
+
+    /// Waits until no attempt has failed for `quiet`, and returns how long after `event` the last one failed
+    /// (zero when none did).
+    ///
+    /// # Errors
+    /// When attempts go on failing for `bound`.
+    pub fn until_quiet(&self, event: Instant, quiet: Duration, bound: Duration) -> Result<Duration> {
+        wait_for("new connections to succeed again", bound, || {
+            let attempts = self.attempts_since(event);
+            let last_failure = attempts.iter().rev().find(|attempt| attempt.outcome.is_err());
+            let calm_since = last_failure.map_or(event, |attempt| attempt.at);
+            let newest = attempts.last()?.at;
+            (newest.duration_since(calm_since) >= quiet).then(|| calm_since.duration_since(event))
+        })
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the load does not panic")
+        if let Some(thread) = self.thread.take() {
+            // A load that panicked has said so on standard error.
+            let _ = thread.join();
+        }
     }
 }
 

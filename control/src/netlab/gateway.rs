@@ -19,6 +19,9 @@ const READY_BOUND: Duration = Duration::from_secs(30);
 /// How long it may take to end after SIGTERM.
 const STOP_BOUND: Duration = Duration::from_secs(20);
 
+/// `dataplane.memory.sizeMiB`.
+pub const MEMORY_MIB: u32 = 192;
+
 /// What differs between the gateways of the tests.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
@@ -65,7 +68,7 @@ metadata: {{name: lab}}
 dataplane:
   cores: [{cores}]
   idle: adaptive
-  memory: {{hugepages: {hugepages}, sizeMiB: 192}}
+  memory: {{hugepages: {hugepages}, sizeMiB: {MEMORY_MIB}}}
   flowTable: {{entriesPerCore: 65536}}
   interfaces:
     - name: uplink

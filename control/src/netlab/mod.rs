@@ -16,6 +16,7 @@ pub mod client;
 pub mod gateway;
 pub mod lab;
 pub mod manifests;
+pub mod modes;
 pub mod namespace;
 pub mod poll;
 pub mod process;

@@ -1,0 +1,116 @@
+//! `tidegate demo`: real clients reach real servers through the real gateway, in every forwarding mode.
+//!
+//! Builds a lab of namespaces, starts this same binary as `tidegate run` in the gateway's, sends HTTP and UDP over
+//! every path, kills a backend under load, adds one, and prints what happened. What was expected is decided here and
+//! in [`steps`]; how it is printed, in [`report`]. Uses the daemon by its contract only, as a user would.
+//!
+//! Invariant: whatever happens, Ctrl-C included, nothing of the lab is left; and the outcome is a success only if
+//! every path did what its mode promises.
+
+mod report;
+mod steps;
+
+use crate::netlab::gateway::manifests_of;
+use crate::netlab::{Gateway, GatewayOptions, Lab, LabPlan, cleanup, modes};
+use anyhow::{Context, Result, bail};
+use std::process::ExitCode;
+use std::thread;
+use std::time::Instant;
+
+/// How the demo runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DemoOptions {
+    /// Stay up when all is shown, until Ctrl-C.
+    pub keep: bool,
+    /// Do not use hugepages, even where there are some.
+    pub no_hugepages: bool,
+}
+
+/// Servers in the lab; the last one is added while the gateway runs.
+const SERVERS: u8 = 4;
+/// Servers that the Services begin with.
+const FIRST_SERVERS: [u8; 3] = [1, 2, 3];
+
+/// Runs the demo and prints what happened. The code is 0 only if everything worked.
+pub fn run(options: &DemoOptions) -> ExitCode {
+    match show(options) {
+        Ok(problems) if problems.is_empty() => {
+            println!("\nEverything worked.");
+            ExitCode::SUCCESS
+        }
+        Ok(problems) => {
+            println!("\n{} things did not work:", problems.len());
+            problems.iter().for_each(|problem| println!("  - {problem}"));
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("\ndemo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Everything between an empty machine and an empty machine. Returns what did not work.
+fn show(options: &DemoOptions) -> Result<Vec<String>> {
+    let begin = Instant::now();
+    cleanup::on_signals()?;
+    let gateway_options = GatewayOptions {
+        hugepages: !options.no_hugepages && hugepages_suffice(),
+        ..GatewayOptions::default()
+    };
+
+    let tidegate = std::env::current_exe().context("the path of this binary")?;
+    let mut lab = Lab::build(&LabPlan { servers: SERVERS, vips: modes::vips_on_servers(), tidegate })?;
+    lab.start_servers()?;
+    Gateway::configure(&lab, &gateway_options)?;
+    for manifest in modes::manifests(&FIRST_SERVERS) {
+        manifest.write(&manifests_of(&lab))?;
+    }
+    let mut gateway = Gateway::start(&lab)?;
+    println!(
+        "Lab {}: a client, a gateway (DPDK net_af_packet, {}) and {SERVERS} servers, each a namespace of its own. \
+         Ready after {:.1} s.\n",
+        lab.id(),
+        if gateway_options.hugepages { "hugepages" } else { "no hugepages" },
+        begin.elapsed().as_secs_f64()
+    );
+
+    let outcome = steps::all(&mut lab, &gateway, &gateway_options);
+    if !gateway.runs() {
+        bail!("the gateway died; its last words:\n{}", gateway.log_tail(40));
+    }
+    let mut problems =
+        outcome.with_context(|| format!("the gateway's last words:\n{}", gateway.log_tail(20)))?;
+    if !problems.is_empty() {
+        println!("\nThe gateway's last words:\n{}", gateway.log_tail(20));
+    }
+
+    if options.keep {
+        stay(&lab);
+    }
+    let ended = gateway.stop()?;
+    if !ended.success() {
+        problems.push(format!("the gateway ended with {ended} on SIGTERM"));
+    }
+    Ok(problems)
+}
+
+/// Says where to look, and waits for Ctrl-C (which cleans up and ends the process).
+fn stay(lab: &Lab) -> ! {
+    let (id, directory) = (lab.id(), lab.directory().display());
+    println!("\nStaying up; Ctrl-C ends. Try:");
+    println!("  ip netns exec {id}-client curl http://{}/", modes::all_paths()[2].http());
+    println!("  ip netns exec {id}-s1 tcpdump -ni eth0");
+    println!("  tidegate status --socket {directory}/tidegate.sock");
+    println!("  edit {directory}/manifests/*.yaml; the log is {directory}/gateway.log");
+    loop {
+        thread::park();
+    }
+}
+
+/// Whether free 2-MiB hugepages hold the gateway's memory.
+fn hugepages_suffice() -> bool {
+    let text = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    let pages: u32 = text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    pages >= crate::netlab::gateway::MEMORY_MIB / 2
+}

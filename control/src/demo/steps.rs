@@ -1,0 +1,216 @@
+//! What the demo shows, step by step: every path, a backend killed under load, one added.
+//!
+//! A step prints its table and adds to the list of problems what its mode promised and did not keep. An error is
+//! for what stops the show: a tool that is missing, a gateway that is gone.
+
+use super::report::{counts, print_table};
+use super::{FIRST_SERVERS, SERVERS};
+use crate::netlab::addresses::client;
+use crate::netlab::client::{Answers, Load, Tell, curl_many, spread, udp_ask_here};
+use crate::netlab::gateway::manifests_of;
+use crate::netlab::modes::{ModePath, all_paths, manifests};
+use crate::netlab::{Gateway, GatewayOptions, Lab, wait_for};
+use anyhow::Result;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+const HTTP_REQUESTS: usize = 60;
+const UDP_QUESTIONS: usize = 30;
+/// Connections per path that stay open through the kill and the addition.
+const OPEN_CONNECTIONS: usize = 12;
+/// The backend that is killed, and the one that is added.
+const KILLED: u8 = 3;
+const ADDED: u8 = 4;
+/// What a busy machine may add to the time that the health checks need.
+const SLACK: Duration = Duration::from_secs(2);
+/// So long without a failure means that a failed backend is out.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Runs all steps; returns what did not work.
+pub(super) fn all(lab: &mut Lab, gateway: &Gateway, options: &GatewayOptions) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    every_path(lab, &mut problems)?;
+    under_load(lab, options, &mut problems)?;
+    println!("\nThrough DPDK: {}", frames(gateway)?);
+    Ok(problems)
+}
+
+/// HTTP by curl and UDP over every path: who answered, and whom the backends saw.
+fn every_path(lab: &Lab, problems: &mut Vec<String>) -> Result<()> {
+    println!("Every mode, both families, {} backends:", FIRST_SERVERS.len());
+    let mut rows = Vec::new();
+    for path in all_paths() {
+        wait_for_path(lab, path, problems);
+        let own = client(path.family, 0);
+        let http = curl_many(lab.client(), &format!("http://{}/", path.http()), HTTP_REQUESTS, &[])?;
+        let udp = ask_many(lab, path, client(path.family, 1));
+        for (protocol, source, answers) in [("HTTP", own, http), ("UDP", client(path.family, 1), udp)] {
+            judge(path, protocol, source, &answers, problems);
+            let seen = answers.told.first().map_or("-".to_owned(), |told| {
+                let ip = told.client.ip();
+                format!("{ip}{}", if ip == source { " (itself)" } else { " (gateway)" })
+            });
+            let spread = counts(&spread(&answers.told), SERVERS - 1);
+            let (asked, ok) = (answers.asked.to_string(), answers.told.len().to_string());
+            let family = path.family.to_string();
+            rows.push(vec![path.label(), family, protocol.to_owned(), asked, ok, spread, seen]);
+        }
+    }
+    let header =
+        ["mode", "family", "protocol", "asked", "ok", "backends 1 2 3", "client as a backend sees it"];
+    print_table(&header, &rows);
+    Ok(())
+}
+
+/// The first answer may have to wait for the first health checks and neighbours; later ones may not.
+fn wait_for_path(lab: &Lab, path: ModePath, problems: &mut Vec<String>) {
+    let any = SocketAddr::new(client(path.family, 2), 0);
+    let waited = wait_for("a first answer", Duration::from_secs(10), || {
+        Tell::connect(lab.client(), any, path.tell()).ok().map(drop)
+    });
+    if let Err(error) = waited {
+        problems.push(format!("{} {}: {error:#}", path.label(), path.family));
+    }
+}
+
+fn ask_many(lab: &Lab, path: ModePath, source: IpAddr) -> Answers {
+    let mut answers = Answers { asked: UDP_QUESTIONS, ..Answers::default() };
+    let mut failures = 0;
+    lab.client().enter(|| {
+        for n in 0..UDP_QUESTIONS {
+            match udp_ask_here(SocketAddr::new(source, 0), path.echo(), &format!("question {n}")) {
+                Ok(told) => answers.told.push(told),
+                Err(error) => {
+                    answers.errors = format!("{error:#}");
+                    failures += 1;
+                }
+            }
+            // A path that is down shall not hold up the show for a minute and a half.
+            if failures == 3 {
+                break;
+            }
+        }
+    });
+    answers
+}
+
+fn judge(path: ModePath, protocol: &str, source: IpAddr, answers: &Answers, problems: &mut Vec<String>) {
+    let mut problem =
+        |what: String| problems.push(format!("{} {} {protocol}: {what}", path.label(), path.family));
+    if answers.told.len() != answers.asked {
+        let first = answers.errors.lines().next().unwrap_or("no reason given");
+        problem(format!("{} of {} answered ({first})", answers.told.len(), answers.asked));
+    }
+    if !answers.told.is_empty() && spread(&answers.told).len() != FIRST_SERVERS.len() {
+        problem(format!("not every backend was used: {:?}", spread(&answers.told)));
+    }
+    let expected = path.seen_client(source);
+    if let Some(told) = answers.told.iter().find(|told| told.client.ip() != expected) {
+        problem(format!("{} saw the client as {} instead of {expected}", told.backend, told.client.ip()));
+    }
+}
+
+/// What is watched of a path while backends come and go.
+struct Watched {
+    path: ModePath,
+    load: Load,
+    open: Vec<Tell>,
+    out_after: Option<Duration>,
+    used_after: Option<Duration>,
+    failed: usize,
+}
+
+/// Kills a backend and adds another while new connections come and old ones stay, on every path at once.
+fn under_load(lab: &mut Lab, options: &GatewayOptions, problems: &mut Vec<String>) -> Result<()> {
+    let mut watched = Vec::new();
+    for path in all_paths() {
+        let source = client(path.family, 3);
+        let any = SocketAddr::new(source, 0);
+        let open = (0..OPEN_CONNECTIONS).map(|_| Tell::connect(lab.client(), any, path.tell()));
+        match open.collect::<Result<Vec<_>>>() {
+            Ok(open) => {
+                let load = Load::start(lab.client(), source, path.tell());
+                watched.push(Watched { path, load, open, out_after: None, used_after: None, failed: 0 });
+            }
+            Err(error) => problems.push(format!("{} {}: {error:#}", path.label(), path.family)),
+        }
+    }
+
+    let killed_at = Instant::now();
+    lab.server_mut(KILLED).kill();
+    let bound = options.detection_bound() + SLACK;
+    for one in &mut watched {
+        match one.load.until_quiet(killed_at, QUIET, bound + QUIET) {
+            Ok(out_after) => one.out_after = Some(out_after),
+            Err(error) => problems.push(format!("{} {}: {error:#}", one.path.label(), one.path.family)),
+        }
+        one.failed = one.load.attempts_since(killed_at).iter().filter(|a| a.outcome.is_err()).count();
+    }
+
+    let with_added: Vec<u8> = FIRST_SERVERS.into_iter().chain([ADDED]).collect();
+    let added_at = Instant::now();
+    for manifest in manifests(&with_added) {
+        manifest.write(&manifests_of(lab))?;
+    }
+    let added = crate::netlab::server::name(ADDED);
+    for one in &mut watched {
+        let used = wait_for("the first connection at the added backend", Duration::from_secs(10), || {
+            let attempts = one.load.attempts_since(added_at);
+            attempts.iter().find(|a| a.outcome.as_ref() == Ok(&added)).map(|a| a.at.duration_since(added_at))
+        });
+        match used {
+            Ok(after) => one.used_after = Some(after),
+            Err(error) => problems.push(format!("{} {}: {error:#}", one.path.label(), one.path.family)),
+        }
+    }
+
+    let killed = crate::netlab::server::name(KILLED);
+    let mut rows = Vec::new();
+    for Watched { path, load, mut open, out_after, used_after, failed } in watched {
+        open.retain(|tell| tell.told.backend != killed);
+        let (mut lived, all) = (0, open.len());
+        for tell in &mut open {
+            match tell.ping() {
+                Ok(()) => lived += 1,
+                Err(error) => problems.push(format!(
+                    "{} {}: an open connection to {} broke: {error:#}",
+                    path.label(),
+                    path.family,
+                    tell.told.backend
+                )),
+            }
+        }
+        rows.push(vec![
+            path.label(),
+            path.family.to_string(),
+            load.attempts().len().to_string(),
+            failed.to_string(),
+            milliseconds(out_after),
+            milliseconds(used_after),
+            format!("{lived} of {all}"),
+        ]);
+    }
+    let threshold = options.unhealthy_threshold;
+    println!(
+        "\nBackend {KILLED} killed under load (health checks every {} ms, out after {threshold} bad ones), then \
+         backend {ADDED} added:",
+        options.health_interval.as_millis()
+    );
+    print_table(
+        &["mode", "family", "new conns", "failed", "out after", "added used after", "others live on"],
+        &rows,
+    );
+    Ok(())
+}
+
+fn milliseconds(time: Option<Duration>) -> String {
+    time.map_or("-".to_owned(), |time| format!("{} ms", time.as_millis()))
+}
+
+/// What the gateway itself counted at its port.
+fn frames(gateway: &Gateway) -> Result<String> {
+    let count = |direction| gateway.metric("tidegate_packets_total", &[direction]);
+    let sum = gateway.metric("tidegate_packets_total", &[])?;
+    let (received, sent) = (count("direction=\"receive\"")?, count("direction=\"transmit\"")?);
+    Ok(format!("{sum:.0} frames at the gateway's port, {received:.0} received, {sent:.0} sent."))
+}

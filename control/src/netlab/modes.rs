@@ -1,0 +1,119 @@
+//! One Service for each forwarding mode, and the paths that clients have through them.
+//!
+//! Four dual-stack Services for `dsr-l2`, `dsr-ipip`, `nat` and `fullnat`, and two of `dsr-ipip` whose endpoints
+//! are of the other family than the VIP: ten [`ModePath`]s in all. `dsr-l2` has VIPs on the clients' own link, the others
+//! routed ones. NAT modes also change the port of HTTP; modes that keep the VIP cannot.
+
+use super::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT};
+use super::manifests::{EndpointSpec, Manifest, PortSpec};
+use std::net::{IpAddr, SocketAddr};
+
+/// A way of a client to servers: a Service seen by clients of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModePath {
+    /// The Service's name.
+    pub service: &'static str,
+    /// The forwarding mode.
+    pub forwarding: &'static str,
+    /// The family of the client and of the VIP.
+    pub family: Family,
+    /// The family of the endpoints.
+    pub backends: Family,
+    /// The VIP.
+    pub vip: IpAddr,
+}
+
+impl ModePath {
+    /// Where clients find HTTP.
+    #[must_use]
+    pub fn http(&self) -> SocketAddr {
+        SocketAddr::new(self.vip, HTTP_PORT)
+    }
+
+    /// Where clients find `tcp-tell`.
+    #[must_use]
+    pub fn tell(&self) -> SocketAddr {
+        SocketAddr::new(self.vip, TELL_PORT)
+    }
+
+    /// Where clients find `udp-echo`.
+    #[must_use]
+    pub fn echo(&self) -> SocketAddr {
+        SocketAddr::new(self.vip, ECHO_PORT)
+    }
+
+    /// The address that a backend sees as its client when the client is `client`.
+    ///
+    /// # Panics
+    /// Never: the plan's addresses are addresses.
+    #[must_use]
+    pub fn seen_client(&self, client: IpAddr) -> IpAddr {
+        if self.forwarding == "fullnat" {
+            plan::SNAT[self.backends as usize].parse().expect("the plan holds addresses")
+        } else {
+            client
+        }
+    }
+
+    /// `dsr-ipip` with both families where they differ, else the mode's name.
+    #[must_use]
+    pub fn label(&self) -> String {
+        if self.family == self.backends {
+            self.forwarding.to_owned()
+        } else {
+            format!("{} ({} in {})", self.forwarding, self.family, self.backends)
+        }
+    }
+}
+
+/// All paths, by mode and then by family.
+#[must_use]
+pub fn all_paths() -> Vec<ModePath> {
+    let mut paths = Vec::new();
+    for (number, forwarding) in (1..).zip(["dsr-l2", "dsr-ipip", "nat", "fullnat"]) {
+        for family in Family::BOTH {
+            let on_link = forwarding == "dsr-l2";
+            let vip = if on_link { plan::on_link_vip(family, 1) } else { plan::routed_vip(family, number) };
+            paths.push(ModePath { service: forwarding, forwarding, family, backends: family, vip });
+        }
+    }
+    for (number, family) in (5..).zip(Family::BOTH) {
+        let (service, backends) =
+            if family == Family::V4 { ("ipip-4in6", Family::V6) } else { ("ipip-6in4", Family::V4) };
+        let vip = plan::routed_vip(family, number);
+        paths.push(ModePath { service, forwarding: "dsr-ipip", family, backends, vip });
+    }
+    paths
+}
+
+/// The VIPs that servers must take packets for: of the modes that keep the VIP as the destination.
+#[must_use]
+pub fn vips_on_servers() -> Vec<IpAddr> {
+    all_paths().iter().filter(|path| path.forwarding.starts_with("dsr")).map(|path| path.vip).collect()
+}
+
+/// The manifests of all paths, with the servers `servers` as endpoints.
+#[must_use]
+pub fn manifests(servers: &[u8]) -> Vec<Manifest> {
+    let mut manifests: Vec<Manifest> = Vec::new();
+    for path in all_paths() {
+        let endpoints = servers.iter().map(|n| EndpointSpec::ready(plan::server(path.backends, *n)));
+        if let Some(dual) = manifests.iter_mut().find(|manifest| manifest.name == path.service) {
+            dual.vips.push(path.vip);
+            dual.endpoints.extend(endpoints);
+            continue;
+        }
+        let http = PortSpec::tcp("http", HTTP_PORT);
+        let http = if path.forwarding.contains("nat") { http.to(HTTP_TARGET_PORT) } else { http };
+        let ports = vec![
+            http,
+            PortSpec::tcp("tell", TELL_PORT),
+            PortSpec::udp("echo", ECHO_PORT),
+            PortSpec::tcp("iperf", IPERF_PORT),
+            PortSpec::udp("iperf-udp", IPERF_PORT),
+        ];
+        manifests
+            .push(Manifest::new(path.service, path.forwarding, &[path.vip], ports).with_endpoints(endpoints));
+    }
+    manifests
+}
