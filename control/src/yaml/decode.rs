@@ -149,7 +149,11 @@ impl<'a> Field<'a> {
 
     /// Text that `parse` understands.
     pub fn parsed<T>(&self, parse: impl Fn(&str) -> Option<T>, accepted: &str) -> Option<T> {
-        match parse(self.string()?) {
+        let text = match &self.node.value {
+            Value::Scalar(s) if s.kind == ScalarKind::Text => Some(s.text.as_str()),
+            _ => None,
+        };
+        match text.and_then(parse) {
             Some(value) => Some(value),
             None => self.refuse(accepted),
         }
@@ -217,7 +221,8 @@ impl<'a> Field<'a> {
     pub fn duration(&self, range: RangeInclusive<Duration>) -> Option<Duration> {
         let value = self.parsed(text::duration, text::DURATION)?;
         if !range.contains(&value) {
-            return self.refuse(format!("a duration from {:?} to {:?}", range.start(), range.end()));
+            let [from, to] = [range.start(), range.end()].map(|d| text::show_duration(*d));
+            return self.refuse(format!("a duration from {from} to {to}"));
         }
         Some(value)
     }
@@ -276,6 +281,11 @@ impl<'a> Fields<'a> {
         &self.of
     }
 
+    /// Whether no key is written.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// The value of a key; `None` where it is absent or null.
     pub fn get(&self, key: &'static str) -> Option<Field<'a>> {
         self.asked.borrow_mut().push(key);
@@ -315,11 +325,20 @@ impl<'a> Fields<'a> {
             Unknown::Warned => Severity::Warning,
             Unknown::Ignored => return,
         };
-        let asked = self.asked.into_inner();
+        let mut asked = Vec::new();
+        for key in self.asked.into_inner() {
+            if !asked.contains(&key) {
+                asked.push(key);
+            }
+        }
         for entry in self.entries.iter().filter(|e| !asked.contains(&e.key.as_str())) {
             let place = if self.of.path.is_empty() { String::new() } else { format!(" in {}", self.of.path) };
             let near = text::nearest(&entry.key, &asked);
-            let accepted = if near.is_empty() { asked.join(", ") } else { near.join(", ") };
+            let accepted = match (near.as_slice(), asked.as_slice()) {
+                ([], []) => "no key".to_owned(),
+                ([], all) => all.join(", "),
+                (near, _) => near.join(", "),
+            };
             let what = format!("unknown key {:?}{place}", entry.key);
             let location = self.of.sheet.location(entry.at);
             let diagnostic =

@@ -149,7 +149,7 @@ fn decoding_records_every_fault_and_goes_on() {
             "f.yaml:5:17: error: ips[1]: the text \"10.0.0.999\" is not accepted; accepted: an IPv4 or IPv6 address",
             "f.yaml:5:29: error: ips[2]: nothing is not accepted; accepted: a value, or leave the item out",
             "f.yaml:6:6: error: net: 10.0.0.1/8 has bits set after its prefix; accepted: 10.0.0.0/8",
-            "f.yaml:7:7: error: wait: the text \"90000s\" is not accepted; accepted: a duration from 1s to 60s",
+            "f.yaml:7:7: error: wait: the text \"90000s\" is not accepted; accepted: a duration from 1s to 1m",
             "f.yaml:8:6: error: mac: the text \"01:00:00:00:00:01\" is not accepted; accepted: a unicast MAC address such as 02:00:00:00:00:01",
             "f.yaml:9:13: error: labels[a]: the number 1 is not accepted; accepted: text; put it in quotes: \"1\"",
             "f.yaml:10:1: error: unknown key \"prot\"; accepted: proto, port",
@@ -164,6 +164,8 @@ fn durations_are_whole_numbers_with_units_largest_first() {
         [("2s", 2000), ("300s", 300_000), ("1m30s", 90_000), ("500ms", 500), ("1h1ms", 3_600_001), ("0s", 0)]
     {
         assert_eq!(text::duration(text), Some(Duration::from_millis(ms)), "{text}");
+        let shown = text::show_duration(Duration::from_millis(ms));
+        assert_eq!(text::duration(&shown), Some(Duration::from_millis(ms)), "{text} shown as {shown}");
     }
     for text in [
         "",

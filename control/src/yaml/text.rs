@@ -38,6 +38,19 @@ pub fn duration(text: &str) -> Option<Duration> {
     (last_unit_ms != u64::MAX).then(|| Duration::from_millis(total_ms))
 }
 
+/// A duration as [`duration`] takes it, without what is below a millisecond: `1m30s`.
+pub fn show_duration(duration: Duration) -> String {
+    let mut rest_ms = duration.as_millis();
+    let mut shown = String::new();
+    for (name, unit_ms) in [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)] {
+        if rest_ms >= unit_ms {
+            shown.push_str(&format!("{}{name}", rest_ms / unit_ms));
+            rest_ms %= unit_ms;
+        }
+    }
+    if shown.is_empty() { "0s".to_owned() } else { shown }
+}
+
 /// A unicast MAC address: six pairs of hex digits with `:` or `-` between, not all zero.
 pub fn mac(text: &str) -> Option<[u8; 6]> {
     let separator = if text.contains('-') { '-' } else { ':' };

@@ -1,0 +1,66 @@
+//! `admin`: where the daemon answers its operators.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::section;
+use crate::yaml::{Field, Fields};
+
+/// The validated `admin` section.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdminConfig {
+    /// `socket`: path of the Unix socket that the commands talk to. Default `/run/tidegate/tidegate.sock`.
+    pub socket: PathBuf,
+    /// `listen`: address of `/metrics`; `""` turns it off. Default `127.0.0.1:9469`.
+    pub listen: Option<SocketAddr>,
+    /// `healthz`: address of `/healthz`, `/livez` and `/readyz`; `""` turns it off. Default `0.0.0.0:10356`.
+    pub healthz: Option<SocketAddr>,
+}
+
+/// Longest path of a Unix socket, by `sun_path` of unix(7) without its closing zero.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
+    let mut config = AdminConfig {
+        socket: PathBuf::from("/run/tidegate/tidegate.sock"),
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 9469))),
+        healthz: Some(SocketAddr::from(([0, 0, 0, 0], 10356))),
+    };
+    section(parent, "admin", |fields| {
+        let fits = |t: &str| (1..=SOCKET_PATH_BYTES_MAX).contains(&t.len()) && !t.contains('\0');
+        let accepted = format!("a path of 1 to {SOCKET_PATH_BYTES_MAX} bytes");
+        if let Some(path) = fields.get("socket").and_then(|f| f.string_where(fits, &accepted)) {
+            config.socket = PathBuf::from(path);
+        }
+        if let Some(listen) = fields.get("listen").and_then(|f| address(&f)) {
+            config.listen = listen;
+        }
+        let healthz_field = fields.get("healthz");
+        if let Some(healthz) = healthz_field.as_ref().and_then(address) {
+            config.healthz = healthz;
+        }
+        if let (Some(field), Some(healthz)) = (&healthz_field, config.healthz)
+            && config.listen.is_some_and(|l| clash(l, healthz))
+        {
+            field.error(format_args!("{healthz} is taken by admin.listen"), "another address or port");
+        }
+        Some(())
+    });
+    config
+}
+
+fn address(field: &Field<'_>) -> Option<Option<SocketAddr>> {
+    let read = |t: &str| {
+        if t.is_empty() {
+            return Some(None);
+        }
+        t.parse().ok().filter(|a: &SocketAddr| a.port() != 0).map(Some)
+    };
+    field.parsed(read, "an address and port such as 127.0.0.1:9469 or [::]:9469, or \"\" for none")
+}
+
+/// Whether two listeners cannot both be bound.
+fn clash(a: SocketAddr, b: SocketAddr) -> bool {
+    let same_address = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() == b.port() && a.is_ipv4() == b.is_ipv4() && same_address
+}

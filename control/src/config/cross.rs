@@ -1,0 +1,126 @@
+//! What has to hold between sections: routes against interfaces, addresses against each other.
+//!
+//! Runs over a configuration whose parts were decoded, faulty ones at their defaults.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{ForwardingMode, GatewayConfig};
+use crate::diagnostic::Diagnostic;
+use crate::yaml::Sheet;
+
+pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
+    let check = Check { sheet, config };
+    check.interfaces();
+    check.next_hops();
+    check.snat();
+}
+
+struct Check<'a> {
+    sheet: &'a Sheet,
+    config: &'a GatewayConfig,
+}
+
+impl Check<'_> {
+    fn interfaces(&self) {
+        let dataplane = &self.config.dataplane;
+        if dataplane.interfaces.is_empty() && self.sheet.errors() == 0 {
+            let what = "dataplane.interfaces: no interface, nothing can be forwarded";
+            self.warn("dataplane.interfaces", what, "at least one interface with name and device");
+        }
+        let mut seen: Vec<(IpAddr, &str)> = Vec::new();
+        for (i, interface) in dataplane.interfaces.iter().enumerate() {
+            for (j, address) in interface.addresses.iter().map(IpNet::addr).enumerate() {
+                if let Some((_, other)) =
+                    seen.iter().find(|(ip, name)| *ip == address && *name != interface.name)
+                {
+                    let field = format!("dataplane.interfaces[{i}].addresses[{j}]");
+                    self.error(
+                        &field,
+                        format!("{field}: {address} is also on {other}"),
+                        "each address on one interface",
+                    );
+                }
+                seen.push((address, &interface.name));
+            }
+        }
+    }
+
+    /// Next hops and neighbours have to be reachable without a route.
+    fn next_hops(&self) {
+        let dataplane = &self.config.dataplane;
+        let own =
+            |ip: IpAddr| dataplane.interfaces.iter().any(|i| i.addresses.iter().any(|a| a.addr() == ip));
+        let on_link = self.on_link_networks();
+        for (i, route) in dataplane.routes.iter().enumerate() {
+            let field = format!("dataplane.routes[{i}].via");
+            if own(route.via) {
+                let what = format!("{field}: {} is an address of the gateway itself", route.via);
+                self.error(&field, what, "the address of a router");
+            } else if dataplane.on_link(route.via).is_none() {
+                self.error(&field, format!("{field}: {} is not on-link", route.via), &on_link);
+            }
+        }
+        for (i, neighbor) in dataplane.neighbors.iter().enumerate() {
+            let field = format!("dataplane.neighbors[{i}].ip");
+            if own(neighbor.ip) {
+                let what = format!("{field}: {} is an address of the gateway itself", neighbor.ip);
+                self.error(&field, what, "the address of a neighbour");
+            } else if dataplane.on_link(neighbor.ip).is_none() {
+                self.warn(
+                    &field,
+                    &format!("{field}: {} is not on-link and never asked for", neighbor.ip),
+                    &on_link,
+                );
+            }
+        }
+    }
+
+    fn on_link_networks(&self) -> String {
+        let interfaces = self.config.dataplane.interfaces.iter();
+        let networks =
+            interfaces.flat_map(|i| i.addresses.iter().map(move |a| format!("{} ({})", a.trunc(), i.name)));
+        let networks: Vec<String> = networks.collect();
+        if networks.is_empty() {
+            return "an address on-link; no interface has addresses yet".to_owned();
+        }
+        format!("an address in {}", networks.join(", "))
+    }
+
+    fn snat(&self) {
+        let dataplane = &self.config.dataplane;
+        let mode = self.config.services.defaults.forwarding;
+        if mode == ForwardingMode::FullNat
+            && dataplane.snat_addresses.is_empty()
+            && !dataplane.interfaces.is_empty()
+        {
+            let what = "dataplane.snatAddresses: none, and forwarding is fullnat by default: no such service can be served";
+            self.warn(
+                "dataplane.snatAddresses",
+                what,
+                "at least one address of each family, routed to the gateway",
+            );
+        }
+        for (i, ip) in dataplane.snat_addresses.iter().enumerate() {
+            let field = format!("dataplane.snatAddresses[{i}]");
+            if let Some(interface) =
+                dataplane.interfaces.iter().find(|i| i.addresses.iter().any(|a| a.addr() == *ip))
+            {
+                let what = format!(
+                    "{field}: {ip} is also the address of {}: local ports may collide with the host's",
+                    interface.name
+                );
+                self.warn(&field, &what, "an address of its own");
+            }
+        }
+    }
+
+    fn error(&self, field: &str, what: String, accepted: &str) {
+        self.sheet.push(Diagnostic::error(what).accepting(accepted).at(self.config.origin.field(field)));
+    }
+
+    fn warn(&self, field: &str, what: &str, accepted: &str) {
+        self.sheet.push(Diagnostic::warning(what).accepting(accepted).at(self.config.origin.field(field)));
+    }
+}

@@ -1,0 +1,212 @@
+//! `gateway.yaml`: what the operator says about this gateway, read and checked as a whole.
+//!
+//! [`load`] reads a file, [`parse`] a text; both give every fault in one report. The raw form is the YAML
+//! tree, the validated one [`GatewayConfig`]: whoever holds one need not check it again. One file per section
+//! of the configuration; each key is documented at the field that it becomes.
+//!
+//! Nothing here looks at devices, addresses of the host or manifests: the same file gives the same result on
+//! any machine, but for the default of `dataplane.idle`, which depends on the number of cores given.
+//!
+//! Invariant: a configuration exists only if its report has no error.
+
+mod admin;
+mod cross;
+mod dataplane;
+mod health;
+mod pools;
+mod services;
+mod source;
+
+#[cfg(test)]
+mod tests;
+
+pub use admin::AdminConfig;
+pub use dataplane::{DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource};
+pub use health::{HealthConfig, HealthProtocol};
+pub use pools::PoolConfig;
+pub use services::{
+    FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, SCHEDULER_ACCEPTED, Scheduler,
+    ServiceDefaults, ServicesConfig, TABLE_SIZE_ACCEPTED, TARGET_ACCEPTED, TableSize, Target, Word,
+    forwarding, scheduler, table_size, target,
+};
+pub use source::{LOAD_BALANCER_CLASS, SourceConfig};
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use crate::diagnostic::{Diagnostic, Location, Report};
+use crate::model::Origin;
+use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
+
+/// `apiVersion` of the configuration.
+pub const API_VERSION: &str = "tidegate.dev/v1alpha1";
+/// `kind` of the configuration.
+pub const KIND: &str = "GatewayConfig";
+
+/// A valid configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GatewayConfig {
+    /// `metadata.name`: the gateway's name in logs, metrics and events. Default `gateway`.
+    pub name: String,
+    /// `node.name`: the cluster's name for this machine, when the gateway is also a node of the cluster.
+    /// Default `""`: an appliance off the cluster.
+    pub node_name: Option<String>,
+    /// `node.zone`: the zone whose topology hints count. Default `""`: none.
+    pub node_zone: Option<String>,
+    /// `dataplane`.
+    pub dataplane: DataplaneConfig,
+    /// `source`.
+    pub source: SourceConfig,
+    /// `services`.
+    pub services: ServicesConfig,
+    /// `pools`, in the order written. Default none.
+    pub pools: Vec<PoolConfig>,
+    /// `health`.
+    pub health: HealthConfig,
+    /// `announce.l2` is always on and has no keys: the gateway answers ARP and neighbour solicitations for
+    /// its VIPs. `announce.bgp` has to be empty, it is not supported yet.
+    pub announce: AnnounceConfig,
+    /// `admin`.
+    pub admin: AdminConfig,
+    /// Where each key was written: `pools[0].addresses[1]`.
+    pub origin: Origin,
+}
+
+/// How VIPs become known to the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnnounceConfig {
+    /// Answers ARP and neighbour solicitations for VIPs.
+    pub l2: bool,
+}
+
+/// What reading a configuration gave.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The configuration, if there was no error.
+    pub config: Option<GatewayConfig>,
+    /// Where the objects come from, if that part could be read: so that manifests can be checked together
+    /// with a configuration that has faults elsewhere.
+    pub source: Option<SourceConfig>,
+    /// All faults.
+    pub report: Report,
+}
+
+/// Reads and checks the file at `path`; an unreadable file is a fault in the report.
+pub fn load(path: &Path) -> Loaded {
+    let shown = path.to_string_lossy();
+    let base = path.parent().unwrap_or(Path::new(""));
+    match std::fs::read_to_string(path) {
+        Ok(text) => {
+            let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+            parse(&text, &shown, base, cores)
+        }
+        Err(error) => {
+            let fault = Diagnostic::error(format!("cannot be read: {error}"))
+                .accepting("a readable file of UTF-8 text")
+                .at(Location::start_of(shown.as_ref()));
+            Loaded { config: None, source: None, report: [fault].into_iter().collect() }
+        }
+    }
+}
+
+/// Checks the text of a configuration.
+///
+/// `file` is how the file is called in messages; relative paths in it are relative to `base`; `host_cores`
+/// decides the default of `dataplane.idle`.
+pub fn parse(text: &str, file: &str, base: &Path, host_cores: usize) -> Loaded {
+    let sheet = Sheet::new(file);
+    let documents = sheet.documents(text);
+    if let Some(second) = documents.get(1) {
+        sheet.error(second.at, "a second document", "one GatewayConfig in the file");
+    }
+    let decoded = match documents.first() {
+        Some(root) => decode(&sheet, root, base, host_cores),
+        None => {
+            if sheet.errors() == 0 {
+                sheet.push(
+                    Diagnostic::error("no configuration in the file")
+                        .accepting(format!("apiVersion: {API_VERSION} and kind: {KIND}"))
+                        .at(Location::start_of(file)),
+                );
+            }
+            None
+        }
+    };
+    let (config, source) = decoded.unzip();
+    let report = sheet.into_report();
+    Loaded { config: config.filter(|_| !report.has_errors()), source: source.flatten(), report }
+}
+
+/// Decodes all sections, then checks what holds between them. Faulty keys stand at their defaults in the
+/// result, which counts only where the sheet has no error.
+fn decode(
+    sheet: &Sheet,
+    root: &Node,
+    base: &Path,
+    host_cores: usize,
+) -> Option<(GatewayConfig, Option<SourceConfig>)> {
+    let document = Field::document(sheet, root);
+    let fields = document.fields()?;
+    if let Some(field) = fields.required("apiVersion", API_VERSION) {
+        field.one_of(&[(API_VERSION, ())]);
+    }
+    if let Some(field) = fields.required("kind", KIND) {
+        field.one_of(&[(KIND, ())]);
+    }
+    let name = section(&fields, "metadata", |metadata| {
+        Some(metadata.get("name")?.string_where(crate::yaml::text::is_rfc1123_subdomain, NAME)?.to_owned())
+    });
+    let node = section(&fields, "node", |node| {
+        let text = |key| Some(node.get(key)?.string()?.to_owned()).filter(|t: &String| !t.is_empty());
+        Some((text("name"), text("zone")))
+    });
+    let (node_name, node_zone) = node.unwrap_or_default();
+    let source = source::decode(&fields, base);
+    let config = GatewayConfig {
+        name: name.unwrap_or_else(|| "gateway".to_owned()),
+        node_name,
+        node_zone,
+        dataplane: dataplane::decode(&fields, host_cores),
+        source: source.clone().unwrap_or_else(|| SourceConfig::default_in(base)),
+        services: services::decode(&fields),
+        pools: pools::decode(&fields),
+        health: health::decode(&fields),
+        announce: announce(&fields),
+        admin: admin::decode(&fields),
+        origin: sheet.origin(root),
+    };
+    fields.finish(Unknown::Refused);
+    cross::check(sheet, &config);
+    Some((config, source))
+}
+
+const NAME: &str = "a name of a-z, 0-9, - and . (RFC 1123)";
+
+/// Reads the mapping `key` with `read` and refuses keys that `read` did not ask for. `None` where the mapping
+/// is absent or faulty, or `read` found nothing.
+fn section<'a, T>(
+    parent: &Fields<'a>,
+    key: &'static str,
+    read: impl FnOnce(&Fields<'a>) -> Option<T>,
+) -> Option<T> {
+    let fields = parent.mapping(key)?;
+    let value = read(&fields);
+    fields.finish(Unknown::Refused);
+    value
+}
+
+fn announce(parent: &Fields<'_>) -> AnnounceConfig {
+    section(parent, "announce", |announce| {
+        section(announce, "l2", |_| Some(()));
+        if let Some(bgp) = announce.get("bgp")
+            && bgp.fields().is_some_and(|f| !f.is_empty())
+        {
+            bgp.error(
+                "announce.bgp is not supported yet",
+                "bgp: {}, with static routes to the VIPs on the router",
+            );
+        }
+        Some(())
+    });
+    AnnounceConfig { l2: true }
+}

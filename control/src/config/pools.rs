@@ -1,0 +1,152 @@
+//! `pools`: the addresses that Services may have, and which Services.
+
+use std::collections::BTreeMap;
+
+use super::dataplane::once;
+use crate::model::{Expression, Labels, Operator, Selector};
+use crate::pools::{AddressRange, Pool};
+use crate::yaml::{Field, Fields, Unknown, text};
+
+/// One of `pools`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PoolConfig {
+    /// What allocation works on. Its keys: `name` (unique), `addresses` (CIDRs and ranges `a-b`, at least
+    /// one), `autoAssign` (give to Services that name no pool; default true), `externalIPs` (honour
+    /// `spec.externalIPs` inside it; default false), `disabled` (give out nothing new; default false),
+    /// `namespaceSelector` and `serviceSelector` (`matchLabels`, `matchExpressions`; default all),
+    /// `quotaPerNamespace` (addresses one namespace may hold; default no limit), `shareAcrossNamespaces`
+    /// (Services of different namespaces may share an address under one sharing key; default false).
+    pub pool: Pool,
+    /// `labels`: by which annotations choose among pools, such as `scope: internal`. Default none.
+    pub labels: Labels,
+}
+
+pub(super) fn decode(parent: &Fields<'_>) -> Vec<PoolConfig> {
+    let mut names = BTreeMap::new();
+    let mut seen: Vec<(AddressRange, String)> = Vec::new();
+    let mut decoded = Vec::new();
+    for item in parent.items("pools") {
+        let Some(fields) = item.fields() else { continue };
+        let name = fields.required("name", NAME).and_then(|f| {
+            let name = f.string_where(text::is_rfc1123_subdomain, NAME)?.to_owned();
+            once(&mut names, name.clone(), &f).then_some(name)
+        });
+        let ranges = addresses(&fields, &mut seen);
+        let flag = |key, default| fields.get(key).and_then(|f| f.boolean()).unwrap_or(default);
+        let pool = Pool {
+            name: name.unwrap_or_default(),
+            ranges,
+            auto_assign: flag("autoAssign", true),
+            external_ips: flag("externalIPs", false),
+            disabled: flag("disabled", false),
+            namespace_selector: selector(fields.get("namespaceSelector")),
+            service_selector: selector(fields.get("serviceSelector")),
+            quota_per_namespace: fields
+                .get("quotaPerNamespace")
+                .and_then(|f| f.integer(1..=i64::from(u32::MAX)))
+                .and_then(|n| u32::try_from(n).ok()),
+            shared_across_namespaces: flag("shareAcrossNamespaces", false),
+        };
+        let labels = fields.get("labels").map(|f| f.labels()).unwrap_or_default();
+        fields.finish(Unknown::Refused);
+        decoded.push(PoolConfig { pool, labels });
+    }
+    decoded
+}
+
+const NAME: &str = "a name of a-z, 0-9, - and . (RFC 1123)";
+const ADDRESSES: &str = "a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20";
+
+fn addresses(fields: &Fields<'_>, seen: &mut Vec<(AddressRange, String)>) -> Vec<AddressRange> {
+    let Some(list) = fields.required("addresses", ADDRESSES) else { return Vec::new() };
+    let items = list.list();
+    if items.is_empty() {
+        list.error("no address", ADDRESSES);
+    }
+    let mut ranges = Vec::new();
+    for item in &items {
+        let Some(range) = address_range(item) else { continue };
+        if let Some((other, place)) = seen.iter().find(|(other, _)| other.overlaps(&range)) {
+            item.warning(format_args!("overlaps {other} at {place}"), "ranges without an address in common");
+        }
+        seen.push((range, item.path.clone()));
+        ranges.push(range);
+    }
+    ranges
+}
+
+fn address_range(field: &Field<'_>) -> Option<AddressRange> {
+    let written = field.string()?;
+    let range = if written.contains('-') {
+        let range = text::ip_range(written).and_then(|(first, last)| AddressRange::new(first, last));
+        if range.is_none() {
+            field.error(format_args!("{written:?} is not a range"), ADDRESSES);
+        }
+        range?
+    } else if written.contains('/') {
+        AddressRange::from(field.network()?)
+    } else {
+        let ip = field.parsed(|t| t.parse().ok(), ADDRESSES)?;
+        AddressRange::new(ip, ip)?
+    };
+    let unusable = |ip| crate::model::refused_endpoint(ip);
+    if let Some(why) = unusable(range.first()).or_else(|| unusable(range.last())) {
+        field.error(
+            format_args!("{written} holds {why} addresses"),
+            "unicast addresses that clients can send to",
+        );
+        return None;
+    }
+    Some(range)
+}
+
+/// `{matchLabels, matchExpressions}`; absent: everything.
+fn selector(field: Option<Field<'_>>) -> Selector {
+    let Some(fields) = field.and_then(|f| f.fields()) else { return Selector::default() };
+    let match_labels = fields.get("matchLabels").map(|f| f.labels()).unwrap_or_default();
+    let expressions = fields.items("matchExpressions");
+    let match_expressions = expressions.iter().filter_map(expression).collect();
+    fields.finish(Unknown::Refused);
+    Selector { match_labels, match_expressions }
+}
+
+fn expression(field: &Field<'_>) -> Option<Expression> {
+    let fields = field.fields()?;
+    let key = fields
+        .required("key", "a label key")
+        .and_then(|f| f.string_where(text::is_qualified_name, "a label key"))
+        .map(str::to_owned);
+    let values_field = fields.get("values");
+    let values: Vec<String> = values_field
+        .as_ref()
+        .map(Field::list)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(Field::string)
+        .map(str::to_owned)
+        .collect();
+    let choices = [("In", 0), ("NotIn", 1), ("Exists", 2), ("DoesNotExist", 3)];
+    let operator =
+        fields.required("operator", "In, NotIn, Exists, DoesNotExist").and_then(|f| f.one_of(&choices));
+    if let Some(operator) = operator {
+        let wanted = operator < 2;
+        if wanted && values_field.is_none() {
+            fields.itself().error("values is missing", "at least one value with In and NotIn");
+        } else if let Some(values_field) = values_field
+            && (wanted == values.is_empty())
+        {
+            values_field.error(
+                "does not fit the operator",
+                "values with In and NotIn, none with Exists and DoesNotExist",
+            );
+        }
+    }
+    fields.finish(Unknown::Refused);
+    let operator = match operator? {
+        0 => Operator::In(values),
+        1 => Operator::NotIn(values),
+        2 => Operator::Exists,
+        _ => Operator::DoesNotExist,
+    };
+    Some(Expression { key: key?, operator })
+}

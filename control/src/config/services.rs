@@ -1,0 +1,237 @@
+//! `services`: how Services are served that do not say otherwise by annotation.
+//!
+//! The words of annotations and of this section are the same; [`forwarding`], [`target`], [`scheduler`] and
+//! [`table_size`] read both. A word that is known but not done yet is told apart from one nobody knows.
+
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tidegate_core::limits::MAGLEV_SLOTS_MAX;
+pub use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, TableSize};
+
+use super::section;
+use crate::yaml::{Field, Fields, Node, ScalarKind, Value, text};
+
+/// The validated `services` section.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServicesConfig {
+    /// `defaults`.
+    pub defaults: ServiceDefaults,
+    /// `nodePortAddresses`: networks whose gateway addresses serve nodePorts and health-check node ports.
+    /// Default none: no nodePorts, and health-check node ports on all addresses.
+    pub node_port_addresses: Vec<IpNet>,
+    /// `ownClusterIPs`: serve `clusterIPs` as well. Default false.
+    pub own_cluster_ips: bool,
+    /// `sourceRangesOtherFamily`: the family that `loadBalancerSourceRanges` does not name on a dual-stack
+    /// VIP. Default `deny`.
+    pub source_ranges_other_family: OtherFamily,
+}
+
+/// `services.defaults`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServiceDefaults {
+    /// `forwarding`: `dsr-l2`, `dsr-ipip`, `nat` or `fullnat`. Default `fullnat`.
+    pub forwarding: ForwardingMode,
+    /// `target`: `pod`. Default `pod`.
+    pub target: Target,
+    /// `scheduler`: `maglev`. Default `maglev`.
+    pub scheduler: Scheduler,
+    /// `tableSize`: slots of the Maglev table, `auto` or a prime. Default `auto`.
+    pub table_size: TableSize,
+    /// `drainTimeout`: how long flows of a leaving backend live on, 0s to 24h. Default 300s.
+    pub drain_timeout: Duration,
+    /// `noEndpoints`: `reject` answers with RST or port unreachable, `drop` does not. Default `reject`.
+    pub no_endpoints: NoEndpoints,
+}
+
+/// What packets are sent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The endpoint itself.
+    Pod,
+}
+
+/// How a backend is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheduler {
+    /// Maglev hashing.
+    Maglev,
+}
+
+/// What happens to the family that source ranges do not name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OtherFamily {
+    /// Nobody comes in.
+    Deny,
+    /// Everybody comes in.
+    Allow,
+}
+
+/// What a word of configuration or of an annotation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word<T> {
+    /// Understood.
+    Known(T),
+    /// Part of the contract, not done yet.
+    NotYet,
+    /// Nobody knows it.
+    Unknown,
+}
+
+/// What [`forwarding`] takes.
+pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, nat, fullnat";
+/// What [`target`] takes.
+pub const TARGET_ACCEPTED: &str = "pod";
+/// What [`scheduler`] takes.
+pub const SCHEDULER_ACCEPTED: &str = "maglev";
+/// What [`table_size`] takes.
+pub const TABLE_SIZE_ACCEPTED: &str = "auto, or a prime from 251 to 655373 such as 65537";
+
+/// Reads a forwarding mode.
+pub fn forwarding(word: &str) -> Word<ForwardingMode> {
+    match word {
+        "dsr-l2" => Word::Known(ForwardingMode::DsrL2),
+        "dsr-ipip" => Word::Known(ForwardingMode::DsrIpip),
+        "nat" => Word::Known(ForwardingMode::Nat),
+        "fullnat" => Word::Known(ForwardingMode::FullNat),
+        "dsr-gue" | "dsr-gre" | "dsr-geneve" | "dsr-dscp" => Word::NotYet,
+        _ => Word::Unknown,
+    }
+}
+
+/// Reads a target.
+pub fn target(word: &str) -> Word<Target> {
+    match word {
+        "pod" => Word::Known(Target::Pod),
+        "node" => Word::NotYet,
+        _ => Word::Unknown,
+    }
+}
+
+/// Reads a scheduler.
+pub fn scheduler(word: &str) -> Word<Scheduler> {
+    match word {
+        "maglev" => Word::Known(Scheduler::Maglev),
+        "wrr" | "lc" | "sed" | "nq" | "sh" | "dh" => Word::NotYet,
+        _ => Word::Unknown,
+    }
+}
+
+/// Reads a table size: `auto` or a prime within the limits.
+pub fn table_size(word: &str) -> Option<TableSize> {
+    if word == "auto" {
+        return Some(TableSize::Auto);
+    }
+    let slots: u32 = word.parse().ok()?;
+    let is_prime = |n: u32| (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d));
+    ((251..=MAGLEV_SLOTS_MAX).contains(&slots) && is_prime(slots)).then_some(TableSize::Fixed(slots))
+}
+
+pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
+    let mut config = ServicesConfig {
+        defaults: ServiceDefaults {
+            forwarding: ForwardingMode::FullNat,
+            target: Target::Pod,
+            scheduler: Scheduler::Maglev,
+            table_size: TableSize::Auto,
+            drain_timeout: Duration::from_secs(300),
+            no_endpoints: NoEndpoints::Reject,
+        },
+        node_port_addresses: Vec::new(),
+        own_cluster_ips: false,
+        source_ranges_other_family: OtherFamily::Deny,
+    };
+    section(parent, "services", |fields| {
+        section(fields, "defaults", |defaults| {
+            decode_defaults(defaults, &mut config.defaults);
+            Some(())
+        });
+        config.node_port_addresses =
+            fields.items("nodePortAddresses").iter().filter_map(Field::network).collect();
+        config.own_cluster_ips = fields.get("ownClusterIPs").and_then(|f| f.boolean()).unwrap_or(false);
+        let choices = [("deny", OtherFamily::Deny), ("allow", OtherFamily::Allow)];
+        let other = fields.get("sourceRangesOtherFamily").and_then(|f| f.one_of(&choices));
+        config.source_ranges_other_family = other.unwrap_or(OtherFamily::Deny);
+        fields.items("compat").iter().for_each(compat);
+        Some(())
+    });
+    config
+}
+
+fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
+    if let Some(mode) = word(fields.get("forwarding"), forwarding, FORWARDING_ACCEPTED) {
+        defaults.forwarding = mode;
+    }
+    if let Some(value) = word(fields.get("target"), target, TARGET_ACCEPTED) {
+        defaults.target = value;
+    }
+    if let Some(value) = word(fields.get("scheduler"), scheduler, SCHEDULER_ACCEPTED) {
+        defaults.scheduler = value;
+    }
+    if let Some(field) = fields.get("tableSize") {
+        match scalar_text(field.node).and_then(table_size) {
+            Some(size) => defaults.table_size = size,
+            None => {
+                field.error(format_args!("{} is not accepted", field.node.describe()), TABLE_SIZE_ACCEPTED);
+            }
+        }
+    }
+    let day = Duration::from_secs(24 * 3600);
+    if let Some(timeout) = fields.get("drainTimeout").and_then(|f| f.duration(Duration::ZERO..=day)) {
+        defaults.drain_timeout = timeout;
+    }
+    let choices = [("reject", NoEndpoints::Reject), ("drop", NoEndpoints::Drop)];
+    if let Some(value) = fields.get("noEndpoints").and_then(|f| f.one_of(&choices)) {
+        defaults.no_endpoints = value;
+    }
+}
+
+/// A number or word as written.
+fn scalar_text(node: &Node) -> Option<&str> {
+    match &node.value {
+        Value::Scalar(s) if matches!(s.kind, ScalarKind::Int(_) | ScalarKind::Text) => Some(&s.text),
+        _ => None,
+    }
+}
+
+/// Reads a word, with an error of its own for one that is known and not done yet.
+fn word<T>(field: Option<Field<'_>>, read: impl Fn(&str) -> Word<T>, accepted: &str) -> Option<T> {
+    let field = field?;
+    let written = field.string()?;
+    match read(written) {
+        Word::Known(value) => Some(value),
+        Word::NotYet => {
+            field.error(format_args!("{written} is not supported yet"), accepted);
+            None
+        }
+        Word::Unknown => {
+            let near = text::nearest(written, &accepted.split(", ").collect::<Vec<_>>()).join(", ");
+            let hint = if near.is_empty() { String::new() } else { format!(" (nearest: {near})") };
+            field.error(format_args!("{written:?} is not known{hint}"), accepted);
+            None
+        }
+    }
+}
+
+/// Aliases of other balancers' annotations: known by name, none is done yet.
+fn compat(field: &Field<'_>) {
+    const KNOWN: [&str; 11] = [
+        "aws",
+        "tke",
+        "gcp",
+        "azure",
+        "ibm",
+        "openstack",
+        "baidu",
+        "alibaba",
+        "metallb",
+        "cilium",
+        "kube-vip",
+    ];
+    let Some(name) = field.string() else { return };
+    if KNOWN.contains(&name) {
+        field.error(format_args!("{name} is not supported yet"), "compat: []");
+    } else {
+        field.error(format_args!("{name:?} is not known"), "compat: []");
+    }
+}
