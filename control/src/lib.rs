@@ -7,7 +7,9 @@
 pub mod config;
 pub mod demo;
 pub mod diagnostic;
+pub mod health;
 pub mod model;
 pub mod netlab;
 pub mod pools;
+pub mod reconcile;
 pub mod yaml;

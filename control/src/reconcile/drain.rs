@@ -1,0 +1,130 @@
+//! The memory of backends that left: they keep their flows until the drain timeout.
+//!
+//! State in, state out: [`Drains::step`] is given who is listed now and says who left and is still to be kept.
+//! An endpoint that moves between slices and is in neither for a moment is such a one, and loses no flow.
+//!
+//! Invariant: nothing here reads a clock; times count from the start of the daemon.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tidegate_core::snapshot::ServiceKey;
+
+use crate::model::ObjectKey;
+
+/// Backends of each service port as last seen, carried from one reconcile to the next.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Drains {
+    ports: BTreeMap<ServiceKey, PortMemory>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct PortMemory {
+    owner: ObjectKey,
+    backends: BTreeMap<SocketAddr, Presence>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Listed,
+    /// Left; forgotten at this time.
+    LeftUntil(Duration),
+}
+
+impl Drains {
+    /// Carries one service port over: `listed` are its backends now. Returns those that left and are kept.
+    ///
+    /// A port that another Service had before has no memory: its flows were not ours.
+    pub(super) fn step(
+        &mut self,
+        previous: &Self,
+        key: ServiceKey,
+        owner: &ObjectKey,
+        listed: &BTreeSet<SocketAddr>,
+        drain_timeout: Duration,
+        now: Duration,
+    ) -> Vec<SocketAddr> {
+        let mut backends: BTreeMap<SocketAddr, Presence> =
+            listed.iter().map(|address| (*address, Presence::Listed)).collect();
+        let mut kept = Vec::new();
+        let before = previous.ports.get(&key).filter(|p| p.owner == *owner);
+        for (address, presence) in before.into_iter().flat_map(|p| &p.backends) {
+            let until = match presence {
+                Presence::Listed => now + drain_timeout,
+                Presence::LeftUntil(until) => *until,
+            };
+            if !listed.contains(address) && until > now {
+                backends.insert(*address, Presence::LeftUntil(until));
+                kept.push(*address);
+            }
+        }
+        if !backends.is_empty() {
+            self.ports.insert(key, PortMemory { owner: owner.clone(), backends });
+        }
+        kept
+    }
+
+    /// When the next backend is forgotten.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let presences = self.ports.values().flat_map(|p| p.backends.values());
+        presences
+            .filter_map(|p| match p {
+                Presence::Listed => None,
+                Presence::LeftUntil(until) => Some(*until),
+            })
+            .min()
+    }
+}
+
+/// What an operator took out by `tidegate drain`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DrainTarget {
+    /// An endpoint, at one port or at all of them.
+    Backend(IpAddr, Option<u16>),
+    /// Every endpoint on a node.
+    Node(String),
+}
+
+impl DrainTarget {
+    /// Whether an endpoint is meant.
+    #[must_use]
+    pub fn covers(&self, ip: IpAddr, port: u16, node: Option<&str>) -> bool {
+        match self {
+            Self::Backend(address, None) => *address == ip,
+            Self::Backend(address, Some(only)) => *address == ip && *only == port,
+            Self::Node(name) => node == Some(name),
+        }
+    }
+}
+
+impl std::str::FromStr for DrainTarget {
+    type Err = String;
+
+    /// `10.0.0.1:80`, `[2001:db8::1]:80`, `10.0.0.1`, `2001:db8::1`, or a node's name.
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(address) = text.parse::<SocketAddr>() {
+            return Ok(Self::Backend(address.ip(), Some(address.port())));
+        }
+        if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
+            return Ok(Self::Backend(ip, None));
+        }
+        if crate::yaml::text::is_rfc1123_subdomain(text) {
+            return Ok(Self::Node(text.to_owned()));
+        }
+        Err(format!(
+            "{text:?} is no backend and no node; accepted: ADDRESS:PORT, ADDRESS, or the name of a node"
+        ))
+    }
+}
+
+impl std::fmt::Display for DrainTarget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Backend(ip, Some(port)) => SocketAddr::new(*ip, *port).fmt(f),
+            Self::Backend(ip, None) => ip.fmt(f),
+            Self::Node(name) => f.write_str(name),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What an object asked for and did not get, with its place: what `check`, `services` and events show.
+//!
+//! A finding is made where the decision is made; nothing here decides.
+
+use crate::diagnostic::{Diagnostic, Severity};
+use crate::model::{Metadata, ObjectKey};
+use crate::pools::{Problem, ProblemKind};
+
+/// Why, in the names that users of Kubernetes know from events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// No LoadBalancer address.
+    AllocationFailed,
+    /// One family where two were preferred.
+    FamilyFallback,
+    /// An external IP that no pool authorises.
+    ExternalIpDenied,
+    /// The (address, port, protocol) belongs to another Service.
+    Conflict,
+    /// A value that is not understood; the default is used.
+    InvalidValue,
+    /// A wish that the gateway does not grant yet: what depends on it is not programmed.
+    NotSupported,
+    /// A port that is not served for another reason: the mode cannot reach its endpoints.
+    PortNotProgrammed,
+    /// An endpoint that cannot be a backend.
+    EndpointRefused,
+    /// An annotation of another balancer that has no effect here.
+    AliasIgnored,
+    /// A health-check node port that cannot be served.
+    FailedToStartServiceHealthcheck,
+}
+
+impl Reason {
+    /// The name of the event.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::AllocationFailed => "AllocationFailed",
+            Self::FamilyFallback => "FamilyFallback",
+            Self::ExternalIpDenied => "ExternalIPDenied",
+            Self::Conflict => "Conflict",
+            Self::InvalidValue => "InvalidValue",
+            Self::NotSupported => "NotSupported",
+            Self::PortNotProgrammed => "PortNotProgrammed",
+            Self::EndpointRefused => "EndpointRefused",
+            Self::AliasIgnored => "AliasIgnored",
+            Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
+        }
+    }
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One thing that was not granted. Ordered by object, then by place.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Finding {
+    /// The Service that it is about.
+    pub object: ObjectKey,
+    /// The kind of refusal.
+    pub reason: Reason,
+    /// What, where, and what would be accepted.
+    pub diagnostic: Diagnostic,
+}
+
+impl Finding {
+    /// A finding about the value at `field` of an object.
+    pub(super) fn at(meta: &Metadata, field: &str, reason: Reason, diagnostic: Diagnostic) -> Self {
+        Self { object: meta.key.clone(), reason, diagnostic: diagnostic.at(meta.origin.field(field)) }
+    }
+
+    /// What a pool refused.
+    pub(super) fn from_problem(meta: &Metadata, problem: &Problem) -> Self {
+        let reason = match problem.kind {
+            ProblemKind::AllocationFailed => Reason::AllocationFailed,
+            ProblemKind::FamilyFallback => Reason::FamilyFallback,
+            ProblemKind::ExternalIpDenied => Reason::ExternalIpDenied,
+            ProblemKind::Conflict => Reason::Conflict,
+        };
+        let mut diagnostic = match problem.severity {
+            Severity::Error => Diagnostic::error(&problem.what),
+            Severity::Warning => Diagnostic::warning(&problem.what),
+        };
+        diagnostic.accepted.clone_from(&problem.accepted);
+        Self::at(meta, &problem.field, reason, diagnostic)
+    }
+}

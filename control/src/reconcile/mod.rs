@@ -1,0 +1,271 @@
+//! The way of a Service update, top-down: objects and circumstances in, the desired state out.
+//!
+//! [`reconcile`] is a pure function: [`Settings`], [`Objects`], health, drains, the memory of the last call and
+//! `now` give an [`Outcome`]: the [`SnapshotSpec`] for the dataplane, what to check and to listen on, what to
+//! show, and every wish that was not granted, with its place. The steps:
+//!
+//! 1. [`options`](options::options): what each Service's annotations ask for;
+//! 2. [`pools::allocate`]: which addresses each Service has;
+//! 3. [`EndpointIndex::resolve`]: who answers for each of its ports;
+//! 4. [`programme`](programme::programme): ports on addresses, with backends and their states;
+//! 5. health-check node ports.
+//!
+//! Invariant: the order in which objects were read never shows, and nothing here reads a clock or a file.
+//! Invariant: what is asked for and not done is a [`Finding`]; what cannot be done safely is not programmed.
+
+mod aliases;
+mod backends;
+mod drain;
+mod finding;
+mod options;
+mod programme;
+mod settings;
+pub mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use drain::{DrainTarget, Drains};
+pub use finding::{Finding, Reason};
+pub use settings::Settings;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tidegate_core::snapshot::SnapshotSpec;
+
+use crate::diagnostic::Diagnostic;
+use crate::health::{Failing, Target};
+use crate::model::{EndpointIndex, ObjectKey, Objects, Port, Service, ServiceType, TrafficPolicy};
+use crate::pools::{self, Allocations, Applicant, Granted, PoolUsage};
+use options::Options;
+use programme::Context;
+use view::ServiceView;
+
+/// The class that Services name to be served by Tidegate alone.
+pub const LOAD_BALANCER_CLASS: &str = "tidegate.dev/gateway";
+
+/// Everything that the desired state follows from.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// The gateway's own side.
+    pub settings: &'a Settings,
+    /// What the source has.
+    pub objects: &'a Objects,
+    /// Targets whose checks fail.
+    pub failing: &'a Failing,
+    /// What the operator drained.
+    pub drained: &'a BTreeSet<DrainTarget>,
+    /// [`Outcome::memory`] of the last call; the default at the start.
+    pub memory: &'a Memory,
+    /// Generation of the spec to make.
+    pub generation: u64,
+    /// Time since the daemon started.
+    pub now: Duration,
+}
+
+/// What one call leaves to the next.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Addresses given, so that they stay.
+    pub allocations: Allocations,
+    /// Backends that left, so that their flows stay.
+    pub drains: Drains,
+}
+
+/// The desired state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// For the dataplane.
+    pub spec: SnapshotSpec,
+    /// What was not granted, sorted, each once.
+    pub findings: Vec<Finding>,
+    /// Services that ask for an address, sorted by namespace and name.
+    pub services: Vec<ServiceView>,
+    /// What to check.
+    pub targets: BTreeSet<Target>,
+    /// What to listen on for upstream load balancers, sorted by port.
+    pub health_check_node_ports: Vec<HealthCheckNodePort>,
+    /// How full the pools are.
+    pub pools: Vec<PoolUsage>,
+    /// For the next call.
+    pub memory: Memory,
+    /// When to call again though nothing changes: the next drain ends then.
+    pub reconcile_at: Option<Duration>,
+}
+
+/// A health-check node port and what it answers (kubernetes.md, section 4).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HealthCheckNodePort {
+    /// Where to listen.
+    pub port: Port,
+    /// Whose.
+    pub service: ObjectKey,
+    /// Distinct addresses of ready local endpoints.
+    pub local_endpoints: usize,
+}
+
+/// Makes the desired state.
+#[must_use]
+pub fn reconcile(input: &Input<'_>) -> Outcome {
+    let mut findings = Vec::new();
+    let plans = plans(input, &mut findings);
+    let allocated = allocate(input, &plans);
+
+    let vips = allocated.granted.values().flat_map(|g| {
+        g.load_balancer.iter().map(|a| a.address).chain(g.external.iter().map(|(a, _)| a.address))
+    });
+    let vips = vips.collect();
+    let context = Context { input, vips: &vips };
+    let index = EndpointIndex::new(input.objects);
+    let mut drains = Drains::default();
+    let mut spec = gateway(input);
+    let (mut services, mut targets, mut listeners) = (Vec::new(), BTreeSet::new(), Vec::new());
+
+    for plan in &plans {
+        let meta = &plan.service.meta;
+        let granted = &allocated.granted[&meta.key];
+        findings.extend(granted.problems.iter().map(|p| Finding::from_problem(meta, p)));
+        let endpoints = index.resolve(plan.service);
+        findings.extend(endpoints.findings.iter().map(|d| Finding {
+            object: meta.key.clone(),
+            reason: Reason::EndpointRefused,
+            diagnostic: d.clone(),
+        }));
+        let granted = pending(plan, granted);
+        let programmed =
+            programme::programme(&context, plan, &granted, &endpoints, &mut drains, &mut findings);
+        spec.services.extend(programmed.specs);
+        services.push(programmed.view);
+        targets.extend(programmed.targets);
+        if let Some(port) = health_check_node_port(plan.service) {
+            let local_endpoints = match input.settings.node.as_deref() {
+                Some(node) => {
+                    let ready = endpoints.ports.iter().flat_map(|p| p.ready_addresses(Some(node)));
+                    ready.filter(|ip| !vips.contains(ip)).collect::<BTreeSet<_>>().len()
+                }
+                None => programmed.forwardable.len(),
+            };
+            listeners.push((plan, HealthCheckNodePort { port, service: meta.key.clone(), local_endpoints }));
+        }
+    }
+    spec.services.sort_by_key(|s| s.key);
+    let health_check_node_ports = one_owner_each(listeners, &mut findings);
+    findings.sort_unstable();
+    findings.dedup();
+    Outcome {
+        spec,
+        findings,
+        services,
+        targets,
+        health_check_node_ports,
+        pools: allocated.usage,
+        reconcile_at: drains.next_deadline(),
+        memory: Memory { allocations: allocated.allocations, drains },
+    }
+}
+
+/// A Service that asks the gateway for an address, and how it is to be served.
+pub(crate) struct Plan<'a> {
+    pub(crate) service: &'a Service,
+    options: Options,
+    wants_load_balancer: bool,
+}
+
+/// Steps 0 and 1: the Services that concern us, by namespace and name, with their options.
+fn plans<'a>(input: &Input<'a>, findings: &mut Vec<Finding>) -> Vec<Plan<'a>> {
+    let mut plans = Vec::new();
+    for service in input.objects.services.values() {
+        let wants_load_balancer = wants_load_balancer(service, input.settings);
+        let asks = wants_load_balancer || !service.external_ips.is_empty();
+        if !asks || service.not_for_proxies().is_some() || service.meta.deletion_time.is_some() {
+            continue;
+        }
+        let options = options::options(service, input.settings, findings);
+        plans.push(Plan { service, options, wants_load_balancer });
+    }
+    plans
+}
+
+/// Whether a Service's LoadBalancer address is ours to give: our class, or none where those are ours too.
+fn wants_load_balancer(service: &Service, settings: &Settings) -> bool {
+    service.service_type == ServiceType::LoadBalancer
+        && match service.load_balancer_class.as_deref() {
+            Some(class) => class == LOAD_BALANCER_CLASS,
+            None => settings.claims_unclassed,
+        }
+}
+
+/// Step 2.
+fn allocate(input: &Input<'_>, plans: &[Plan<'_>]) -> pools::Allocated {
+    let applicants: Vec<Applicant<'_>> = plans
+        .iter()
+        .map(|plan| Applicant {
+            service: plan.service,
+            namespace_labels: input.objects.namespace_labels(&plan.service.meta.key.namespace),
+            wants_load_balancer: plan.wants_load_balancer && plan.options.no_allocation.is_none(),
+            requested: plan.options.requested.clone(),
+            pool: plan.options.pool.clone(),
+            sharing_key: plan.options.sharing_key.clone(),
+        })
+        .collect();
+    let settings = input.settings;
+    pools::allocate(&settings.pools, &settings.own_addresses(), &applicants, &input.memory.allocations)
+}
+
+/// What was granted, with the reason of an allocation that was never tried.
+fn pending(plan: &Plan<'_>, granted: &Granted) -> Granted {
+    let mut granted = granted.clone();
+    if plan.wants_load_balancer && granted.pending.is_none() {
+        granted.pending.clone_from(&plan.options.no_allocation);
+    }
+    granted
+}
+
+/// The part of the spec that the configuration alone decides.
+fn gateway(input: &Input<'_>) -> SnapshotSpec {
+    let settings = input.settings;
+    SnapshotSpec {
+        generation: input.generation,
+        interfaces: settings.interfaces.clone(),
+        routes: settings.routes.clone(),
+        neighbors: settings.neighbors.clone(),
+        snat_addresses: settings.snat_addresses.clone(),
+        tunnel_source_v4: settings.tunnel_source_v4,
+        tunnel_source_v6: settings.tunnel_source_v6,
+        services: Vec::new(),
+    }
+}
+
+fn health_check_node_port(service: &Service) -> Option<Port> {
+    let applies = service.service_type == ServiceType::LoadBalancer
+        && service.external_traffic_policy == TrafficPolicy::Local;
+    service.health_check_node_port.filter(|_| applies)
+}
+
+/// A port that two Services name is served for the one created first, as with addresses.
+fn one_owner_each(
+    mut listeners: Vec<(&Plan<'_>, HealthCheckNodePort)>,
+    findings: &mut Vec<Finding>,
+) -> Vec<HealthCheckNodePort> {
+    listeners.sort_by_key(|(plan, _)| {
+        let meta = &plan.service.meta;
+        (meta.creation_time.is_none(), meta.creation_time, &meta.uid, &meta.key)
+    });
+    let mut by_port: BTreeMap<Port, HealthCheckNodePort> = BTreeMap::new();
+    for (plan, listener) in listeners {
+        if let Some(owner) = by_port.get(&listener.port) {
+            let what = format!(
+                "healthCheckNodePort {} of Service {} is not served: it belongs to Service {}",
+                listener.port, listener.service, owner.service
+            );
+            let diagnostic = Diagnostic::error(what).accepting("a port that no other Service has");
+            let field = "spec.healthCheckNodePort";
+            let reason = Reason::FailedToStartServiceHealthcheck;
+            findings.push(Finding::at(&plan.service.meta, field, reason, diagnostic));
+        } else {
+            by_port.insert(listener.port, listener);
+        }
+    }
+    by_port.into_values().collect()
+}

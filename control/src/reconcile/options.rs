@@ -1,0 +1,409 @@
+//! What a Service's annotations ask for, beside the defaults of the configuration.
+//!
+//! One pass over the annotations of our prefix and over the aliases of others. A value that is not understood
+//! is an error that names key, value and what would be accepted, and the default goes on in its stead. A wish
+//! that is understood and not granted yet lands in [`Options::refused`]: no port of the Service is programmed
+//! then, since serving it another way than asked (without its rate limit, to nodes it excludes) is worse.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tidegate_core::limits::MAGLEV_SLOTS_MAX;
+use tidegate_core::snapshot::{ForwardingMode, TableSize};
+
+use super::aliases::{self, Meaning};
+use super::finding::{Finding, Reason};
+use super::settings::Settings;
+use crate::diagnostic::Diagnostic;
+use crate::health::Probe;
+use crate::model::{Metadata, Port, Service};
+use crate::yaml::text;
+
+/// Our annotations.
+pub(super) mod key {
+    pub(crate) const FORWARDING: &str = "tidegate.dev/forwarding";
+    pub(crate) const TARGET: &str = "tidegate.dev/target";
+    pub(crate) const SCHEDULER: &str = "tidegate.dev/scheduler";
+    pub(crate) const HASH: &str = "tidegate.dev/hash";
+    pub(crate) const TABLE_SIZE: &str = "tidegate.dev/table-size";
+    pub(crate) const LOAD_BALANCER_IPS: &str = "tidegate.dev/load-balancer-ips";
+    pub(crate) const ADDRESS_POOL: &str = "tidegate.dev/address-pool";
+    pub(crate) const ALLOW_SHARED_IP: &str = "tidegate.dev/allow-shared-ip";
+    pub(crate) const DRAIN_TIMEOUT: &str = "tidegate.dev/drain-timeout";
+    pub(crate) const IDLE_TIMEOUT_TCP: &str = "tidegate.dev/idle-timeout-tcp";
+    pub(crate) const IDLE_TIMEOUT_UDP: &str = "tidegate.dev/idle-timeout-udp";
+    pub(crate) const IDLE_TIMEOUT_SCTP: &str = "tidegate.dev/idle-timeout-sctp";
+    pub(crate) const HEALTH_PROTOCOL: &str = "tidegate.dev/health-check-protocol";
+    pub(crate) const HEALTH_PORT: &str = "tidegate.dev/health-check-port";
+    pub(crate) const HEALTH_PATH: &str = "tidegate.dev/health-check-path";
+    pub(crate) const HEALTH_INTERVAL: &str = "tidegate.dev/health-check-interval";
+    pub(crate) const HEALTH_TIMEOUT: &str = "tidegate.dev/health-check-timeout";
+    pub(crate) const HEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-healthy-threshold";
+    pub(crate) const UNHEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-unhealthy-threshold";
+    pub(crate) const PROXY_PROTOCOL: &str = "tidegate.dev/proxy-protocol";
+    pub(crate) const MAX_BANDWIDTH: &str = "tidegate.dev/max-bandwidth";
+    pub(crate) const MAX_CONNECTION_RATE: &str = "tidegate.dev/max-connection-rate";
+    pub(crate) const MAX_CONNECTIONS: &str = "tidegate.dev/max-connections";
+    pub(crate) const BACKEND_NODE_SELECTOR: &str = "tidegate.dev/backend-node-selector";
+    pub(crate) const WEIGHT: &str = "tidegate.dev/weight";
+
+    /// What may stand on a Service.
+    pub(crate) const ON_SERVICE: &[&str] = &[
+        FORWARDING,
+        TARGET,
+        SCHEDULER,
+        HASH,
+        TABLE_SIZE,
+        LOAD_BALANCER_IPS,
+        ADDRESS_POOL,
+        ALLOW_SHARED_IP,
+        DRAIN_TIMEOUT,
+        IDLE_TIMEOUT_TCP,
+        IDLE_TIMEOUT_UDP,
+        IDLE_TIMEOUT_SCTP,
+        HEALTH_PROTOCOL,
+        HEALTH_PORT,
+        HEALTH_PATH,
+        HEALTH_INTERVAL,
+        HEALTH_TIMEOUT,
+        HEALTHY_THRESHOLD,
+        UNHEALTHY_THRESHOLD,
+        PROXY_PROTOCOL,
+        MAX_BANDWIDTH,
+        MAX_CONNECTION_RATE,
+        MAX_CONNECTIONS,
+        BACKEND_NODE_SELECTOR,
+    ];
+}
+
+/// Idle time of an established TCP flow: RFC 5382 REQ-5 forbids less than 2 hours 4 minutes.
+const IDLE_TIMEOUT_TCP: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
+/// Idle time of a UDP flow: RFC 4787 REQ-5 recommends 5 minutes.
+const IDLE_TIMEOUT_UDP: Duration = Duration::from_secs(300);
+
+const FORWARDING_NOT_YET: &[&str] = &["dsr-gue", "dsr-gre", "dsr-geneve", "dsr-dscp"];
+const SCHEDULER_NOT_YET: &[&str] = &["wrr", "lc", "sed", "nq", "sh", "dh"];
+const HEALTH_NOT_YET: &[&str] = &["http", "https", "http2", "grpc", "udp", "sctp", "icmp", "none"];
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// How one Service is to be served.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Options {
+    pub(super) mode: ForwardingMode,
+    pub(super) table_size: TableSize,
+    pub(super) drain_timeout: Duration,
+    pub(super) idle_timeout_tcp: Duration,
+    pub(super) idle_timeout_udp: Duration,
+    pub(super) probe: Probe,
+    /// Checked in the stead of each endpoint's own port.
+    pub(super) probe_port: Option<Port>,
+    /// Requested addresses with the field that says so.
+    pub(super) requested: Vec<(IpAddr, String)>,
+    /// The only pool to take addresses from, with the field that says so.
+    pub(super) pool: Option<(String, String)>,
+    pub(super) sharing_key: Option<String>,
+    /// Why no address may be chosen for it, if so.
+    pub(super) no_allocation: Option<String>,
+    /// Why no port is programmed, if so.
+    pub(super) refused: Vec<String>,
+}
+
+/// Reads the annotations of a Service.
+pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec<Finding>) -> Options {
+    let mut options = defaults(settings);
+    let mut read = Reader { meta: &service.meta, findings };
+    let mut asks_internal = None;
+    // Aliases first, so that an annotation of ours overrides what an alias says.
+    for (annotation, value) in &service.meta.annotations {
+        let Some(alias) = aliases::known(annotation) else { continue };
+        let enabled = settings.compat.iter().any(|v| *v == alias.vendor);
+        match alias.meaning {
+            Meaning::Same(ours) if enabled => {
+                if !service.meta.annotations.contains_key(ours) {
+                    read.apply(&mut options, ours, annotation, value);
+                }
+            }
+            Meaning::Same(ours) => read.ignored(
+                annotation,
+                &format!("{} is not in services.compat", alias.vendor),
+                &format!("{ours}, or compat: [{}] in the configuration", alias.vendor),
+            ),
+            Meaning::Internal if enabled && aliases::asks_internal(alias, value) => {
+                asks_internal = Some(annotation);
+            }
+            Meaning::Internal if !aliases::asks_internal(alias, value) => {}
+            Meaning::Internal => read.ignored(
+                annotation,
+                &format!("{} is not in services.compat", alias.vendor),
+                "tidegate.dev/address-pool with the name of an internal pool",
+            ),
+            Meaning::Unsupported => {
+                read.ignored(annotation, "it is not supported yet", "annotations of tidegate.dev/");
+            }
+        }
+    }
+    for (annotation, value) in &service.meta.annotations {
+        if annotation.starts_with("tidegate.dev/") {
+            read.apply(&mut options, annotation, annotation, value);
+        }
+    }
+    if options.probe.timeout > options.probe.interval {
+        let field = annotation_field(key::HEALTH_TIMEOUT);
+        let (timeout, interval) = (options.probe.timeout, options.probe.interval);
+        let what = format!("health-check timeout {timeout:?} is longer than the interval {interval:?}");
+        read.invalid_at(&field, what, "at most the interval");
+        options.probe.timeout = interval;
+    }
+    if let Some(annotation) = asks_internal
+        && options.pool.is_none()
+        && options.requested.is_empty()
+    {
+        let what = format!(
+            "annotation {annotation} asks for an internal address, and none is chosen by itself: \
+             it could be a public one"
+        );
+        options.no_allocation = Some(what.clone());
+        let accepted = "tidegate.dev/address-pool with the name of an internal pool";
+        read.push(&annotation_field(annotation), Reason::AllocationFailed, error(what, accepted));
+    }
+    deprecated_address(service, &mut options, &mut read);
+    options
+}
+
+fn defaults(settings: &Settings) -> Options {
+    Options {
+        mode: settings.forwarding,
+        table_size: settings.table_size,
+        drain_timeout: settings.drain_timeout,
+        idle_timeout_tcp: IDLE_TIMEOUT_TCP,
+        idle_timeout_udp: IDLE_TIMEOUT_UDP,
+        probe: settings.probe,
+        probe_port: None,
+        requested: Vec::new(),
+        pool: None,
+        sharing_key: None,
+        no_allocation: None,
+        refused: Vec::new(),
+    }
+}
+
+/// `spec.loadBalancerIP`: counts where no annotation requests an address, and must not contradict one.
+fn deprecated_address(service: &Service, options: &mut Options, read: &mut Reader<'_>) {
+    const FIELD: &str = "spec.loadBalancerIP";
+    let Some(ip) = service.load_balancer_ip else { return };
+    if options.requested.is_empty() {
+        if options.no_allocation.is_none() {
+            options.requested.push((ip, FIELD.to_owned()));
+        }
+    } else if !options.requested.iter().any(|(requested, _)| *requested == ip) {
+        let what = format!("{FIELD} {ip} contradicts the annotation {}", key::LOAD_BALANCER_IPS);
+        let accepted = "one of the two, or the same address in both";
+        read.push(FIELD, Reason::AllocationFailed, error(what.clone(), accepted));
+        options.no_allocation = Some(what);
+    }
+}
+
+struct Reader<'a> {
+    meta: &'a Metadata,
+    findings: &'a mut Vec<Finding>,
+}
+
+impl Reader<'_> {
+    /// Applies the value of one of our annotations, written as `annotation` (an alias perhaps).
+    fn apply(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
+        let value = value.trim();
+        let probe = &mut options.probe;
+        match ours {
+            key::FORWARDING => {
+                let names = ForwardingMode::ALL.map(ForwardingMode::as_str).join(", ");
+                if let Some(mode) = ForwardingMode::ALL.into_iter().find(|m| m.as_str() == value) {
+                    options.mode = mode;
+                } else if FORWARDING_NOT_YET.contains(&value) {
+                    self.refuse(options, annotation, value, &names);
+                } else {
+                    self.invalid(annotation, value, &names);
+                }
+            }
+            key::TARGET => match value {
+                "pod" => {}
+                "node" => self.refuse(options, annotation, value, "pod"),
+                _ => self.invalid(annotation, value, "pod"),
+            },
+            key::SCHEDULER => match value {
+                "maglev" => {}
+                _ if SCHEDULER_NOT_YET.contains(&value) => self.refuse(options, annotation, value, "maglev"),
+                _ => self.invalid(annotation, value, "maglev"),
+            },
+            key::HASH => self.refuse(
+                options,
+                annotation,
+                value,
+                "no annotation (flows are spread by 5-tuple), or sessionAffinity: ClientIP",
+            ),
+            key::PROXY_PROTOCOL if matches!(value, "" | "none" | "off" | "false") => {}
+            key::PROXY_PROTOCOL => self.refuse(options, annotation, value, "none"),
+            key::MAX_BANDWIDTH | key::MAX_CONNECTION_RATE | key::MAX_CONNECTIONS if value == "0" => {}
+            key::MAX_BANDWIDTH | key::MAX_CONNECTION_RATE | key::MAX_CONNECTIONS => {
+                self.refuse(options, annotation, value, "0 (no limit), or no annotation");
+            }
+            key::BACKEND_NODE_SELECTOR if value.is_empty() => {}
+            key::BACKEND_NODE_SELECTOR => {
+                self.refuse(options, annotation, value, "no annotation (all nodes)");
+            }
+            key::TABLE_SIZE => self.table_size(options, annotation, value),
+            key::LOAD_BALANCER_IPS => self.addresses(options, annotation, value),
+            key::ADDRESS_POOL if value.is_empty() => self.invalid(annotation, value, "the name of a pool"),
+            key::ADDRESS_POOL => options.pool = Some((value.to_owned(), annotation_field(annotation))),
+            key::ALLOW_SHARED_IP if value.is_empty() => {
+                self.invalid(
+                    annotation,
+                    value,
+                    "any text that the Services sharing an address have in common",
+                );
+            }
+            key::ALLOW_SHARED_IP => options.sharing_key = Some(value.to_owned()),
+            key::DRAIN_TIMEOUT => {
+                self.duration(&mut options.drain_timeout, annotation, value, Duration::ZERO, DAY);
+            }
+            key::IDLE_TIMEOUT_TCP => {
+                self.duration(&mut options.idle_timeout_tcp, annotation, value, SECOND, 7 * DAY);
+            }
+            key::IDLE_TIMEOUT_UDP => {
+                self.duration(&mut options.idle_timeout_udp, annotation, value, SECOND, DAY);
+            }
+            key::IDLE_TIMEOUT_SCTP => {
+                self.ignored(annotation, "SCTP is not supported yet", "no annotation");
+            }
+            key::HEALTH_PROTOCOL => match value {
+                "tcp" => {}
+                _ if HEALTH_NOT_YET.contains(&value.to_ascii_lowercase().as_str()) => {
+                    let what =
+                        format!("annotation {annotation}: {value:?} is not supported yet; tcp is used");
+                    self.push(&annotation_field(annotation), Reason::NotSupported, error(what, "tcp"));
+                }
+                _ => self.invalid(annotation, value, "tcp"),
+            },
+            key::HEALTH_PATH => {
+                self.ignored(annotation, "checks by HTTP are not supported yet", "no annotation");
+            }
+            key::HEALTH_PORT => match value.parse::<Port>() {
+                Ok(port) => options.probe_port = Some(port),
+                Err(_) => self.invalid(annotation, value, "a port number, 1 to 65535"),
+            },
+            key::HEALTH_INTERVAL => self.duration(&mut probe.interval, annotation, value, HEALTH_MIN, HOUR),
+            key::HEALTH_TIMEOUT => self.duration(&mut probe.timeout, annotation, value, HEALTH_MIN, HOUR),
+            key::HEALTHY_THRESHOLD => self.count(&mut probe.healthy_threshold, annotation, value),
+            key::UNHEALTHY_THRESHOLD => self.count(&mut probe.unhealthy_threshold, annotation, value),
+            key::WEIGHT => {
+                self.ignored(annotation, "it has an effect on Pods and Nodes only", "no annotation");
+            }
+            _ => {
+                let what = format!("annotation {annotation} is not known");
+                let accepted = key::ON_SERVICE.join(", ");
+                let finding = Diagnostic::warning(what).accepting(accepted);
+                self.push(&annotation_field(annotation), Reason::InvalidValue, finding);
+            }
+        }
+    }
+
+    fn table_size(&mut self, options: &mut Options, annotation: &str, value: &str) {
+        if value == "auto" {
+            options.table_size = TableSize::Auto;
+            return;
+        }
+        match value.parse::<u32>() {
+            Ok(size) if size <= MAGLEV_SLOTS_MAX && is_prime(size) => {
+                options.table_size = TableSize::Fixed(size);
+            }
+            Ok(size) if (2..MAGLEV_SLOTS_MAX).contains(&size) => {
+                let below = (2..size).rev().find(|n| is_prime(*n)).unwrap_or(2);
+                let above = (size..).find(|n| is_prime(*n)).expect("there is a prime above every number");
+                self.invalid(
+                    annotation,
+                    value,
+                    &format!("auto, or a prime number such as {below} or {above}"),
+                );
+            }
+            _ => {
+                self.invalid(annotation, value, &format!("auto, or a prime number up to {MAGLEV_SLOTS_MAX}"));
+            }
+        }
+    }
+
+    fn addresses(&mut self, options: &mut Options, annotation: &str, value: &str) {
+        const ACCEPTED: &str = "IP addresses separated by commas, one for each family";
+        let field = annotation_field(annotation);
+        let parsed: Result<Vec<IpAddr>, _> =
+            value.split(',').map(str::trim).filter(|a| !a.is_empty()).map(str::parse).collect();
+        match parsed {
+            Ok(addresses) if !addresses.is_empty() => {
+                options.requested = addresses.into_iter().map(|ip| (ip, field.clone())).collect();
+            }
+            // Another address than the one meant is worse than none: DNS does not point there.
+            _ => {
+                self.invalid(annotation, value, ACCEPTED);
+                options.no_allocation = Some(format!("annotation {annotation}: {value:?} is not understood"));
+            }
+        }
+    }
+
+    fn duration(&mut self, to: &mut Duration, annotation: &str, value: &str, min: Duration, max: Duration) {
+        match text::duration(value) {
+            Some(parsed) if (min..=max).contains(&parsed) => *to = parsed,
+            _ => self.invalid(annotation, value, &format!("{}, {min:?} to {max:?}", text::DURATION)),
+        }
+    }
+
+    fn count(&mut self, to: &mut u32, annotation: &str, value: &str) {
+        match value.parse() {
+            Ok(count @ 1..=100) => *to = count,
+            _ => self.invalid(annotation, value, "a number, 1 to 100"),
+        }
+    }
+
+    /// A wish that is understood and not granted yet.
+    fn refuse(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
+        let what = format!("annotation {annotation}: {value:?} is not supported yet, no port is programmed");
+        options.refused.push(format!("{annotation}: {value} is not supported yet"));
+        self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
+    }
+
+    fn invalid(&mut self, annotation: &str, value: &str, accepted: &str) {
+        let what = format!("annotation {annotation}: {value:?} is not understood, the default is used");
+        self.invalid_at(&annotation_field(annotation), what, accepted);
+    }
+
+    fn invalid_at(&mut self, field: &str, what: String, accepted: &str) {
+        self.push(field, Reason::InvalidValue, error(what, accepted));
+    }
+
+    fn ignored(&mut self, annotation: &str, why: &str, accepted: &str) {
+        let what = format!("annotation {annotation} has no effect: {why}");
+        let finding = Diagnostic::warning(what).accepting(accepted);
+        self.push(&annotation_field(annotation), Reason::AliasIgnored, finding);
+    }
+
+    fn push(&mut self, field: &str, reason: Reason, diagnostic: Diagnostic) {
+        self.findings.push(Finding::at(self.meta, field, reason, diagnostic));
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+/// Checks more often than this cost more than they tell.
+const HEALTH_MIN: Duration = Duration::from_millis(100);
+
+fn error(what: String, accepted: &str) -> Diagnostic {
+    Diagnostic::error(what).accepting(accepted)
+}
+
+/// The field path of an annotation.
+pub(super) fn annotation_field(annotation: &str) -> String {
+    format!("metadata.annotations[{annotation}]")
+}
+
+/// Trial division: at most 404 steps for the largest table.
+fn is_prime(n: u32) -> bool {
+    n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
+}

@@ -1,0 +1,119 @@
+//! What reconcile needs of the configuration, as plain values.
+//!
+//! The daemon fills it from the validated configuration and what only the running gateway knows (the MAC
+//! addresses of its ports); tests write it by hand. No file, no default beside [`Settings::default`].
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use tidegate_core::snapshot::{
+    ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, RouteSpec, TableSize,
+};
+
+use crate::health::Probe;
+use crate::model::IpFamily;
+use crate::pools::Pool;
+
+/// The gateway's own side of the desired state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// `node.name`: the gateway runs on this node, and its endpoints are the local ones.
+    pub node: Option<String>,
+    /// `node.zone`, for topology hints.
+    pub zone: Option<String>,
+    /// `dataplane.interfaces`, with the MAC address in use.
+    pub interfaces: Vec<InterfaceSpec>,
+    /// `dataplane.routes`.
+    pub routes: Vec<RouteSpec>,
+    /// `dataplane.neighbors`.
+    pub neighbors: Vec<NeighborSpec>,
+    /// `dataplane.snatAddresses`.
+    pub snat_addresses: Vec<IpAddr>,
+    /// `dataplane.tunnelSource`, the IPv4 one.
+    pub tunnel_source_v4: Option<Ipv4Addr>,
+    /// `dataplane.tunnelSource`, the IPv6 one.
+    pub tunnel_source_v6: Option<Ipv6Addr>,
+    /// `pools`, in their order.
+    pub pools: Vec<Pool>,
+    /// `services.defaults.forwarding`.
+    pub forwarding: ForwardingMode,
+    /// `services.defaults.tableSize`.
+    pub table_size: TableSize,
+    /// `services.defaults.drainTimeout`.
+    pub drain_timeout: Duration,
+    /// `services.defaults.noEndpoints`.
+    pub no_endpoints: NoEndpoints,
+    /// Whether `services.nodePortAddresses` has any: node ports are asked for then.
+    pub serves_node_ports: bool,
+    /// `services.sourceRangesOtherFamily: allow`.
+    pub source_ranges_allow_other_family: bool,
+    /// `services.compat`: vendors whose annotations count.
+    pub compat: BTreeSet<String>,
+    /// `health`, for Services that say nothing else.
+    pub probe: Probe,
+    /// Whether a Service without `loadBalancerClass` is ours: always for the directory source, whose objects
+    /// were put there for this gateway; `source.kubernetes.default` for the API server.
+    pub claims_unclassed: bool,
+}
+
+impl Default for Settings {
+    /// The defaults of the configuration, without interfaces, pools and addresses.
+    fn default() -> Self {
+        Self {
+            node: None,
+            zone: None,
+            interfaces: Vec::new(),
+            routes: Vec::new(),
+            neighbors: Vec::new(),
+            snat_addresses: Vec::new(),
+            tunnel_source_v4: None,
+            tunnel_source_v6: None,
+            pools: Vec::new(),
+            forwarding: ForwardingMode::FullNat,
+            table_size: TableSize::Auto,
+            drain_timeout: Duration::from_secs(300),
+            no_endpoints: NoEndpoints::Reject,
+            serves_node_ports: false,
+            source_ranges_allow_other_family: false,
+            compat: BTreeSet::new(),
+            probe: Probe {
+                interval: Duration::from_secs(2),
+                timeout: Duration::from_secs(1),
+                healthy_threshold: 2,
+                unhealthy_threshold: 3,
+            },
+            claims_unclassed: true,
+        }
+    }
+}
+
+impl Settings {
+    /// Addresses of the gateway itself, which no Service may have.
+    #[must_use]
+    pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
+        let interfaces = self.interfaces.iter().flat_map(|i| &i.addresses).map(ipnet::IpNet::addr);
+        let tunnels = self.tunnel_source_v4.map(IpAddr::V4).into_iter();
+        let tunnels = tunnels.chain(self.tunnel_source_v6.map(IpAddr::V6));
+        interfaces.chain(self.snat_addresses.iter().copied()).chain(tunnels).collect()
+    }
+
+    /// Whether an address is on the link of one of the interfaces.
+    #[must_use]
+    pub(super) fn is_on_link(&self, ip: IpAddr) -> bool {
+        self.interfaces.iter().flat_map(|i| &i.addresses).any(|net| net.contains(&ip))
+    }
+
+    /// Whether packets of the family can leave with a local source address by full NAT.
+    pub(super) fn has_snat(&self, family: IpFamily) -> bool {
+        self.snat_addresses.iter().any(|ip| IpFamily::of(*ip) == family)
+    }
+
+    /// Whether tunnels whose outer header is of the family have a source.
+    pub(super) fn has_tunnel_source(&self, family: IpFamily) -> bool {
+        match family {
+            IpFamily::V4 => self.tunnel_source_v4.is_some(),
+            IpFamily::V6 => self.tunnel_source_v6.is_some(),
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Services and endpoints that come, go, fail and drain.
+
+use super::*;
+use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Protocol as CoreProtocol};
+
+#[test]
+fn service_gets_an_address_and_its_ready_endpoints_take_flows() {
+    let outcome =
+        World::new(vec![service("web")], vec![http("web", vec![endpoint("10.0.1.2"), endpoint("10.0.1.1")])])
+            .look();
+    let spec = only(&outcome);
+    assert!("203.0.113.0/28".parse::<ipnet::IpNet>().expect("a net").contains(&spec.key.vip));
+    assert_eq!(
+        (spec.key.port, spec.key.protocol, spec.mode),
+        (80, CoreProtocol::Tcp, ForwardingMode::FullNat)
+    );
+    assert_eq!(spec.label(), "default/web:http");
+    assert_eq!(states(spec), ["10.0.1.1:8080 active", "10.0.1.2:8080 active"]);
+    assert_eq!(messages(&outcome), [] as [String; 0]);
+    assert_eq!(outcome.targets.len(), 2);
+    assert_eq!(outcome.services[0].vips[0].pool, "public");
+}
+
+#[test]
+fn endpoints_shrink_to_zero_and_the_port_stays_to_refuse() {
+    let mut world = World::new(vec![service("web")], vec![http("web", vec![endpoint("10.0.1.1")])]);
+    world.step();
+    world.set_slices(vec![]);
+    let outcome = world.step();
+    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 down"], "its TCP flows stay until the drain timeout");
+    assert_eq!(only(&outcome).no_endpoints, NoEndpoints::Reject);
+    assert_eq!(outcome.reconcile_at, Some(Duration::from_secs(400)));
+    world.now = Duration::from_secs(399);
+    assert_eq!(states(only(&world.step())).len(), 1, "nothing prolongs the drain, nothing cuts it");
+    world.now = Duration::from_secs(400);
+    let outcome = world.step();
+    assert_eq!(states(only(&outcome)), [] as [String; 0]);
+    assert_eq!(outcome.reconcile_at, None);
+}
+
+#[test]
+fn an_endpoint_that_moves_between_slices_loses_nothing() {
+    let mut world = World::new(vec![service("web")], vec![http("web", vec![endpoint("10.0.1.1")])]);
+    let before = world.step();
+    world.set_slices(vec![]);
+    world.step();
+    world.now += Duration::from_secs(1);
+    world.set_slices(vec![slice(
+        "other",
+        "web",
+        &[("http", Protocol::Tcp, 8080)],
+        vec![endpoint("10.0.1.1")],
+    )]);
+    let after = world.step();
+    assert_eq!(before.spec, after.spec);
+    assert_eq!(after.reconcile_at, None);
+}
+
+#[test]
+fn terminating_endpoints_drain_while_others_are_ready_and_serve_when_none_is() {
+    let terminating = with(endpoint("10.0.1.1"), false, true, true);
+    let not_serving = with(endpoint("10.0.1.3"), false, false, true);
+    let not_ready = with(endpoint("10.0.1.4"), false, false, false);
+    let ready = endpoint("10.0.1.2");
+    let mut world = World::new(
+        vec![service("web")],
+        vec![http("web", vec![terminating.clone(), ready, not_serving.clone(), not_ready])],
+    );
+    assert_eq!(
+        states(only(&world.look())),
+        ["10.0.1.1:8080 draining", "10.0.1.2:8080 active", "10.0.1.3:8080 draining", "10.0.1.4:8080 down"]
+    );
+    world.set_slices(vec![http("web", vec![terminating, not_serving])]);
+    assert_eq!(states(only(&world.look())), ["10.0.1.1:8080 active", "10.0.1.3:8080 draining"]);
+}
+
+#[test]
+fn a_backend_that_fails_its_checks_is_out_until_it_passes() {
+    let mut world =
+        World::new(vec![service("web")], vec![http("web", vec![endpoint("10.0.1.1"), endpoint("10.0.1.2")])]);
+    let failed = *world.look().targets.first().expect("two targets");
+    world.failing = [failed].into_iter().collect();
+    assert_eq!(states(only(&world.step())), ["10.0.1.1:8080 down", "10.0.1.2:8080 active"]);
+    world.failing = world.look().targets.into_iter().collect();
+    assert_eq!(states(only(&world.step())), ["10.0.1.1:8080 down", "10.0.1.2:8080 down"]);
+    world.failing = Failing::default();
+    assert_eq!(states(only(&world.step())), ["10.0.1.1:8080 active", "10.0.1.2:8080 active"]);
+}
+
+#[test]
+fn services_that_want_the_same_check_share_it() {
+    let mut other = http("api", vec![endpoint("10.0.1.1")]);
+    other.meta.key.name = "api".into();
+    let world = World::new(
+        vec![
+            service("web"),
+            service("api"),
+            annotated(service("slow"), "tidegate.dev/health-check-interval", "30s"),
+        ],
+        vec![http("web", vec![endpoint("10.0.1.1")]), other, http("slow", vec![endpoint("10.0.1.1")])],
+    );
+    let targets = world.look().targets;
+    assert_eq!(targets.len(), 2, "{targets:?}");
+}
+
+#[test]
+fn udp_ports_are_not_checked_by_tcp_unless_a_port_is_named() {
+    let mut dns = service("dns");
+    dns.ports = vec![service_port("dns", Protocol::Udp, 53, 5353)];
+    let slices = || vec![slice("dns", "dns", &[("dns", Protocol::Udp, 5353)], vec![endpoint("10.0.1.1")])];
+    assert!(World::new(vec![dns.clone()], slices()).look().targets.is_empty());
+    let checked = annotated(dns, "tidegate.dev/health-check-port", "8181");
+    let outcome = World::new(vec![checked], slices()).look();
+    let addresses: Vec<String> = outcome.targets.iter().map(|t| t.address.to_string()).collect();
+    assert_eq!(addresses, ["10.0.1.1:8181"]);
+}
+
+#[test]
+fn the_operator_drains_a_backend_or_a_whole_node() {
+    let mut world = World::new(
+        vec![service("web")],
+        vec![http("web", vec![on(endpoint("10.0.1.1"), "a"), on(endpoint("10.0.1.2"), "b")])],
+    );
+    for (drained, expected) in [
+        ("10.0.1.1:8080", ["10.0.1.1:8080 draining", "10.0.1.2:8080 active"]),
+        ("10.0.1.1:80", ["10.0.1.1:8080 active", "10.0.1.2:8080 active"]),
+        ("10.0.1.2", ["10.0.1.1:8080 active", "10.0.1.2:8080 draining"]),
+        ("b", ["10.0.1.1:8080 active", "10.0.1.2:8080 draining"]),
+    ] {
+        world.drained = BTreeSet::from([drained.parse().expect("a drain target")]);
+        assert_eq!(states(only(&world.look())), expected, "drain {drained}");
+    }
+    assert!("no such thing".parse::<DrainTarget>().expect_err("refused").contains("accepted: ADDRESS:PORT"));
+}
+
+#[test]
+fn weights_come_from_the_pod_then_the_node_and_zero_drains() {
+    let to_pod = |e: Endpoint, name: &str| Endpoint {
+        target_ref: Some(ObjectRef { kind: "Pod".into(), key: ObjectKey::new("default", name) }),
+        ..e
+    };
+    let mut world = World::new(
+        vec![service("web")],
+        vec![http(
+            "web",
+            vec![
+                to_pod(endpoint("10.0.1.1"), "heavy"),
+                to_pod(endpoint("10.0.1.2"), "none"),
+                on(endpoint("10.0.1.3"), "large"),
+                to_pod(endpoint("10.0.1.4"), "odd"),
+            ],
+        )],
+    );
+    for (name, weight) in [("heavy", "3"), ("none", "0"), ("odd", "-1")] {
+        let mut meta = Metadata::new(ObjectKey::new("default", name));
+        meta.annotations.insert("tidegate.dev/weight".into(), weight.into());
+        let pod =
+            Pod { meta, node_name: None, ips: vec![], ready: true, finished: false, container_ports: vec![] };
+        world.objects.pods.insert(pod.meta.key.clone(), Arc::new(pod));
+    }
+    let mut meta = Metadata::new(ObjectKey::new("", "large"));
+    meta.annotations.insert("tidegate.dev/weight".into(), "2".into());
+    let node = Node { meta, internal_ips: vec![], external_ips: vec![] };
+    world.objects.nodes.insert("large".into(), Arc::new(node));
+    let outcome = world.look();
+    let weights: Vec<(u16, BackendState)> =
+        only(&outcome).backends.iter().map(|b| (b.weight, b.state)).collect();
+    use BackendState::{Active, Draining};
+    assert_eq!(weights, [(3, Active), (0, Draining), (2, Active), (1, Active)]);
+    assert_eq!(
+        messages(&outcome),
+        ["error: annotation tidegate.dev/weight: \"-1\" is not understood, the default is used; \
+          accepted: a number, 0 (no new flows) to 65535"]
+    );
+}
+
+#[test]
+fn policy_local_on_a_node_uses_its_endpoints_and_drops_when_they_are_elsewhere() {
+    let mut web = service("web");
+    web.external_traffic_policy = TrafficPolicy::Local;
+    web.health_check_node_port = Some(port(30_500));
+    let slices = vec![http(
+        "web",
+        vec![on(endpoint("10.0.1.1"), "a"), on(endpoint("10.0.1.2"), "b"), on(endpoint("10.0.1.3"), "a")],
+    )];
+    let mut world = World::new(vec![web], slices);
+    let local = |outcome: &Outcome| outcome.health_check_node_ports[0].local_endpoints;
+    let off_cluster = world.look();
+    assert_eq!((states(only(&off_cluster)).len(), local(&off_cluster)), (3, 3), "an appliance counts all");
+    world.settings.node = Some("a".into());
+    let outcome = world.look();
+    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active", "10.0.1.3:8080 active"]);
+    assert_eq!(local(&outcome), 2);
+    world.settings.node = Some("c".into());
+    let outcome = world.look();
+    assert_eq!((only(&outcome).no_endpoints, local(&outcome)), (NoEndpoints::Drop, 0));
+    assert_eq!(states(only(&outcome)), [] as [String; 0]);
+}
+
+#[test]
+fn the_last_ready_endpoint_terminates_and_the_health_check_node_port_counts_zero() {
+    let mut web = service("web");
+    web.external_traffic_policy = TrafficPolicy::Local;
+    web.health_check_node_port = Some(port(30_500));
+    web.ports.push(service_port("https", Protocol::Tcp, 443, 8443));
+    let ports = [("http", Protocol::Tcp, 8080), ("https", Protocol::Tcp, 8443)];
+    let mut world = World::new(vec![web], vec![slice("s", "web", &ports, vec![endpoint("10.0.1.1")])]);
+    let counted = world.step().health_check_node_ports;
+    assert_eq!(counted[0].local_endpoints, 1, "an address with two ports is one endpoint");
+    let last = with(endpoint("10.0.1.1"), false, true, true);
+    world.set_slices(vec![slice("s", "web", &ports, vec![last])]);
+    let outcome = world.step();
+    assert_eq!(outcome.health_check_node_ports[0].local_endpoints, 0);
+    assert_eq!(
+        states(&outcome.spec.services[0]),
+        ["10.0.1.1:8080 active"],
+        "it still serves: there is no other"
+    );
+}
+
+#[test]
+fn failing_checks_count_for_an_appliance_and_policy_cluster_has_no_health_check_node_port() {
+    let mut web = service("web");
+    web.external_traffic_policy = TrafficPolicy::Local;
+    web.health_check_node_port = Some(port(30_500));
+    let mut world = World::new(vec![web.clone()], vec![http("web", vec![endpoint("10.0.1.1")])]);
+    world.failing = world.look().targets.into_iter().collect();
+    assert_eq!(world.look().health_check_node_ports[0].local_endpoints, 0);
+    web.external_traffic_policy = TrafficPolicy::Cluster;
+    world.put(web);
+    assert!(world.look().health_check_node_ports.is_empty());
+}
+
+#[test]
+fn dual_stack_service_serves_each_vip_by_endpoints_of_its_family() {
+    let mut web = service("web");
+    web.ip_family_policy = IpFamilyPolicy::RequireDualStack;
+    let v6 = slice("v6", "web", &[("http", Protocol::Tcp, 8080)], vec![endpoint("2001:db8::a")]);
+    let outcome = World::new(vec![web], vec![http("web", vec![endpoint("10.0.1.1")]), v6]).look();
+    assert_eq!(outcome.spec.services.len(), 2);
+    for spec in &outcome.spec.services {
+        let expected =
+            if spec.key.vip.is_ipv4() { "10.0.1.1:8080 active" } else { "[2001:db8::a]:8080 active" };
+        assert_eq!(states(spec), [expected]);
+    }
+}
+
+#[test]
+fn only_tunnels_serve_a_vip_by_endpoints_of_the_other_family() {
+    let mut web = annotated(service("web"), "tidegate.dev/forwarding", "dsr-ipip");
+    web.ip_families = vec![IpFamily::V6];
+    web.ports = vec![service_port("http", Protocol::Tcp, 8080, 8080)];
+    let slices = || vec![http("web", vec![endpoint("10.0.1.1")])];
+    let outcome = World::new(vec![web.clone()], slices()).look();
+    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
+    let outcome = World::new(vec![annotated(web, "tidegate.dev/forwarding", "nat")], slices()).look();
+    assert_eq!(states(only(&outcome)), [] as [String; 0]);
+    assert!(messages(&outcome)[0].contains("nat does not cross families"), "{:?}", messages(&outcome));
+}
+
+#[test]
+fn the_address_stays_when_other_services_come_and_the_service_changes() {
+    let mut world = World::new(vec![service("web")], vec![]);
+    let before = world.step().services[0].vips.clone();
+    for i in 0..15 {
+        world.put(service(&format!("other{i}")));
+    }
+    world.put(annotated(service("web"), "tidegate.dev/forwarding", "nat"));
+    let after = world.step();
+    let web = after.services.iter().find(|s| s.name == "web").expect("it is listed");
+    assert_eq!(web.vips, before);
+}
+
+#[test]
+fn annotations_and_affinity_reach_the_spec() {
+    let mut web = service("web");
+    web.session_affinity = Some(Duration::from_secs(60));
+    for (key, value) in [
+        ("forwarding", "nat"),
+        ("table-size", "65537"),
+        ("drain-timeout", "10s"),
+        ("idle-timeout-tcp", "1h"),
+        ("idle-timeout-udp", "30s"),
+        ("health-check-interval", "5s"),
+        ("health-check-timeout", "3s"),
+        ("health-check-healthy-threshold", "1"),
+        ("health-check-unhealthy-threshold", "5"),
+        ("health-check-protocol", "tcp"),
+        ("target", "pod"),
+        ("scheduler", "maglev"),
+    ] {
+        web = annotated(web, &format!("tidegate.dev/{key}"), value);
+    }
+    let mut world = World::new(vec![web], vec![http("web", vec![endpoint("10.0.1.1")])]);
+    let outcome = world.step();
+    assert_eq!(messages(&outcome), [] as [String; 0]);
+    let spec = only(&outcome);
+    assert_eq!(spec.mode, ForwardingMode::Nat);
+    assert_eq!(spec.table_size, tidegate_core::snapshot::TableSize::Fixed(65_537));
+    assert_eq!(spec.affinity, Some(Duration::from_secs(60)));
+    assert_eq!(spec.idle_timeout_tcp, Duration::from_secs(3600));
+    assert_eq!(spec.idle_timeout_udp, Duration::from_secs(30));
+    let probe = outcome.targets.first().expect("one target").probe;
+    assert_eq!((probe.interval, probe.timeout), (Duration::from_secs(5), Duration::from_secs(3)));
+    assert_eq!((probe.healthy_threshold, probe.unhealthy_threshold), (1, 5));
+    world.set_slices(vec![]);
+    assert_eq!(world.step().reconcile_at, Some(world.now + Duration::from_secs(10)));
+}
+
+#[test]
+fn the_control_planes_own_vip_works_from_a_static_manifest() {
+    let mut api = external("api", "198.51.100.1");
+    api.ports = vec![service_port("https", Protocol::Tcp, 443, 6443)];
+    let endpoints = vec![endpoint("10.0.0.11"), endpoint("10.0.0.12")];
+    let outcome =
+        World::new(vec![api], vec![slice("api", "api", &[("https", Protocol::Tcp, 6443)], endpoints)]).look();
+    assert_eq!(states(only(&outcome)), ["10.0.0.11:6443 active", "10.0.0.12:6443 active"]);
+    assert_eq!(outcome.services[0].vips[0].kind, "ExternalIP");
+}
+
+#[test]
+fn services_that_are_not_ours_are_left_alone() {
+    let mut headless = service("headless");
+    headless.headless = true;
+    let mut other_proxy = service("other-proxy");
+    other_proxy.meta.labels.insert("service.kubernetes.io/service-proxy-name".into(), "x".into());
+    let mut other_class = service("other-class");
+    other_class.load_balancer_class = Some("example.com/lb".into());
+    let mut name = service("name");
+    name.service_type = ServiceType::ExternalName;
+    let mut deleted = service("deleted");
+    deleted.meta.deletion_time = Some(jiff::Timestamp::UNIX_EPOCH);
+    let mut plain = service("plain");
+    plain.service_type = ServiceType::ClusterIp;
+    let mut world = World::new(vec![headless, other_proxy, other_class, name, deleted, plain], vec![]);
+    let outcome = world.look();
+    assert!(outcome.services.is_empty() && outcome.spec.services.is_empty() && outcome.findings.is_empty());
+    world.settings.claims_unclassed = false;
+    world.put(service("unclassed"));
+    let mut ours = service("ours");
+    ours.load_balancer_class = Some(LOAD_BALANCER_CLASS.into());
+    world.put(ours);
+    let names: Vec<String> = world.look().services.into_iter().map(|s| s.name).collect();
+    assert_eq!(names, ["ours"]);
+}

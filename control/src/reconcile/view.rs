@@ -1,0 +1,136 @@
+//! What the desired state looks like to people: the answers of `services` and `backends`.
+//!
+//! Values with serde only, filled by `programme`; the admin socket passes them on as they are, so the field
+//! names are what `-o json` shows.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// A Service that asks the gateway for an address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceView {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// `spec.type`.
+    #[serde(rename = "type")]
+    pub service_type: String,
+    /// Its addresses, sorted.
+    pub vips: Vec<VipView>,
+    /// Why it waits for an address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<String>,
+    /// One entry for each port on each VIP.
+    pub ports: Vec<PortView>,
+    /// `creationTimestamp`, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<String>,
+}
+
+/// One address of a Service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VipView {
+    /// The address.
+    pub address: IpAddr,
+    /// `LoadBalancer` or `ExternalIP`.
+    pub kind: String,
+    /// The pool that it is from.
+    pub pool: String,
+}
+
+/// One port of a Service on one VIP.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortView {
+    /// The VIP.
+    pub vip: IpAddr,
+    /// The port's name, or its number.
+    pub name: String,
+    /// Port number.
+    pub port: u16,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// Forwarding mode.
+    pub mode: String,
+    /// `appProtocol`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub app_protocol: Option<String>,
+    /// Why it is not programmed; absent where it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+    /// Its backends, sorted by address and port.
+    pub backends: Vec<BackendView>,
+}
+
+impl PortView {
+    /// How many backends are in a state.
+    #[must_use]
+    pub fn count(&self, state: BackendViewState) -> usize {
+        self.backends.iter().filter(|b| b.state == state).count()
+    }
+}
+
+/// One backend of a service port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BackendView {
+    /// Address.
+    pub address: IpAddr,
+    /// Port.
+    pub port: u16,
+    /// Share relative to the others.
+    pub weight: u16,
+    /// What it is given.
+    pub state: BackendViewState,
+    /// Why it is in that state.
+    pub why: BackendWhy,
+    /// Its node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Its zone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+    /// The Pod, `namespace/name`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+}
+
+/// [`BackendState`](tidegate_core::snapshot::spec::BackendState) for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendViewState {
+    /// Takes new flows.
+    Active,
+    /// Keeps the flows that it has.
+    Draining,
+    /// Keeps TCP flows only.
+    Down,
+}
+
+/// What put a backend in its state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendWhy {
+    /// Ready and passing its checks.
+    Ready,
+    /// Terminating, and chosen because no other is ready.
+    TerminatingChosen,
+    /// Terminating.
+    Terminating,
+    /// Not ready.
+    NotReady,
+    /// Its health check fails.
+    Unhealthy,
+    /// Taken out by the operator.
+    Drained,
+    /// Weight 0.
+    WeightZero,
+    /// Ready, but topology hints name another zone.
+    OtherZone,
+    /// No longer listed; kept until the drain timeout.
+    Removed,
+}
