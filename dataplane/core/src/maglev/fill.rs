@@ -1,8 +1,11 @@
 //! The fill of one Maglev table: turns by weight, walks by identity.
 //!
-//! The walk adds its step and subtracts the size, without remainders. The paper's loop needs about
-//! `M * ln M` probes, most of them for the last free slots, each in the cache line of another slot: probes
-//! read a bitmap, which stays in the first-level cache. Called by [`super::build`] alone.
+//! The paper's loop needs about `M * ln M` probes. Here a probe is an addition, a subtraction and a bit of a map
+//! that stays in the first-level cache. Half of all probes would look for the last `sqrt M` free slots: for
+//! those each walk computes its distance to every one (a multiplication by the inverse of its step modulo M)
+//! and jumps to the nearest, which is the slot it would have come to. Called by [`super::build`] alone.
+//!
+//! Invariant: the table is that of the paper's loop, slot by slot; only the time differs.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -15,6 +18,8 @@ struct Walk {
     position: u16,
     at: u32,
     step: u32,
+    /// Of the step modulo the size; 0 until it is needed.
+    inverse: u32,
 }
 
 /// The backends of one weight, which have their turns together: their next turn is at `(2 * turns + 1) /
@@ -61,16 +66,15 @@ pub(super) fn fill(members: &[Member], size: u32) -> Vec<u16> {
     if classes.is_empty() {
         return Vec::new();
     }
+    let mut slots = Slots::new(size);
     let mut owners = vec![NO_BACKEND; size as usize];
-    let mut taken = vec![0_u64; (size as usize).div_ceil(64)];
-    let mut free = size;
+    let mut left = size;
     while let Some(mut class) = classes.pop() {
         for walk in &mut class.walks {
-            let slot = walk.next_free(&taken, size);
-            taken[slot as usize / 64] |= 1 << (slot % 64);
+            let slot = slots.take_next(walk);
             owners[slot as usize] = walk.position;
-            free -= 1;
-            if free == 0 {
+            left -= 1;
+            if left == 0 {
                 return owners;
             }
         }
@@ -80,17 +84,104 @@ pub(super) fn fill(members: &[Member], size: u32) -> Vec<u16> {
     unreachable!("classes are put back until no slot is free")
 }
 
-impl Walk {
+/// Which slots are free.
+struct Slots {
+    size: Modulus,
+    taken: Vec<u64>,
+    /// How many more are taken before the rest is listed.
+    until_listed: u32,
+    /// All free ones, once they are few.
+    listed: Vec<u32>,
+}
+
+impl Slots {
+    fn new(size: u32) -> Self {
+        let taken = vec![0; (size as usize).div_ceil(64)];
+        Self { size: Modulus::new(size), taken, until_listed: size - size.isqrt(), listed: Vec::new() }
+    }
+
     #[inline]
-    fn next_free(&mut self, taken: &[u64], size: u32) -> u32 {
+    fn take_next(&mut self, walk: &mut Walk) -> u32 {
+        if self.until_listed == 0 {
+            return self.jump(walk);
+        }
+        let slot = self.probe(walk);
+        self.taken[slot as usize / 64] |= 1 << (slot % 64);
+        self.until_listed -= 1;
+        if self.until_listed == 0 {
+            let free = |slot: &u32| self.taken[*slot as usize / 64] >> (slot % 64) & 1 == 0;
+            self.listed = (0..self.size.size).filter(free).collect();
+        }
+        slot
+    }
+
+    /// One step at a time: four at once, to save mispredicted branches, were measured and slower.
+    #[inline]
+    fn probe(&self, walk: &mut Walk) -> u32 {
         loop {
-            let slot = self.at;
-            let next = slot + self.step;
-            self.at = if next >= size { next - size } else { next };
-            if taken[slot as usize / 64] >> (slot % 64) & 1 == 0 {
+            let slot = walk.at;
+            walk.at = self.size.add(slot, walk.step);
+            if self.taken[slot as usize / 64] >> (slot % 64) & 1 == 0 {
                 return slot;
             }
         }
+    }
+
+    /// The listed slot that is the fewest steps away.
+    fn jump(&mut self, walk: &mut Walk) -> u32 {
+        if walk.inverse == 0 {
+            walk.inverse = self.size.inverse(walk.step);
+        }
+        let behind = self.size.size - walk.at;
+        let steps = |&slot: &u32| self.size.multiply(self.size.add(slot, behind), walk.inverse);
+        let nearest = (0..self.listed.len()).min_by_key(|&at| steps(&self.listed[at]));
+        let slot = self.listed.swap_remove(nearest.expect("asked only while a slot is free"));
+        walk.at = self.size.add(slot, walk.step);
+        slot
+    }
+}
+
+/// Arithmetic modulo the prime size of a table.
+#[derive(Clone, Copy)]
+struct Modulus {
+    size: u32,
+    /// 2^64 / size, rounded down.
+    reciprocal: u64,
+}
+
+impl Modulus {
+    fn new(size: u32) -> Self {
+        Self { size, reciprocal: u64::MAX / u64::from(size) }
+    }
+
+    /// The sum, given that it is below twice the size.
+    #[inline]
+    fn add(self, a: u32, b: u32) -> u32 {
+        let sum = a + b;
+        if sum >= self.size { sum - self.size } else { sum }
+    }
+
+    /// The product of two values, at most the size, by Barrett's reduction: the quotient is one too small at
+    /// most, since the product is far below 2^64.
+    #[inline]
+    fn multiply(self, a: u32, b: u32) -> u32 {
+        let product = u64::from(a) * u64::from(b);
+        let quotient = ((u128::from(product) * u128::from(self.reciprocal)) >> 64) as u64;
+        let rest = (product - quotient * u64::from(self.size)) as u32;
+        if rest >= self.size { rest - self.size } else { rest }
+    }
+
+    /// `a^(size - 2)`, which is the inverse modulo a prime (Fermat).
+    fn inverse(self, a: u32) -> u32 {
+        let (mut power, mut result, mut exponent) = (a, 1, self.size - 2);
+        while exponent > 0 {
+            if exponent & 1 == 1 {
+                result = self.multiply(result, power);
+            }
+            power = self.multiply(power, power);
+            exponent >>= 1;
+        }
+        result
     }
 }
 
@@ -108,7 +199,28 @@ fn classes(members: &[Member], size: u32) -> BinaryHeap<Class> {
             position: u16::try_from(position).expect("positions are below the value that means none"),
             at: scale(at, size),
             step: 1 + scale(step, size - 1),
+            inverse: 0,
         });
     }
     by_weight.into_iter().map(|(weight, walks)| Class { weight, turns: 0, walks }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::maglev::LADDER;
+
+    #[test]
+    fn products_and_inverses_are_those_of_plain_arithmetic() {
+        for size in LADDER.into_iter().chain([2, 3, 5]) {
+            let modulus = Modulus::new(size);
+            for a in (1..size).step_by(size as usize / 50 + 1).chain([size - 1]) {
+                for b in [0, 1, a, size / 2, size - 1] {
+                    let plain = u64::from(a) * u64::from(b) % u64::from(size);
+                    assert_eq!(u64::from(modulus.multiply(a, b)), plain, "{a} * {b} mod {size}");
+                }
+                assert_eq!(modulus.multiply(a, modulus.inverse(a)), 1, "1 / {a} mod {size}");
+            }
+        }
+    }
 }

@@ -13,8 +13,11 @@
 mod fill;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
+use crate::hash::FoldHasher;
 use crate::limits::{MAGLEV_SLOTS_MAX, MAGLEV_SLOTS_PER_BACKEND};
 use crate::wire::Addr;
 
@@ -87,7 +90,7 @@ struct Recipe {
 /// The tables of one snapshot, each made once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tables {
-    made: HashMap<Recipe, Arc<[u16]>>,
+    made: HashMap<Recipe, Arc<[u16]>, BuildHasherDefault<FoldHasher>>,
 }
 
 impl Tables {
@@ -100,14 +103,13 @@ impl Tables {
     ) -> Arc<[u16]> {
         let divisor = members.iter().fold(0, |divisor, member| gcd(divisor, member.weight)).max(1);
         members.iter_mut().for_each(|member| member.weight /= divisor);
-        let recipe = Recipe { size, members: members.into() };
-        if let Some(table) = self.made.get(&recipe) {
-            return Arc::clone(table);
-        }
-        let kept = previous.and_then(|tables| tables.made.get(&recipe)).map(Arc::clone);
-        let table = kept.unwrap_or_else(|| build(&recipe.members, size));
-        self.made.insert(recipe, Arc::clone(&table));
-        table
+        let place = match self.made.entry(Recipe { size, members: members.into() }) {
+            Entry::Occupied(made) => return Arc::clone(made.get()),
+            Entry::Vacant(place) => place,
+        };
+        let kept = previous.and_then(|tables| tables.made.get(place.key())).map(Arc::clone);
+        let table = kept.unwrap_or_else(|| build(&place.key().members, size));
+        Arc::clone(place.insert(table))
     }
 
     /// Distinct tables.

@@ -2,7 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 fn members(weights: &[u16]) -> Vec<Member> {
     let member = |(n, &weight): (usize, &u16)| {
@@ -138,34 +138,41 @@ proptest! {
 
 #[test]
 fn the_table_is_that_of_the_paper() {
-    // The paper's pseudo code, with explicit permutations and remainders.
-    let (members, size) = (equal(7), 1_009_u64);
-    let permutations: Vec<Vec<u64>> = members
+    for (backends, size) in
+        [(1, 2), (3, 3), (5, 13), (7, 1_009), (60, 1_009), (300, 2_039), (1_009, 1_009), (40, 65_537)]
+    {
+        let members = equal(backends);
+        assert_eq!(*build(&members, size), paper(&members, size), "{backends} backends, {size} slots");
+    }
+}
+
+/// The pseudo code of the paper for equal weights, with remainders.
+fn paper(members: &[Member], size: u32) -> Vec<u16> {
+    let scale = |hash, len| u64::from(crate::hash::scale(hash, len));
+    let walks: Vec<(u64, u64)> = members
         .iter()
         .map(|member| {
             let (offset, skip) = crate::hash::identity_hashes(&member.address, 0);
-            let offset = u64::from(crate::hash::scale(offset, 1_009));
-            let skip = u64::from(crate::hash::scale(skip, 1_008)) + 1;
-            (0..size).map(|j| (offset + j * skip) % size).collect()
+            (scale(offset, size), scale(skip, size - 1) + 1)
         })
         .collect();
-    let (mut entry, mut next, mut filled) = (vec![NO_BACKEND; 1_009], [0; 7], 0);
-    'fill: loop {
-        for i in 0..7 {
-            let mut c = permutations[i][next[i]];
-            while entry[c as usize] != NO_BACKEND {
-                next[i] += 1;
-                c = permutations[i][next[i]];
+    let permutation = |i: usize, j: u64| ((walks[i].0 + j * walks[i].1) % u64::from(size)) as usize;
+    let (mut entry, mut next, mut filled) = (vec![NO_BACKEND; size as usize], vec![0; members.len()], 0);
+    loop {
+        for (i, next) in next.iter_mut().enumerate() {
+            let mut c = permutation(i, *next);
+            while entry[c] != NO_BACKEND {
+                *next += 1;
+                c = permutation(i, *next);
             }
-            entry[c as usize] = i as u16;
-            next[i] += 1;
+            entry[c] = i as u16;
+            *next += 1;
             filled += 1;
-            if filled == 1_009 {
-                break 'fill;
+            if filled == size {
+                return entry;
             }
         }
     }
-    assert_eq!(*build(&members, 1_009), entry[..]);
 }
 
 #[test]
@@ -191,9 +198,13 @@ fn prints_how_long_tables_take() {
     for (backends, size) in [(10, 8_191), (100, 65_537), (1_000, 65_537), (1_000, 655_373), (10_000, 655_373)]
     {
         let members = equal(backends);
-        let started = Instant::now();
-        let table = build(&members, size);
-        println!("{backends} backends, {size} slots: {:?}", started.elapsed());
-        assert!(table.iter().all(|&position| usize::from(position) < backends));
+        let mut best = Duration::MAX;
+        for _ in 0..5 {
+            let started = Instant::now();
+            let table = build(&members, size);
+            best = best.min(started.elapsed());
+            assert!(table.iter().all(|&position| usize::from(position) < backends));
+        }
+        println!("{backends} backends, {size} slots: {best:?}");
     }
 }

@@ -1,0 +1,133 @@
+//! Ids of everything programmed: those of the previous snapshot for what lives on, free ones for the rest.
+//!
+//! A service is known by (VIP, protocol, port), a backend by its service and (address, port), an endpoint by
+//! (address, port, protocol). Called by the compile of a snapshot; how indices are given is in
+//! [`super::super::indices`].
+//!
+//! Invariant: things are numbered in the order of their keys, so equal histories give equal ids.
+
+use super::Programmed;
+use crate::backend::EndpointKey;
+use crate::hash::key_hash;
+use crate::ids::{BackendId, EndpointId, ServiceId};
+use crate::service::{ServiceInfo, Services};
+use crate::snapshot::Snapshot;
+use crate::snapshot::indices::{Generations, Indices};
+use crate::snapshot::spec::ForwardingMode;
+
+/// Ids of everything programmed: services and backends in their order, endpoints by key.
+pub(super) struct Ids {
+    pub(super) services: Vec<ServiceId>,
+    /// Of all services one after the other.
+    pub(super) backends: Vec<BackendId>,
+    /// Of each backend.
+    pub(super) backend_endpoints: Vec<EndpointId>,
+    /// By key; whether it is behind a service whose replies come back through the gateway.
+    pub(super) endpoints: Vec<(EndpointKey, EndpointId, bool)>,
+    pub(super) generations: Generations,
+}
+
+impl Ids {
+    pub(super) fn assign(programmed: &[Programmed<'_>], previous: Option<&Snapshot>) -> Self {
+        let before = previous.map(|snapshot| snapshot.generations.clone()).unwrap_or_default();
+
+        let kept_services: Vec<_> =
+            programmed.iter().map(|service| previous?.services.known(service)).collect();
+        let (services, service_generations) = assign(
+            &before.services,
+            kept_services.iter().map(|known| known.map(|known| known.id)),
+            ServiceId::index,
+            ServiceId::new,
+        );
+
+        let kept_backends = programmed.iter().zip(&kept_services).flat_map(|(service, known)| {
+            let known = known.filter(|known| same_kind_of_flow(known.mode, service.spec.mode));
+            service.backends.iter().map(move |backend| {
+                let backends = &known?.backends;
+                let key = (backend.address, backend.spec.port);
+                let at = backends.binary_search_by_key(&key, |known| (known.address, known.port)).ok()?;
+                Some(backends[at].id)
+            })
+        });
+        let (backends, backend_generations) =
+            assign(&before.backends, kept_backends, BackendId::index, BackendId::new);
+
+        let keyed = endpoint_keys(programmed);
+        let groups: Vec<_> = keyed.chunk_by(|a, b| a.0 == b.0).collect();
+        let known = previous.map_or(&[][..], |snapshot| snapshot.endpoints.by_key());
+        let kept_endpoints = groups.iter().map(|group| {
+            let at = known.binary_search_by_key(&group[0].0, |&(key, _)| key).ok()?;
+            Some(known[at].1)
+        });
+        let (endpoint_ids, endpoint_generations) =
+            assign(&before.endpoints, kept_endpoints, EndpointId::index, EndpointId::new);
+        let mut backend_endpoints = vec![EndpointId::from_raw(0); keyed.len()];
+        let mut endpoints = Vec::with_capacity(groups.len());
+        for (group, &id) in groups.iter().zip(&endpoint_ids) {
+            for &(_, backend, _) in *group {
+                backend_endpoints[backend] = id;
+            }
+            endpoints.push((group[0].0, id, group.iter().any(|&(.., replies)| replies)));
+        }
+        Self {
+            services,
+            backends,
+            backend_endpoints,
+            endpoints,
+            generations: Generations {
+                services: service_generations,
+                backends: backend_generations,
+                endpoints: endpoint_generations,
+            },
+        }
+    }
+}
+
+/// Whether flows of one mode can go on in the other: between DSR modes the packet inside stays the same.
+fn same_kind_of_flow(a: ForwardingMode, b: ForwardingMode) -> bool {
+    a == b || a.is_dsr() && b.is_dsr()
+}
+
+/// The ids of a list of things, given those that they have already.
+fn assign<Id: Copy>(
+    generations: &[u32],
+    kept: impl Iterator<Item = Option<Id>>,
+    index: impl Fn(Id) -> usize,
+    new: impl Fn(usize, u32) -> Id,
+) -> (Vec<Id>, Box<[u32]>) {
+    let mut indices = Indices::resume(generations);
+    let kept: Vec<Option<Id>> =
+        kept.inspect(|id| id.iter().for_each(|&id| indices.keep(index(id)))).collect();
+    let mut fresh = || {
+        let (index, generation) = indices.fresh();
+        new(index, generation)
+    };
+    let ids = kept.into_iter().map(|id| id.unwrap_or_else(&mut fresh)).collect();
+    (ids, indices.finish())
+}
+
+/// The endpoint of every backend, with the backend's number over all services, sorted by endpoint.
+fn endpoint_keys(programmed: &[Programmed<'_>]) -> Vec<(EndpointKey, usize, bool)> {
+    let of_service = |service: &'_ Programmed<'_>| {
+        let (protocol, replies) = (service.spec.key.protocol, !service.spec.mode.is_dsr());
+        service
+            .backends
+            .iter()
+            .map(move |backend| {
+                (EndpointKey { address: backend.address, port: backend.spec.port, protocol }, replies)
+            })
+            .collect::<Vec<_>>()
+    };
+    let all = programmed.iter().flat_map(of_service).enumerate();
+    let mut keyed: Vec<_> = all.map(|(at, (key, replies))| (key, at, replies)).collect();
+    keyed.sort_unstable();
+    keyed
+}
+
+impl Services {
+    /// The same service port in this, the previous snapshot.
+    fn known(&self, service: &Programmed<'_>) -> Option<&ServiceInfo> {
+        let (proto, port) = (service.spec.key.protocol.number(), service.spec.key.port);
+        self.info(self.find(key_hash(&service.vip, proto, port), &service.vip, proto, port)?.id)
+    }
+}

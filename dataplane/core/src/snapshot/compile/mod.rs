@@ -1,0 +1,300 @@
+//! From a spec to a snapshot: check, program what can be, keep ids, make tables.
+//!
+//! Runs on a control thread. What cannot work at all refuses the spec; what cannot work alone becomes a
+//! [`Problem`] and is left out. Everything is sorted by identity first, so the order of the spec does not
+//! matter. Side effects are on the neighbour table alone: next hops get slots, fixed ones their addresses.
+//!
+//! Invariant: an error leaves the neighbour table as it was.
+
+mod identity;
+mod network;
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use identity::Ids;
+use network::Network;
+
+use super::problem::{CompileError, Problem};
+use super::spec::{BackendSpec, BackendState, ServiceSpec, SnapshotSpec, TableSize};
+use super::{Interface, Snapshot};
+use crate::backend::{Backend, Backends, Endpoints};
+use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
+use crate::limits;
+use crate::maglev::{self, Member, Tables};
+use crate::neighbors::{NeighborSlot, NeighborTable};
+use crate::service::{BackendInfo, Service, ServiceInfo, Services};
+use crate::wire::{Addr, Family};
+
+impl Snapshot {
+    /// Compiles a spec. Ids of what lives on are those of `previous`, and Maglev tables that did not change
+    /// are its tables. Next hops get their slots in `neighbors`.
+    ///
+    /// The same service port whose mode goes from or to NAT has other backends than before: their flows are
+    /// of another kind.
+    ///
+    /// # Errors
+    /// [`CompileError`]: the spec breaks a limit or contradicts itself. Problems of single backends, routes
+    /// and neighbours are in the result; those are left out, and the rest works.
+    pub fn compile(
+        spec: &SnapshotSpec,
+        previous: Option<&Snapshot>,
+        neighbors: &NeighborTable,
+    ) -> Result<(Snapshot, Vec<Problem>), CompileError> {
+        let interfaces = interfaces(spec)?;
+        check_network(spec)?;
+        let services = sorted_services(spec)?;
+        let mut problems = Vec::new();
+
+        let network = Network::build(spec, &services, interfaces, neighbors, &mut problems);
+        let programmed: Vec<Programmed<'_>> =
+            services.into_iter().map(|service| network.program(service, neighbors, &mut problems)).collect();
+        let ids = Ids::assign(&programmed, previous);
+        let static_neighbors = network.set_static(spec, previous, neighbors, &mut problems);
+        let snapshot = assemble(spec, previous, network, &programmed, ids, static_neighbors, &mut problems);
+        Ok((snapshot, problems))
+    }
+}
+
+/// A service port with its backends by identity.
+struct Sorted<'a> {
+    spec: &'a ServiceSpec,
+    vip: Addr,
+    backends: Vec<(Addr, &'a BackendSpec)>,
+}
+
+/// What is left of it, and where each backend is.
+struct Programmed<'a> {
+    spec: &'a ServiceSpec,
+    vip: Addr,
+    backends: Vec<Reachable<'a>>,
+}
+
+struct Reachable<'a> {
+    spec: &'a BackendSpec,
+    address: Addr,
+    interface: InterfaceIndex,
+    neighbor: NeighborSlot,
+}
+
+fn at_most(what: &'static str, count: usize, max: usize) -> Result<(), CompileError> {
+    if count > max { Err(CompileError::TooMany { what, count, max }) } else { Ok(()) }
+}
+
+fn interfaces(spec: &SnapshotSpec) -> Result<Box<[Interface]>, CompileError> {
+    at_most("interfaces", spec.interfaces.len(), limits::INTERFACES_MAX)?;
+    let mut seen = HashSet::<IpAddr>::new();
+    for address in spec.interfaces.iter().flat_map(|interface| &interface.addresses) {
+        if !seen.insert(address.addr()) {
+            return Err(CompileError::DuplicateAddress { address: address.addr() });
+        }
+    }
+    let interface = |spec| {
+        Interface::new(spec)
+            .ok_or_else(|| CompileError::Vlan { interface: spec.name.clone(), vlan: spec.vlan.unwrap_or(0) })
+    };
+    spec.interfaces.iter().map(interface).collect()
+}
+
+fn check_network(spec: &SnapshotSpec) -> Result<(), CompileError> {
+    at_most("routes", spec.routes.len(), limits::ROUTES_MAX)?;
+    at_most("snatAddresses", spec.snat_addresses.len(), limits::SNAT_ADDRESSES_MAX)?;
+    at_most("neighbors", spec.neighbors.len(), limits::NEXT_HOPS_MAX)?;
+    let mut seen = HashSet::new();
+    if let Some(neighbor) = spec.neighbors.iter().find(|neighbor| !seen.insert(neighbor.ip)) {
+        return Err(CompileError::DuplicateNeighbor { ip: neighbor.ip });
+    }
+    let mut seen = HashSet::new();
+    match spec.routes.iter().find(|route| !seen.insert(route.to.trunc())) {
+        Some(route) => Err(CompileError::DuplicateRoute { to: route.to }),
+        None => Ok(()),
+    }
+}
+
+fn sorted_services(spec: &SnapshotSpec) -> Result<Vec<Sorted<'_>>, CompileError> {
+    at_most("service ports", spec.services.len(), limits::SERVICES_MAX)?;
+    at_most(
+        "backends",
+        spec.services.iter().map(|service| service.backends.len()).sum(),
+        limits::BACKENDS_MAX,
+    )?;
+    let mut services = spec.services.iter().map(sorted_service).collect::<Result<Vec<_>, _>>()?;
+    let key = |service: &Sorted<'_>| (service.vip, service.spec.key.protocol, service.spec.key.port);
+    services.sort_by_key(key);
+    match services.windows(2).find(|pair| key(&pair[0]) == key(&pair[1])) {
+        Some(pair) => Err(CompileError::DuplicateService { service: pair[0].spec.key }),
+        None => Ok(services),
+    }
+}
+
+fn sorted_service(spec: &ServiceSpec) -> Result<Sorted<'_>, CompileError> {
+    let service = spec.key;
+    if service.port == 0 {
+        return Err(CompileError::ServicePortZero { service });
+    }
+    if let TableSize::Fixed(size) = spec.table_size
+        && !(size <= limits::MAGLEV_SLOTS_MAX && maglev::is_prime(size))
+    {
+        return Err(CompileError::TableSize { service, size });
+    }
+    if spec.backends.len() > limits::BACKENDS_PER_SERVICE_MAX {
+        return Err(CompileError::TooManyBackends { service, count: spec.backends.len() });
+    }
+    let mut backends: Vec<_> =
+        spec.backends.iter().map(|backend| (Addr::from(backend.address), backend)).collect();
+    let key = |&(address, backend): &(Addr, &BackendSpec)| (address, backend.port);
+    backends.sort_unstable_by_key(key);
+    if let Some(pair) = backends.windows(2).find(|pair| key(&pair[0]) == key(&pair[1])) {
+        return Err(CompileError::DuplicateBackend { service, backend: socket(pair[0].1) });
+    }
+    Ok(Sorted { spec, vip: service.vip.into(), backends })
+}
+
+fn socket(backend: &BackendSpec) -> SocketAddr {
+    SocketAddr::new(backend.address, backend.port)
+}
+
+fn assemble(
+    spec: &SnapshotSpec,
+    previous: Option<&Snapshot>,
+    network: Network,
+    programmed: &[Programmed<'_>],
+    ids: Ids,
+    static_neighbors: Box<[NeighborSlot]>,
+    problems: &mut Vec<Problem>,
+) -> Snapshot {
+    let mut tables = Tables::default();
+    let mut next_hops = network.routers;
+    let mut services = Vec::with_capacity(programmed.len());
+    let mut backends = Vec::with_capacity(ids.backends.len());
+    for (service, &id) in programmed.iter().zip(&ids.services) {
+        let start = backends.len();
+        let mut infos = Vec::with_capacity(service.backends.len());
+        for (offset, backend) in service.backends.iter().enumerate() {
+            let (id_of_backend, endpoint) =
+                (ids.backends[start + offset], ids.backend_endpoints[start + offset]);
+            next_hops.push(backend.neighbor);
+            backends.push(hot_backend(service, id, backend, id_of_backend, endpoint));
+            infos.push(BackendInfo {
+                id: id_of_backend,
+                endpoint,
+                address: backend.address,
+                port: backend.spec.port,
+                weight: backend.spec.weight,
+                state: backend.spec.state,
+            });
+        }
+        let table = table(service, &mut tables, previous, problems);
+        services.push((hot_service(service, id, start, table), info(service.spec, id, infos)));
+    }
+    next_hops.sort_unstable();
+    next_hops.dedup();
+    Snapshot {
+        generation: spec.generation,
+        services: Services::build(ids.generations.services.len(), services),
+        backends: Backends::build(ids.generations.backends.len(), backends.into_iter()),
+        backend_ids: ids.backends.into(),
+        endpoints: Endpoints::build(ids.generations.endpoints.len(), &ids.endpoints),
+        addresses: network.addresses,
+        routes: network.routes,
+        interfaces: network.interfaces,
+        snat_v4: network.snat_v4,
+        snat_v6: network.snat_v6,
+        tunnel_source_v4: network.tunnel_source_v4,
+        tunnel_source_v6: network.tunnel_source_v6,
+        generations: ids.generations,
+        tables,
+        next_hops: next_hops.into(),
+        static_neighbors,
+    }
+}
+
+/// The Maglev table. Backends that take no new flow keep their positions, so that a drain moves no other one.
+fn table(
+    service: &Programmed<'_>,
+    tables: &mut Tables,
+    previous: Option<&Snapshot>,
+    problems: &mut Vec<Problem>,
+) -> std::sync::Arc<[u16]> {
+    let weight =
+        |backend: &BackendSpec| if backend.state == BackendState::Active { backend.weight } else { 0 };
+    let members: Vec<Member> = service
+        .backends
+        .iter()
+        .map(|backend| Member { address: backend.address, weight: weight(backend.spec) })
+        .collect();
+    let taking_part = members.iter().filter(|member| member.weight > 0).count();
+    let size = match service.spec.table_size {
+        TableSize::Auto => maglev::auto_size(members.len()),
+        TableSize::Fixed(size) => size,
+    };
+    if (size as usize) < taking_part {
+        let (key, label) = (service.spec.key, service.spec.label());
+        problems.push(Problem::TableTooSmall { service: key, label, slots: size, backends: taking_part });
+    }
+    tables.table(members, size, previous.map(|snapshot| &snapshot.tables))
+}
+
+fn hot_backend(
+    service: &Programmed<'_>,
+    service_id: ServiceId,
+    backend: &Reachable<'_>,
+    id: BackendId,
+    endpoint: EndpointId,
+) -> Backend {
+    Backend {
+        address: backend.address,
+        id,
+        service: service_id,
+        endpoint,
+        neighbor: backend.neighbor,
+        port: backend.spec.port,
+        interface: backend.interface,
+        family: if backend.address.is_v4() { Family::V4 } else { Family::V6 },
+        state: backend.spec.state,
+        mode: service.spec.mode,
+        protocol: service.spec.key.protocol,
+    }
+}
+
+fn hot_service(
+    service: &Programmed<'_>,
+    id: ServiceId,
+    start: usize,
+    table: std::sync::Arc<[u16]>,
+) -> Service {
+    Service {
+        vip: service.vip,
+        id,
+        affinity_ms: service.spec.affinity.map_or(0, |timeout| millis(timeout).max(1)),
+        idle_tcp_ms: millis(service.spec.idle_timeout_tcp),
+        idle_udp_ms: millis(service.spec.idle_timeout_udp),
+        backends_start: u32::try_from(start).expect("below limits::BACKENDS_MAX"),
+        backends_len: u16::try_from(service.backends.len())
+            .expect("at most limits::BACKENDS_PER_SERVICE_MAX"),
+        port: service.spec.key.port,
+        protocol: service.spec.key.protocol,
+        mode: service.spec.mode,
+        no_endpoints: service.spec.no_endpoints,
+        table,
+    }
+}
+
+fn info(spec: &ServiceSpec, id: ServiceId, backends: Vec<BackendInfo>) -> ServiceInfo {
+    ServiceInfo {
+        id,
+        key: spec.key,
+        namespace: spec.namespace.clone(),
+        name: spec.name.clone(),
+        port_name: spec.port_name.clone(),
+        mode: spec.mode,
+        table_size: spec.table_size,
+        backends: backends.into(),
+    }
+}
+
+/// Whole milliseconds, below 2^31: ages are differences modulo 2^32.
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX).min(i32::MAX as u32)
+}

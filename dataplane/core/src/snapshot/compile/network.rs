@@ -1,0 +1,200 @@
+//! What lies around the services: interfaces, routes, addresses, and whether a backend can be reached.
+//!
+//! Called by the compile of a snapshot, once its spec is known to be sound. Each rule that leaves a backend out
+//! is in [`Network::reach`], with its reason; nothing here refuses a spec. Next hops get their slots in the
+//! neighbour table here.
+
+use super::{Programmed, Reachable, Sorted, socket};
+use crate::addresses::{AddressKind, Addresses};
+use crate::ids::InterfaceIndex;
+use crate::neighbors::{NeighborSlot, NeighborTable};
+use crate::routes::{NextHop, Route, Routes};
+use crate::snapshot::problem::{BackendProblem, Problem};
+use crate::snapshot::spec::{BackendSpec, ForwardingMode, ServiceSpec, SnapshotSpec};
+use crate::snapshot::{Interface, Snapshot};
+use crate::wire::{Addr, Family};
+
+/// Everything but services: what decides whether a backend can be reached.
+pub(super) struct Network {
+    pub(super) interfaces: Box<[Interface]>,
+    connected: Routes,
+    pub(super) routes: Routes,
+    pub(super) routers: Vec<NeighborSlot>,
+    pub(super) addresses: Addresses,
+    pub(super) snat_v4: Box<[Addr]>,
+    pub(super) snat_v6: Box<[Addr]>,
+    pub(super) tunnel_source_v4: Option<Addr>,
+    pub(super) tunnel_source_v6: Option<Addr>,
+}
+
+impl Network {
+    pub(super) fn build(
+        spec: &SnapshotSpec,
+        services: &[Sorted<'_>],
+        interfaces: Box<[Interface]>,
+        neighbors: &NeighborTable,
+        problems: &mut Vec<Problem>,
+    ) -> Self {
+        let mut list = connected(&interfaces);
+        let connected = Routes::build(&list);
+        let mut routers = Vec::new();
+        let mut by_prefix: Vec<_> = spec.routes.iter().collect();
+        by_prefix.sort_by_key(|route| route.to);
+        for route in by_prefix {
+            let (to, via) = (route.to, route.via);
+            let Some(NextHop { interface, .. }) = connected.find(&via.into()) else {
+                problems.push(Problem::RouterOffLink { to, via });
+                continue;
+            };
+            let Ok(slot) = neighbors.intern(interface, via.into()) else {
+                problems.push(Problem::RouterTableFull { to, via });
+                continue;
+            };
+            let route = Route::new(&to, NextHop { interface, via: Some(via.into()), neighbor: Some(slot) });
+            if list.iter().any(|known| known.hop.via.is_none() && known.same_prefix(&route)) {
+                problems.push(Problem::RouteShadowed { to, via });
+                continue;
+            }
+            routers.push(slot);
+            list.push(route);
+        }
+        let snat = |family: Family| {
+            let of_family = |addr: &Addr| addr.is_v4() == (family == Family::V4);
+            let mut addrs: Vec<Addr> =
+                spec.snat_addresses.iter().map(|&addr| addr.into()).filter(of_family).collect();
+            addrs.sort_unstable();
+            addrs.dedup();
+            addrs.into_boxed_slice()
+        };
+        let own = (0..).zip(&interfaces).flat_map(|(index, interface)| {
+            interface.addresses.iter().map(move |net| (net.addr().into(), AddressKind::Own(index)))
+        });
+        let vips = services.iter().map(|service| (service.vip, AddressKind::Vip));
+        let snats = spec.snat_addresses.iter().map(|&addr| (addr.into(), AddressKind::Snat));
+        let addresses = Addresses::build(own.chain(vips).chain(snats));
+        Self {
+            connected,
+            routes: Routes::build(&list),
+            routers,
+            addresses,
+            snat_v4: snat(Family::V4),
+            snat_v6: snat(Family::V6),
+            tunnel_source_v4: spec.tunnel_source_v4.map(Addr::from),
+            tunnel_source_v6: spec.tunnel_source_v6.map(Addr::from),
+            interfaces,
+        }
+    }
+
+    pub(super) fn program<'a>(
+        &self,
+        service: Sorted<'a>,
+        neighbors: &NeighborTable,
+        problems: &mut Vec<Problem>,
+    ) -> Programmed<'a> {
+        let Sorted { spec, vip, backends } = service;
+        let reachable = |(address, backend): (Addr, &'a BackendSpec)| match self
+            .reach(spec, vip, address, backend, neighbors)
+        {
+            Ok((interface, neighbor)) => Some(Reachable { spec: backend, address, interface, neighbor }),
+            Err(reason) => {
+                let (service, label) = (spec.key, spec.label());
+                problems.push(Problem::Backend { service, label, backend: socket(backend), reason });
+                None
+            }
+        };
+        Programmed { spec, vip, backends: backends.into_iter().filter_map(reachable).collect() }
+    }
+
+    fn reach(
+        &self,
+        service: &ServiceSpec,
+        vip: Addr,
+        address: Addr,
+        backend: &BackendSpec,
+        neighbors: &NeighborTable,
+    ) -> Result<(InterfaceIndex, NeighborSlot), BackendProblem> {
+        let mode = service.mode;
+        let (service_port, backend_port) = (service.key.port, backend.port);
+        if backend_port == 0 {
+            return Err(BackendProblem::PortZero);
+        }
+        if self.addresses.find(&address).is_some() {
+            return Err(BackendProblem::AddressIsOurs);
+        }
+        if mode.is_dsr() && service_port != backend_port {
+            return Err(BackendProblem::PortDiffers { mode, service_port, backend_port });
+        }
+        if mode != ForwardingMode::DsrIpip && vip.is_v4() != address.is_v4() {
+            return Err(BackendProblem::FamilyDiffers { mode });
+        }
+        let (snat, tunnel_source) = if address.is_v4() {
+            (&self.snat_v4, self.tunnel_source_v4)
+        } else {
+            (&self.snat_v6, self.tunnel_source_v6)
+        };
+        if mode == ForwardingMode::FullNat && snat.is_empty() {
+            return Err(BackendProblem::NoSnatAddress);
+        }
+        if mode == ForwardingMode::DsrIpip && tunnel_source.is_none() {
+            return Err(BackendProblem::NoTunnelSource);
+        }
+        let hop = self.routes.find(&address).ok_or(BackendProblem::NoRoute)?;
+        if mode == ForwardingMode::DsrL2 && hop.via.is_some() {
+            return Err(BackendProblem::NotOnLink);
+        }
+        let slot = match hop.neighbor {
+            Some(slot) => slot,
+            None => {
+                neighbors.intern(hop.interface, address).map_err(|_| BackendProblem::NeighborTableFull)?
+            }
+        };
+        Ok((hop.interface, slot))
+    }
+
+    /// Gives fixed neighbours their link addresses, and takes them from those that are fixed no longer.
+    pub(super) fn set_static(
+        &self,
+        spec: &SnapshotSpec,
+        previous: Option<&Snapshot>,
+        neighbors: &NeighborTable,
+        problems: &mut Vec<Problem>,
+    ) -> Box<[NeighborSlot]> {
+        let mut fixed = Vec::new();
+        let mut by_address: Vec<_> = spec.neighbors.iter().collect();
+        by_address.sort_by_key(|neighbor| neighbor.ip);
+        for neighbor in by_address {
+            let (ip, addr) = (neighbor.ip, neighbor.ip.into());
+            let Some(hop) = self.connected.find(&addr) else {
+                problems.push(Problem::NeighborOffLink { ip });
+                continue;
+            };
+            let Ok(slot) = neighbors.intern(hop.interface, addr) else {
+                problems.push(Problem::NeighborTableFull { ip });
+                continue;
+            };
+            neighbors.set_static(slot, neighbor.mac);
+            fixed.push(slot);
+        }
+        fixed.sort_unstable();
+        fixed.dedup();
+        let before = previous.map_or(&[][..], |snapshot| &snapshot.static_neighbors);
+        for &slot in before.iter().filter(|slot| fixed.binary_search(slot).is_err()) {
+            neighbors.clear_static(slot);
+        }
+        fixed.into()
+    }
+}
+
+/// The networks of the interfaces' addresses; and, where there is one interface only, that of IPv6 link-local
+/// addresses, which routers have: a route names no interface.
+fn connected(interfaces: &[Interface]) -> Vec<Route> {
+    let on = |interface| NextHop { interface, via: None, neighbor: None };
+    let mut list: Vec<Route> = (0..)
+        .zip(interfaces)
+        .flat_map(|(index, interface)| interface.addresses.iter().map(move |net| Route::new(net, on(index))))
+        .collect();
+    if interfaces.len() == 1 {
+        list.push(Route::new(&"fe80::/64".parse().expect("a prefix"), on(0)));
+    }
+    list
+}
