@@ -1,0 +1,180 @@
+//! Flows of which the gateway sees the client's side only, and session affinity.
+//!
+//! One entry each: 20 bytes for IPv4, three to a cache line; 32 bytes for IPv6, two to a line. At the bound
+//! that is 32 and 48 bytes of table per flow. Called by the pipeline with a key, its hash, and what the packet is.
+//!
+//! Losing an entry here breaks nothing by itself: the packet goes where Maglev sends it, which is the same
+//! backend unless the slot's owner has changed since.
+
+use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
+use super::table::{Entry, Place, Table};
+use super::tcp_state::{IdleTimeout, Packet, Phase, State};
+use super::view::{FlowKind, FlowView};
+use super::{EvictionReason, FlowCounters, Full};
+use crate::ids::{BackendId, ServiceId};
+use crate::now::Now;
+
+pub(super) type V4 = Table<1, 5, 3, 16>;
+pub(super) type V6 = Table<4, 8, 2, 16>;
+
+/// Client -> backend, for both families.
+#[derive(Debug)]
+pub struct DsrTable {
+    pub(super) v4: V4,
+    pub(super) v6: V6,
+}
+
+/// A flow that is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DsrHit {
+    /// Where its packets go.
+    pub backend: BackendId,
+    /// How far along it is, this packet included.
+    pub phase: Phase,
+    /// The packet is a SYN and the flow was over: a new connection of the same ports (RFC 9293 section
+    /// 3.6.1, RFC 6191). The entry counts as opening; the caller may insert another backend over it.
+    pub reopened: bool,
+}
+
+/// Runs the same expression on the table of the key's family.
+macro_rules! by_family {
+    ($self:ident, $key:ident, |$table:ident, $packed:ident| $body:expr) => {
+        if $key.addr().is_v4() {
+            let ($table, $packed) = (&$self.v4, PackedKey::<1>::from($key));
+            $body
+        } else {
+            let ($table, $packed) = (&$self.v6, PackedKey::<4>::from($key));
+            $body
+        }
+    };
+    (mut $self:ident, $key:ident, |$table:ident, $packed:ident| $body:expr) => {
+        if $key.addr().is_v4() {
+            let ($table, $packed) = (&mut $self.v4, PackedKey::<1>::from($key));
+            $body
+        } else {
+            let ($table, $packed) = (&mut $self.v6, PackedKey::<4>::from($key));
+            $body
+        }
+    };
+}
+pub(super) use by_family;
+
+impl DsrTable {
+    pub(super) fn new(flows: usize, hasher: &FlowHasher) -> Self {
+        Self { v4: Table::new(flows, hasher.clone()), v6: Table::new(flows, hasher.clone()) }
+    }
+
+    /// Asks for the first of the key's two buckets: where most flows are. For the whole burst, first.
+    #[inline]
+    pub fn prefetch(&self, key: &FlowKey, hash: FlowHash) {
+        if key.addr().is_v4() { self.v4.prefetch(hash) } else { self.v6.prefetch(hash) }
+    }
+
+    /// Looks into the first bucket, and asks for the second where the key is not in the first. For the whole
+    /// burst, some work after [`Self::prefetch`].
+    #[inline]
+    pub fn prefetch_rest(&self, key: &FlowKey, hash: FlowHash) {
+        by_family!(self, key, |table, packed| table.prefetch_rest(&packed, hash));
+    }
+
+    /// Finds a flow and notes the packet in it.
+    #[inline]
+    pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<DsrHit> {
+        by_family!(mut self, key, |table, packed| lookup(table, &packed, hash, packet, now))
+    }
+
+    /// Finds a flow and changes nothing.
+    #[must_use]
+    pub fn peek(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<DsrHit> {
+        by_family!(self, key, |table, packed| {
+            let place = table.find(&packed, hash).filter(|&place| !table.is_expired(place, now))?;
+            let backend = BackendId::from_raw(table.value(place));
+            Some(DsrHit { backend, phase: table.phase(place), reopened: false })
+        })
+    }
+
+    /// Remembers a flow that begins with `packet`, in place of what was known of the key.
+    ///
+    /// # Errors
+    /// [`Full`], counted: every flow that would have to make way is established. The packet can still go
+    /// where Maglev sends it.
+    #[inline]
+    pub fn insert(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        backend: BackendId,
+        packet: Packet,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<(), Full> {
+        by_family!(mut self, key, |table, packed| {
+            let place = match table.find(&packed, hash) {
+                Some(place) => {
+                    table.replace(place, now);
+                    place
+                }
+                None => table.make_room(hash, None, now).ok_or(Full)?,
+            };
+            let state = State::first(packet);
+            let (seen, value) = (now.millis(), backend.raw());
+            table.write(place, &Entry { key: packed, state, idle, seen, value, peer: None });
+            Ok(())
+        })
+    }
+
+    /// Forgets a flow; whether it was known.
+    pub fn remove(&mut self, key: &FlowKey, hash: FlowHash) -> bool {
+        by_family!(mut self, key, |table, packed| {
+            let place = table.find(&packed, hash);
+            place.inspect(|&place| table.remove(place, EvictionReason::Removed)).is_some()
+        })
+    }
+
+    /// Entries that are kept, the expired among them until they are aged out.
+    #[inline]
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.v4.live + self.v6.live
+    }
+
+    pub(super) fn counters(&self) -> FlowCounters {
+        self.v4.counters.plus(&self.v6.counters)
+    }
+}
+
+#[inline]
+fn lookup<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut Table<A, W, K, B>,
+    key: &PackedKey<A>,
+    hash: FlowHash,
+    packet: Packet,
+    now: Now,
+) -> Option<DsrHit> {
+    let place = table.find_alive(key, hash, now)?;
+    let before = table.state(place)?;
+    let reopened = packet.is_opening() && matches!(before.phase(), Phase::Closing | Phase::Closed);
+    let state = if reopened { State::first(packet) } else { before.next(packet) };
+    table.touch(place, state, now);
+    Some(DsrHit { backend: BackendId::from_raw(table.value(place)), phase: state.phase(), reopened })
+}
+
+/// What a flow of the table looks like from outside.
+pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &Table<A, W, K, B>,
+    place: Place,
+    now: Now,
+) -> Option<FlowView> {
+    let vitality = table.vitality(place, now)?;
+    let key = table.key(place);
+    Some(FlowView {
+        service: ServiceId::from_raw(key.owner),
+        client: addr_of(key.addr),
+        client_port: (key.tag >> 16) as u16,
+        backend: BackendId::from_raw(table.value(place)),
+        kind: if key.tag & TWIN == 0 { FlowKind::Dsr } else { FlowKind::Affinity },
+        phase: vitality.state.phase(),
+        idle_ms: vitality.idle_ms,
+        expired: vitality.expired,
+    })
+}

@@ -1,0 +1,281 @@
+//! The flows that a worker knows: which backend a connection has, and how to translate it.
+//!
+//! Each worker has its own [`FlowTables`]: nothing is shared or locked. A packet costs one cache line that was
+//! asked for before: [`FlowTables::hash`] for the burst, `prefetch`, other work, `prefetch_rest`, other work,
+//! then `lookup` or `insert`. With DSR ([`DsrTable`]) a flow is one entry, with NAT ([`NatTable`]) two.
+//!
+//! What is promised of full tables: a flow that is established is never pushed out, by anything. So a flood
+//! of SYNs, or of any packets that come one to a 5-tuple, only turns over its own entries; beyond that new
+//! flows are refused, counted. What is not promised: a flood that completes handshakes fills a table.
+//!
+//! Invariant: nothing here reads a clock, allocates after construction, or depends on anything but its
+//! arguments; the secret of the hash is one of them.
+
+mod dsr;
+mod key;
+mod nat;
+mod room;
+mod table;
+mod tcp_state;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use dsr::{DsrHit, DsrTable};
+pub use key::{FlowHash, FlowHasher, FlowKey};
+pub use nat::{NatHit, NatTable, ReplyHit};
+pub use tcp_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase};
+pub use view::{FlowKind, FlowView};
+
+use crate::now::Now;
+
+/// All flows of one worker.
+///
+/// ```
+/// use tidegate_core::conntrack::{FlowKey, FlowTables, IdleTimeout, Packet, Phase};
+/// use tidegate_core::{ids::{BackendId, ServiceId}, now::Now, wire::{Addr, tcp::flags}};
+///
+/// let mut tables = FlowTables::new(1000, 0x5eed);
+/// let key = FlowKey::flow(ServiceId::new(3, 0), Addr::v4([198, 51, 100, 7]), 40_000);
+/// let hash = tables.hash(&key);
+/// let (syn, ack) = (Packet::Tcp(flags::SYN), Packet::Tcp(flags::ACK));
+/// let idle = IdleTimeout::new(IdleTimeout::DEFAULT_TCP);
+/// assert!(tables.dsr.lookup(&key, hash, syn, Now(0)).is_none());
+/// tables.dsr.insert(&key, hash, BackendId::new(9, 0), syn, idle, Now(0)).expect("an empty table has room");
+/// let hit = tables.dsr.lookup(&key, hash, ack, Now(1_000_000)).expect("the flow is known");
+/// assert_eq!((hit.backend, hit.phase), (BackendId::new(9, 0), Phase::Established));
+/// ```
+#[derive(Debug)]
+pub struct FlowTables {
+    /// Flows of DSR services, and affinity of all.
+    pub dsr: DsrTable,
+    /// Flows of `nat` and `fullnat` services.
+    pub nat: NatTable,
+    hasher: FlowHasher,
+    /// Which table is aged next.
+    turn: usize,
+}
+
+/// Runs the same expression on each of the four tables.
+macro_rules! each_table {
+    ($self:ident [$($borrow:tt)+], |$table:ident, $view:ident| $body:expr) => {{
+        {
+            let ($table, $view) = ($($borrow)+ $self.dsr.v4, dsr::view);
+            $body
+        }
+        {
+            let ($table, $view) = ($($borrow)+ $self.dsr.v6, dsr::view);
+            $body
+        }
+        {
+            let ($table, $view) = ($($borrow)+ $self.nat.v4, nat::view);
+            $body
+        }
+        {
+            let ($table, $view) = ($($borrow)+ $self.nat.v6, nat::view);
+            $body
+        }
+    }};
+}
+
+impl FlowTables {
+    /// Tables for `entries_per_core` flows of each of the four kinds (DSR and NAT, IPv4 and IPv6): no flow is
+    /// turned away below that, so the mix need not be known. Per flow 32, 48, 96 and 192 bytes of address
+    /// space; the pages are zeroed by the system and take memory only once flows are put there, so kinds
+    /// that are not used cost next to nothing. `seed` should be secret.
+    ///
+    /// # Panics
+    /// If that is more memory than there is, or more than 2^32 cache lines in one table.
+    #[must_use]
+    pub fn new(entries_per_core: usize, seed: u64) -> Self {
+        let hasher = FlowHasher::new(seed);
+        Self {
+            dsr: DsrTable::new(entries_per_core, &hasher),
+            nat: NatTable::new(entries_per_core, &hasher),
+            hasher,
+            turn: 0,
+        }
+    }
+
+    /// The hash of a key, for any of the tables. Pure.
+    #[inline]
+    #[must_use]
+    pub fn hash(&self, key: &FlowKey) -> FlowHash {
+        self.hasher.hash(key)
+    }
+
+    /// Removes flows that are over from the next `buckets` buckets, and returns how many. To be called with
+    /// each burst and also when there is nothing to do: the clock of the entries needs every bucket visited
+    /// within 24 days.
+    #[inline]
+    pub fn age(&mut self, now: Now, buckets: usize) -> usize {
+        for _ in 0..4 {
+            self.turn = (self.turn + 1) % 4;
+            let removed = match self.turn {
+                0 => age(&mut self.dsr.v4, now, buckets),
+                1 => age(&mut self.dsr.v6, now, buckets),
+                2 => age(&mut self.nat.v4, now, buckets),
+                _ => age(&mut self.nat.v6, now, buckets),
+            };
+            if let Some(removed) = removed {
+                return removed;
+            }
+        }
+        0
+    }
+
+    /// Flows that are kept: affinity counts as one each, NAT flows count once.
+    #[inline]
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.dsr.live() + self.nat.live()
+    }
+
+    /// Why flows have left, and how many were not taken in, since the start.
+    #[must_use]
+    pub fn counters(&self) -> FlowCounters {
+        self.dsr.counters().plus(&self.nat.counters())
+    }
+
+    /// Bytes of address space of all tables; memory only where flows have been put.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.dsr.v4.memory_bytes()
+            + self.dsr.v6.memory_bytes()
+            + self.nat.v4.memory_bytes()
+            + self.nat.v6.memory_bytes()
+    }
+
+    /// The memory of the tables, for advice to the kernel (huge pages, NUMA node).
+    #[must_use]
+    pub fn regions(&self) -> [&[u32]; 4] {
+        [self.dsr.v4.words(), self.dsr.v6.words(), self.nat.v4.words(), self.nat.v6.words()]
+    }
+
+    /// Forgets the flows for which `keep` says no, counted as removed. Walks all tables: for drains and
+    /// tests, not between bursts under load.
+    pub fn retain(&mut self, now: Now, mut keep: impl FnMut(&FlowView) -> bool) {
+        each_table!(self[&mut], |table, view| {
+            if table.live > 0 {
+                for bucket in 0..table.buckets {
+                    for place in table.places(bucket) {
+                        if table.is_flow(place) && view(table, place, now).is_some_and(|flow| !keep(&flow)) {
+                            table.remove(place, EvictionReason::Removed);
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Shows the flows of up to `buckets` buckets from `cursor` on (0 at first) and returns where to go on, or
+    /// `None` after the last. Flows that come, go or are moved meanwhile may be missed or shown twice.
+    pub fn scan(&self, cursor: u64, buckets: u64, now: Now, mut show: impl FnMut(FlowView)) -> Option<u64> {
+        let end = cursor.saturating_add(buckets);
+        let mut base = 0;
+        each_table!(self[&], |table, view| {
+            let count = u64::from(table.buckets);
+            // A table without flows is passed over at no cost.
+            let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
+            for bucket in first..count.min(end.saturating_sub(base)) {
+                let bucket = u32::try_from(bucket).expect("below the number of buckets");
+                let flows = table.places(bucket).into_iter().filter(|&place| table.is_flow(place));
+                flows.filter_map(|place| view(table, place, now)).for_each(&mut show);
+            }
+            base += count;
+        });
+        (end < base).then_some(end)
+    }
+}
+
+#[inline]
+fn age<const A: usize, const W: usize, const K: usize, const B: usize>(
+    table: &mut table::Table<A, W, K, B>,
+    now: Now,
+    buckets: usize,
+) -> Option<usize> {
+    (table.live > 0).then(|| {
+        let removed = table.age(now, buckets);
+        table.prefetch_age(buckets);
+        removed
+    })
+}
+
+/// Why a flow has left its table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum EvictionReason {
+    /// Idle for as long as its state and service allow.
+    Expired,
+    /// Not established, and made way for a new flow: no room near it, though the table is within its bound.
+    BucketFull,
+    /// Not established, and made way for a new flow: the table is over its bound.
+    TableFull,
+    /// By the pipeline or an operator.
+    Removed,
+}
+
+impl EvictionReason {
+    /// Every reason, in the order of their numbers.
+    pub const ALL: &'static [Self] = &[Self::Expired, Self::BucketFull, Self::TableFull, Self::Removed];
+
+    /// How many there are.
+    pub const COUNT: usize = Self::ALL.len();
+
+    /// The name in `tidegate_flow_evictions_total{reason}`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::BucketFull => "bucket_full",
+            Self::TableFull => "table_full",
+            Self::Removed => "removed",
+        }
+    }
+}
+
+/// What tables count, in flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FlowCounters {
+    /// Flows that have left, by [`EvictionReason`].
+    pub evictions: [u64; EvictionReason::COUNT],
+    /// New flows that were not taken in: all that could have made way were established.
+    pub refused: u64,
+}
+
+impl FlowCounters {
+    /// Flows that have left for this reason.
+    #[must_use]
+    pub fn evictions(&self, why: EvictionReason) -> u64 {
+        self.evictions[why as usize]
+    }
+
+    fn count(&mut self, why: EvictionReason) {
+        self.evictions[why as usize] += 1;
+    }
+
+    /// The sums of both.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            evictions: std::array::from_fn(|n| self.evictions[n] + other.evictions[n]),
+            refused: self.refused + other.refused,
+        }
+    }
+}
+
+/// No flow that could make way for a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("every flow that would have to make way is established")]
+pub struct Full;
+
+/// Why a pair was not inserted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PairError {
+    /// Another flow has the same replies.
+    #[error("another flow has the same replies")]
+    Conflict,
+    /// See [`Full`].
+    #[error("every flow that would have to make way is established")]
+    Full,
+}

@@ -1,0 +1,397 @@
+//! Buckets of entries in one lump of memory: storage, search, ageing. Room for new entries is made in
+//! `room.rs`; what an entry means is up to the DSR and NAT tables, which are this one with other sizes.
+//!
+//! An entry is `W` words: owner, port and state, last packet, value, address (`A` words); in tables of pairs
+//! also the key of the other entry. A bucket is `B` words: one cache line (two for IPv6 pairs) with `K` entries,
+//! and each key has two buckets. The memory is zeroed words of which the first bucket is the first aligned
+//! one, because only words come zeroed by the system and so untouched until used; a type aligned to the
+//! cache line would be written in full at start.
+//!
+//! Invariant: an entry lies in one of the two buckets of its key, and no key is there twice. The entries of a
+//! pair name each other by key, not by place, so either can be moved without touching the other.
+
+use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
+use super::tcp_state::{CLOSED_MS, IdleTimeout, Phase, State};
+use super::{EvictionReason, FlowCounters};
+use crate::now::Now;
+use crate::prefetch;
+
+/// A table with `A` words of address, `W` of entry, `K` entries in a bucket and `B` words of bucket.
+#[derive(Debug)]
+pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B: usize> {
+    words: Box<[u32]>,
+    /// Where the first bucket begins.
+    first: usize,
+    pub(super) buckets: u32,
+    /// Entries for which there is room without turning any away.
+    pub(super) bound: usize,
+    pub(super) live: usize,
+    /// The bucket that ageing looks at next.
+    cursor: u32,
+    hasher: FlowHasher,
+    pub(super) counters: FlowCounters,
+}
+
+/// Where an entry is, until the next insertion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place(usize);
+
+/// What there is to say about an entry, or about the pair that it is part of.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Vitality {
+    pub(super) state: State,
+    pub(super) idle_ms: u32,
+    pub(super) expired: bool,
+}
+
+const OWNER: usize = 0;
+/// Port (16 bits), twin (1), state (3), idle timeout (12).
+const TAG: usize = 1;
+const SEEN: usize = 2;
+const VALUE: usize = 3;
+const ADDR: usize = 4;
+
+const STATE_SHIFT: u32 = 12;
+const STATE_MASK: u32 = 7 << STATE_SHIFT;
+const IDLE_MASK: u32 = 0xfff;
+
+/// A new entry.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry<const A: usize> {
+    pub(super) key: PackedKey<A>,
+    pub(super) state: State,
+    pub(super) idle: IdleTimeout,
+    pub(super) seen: u32,
+    pub(super) value: u32,
+    /// The key of the other entry, in tables of pairs.
+    pub(super) peer: Option<PackedKey<A>>,
+}
+
+impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
+    /// Whether entries come in pairs: there is room for a second key.
+    pub(super) const PAIRED: bool = W >= ADDR + A + 2 + A;
+    const PEER_OWNER: usize = ADDR + A;
+    const PEER_TAG: usize = ADDR + A + 1;
+    const PEER_ADDR: usize = ADDR + A + 2;
+
+    /// A table with room for `bound` entries at two thirds of its capacity.
+    pub(super) fn new(bound: usize, hasher: FlowHasher) -> Self {
+        const { assert!(W * K <= B && W >= ADDR + A && B.is_power_of_two()) };
+        let bound = bound.max(1);
+        let buckets = (bound.saturating_mul(3).div_ceil(2 * K)).max(4);
+        let buckets = u32::try_from(buckets).expect("a flow table of less than 2^32 cache lines");
+        let words = vec![0u32; buckets as usize * B + B - 1].into_boxed_slice();
+        // The allocation stays where it is as long as the table lives.
+        let misaligned = words.as_ptr().addr() / size_of::<u32>() % B;
+        let first = (B - misaligned) % B;
+        Self { words, first, buckets, bound, live: 0, cursor: 0, hasher, counters: FlowCounters::default() }
+    }
+
+    pub(super) fn words(&self) -> &[u32] {
+        &self.words[self.first..self.first + self.buckets as usize * B]
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        size_of_val(&*self.words)
+    }
+
+    #[inline]
+    pub(super) fn primary(&self, hash: FlowHash) -> u32 {
+        // Lemire 2019: a share of the range instead of a remainder, so any number of buckets will do.
+        ((u64::from(hash.0 as u32) * u64::from(self.buckets)) >> 32) as u32
+    }
+
+    #[inline]
+    pub(super) fn secondary(&self, hash: FlowHash) -> u32 {
+        let bucket = (((hash.0 >> 32) * u64::from(self.buckets)) >> 32) as u32;
+        if bucket != self.primary(hash) {
+            bucket
+        } else if bucket + 1 == self.buckets {
+            0
+        } else {
+            bucket + 1
+        }
+    }
+
+    #[inline]
+    fn start(&self, bucket: u32) -> usize {
+        self.first + bucket as usize * B
+    }
+
+    #[inline]
+    pub(super) fn places(&self, bucket: u32) -> [Place; K] {
+        let start = self.start(bucket);
+        std::array::from_fn(|n| Place(start + n * W))
+    }
+
+    pub(super) fn bucket_of(&self, place: Place) -> u32 {
+        ((place.0 - self.first) / B) as u32
+    }
+
+    #[inline]
+    fn prefetch_bucket(&self, bucket: u32) {
+        let start = self.start(bucket);
+        prefetch::read(&self.words[start]);
+        if B > 16 {
+            prefetch::read(&self.words[start + 16]);
+        }
+    }
+
+    /// Asks for the first bucket of a key.
+    #[inline]
+    pub(super) fn prefetch(&self, hash: FlowHash) {
+        self.prefetch_bucket(self.primary(hash));
+    }
+
+    /// Looks into the first bucket, which has been asked for, and asks for the second one where the key is
+    /// not in the first.
+    #[inline]
+    pub(super) fn prefetch_rest(&self, key: &PackedKey<A>, hash: FlowHash) {
+        if self.live > 0 && self.find_in(self.primary(hash), key).is_none() {
+            self.prefetch_bucket(self.secondary(hash));
+        }
+    }
+
+    #[inline]
+    pub(super) fn find(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
+        if self.live == 0 {
+            // Also keeps the memory of a table that is never used untouched.
+            return None;
+        }
+        self.find_in(self.primary(hash), key).or_else(|| self.find_in(self.secondary(hash), key))
+    }
+
+    #[inline]
+    fn find_in(&self, bucket: u32, key: &PackedKey<A>) -> Option<Place> {
+        let start = self.start(bucket);
+        let words = &self.words[start..start + B];
+        for n in 0..K {
+            let entry = &words[n * W..(n + 1) * W];
+            if entry[OWNER] == key.owner
+                && (entry[TAG] ^ key.tag) & KEY_MASK == 0
+                && entry[TAG] & STATE_MASK != 0
+                && entry[ADDR..ADDR + A] == key.addr
+            {
+                return Some(Place(start + n * W));
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn entry(&self, place: Place) -> &[u32; W] {
+        self.words[place.0..].first_chunk().expect("places lie within the table")
+    }
+
+    #[inline]
+    fn entry_mut(&mut self, place: Place) -> &mut [u32; W] {
+        self.words[place.0..].first_chunk_mut().expect("places lie within the table")
+    }
+
+    /// The state of the entry, `None` for an empty slot.
+    #[inline]
+    pub(super) fn state(&self, place: Place) -> Option<State> {
+        State::from_bits((self.entry(place)[TAG] & STATE_MASK) >> STATE_SHIFT)
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self, place: Place) -> bool {
+        self.entry(place)[TAG] & STATE_MASK == 0
+    }
+
+    #[inline]
+    pub(super) fn value(&self, place: Place) -> u32 {
+        self.entry(place)[VALUE]
+    }
+
+    /// The key of the entry.
+    #[inline]
+    pub(super) fn key(&self, place: Place) -> PackedKey<A> {
+        let entry = self.entry(place);
+        PackedKey {
+            owner: entry[OWNER],
+            tag: entry[TAG] & KEY_MASK,
+            addr: std::array::from_fn(|n| entry[ADDR + n]),
+        }
+    }
+
+    /// The key of the other entry of the pair.
+    #[inline]
+    pub(super) fn peer_key(&self, place: Place) -> PackedKey<A> {
+        let entry = self.entry(place);
+        PackedKey {
+            owner: entry[Self::PEER_OWNER],
+            tag: entry[Self::PEER_TAG],
+            addr: std::array::from_fn(|n| entry[Self::PEER_ADDR + n]),
+        }
+    }
+
+    #[inline]
+    pub(super) fn hash_of(&self, key: &PackedKey<A>) -> FlowHash {
+        self.hasher.hash_packed(key)
+    }
+
+    /// The other entry of the pair, if the table has pairs.
+    pub(super) fn peer(&self, place: Place) -> Option<Place> {
+        if !Self::PAIRED {
+            return None;
+        }
+        let key = self.peer_key(place);
+        self.find(&key, self.hash_of(&key))
+    }
+
+    #[inline]
+    pub(super) fn write(&mut self, place: Place, new: &Entry<A>) {
+        debug_assert!(self.is_empty(place), "room is made before an entry is written");
+        self.live += 1;
+        let entry = self.entry_mut(place);
+        entry[OWNER] = new.key.owner;
+        entry[TAG] = new.key.tag | (new.state as u32) << STATE_SHIFT | new.idle.bits();
+        entry[SEEN] = new.seen;
+        entry[VALUE] = new.value;
+        entry[ADDR..ADDR + A].copy_from_slice(&new.key.addr);
+        if let Some(peer) = new.peer {
+            entry[Self::PEER_OWNER] = peer.owner;
+            entry[Self::PEER_TAG] = peer.tag;
+            entry[Self::PEER_ADDR..Self::PEER_ADDR + A].copy_from_slice(&peer.addr);
+        }
+    }
+
+    /// Notes a packet: its time and the state that it leaves.
+    #[inline]
+    pub(super) fn touch(&mut self, place: Place, state: State, now: Now) {
+        let entry = self.entry_mut(place);
+        entry[SEEN] = now.millis();
+        entry[TAG] = entry[TAG] & !STATE_MASK | (state as u32) << STATE_SHIFT;
+    }
+
+    /// Puts an entry into an empty slot of its other bucket.
+    pub(super) fn relocate(&mut self, from: Place, to: Place) {
+        debug_assert!(!self.is_empty(from) && self.is_empty(to));
+        *self.entry_mut(to) = *self.entry(from);
+        *self.entry_mut(from) = [0; W];
+    }
+
+    /// Removes an entry and, in tables of pairs, its peer.
+    pub(super) fn remove(&mut self, place: Place, why: EvictionReason) {
+        let peer = self.peer(place);
+        self.clear(place);
+        if let Some(peer) = peer {
+            self.clear(peer);
+        }
+        self.counters.count(why);
+    }
+
+    /// Removes what is known of a key that is about to be written again.
+    pub(super) fn replace(&mut self, place: Place, now: Now) {
+        let over = self.is_expired(place, now);
+        self.remove(place, if over { EvictionReason::Expired } else { EvictionReason::Removed });
+    }
+
+    /// Removes an entry and nothing else, uncounted.
+    pub(super) fn clear(&mut self, place: Place) {
+        debug_assert!(!self.is_empty(place));
+        *self.entry_mut(place) = [0; W];
+        self.live -= 1;
+    }
+
+    /// The state of this direction alone, at the cost of no other cache line. An entry that is expired by
+    /// itself may live on by its peer.
+    #[inline]
+    pub(super) fn own_vitality(&self, place: Place, now: Now) -> Option<Vitality> {
+        let state = self.state(place)?;
+        let entry = self.entry(place);
+        let age = now.millis().wrapping_sub(entry[SEEN]);
+        // A time stamp ahead of now (less than 24 days) is no age at all.
+        let idle_ms = if age > u32::MAX / 2 { 0 } else { age };
+        let timeout = state.timeout_ms(IdleTimeout::from_bits(entry[TAG] & IDLE_MASK));
+        Some(Vitality { state, idle_ms, expired: idle_ms >= timeout })
+    }
+
+    /// The state of the flow: of the pair, where there are pairs.
+    pub(super) fn vitality(&self, place: Place, now: Now) -> Option<Vitality> {
+        let own = self.own_vitality(place, now)?;
+        let Some(peer) = self.peer(place).and_then(|peer| self.own_vitality(peer, now)) else {
+            return Some(own);
+        };
+        let (client, server) = if self.is_twin(place) { (peer, own) } else { (own, peer) };
+        let state = State::of_both(client.state, server.state);
+        let idle_ms = client.idle_ms.min(server.idle_ms);
+        let idle = IdleTimeout::from_bits(self.entry(place)[TAG] & IDLE_MASK);
+        Some(Vitality { state, idle_ms, expired: idle_ms >= state.timeout_ms(idle) })
+    }
+
+    /// Whether the entry is the reply of a pair, or affinity.
+    #[inline]
+    pub(super) fn is_twin(&self, place: Place) -> bool {
+        self.entry(place)[TAG] & TWIN != 0
+    }
+
+    /// Whether the flow is over. Exact, and without a look at the peer for flows that are in use.
+    #[inline]
+    pub(super) fn is_expired(&self, place: Place, now: Now) -> bool {
+        let Some(own) = self.own_vitality(place, now) else { return false };
+        if !Self::PAIRED {
+            return own.expired;
+        }
+        // The shortest that any state of the pair can ask for.
+        let idle = IdleTimeout::from_bits(self.entry(place)[TAG] & IDLE_MASK);
+        own.idle_ms >= CLOSED_MS.min(idle.millis()) && self.vitality(place, now).is_some_and(|v| v.expired)
+    }
+
+    /// As [`Self::is_expired`], but asks the peer only when the entry is over by its own state; a pair that
+    /// is over by the state of its other entry is found from there. For walks over many entries.
+    #[inline]
+    pub(super) fn looks_expired(&self, place: Place, now: Now) -> bool {
+        self.own_vitality(place, now).is_some_and(|own| own.expired)
+            && (!Self::PAIRED || self.vitality(place, now).is_some_and(|v| v.expired))
+    }
+
+    /// Finds the entry of a flow that is not over. One that is over is removed.
+    #[inline]
+    pub(super) fn find_alive(&mut self, key: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
+        let place = self.find(key, hash)?;
+        if self.is_expired(place, now) {
+            self.remove(place, EvictionReason::Expired);
+            return None;
+        }
+        Some(place)
+    }
+
+    /// Removes the flows that are over from the next `buckets` buckets; returns how many.
+    pub(super) fn age(&mut self, now: Now, buckets: usize) -> usize {
+        let mut removed = 0;
+        for _ in 0..buckets.min(self.buckets as usize) {
+            if self.live == 0 {
+                break;
+            }
+            for place in self.places(self.cursor) {
+                if self.looks_expired(place, now) {
+                    self.remove(place, EvictionReason::Expired);
+                    removed += 1;
+                }
+            }
+            self.cursor = if self.cursor + 1 == self.buckets { 0 } else { self.cursor + 1 };
+        }
+        removed
+    }
+
+    /// Asks for the buckets that the next [`Self::age`] looks at.
+    #[inline]
+    pub(super) fn prefetch_age(&self, buckets: usize) {
+        for bucket in (self.cursor..self.buckets).take(buckets) {
+            self.prefetch_bucket(bucket);
+        }
+    }
+
+    /// Whether the entry stands for a flow: all do but the replies of pairs.
+    pub(super) fn is_flow(&self, place: Place) -> bool {
+        !(self.is_empty(place) || Self::PAIRED && self.is_twin(place))
+    }
+
+    /// How far along a flow is.
+    #[inline]
+    pub(super) fn phase(&self, place: Place) -> Phase {
+        self.state(place).map_or(Phase::Closed, State::phase)
+    }
+}

@@ -1,0 +1,267 @@
+//! The tables against `HashMap`s that do the same in the obvious way, under random operations.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::super::tcp_state::State;
+use super::*;
+
+/// One step. Keys come from a small set, so that steps meet.
+#[derive(Debug, Clone)]
+enum Step {
+    Client { flow: u8, packet: Packet },
+    Server { flow: u8, packet: Packet },
+    Insert { flow: u8, reply: u8, backend: usize, packet: Packet, idle: u64 },
+    Remove { flow: u8 },
+    Wait { ms: u64 },
+    Age { buckets: usize },
+}
+
+fn packet() -> impl Strategy<Value = Packet> {
+    let flags = prop_oneof![Just(SYN), Just(ACK), Just(SYN | ACK), Just(FIN | ACK), Just(RST)];
+    prop_oneof![4 => flags.prop_map(Packet::Tcp), 1 => Just(Packet::Datagram)]
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let key = 0u8..24;
+    let step = prop_oneof![
+        4 => (key.clone(), packet()).prop_map(|(flow, packet)| Step::Client { flow, packet }),
+        3 => (key.clone(), packet()).prop_map(|(flow, packet)| Step::Server { flow, packet }),
+        4 => (key.clone(), 0u8..24, 0usize..9, packet(), prop_oneof![1u64..30, 30u64..1000])
+            .prop_map(|(flow, reply, backend, packet, idle)| Step::Insert { flow, reply, backend, packet, idle }),
+        1 => key.prop_map(|flow| Step::Remove { flow }),
+        2 => prop_oneof![0u64..50, 0u64..20_000, 0u64..200_000].prop_map(|ms| Step::Wait { ms }),
+        1 => (0usize..20).prop_map(|buckets| Step::Age { buckets }),
+    ];
+    prop::collection::vec(step, 1..250)
+}
+
+/// Keys of every kind and family.
+fn flow_key(n: u8) -> FlowKey {
+    let client = addr(n.is_multiple_of(2), u32::from(n / 6));
+    FlowKey::flow(service(usize::from(n % 3)), client, u16::from(n / 12))
+}
+
+fn dsr_key(n: u8) -> FlowKey {
+    if n >= 20 { FlowKey::affinity(service(0), addr(n.is_multiple_of(2), 0)) } else { flow_key(n) }
+}
+
+/// Of the family of the flow, so that many flows want the same reply.
+fn reply_key(flow: u8, n: u8) -> FlowKey {
+    FlowKey::reply(EndpointId::new(usize::from(n % 3), 0), addr(flow.is_multiple_of(2), 77), u16::from(n / 3))
+}
+
+/// What the model knows of a side.
+#[derive(Debug, Clone, Copy)]
+struct Side {
+    state: State,
+    seen_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Flow {
+    backend: BackendId,
+    idle: IdleTimeout,
+    client: Side,
+    /// Reply key and server's side, for NAT.
+    server: Option<(FlowKey, Side)>,
+}
+
+impl Flow {
+    fn state(&self) -> State {
+        self.server.map_or(self.client.state, |(_, side)| State::of_both(self.client.state, side.state))
+    }
+
+    fn alive(&self, ms: u64) -> bool {
+        let seen = self.server.map_or(0, |(_, side)| side.seen_ms).max(self.client.seen_ms);
+        ms - seen < u64::from(self.state().timeout_ms(self.idle))
+    }
+
+    /// Notes a packet of the client and says whether it opens the flow again.
+    fn client_packet(&mut self, packet: Packet, ms: u64) -> bool {
+        let over = self.state() == State::TcpClosing || self.state() == State::TcpClosed;
+        let reopened = over && packet == Packet::Tcp(SYN);
+        let state = if reopened { State::TcpOpening } else { self.client.state.next(packet) };
+        self.client = Side { state, seen_ms: ms };
+        if let (true, Some((_, side))) = (reopened, &mut self.server) {
+            *side = Side { state: State::TcpOpening, seen_ms: ms };
+        }
+        reopened
+    }
+}
+
+/// What the keys of a flow are told by in the model.
+type Model = HashMap<FlowKey, Flow>;
+
+fn alive(model: &Model, key: &FlowKey, ms: u64) -> Option<Flow> {
+    model.get(key).copied().filter(|flow| flow.alive(ms))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_dsr_table_with_room_is_a_hash_map(steps in steps(), seed: u64, start in prop_oneof![Just(0), Just((1u64 << 32) - 50_000)]) {
+        let mut tables = FlowTables::new(200, seed);
+        let (mut model, mut ms) = (Model::new(), start);
+        for step in steps {
+            let now = at(ms);
+            match step {
+                Step::Client { flow, packet } | Step::Server { flow, packet } => {
+                    let key = dsr_key(flow);
+                    let hash = tables.hash(&key);
+                    let peeked = tables.dsr.peek(&key, hash, now);
+                    let expected = alive(&model, &key, ms).map(|mut flow| {
+                        let reopened = flow.client_packet(packet, ms);
+                        model.insert(key, flow);
+                        DsrHit { backend: flow.backend, phase: flow.client.state.phase(), reopened }
+                    });
+                    prop_assert_eq!(peeked.map(|hit| hit.backend), expected.map(|hit| hit.backend));
+                    prop_assert_eq!(tables.dsr.lookup(&key, hash, packet, now), expected);
+                }
+                Step::Insert { flow, backend: n, packet, idle: seconds, .. } => {
+                    let key = dsr_key(flow);
+                    let hash = tables.hash(&key);
+                    let (backend, idle) = (backend(n), idle(seconds));
+                    tables.dsr.insert(&key, hash, backend, packet, idle, now).unwrap();
+                    let client = Side { state: State::first(packet), seen_ms: ms };
+                    model.insert(key, Flow { backend, idle, client, server: None });
+                }
+                Step::Remove { flow } => {
+                    let key = dsr_key(flow);
+                    let hash = tables.hash(&key);
+                    let known = alive(&model, &key, ms).is_some();
+                    // What is over may or may not have been aged out.
+                    prop_assert!(tables.dsr.remove(&key, hash) || !known);
+                    model.remove(&key);
+                }
+                Step::Wait { ms: wait } => ms += wait,
+                Step::Age { buckets } => {
+                    tables.age(now, buckets);
+                }
+            }
+            assert_whole(&tables);
+        }
+        age_all(&mut tables, at(ms));
+        prop_assert_eq!(tables.live(), model.values().filter(|flow| flow.alive(ms)).count());
+        let counters = tables.counters();
+        prop_assert_eq!(counters.refused, 0);
+        prop_assert_eq!(counters.evictions(EvictionReason::BucketFull), 0);
+        prop_assert_eq!(counters.evictions(EvictionReason::TableFull), 0);
+    }
+
+    #[test]
+    fn a_nat_table_with_room_is_a_hash_map_of_pairs(steps in steps(), seed: u64, start in prop_oneof![Just(0), Just((1u64 << 32) - 50_000)]) {
+        let mut tables = FlowTables::new(200, seed);
+        let (mut model, mut ms) = (Model::new(), start);
+        for step in steps {
+            let now = at(ms);
+            match step {
+                Step::Client { flow, packet } => {
+                    let key = flow_key(flow);
+                    let expected = alive(&model, &key, ms).map(|mut flow| {
+                        let reopened = flow.client_packet(packet, ms);
+                        model.insert(key, flow);
+                        let (reply, _) = flow.server.unwrap();
+                        let phase = flow.client.state.phase();
+                        let (source, source_port) = (reply.addr(), reply.port());
+                        NatHit { backend: flow.backend, source, source_port, phase, reopened }
+                    });
+                    let hash = tables.hash(&key);
+                    prop_assert_eq!(tables.nat.lookup(&key, hash, packet, now), expected);
+                }
+                Step::Server { flow, packet } => {
+                    let reply = reply_key(flow, flow);
+                    let owner = model.iter().find(|(_, flow)| flow.server.unwrap().0 == reply && flow.alive(ms));
+                    let expected = owner.map(|(&key, &flow)| (key, flow)).map(|(key, mut flow)| {
+                        let side = &mut flow.server.as_mut().unwrap().1;
+                        *side = Side { state: side.state.next(packet), seen_ms: ms };
+                        let phase = side.state.phase();
+                        model.insert(key, flow);
+                        let service = ServiceId::from_raw(key.owner);
+                        ReplyHit { service, client: key.addr(), client_port: key.port(), backend: flow.backend, phase }
+                    });
+                    let hash = tables.hash(&reply);
+                    prop_assert_eq!(tables.nat.reply_is_free(&reply, hash, now), expected.is_none());
+                    prop_assert_eq!(tables.nat.lookup_reply(&reply, hash, packet, now), expected);
+                }
+                Step::Insert { flow, reply, backend: n, packet, idle: seconds } => {
+                    let (key, reply) = (flow_key(flow), reply_key(flow, reply));
+                    let (backend, idle) = (backend(n), idle(seconds));
+                    let taken = model
+                        .iter()
+                        .any(|(k, flow)| *k != key && flow.server.unwrap().0 == reply && flow.alive(ms));
+                    let hashes = (tables.hash(&key), tables.hash(&reply));
+                    let got = tables.nat.insert_pair((&key, hashes.0), (&reply, hashes.1), backend, packet, idle, now);
+                    prop_assert_eq!(got, if taken { Err(PairError::Conflict) } else { Ok(()) });
+                    if !taken {
+                        model.retain(|_, flow| flow.server.unwrap().0 != reply);
+                        let client = Side { state: State::first(packet), seen_ms: ms };
+                        let server = Some((reply, Side { state: State::silent(packet), seen_ms: ms }));
+                        model.insert(key, Flow { backend, idle, client, server });
+                    }
+                }
+                Step::Remove { flow } => {
+                    let key = flow_key(flow);
+                    let hash = tables.hash(&key);
+                    let known = alive(&model, &key, ms).is_some();
+                    prop_assert!(tables.nat.remove(&key, hash) || !known);
+                    model.remove(&key);
+                }
+                Step::Wait { ms: wait } => ms += wait,
+                Step::Age { buckets } => {
+                    tables.age(now, buckets);
+                }
+            }
+            assert_whole(&tables);
+        }
+        age_all(&mut tables, at(ms));
+        prop_assert_eq!(tables.live(), model.values().filter(|flow| flow.alive(ms)).count());
+        let counters = tables.counters();
+        prop_assert_eq!(counters.refused, 0);
+        prop_assert_eq!(counters.evictions(EvictionReason::BucketFull), 0);
+        prop_assert_eq!(counters.evictions(EvictionReason::TableFull), 0);
+    }
+
+    /// A table too small for its flows: every flow that was taken in is there or counted.
+    #[test]
+    fn what_a_small_table_forgets_is_counted(steps in steps(), seed: u64, bound in 1usize..8) {
+        let mut tables = FlowTables::new(bound, seed);
+        let (mut inserted, mut refused, mut now) = (0, 0, at(0));
+        for step in steps {
+            match step {
+                Step::Insert { flow, reply, packet, .. } => {
+                    let (key, reply) = (flow_key(flow), reply_key(flow, reply));
+                    match insert(&mut tables, &key, packet, now) {
+                        Ok(()) => inserted += 1,
+                        Err(Full) => refused += 1,
+                    }
+                    match insert_pair(&mut tables, (key, reply), packet, now) {
+                        Ok(()) => inserted += 1,
+                        Err(PairError::Full) => refused += 1,
+                        Err(PairError::Conflict) => {}
+                    }
+                }
+                Step::Client { flow, packet } => {
+                    let key = flow_key(flow);
+                    let hash = tables.hash(&key);
+                    tables.dsr.lookup(&key, hash, packet, now);
+                    tables.nat.lookup(&key, hash, packet, now);
+                }
+                Step::Server { flow, packet } => {
+                    let reply = reply_key(flow, flow);
+                    let hash = tables.hash(&reply);
+                    tables.nat.lookup_reply(&reply, hash, packet, now);
+                }
+                Step::Wait { ms } => now = Now(now.0 + ms * MS),
+                Step::Remove { .. } | Step::Age { .. } => { tables.age(now, 2); }
+            }
+            assert_whole(&tables);
+        }
+        let counters = tables.counters();
+        let gone: u64 = counters.evictions.iter().sum();
+        prop_assert_eq!(counters.refused, refused);
+        prop_assert_eq!(tables.live() as u64 + gone, inserted);
+    }
+}

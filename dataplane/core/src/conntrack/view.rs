@@ -1,0 +1,46 @@
+//! Flows as people see them: `flows`, tests, drains. Not for the packet path.
+//!
+//! Invariant: a view is a copy; it holds on to nothing in a table.
+
+use super::tcp_state::Phase;
+use crate::ids::{BackendId, EndpointId, ServiceId};
+use crate::wire::Addr;
+
+/// One flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowView {
+    /// The service port.
+    pub service: ServiceId,
+    /// The client.
+    pub client: Addr,
+    /// Its port; 0 for affinity.
+    pub client_port: u16,
+    /// Where the flow goes.
+    pub backend: BackendId,
+    /// Which table has it.
+    pub kind: FlowKind,
+    /// How far along it is; both sides together for NAT.
+    pub phase: Phase,
+    /// Time since its last packet of either side, in milliseconds.
+    pub idle_ms: u32,
+    /// It is over, and only not aged out yet.
+    pub expired: bool,
+}
+
+/// What an entry is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlowKind {
+    /// A flow whose replies do not pass the gateway.
+    Dsr,
+    /// A client's backend (`sessionAffinity: ClientIP`).
+    Affinity,
+    /// A flow in both directions.
+    Nat {
+        /// Whom the replies come from.
+        endpoint: EndpointId,
+        /// Where they go: a SNAT address, or the client's own.
+        source: Addr,
+        /// Port there.
+        source_port: u16,
+    },
+}
