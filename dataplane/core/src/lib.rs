@@ -10,7 +10,10 @@
 
 pub mod addresses;
 pub mod backend;
+pub mod conntrack;
 pub mod counters;
+pub mod forward;
+pub mod fragments;
 pub mod frame;
 pub mod hash;
 pub mod ids;
@@ -19,7 +22,9 @@ pub mod limits;
 pub mod maglev;
 pub mod neighbors;
 pub mod now;
+pub mod pipeline;
 pub mod prefetch;
+mod reply_limit;
 pub mod routes;
 pub mod service;
 pub mod snapshot;

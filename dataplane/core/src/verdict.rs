@@ -125,10 +125,14 @@ reasons! {
         NoSnatFlow => "no_snat_flow",
         /// The same client address and port already reach the same backend through another service port.
         NatConflict => "nat_conflict",
+        /// Every flow that would have to make way is established, in a mode that needs state.
+        FlowTableFull => "flow_table_full",
         /// No local port left towards this backend.
         SnatPortsExhausted => "snat_ports_exhausted",
         /// A fragment whose first fragment was not seen.
         FragmentUnknown => "fragment_unknown",
+        /// An SCTP packet in fragments, in a mode that changes its ports: its checksum spans the fragments.
+        SctpFragment => "sctp_fragment",
         /// An ICMP error about no flow of ours.
         IcmpErrorUnknown => "icmp_error_unknown",
         /// An ICMP or ICMPv6 message to a VIP that is neither echo request nor error.

@@ -1,0 +1,98 @@
+//! `dsr-ipip`: the packet travels inside another IP packet to the backend, which takes the outer header off,
+//! has the VIP on its loopback and answers the client itself (RFC 2003, RFC 2473, RFC 4213; any family in any).
+//!
+//! Outer fields: TTL 64; traffic class copied with its ECN bits (RFC 6040 normal mode at the ingress); DF set,
+//! so that nothing on the way fragments and the identification means nothing (RFC 6864); in IPv6 the flow
+//! label is a hash of the inner flow (RFC 6438), which spreads flows over the backend's receive queues.
+
+use super::{Link, NoRoom};
+use crate::frame::Frame;
+use crate::wire::ipv4::{self, Ipv4Header};
+use crate::wire::ipv6::{self, Ipv6Header};
+use crate::wire::{Addr, Family, Headers, proto, rewrite};
+
+/// Hop limit of outer headers.
+const OUTER_HOP_LIMIT: u8 = 64;
+
+/// The two ends of the tunnel, of one family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tunnel {
+    /// `tunnelSource` of the outer family.
+    pub source: Addr,
+    /// The backend.
+    pub destination: Addr,
+    /// A hash of the flow.
+    pub flow_hash: u32,
+}
+
+/// Bytes that the outer header takes, towards a backend of this family: what the MTU shrinks by.
+#[inline]
+#[must_use]
+pub fn overhead(outer: Family) -> usize {
+    match outer {
+        Family::V4 => ipv4::HEADER_LEN,
+        Family::V6 => ipv6::HEADER_LEN,
+    }
+}
+
+/// Wraps the packet and sends it over `link`.
+///
+/// # Errors
+/// [`NoRoom`]; then the frame is as it came.
+#[inline]
+pub fn forward<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link, tunnel: &Tunnel) -> Result<(), NoRoom> {
+    let outer = if tunnel.destination.is_v4() { Family::V4 } else { Family::V6 };
+    let front = link.header_len() + overhead(outer);
+    let ip_len = h.ip_len();
+    let grown = front - usize::from(h.l3);
+    if !frame.grow_front(grown) {
+        return Err(NoRoom);
+    }
+    // Ethernet padding of a short frame does not travel inside the tunnel.
+    let cut = frame.resize(front + usize::from(ip_len));
+    debug_assert!(cut, "a frame can always be cut to the packet it holds");
+    let bytes = frame.bytes_mut();
+    let l2 = link.write(bytes, outer);
+    write_outer(&mut bytes[l2..], h, ip_len, tunnel, outer);
+    h.l3 = front as u8;
+    h.l4 += grown as u16;
+    h.ip_end += grown as u16;
+    let alive = rewrite::decrement_hop_limit(bytes, h);
+    debug_assert!(alive, "the pipeline has answered packets whose hop limit ends here");
+    Ok(())
+}
+
+#[inline]
+fn write_outer(out: &mut [u8], inner: &Headers, inner_len: u16, tunnel: &Tunnel, outer: Family) {
+    let next = match inner.family {
+        Family::V4 => proto::IPIP,
+        Family::V6 => proto::IPV6,
+    };
+    match outer {
+        Family::V4 => {
+            let header = Ipv4Header {
+                total_len: ipv4::HEADER_LEN as u16 + inner_len,
+                tos: inner.tos,
+                id: 0,
+                dont_fragment: true,
+                ttl: OUTER_HOP_LIMIT,
+                proto: next,
+                src: tunnel.source.v4_bytes().into(),
+                dst: tunnel.destination.v4_bytes().into(),
+            };
+            header.write(out);
+        }
+        Family::V6 => {
+            let header = Ipv6Header {
+                traffic_class: inner.tos,
+                flow_label: tunnel.flow_hash & 0x000f_ffff,
+                payload_len: inner_len,
+                next_header: next,
+                hop_limit: OUTER_HOP_LIMIT,
+                src: (*tunnel.source.bytes()).into(),
+                dst: (*tunnel.destination.bytes()).into(),
+            };
+            header.write(out);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The forwarding modes: how a frame is rewritten once it is known where it goes.
+//!
+//! One file per mode, each a few pure functions from (frame, headers, where to) to the frame as sent. What
+//! may not live here: look-ups, verdicts, policy, state. The pipeline has found the backend and the link, and
+//! has checked that hop limit and size allow it.
+//!
+//! Invariant: when one of these says [`NoRoom`], the frame is as it came.
+
+pub mod dsr_ipip;
+pub mod dsr_l2;
+pub mod fullnat;
+pub mod nat;
+pub mod snat_ports;
+
+use crate::frame::Frame;
+use crate::wire::ethernet::{self, EthernetHeader, ether_type};
+use crate::wire::{Family, Headers, MacAddr, VlanId};
+
+/// There was no room in front of the frame for the headers to add.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no room in front of the frame")]
+pub struct NoRoom;
+
+/// The link a frame leaves by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    /// Our address there.
+    pub source: MacAddr,
+    /// The next hop's address.
+    pub destination: MacAddr,
+    /// The tag that frames carry there.
+    pub vlan: Option<VlanId>,
+}
+
+impl Link {
+    /// Bytes of the Ethernet header on this link.
+    #[inline]
+    #[must_use]
+    pub fn header_len(&self) -> usize {
+        if self.vlan.is_some() { ethernet::HEADER_LEN_MAX } else { ethernet::HEADER_LEN }
+    }
+
+    /// Replaces the Ethernet header of a packet of `h.l3` bytes by this link's. `h.l3`, and the other offsets
+    /// of `h`, hold for the frame no longer if the tag came or went.
+    ///
+    /// # Errors
+    /// [`NoRoom`], when a tag has to be added and does not fit.
+    #[inline]
+    pub fn put_on<F: Frame>(&self, frame: &mut F, h: &Headers) -> Result<(), NoRoom> {
+        let (wanted, present) = (self.header_len(), usize::from(h.l3));
+        if wanted == present && self.vlan.is_none() {
+            // The common case: the type stays, twelve bytes change.
+            ethernet::set_addresses(frame.bytes_mut(), self.destination, self.source);
+            return Ok(());
+        }
+        if wanted > present {
+            if !frame.grow_front(wanted - present) {
+                return Err(NoRoom);
+            }
+        } else {
+            frame.shrink_front(present - wanted);
+        }
+        self.write(frame.bytes_mut(), h.family);
+        Ok(())
+    }
+
+    /// Writes this link's Ethernet header for a packet of `family` and returns its length.
+    #[inline]
+    fn write(&self, out: &mut [u8], family: Family) -> usize {
+        let ether_type = match family {
+            Family::V4 => ether_type::IPV4,
+            Family::V6 => ether_type::IPV6,
+        };
+        let header = EthernetHeader { dst: self.destination, src: self.source, vlan: self.vlan, ether_type };
+        header.write(out)
+    }
+}

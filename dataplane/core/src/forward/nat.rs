@@ -1,0 +1,56 @@
+//! `nat`: the destination becomes the backend, the client's address stays; the backend's way back to clients
+//! leads through the gateway, which makes the VIP the source again.
+//!
+//! Also the last step of every translated packet: [`send`] is what `fullnat` uses too.
+
+use super::dsr_l2;
+use super::{Link, NoRoom};
+use crate::frame::Frame;
+use crate::wire::rewrite::{self, Endpoint};
+use crate::wire::{Headers, L4Checksum};
+
+/// Towards the backend.
+///
+/// # Errors
+/// [`NoRoom`]; then the frame is as it came.
+#[inline]
+pub fn to_backend<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    link: &Link,
+    backend: Endpoint,
+) -> Result<(), NoRoom> {
+    send(frame, h, link, None, Some(backend))
+}
+
+/// Back to the client, from the VIP.
+///
+/// # Errors
+/// [`NoRoom`]; then the frame is as it came.
+#[inline]
+pub fn to_client<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link, vip: Endpoint) -> Result<(), NoRoom> {
+    send(frame, h, link, Some(vip), None)
+}
+
+/// Whether the checksums of this packet can be kept when its ports change. Those of a fragmented SCTP packet
+/// cannot: the CRC covers bytes that are in other fragments.
+#[inline]
+#[must_use]
+pub fn can_translate(h: &Headers) -> bool {
+    h.l4_checksum != L4Checksum::Sctp || !h.is_fragment()
+}
+
+/// Replaces the ends that are given and sends the packet over `link`.
+#[inline]
+pub(super) fn send<F: Frame>(
+    frame: &mut F,
+    h: &mut Headers,
+    link: &Link,
+    source: Option<Endpoint>,
+    destination: Option<Endpoint>,
+) -> Result<(), NoRoom> {
+    dsr_l2::forward(frame, h, link)?;
+    rewrite::translate(frame.bytes_mut(), h, source, destination)
+        .expect("the pipeline asks can_translate first");
+    Ok(())
+}

@@ -1,0 +1,382 @@
+//! The way of a packet, top to bottom: [`Pipeline::process`] runs a burst through the stages in order.
+//!
+//! 1. `check` the headers of every frame, answer ARP, ask the cache for the service of each packet;
+//! 2. `sort_out` which packets are for a service and which may come back from a backend; what is neither ends
+//!    here ([`rest`], [`icmp_errors`]);
+//! 3. `find_flows`: look up the flow of each, whose bucket the stage before asked the cache for;
+//! 4. `choose` a backend for those that have none: a Maglev slot, and a flow entry that remembers it
+//!    ([`service_flows`], [`reply_flows`]);
+//! 5. `deliver`: rewrite by the mode of the service, or answer what cannot be delivered ([`deliver`]).
+//!
+//! Each stage goes over the whole burst and prefetches for the next, so that the cache misses of a burst
+//! overlap. The branching is here; how bytes change is in [`crate::forward`] and [`answers`], what a table
+//! does in [`crate::conntrack`] and [`crate::snapshot`].
+//!
+//! Invariant: every frame gets exactly one verdict. A frame that is punted, handed over or dropped is
+//! unchanged, so that the kernel, another worker or a later try sees what came.
+
+mod answers;
+mod deliver;
+mod icmp_errors;
+mod reply_flows;
+mod rest;
+mod service_flows;
+#[cfg(test)]
+mod tests;
+
+use arrayvec::ArrayVec;
+
+use crate::backend::Backend;
+use crate::conntrack::FlowTables;
+use crate::counters::Tallies;
+use crate::forward::snat_ports::Steering;
+use crate::fragments::Fragments;
+use crate::frame::Frame;
+use crate::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
+use crate::limits::{AGEING_BUCKETS_PER_BURST, BURST};
+use crate::neighbors::NeighborTable;
+use crate::now::Now;
+use crate::reply_limit::ReplyLimit;
+use crate::service::Service;
+use crate::snapshot::{Interface, Snapshot};
+use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use crate::wire::rewrite::Endpoint;
+use crate::wire::{Addr, Fragment, Headers, MacAddr, Parsed, ethernet};
+use reply_flows::Replies;
+use service_flows::Requests;
+
+/// Frames ahead whose first line is asked for while the headers of one are checked.
+const AHEAD: usize = 4;
+
+/// How one worker's pipeline is made.
+#[derive(Debug, Clone)]
+pub struct PipelineConfig {
+    /// Which worker this is.
+    pub worker: WorkerIndex,
+    /// How many workers the gateway has.
+    pub workers: u8,
+    /// Flows to be remembered at once, of each kind of table.
+    pub entries: usize,
+    /// Secret of the flow tables' hash, and start of the walk over SNAT ports.
+    pub seed: u64,
+    /// How replies find the worker that holds their flow.
+    pub steering: Steering,
+}
+
+/// What a burst is processed with: the same for every frame of it.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'s> {
+    /// The forwarding state.
+    pub snapshot: &'s Snapshot,
+    /// Link addresses of next hops.
+    pub neighbors: &'s NeighborTable,
+    /// Per-service and per-backend counts of this worker.
+    pub tallies: &'s Tallies,
+}
+
+/// Where a burst came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// From the wire, by this interface.
+    Wire(InterfaceIndex),
+    /// From another worker, which had it by this interface. It is not handed on again.
+    HandedOver(InterfaceIndex),
+}
+
+impl Arrival {
+    /// The interface that the frames came by.
+    #[must_use]
+    pub fn interface(self) -> InterfaceIndex {
+        match self {
+            Self::Wire(interface) | Self::HandedOver(interface) => interface,
+        }
+    }
+}
+
+/// What was found out about a packet on its way: for `replay`, `trace` and `explain`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Note {
+    /// The service port it belongs to.
+    pub service: Option<ServiceId>,
+    /// The backend it goes to or comes from.
+    pub backend: Option<BackendId>,
+    /// Whether its flow was known.
+    pub flow: FlowNote,
+}
+
+/// Whether a packet's flow was known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FlowNote {
+    /// It belongs to no flow.
+    #[default]
+    None,
+    /// It began one.
+    New,
+    /// It belongs to one that was known.
+    Known,
+}
+
+/// What the resolver of neighbours should hear.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NeighborEvent {
+    /// A next hop on this link has no known link address.
+    Wanted {
+        /// The link.
+        interface: InterfaceIndex,
+        /// The next hop.
+        addr: Addr,
+    },
+    /// An ARP or neighbour discovery packet told a link address.
+    Seen {
+        /// The link.
+        interface: InterfaceIndex,
+        /// Whose.
+        addr: Addr,
+        /// The link address.
+        mac: MacAddr,
+    },
+}
+
+/// What became of a burst, frame by frame.
+#[derive(Debug, Default)]
+pub struct BurstOutput {
+    /// The end of each frame, in the order of the frames.
+    pub verdicts: ArrayVec<Verdict, BURST>,
+    /// What was found out about each.
+    pub notes: ArrayVec<Note, BURST>,
+    /// News for the resolver; what does not fit comes again with the next packet.
+    pub events: ArrayVec<NeighborEvent, BURST>,
+}
+
+impl BurstOutput {
+    fn begin(&mut self, frames: usize) {
+        self.verdicts.clear();
+        self.notes.clear();
+        self.events.clear();
+        self.verdicts.extend(std::iter::repeat_n(Verdict::Punt(PuntReason::NotIp), frames));
+        self.notes.extend(std::iter::repeat_n(Note::default(), frames));
+    }
+
+    fn tell(&mut self, event: NeighborEvent) {
+        // A full list loses nothing that does not come again with the next packet.
+        let _ = self.events.try_push(event);
+    }
+}
+
+/// One checked IP packet of the burst.
+struct Packet {
+    headers: Headers,
+    /// Position of its frame.
+    frame: u8,
+    /// Hash for the service look-up.
+    service_hash: u64,
+}
+
+/// Where a packet goes, once known.
+#[derive(Clone, Copy)]
+enum Destination<'s> {
+    /// To a backend; with `local` as its source where the mode is `fullnat`.
+    Backend { service: &'s Service, backend: &'s Backend, local: Option<Endpoint> },
+    /// To a client, in the name of the VIP.
+    Client { service: &'s Service, client: Endpoint },
+}
+
+/// A packet that only has to be rewritten and sent.
+struct Delivery<'s> {
+    /// Position of its packet.
+    packet: u8,
+    destination: Destination<'s>,
+}
+
+/// What the stages of one burst hand on to each other.
+struct Burst<'s, 'o, F> {
+    view: View<'s>,
+    now: Now,
+    arrival: Arrival,
+    /// The interface that the frames came by.
+    interface: &'s Interface,
+    frames: &'o mut [F],
+    packets: ArrayVec<Packet, BURST>,
+    deliveries: ArrayVec<Delivery<'s>, BURST>,
+    out: &'o mut BurstOutput,
+}
+
+impl<F: Frame> Burst<'_, '_, F> {
+    /// Position of the frame of a packet.
+    fn frame_of(&self, packet: u8) -> usize {
+        usize::from(self.packets[usize::from(packet)].frame)
+    }
+
+    fn set(&mut self, frame: usize, verdict: impl Into<Verdict>) {
+        self.out.verdicts[frame] = verdict.into();
+    }
+
+    /// The verdict on a frame that was to be answered: the answer leaves by where the question came in.
+    fn answer_or(
+        &mut self,
+        frame: usize,
+        answered: bool,
+        why: TransmitReason,
+        otherwise: impl Into<Verdict>,
+    ) {
+        let interface = self.arrival.interface();
+        self.out.verdicts[frame] =
+            if answered { Verdict::Transmit { interface, why } } else { otherwise.into() };
+    }
+}
+
+/// The state of one worker: its flows, and what else it must remember between bursts.
+#[derive(Debug)]
+pub struct Pipeline {
+    worker: WorkerIndex,
+    workers: u8,
+    seed: u64,
+    steering: Steering,
+    flows: FlowTables,
+    fragments: Fragments,
+    reply_limit: ReplyLimit,
+}
+
+impl Pipeline {
+    /// A pipeline that knows no flow. All memory it will ever use is set aside here.
+    #[must_use]
+    pub fn new(config: &PipelineConfig) -> Self {
+        Self {
+            worker: config.worker,
+            workers: config.workers.max(1),
+            seed: config.seed,
+            steering: config.steering.clone(),
+            flows: FlowTables::new(config.entries, config.seed),
+            fragments: Fragments::default(),
+            reply_limit: ReplyLimit::default(),
+        }
+    }
+
+    /// Takes a burst of at most [`BURST`] frames to its verdicts. Frames with a `Transmit` verdict are
+    /// rewritten and ready to be sent, all others are as they came.
+    ///
+    /// # Panics
+    /// If there are more frames than [`BURST`]: the driver's arrays are that long.
+    pub fn process<F: Frame>(
+        &mut self,
+        view: View<'_>,
+        now: Now,
+        arrival: Arrival,
+        frames: &mut [F],
+        out: &mut BurstOutput,
+    ) {
+        assert!(frames.len() <= BURST, "a burst has at most {BURST} frames");
+        out.begin(frames.len());
+        let (packets, deliveries) = (ArrayVec::new(), ArrayVec::new());
+        // A snapshot without the interface is one from before the interfaces were known: the kernel's, all.
+        let Some(interface) = view.snapshot.interface(arrival.interface()) else { return };
+        let mut burst = Burst { view, now, arrival, interface, frames, packets, deliveries, out };
+        self.check(&mut burst);
+        let (mut requests, mut replies) = self.sort_out(&mut burst);
+        self.find_service_flows(&mut burst, &mut requests);
+        self.find_reply_flows(&mut burst, &mut replies);
+        self.choose_backends(&mut burst, &requests);
+        self.choose_clients(&mut burst, &replies);
+        self.deliver(&mut burst);
+    }
+
+    /// Forgets some of the flows that are over. To be called with every burst, and when there is none.
+    #[inline]
+    pub fn age(&mut self, now: Now) {
+        self.flows.age(now, AGEING_BUCKETS_PER_BURST);
+    }
+
+    /// The flows of this worker, for counts.
+    #[must_use]
+    pub fn flows(&self) -> &FlowTables {
+        &self.flows
+    }
+
+    /// The flows of this worker, for listings and drains between bursts.
+    pub fn flows_mut(&mut self) -> &mut FlowTables {
+        &mut self.flows
+    }
+
+    /// Checks the headers of every frame and asks the cache for the service of each packet.
+    #[inline]
+    fn check<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
+        let (snapshot, interface) = (burst.view.snapshot, burst.interface);
+        for frame in burst.frames.iter().take(AHEAD) {
+            frame.prefetch();
+        }
+        for at in 0..burst.frames.len() {
+            if let Some(next) = burst.frames.get(at + AHEAD) {
+                next.prefetch();
+            }
+            let bytes = burst.frames[at].bytes();
+            match crate::wire::parse(bytes) {
+                Ok(Parsed::Ip(headers)) => {
+                    let to = ethernet::destination(bytes);
+                    if to != interface.mac && !to.is_multicast() {
+                        burst.set(at, Refusal::OtherStation);
+                    } else if headers.vlan != interface.vlan {
+                        burst.set(at, Refusal::VlanMismatch);
+                    } else {
+                        let hash = Snapshot::hash_service(&headers.dst, headers.proto, headers.dst_port);
+                        snapshot.prefetch_service(hash);
+                        burst.packets.push(Packet { headers, frame: at as u8, service_hash: hash });
+                    }
+                }
+                Ok(Parsed::Arp(arp)) => rest::arp(burst, at, &arp),
+                Ok(Parsed::Other) => {}
+                Err(malformed) => burst.set(at, Verdict::Drop(malformed.into())),
+            }
+        }
+    }
+
+    /// Tells packets for a service port from those that may come back from a backend, and ends all others.
+    #[inline]
+    fn sort_out<'s, F: Frame>(&mut self, burst: &mut Burst<'s, '_, F>) -> (Requests<'s>, Replies) {
+        let snapshot = burst.view.snapshot;
+        let (mut requests, mut replies) = (Requests::new(), Replies::new());
+        for at in 0..burst.packets.len() {
+            let Packet { headers: h, frame, service_hash } = &burst.packets[at];
+            let (frame, packet) = (usize::from(*frame), at as u8);
+            match snapshot.service(*service_hash, &h.dst, h.proto, h.dst_port) {
+                Some(_) if !h.src.is_single_host() => burst.set(frame, Refusal::BadSource),
+                Some(service) => match self.request(service, packet, h, burst.arrival) {
+                    Ok(request) => {
+                        burst.out.notes[frame].service = Some(service.id);
+                        requests.push(request);
+                    }
+                    Err(elsewhere) => burst.set(frame, elsewhere),
+                },
+                None if reply_flows::may_be_reply(h) => replies.push(self.reply(snapshot, packet, h)),
+                None => {
+                    let headers = *h;
+                    self.strays(burst, packet, &headers);
+                }
+            }
+        }
+        (requests, replies)
+    }
+
+    /// A packet without ports of its own, or of a protocol that no service has.
+    #[cold]
+    fn strays<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8, h: &Headers) {
+        let at = burst.frame_of(packet);
+        if let Fragment::Later { id, .. } = h.fragment
+            && let Some(decision) = self.fragments.recall(h, id, burst.now)
+            && let Some(destination) = deliver::recalled(burst.view.snapshot, decision)
+        {
+            burst.deliveries.push(Delivery { packet, destination });
+        } else if !(h.is_icmp_error() && self.icmp_error(burst, packet)) {
+            rest::unserved(burst, at, h);
+        }
+    }
+
+    /// What to do with a packet whose flow this worker would hold, did it not belong to `owner`.
+    #[inline]
+    fn at_home(&self, owner: WorkerIndex, arrival: Arrival) -> Result<(), Verdict> {
+        match arrival {
+            _ if owner == self.worker => Ok(()),
+            Arrival::Wire(_) => Err(Verdict::HandOver(owner)),
+            Arrival::HandedOver(_) => Err(Refusal::HandOverLoop.into()),
+        }
+    }
+}

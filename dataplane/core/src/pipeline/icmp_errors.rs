@@ -1,0 +1,96 @@
+//! ICMP errors about a flow go to that flow's other end; the packet that they quote tells which flow.
+//!
+//! Without them path MTU discovery breaks: the router that cannot pass a packet on answers the VIP, or the
+//! backend, and only the gateway knows whose packet it was (RFC 1191, RFC 8201). The error is judged by the
+//! quote, not by its own source, which may be any router (kubernetes: ICMP type 3 code 4 and ICMPv6 type 2).
+//! Off the fast path; what the quote says is rewritten by `deliver`, along with the error's own addresses.
+
+use super::service_flows::owner_of_client;
+use super::{Burst, Delivery, Destination, Pipeline};
+use crate::conntrack::FlowKey;
+use crate::frame::Frame;
+use crate::hash::{client_hash, selection_hash};
+use crate::snapshot::{ForwardingMode, Snapshot};
+use crate::verdict::Verdict;
+use crate::wire::quote::{self, Quote};
+use crate::wire::rewrite::Endpoint;
+
+/// Where an error belongs: on its way, or at another worker.
+type Found<'s> = Result<Destination<'s>, Verdict>;
+
+impl Pipeline {
+    /// Finds where an ICMP error belongs and puts it on its way. False when it is about no flow of ours.
+    #[cold]
+    pub(super) fn icmp_error<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8) -> bool {
+        let at = burst.frame_of(packet);
+        let headers = burst.packets[usize::from(packet)].headers;
+        let quoted = match quote::parse(burst.frames[at].bytes(), &headers) {
+            Ok(Some(quoted)) => quoted,
+            Ok(None) => return false,
+            Err(malformed) => {
+                burst.set(at, Verdict::Drop(malformed.into()));
+                return true;
+            }
+        };
+        let found = match self.about_answer(burst, &quoted) {
+            Some(found) => found,
+            None => match self.about_request(burst, &quoted) {
+                Some(found) => found,
+                None => return false,
+            },
+        };
+        match found {
+            Ok(destination) => burst.deliveries.push(Delivery { packet, destination }),
+            Err(elsewhere) => burst.set(at, elsewhere),
+        }
+        true
+    }
+
+    /// About a packet from a VIP to a client: for the backend that sent it.
+    fn about_answer<'s, F: Frame>(&self, burst: &Burst<'s, '_, F>, quoted: &Quote) -> Option<Found<'s>> {
+        let snapshot = burst.view.snapshot;
+        let hash = Snapshot::hash_service(&quoted.src, quoted.proto, quoted.src_port);
+        let service = snapshot.service(hash, &quoted.src, quoted.proto, quoted.src_port)?;
+        if self.workers > 1 && service.mode == ForwardingMode::Nat {
+            let owner = owner_of_client(&quoted.dst, quoted.dst_port, quoted.proto, self.workers);
+            if let Err(elsewhere) = self.at_home(owner, burst.arrival) {
+                return Some(Err(elsewhere));
+            }
+        }
+        let key = FlowKey::flow(service.id, quoted.dst, quoted.dst_port);
+        let hash = self.flows.hash(&key);
+        if !service.mode.is_dsr() {
+            let hit = self.flows.nat.peek(&key, hash, burst.now)?;
+            let local = (service.mode == ForwardingMode::FullNat)
+                .then_some(Endpoint { addr: hit.source, port: hit.source_port });
+            let backend = snapshot.backend(hit.backend)?;
+            return Some(Ok(Destination::Backend { service, backend, local }));
+        }
+        let known = self.flows.dsr.peek(&key, hash, burst.now).map(|hit| hit.backend);
+        // A flow that is not known here still goes where its packets go.
+        let choice = || match service.affinity_ms {
+            0 => selection_hash(&quoted.dst, quoted.dst_port, &quoted.src, quoted.src_port, quoted.proto),
+            _ => client_hash(&quoted.dst),
+        };
+        let backend = snapshot.backend(known.or_else(|| snapshot.select(service, choice()))?)?;
+        Some(Ok(Destination::Backend { service, backend, local: None }))
+    }
+
+    /// About a packet that we sent to a backend, translated: for the client that sent it.
+    fn about_request<'s, F: Frame>(&self, burst: &Burst<'s, '_, F>, quoted: &Quote) -> Option<Found<'s>> {
+        let snapshot = burst.view.snapshot;
+        let hash = Snapshot::hash_endpoint(&quoted.dst, quoted.proto, quoted.dst_port);
+        let endpoint = snapshot.endpoint(hash, &quoted.dst, quoted.proto, quoted.dst_port)?;
+        if self.workers > 1
+            && let Some(owner) = self.owner_of_reply(snapshot, &quoted.src, quoted.src_port, quoted.proto)
+            && let Err(elsewhere) = self.at_home(owner, burst.arrival)
+        {
+            return Some(Err(elsewhere));
+        }
+        let key = FlowKey::reply(endpoint, quoted.src, quoted.src_port);
+        let hit = self.flows.nat.peek_reply(&key, self.flows.hash(&key), burst.now)?;
+        let service = snapshot.service_by_id(hit.service)?;
+        let client = Endpoint { addr: hit.client, port: hit.client_port };
+        Some(Ok(Destination::Client { service, client }))
+    }
+}

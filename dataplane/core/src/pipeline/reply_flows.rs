@@ -1,0 +1,116 @@
+//! Packets from backends back to clients, in the modes that translate: find the flow's client.
+//!
+//! Stages 2 to 4 of the pipeline for this direction. Whatever is for no service port may be one: its source
+//! is looked up among the endpoints, then the flow that the endpoint has with the packet's destination. What
+//! is neither goes the way of the rest.
+
+use arrayvec::ArrayVec;
+
+use super::service_flows::{kind_of, owner_of_client};
+use super::{Burst, Delivery, Destination, FlowNote, Pipeline, rest};
+use crate::conntrack::{FlowHash, FlowKey};
+use crate::forward::snat_ports::{Steering, owner_of_port};
+use crate::frame::Frame;
+use crate::ids::WorkerIndex;
+use crate::limits::BURST;
+use crate::snapshot::Snapshot;
+use crate::wire::rewrite::Endpoint;
+use crate::wire::{Addr, Headers, L4Checksum};
+
+/// The packets of one burst that may be replies.
+pub(super) type Replies = ArrayVec<Reply, BURST>;
+
+/// A packet that may come from a backend, on its way through the stages.
+pub(super) struct Reply {
+    packet: u8,
+    endpoint_hash: u64,
+    flow: Option<(FlowKey, FlowHash)>,
+}
+
+/// Whether a packet has ports, and so may belong to a flow.
+#[inline]
+pub(super) fn may_be_reply(h: &Headers) -> bool {
+    matches!(h.l4_checksum, L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::UdpZero | L4Checksum::Sctp)
+}
+
+impl Pipeline {
+    /// Stage 2: asks for the endpoint that the packet may come from.
+    #[inline]
+    pub(super) fn reply(&self, snapshot: &Snapshot, packet: u8, h: &Headers) -> Reply {
+        let endpoint_hash = Snapshot::hash_endpoint(&h.src, h.proto, h.src_port);
+        snapshot.prefetch_endpoint(endpoint_hash);
+        Reply { packet, endpoint_hash, flow: None }
+    }
+
+    /// Stage 3: tells the endpoint and asks for the bucket of the flow; what is from no endpoint ends here.
+    #[inline]
+    pub(super) fn find_reply_flows<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, replies: &mut Replies) {
+        let snapshot = burst.view.snapshot;
+        for reply in replies.iter_mut() {
+            let at = burst.frame_of(reply.packet);
+            let h = &burst.packets[usize::from(reply.packet)].headers;
+            let Some(endpoint) = snapshot.endpoint(reply.endpoint_hash, &h.src, h.proto, h.src_port) else {
+                let h = *h;
+                rest::unserved(burst, at, &h);
+                continue;
+            };
+            if self.workers > 1
+                && let Some(owner) = self.owner_of_reply(snapshot, &h.dst, h.dst_port, h.proto)
+                && let Err(elsewhere) = self.at_home(owner, burst.arrival)
+            {
+                burst.set(at, elsewhere);
+                continue;
+            }
+            let key = FlowKey::reply(endpoint, h.dst, h.dst_port);
+            let hash = self.flows.hash(&key);
+            self.flows.nat.prefetch(&key, hash);
+            reply.flow = Some((key, hash));
+        }
+        for (key, hash) in replies.iter().filter_map(|reply| reply.flow.as_ref()) {
+            self.flows.nat.prefetch_rest(key, *hash);
+        }
+    }
+
+    /// Stage 4: finds the client of each reply.
+    #[inline]
+    pub(super) fn choose_clients<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, replies: &Replies) {
+        let snapshot = burst.view.snapshot;
+        for reply in replies {
+            let Some((key, hash)) = &reply.flow else { continue };
+            let at = burst.frame_of(reply.packet);
+            let h = &burst.packets[usize::from(reply.packet)].headers;
+            let hit = self.flows.nat.lookup_reply(key, *hash, kind_of(h), burst.now);
+            let Some((hit, service)) = hit.and_then(|hit| Some((hit, snapshot.service_by_id(hit.service)?)))
+            else {
+                let h = *h;
+                rest::unserved(burst, at, &h);
+                continue;
+            };
+            let note = &mut burst.out.notes[at];
+            (note.service, note.backend, note.flow) = (Some(service.id), Some(hit.backend), FlowNote::Known);
+            let client = Endpoint { addr: hit.client, port: hit.client_port };
+            let destination = Destination::Client { service, client };
+            burst.deliveries.push(Delivery { packet: reply.packet, destination });
+        }
+    }
+
+    /// The worker that holds the flow of a reply to this address and port, where that can be told from them.
+    pub(super) fn owner_of_reply(
+        &self,
+        snapshot: &Snapshot,
+        to: &Addr,
+        port: u16,
+        proto: u8,
+    ) -> Option<WorkerIndex> {
+        let family = if to.is_v4() { crate::wire::Family::V4 } else { crate::wire::Family::V6 };
+        if snapshot.snat_addresses(family).contains(to) {
+            // With RSS the port was chosen so that the reply comes here by itself.
+            return match self.steering {
+                Steering::Partition => Some(owner_of_port(port, self.workers)),
+                Steering::Single | Steering::Rss(_) => None,
+            };
+        }
+        // To the gateway itself: what the kernel began is the kernel's, on whatever worker.
+        snapshot.address(to).is_none().then(|| owner_of_client(to, port, proto, self.workers))
+    }
+}

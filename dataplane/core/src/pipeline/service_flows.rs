@@ -1,0 +1,335 @@
+//! Packets from clients to service ports: find the flow's backend, or choose one.
+//!
+//! Stages 2 to 4 of the pipeline for this direction. A request asks the cache for its flow bucket, then reads
+//! it; a hit asks for the backend, a miss for the Maglev slot; then the backend is certain and the packet goes
+//! on to be delivered, or is answered because there is none.
+
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+
+use super::{Arrival, Burst, Delivery, Destination, FlowNote, Pipeline, answers};
+use crate::backend::Backend;
+use crate::conntrack::{FlowHash, FlowKey, FlowTables, IdleTimeout, Packet, PairError};
+use crate::forward::snat_ports::Candidates;
+use crate::frame::Frame;
+use crate::hash::{client_hash, key_hash, scale, selection_hash};
+use crate::ids::{BackendId, WorkerIndex};
+use crate::limits::BURST;
+use crate::now::Now;
+use crate::service::Service;
+use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
+use crate::verdict::{Refusal, TransmitReason, Verdict};
+use crate::wire::icmp::Problem;
+use crate::wire::rewrite::Endpoint;
+use crate::wire::tcp::flags;
+use crate::wire::{Addr, Headers, proto};
+
+/// The requests of one burst.
+pub(super) type Requests<'s> = ArrayVec<Request<'s>, BURST>;
+
+/// A packet to a service port, on its way through the stages.
+pub(super) struct Request<'s> {
+    packet: u8,
+    service: &'s Service,
+    key: FlowKey,
+    kind: Packet,
+    /// Of the flow table.
+    flow_hash: FlowHash,
+    /// Of the choice of a backend, which is the same on every gateway.
+    choice_hash: u64,
+    found: Option<Known>,
+}
+
+/// What a flow entry says.
+#[derive(Clone, Copy)]
+struct Known {
+    backend: BackendId,
+    local: Option<Endpoint>,
+    /// The packet begins a new connection of the same ports.
+    reopened: bool,
+}
+
+impl<'s> Request<'s> {
+    /// Position of its packet.
+    fn index(&self) -> usize {
+        usize::from(self.packet)
+    }
+}
+
+/// The worker that holds the state of a `nat` flow of this client, whose replies come back to the client's
+/// own address and so by any queue.
+#[inline]
+#[must_use]
+pub(super) fn owner_of_client(client: &Addr, port: u16, proto: u8, workers: u8) -> WorkerIndex {
+    // Below 256, being below `workers`.
+    scale(key_hash(client, proto, port), u32::from(workers)) as WorkerIndex
+}
+
+/// What a packet says about the state of its flow.
+#[inline]
+pub(super) fn kind_of(h: &Headers) -> Packet {
+    if h.proto == proto::TCP { Packet::Tcp(h.tcp_flags) } else { Packet::Datagram }
+}
+
+impl Pipeline {
+    /// Stage 2: the flow key of a packet to `service`; its bucket is asked for.
+    ///
+    /// # Errors
+    /// The verdict, when another worker holds the flow.
+    #[inline]
+    pub(super) fn request<'s>(
+        &self,
+        service: &'s Service,
+        packet: u8,
+        h: &Headers,
+        arrival: Arrival,
+    ) -> Result<Request<'s>, Verdict> {
+        if self.workers > 1 && service.mode == ForwardingMode::Nat {
+            self.at_home(owner_of_client(&h.src, h.src_port, h.proto, self.workers), arrival)?;
+        }
+        let key = FlowKey::flow(service.id, h.src, h.src_port);
+        let flow_hash = self.flows.hash(&key);
+        if service.mode.is_dsr() {
+            self.flows.dsr.prefetch(&key, flow_hash);
+        } else {
+            self.flows.nat.prefetch(&key, flow_hash);
+        }
+        Ok(Request { packet, service, key, flow_hash, kind: kind_of(h), choice_hash: 0, found: None })
+    }
+
+    /// Stage 3: reads the flow entries; asks for the backend of each hit and for the slot of each miss.
+    #[inline]
+    pub(super) fn find_service_flows<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        requests: &mut Requests<'_>,
+    ) {
+        for request in requests.iter() {
+            if request.service.mode.is_dsr() {
+                self.flows.dsr.prefetch_rest(&request.key, request.flow_hash);
+            } else {
+                self.flows.nat.prefetch_rest(&request.key, request.flow_hash);
+            }
+        }
+        for request in requests.iter_mut() {
+            request.found = self.known(request, burst.now);
+            if let Some(known) = request.found {
+                burst.view.snapshot.prefetch_backend(known.backend);
+                continue;
+            }
+            let (h, service) = (&burst.packets[request.index()].headers, request.service);
+            request.choice_hash = match service.affinity_ms {
+                0 => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto),
+                _ => client_hash(&h.src),
+            };
+            service.prefetch_slot(service.slot_of(request.choice_hash));
+        }
+    }
+
+    /// What the flow tables know of a request; the packet is noted there.
+    #[inline]
+    fn known(&mut self, request: &Request<'_>, now: Now) -> Option<Known> {
+        let Request { key, flow_hash, kind, service, .. } = *request;
+        if service.mode.is_dsr() {
+            let hit = self.flows.dsr.lookup(&key, flow_hash, kind, now)?;
+            return Some(Known { backend: hit.backend, local: None, reopened: hit.reopened });
+        }
+        let hit = self.flows.nat.lookup(&key, flow_hash, kind, now)?;
+        let local = (service.mode == ForwardingMode::FullNat)
+            .then_some(Endpoint { addr: hit.source, port: hit.source_port });
+        Some(Known { backend: hit.backend, local, reopened: hit.reopened })
+    }
+
+    /// Stage 4: settles the backend of each request.
+    #[inline]
+    pub(super) fn choose_backends<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        requests: &Requests<'s>,
+    ) {
+        // Borrowed for as long as the snapshot, not the burst.
+        let snapshot = burst.view.snapshot;
+        for request in requests {
+            let at = burst.frame_of(request.packet);
+            let known = request.found.and_then(|known| {
+                let backend = snapshot.backend(known.backend)?;
+                keeps(backend, request.kind, known.reopened).then_some((backend, known.local))
+            });
+            let chosen = match known {
+                Some((backend, local)) => Ok(Chosen { backend, local, flow: FlowNote::Known }),
+                None => self.begin(burst, request),
+            };
+            match chosen {
+                Ok(Chosen { backend, local, flow }) => {
+                    burst.view.neighbors.prefetch(backend.neighbor);
+                    let note = &mut burst.out.notes[at];
+                    (note.backend, note.flow) = (Some(backend.id), flow);
+                    let destination = Destination::Backend { service: request.service, backend, local };
+                    burst.deliveries.push(Delivery { packet: request.packet, destination });
+                }
+                Err(Refusal::NoEndpoints) => self.no_endpoints(burst, at, request),
+                Err(refusal) => burst.set(at, refusal),
+            }
+        }
+    }
+
+    /// Chooses a backend for a packet whose flow is not known, or whose backend takes it no longer, and
+    /// remembers it.
+    fn begin<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        request: &Request<'_>,
+    ) -> Result<Chosen<'s>, Refusal> {
+        let (snapshot, now, service) = (burst.view.snapshot, burst.now, request.service);
+        let h = burst.packets[request.index()].headers;
+        // An earlier packet of this burst may have begun the same flow.
+        if request.found.is_none()
+            && let Some(known) = self.known(request, now)
+            && let Some(backend) = snapshot.backend(known.backend)
+            && keeps(backend, request.kind, known.reopened)
+        {
+            return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
+        }
+        let stray = matches!(request.kind, Packet::Tcp(_)) && !request.kind.is_opening();
+        if stray && !service.mode.is_dsr() {
+            return Err(Refusal::NoFlow);
+        }
+        let backend = self.choose(snapshot, request, &h, now).ok_or(Refusal::NoEndpoints)?;
+        let idle = Duration::from_millis(u64::from(match request.kind {
+            Packet::Tcp(_) => service.idle_tcp_ms,
+            Packet::Datagram => service.idle_udp_ms,
+        }));
+        let idle = IdleTimeout::new(idle);
+        let local = match service.mode {
+            ForwardingMode::DsrL2 | ForwardingMode::DsrIpip => {
+                // A reset ends a flow that is not known: nothing to remember. A full table costs nothing but
+                // stability should the slot's owner change; the table has counted it.
+                if h.tcp_flags & flags::RST == 0 {
+                    let (key, hash) = (&request.key, request.flow_hash);
+                    let _ = self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now);
+                }
+                None
+            }
+            ForwardingMode::Nat => {
+                let reply = FlowKey::reply(backend.endpoint, h.src, h.src_port);
+                insert_pair(&mut self.flows, request, &reply, backend, idle, now).map_err(
+                    |error| match error {
+                        PairError::Conflict => Refusal::NatConflict,
+                        PairError::Full => Refusal::FlowTableFull,
+                    },
+                )?;
+                None
+            }
+            ForwardingMode::FullNat => Some(self.bind_local(snapshot, request, &h, backend, idle, now)?),
+        };
+        burst.view.tallies.connected(backend.id);
+        Ok(Chosen { backend, local, flow: FlowNote::New })
+    }
+
+    /// The backend that takes a new flow: the one that its client has by affinity, else by Maglev.
+    fn choose<'s>(
+        &mut self,
+        snapshot: &'s Snapshot,
+        request: &Request<'_>,
+        h: &Headers,
+        now: Now,
+    ) -> Option<&'s Backend> {
+        let service = request.service;
+        // The slot's hash was not needed as long as the flow was known.
+        let choice_hash = match (service.affinity_ms, request.found) {
+            (0, Some(_)) => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto),
+            (_, Some(_)) => client_hash(&h.src),
+            (_, None) => request.choice_hash,
+        };
+        if service.affinity_ms == 0 {
+            return snapshot.backend(snapshot.select(service, choice_hash)?);
+        }
+        let key = FlowKey::affinity(service.id, h.src);
+        let hash = self.flows.hash(&key);
+        if let Some(hit) = self.flows.dsr.lookup(&key, hash, Packet::Datagram, now)
+            && let Some(backend) = snapshot.backend(hit.backend)
+            && backend.state == BackendState::Active
+        {
+            return Some(backend);
+        }
+        let backend = snapshot.backend(snapshot.select(service, choice_hash)?)?;
+        let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.affinity_ms)));
+        // Where the table is full the client's hash gives the same backend until backends change.
+        let _ = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);
+        Some(backend)
+    }
+
+    /// Finds a local address and port for a new `fullnat` flow: one that no other flow to the same endpoint
+    /// has, and whose replies come to this worker.
+    fn bind_local(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        h: &Headers,
+        backend: &Backend,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<Endpoint, Refusal> {
+        let addresses = snapshot.snat_addresses(h.family);
+        let spread = selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto) ^ self.seed;
+        let first = scale(spread, u32::try_from(addresses.len()).unwrap_or(u32::MAX)) as usize;
+        for &addr in addresses.iter().cycle().skip(first).take(addresses.len()) {
+            let to = (backend.address, backend.port);
+            for port in Candidates::new(&self.steering, self.worker, self.workers, spread, addr, to) {
+                let reply = FlowKey::reply(backend.endpoint, addr, port);
+                match insert_pair(&mut self.flows, request, &reply, backend, idle, now) {
+                    Ok(()) => return Ok(Endpoint { addr, port }),
+                    Err(PairError::Conflict) => {}
+                    Err(PairError::Full) => return Err(Refusal::FlowTableFull),
+                }
+            }
+        }
+        Err(Refusal::SnatPortsExhausted)
+    }
+
+    /// A packet for which there is no backend: reset, ICMP port unreachable, or silence.
+    #[cold]
+    fn no_endpoints<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, request: &Request<'_>) {
+        let h = burst.packets[request.index()].headers;
+        let answered = match (request.service.no_endpoints, request.kind) {
+            (NoEndpoints::Drop, _) => false,
+            (NoEndpoints::Reject, Packet::Tcp(_)) => {
+                let mac = burst.interface.mac;
+                self.reply_limit.take(burst.now) && answers::reset(&mut burst.frames[at], &h, mac)
+            }
+            (NoEndpoints::Reject, Packet::Datagram) => self.refuse(burst, at, &h, Problem::PortUnreachable),
+        };
+        burst.answer_or(at, answered, TransmitReason::NoEndpoints, Refusal::NoEndpoints);
+    }
+}
+
+/// The end of stage 4 for one packet.
+struct Chosen<'s> {
+    backend: &'s Backend,
+    local: Option<Endpoint>,
+    flow: FlowNote,
+}
+
+fn insert_pair(
+    flows: &mut FlowTables,
+    request: &Request<'_>,
+    reply: &FlowKey,
+    backend: &Backend,
+    idle: IdleTimeout,
+    now: Now,
+) -> Result<(), PairError> {
+    let (flow, reply) = ((&request.key, request.flow_hash), (reply, flows.hash(reply)));
+    flows.nat.insert_pair(flow, reply, backend.id, request.kind, idle, now)
+}
+
+/// Whether a known flow stays with its backend. See [`BackendState`]: a connection that begins anew is a new
+/// flow, and a SYN to a backend that is down has not connected yet.
+#[inline]
+fn keeps(backend: &Backend, kind: Packet, reopened: bool) -> bool {
+    match backend.state {
+        _ if reopened => false,
+        BackendState::Active | BackendState::Draining => true,
+        BackendState::Down => backend.protocol != Protocol::Udp && !kind.is_opening(),
+    }
+}

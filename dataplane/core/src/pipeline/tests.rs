@@ -1,0 +1,9 @@
+//! The pipeline from outside: frames in, verdicts and frames out, one claim a test.
+
+mod lab;
+
+mod answers;
+mod choice;
+mod dsr;
+mod faults;
+mod nat;

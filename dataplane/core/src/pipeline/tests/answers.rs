@@ -1,0 +1,207 @@
+//! What the gateway answers itself, and what it leaves to the kernel.
+
+use std::time::Duration;
+
+use super::lab::{CLIENT, Lab, ROUTER_MAC, ip, service};
+use crate::limits::REPLIES_BURST;
+use crate::pipeline::{FlowNote, NeighborEvent};
+use crate::snapshot::{ForwardingMode, NoEndpoints, Protocol, ServiceSpec};
+use crate::testing::builder::{Builder, GATEWAY_MAC};
+use crate::testing::summary;
+use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use crate::wire::ndp::{self, Ndp};
+use crate::wire::tcp::flags;
+use crate::wire::{Headers, MacAddr, Parsed, arp, ethernet, icmp, parse, tcp};
+
+fn headers(frame: &[u8]) -> Headers {
+    match parse(frame) {
+        Ok(Parsed::Ip(h)) => h,
+        other => panic!("{other:?}: {}", summary(frame)),
+    }
+}
+
+fn services() -> Vec<ServiceSpec> {
+    vec![
+        service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"]),
+        service(ForwardingMode::DsrL2, Protocol::Tcp, "[2001:db8:1::5]:80", &["[fd00::1]:80"]),
+    ]
+}
+
+#[test]
+fn arp_for_vips_and_snat_addresses_is_answered_and_for_our_own_is_punted() {
+    let mut lab = Lab::new(services());
+    let ask = |target: &str| {
+        let target = target.parse().unwrap();
+        arp::request(CLIENT, "10.0.0.77".parse().unwrap(), target, None, None)
+    };
+    for target in ["203.0.113.5", "10.0.0.253"] {
+        let fate = lab.receive(&ask(target));
+        let Ok(Parsed::Arp(reply)) = parse(fate.sent(TransmitReason::ArpReply)) else { panic!("not ARP") };
+        assert_eq!((reply.sender_mac, reply.sender_ip), (GATEWAY_MAC, target.parse().unwrap()));
+        assert_eq!((reply.target_mac, reply.target_ip), (CLIENT, "10.0.0.77".parse().unwrap()));
+        assert_eq!(ethernet::destination(&fate.frame), CLIENT);
+        let seen = NeighborEvent::Seen { interface: 0, addr: ip("10.0.0.77").into(), mac: CLIENT };
+        assert_eq!(fate.events, [seen]);
+    }
+    for target in ["10.0.0.254", "10.0.0.42"] {
+        assert_eq!(lab.receive(&ask(target)).verdict, Verdict::Punt(PuntReason::Local));
+    }
+}
+
+#[test]
+fn a_gratuitous_arp_for_our_vip_is_not_answered() {
+    let mut lab = Lab::new(services());
+    let claim = arp::announcement(CLIENT, "203.0.113.5".parse().unwrap(), None);
+    assert_eq!(lab.receive(&claim).verdict, Verdict::Punt(PuntReason::Local));
+}
+
+#[test]
+fn solicitations_for_vips_are_answered_and_for_our_own_are_punted() {
+    let mut lab = Lab::new(services());
+    let ask = |target: &str, known: Option<MacAddr>| {
+        ndp::solicitation(CLIENT, "fd00::77".parse().unwrap(), target.parse().unwrap(), None, known)
+    };
+    for (target, known) in [("2001:db8:1::5", None), ("fd00::fd", None), ("2001:db8:1::5", Some(GATEWAY_MAC))]
+    {
+        let fate = lab.receive(&ask(target, known));
+        let sent = fate.sent(TransmitReason::NeighborAdvertisement);
+        let Ok(Some(Ndp::Advertisement { target: told, target_mac, solicited, .. })) =
+            ndp::parse(sent, &headers(sent))
+        else {
+            panic!("{}", summary(sent))
+        };
+        assert_eq!((ip(target), target_mac, solicited), (told.into(), Some(GATEWAY_MAC), true));
+    }
+    assert_eq!(lab.receive(&ask("fd00::fe", None)).verdict, Verdict::Punt(PuntReason::Local));
+    let fate = lab.receive(&ask("fd00::fe", Some(GATEWAY_MAC)));
+    assert_eq!(fate.verdict, Verdict::Punt(PuntReason::Local));
+    assert_eq!(fate.events.len(), 1, "the resolver hears of who asks");
+}
+
+#[test]
+fn pings_of_vips_are_answered_and_of_our_own_address_punted() {
+    let mut lab = Lab::new(services());
+    for (client, vip) in [("198.51.100.7", "203.0.113.5"), ("2001:db8::7", "2001:db8:1::5")] {
+        let fate = lab.send(Builder::echo_request(ip(client), ip(vip), 7, 9).payload(b"abcdefgh"));
+        let sent = fate.sent(TransmitReason::EchoReply);
+        let h = headers(sent);
+        assert_eq!((h.src.ip(), h.dst.ip(), h.src_port), (ip(vip), ip(client), 7));
+        assert!(icmp::checksum_ok(sent, &h));
+        assert_eq!(ethernet::destination(sent), ROUTER_MAC);
+    }
+    let own = Builder::echo_request(ip("198.51.100.7"), ip("10.0.0.254"), 7, 9);
+    assert_eq!(lab.send(own).verdict, Verdict::Punt(PuntReason::Local));
+}
+
+#[test]
+fn a_service_without_backends_resets_tcp_and_says_unreachable_to_udp() {
+    for (client, vip) in
+        [("198.51.100.7:40000", "203.0.113.5:80"), ("[2001:db8::7]:40000", "[2001:db8:1::5]:80")]
+    {
+        let mut lab = Lab::new(vec![
+            service(ForwardingMode::FullNat, Protocol::Tcp, vip, &[]),
+            service(ForwardingMode::DsrL2, Protocol::Udp, vip, &[]),
+        ]);
+        let fate = lab.send(Builder::tcp(client, vip).flags(flags::SYN).seq_ack(100, 0));
+        // A stray segment too is told that there is no connection, where no mode needs state for it.
+        let sent = fate.sent(TransmitReason::NoEndpoints);
+        let segment = tcp::segment(sent, &headers(sent)).unwrap();
+        assert_eq!((segment.flags, segment.ack), (flags::RST | flags::ACK, 101));
+        assert_eq!(fate.note.flow, FlowNote::None);
+        let fate = lab.send(Builder::udp(client, vip));
+        let sent = fate.sent(TransmitReason::NoEndpoints);
+        let h = headers(sent);
+        assert_eq!((h.icmp_type, h.icmp_code), if vip.starts_with('[') { (1, 4) } else { (3, 3) });
+        assert_eq!(h.src.ip(), vip.parse::<std::net::SocketAddr>().unwrap().ip());
+        assert_eq!(lab.pipeline.flows().live(), 0, "nothing is remembered of it");
+    }
+}
+
+#[test]
+fn a_service_that_is_to_be_silent_is_silent() {
+    let silent = ServiceSpec {
+        no_endpoints: NoEndpoints::Drop,
+        ..service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &[])
+    };
+    let mut lab = Lab::new(vec![silent]);
+    let fate = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));
+    assert_eq!(fate.refused(), Refusal::NoEndpoints);
+}
+
+#[test]
+fn answers_are_rate_limited_and_come_back_with_time() {
+    let mut lab = Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &[])]);
+    let ask = || Builder::udp("198.51.100.7:40000", "203.0.113.5:53");
+    let answered = (0..REPLIES_BURST + 50)
+        .filter(|_| matches!(lab.send(ask()).verdict, Verdict::Transmit { .. }))
+        .count();
+    assert_eq!(answered, REPLIES_BURST as usize);
+    assert_eq!(lab.send(ask()).refused(), Refusal::NoEndpoints);
+    lab.wait(Duration::from_secs(1));
+    lab.send(ask()).sent(TransmitReason::NoEndpoints);
+}
+
+#[test]
+fn path_mtu_errors_about_answers_of_a_vip_reach_the_backend_of_their_flow() {
+    for mode in [ForwardingMode::DsrL2, ForwardingMode::DsrIpip] {
+        let mut lab =
+            Lab::new(vec![service(mode, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80", "10.0.0.2:80"])]);
+        let flow = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));
+        let fate = lab.send(too_big("192.0.2.1", "203.0.113.5:80", "198.51.100.7:40000"));
+        fate.sent(TransmitReason::IcmpError);
+        assert_eq!(ethernet::destination(&fate.frame), ethernet::destination(&flow.frame));
+    }
+}
+
+/// A router's "fragmentation needed" about a segment from `src` to `dst`, sent to `src`.
+fn too_big(router: &str, src: &str, dst: &str) -> Builder {
+    let quoted = Builder::tcp(src, dst).flags(flags::ACK).packet();
+    let to = src.parse::<std::net::SocketAddr>().unwrap().ip();
+    Builder::icmp(ip(router), to, 3, 4, [0, 0, 5, 0x14]).payload(&quoted[..28])
+}
+
+#[test]
+fn path_mtu_errors_through_translation_quote_what_their_reader_sent() {
+    let mut lab =
+        Lab::new(vec![service(ForwardingMode::FullNat, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:8080"])]);
+    let there = lab.send(Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::SYN));
+    let h = headers(there.sent(TransmitReason::Forward));
+    let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
+
+    // About the answer, for the backend.
+    let fate = lab.send(too_big("192.0.2.1", "203.0.113.5:80", "198.51.100.7:40000"));
+    let sent = fate.sent(TransmitReason::IcmpError);
+    let h = headers(sent);
+    let quoted = crate::wire::quote::parse(sent, &h).unwrap().unwrap();
+    assert!(icmp::checksum_ok(sent, &h));
+    assert_eq!(h.dst.ip(), ip("10.0.0.1"));
+    assert_eq!((quoted.src.ip(), quoted.src_port), (ip("10.0.0.1"), 8080));
+    assert_eq!((quoted.dst.ip(), quoted.dst_port), (local.ip(), local.port()));
+
+    // About the request, for the client.
+    let fate = lab.send(too_big("10.0.0.9", &local.to_string(), "10.0.0.1:8080"));
+    let sent = fate.sent(TransmitReason::IcmpError);
+    let h = headers(sent);
+    let quoted = crate::wire::quote::parse(sent, &h).unwrap().unwrap();
+    assert!(icmp::checksum_ok(sent, &h));
+    assert_eq!((h.src.ip(), h.dst.ip()), (ip("203.0.113.5"), ip("198.51.100.7")));
+    assert_eq!((quoted.src.ip(), quoted.src_port), (ip("198.51.100.7"), 40000));
+    assert_eq!((quoted.dst.ip(), quoted.dst_port), (ip("203.0.113.5"), 80));
+}
+
+#[test]
+fn what_is_not_ours_is_the_kernels() {
+    let mut lab = Lab::new(services());
+    for frame in [
+        Builder::udp("10.0.0.7:68", "255.255.255.255:67"),
+        Builder::udp("0.0.0.0:68", "255.255.255.255:67"),
+        Builder::udp("10.0.0.7:5353", "224.0.0.251:5353"),
+        Builder::tcp("10.0.0.7:40000", "10.0.0.254:22").flags(flags::SYN),
+    ] {
+        assert_eq!(lab.send(frame).verdict, Verdict::Punt(PuntReason::Local));
+    }
+    let transit = Builder::udp("10.0.0.7:1000", "192.0.2.8:53");
+    assert_eq!(lab.send(transit).verdict, Verdict::Punt(PuntReason::NotOurs));
+    let lldp = Builder::ip(ip("10.0.0.7"), ip("10.0.0.254"), 0).ether_type(0x88cc);
+    assert_eq!(lab.send(lldp).verdict, Verdict::Punt(PuntReason::NotIp));
+}

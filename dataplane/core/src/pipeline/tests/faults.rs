@@ -1,0 +1,167 @@
+//! Each refusal has a frame that makes it, and the frame is left as it came.
+
+use std::time::Duration;
+
+use super::lab::{Lab, ROUTER_MAC, service, spec};
+use crate::pipeline::NeighborEvent;
+use crate::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
+use crate::testing::builder::{self, Builder, GATEWAY_MAC};
+use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
+use crate::wire::{MacAddr, Malformed};
+
+fn dns() -> Lab {
+    Lab::new(vec![
+        service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]),
+        service(ForwardingMode::DsrL2, Protocol::Udp, "[2001:db8:1::5]:53", &["[fd00::1]:53"]),
+    ])
+}
+
+fn question() -> Builder {
+    Builder::udp("198.51.100.7:40000", "203.0.113.5:53")
+}
+
+#[test]
+fn refusals_of_a_packet_to_a_vip_name_their_reason() {
+    let icmp = |kind, code| {
+        Builder::icmp(super::lab::ip("198.51.100.7"), super::lab::ip("203.0.113.5"), kind, code, [0; 4])
+    };
+    let quote = Builder::udp("203.0.113.5:99", "198.51.100.7:40000").packet();
+    for (builder, reason) in [
+        (Builder::udp("198.51.100.7:40000", "203.0.113.5:54"), Refusal::NoService),
+        (Builder::tcp("198.51.100.7:40000", "203.0.113.5:53"), Refusal::NoService),
+        (Builder::udp("127.0.0.1:40000", "203.0.113.5:53"), Refusal::BadSource),
+        (Builder::udp("224.0.0.1:40000", "203.0.113.5:53"), Refusal::BadSource),
+        (
+            Builder::ip(super::lab::ip("198.51.100.7"), super::lab::ip("203.0.113.5"), 47),
+            Refusal::UnsupportedProtocol,
+        ),
+        (icmp(13, 0), Refusal::IcmpUnsupported),
+        (icmp(3, 4).payload(&quote), Refusal::IcmpErrorUnknown),
+        (question().vlan(7), Refusal::VlanMismatch),
+    ] {
+        assert_eq!(dns().send(builder).refused(), reason);
+    }
+}
+
+#[test]
+fn frames_for_another_station_are_not_touched() {
+    let mut lab = dns();
+    let frame = question().mac(ROUTER_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build();
+    assert_eq!(lab.receive(&frame).refused(), Refusal::OtherStation);
+}
+
+#[test]
+fn malformed_frames_are_dropped_by_their_own_name() {
+    let mut lab = dns();
+    for (frame, reason) in [
+        (vec![0; 13], Malformed::EthernetTruncated),
+        (question().ip_checksum(0xdead).build(), Malformed::Ipv4Checksum),
+        (question().udp_len(7).build(), Malformed::UdpLength),
+        (question().version_ihl(0x4f).build(), Malformed::Ipv4HeaderLength),
+    ] {
+        assert_eq!(lab.receive(&frame).verdict, Verdict::Drop(DropReason::Malformed(reason)));
+        assert_eq!(lab.counters.drops(reason.into()), 1);
+    }
+}
+
+#[test]
+fn a_packet_whose_next_hop_is_not_resolved_is_left_for_a_later_try_and_the_resolver_told() {
+    let mut spec = spec();
+    spec.neighbors.clear();
+    spec.services = vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])];
+    let mut lab = Lab::with_spec(spec);
+    let fate = lab.send(question());
+    assert_eq!(fate.refused(), Refusal::NeighborUnresolved);
+    let addr = super::lab::ip("10.0.0.1").into();
+    assert_eq!(fate.events, [NeighborEvent::Wanted { interface: 0, addr }]);
+    lab.neighbors.learn(lab.neighbors.lookup(0, &addr).unwrap(), super::lab::backend_mac(1));
+    lab.send(question()).sent(TransmitReason::Forward);
+}
+
+#[test]
+fn a_reply_without_a_route_to_its_client_is_dropped() {
+    let mut spec = spec();
+    spec.routes.clear();
+    spec.services = vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])];
+    let mut lab = Lab::with_spec(spec);
+    lab.send(question()).sent(TransmitReason::Forward);
+    let fate = lab.send(Builder::udp("10.0.0.1:53", "198.51.100.7:40000"));
+    assert_eq!(fate.refused(), Refusal::NoRoute);
+}
+
+#[test]
+fn answers_that_may_not_be_given_become_drops() {
+    let mut lab = dns();
+    // Packets sent to a link-layer group are never answered with an error (RFC 1122 3.2.2).
+    let group = |builder: Builder| builder.mac(ROUTER_MAC, MacAddr::BROADCAST).build();
+    assert_eq!(lab.receive(&group(question().ttl(1))).refused(), Refusal::TtlExceeded);
+    assert_eq!(lab.receive(&group(question().payload_len(1480))).refused(), Refusal::TooBig);
+}
+
+/// Sends from one client after the other, each twice so that its flow counts as established, until one fails.
+fn fill(lab: &mut Lab, clients: u32) -> Option<Refusal> {
+    (0..clients).find_map(|n| {
+        let [_, b, c, d] = n.to_be_bytes();
+        let from = format!("198.{b}.{c}.{d}:999");
+        let fate = lab.send(Builder::udp(from.as_str(), "203.0.113.5:53"));
+        lab.send(Builder::udp(from.as_str(), "203.0.113.5:53"));
+        matches!(fate.verdict, Verdict::Drop(_)).then(|| fate.refused())
+    })
+}
+
+#[test]
+fn local_ports_to_one_backend_run_out_by_name() {
+    let one = service(ForwardingMode::FullNat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]);
+    let mut lab = Lab::new(vec![one]).with_entries(100_000);
+    assert_eq!(fill(&mut lab, 65_000), Some(Refusal::SnatPortsExhausted));
+    // One flow has two entries; nearly all ports were found before the walk gave up.
+    assert!(lab.pipeline.flows().live() > 55_000, "{}", lab.pipeline.flows().live());
+}
+
+#[test]
+fn a_table_full_of_established_flows_takes_no_more_of_those_that_need_it() {
+    let one = service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]);
+    let mut lab = Lab::new(vec![one]).with_entries(64);
+    assert_eq!(fill(&mut lab, 1_000), Some(Refusal::FlowTableFull));
+}
+
+#[test]
+fn a_frame_without_room_in_front_is_refused_unchanged() {
+    let mut lab =
+        Lab::new(vec![service(ForwardingMode::DsrIpip, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
+    let fate = lab.receive_tight(&question().mac(ROUTER_MAC, GATEWAY_MAC).build());
+    assert_eq!(fate.refused(), Refusal::NoHeadroom);
+}
+
+#[test]
+fn fragments_follow_their_first_and_are_refused_without_it() {
+    for mode in ForwardingMode::ALL {
+        let mut lab =
+            Lab::new(vec![service(mode, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53", "10.0.0.2:53"])]);
+        let whole = question().dont_fragment(false).payload_len(1200).mac(ROUTER_MAC, GATEWAY_MAC).build();
+        let parts = builder::fragments(&whole, 77, 512);
+        assert!(parts.len() > 2);
+        assert_eq!(lab.receive(&parts[1]).refused(), Refusal::FragmentUnknown);
+        let first = lab.receive(&parts[0]);
+        first.sent(TransmitReason::Forward);
+        for part in &parts[1..] {
+            let fate = lab.receive(part);
+            let sent = fate.sent(TransmitReason::Forward);
+            assert_eq!(sent[..12], first.frame[..12], "{mode}: to the same station");
+            assert_eq!(sent[26..34], first.frame[26..34], "{mode}: between the same addresses");
+        }
+        lab.wait(crate::fragments::LIFETIME + Duration::from_secs(1));
+        assert_eq!(lab.receive(&parts[1]).refused(), Refusal::FragmentUnknown);
+    }
+}
+
+#[test]
+fn sctp_in_fragments_is_not_translated() {
+    let mut lab = Lab::with_spec(SnapshotSpec {
+        services: vec![service(ForwardingMode::FullNat, Protocol::Sctp, "203.0.113.5:53", &["10.0.0.1:53"])],
+        ..spec()
+    });
+    let whole = Builder::sctp("198.51.100.7:40000", "203.0.113.5:53").dont_fragment(false).payload_len(600);
+    let parts = builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), 78, 256);
+    assert_eq!(lab.receive(&parts[0]).refused(), Refusal::SctpFragment);
+}
