@@ -50,6 +50,12 @@ pub const GATEWAY_MAC: &str = "02:00:00:00:00:02";
 /// The client's Ethernet address.
 pub const CLIENT_MAC: &str = "02:00:00:00:00:0a";
 
+/// The Ethernet address of server `n`.
+#[must_use]
+pub fn server_mac(n: u8) -> String {
+    format!("02:00:00:00:01:{n:02x}")
+}
+
 /// The gateway's addresses on the clients' side, by family.
 pub const GATEWAY_FOR_CLIENTS: [&str; 2] = ["198.51.100.2", "2001:db8:c::2"];
 /// The gateway's addresses on the servers' side, by family: the servers' default route, and the source of tunnels.

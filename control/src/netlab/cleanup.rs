@@ -10,12 +10,22 @@ use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 /// The labs of this process that stand, for [`on_signals`].
 static STANDING: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Held while something is made or undone. The signal handler never gives it back, so that nothing new comes to
+/// stand, and nobody else cleans up, between its work and the end of the process.
+static CHANGING: Mutex<()> = Mutex::new(());
+
+/// Makes a namespace or starts a process by `make`: not while labs are being undone.
+pub(super) fn changing<T>(make: impl FnOnce() -> T) -> T {
+    let _guard = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    make()
+}
 
 /// Remembers that the lab `id` stands.
 pub(super) fn register(id: &str) {
@@ -24,6 +34,10 @@ pub(super) fn register(id: &str) {
 
 /// Ends every process in the lab `id` and removes its namespaces and its directory.
 pub(super) fn tear_down(id: &str) {
+    changing(|| undo(id));
+}
+
+fn undo(id: &str) {
     standing().retain(|other| other != id);
     let prefix = format!("{id}-");
     for name in all_names().into_iter().filter(|name| name.starts_with(&prefix)) {
@@ -68,18 +82,18 @@ pub fn on_signals() -> Result<()> {
     thread::Builder::new().name("netlab-signals".to_owned()).spawn(move || {
         if let Some(signal) = signals.forever().next() {
             eprintln!("\nstopped by signal {signal}, cleaning up");
-            let ids = standing().clone();
-            for id in ids {
-                tear_down(&id);
-            }
-            std::process::exit(128 + signal);
+            changing(|| {
+                let ids = standing().clone();
+                ids.iter().for_each(|id| undo(id));
+                std::process::exit(128 + signal)
+            });
         }
     })?;
     Ok(())
 }
 
 fn standing() -> std::sync::MutexGuard<'static, Vec<String>> {
-    STANDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    STANDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Kills what runs inside the namespace `name` and waits, bounded, until it is gone.

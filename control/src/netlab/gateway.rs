@@ -35,6 +35,10 @@ pub struct GatewayOptions {
     pub unhealthy_threshold: u32,
     /// `services.defaults.drainTimeout`.
     pub drain_timeout: Duration,
+    /// `source.directory.watch`.
+    pub watch: bool,
+    /// Servers written down under `dataplane.neighbors`, from 1: all that `replay` resolves.
+    pub static_servers: u8,
 }
 
 impl Default for GatewayOptions {
@@ -45,6 +49,8 @@ impl Default for GatewayOptions {
             health_interval: Duration::from_millis(500),
             unhealthy_threshold: 2,
             drain_timeout: Duration::from_secs(300),
+            watch: true,
+            static_servers: 0,
         }
     }
 }
@@ -61,6 +67,10 @@ impl GatewayOptions {
         let (v4, v6) = (0, 1);
         let list = |addresses: [&str; 2]| format!("[\"{}\", \"{}\"]", addresses[v4], addresses[v6]);
         let cores = self.cores.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let neighbors: Vec<String> = (1..=self.static_servers)
+            .flat_map(|n| plan::Family::BOTH.map(|family| (plan::server(family, n), plan::server_mac(n))))
+            .map(|(ip, mac)| format!("{{ip: \"{ip}\", mac: \"{mac}\"}}"))
+            .collect();
         format!(
             r#"apiVersion: tidegate.dev/v1alpha1
 kind: GatewayConfig
@@ -76,10 +86,11 @@ dataplane:
       addresses: ["{c4}/24", "{c6}/64", "{s4}/24", "{s6}/64"]
       mac: "{mac}"
       mtu: 1500
+  neighbors: [{neighbors}]
   snatAddresses: {snat}
   tunnelSource: {tunnel}
 source:
-  directory: {{path: manifests, watch: true}}
+  directory: {{path: manifests, watch: {watch}}}
 services:
   defaults: {{drainTimeout: {drain}s}}
 pools:
@@ -95,6 +106,8 @@ admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}
             s4 = plan::GATEWAY_FOR_SERVERS[v4],
             s6 = plan::GATEWAY_FOR_SERVERS[v6],
             mac = plan::GATEWAY_MAC,
+            neighbors = neighbors.join(", "),
+            watch = self.watch,
             snat = list(plan::SNAT),
             tunnel = list(plan::GATEWAY_FOR_SERVERS),
             drain = self.drain_timeout.as_secs(),

@@ -215,7 +215,7 @@ fn build_gateway(id: &str, switch: &Namespace) -> Result<Namespace> {
 }
 
 fn build_server(id: &str, switch: &Namespace, n: u8, vips: &[IpAddr]) -> Result<Namespace> {
-    let server = build_host(id, switch, &format!("s{n}"), &format!("02:00:00:00:01:{n:02x}"))?;
+    let server = build_host(id, switch, &format!("s{n}"), &plan::server_mac(n))?;
     server.sysctls(&[("ipv4/conf/all/arp_ignore", "1"), ("ipv4/conf/all/arp_announce", "2")])?;
     let mut lines = String::new();
     writeln!(lines, "addr add {}/24 dev eth0", plan::server(Family::V4, n))?;

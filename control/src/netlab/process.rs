@@ -2,7 +2,7 @@
 //!
 //! Invariant: whoever started a process waits for it: no zombie outlives its [`LabProcess`].
 
-use super::Namespace;
+use super::{Namespace, cleanup};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
@@ -33,13 +33,9 @@ impl LabProcess {
     ) -> Result<Self> {
         let log = directory.join(format!("{name}.log"));
         let file = File::options().create(true).append(true).open(&log)?;
-        let child = namespace
-            .command(program)
-            .args(args)
-            .stdout(file.try_clone()?)
-            .stderr(file)
-            .spawn()
-            .with_context(|| format!("cannot start {name}"))?;
+        let mut command = namespace.command(program);
+        command.args(args).stdout(file.try_clone()?).stderr(file);
+        let child = cleanup::changing(|| command.spawn()).with_context(|| format!("cannot start {name}"))?;
         Ok(Self { name: name.to_owned(), child, log })
     }
 
