@@ -21,6 +21,9 @@ make --no-print-directory lint
 stage "tests of the workspace"
 "$cargo" test --workspace --locked
 
+stage "end to end, in network namespaces"
+"$cargo" test -p tidegate --test e2e --locked
+
 stage "lock-free code under loom"
 deploy/scripts/loom.sh
 

@@ -278,3 +278,24 @@ pub fn manifests_of(lab: &Lab) -> PathBuf {
 pub fn config_of(lab: &Lab) -> PathBuf {
     lab.directory().join("gateway.yaml")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_configuration_of_the_lab_is_accepted_without_a_word() {
+        let more = GatewayOptions {
+            cores: vec![0, 1],
+            hugepages: true,
+            watch: false,
+            static_servers: 3,
+            ..GatewayOptions::default()
+        };
+        for options in [GatewayOptions::default(), more] {
+            let text = options.yaml(Path::new("/run/lab"));
+            let loaded = crate::config::parse(&text, "gateway.yaml", Path::new("/run/lab"), 2);
+            assert!(loaded.config.is_some() && loaded.report.is_empty(), "{}\n{text}", loaded.report);
+        }
+    }
+}

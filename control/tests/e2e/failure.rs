@@ -1,0 +1,78 @@
+//! A backend that dies is out as fast as its health checks can tell, and nobody else notices.
+
+use crate::world::{World, alone, assert_alive};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tidegate::netlab::addresses::client;
+use tidegate::netlab::client::{Load, spread, udp_ask};
+use tidegate::netlab::modes::{all_paths, manifests};
+use tidegate::netlab::{GatewayOptions, server, wait_for};
+
+/// What a machine of two busy cores may add to the time that the checks take.
+const SLACK: Duration = Duration::from_secs(1);
+
+#[test]
+fn killed_backend_is_out_within_its_health_checks_and_other_connections_live_on() {
+    let _turn = alone();
+    let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
+    let paths = all_paths();
+    for path in &paths {
+        world.wait_until_used(*path, &server::name(3));
+    }
+    let mut open: Vec<_> =
+        paths.iter().flat_map(|path| (0..6).map(|n| (*path, world.connect(*path, n).unwrap()))).collect();
+    let loads: Vec<_> = paths
+        .iter()
+        .map(|path| (*path, Load::start(world.lab.client(), client(path.family, 7), path.tell())))
+        .collect();
+
+    let killed_at = Instant::now();
+    world.lab.server_mut(3).kill();
+    let bound = world.options.detection_bound() + SLACK;
+    let quiet = Duration::from_secs(1);
+    for (path, load) in &loads {
+        let out_after = load.until_quiet(killed_at, quiet, bound + quiet * 2).unwrap();
+        assert!(out_after <= bound, "{} {}: out after {out_after:?}", path.label(), path.family);
+        // What failed was on its way to the dead one: nothing failed for another reason before it died.
+        let early: Vec<_> =
+            load.attempts().into_iter().filter(|a| a.at < killed_at && a.outcome.is_err()).collect();
+        let in_flight = early.iter().filter(|a| killed_at.duration_since(a.at) < SLACK).count();
+        assert_eq!(early.len(), in_flight, "{} {}: {early:?}", path.label(), path.family);
+    }
+    drop(loads);
+    open.retain(|(_, tell)| tell.told.backend != server::name(3));
+    assert!(open.len() > paths.len(), "most connections are to others");
+    assert_alive("after a backend was killed", &mut open);
+
+    world.lab.server_mut(3).start().unwrap();
+    world.lab.server_mut(3).wait_until_up().unwrap();
+    for path in paths {
+        world.wait_until_used(path, &server::name(3));
+    }
+    assert_alive("after it came back", &mut open);
+}
+
+#[test]
+fn udp_flow_of_a_dead_backend_goes_to_a_live_one() {
+    let _turn = alone();
+    let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
+    let paths = all_paths();
+    let mut flows = Vec::new();
+    for (n, path) in (0..).zip(&paths) {
+        // A source port whose flow is with backend 2.
+        let found =
+            (0..64).map(|m| SocketAddr::new(client(path.family, 9), 42_000 + n * 64 + m)).find(|source| {
+                let told = udp_ask(world.lab.client(), *source, path.echo(), "who?").unwrap();
+                spread(&[told]).contains_key(&server::name(2))
+            });
+        flows.push((*path, found.expect("backend 2 gets a fair share of 64 flows")));
+    }
+    world.lab.server_mut(2).kill();
+    for (path, source) in flows {
+        let moved = wait_for("the flow to move", world.options.detection_bound() + SLACK * 5, || {
+            let told = udp_ask(world.lab.client(), source, path.echo(), "and now?").ok()?;
+            (told.backend == server::name(1)).then_some(())
+        });
+        moved.unwrap_or_else(|error| panic!("{} {}: {error:#}", path.label(), path.family));
+    }
+}

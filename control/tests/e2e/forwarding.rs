@@ -1,0 +1,123 @@
+//! Every mode and both families do what they promise: who answers, whom the backend sees, and bulk data both ways.
+
+use crate::world::World;
+use crate::world::alone;
+use std::net::SocketAddr;
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::client;
+use tidegate::netlab::client::{Direction, curl, curl_many, iperf_tcp, iperf_udp, spread, udp_ask};
+use tidegate::netlab::modes::{all_paths, manifests};
+use tidegate::netlab::server::LARGE_FILE_BYTES;
+
+#[test]
+fn curl_udp_and_tcp_reach_every_backend_in_every_mode_and_family() {
+    let _turn = alone();
+    let world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
+    for path in all_paths() {
+        let name = format!("{} {}", path.label(), path.family);
+        world.wait_until_served(path);
+
+        let answers = curl_many(world.lab.client(), &format!("http://{}/", path.http()), 60, &[]).unwrap();
+        assert_eq!((answers.told.len(), answers.errors.as_str()), (60, ""), "{name}: HTTP");
+        assert_eq!(spread(&answers.told).len(), 3, "{name}: {:?}", spread(&answers.told));
+        let seen = path.seen_client(client(path.family, 0));
+        assert!(answers.told.iter().all(|told| told.client.ip() == seen), "{name}: {:?}", answers.told);
+
+        let source = client(path.family, 5);
+        let asked = (0..40).map(|n| {
+            let from = SocketAddr::new(source, 0);
+            udp_ask(world.lab.client(), from, path.echo(), &format!("question {n}")).unwrap()
+        });
+        let told: Vec<_> = asked.collect();
+        assert_eq!(spread(&told).len(), 3, "{name}: UDP {:?}", spread(&told));
+        assert!(told.iter().all(|told| told.client.ip() == path.seen_client(source)), "{name}: {told:?}");
+
+        let mut tell = world.connect(path, 6).unwrap();
+        tell.ping().unwrap();
+        let own = tell.local().unwrap();
+        assert_eq!(tell.told.client.ip(), path.seen_client(own.ip()), "{name}");
+        if path.forwarding != "fullnat" {
+            assert_eq!(tell.told.client.port(), own.port(), "{name}: the client's port is kept");
+        }
+    }
+}
+
+#[test]
+fn a_udp_flow_stays_with_its_backend() {
+    let _turn = alone();
+    let world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
+    for (port, path) in (41_000..).zip(all_paths()) {
+        let source = SocketAddr::new(client(path.family, 7), port);
+        world.wait_until_served(path);
+        let told: Vec<_> = (0..10)
+            .map(|n| udp_ask(world.lab.client(), source, path.echo(), &format!("{n}")).unwrap())
+            .collect();
+        assert_eq!(spread(&told).len(), 1, "{} {}: {told:?}", path.label(), path.family);
+        assert!(told.windows(2).all(|two| two[0].client == two[1].client), "{told:?}");
+    }
+}
+
+#[test]
+fn bulk_data_flows_both_ways_and_full_frames_fit_the_tunnels() {
+    let _turn = alone();
+    let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
+    let body = world.lab.directory().join("body");
+    std::fs::write(&body, vec![b'x'; 3 << 20]).unwrap();
+    let body = format!("@{}", body.display());
+    for path in all_paths() {
+        let name = format!("{} {}", path.label(), path.family);
+        world.wait_until_served(path);
+        let (root, large) = (format!("http://{}/", path.http()), format!("http://{}/large", path.http()));
+
+        let got = curl(world.lab.client(), &["-o", "/dev/null", "-w", "%{size_download}", &large]).unwrap();
+        assert_eq!(got, LARGE_FILE_BYTES.to_string(), "{name}: download");
+        // The client sends frames of 1,500 bytes; what does not fit a tunnel must be said to it (packet too big).
+        let told = curl(world.lab.client(), &["--data-binary", &body, &root]).unwrap();
+        assert!(told.starts_with("backend-"), "{name}: upload: {told}");
+    }
+}
+
+#[test]
+fn iperf3_runs_over_every_mode_and_family() {
+    let _turn = alone();
+    // Its control and data connections must meet at one server: one endpoint a Service.
+    let world = World::start(1, GatewayOptions::default(), &manifests(&[1]));
+    for path in all_paths() {
+        let to = SocketAddr::new(path.vip, tidegate::netlab::addresses::IPERF_PORT);
+        world.wait_until_served(path);
+        for direction in [Direction::Upload, Direction::Download] {
+            let rate = iperf_tcp(world.lab.client(), to, direction).unwrap();
+            assert!(rate > 1e6, "{} {} {direction:?}: {rate} bit/s", path.label(), path.family);
+        }
+        let rate = iperf_udp(world.lab.client(), to).unwrap();
+        assert!(rate > 10e6, "{} {}: {rate} bit/s of 20 Mbit/s arrived", path.label(), path.family);
+    }
+}
+
+#[test]
+fn a_service_without_endpoints_refuses_tcp_and_udp() {
+    let _turn = alone();
+    let world = World::start(1, GatewayOptions::default(), &manifests(&[]));
+    for path in all_paths() {
+        let vip = path.vip.to_string();
+        let mut ask = world.lab.client().command("curl");
+        // Refused (7), neither timed out (28) nor connected: a handshake without a backend is never completed.
+        let output =
+            ask.args(["-sS", "--max-time", "5", &format!("http://{}/", path.http())]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(7), "{} {vip}: {said}", path.label());
+
+        let source = SocketAddr::new(client(path.family, 0), 0);
+        let refused = world.lab.client().enter(|| {
+            let socket = std::net::UdpSocket::bind(source).unwrap();
+            socket.connect(path.echo()).unwrap();
+            socket.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+            // The ICMP port unreachable may be rate limited: ask a few times.
+            (0..5).find_map(|_| {
+                socket.send(b"anyone?").ok();
+                socket.recv(&mut [0; 64]).err().filter(|e| e.kind() == std::io::ErrorKind::ConnectionRefused)
+            })
+        });
+        assert!(refused.is_some(), "{} {vip}: no ICMP port unreachable", path.label());
+    }
+}

@@ -1,0 +1,87 @@
+//! Health-check node ports, byte for byte as kube-proxy answers them, and when they turn.
+
+use crate::world::{APPLIED, World, alone, assert_alive};
+use std::collections::BTreeMap;
+use tidegate::netlab::addresses::{self as plan, Family};
+use tidegate::netlab::client::curl;
+use tidegate::netlab::manifests::EndpointState;
+use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+use tidegate::netlab::{GatewayOptions, Namespace, wait_for};
+
+const PORT: u16 = 31_111;
+
+struct Answer {
+    status: u16,
+    headers: BTreeMap<String, String>,
+    body: String,
+}
+
+#[test]
+fn health_check_node_port_turns_503_when_the_last_ready_endpoint_terminates_and_its_connections_go_on() {
+    let _turn = alone();
+    let path: ModePath = all_paths().into_iter().find(|path| path.forwarding == "fullnat").unwrap();
+    let mut services = manifests(&[1, 2]);
+    let service = services.iter_mut().find(|service| service.name == path.service).unwrap();
+    service.health_check_node_port = Some(PORT);
+    // One family only, so that there are two distinct addresses.
+    service.endpoints.retain(|endpoint| endpoint.address.is_ipv4());
+    service.vips.retain(std::net::IpAddr::is_ipv4);
+    let mut service = service.clone();
+    let world = World::start(2, GatewayOptions::default(), std::slice::from_ref(&service));
+    let mut open = vec![(path, world.wait_until_served(path))];
+
+    let inside = world.lab.gateway();
+    let ready =
+        wait_for("two local endpoints", APPLIED, || ask(inside, "127.0.0.1").filter(|a| weight(a) == "2"));
+    assert_answer(&ready.unwrap(), 200, 2);
+    // A load balancer in front asks over the network: through the gateway's port and its tap.
+    let outside = wait_for("an answer over the network", APPLIED, || {
+        ask(world.lab.client(), plan::GATEWAY_FOR_CLIENTS[0])
+    });
+    assert_answer(&outside.unwrap(), 200, 2);
+
+    let serving = open[0].1.told.backend.clone();
+    let last: u8 = serving.trim_start_matches("backend-").parse().unwrap();
+    let other = plan::server(Family::V4, 3 - last);
+    service.endpoint_mut(other).state = EndpointState::NotReady;
+    world.write(std::slice::from_ref(&service));
+    let one =
+        wait_for("one local endpoint", APPLIED, || ask(inside, "127.0.0.1").filter(|a| weight(a) == "1"));
+    assert_answer(&one.unwrap(), 200, 1);
+
+    service.endpoint_mut(plan::server(Family::V4, last)).state = EndpointState::Terminating;
+    world.write(std::slice::from_ref(&service));
+    let none =
+        wait_for("no local endpoint", APPLIED, || ask(inside, "127.0.0.1").filter(|a| weight(a) == "0"));
+    assert_answer(&none.unwrap(), 503, 0);
+    assert_alive("while its backend terminates", &mut open);
+}
+
+fn assert_answer(answer: &Answer, status: u16, endpoints: u32) {
+    assert_eq!(answer.status, status);
+    assert_eq!(answer.headers["content-type"], "application/json");
+    assert_eq!(answer.headers["x-content-type-options"], "nosniff");
+    assert_eq!(weight(answer), endpoints.to_string());
+    assert_eq!(
+        answer.body,
+        format!(
+            "{{\n\t\"service\": {{\n\t\t\"namespace\": \"lab\",\n\t\t\"name\": \"fullnat\"\n\t}},\n\t\
+             \"localEndpoints\": {endpoints},\n\t\"serviceProxyHealthy\": true\n}}"
+        )
+    );
+}
+
+fn weight(answer: &Answer) -> &str {
+    answer.headers.get("x-load-balancing-endpoint-weight").map_or("", String::as_str)
+}
+
+/// Any path, any method: asked here by GET of a path that means nothing.
+fn ask(from: &Namespace, host: &str) -> Option<Answer> {
+    let text = curl(from, &["-i", "--max-time", "2", &format!("http://{host}:{PORT}/any/path")]).ok()?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let mut lines = head.lines();
+    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+    let headers =
+        lines.filter_map(|line| line.split_once(": ")).map(|(k, v)| (k.to_lowercase(), v.to_owned()));
+    Some(Answer { status, headers: headers.collect(), body: body.to_owned() })
+}

@@ -1,0 +1,78 @@
+//! The daemon's life: killed and started again, reloaded, stopped.
+
+use crate::world::{World, alone, assert_alive};
+use std::time::{Duration, Instant};
+use tidegate::netlab::modes::{all_paths, manifests};
+use tidegate::netlab::{GatewayOptions, server, wait_for};
+
+/// "Within a second", with what two busy cores and a debug build may add.
+const BACK: Duration = Duration::from_secs(3);
+
+#[test]
+fn traffic_goes_on_after_kill_9_and_dsr_connections_survive() {
+    let _turn = alone();
+    let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
+    let mut open = Vec::new();
+    for path in all_paths() {
+        for n in 1..=3 {
+            let tell = world.wait_until_used(path, &server::name(n));
+            if path.forwarding.starts_with("dsr") {
+                open.push((path, tell));
+            }
+        }
+    }
+    world.take_gateway().kill();
+    let begin = Instant::now();
+    world.launch_gateway();
+    for path in all_paths() {
+        let what = format!("{} {} to be served again", path.label(), path.family);
+        let rest = BACK.saturating_sub(begin.elapsed());
+        wait_for(&what, rest, || world.connect(path, 0).ok()).unwrap();
+    }
+    eprintln!("every path served again {:?} after the start", begin.elapsed());
+    assert_alive("after kill -9 and a restart", &mut open);
+    world.gateway_mut().wait_until_ready().unwrap();
+}
+
+#[test]
+fn sighup_reloads_and_sigterm_ends_cleanly() {
+    let _turn = alone();
+    let options = GatewayOptions { watch: false, ..GatewayOptions::default() };
+    let mut world = World::start(2, options, &manifests(&[1]));
+    let mut open: Vec<_> =
+        all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
+    world.write(&manifests(&[2]));
+    world.gateway_mut().reload();
+    for path in all_paths() {
+        world.wait_until_used(path, &server::name(2));
+    }
+    assert_alive("after a reload that removed their backend", &mut open);
+    drop(open);
+
+    let gateway = world.take_gateway();
+    let ended = gateway.stop().unwrap();
+    assert!(ended.success(), "SIGTERM: {ended}");
+    assert!(!world.lab.directory().join("tidegate.sock").exists(), "the admin socket is removed");
+    let links =
+        tidegate::netlab::namespace::output_of(world.lab.gateway().command("ip").args(["-o", "link"]));
+    assert_eq!(links.unwrap().lines().count(), 2, "lo and eth0: no tap is left");
+}
+
+#[test]
+fn probes_and_metrics_tell_of_a_gateway_that_serves() {
+    let _turn = alone();
+    let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
+    for path in all_paths() {
+        world.wait_until_served(path);
+    }
+    for path in ["/healthz", "/livez", "/readyz"] {
+        assert_eq!(world.gateway().probe(path), Some(200), "{path}");
+    }
+    let metric = |name: &str, labels: &[&str]| world.gateway().metric(name, labels).unwrap();
+    assert!(metric("tidegate_packets_total", &[]) > 0.0);
+    assert!(metric("tidegate_service_packets_total", &["service=\"nat\""]) > 0.0);
+    assert!(metric("tidegate_backend_up", &[]) >= 2.0);
+    let generation = |kind: &str| metric("tidegate_snapshot_generation", &[&format!("kind=\"{kind}\"")]);
+    assert!(generation("applied") >= 1.0);
+    assert!(generation("desired") >= generation("applied"));
+}

@@ -1,0 +1,123 @@
+//! Connections land where Maglev says, each by its source port, and the offline tools say the same as the traffic.
+
+use crate::lab::checksum;
+use crate::world::{World, alone, tidegate};
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, IPERF_PORT, TELL_PORT};
+use tidegate::netlab::client::Tell;
+use tidegate::netlab::gateway::config_of;
+use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate::netlab::modes::ModePath;
+use tidegate::netlab::namespace::output_of;
+
+const CONNECTIONS: u16 = 1_000;
+const FIRST_PORT: u16 = 20_000;
+const WEIGHTS: [u32; 3] = [1, 2, 5];
+
+#[test]
+fn a_thousand_connections_land_as_maglev_says() {
+    let _turn = alone();
+    let vip = plan::routed_vip(Family::V4, 9);
+    let ports = vec![
+        PortSpec::tcp("http", HTTP_PORT),
+        PortSpec::tcp("tell", TELL_PORT),
+        PortSpec::udp("echo", ECHO_PORT),
+        PortSpec::tcp("iperf", IPERF_PORT),
+    ];
+    let endpoints = (1..).zip(WEIGHTS).map(|(n, weight)| EndpointSpec {
+        weight: Some(weight),
+        ..EndpointSpec::ready(plan::server(Family::V4, n))
+    });
+    let manifest = Manifest::new("weighted", "dsr-l2", &[vip], ports).with_endpoints(endpoints);
+    let options = GatewayOptions { static_servers: 3, ..GatewayOptions::default() };
+    let world = World::start(3, options, &[manifest]);
+    let path =
+        ModePath { service: "weighted", forwarding: "dsr-l2", family: Family::V4, backends: Family::V4, vip };
+    // Every backend takes part: without this the first connections might meet a table of fewer backends.
+    for n in 1..=3 {
+        world.wait_until_used(path, &tidegate::netlab::server::name(n));
+    }
+
+    let source = plan::client(Family::V4, 8);
+    let predicted = replayed(&world, source, path.tell());
+    let landed: Vec<String> = world.lab.client().enter(|| {
+        (0..CONNECTIONS)
+            .map(|n| {
+                let from = SocketAddr::new(source, FIRST_PORT + n);
+                Tell::connect_here(from, path.tell()).unwrap().told.backend
+            })
+            .collect()
+    });
+
+    let name_of: BTreeMap<String, String> = (1..=3)
+        .map(|n| {
+            let address = SocketAddr::new(plan::server(Family::V4, n), TELL_PORT);
+            (address.to_string(), tidegate::netlab::server::name(n))
+        })
+        .collect();
+    for (n, (predicted, landed)) in predicted.iter().zip(&landed).enumerate() {
+        assert_eq!(name_of.get(predicted), Some(landed), "source port {}", usize::from(FIRST_PORT) + n);
+    }
+    for (weight, name) in WEIGHTS.into_iter().zip(name_of.values()) {
+        let got = landed.iter().filter(|backend| *backend == name).count();
+        let due = usize::from(CONNECTIONS) * weight as usize / 8;
+        // 1,000 draws of at least 1/8: four standard deviations are under 42 everywhere, and under 63 of the mean.
+        assert!(got.abs_diff(due) <= 63, "{name} of weight {weight} got {got}, its share is {due}");
+    }
+
+    let from = SocketAddr::new(source, FIRST_PORT).to_string();
+    let said = world
+        .gateway()
+        .ask(&["explain", "--proto", "tcp", "--src", &from, "--dst", &path.tell().to_string()])
+        .unwrap();
+    assert!(said.contains(&predicted[0]), "explain names {}: {said}", predicted[0]);
+}
+
+/// The backend of each connection's SYN as `tidegate replay` says it, offline.
+fn replayed(world: &World, source: IpAddr, to: SocketAddr) -> Vec<String> {
+    let (input, output) = (world.lab.directory().join("in.pcap"), world.lab.directory().join("out.pcap"));
+    fs::write(&input, syn_capture(source, to)).expect("capture written");
+    let mut replay = std::process::Command::new(tidegate());
+    replay.arg("replay").arg("-c").arg(config_of(&world.lab)).arg("--in").arg(&input);
+    let lines = output_of(replay.arg("--out").arg(&output).arg("--json")).expect("replay succeeds");
+    let backends: Vec<String> = lines
+        .lines()
+        .map(|line| {
+            let record: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
+            assert_eq!(record["verdict"], "transmit", "{line}");
+            assert_eq!(record["mode"], "dsr-l2", "{line}");
+            record["backend"].as_str().expect("a transmitted frame has a backend").to_owned()
+        })
+        .collect();
+    assert_eq!(backends.len(), usize::from(CONNECTIONS));
+    backends
+}
+
+/// A capture (classic pcap, microseconds, Ethernet) of one SYN for each connection.
+fn syn_capture(source: IpAddr, to: SocketAddr) -> Vec<u8> {
+    let (IpAddr::V4(source), IpAddr::V4(vip)) = (source, to.ip()) else { panic!("IPv4 only") };
+    let mut capture = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
+        capture.extend(word.to_le_bytes());
+    }
+    for n in 0..CONNECTIONS {
+        let mut ip =
+            [&[0x45, 0, 0, 40, 0, 1, 0x40, 0, 64, 6, 0, 0][..], &source.octets(), &vip.octets()].concat();
+        let sum = checksum(&ip);
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+        let mut tcp = [(FIRST_PORT + n).to_be_bytes(), to.port().to_be_bytes()].concat();
+        tcp.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0]);
+        let sum = checksum(&[&source.octets()[..], &vip.octets(), &[0, 6, 0, 20], &tcp].concat());
+        tcp[16..18].copy_from_slice(&sum.to_be_bytes());
+        let frame = [&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 0x0a, 8, 0][..], &ip, &tcp].concat();
+        let length = u32::try_from(frame.len()).expect("a short frame");
+        for word in [1_700_000_000, u32::from(n), length, length] {
+            capture.extend(word.to_le_bytes());
+        }
+        capture.extend(frame);
+    }
+    capture
+}

@@ -1,0 +1,15 @@
+//! End to end: real clients, a real gateway on DPDK's af_packet driver, real servers, in network namespaces.
+//!
+//! One binary, because its tests share two cores and must run one after the other: each begins with
+//! [`world::alone`]. They need root and DPDK and fail without, with a message that says so; none is skipped.
+//! Written against the contracts only (commands, configuration, manifests, probes), so they hold for any inside.
+
+mod change;
+mod failure;
+mod forwarding;
+mod health_port;
+mod lab;
+mod lifecycle;
+mod maglev;
+mod workers;
+mod world;

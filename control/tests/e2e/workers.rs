@@ -1,0 +1,54 @@
+//! Two workers on one port with two queues: a reply that comes in at the other worker finds its flow all the same.
+
+use crate::world::{World, alone, assert_alive};
+use std::net::SocketAddr;
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::{IPERF_PORT, client};
+use tidegate::netlab::client::{Direction, curl_many, iperf_tcp, spread, udp_ask};
+use tidegate::netlab::modes::{all_paths, manifests};
+
+#[test]
+fn two_workers_pass_every_mode() {
+    let _turn = alone();
+    let options = GatewayOptions { cores: vec![0, 1], ..GatewayOptions::default() };
+    let world = World::start(3, options, &manifests(&[1, 2, 3]));
+    for path in all_paths() {
+        let name = format!("{} {}", path.label(), path.family);
+        world.wait_until_served(path);
+        // Enough flows that both queues get some, in both directions.
+        let answers = curl_many(world.lab.client(), &format!("http://{}/", path.http()), 80, &[]).unwrap();
+        assert_eq!((answers.told.len(), answers.errors.as_str()), (80, ""), "{name}: HTTP");
+        assert_eq!(spread(&answers.told).len(), 3, "{name}");
+        for n in 0..40 {
+            let source = SocketAddr::new(client(path.family, n % 16), 0);
+            udp_ask(world.lab.client(), source, path.echo(), "which worker?").unwrap();
+        }
+        let mut open: Vec<_> = (0..16).map(|n| (path, world.connect(path, n).unwrap())).collect();
+        for round in 0..3 {
+            assert_alive(&format!("round {round}"), &mut open);
+        }
+    }
+    let busy =
+        (0..2).filter(|worker| {
+            let label = format!("worker=\"{worker}\"");
+            world.gateway().metrics().unwrap().lines().any(|line| {
+                line.starts_with("tidegate_flows") && line.contains(&label) && !line.ends_with(" 0")
+            })
+        });
+    assert_eq!(busy.count(), 2, "both workers hold flows");
+}
+
+#[test]
+fn two_workers_carry_bulk_data_in_nat_modes() {
+    let _turn = alone();
+    let options = GatewayOptions { cores: vec![0, 1], ..GatewayOptions::default() };
+    let world = World::start(1, options, &manifests(&[1]));
+    for path in all_paths().into_iter().filter(|path| path.forwarding.contains("nat")) {
+        world.wait_until_served(path);
+        for direction in [Direction::Upload, Direction::Download] {
+            let rate =
+                iperf_tcp(world.lab.client(), SocketAddr::new(path.vip, IPERF_PORT), direction).unwrap();
+            assert!(rate > 1e6, "{} {} {direction:?}: {rate} bit/s", path.label(), path.family);
+        }
+    }
+}

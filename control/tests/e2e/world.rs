@@ -1,0 +1,138 @@
+//! What the end-to-end tests stand on: one at a time, a lab with its servers up, and a gateway with its log at hand.
+//!
+//! Invariant: a test that cannot run here (no root, no DPDK) fails.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tidegate::netlab::addresses::{Family, client, on_link_vip, routed_vip};
+use tidegate::netlab::client::Tell;
+use tidegate::netlab::gateway::manifests_of;
+use tidegate::netlab::manifests::Manifest;
+use tidegate::netlab::modes::ModePath;
+use tidegate::netlab::{Gateway, GatewayOptions, Lab, LabPlan, cleanup, wait_for};
+
+/// How many VIPs of each kind the servers take: enough for every test.
+const ROUTED: u8 = 12;
+const ON_LINK: u8 = 4;
+
+/// How long a change of manifests may take to be seen in traffic on a busy machine. How fast it really is,
+/// is measured elsewhere; here it is about being right.
+pub(crate) const APPLIED: Duration = Duration::from_secs(10);
+
+/// Waits for its turn: labs share two cores, and figures taken side by side would blur each other.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    static SIGNALS: std::sync::Once = std::sync::Once::new();
+    SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
+    // A test that failed has dropped its lab: the next one starts from nothing.
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The binary under test, the one that users run.
+pub(crate) fn tidegate() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_tidegate"))
+}
+
+/// A lab with `servers` servers, everything on them up, all VIPs on their loopbacks.
+pub(crate) fn lab(servers: u8) -> Lab {
+    let vips = Family::BOTH
+        .into_iter()
+        .flat_map(|family| {
+            let routed = (1..=ROUTED).map(move |n| routed_vip(family, n));
+            routed.chain((1..=ON_LINK).map(move |n| on_link_vip(family, n)))
+        })
+        .collect();
+    let mut lab =
+        Lab::build(&LabPlan { servers, vips, tidegate: tidegate() }).expect("the lab stands (needs root)");
+    lab.start_servers().expect("the servers answer");
+    lab
+}
+
+/// A lab with a running gateway. Tells the gateway's last words when its test fails.
+pub(crate) struct World {
+    // Declared first: the daemon ends before its namespace goes.
+    gateway: Option<Gateway>,
+    pub(crate) lab: Lab,
+    pub(crate) options: GatewayOptions,
+}
+
+impl World {
+    /// Starts a gateway over `servers` servers with `manifests` in its directory, and waits until it is ready.
+    pub(crate) fn start(servers: u8, options: GatewayOptions, manifests: &[Manifest]) -> Self {
+        let lab = lab(servers);
+        Gateway::configure(&lab, &options).expect("configuration written");
+        let mut world = Self { gateway: None, lab, options };
+        world.write(manifests);
+        world.gateway = Some(Gateway::start(&world.lab).expect("the gateway is ready (needs DPDK)"));
+        world
+    }
+
+    pub(crate) fn gateway(&self) -> &Gateway {
+        self.gateway.as_ref().expect("the gateway runs")
+    }
+
+    pub(crate) fn gateway_mut(&mut self) -> &mut Gateway {
+        self.gateway.as_mut().expect("the gateway runs")
+    }
+
+    /// Takes the gateway out, to stop or to kill it.
+    pub(crate) fn take_gateway(&mut self) -> Gateway {
+        self.gateway.take().expect("the gateway runs")
+    }
+
+    /// Starts the gateway again on the same configuration; returns before it is ready.
+    pub(crate) fn launch_gateway(&mut self) {
+        self.gateway = Some(Gateway::launch(&self.lab).expect("the gateway starts"));
+    }
+
+    /// Puts manifests into the watched directory.
+    pub(crate) fn write(&self, manifests: &[Manifest]) {
+        for manifest in manifests {
+            manifest.write(&manifests_of(&self.lab)).expect("manifest written");
+        }
+    }
+
+    /// Opens a connection over `path` from the client's address number `n`.
+    pub(crate) fn connect(&self, path: ModePath, n: u8) -> anyhow::Result<Tell> {
+        Tell::connect(self.lab.client(), SocketAddr::new(client(path.family, n), 0), path.tell())
+    }
+
+    /// Waits until a connection over `path` ends at `backend`.
+    pub(crate) fn wait_until_used(&self, path: ModePath, backend: &str) -> Tell {
+        let what = format!("a connection of {} {} to {backend}", path.label(), path.family);
+        let connected = wait_for(&what, APPLIED, || {
+            self.connect(path, 0).ok().filter(|tell| tell.told.backend == backend)
+        });
+        connected.unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    /// Waits until connections over `path` succeed.
+    pub(crate) fn wait_until_served(&self, path: ModePath) -> Tell {
+        let what = format!("a connection over {} {}", path.label(), path.family);
+        wait_for(&what, APPLIED, || self.connect(path, 0).ok()).unwrap_or_else(|error| panic!("{error:#}"))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(gateway) = &self.gateway
+        {
+            eprintln!("the gateway's last words:\n{}", gateway.log_tail(60));
+        }
+    }
+}
+
+/// Pings every connection; the error names all that broke.
+pub(crate) fn assert_alive<'a>(when: &str, connections: impl IntoIterator<Item = &'a mut (ModePath, Tell)>) {
+    let broken: Vec<String> = connections
+        .into_iter()
+        .filter_map(|(path, tell)| {
+            let error = tell.ping().err()?;
+            Some(format!("{} {} to {}: {error:#}", path.label(), path.family, tell.told.backend))
+        })
+        .collect();
+    assert!(broken.is_empty(), "{when}, broken connections: {broken:#?}");
+}
