@@ -1,8 +1,8 @@
 //! The core on cores: workers, drivers, snapshots to workers, neighbours, the way to the kernel.
 //!
-//! Who calls it: the control plane, through [`gateway`]; `replay`, through [`replay`]. What may not live here:
+//! Who calls it: the control plane, through [`gateway`]; `tidegate replay`, through [`replay`]. What may not live here:
 //! Kubernetes, configuration files, `unsafe` (that is crate `dpdk`'s), decisions about packets (those are
-//! `tidegate_core`'s).
+//! `tidegate_core`'s). Read [`worker`] first: it is the loop that everything else serves.
 //!
 //! Invariant: nothing is shared between workers but bounded queues; a worker's loop takes no lock and allocates
 //! nothing, and control never waits for a worker without a bound.
@@ -10,7 +10,12 @@
 
 pub mod clock;
 pub mod drivers;
+pub mod gateway;
 pub mod neighbors;
 pub mod publish;
 pub mod punt;
+pub mod replay;
+pub mod slow_path;
+mod sync;
 pub mod topology;
+pub mod worker;

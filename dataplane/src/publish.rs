@@ -13,8 +13,9 @@
 //! Loom cannot see inside the queues: under it they are mutexed one-place boxes; that crossbeam's lock-free
 //! queues act like those is crossbeam's own claim, exercised with real threads in `tests/publish.rs`.
 
-use self::sync::{Arc, AtomicBool, AtomicU64, Ordering, Queue};
 use crossbeam::utils::CachePadded;
+
+use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering, Queue};
 
 /// Old values that can wait in an outbox. Two can come in between two visits of the publisher.
 const OUTBOX: usize = 4;
@@ -202,56 +203,5 @@ impl<T> Channel<T> {
     /// Hands a value to the publisher, to be dropped there. With a full outbox at a worker's end it is dropped here.
     fn give_back(&self, value: Arc<T>) {
         drop(self.outbox.push(value));
-    }
-}
-
-#[cfg(not(loom))]
-mod sync {
-    pub(super) use crossbeam::queue::ArrayQueue as Queue;
-    pub(super) use std::sync::Arc;
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-}
-
-#[cfg(loom)]
-mod sync {
-    //! What loom can model: its own atomics, and queues that are one step each.
-    pub(super) use loom::sync::Arc;
-    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    use std::collections::VecDeque;
-
-    #[derive(Debug)]
-    pub(super) struct Queue<T> {
-        items: loom::sync::Mutex<VecDeque<T>>,
-        capacity: usize,
-    }
-
-    impl<T> Queue<T> {
-        pub(super) fn new(capacity: usize) -> Self {
-            Self { items: loom::sync::Mutex::new(VecDeque::new()), capacity }
-        }
-
-        pub(super) fn push(&self, item: T) -> Result<(), T> {
-            let mut items = self.items.lock().expect("no panic inside");
-            if items.len() == self.capacity {
-                return Err(item);
-            }
-            items.push_back(item);
-            Ok(())
-        }
-
-        pub(super) fn force_push(&self, item: T) -> Option<T> {
-            let mut items = self.items.lock().expect("no panic inside");
-            let oldest = if items.len() == self.capacity { items.pop_front() } else { None };
-            items.push_back(item);
-            oldest
-        }
-
-        pub(super) fn pop(&self) -> Option<T> {
-            self.items.lock().expect("no panic inside").pop_front()
-        }
-
-        pub(super) fn is_full(&self) -> bool {
-            self.items.lock().expect("no panic inside").len() == self.capacity
-        }
     }
 }

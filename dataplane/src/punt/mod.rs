@@ -7,4 +7,5 @@
 //! Invariant: everything set up here is gone when the process ends.
 
 pub mod netlink;
+pub mod silence;
 pub mod tap;

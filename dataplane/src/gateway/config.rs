@@ -1,0 +1,134 @@
+//! What a gateway is to be, and why it could not be made: the control plane's side of the facade.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tidegate_core::wire::MacAddr;
+
+use super::crew::{CrewError, OnFailure};
+use crate::punt::silence::SilenceError;
+use crate::punt::tap::TapError;
+use crate::topology::{Idle, TopologyError};
+
+/// A gateway, as configuration has it (design: `dataplane:` of the configuration file, validated).
+#[derive(Clone)]
+pub struct DataplaneConfig {
+    /// Dedicated cores, one worker each.
+    pub cores: Vec<usize>,
+    /// How workers wait.
+    pub idle: Idle,
+    /// Where packet memory comes from.
+    pub memory: dpdk::Memory,
+    /// Flows that each worker remembers.
+    pub flow_entries_per_core: usize,
+    /// The ports; the position is the interface index.
+    pub interfaces: Vec<InterfaceConfig>,
+    /// Routes, given to the kernel's side too, each by the interface that its next hop is on.
+    pub routes: Vec<(IpNet, IpAddr)>,
+    /// Whether the kernel gets a tap for each interface. Without, what is punted is dropped.
+    pub taps: bool,
+    /// Tell the links about new VIPs (`announce.l2`).
+    pub announce: bool,
+    /// Called, on the failing thread, when a worker ends unasked.
+    pub on_failure: Option<OnFailure>,
+}
+
+impl std::fmt::Debug for DataplaneConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DataplaneConfig")
+            .field("cores", &self.cores)
+            .field("idle", &self.idle)
+            .field("interfaces", &self.interfaces)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for DataplaneConfig {
+    /// One adaptive worker on core 0, 256 MiB of plain pages, 65,536 flows, no interface, taps and announcements.
+    fn default() -> Self {
+        Self {
+            cores: vec![0],
+            idle: Idle::Adaptive,
+            memory: dpdk::Memory::NoHuge { mib: 256 },
+            flow_entries_per_core: 65_536,
+            interfaces: Vec::new(),
+            routes: Vec::new(),
+            taps: true,
+            announce: true,
+            on_failure: None,
+        }
+    }
+}
+
+/// One port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceConfig {
+    /// Its name in the configuration.
+    pub name: String,
+    /// A DPDK vdev with its arguments, or a PCI address.
+    pub device: String,
+    /// The address to take over; the device's own without.
+    pub mac: Option<MacAddr>,
+    /// Bytes of an IP packet; the device's own without.
+    pub mtu: Option<u16>,
+    /// 802.1Q tag of all frames.
+    pub vlan: Option<u16>,
+    /// Own addresses with their on-link prefixes.
+    pub addresses: Vec<IpNet>,
+}
+
+/// One port, as it turned out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceState {
+    /// Its name in the configuration.
+    pub name: String,
+    /// DPDK's name of the device.
+    pub device: String,
+    /// The driver, such as `net_af_packet`.
+    pub driver: String,
+    /// The address in use.
+    pub mac: MacAddr,
+    /// Bytes of the largest IP packet.
+    pub mtu: u16,
+    /// The kernel's mirror, when there is one.
+    pub tap: Option<String>,
+}
+
+/// Why a gateway did not start. Whatever was begun has been undone.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Cores and queues do not fit; each fault on a line of its own.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Topology(Vec<TopologyError>),
+    /// DPDK did not start.
+    #[error(transparent)]
+    Eal(#[from] dpdk::EalError),
+    /// No packet memory.
+    #[error(transparent)]
+    Pool(#[from] dpdk::PoolError),
+    /// A port.
+    #[error("interface {interface:?}: {source}")]
+    Port {
+        /// The interface's name.
+        interface: String,
+        /// What is wrong.
+        source: dpdk::PortError,
+    },
+    /// A tag that cannot be.
+    #[error("interface {interface:?}: vlan {vlan}; accepted: 1 to 4094")]
+    Vlan {
+        /// The interface's name.
+        interface: String,
+        /// What was given.
+        vlan: u16,
+    },
+    /// The kernel's side.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// The kernel's own ear on the port.
+    #[error(transparent)]
+    Silence(#[from] SilenceError),
+    /// The threads.
+    #[error(transparent)]
+    Crew(#[from] CrewError),
+}

@@ -1,0 +1,85 @@
+//! What services and backends have counted over snapshots that come and go.
+//!
+//! A worker counts by index in its [`Tallies`]; a snapshot that needs more indices gets larger ones, and an index is
+//! given to another service when its first one is gone. So the count of a service is the sum over all tallies that
+//! each worker has had, less what that sum was when the id was first seen.
+//!
+//! Invariant: counts of an id that lives on never go back. What workers still count for the id that had the index
+//! before, in the moment until they take the new snapshot up, is counted for the new one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tidegate_core::counters::Tallies;
+use tidegate_core::ids::{BackendId, ServiceId};
+use tidegate_core::snapshot::Snapshot;
+
+use super::crew::WorkerTallies;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    /// Every tallies that each worker has had; capacities double, so there are a few dozen at most.
+    history: Vec<WorkerTallies>,
+    services: HashMap<ServiceId, (u64, u64)>,
+    backends: HashMap<BackendId, u64>,
+}
+
+impl Ledger {
+    pub(super) fn new(workers: usize) -> Self {
+        Self { history: vec![Vec::new(); workers], services: HashMap::new(), backends: HashMap::new() }
+    }
+
+    /// The tallies to publish with a snapshot, whose new ids begin at zero.
+    pub(super) fn follow(&mut self, snapshot: &Snapshot) -> WorkerTallies {
+        let (mut services, mut backends) = (HashMap::new(), HashMap::new());
+        for (_, info) in snapshot.services() {
+            let base = self.services.get(&info.id).copied().unwrap_or_else(|| self.service_sum(info.id));
+            services.insert(info.id, base);
+            for backend in &info.backends {
+                let base =
+                    self.backends.get(&backend.id).copied().unwrap_or_else(|| self.backend_sum(backend.id));
+                backends.insert(backend.id, base);
+            }
+        }
+        (self.services, self.backends) = (services, backends);
+        let (services, backends) = (snapshot.service_indices(), snapshot.backend_indices());
+        for worker in &mut self.history {
+            let enough = worker.last().is_some_and(|tallies| {
+                let (for_services, for_backends) = tallies.capacity();
+                for_services >= services && for_backends >= backends
+            });
+            if !enough {
+                let room = |count: usize| count.next_power_of_two().max(64);
+                worker.push(Arc::new(Tallies::with_capacity(room(services), room(backends))));
+            }
+        }
+        self.history.iter().map(|worker| Arc::clone(worker.last().expect("made above"))).collect()
+    }
+
+    /// Packets and bytes of a service port.
+    pub(super) fn service(&self, id: ServiceId) -> (u64, u64) {
+        let (packets, bytes) = self.service_sum(id);
+        let base = self.services.get(&id).copied().unwrap_or_default();
+        (packets.saturating_sub(base.0), bytes.saturating_sub(base.1))
+    }
+
+    /// New flows of a backend.
+    pub(super) fn connections(&self, id: BackendId) -> u64 {
+        self.backend_sum(id).saturating_sub(self.backends.get(&id).copied().unwrap_or_default())
+    }
+
+    fn service_sum(&self, id: ServiceId) -> (u64, u64) {
+        self.all()
+            .map(|tallies| tallies.service(id.index()))
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    fn backend_sum(&self, id: BackendId) -> u64 {
+        self.all().map(|tallies| tallies.connections(id.index())).sum()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Tallies>> {
+        self.history.iter().flatten()
+    }
+}

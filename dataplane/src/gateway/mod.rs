@@ -1,0 +1,375 @@
+//! The facade that the control plane uses: a gateway over DPDK ports, from start to orderly stop.
+//!
+//! [`Dataplane::start`] brings up DPDK, ports, taps and threads; [`Dataplane::publish`] hands a forwarding state to the
+//! workers; everything else reads. What is behind it and does not know DPDK is the [`crew`].
+//!
+//! Invariant: nothing here waits for a worker without a bound, but [`Dataplane::stop`], which waits for one turn of
+//! each worker's loop. After it, or after a failed start, no thread, port, tap or packet memory is left.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::ops::Deref;
+
+use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port, PortConfig, Queues, RssHash};
+use ipnet::IpNet;
+use tidegate_core::forward::snat_ports::{Rss, Steering};
+use tidegate_core::limits::BURST;
+use tidegate_core::snapshot::{InterfaceSpec, SnapshotSpec};
+use tidegate_core::wire::{MacAddr, VlanId};
+
+use crate::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource};
+use crate::punt::silence::Silence;
+use crate::punt::tap::{Tap, TapConfig};
+use crate::topology::{self, Machine, Plan, PortOffer};
+use crate::worker::PUNTS_MAX;
+use crate::worker::mailbox::{HANDED_OVER_MAX, INJECTED_MAX};
+
+pub mod config;
+pub mod crew;
+mod ledger;
+pub mod stats;
+
+pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
+pub use crew::{Crew, CrewConfig, CrewError, OnFailure, PublishError, Published, WorkerFailure, WorkerState};
+pub use dpdk::{Memory, PortStats};
+pub use stats::{BackendStats, InterfaceStats, ServiceStats, SlowPathStats, Stats, WorkerStats};
+
+/// A running gateway. What a [`Crew`] does, it does too.
+///
+/// Fields are dropped in order: threads first, then what they used.
+#[derive(Debug)]
+pub struct Dataplane {
+    crew: Crew<DpdkFrame>,
+    ports: Vec<Port>,
+    interfaces: Vec<InterfaceState>,
+    warnings: Vec<String>,
+    main_cpus: Vec<usize>,
+    _silence: Vec<Silence>,
+    pool: PktPool,
+}
+
+impl Dataplane {
+    /// Starts DPDK (once in the life of a process) and a gateway on it.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(config: &DataplaneConfig) -> Result<Self, StartError> {
+        let plan = place(config, &[])?;
+        let pci: Vec<String> =
+            config.interfaces.iter().map(|one| one.device.clone()).filter(|name| is_pci(name)).collect();
+        let eal = Eal::init(&EalConfig {
+            memory: config.memory,
+            main_cpus: plan.main_cpus,
+            pci: if pci.is_empty() { Pci::None } else { Pci::Allow(pci) },
+            ..EalConfig::default()
+        })?;
+        Self::start_on(&eal, config)
+    }
+
+    /// Starts a gateway on a DPDK that runs already. `config.memory` does not count.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_on(eal: &Eal, config: &DataplaneConfig) -> Result<Self, StartError> {
+        let mut ports = attach(eal, config)?;
+        let offers: Vec<PortOffer> =
+            config.interfaces.iter().zip(&ports).map(|(one, port)| offer(one, port)).collect();
+        let plan = place(config, &offers)?;
+        let pool = PktPool::new(eal, &pool_config(config, &plan))?;
+        let (queues, interfaces) = start_ports(config, &mut ports, &plan, &pool)?;
+        let steering = steering(config, &ports, plan.workers.len())?;
+        let (taps, silence) = open_taps(config, &interfaces)?;
+        let crew_config = CrewConfig {
+            places: plan.workers,
+            idle: config.idle,
+            flow_entries: config.flow_entries_per_core,
+            steering,
+            seed: RandomState::new().hash_one(std::process::id()),
+            announce: config.announce,
+            main_cpus: plan.main_cpus.clone(),
+        };
+        let first =
+            SnapshotSpec { interfaces: interface_specs(config, &interfaces), ..SnapshotSpec::default() };
+        let enter = {
+            let eal = eal.clone();
+            move |place: &topology::WorkerPlace| {
+                Lcore::register_on(&eal, place.core).map_err(|error| error.to_string())
+            }
+        };
+        let source = DpdkSource(pool.clone());
+        let crew =
+            Crew::start(&crew_config, queues, source, taps, &first, enter, config.on_failure.as_ref())?;
+        for warning in &plan.warnings {
+            tracing::warn!("{warning}");
+        }
+        let (warnings, main_cpus) = (plan.warnings, plan.main_cpus);
+        Ok(Self { crew, ports, interfaces, warnings, main_cpus, _silence: silence, pool })
+    }
+
+    /// The ports, as they turned out: the control plane takes MAC addresses and MTUs from here.
+    #[must_use]
+    pub fn interfaces(&self) -> &[InterfaceState] {
+        &self.interfaces
+    }
+
+    /// What works, but not as well as it could.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The CPUs without a worker: where the control plane should keep its threads.
+    #[must_use]
+    pub fn main_cpus(&self) -> &[usize] {
+        &self.main_cpus
+    }
+
+    /// The device's own counters of each interface; `None` where the driver has none.
+    #[must_use]
+    pub fn port_stats(&self) -> Vec<Option<PortStats>> {
+        self.ports.iter().map(|port| port.stats().ok()).collect()
+    }
+
+    /// Packet buffers in all, and those that are free now.
+    #[must_use]
+    pub fn buffers(&self) -> (u32, u32) {
+        (self.pool.capacity(), self.pool.available())
+    }
+
+    /// Ends all threads, closes ports and taps. Dropping does the same.
+    pub fn stop(mut self) {
+        self.crew.stop();
+    }
+}
+
+impl Deref for Dataplane {
+    type Target = Crew<DpdkFrame>;
+
+    fn deref(&self) -> &Crew<DpdkFrame> {
+        &self.crew
+    }
+}
+
+/// What a forwarding state says of the interfaces.
+#[must_use]
+pub fn interface_specs(config: &DataplaneConfig, interfaces: &[InterfaceState]) -> Vec<InterfaceSpec> {
+    let spec = |(one, state): (&InterfaceConfig, &InterfaceState)| InterfaceSpec {
+        name: one.name.clone(),
+        mac: state.mac,
+        mtu: state.mtu,
+        vlan: one.vlan,
+        addresses: one.addresses.clone(),
+    };
+    config.interfaces.iter().zip(interfaces).map(spec).collect()
+}
+
+fn place(config: &DataplaneConfig, offers: &[PortOffer]) -> Result<Plan, StartError> {
+    let machine = Machine::of_cpus(&dpdk::lcore::usable_cpus());
+    topology::plan(&config.cores, config.idle, &machine, offers).map_err(StartError::Topology)
+}
+
+fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> {
+    let attach = |one: &InterfaceConfig| {
+        let device = with_queues(&one.device, config.cores.len());
+        Port::attach(eal, &device).map_err(|source| StartError::Port { interface: one.name.clone(), source })
+    };
+    config.interfaces.iter().map(attach).collect()
+}
+
+fn offer(one: &InterfaceConfig, port: &Port) -> PortOffer {
+    let info = port.info();
+    PortOffer {
+        interface: one.name.clone(),
+        rx_queues_max: info.rx_queues_max,
+        tx_queues_max: info.tx_queues_max,
+        numa: info.socket.and_then(|socket| u16::try_from(socket).ok()),
+    }
+}
+
+/// `net_af_packet` makes as many queue pairs as it is told when it is made, one if it is not: as many as workers.
+fn with_queues(device: &str, workers: usize) -> String {
+    let wants = device.starts_with("net_af_packet") && !device.contains("qpairs=") && workers > 1;
+    if wants { format!("{device},qpairs={workers}") } else { device.to_owned() }
+}
+
+fn is_pci(device: &str) -> bool {
+    let address = device.split(',').next().unwrap_or(device);
+    !address.starts_with("net_") && address.contains(':')
+}
+
+/// Descriptors of each ring.
+const DESCRIPTORS: u16 = 1024;
+
+/// Enough mbufs for every place where one can be at once, so that none of them starves another.
+fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
+    let defaults = PoolConfig::default();
+    let (workers, ports) = (plan.workers.len(), config.interfaces.len());
+    let rings = workers * ports * 2 * usize::from(DESCRIPTORS);
+    let in_hand = workers * (ports + 2) * BURST;
+    // A cache may hold half as many again before it is flushed.
+    let cached = workers * defaults.cache as usize * 3 / 2;
+    let queued = workers * (HANDED_OVER_MAX + INJECTED_MAX) + PUNTS_MAX;
+    let wanted = rings + in_hand + cached + queued;
+    let mtu_max = config.interfaces.iter().filter_map(|one| one.mtu).max().unwrap_or(0);
+    PoolConfig {
+        mbufs: u32::try_from((wanted + 1).next_power_of_two() - 1).unwrap_or(u32::MAX),
+        data_room: defaults.data_room.max(mtu_max.saturating_add(64)),
+        socket: plan.workers.first().and_then(|place| place.numa).map(i32::from),
+        ..defaults
+    }
+}
+
+type Started = (Vec<Vec<DpdkQueue>>, Vec<InterfaceState>);
+
+/// Starts every port, and deals its queues to the workers.
+fn start_ports(
+    config: &DataplaneConfig,
+    ports: &mut [Port],
+    plan: &Plan,
+    pool: &PktPool,
+) -> Result<Started, StartError> {
+    let mut by_worker: Vec<Vec<DpdkQueue>> = plan.workers.iter().map(|_| Vec::new()).collect();
+    let mut interfaces = Vec::new();
+    for (one, port) in config.interfaces.iter().zip(ports) {
+        let failed = |source| StartError::Port { interface: one.name.clone(), source };
+        let port_config = PortConfig {
+            queues: plan.queues_per_port,
+            rx_descriptors: DESCRIPTORS,
+            tx_descriptors: DESCRIPTORS,
+            mtu: one.mtu,
+            mac: one.mac.map(|mac| mac.0),
+            ..PortConfig::default()
+        };
+        let Queues { rx, tx } = port.start(&port_config, pool).map_err(failed)?;
+        for (worker, (rx, tx)) in by_worker.iter_mut().zip(rx.into_iter().zip(tx)) {
+            worker.push(DpdkQueue::new(rx, tx));
+        }
+        interfaces.push(InterfaceState {
+            name: one.name.clone(),
+            device: port.info().name.clone(),
+            driver: port.info().driver.clone(),
+            mac: MacAddr(port.mac().map_err(failed)?),
+            mtu: match one.mtu {
+                Some(mtu) => mtu,
+                None => port.mtu().map_err(failed)?,
+            },
+            tap: None,
+        });
+    }
+    Ok((by_worker, interfaces))
+}
+
+/// By RSS where every port hashes addresses and ports, with one key and one table; by splitting ports where not.
+fn steering(config: &DataplaneConfig, ports: &[Port], workers: usize) -> Result<Steering, StartError> {
+    if workers == 1 {
+        return Ok(Steering::Single);
+    }
+    let mut common = None;
+    for (one, port) in config.interfaces.iter().zip(ports) {
+        let failed = |source| StartError::Port { interface: one.name.clone(), source };
+        let Some(rss) = port.rss().map_err(failed)? else { return Ok(Steering::Partition) };
+        if !rss.hash.contains(RssHash::TCP | RssHash::UDP)
+            || common.as_ref().is_some_and(|other| *other != rss)
+        {
+            return Ok(Steering::Partition);
+        }
+        common = Some(rss);
+    }
+    let Some(rss) = common else { return Ok(Steering::Partition) };
+    let queues: Result<Vec<u8>, _> = rss.table.iter().map(|&queue| u8::try_from(queue)).collect();
+    Ok(match queues {
+        Ok(queues) if !queues.is_empty() => Steering::Rss(Box::new(Rss { key: rss.key, queues })),
+        _ => Steering::Partition,
+    })
+}
+
+type KernelSide = (Vec<Option<Tap>>, Vec<Silence>);
+
+fn open_taps(config: &DataplaneConfig, interfaces: &[InterfaceState]) -> Result<KernelSide, StartError> {
+    let (mut taps, mut silence) = (Vec::new(), Vec::new());
+    for (one, state) in config.interfaces.iter().zip(interfaces) {
+        let vlan = match one.vlan {
+            None => None,
+            Some(id) => {
+                let refuse = || StartError::Vlan { interface: one.name.clone(), vlan: id };
+                Some(VlanId::new(id).ok_or_else(refuse)?)
+            }
+        };
+        if let Some(kernel_name) = kernel_interface(&one.device) {
+            silence.push(Silence::begin(kernel_name)?);
+        }
+        taps.push(if config.taps {
+            Some(Tap::create(&TapConfig {
+                interface: one.name.clone(),
+                mac: state.mac,
+                mtu: state.mtu,
+                vlan,
+                addresses: one.addresses.clone(),
+                routes: routes_by(&config.routes, one),
+            })?)
+        } else {
+            None
+        });
+    }
+    Ok((taps, silence))
+}
+
+/// The kernel interface that a vdev shares: `net_af_packet,iface=eth1` hears what the kernel hears.
+fn kernel_interface(device: &str) -> Option<&str> {
+    let shared = device.starts_with("net_af_packet");
+    device.split(',').find_map(|argument| argument.strip_prefix("iface=")).filter(|_| shared)
+}
+
+/// The routes whose next hop is on the link of this interface.
+fn routes_by(routes: &[(IpNet, IpAddr)], one: &InterfaceConfig) -> Vec<(IpNet, IpAddr)> {
+    routes.iter().filter(|(_, via)| one.addresses.iter().any(|net| net.contains(via))).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn af_packet_gets_a_queue_pair_for_each_worker_unless_told() {
+        assert_eq!(with_queues("net_af_packet,iface=eth1", 2), "net_af_packet,iface=eth1,qpairs=2");
+        assert_eq!(
+            with_queues("net_af_packet0,iface=eth1,qpairs=4", 2),
+            "net_af_packet0,iface=eth1,qpairs=4"
+        );
+        assert_eq!(with_queues("net_null", 2), "net_null");
+        assert_eq!(with_queues("net_af_packet,iface=eth1", 1), "net_af_packet,iface=eth1");
+    }
+
+    #[test]
+    fn a_gateway_is_shared_between_control_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Dataplane>();
+    }
+
+    #[test]
+    fn devices_are_told_apart() {
+        assert!(
+            is_pci("0000:03:00.0") && is_pci("03:00.0,arg=1") && !is_pci("net_ring0,nodeaction=a:0:CREATE")
+        );
+        assert_eq!(kernel_interface("net_af_packet0,iface=eth1,qpairs=2"), Some("eth1"));
+        assert_eq!(kernel_interface("net_null,iface=eth1"), None);
+    }
+
+    #[test]
+    fn the_pool_covers_every_place_where_a_frame_can_be() {
+        let interface = InterfaceConfig {
+            name: "uplink".into(),
+            device: "net_null".into(),
+            mac: None,
+            mtu: Some(9000),
+            vlan: None,
+            addresses: Vec::new(),
+        };
+        let config = DataplaneConfig { interfaces: vec![interface], ..DataplaneConfig::default() };
+        let machine = Machine::of_cpus(&[0, 1]);
+        let plan = topology::plan(&[0], config.idle, &machine, &[]).unwrap();
+        let pool = pool_config(&config, &plan);
+        assert!(pool.mbufs as usize > 2 * 1024 + HANDED_OVER_MAX + INJECTED_MAX + PUNTS_MAX);
+        assert!(pool.data_room >= 9064);
+    }
+}

@@ -1,0 +1,87 @@
+//! Keeps the kernel quiet on an interface that the gateway has by `net_af_packet`.
+//!
+//! There the kernel hears every frame as well, and it holds the gateway's own addresses on the tap: it would answer
+//! twice, and forward what is ours to forward. Sysctls of that one interface stop it behind the packet sockets: no
+//! answer to ARP, no IPv6, and a strict reverse path filter, which drops all IPv4 because the way back to anybody is
+//! by the tap. (`tc ... action drop` would say it better; not every kernel has the classifier.) What the gateway
+//! sends is not touched.
+//!
+//! Invariant: what was set is put back on drop. After a `kill -9` it stays, and the next start finds it so.
+
+use std::io;
+use std::path::PathBuf;
+
+/// What is set, below `/proc/sys/net`. The larger of the interface's value and that of `all` counts for the filters.
+const SYSCTLS: [(&str, &str, &str); 4] = [
+    ("ipv4", "rp_filter", "1"),
+    ("ipv4", "arp_ignore", "8"),
+    ("ipv4", "forwarding", "0"),
+    ("ipv6", "disable_ipv6", "1"),
+];
+
+/// Why the kernel could not be kept quiet.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{interface}: cannot keep the kernel from answering there too: writing {value:?} to {path}: {source}"
+)]
+pub struct SilenceError {
+    /// The kernel interface.
+    interface: String,
+    /// What was being set.
+    path: String,
+    /// To what.
+    value: String,
+    /// What the kernel said.
+    source: io::Error,
+}
+
+/// The kernel keeps quiet on an interface for as long as this lives.
+#[derive(Debug)]
+pub struct Silence {
+    /// What to write back, in the order in which it was changed.
+    before: Vec<(PathBuf, String)>,
+}
+
+impl Silence {
+    /// Begins, in this thread's network namespace.
+    ///
+    /// # Errors
+    /// When a sysctl cannot be written (no root, a read-only /proc). One that the kernel does not have, such as
+    /// those of IPv6 where that is compiled out, is passed over.
+    pub fn begin(interface: &str) -> Result<Self, SilenceError> {
+        let mut silence = Self { before: Vec::new() };
+        for (family, name, value) in SYSCTLS {
+            let path = PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}/{name}"));
+            let Ok(before) = std::fs::read_to_string(&path) else { continue };
+            if before.trim() == value {
+                continue;
+            }
+            std::fs::write(&path, value).map_err(|source| SilenceError {
+                interface: interface.to_owned(),
+                path: path.display().to_string(),
+                value: value.to_owned(),
+                source,
+            })?;
+            silence.before.push((path, before));
+        }
+        if std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").is_ok_and(|all| all.trim() == "2")
+        {
+            tracing::warn!(
+                interface,
+                "net.ipv4.conf.all.rp_filter is 2: the kernel may answer on the port as well; set it to 0"
+            );
+        }
+        Ok(silence)
+    }
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        for (path, value) in self.before.drain(..).rev() {
+            // The interface may be gone by now; then there is nothing to put back.
+            if let Err(error) = std::fs::write(&path, value) {
+                tracing::debug!(path = %path.display(), %error, "not put back");
+            }
+        }
+    }
+}

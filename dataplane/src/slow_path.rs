@@ -1,0 +1,212 @@
+//! The one thread beside the workers: the kernel's taps, and the resolver of neighbours.
+//!
+//! Frames that workers punt go into the interface's tap, what the kernel sends there goes to a worker to be sent;
+//! what workers tell about neighbours goes to the state machine, whose requests go out the same way. Workers neither
+//! wake this thread nor enter the kernel for it: it comes by at least every [`WAIT_MAX`], which is the most that a
+//! punted frame waits on an idle gateway.
+//!
+//! Invariant: bounded work per turn for each of its duties, so that none starves another.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crossbeam::queue::ArrayQueue;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tidegate_core::counters::Counter;
+use tidegate_core::frame::Frame;
+use tidegate_core::ids::InterfaceIndex;
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::now::Now;
+use tidegate_core::pipeline::NeighborEvent;
+
+use crate::clock::Clock;
+use crate::drivers::FrameSource;
+use crate::neighbors;
+use crate::neighbors::resolver::{Action, Resolver, Surroundings};
+use crate::punt::tap::Tap;
+use crate::worker::Exchange;
+
+/// The longest that this thread sleeps.
+pub const WAIT_MAX: Duration = Duration::from_millis(4);
+const WAIT_FIRST: Duration = Duration::from_millis(1);
+/// Punted frames, frames of one tap, and events that one turn takes.
+const PER_TURN: usize = 256;
+/// The longest frame that a tap gives: the largest IP packet, Ethernet header and tag.
+const FRAME_MAX: usize = 65_535 + 18;
+
+/// What this thread counts; anyone may read.
+#[derive(Debug, Default)]
+pub struct SlowPathCounters {
+    /// Frames given to the kernel.
+    pub to_kernel: Counter,
+    /// Frames that the kernel did not take, or that came by an interface without a tap.
+    pub to_kernel_dropped: Counter,
+    /// Frames of the kernel's given to a worker to send.
+    pub from_kernel: Counter,
+    /// Those for which there was no memory or no room in the worker's queue.
+    pub from_kernel_dropped: Counter,
+    /// Requests, probes and announcements sent.
+    pub neighbor_frames: Counter,
+    /// Those for which there was no memory or no room.
+    pub neighbor_frames_dropped: Counter,
+}
+
+/// What the thread is made of.
+pub struct SlowPath<S: FrameSource> {
+    /// Queues from and to the workers.
+    pub exchange: Arc<Exchange<S::Frame>>,
+    /// Memory for frames.
+    pub source: S,
+    /// The tap of each interface; none where the operator wants none.
+    pub taps: Vec<Option<Tap>>,
+    /// Where link addresses go.
+    pub table: Arc<NeighborTable>,
+    /// New forwarding states, as far as neighbours care; only the newest counts.
+    pub surroundings: Arc<ArrayQueue<Surroundings>>,
+    /// What it counts.
+    pub counters: Arc<SlowPathCounters>,
+    /// The time.
+    pub clock: Clock,
+}
+
+impl<S: FrameSource> SlowPath<S> {
+    /// Runs until `stop` is set.
+    ///
+    /// # Errors
+    /// When waiting for the taps fails, which the kernel does only when out of memory.
+    pub fn run(&self, stop: &AtomicBool) -> io::Result<()> {
+        let mut resolver = Resolver::default();
+        let mut buffer = vec![0; FRAME_MAX];
+        let mut wait = WAIT_FIRST;
+        while !stop.load(Ordering::Relaxed) {
+            let worked = self.turn(&mut resolver, &mut buffer, self.clock.now());
+            if worked {
+                wait = WAIT_FIRST;
+            } else {
+                self.wait(wait)?;
+                wait = (wait * 2).min(WAIT_MAX);
+            }
+        }
+        Ok(())
+    }
+
+    /// One round of all duties; returns whether there was anything to do.
+    pub fn turn(&self, resolver: &mut Resolver, buffer: &mut [u8], now: Now) -> bool {
+        let mut worked = self.punt();
+        for (n, tap) in self.taps.iter().enumerate() {
+            if let Some(tap) = tap {
+                let interface = InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces");
+                worked |= self.send_for_kernel(interface, tap, buffer);
+            }
+        }
+        worked | self.resolve(resolver, now)
+    }
+
+    /// What workers have for the kernel.
+    fn punt(&self) -> bool {
+        for n in 0..PER_TURN {
+            let Some(mut punted) = self.exchange.punts.pop() else { return n > 0 };
+            let tap = self.taps.get(usize::from(punted.interface)).and_then(Option::as_ref);
+            let taken = tap.is_some_and(|tap| tap.send(punted.frame.bytes_mut()).is_ok());
+            if taken { &self.counters.to_kernel } else { &self.counters.to_kernel_dropped }.add(1);
+        }
+        true
+    }
+
+    /// What the kernel has for the wire.
+    fn send_for_kernel(&self, interface: InterfaceIndex, tap: &Tap, buffer: &mut [u8]) -> bool {
+        for n in 0..PER_TURN {
+            match tap.receive(buffer) {
+                Ok(Some(frame)) => {
+                    let sent = self.inject(interface, frame);
+                    if sent { &self.counters.from_kernel } else { &self.counters.from_kernel_dropped }.add(1);
+                }
+                Ok(None) => return n > 0,
+                Err(error) => {
+                    tracing::debug!(tap = tap.name(), %error, "reading the tap");
+                    return n > 0;
+                }
+            }
+        }
+        true
+    }
+
+    fn resolve(&self, resolver: &mut Resolver, now: Now) -> bool {
+        let mut worked = false;
+        if let Some(surroundings) = self.surroundings.pop() {
+            self.act(resolver.configure(now, surroundings));
+            worked = true;
+        }
+        for _ in 0..PER_TURN {
+            let Some(event) = self.exchange.neighbor_events.pop() else { break };
+            let actions = match event {
+                NeighborEvent::Wanted { interface, addr } => resolver.wanted(now, interface, addr.ip()),
+                NeighborEvent::Seen { interface, addr, mac } => resolver.seen(now, interface, addr.ip(), mac),
+            };
+            self.act(actions);
+            worked = true;
+        }
+        let actions = resolver.tick(now);
+        worked |= !actions.is_empty();
+        self.act(actions);
+        worked
+    }
+
+    fn act(&self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Send { interface, frame } => {
+                    let sent = self.inject(interface, &frame);
+                    if sent {
+                        &self.counters.neighbor_frames
+                    } else {
+                        &self.counters.neighbor_frames_dropped
+                    }
+                    .add(1);
+                }
+                Action::Learn { interface, address, mac, fixed } => {
+                    tracing::debug!(interface, %address, %mac, "neighbour found");
+                    neighbors::learn(&self.table, interface, address, mac, fixed);
+                }
+                Action::Forget { interface, address } => {
+                    tracing::debug!(interface, %address, "neighbour given up");
+                    neighbors::forget(&self.table, interface, address);
+                }
+            }
+        }
+    }
+
+    /// All of these frames leave by worker 0, so that they stay in order.
+    fn inject(&self, interface: InterfaceIndex, bytes: &[u8]) -> bool {
+        let Some(mailbox) = self.exchange.mailboxes.first() else { return false };
+        self.source.frame(bytes).is_some_and(|frame| mailbox.inject(interface, frame).is_ok())
+    }
+
+    /// Sleeps until the kernel has a frame or the time is over.
+    fn wait(&self, time: Duration) -> io::Result<()> {
+        let mut fds: Vec<PollFd<'_>> = self
+            .taps
+            .iter()
+            .flatten()
+            .map(|tap| PollFd::from_borrowed_fd(tap.as_fd(), PollFlags::IN))
+            .collect();
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
+        match poll(&mut fds, Some(&timeout)) {
+            // Only an error to report: the device was taken away by hand. Nobody is to spin for that.
+            Ok(1..) if fds.iter().all(|fd| !fd.revents().contains(PollFlags::IN)) => std::thread::sleep(time),
+            // A signal for the process ends the wait early, nothing more.
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
+
+impl<S: FrameSource> std::fmt::Debug for SlowPath<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SlowPath").field("taps", &self.taps).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,158 @@
+//! What a worker does when there is nothing to do, and what its time went to.
+//!
+//! `poll` spins. `adaptive` goes down in steps: some turns of spinning (a burst may be on its way), some of giving up
+//! the core to whoever wants it, then sleeps that double up to about a millisecond. The first turn with work
+//! goes back to the top, so a loaded worker never sleeps.
+//!
+//! Invariant: a sleep is bounded by [`SLEEP_MAX`], so a worker always comes by for snapshots and its end. The kernel's
+//! timer slack adds about 60 µs to each.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate_core::conntrack::EvictionReason;
+use tidegate_core::counters::Counter;
+
+use super::mailbox::Mailbox;
+use crate::topology::Idle;
+
+/// The longest sleep asked for.
+pub const SLEEP_MAX: Duration = Duration::from_millis(1);
+const SLEEP_FIRST: Duration = Duration::from_micros(20);
+/// Empty turns spent spinning: at about 100 ns a turn, some 20 µs.
+const SPINS: u32 = 200;
+/// Empty turns spent yielding after that.
+const YIELDS: u32 = 50;
+
+/// Steps down while there is nothing to do.
+#[derive(Debug)]
+pub struct Backoff {
+    idle: Idle,
+    empty_turns: u32,
+    sleep: Duration,
+}
+
+impl Backoff {
+    /// At the top.
+    #[must_use]
+    pub fn new(idle: Idle) -> Self {
+        Self { idle, empty_turns: 0, sleep: SLEEP_FIRST }
+    }
+
+    /// There was work: back to the top.
+    #[inline]
+    pub fn reset(&mut self) {
+        self.empty_turns = 0;
+        self.sleep = SLEEP_FIRST;
+    }
+
+    /// There was none: one step down. Returns the time slept, if any was asked for.
+    #[inline]
+    pub fn pause<F>(&mut self, mailbox: &Mailbox<F>) {
+        self.empty_turns = self.empty_turns.saturating_add(1);
+        match self.step() {
+            Step::Spin => std::hint::spin_loop(),
+            Step::Yield => std::thread::yield_now(),
+            Step::Sleep(time) => {
+                mailbox.sleep(time);
+                self.sleep = (self.sleep * 2).min(SLEEP_MAX);
+            }
+        }
+    }
+
+    fn step(&self) -> Step {
+        match (self.idle, self.empty_turns) {
+            (Idle::Poll, _) | (Idle::Adaptive, ..=SPINS) => Step::Spin,
+            (Idle::Adaptive, turns) if turns <= SPINS + YIELDS => Step::Yield,
+            (Idle::Adaptive, _) => Step::Sleep(self.sleep),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Spin,
+    Yield,
+    Sleep(Duration),
+}
+
+/// Where a worker's cycles went, and what it did beside forwarding. Written by the worker, read by anyone.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct LoopCounters {
+    /// Cycles of turns that had work.
+    pub busy_cycles: Counter,
+    /// Cycles of turns that had none, sleep included.
+    pub idle_cycles: Counter,
+    /// Turns of the loop.
+    pub turns: Counter,
+    /// Frames that went through the pipeline.
+    pub frames: Counter,
+    /// Frames sent for the kernel and the resolver.
+    pub injected: Counter,
+    /// Those that the transmit queue did not take.
+    pub injected_dropped: Counter,
+    /// News for the resolver that found its queue full.
+    pub neighbor_events_lost: Counter,
+    /// Flows remembered now.
+    pub flows: Level,
+    /// Flows that left their tables, by [`EvictionReason`].
+    pub evictions: [Level; EvictionReason::COUNT],
+    /// New flows not taken in.
+    pub flows_refused: Level,
+}
+
+/// A number that its one writer sets, anyone reads.
+#[derive(Debug, Default)]
+pub struct Level(AtomicU64);
+
+impl Level {
+    /// Sets it.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// The value a moment ago.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adaptive_goes_from_spinning_to_longer_sleeps_and_back_at_once() {
+        let mailbox = Mailbox::<()>::new();
+        let mut backoff = Backoff::new(Idle::Adaptive);
+        assert_eq!(backoff.step(), Step::Spin);
+        for _ in 0..SPINS + 1 {
+            backoff.pause(&mailbox);
+        }
+        assert_eq!(backoff.step(), Step::Yield);
+        for _ in 0..YIELDS - 1 {
+            backoff.pause(&mailbox);
+        }
+        assert_eq!(backoff.step(), Step::Yield);
+        backoff.empty_turns += 1;
+        assert_eq!(backoff.step(), Step::Sleep(SLEEP_FIRST));
+        for _ in 0..8 {
+            backoff.pause(&mailbox);
+        }
+        assert_eq!(backoff.step(), Step::Sleep(SLEEP_MAX));
+        backoff.reset();
+        assert_eq!(backoff.step(), Step::Spin);
+    }
+
+    #[test]
+    fn poll_only_spins() {
+        let mailbox = Mailbox::<()>::new();
+        let mut backoff = Backoff::new(Idle::Poll);
+        for _ in 0..10 * (SPINS + YIELDS) {
+            backoff.pause(&mailbox);
+        }
+        assert_eq!(backoff.step(), Step::Spin);
+    }
+}

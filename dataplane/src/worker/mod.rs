@@ -1,0 +1,376 @@
+//! One worker: run to completion on one core, from receive queues through the pipeline to transmit queues.
+//!
+//! Each turn of the loop takes the newest forwarding state once, then, port by port, receives a burst, runs it
+//! through `tidegate_core`'s pipeline, sends what the queues take and counts the rest as drops. After the ports come
+//! frames that other workers handed over, frames to be sent for the kernel and the resolver, and one question.
+//! Callers: [`crate::gateway`] makes workers and runs each on a thread of its own; tests run them on [`drivers::memory`].
+//!
+//! Invariant: a frame received is counted as exactly one of transmitted, punted, handed over or dropped.
+//! Invariant: no lock, no allocation, no system call per packet (`drivers` may enter the kernel inside theirs).
+//!
+//! [`drivers::memory`]: crate::drivers::memory
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arrayvec::ArrayVec;
+use crossbeam::queue::ArrayQueue;
+use tidegate_core::counters::{Tallies, WorkerCounters};
+use tidegate_core::frame::Frame;
+use tidegate_core::ids::{InterfaceIndex, WorkerIndex};
+use tidegate_core::limits::BURST;
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::now::Now;
+use tidegate_core::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, View};
+use tidegate_core::snapshot::Snapshot;
+use tidegate_core::verdict::{Refusal, TransmitReason, Verdict};
+
+use crate::clock::{Clock, cycles};
+use crate::drivers::{FrameBatch, PortQueue};
+use crate::publish::Reader;
+use crate::topology::Idle;
+
+pub mod idle;
+pub mod mailbox;
+pub mod questions;
+
+pub use idle::LoopCounters;
+pub use mailbox::Mailbox;
+pub use questions::{FlowFilter, FlowQuestion, Question};
+
+use idle::Backoff;
+
+/// What is published to workers: one forwarding state, and where each worker counts.
+#[derive(Debug)]
+pub struct Forwarding {
+    /// The compiled tables.
+    pub snapshot: Snapshot,
+    /// Per-service and per-backend counts, one for each worker; made anew when the snapshot outgrows them.
+    pub tallies: Vec<Arc<Tallies>>,
+}
+
+/// A frame for the kernel.
+#[derive(Debug)]
+pub struct Punted<F> {
+    /// Where it came in.
+    pub interface: InterfaceIndex,
+    /// As it came.
+    pub frame: F,
+}
+
+/// The queues by which workers reach everything else; one set for all workers.
+#[derive(Debug)]
+pub struct Exchange<F> {
+    /// One for each worker.
+    pub mailboxes: Vec<Mailbox<F>>,
+    /// Frames for the kernel.
+    pub punts: ArrayQueue<Punted<F>>,
+    /// News for the resolver.
+    pub neighbor_events: ArrayQueue<NeighborEvent>,
+}
+
+/// Frames that may wait for the kernel.
+pub const PUNTS_MAX: usize = 1024;
+/// News that may wait for the resolver; what is lost comes again with the next packet.
+pub const NEIGHBOR_EVENTS_MAX: usize = 4096;
+
+impl<F> Exchange<F> {
+    /// Empty queues for so many workers.
+    #[must_use]
+    pub fn new(workers: usize) -> Self {
+        Self {
+            mailboxes: (0..workers).map(|_| Mailbox::new()).collect(),
+            punts: ArrayQueue::new(PUNTS_MAX),
+            neighbor_events: ArrayQueue::new(NEIGHBOR_EVENTS_MAX),
+        }
+    }
+
+    /// Frees every frame that waits: after the threads have ended.
+    pub fn drain(&self) {
+        while self.punts.pop().is_some() {}
+        self.mailboxes.iter().for_each(Mailbox::drain);
+    }
+}
+
+/// What everyone may read of a worker while it runs.
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// What became of frames.
+    pub counters: WorkerCounters,
+    /// What became of time.
+    pub turns: LoopCounters,
+}
+
+/// What a worker is made of.
+#[derive(Debug)]
+pub struct WorkerParts<Q: PortQueue> {
+    /// Which worker it is: its place in mailboxes and tallies.
+    pub worker: WorkerIndex,
+    /// Its queue of every port; position = interface index.
+    pub ports: Vec<Q>,
+    /// Its flows and the stages.
+    pub pipeline: Pipeline,
+    /// The forwarding state.
+    pub forwarding: Reader<Forwarding>,
+    /// Link addresses of next hops.
+    pub neighbors: Arc<NeighborTable>,
+    /// Ways to everyone else.
+    pub exchange: Arc<Exchange<Q::Frame>>,
+    /// What it counts.
+    pub shared: Arc<Shared>,
+    /// The time.
+    pub clock: Clock,
+    /// How it waits.
+    pub idle: Idle,
+}
+
+/// A worker. See the module.
+#[derive(Debug)]
+pub struct Worker<Q: PortQueue> {
+    parts: WorkerParts<Q>,
+    received: FrameBatch<Q::Frame>,
+    out: BurstOutput,
+    sending: Vec<TxBatch<Q::Frame>>,
+    /// A frame that was handed over by another interface than the batch being made.
+    held: Option<(InterfaceIndex, Q::Frame)>,
+    /// The listing being made.
+    asked: Option<FlowQuestion>,
+    turn: u32,
+}
+
+/// Frames for one port, each with the reason that it is sent for; `None` for injected ones, which have no verdict.
+#[derive(Debug)]
+struct TxBatch<F> {
+    frames: FrameBatch<F>,
+    why: ArrayVec<Option<TransmitReason>, BURST>,
+}
+
+impl<Q: PortQueue> Worker<Q> {
+    /// A worker that has not begun.
+    #[must_use]
+    pub fn new(parts: WorkerParts<Q>) -> Self {
+        let batch = || TxBatch { frames: FrameBatch::new(), why: ArrayVec::new() };
+        let sending = parts.ports.iter().map(|_| batch()).collect();
+        Self {
+            parts,
+            received: FrameBatch::new(),
+            out: BurstOutput::default(),
+            sending,
+            held: None,
+            asked: None,
+            turn: 0,
+        }
+    }
+
+    /// Runs until `stop` is set; looks at it once a turn. To be called on the worker's own thread.
+    pub fn run(&mut self, stop: &AtomicBool) {
+        self.mailbox().belongs_to_this_thread();
+        let mut backoff = Backoff::new(self.parts.idle);
+        let mut started = cycles();
+        while !stop.load(Ordering::Relaxed) {
+            let worked = self.turn(self.parts.clock.at(started));
+            let ended = cycles();
+            let turns = &self.parts.shared.turns;
+            turns.turns.add(1);
+            if worked {
+                turns.busy_cycles.add(ended.saturating_sub(started));
+                backoff.reset();
+                started = ended;
+            } else {
+                backoff.pause(self.mailbox());
+                let resumed = cycles();
+                self.parts.shared.turns.idle_cycles.add(resumed.saturating_sub(started));
+                started = resumed;
+            }
+        }
+    }
+
+    /// One turn of the loop, at a time; returns whether there was anything to do.
+    pub fn turn(&mut self, now: Now) -> bool {
+        self.parts.forwarding.refresh();
+        let mut worked = false;
+        for port in 0..self.parts.ports.len() {
+            worked |= self.receive(now, port);
+        }
+        if !self.mailbox().is_empty() || self.held.is_some() || self.asked.is_some() {
+            self.take_handed_over(now);
+            self.send_injected();
+            self.answer(now);
+            worked = true;
+        }
+        self.parts.pipeline.age(now);
+        self.turn = self.turn.wrapping_add(1);
+        if self.turn.is_multiple_of(TURNS_PER_REPORT) {
+            self.report_flows();
+        }
+        worked
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.parts.shared
+    }
+
+    fn mailbox(&self) -> &Mailbox<Q::Frame> {
+        &self.parts.exchange.mailboxes[usize::from(self.parts.worker)]
+    }
+
+    /// One burst of one port.
+    #[inline]
+    fn receive(&mut self, now: Now, port: usize) -> bool {
+        let unusable = self.parts.ports[port].rx(&mut self.received);
+        for _ in 0..unusable {
+            self.parts.shared.counters.record(Refusal::NotContiguous.into());
+        }
+        if self.received.is_empty() {
+            return unusable > 0;
+        }
+        let interface = index_of(port);
+        let counters = self.parts.shared.counters.interface(interface);
+        counters.rx_packets.add((self.received.len() + unusable) as u64);
+        counters.rx_bytes.add(self.received.iter().map(|frame| frame.bytes().len() as u64).sum());
+        self.process(now, Arrival::Wire(interface));
+        true
+    }
+
+    /// The received batch through the pipeline, and on to where each frame belongs.
+    #[inline]
+    fn process(&mut self, now: Now, arrival: Arrival) {
+        let parts = &mut self.parts;
+        let forwarding = parts.forwarding.get();
+        let view = View {
+            snapshot: &forwarding.snapshot,
+            neighbors: &parts.neighbors,
+            tallies: &forwarding.tallies[usize::from(parts.worker)],
+        };
+        parts.pipeline.process(view, now, arrival, &mut self.received, &mut self.out);
+        parts.shared.turns.frames.add(self.received.len() as u64);
+        self.dispatch(arrival.interface());
+        self.tell_resolver();
+        for port in 0..self.sending.len() {
+            self.flush(port);
+        }
+    }
+
+    #[inline]
+    fn dispatch(&mut self, interface: InterfaceIndex) {
+        let Self { parts, received, out, sending, .. } = self;
+        for (frame, &verdict) in received.drain(..).zip(&out.verdicts) {
+            let end = match verdict {
+                Verdict::Transmit { interface, why } => {
+                    let batch = &mut sending[usize::from(interface)];
+                    // At most BURST frames since the last flush, so there is room; recorded when it is certain.
+                    batch.frames.push(frame);
+                    batch.why.push(Some(why));
+                    continue;
+                }
+                Verdict::Punt(_) => match parts.exchange.punts.push(Punted { interface, frame }) {
+                    Ok(()) => verdict,
+                    Err(_) => Refusal::PuntQueueFull.into(),
+                },
+                Verdict::HandOver(worker) => {
+                    match parts.exchange.mailboxes[usize::from(worker)].hand_over(interface, frame) {
+                        Ok(()) => verdict,
+                        Err(_) => Refusal::HandOverRingFull.into(),
+                    }
+                }
+                Verdict::Drop(_) => verdict,
+            };
+            parts.shared.counters.record(end);
+        }
+    }
+
+    /// Sends what waits for a port; what its queue does not take is dropped.
+    #[inline]
+    fn flush(&mut self, port: usize) {
+        let batch = &mut self.sending[port];
+        if batch.frames.is_empty() {
+            return;
+        }
+        let shared = &self.parts.shared;
+        let lengths: ArrayVec<usize, BURST> = batch.frames.iter().map(|frame| frame.bytes().len()).collect();
+        let sent = self.parts.ports[port].tx(&mut batch.frames);
+        let interface = index_of(port);
+        let counters = shared.counters.interface(interface);
+        counters.tx_packets.add(sent as u64);
+        counters.tx_bytes.add(lengths[..sent].iter().map(|&len| len as u64).sum());
+        for (n, why) in batch.why.drain(..).enumerate() {
+            match why {
+                Some(why) if n < sent => shared.counters.record(Verdict::Transmit { interface, why }),
+                Some(_) => shared.counters.record(Refusal::TxQueueFull.into()),
+                None if n < sent => shared.turns.injected.add(1),
+                None => shared.turns.injected_dropped.add(1),
+            }
+        }
+        batch.frames.clear();
+    }
+
+    #[inline]
+    fn tell_resolver(&mut self) {
+        for event in self.out.events.drain(..) {
+            if self.parts.exchange.neighbor_events.push(event).is_err() {
+                self.parts.shared.turns.neighbor_events_lost.add(1);
+            }
+        }
+    }
+
+    /// Up to a burst of frames that other workers received and we hold the flows of.
+    fn take_handed_over(&mut self, now: Now) {
+        let first = self.held.take().or_else(|| self.mailbox().next_handed_over());
+        let Some((interface, frame)) = first else { return };
+        self.received.push(frame);
+        while !self.received.is_full() {
+            match self.mailbox().next_handed_over() {
+                None => break,
+                Some((other, frame)) if other != interface => {
+                    // A burst has one interface; this frame begins the next one.
+                    self.held = Some((other, frame));
+                    break;
+                }
+                Some((_, frame)) => self.received.push(frame),
+            }
+        }
+        self.process(now, Arrival::HandedOver(interface));
+    }
+
+    /// Up to a burst of frames of the kernel's and the resolver's.
+    fn send_injected(&mut self) {
+        for _ in 0..BURST {
+            let Some((interface, frame)) = self.mailbox().next_injected() else { break };
+            let port = usize::from(interface);
+            let Some(batch) = self.sending.get_mut(port) else {
+                self.parts.shared.turns.injected_dropped.add(1);
+                continue;
+            };
+            batch.frames.push(frame);
+            batch.why.push(None);
+        }
+        for port in 0..self.sending.len() {
+            self.flush(port);
+        }
+    }
+
+    fn answer(&mut self, now: Now) {
+        let question =
+            self.asked.take().or_else(|| self.mailbox().next_question().map(|Question::Flows(flows)| flows));
+        self.asked = question.and_then(|question| question.go_on(self.parts.pipeline.flows_mut(), now));
+    }
+
+    fn report_flows(&self) {
+        let (flows, turns) = (self.parts.pipeline.flows(), &self.parts.shared.turns);
+        turns.flows.set(flows.live() as u64);
+        let counters = flows.counters();
+        turns.flows_refused.set(counters.refused);
+        for (level, &count) in turns.evictions.iter().zip(&counters.evictions) {
+            level.set(count);
+        }
+    }
+}
+
+/// Turns between two reports of the flow tables' counts: a few cycles per turn.
+const TURNS_PER_REPORT: u32 = 64;
+
+fn index_of(port: usize) -> InterfaceIndex {
+    InterfaceIndex::try_from(port).expect("at most INTERFACES_MAX ports")
+}

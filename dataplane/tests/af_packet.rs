@@ -1,0 +1,259 @@
+//! A gateway on a real kernel link: `net_af_packet` over veth in namespaces of its own, two workers with two queues.
+//!
+//! The test makes two namespaces and runs itself again in each: as the gateway, and as the LAN with a client and a
+//! server. Needs root, iproute2 and ethtool; says so where they are missing. Traps seen to here: checksums that
+//! veth leaves to hardware that is not there (`ethtool -K tx off`), and a kernel that answers on the port as well as
+//! on the tap (`punt::silence`).
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use common::*;
+use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey, SnapshotSpec};
+use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig, InterfaceConfig, interface_specs};
+
+const ROLE: &str = "TIDEGATE_TEST_ROLE";
+const TEST: &str = "two_workers_on_two_queues_serve_real_tcp_and_the_kernel_answers_once";
+const CONNECTIONS: u16 = 60;
+
+#[test]
+fn two_workers_on_two_queues_serve_real_tcp_and_the_kernel_answers_once() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("gateway") => gateway(),
+        Ok("lan") => lan(),
+        _ => outside(),
+    }
+}
+
+/// The two namespaces, gone when this is dropped.
+struct Lab {
+    gateway: String,
+    lan: String,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let id = std::process::id();
+        let lab = Self { gateway: format!("tgdp-gw-{id}"), lan: format!("tgdp-lan-{id}") };
+        run("ip", &["netns", "add", &lab.gateway]);
+        run("ip", &["netns", "add", &lab.lan]);
+        run(
+            "ip",
+            &[
+                "-n",
+                &lab.gateway,
+                "link",
+                "add",
+                "eth0",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                &lab.lan,
+            ],
+        );
+        for netns in [&lab.gateway, &lab.lan] {
+            run("ip", &["-n", netns, "link", "set", "lo", "up"]);
+            run("ip", &["netns", "exec", netns, "ethtool", "-K", "eth0", "tx", "off"]);
+            run("ip", &["-n", netns, "link", "set", "eth0", "up"]);
+        }
+        for address in ["192.0.2.10/24", "192.0.2.50/24"] {
+            run("ip", &["-n", &lab.lan, "address", "add", address, "dev", "eth0"]);
+        }
+        run("ip", &["-n", &lab.lan, "address", "add", "2001:db8::10/64", "dev", "eth0", "nodad"]);
+        lab
+    }
+
+    fn again(&self, netns: &str, role: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", netns]).arg(std::env::current_exe().unwrap());
+        command.args(["--exact", TEST, "--nocapture", "--test-threads=1"]).env(ROLE, role);
+        command
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for netns in [&self.gateway, &self.lan] {
+            let _ = Command::new("ip").args(["netns", "del", netns]).status();
+        }
+    }
+}
+
+/// Ended when dropped, so that a failing test leaves no process behind.
+struct Gateway(Child);
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn outside() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test makes network namespaces and packet sockets: run it as root (make test does)"
+    );
+    let lab = Lab::new();
+    let mut command = lab.again(&lab.gateway, "gateway");
+    let mut gateway = Gateway(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut told = BufReader::new(gateway.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let ready = told.by_ref().find(|line| line.contains("READY"));
+    assert!(ready.is_some(), "the gateway did not come up: {:?}", gateway.0.wait());
+
+    let lan = lab.again(&lab.lan, "lan").output().unwrap();
+    assert!(lan.status.success(), "the LAN is unhappy:\n{}", text(&lan));
+
+    // The end of its input is the gateway's sign to stop; its last lines are its counts.
+    drop(gateway.0.stdin.take());
+    let rest: Vec<String> = told.collect();
+    assert!(gateway.0.wait().unwrap().success(), "{rest:?}");
+    let count = |name: &str| -> u64 {
+        let line = rest
+            .iter()
+            .find_map(|line| line.split(name).nth(1))
+            .unwrap_or_else(|| panic!("no {name}: {rest:?}"));
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    assert!(count("busy0=") > 0 && count("busy1=") > 0, "both workers had frames: {rest:?}");
+    assert!(count("hand_overs=") > 0, "replies came to the other worker too: {rest:?}");
+    assert_eq!(count("connections="), u64::from(CONNECTIONS) * 2, "{rest:?}");
+    let links = run("ip", &["-n", &lab.gateway, "-br", "link"]);
+    assert!(!text(&links).contains("tg-"), "the tap is gone: {}", text(&links));
+    let sysctl =
+        run("ip", &["netns", "exec", &lab.gateway, "cat", "/proc/sys/net/ipv4/conf/eth0/arp_ignore"]);
+    assert_eq!(text(&sysctl).trim(), "0", "the port is as it was");
+}
+
+fn gateway() {
+    let cpu = dpdk::lcore::usable_cpus();
+    let config = DataplaneConfig {
+        cores: cpu
+            .iter()
+            .copied()
+            .cycle()
+            .take(2)
+            .collect::<std::collections::BTreeSet<_>>()
+            .into_iter()
+            .collect(),
+        flow_entries_per_core: 4096,
+        memory: dpdk::Memory::NoHuge { mib: 128 },
+        interfaces: vec![InterfaceConfig {
+            name: "uplink".into(),
+            device: "net_af_packet,iface=eth0".into(),
+            mac: None,
+            mtu: None,
+            vlan: None,
+            addresses: vec!["192.0.2.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
+        }],
+        ..DataplaneConfig::default()
+    };
+    assert_eq!(config.cores.len(), 2, "two workers need two CPUs");
+    let gateway = Dataplane::start(&config).unwrap();
+    let mut v6 = service("2001:db8::101", "translated-6", ForwardingMode::FullNat);
+    v6.backends[0].address = ip("2001:db8::10");
+    let mut v4 = service(VIP_FULLNAT, "translated", ForwardingMode::FullNat);
+    v4.key = ServiceKey { protocol: Protocol::Tcp, ..v4.key };
+    let spec = SnapshotSpec {
+        generation: 1,
+        interfaces: interface_specs(&config, gateway.interfaces()),
+        snat_addresses: vec![ip(SNAT), ip("2001:db8::3")],
+        services: vec![v4, v6],
+        ..SnapshotSpec::default()
+    };
+    let published = gateway.publish(&spec).unwrap();
+    assert!(published.problems.is_empty(), "{:?}", published.problems);
+    wait_until("applied", || gateway.applied_generation() == 1);
+    for own in ["192.0.2.2:7", "[2001:db8::2]:7"] {
+        let socket = UdpSocket::bind(own).unwrap();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 16];
+            while let Ok((count, from)) = socket.recv_from(&mut buffer) {
+                socket.send_to(&buffer[..count], from).unwrap();
+            }
+        });
+    }
+    println!("READY");
+    std::io::stdout().flush().unwrap();
+    let mut rest = Vec::new();
+    std::io::stdin().read_to_end(&mut rest).unwrap();
+    let (stats, services) = (gateway.stats(), gateway.service_stats());
+    let connections: u64 =
+        services.iter().flat_map(|service| &service.backends).map(|backend| backend.connections).sum();
+    println!("busy0={} busy1={}", stats.workers[0].frames, stats.workers[1].frames);
+    println!("hand_overs={} connections={connections}", stats.hand_overs);
+    println!("{stats:?}");
+    assert!(gateway.healthy());
+    gateway.stop();
+}
+
+/// The client and the server, on one link with the gateway.
+fn lan() {
+    for address in ["192.0.2.10:80", "[2001:db8::10]:80"] {
+        let listener = TcpListener::bind(address).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                std::thread::spawn(move || echo(stream));
+            }
+        });
+    }
+    for vip in [format!("{VIP_FULLNAT}:80"), "[2001:db8::101]:80".to_owned()] {
+        let vip: SocketAddr = vip.parse().unwrap();
+        for n in 0..CONNECTIONS {
+            let mut stream = TcpStream::connect_timeout(&vip, Duration::from_secs(20)).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let message = vec![u8::try_from(n % 251).unwrap(); 3000];
+            stream.write_all(&message).unwrap();
+            let mut answer = vec![0; message.len()];
+            stream.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, message);
+        }
+    }
+    for (own, n) in [("192.0.2.2:7", 0_u8), ("[2001:db8::2]:7", 1)] {
+        asked_once_answered_once(own, n);
+    }
+}
+
+/// Datagrams to the gateway's own address come to the kernel there by the tap, each once, and its answers come back.
+fn asked_once_answered_once(own: &str, n: u8) {
+    let socket = UdpSocket::bind(if n == 0 { "192.0.2.50:0" } else { "[2001:db8::10]:0" }).unwrap();
+    socket.connect(own).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut buffer = [0; 16];
+    for round in 0..5 {
+        socket.send(&[n, round]).unwrap();
+        let count = socket.recv(&mut buffer).unwrap();
+        assert_eq!(buffer[..count], [n, round], "in order, and no answer twice");
+    }
+    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    assert!(socket.recv(&mut buffer).is_err(), "{own} answered once more than it was asked");
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut buffer = [0; 2048];
+    while let Ok(count @ 1..) = stream.read(&mut buffer) {
+        if stream.write_all(&buffer[..count]).is_err() {
+            return;
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("{program} is needed: {error}"));
+    assert!(output.status.success(), "{program} {}: {}", arguments.join(" "), text(&output));
+    output
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}

@@ -1,0 +1,97 @@
+//! A small gateway for tests: one link, a VIP per mode, two backends, everyone a fixed neighbour.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test binary uses its part of this")]
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use tidegate_core::snapshot::{
+    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol,
+    ServiceKey, ServiceSpec, SnapshotSpec, TableSize,
+};
+use tidegate_core::testing::Builder;
+use tidegate_core::wire::{MacAddr, tcp};
+
+pub const GATEWAY: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+pub const CLIENT: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x50]);
+pub const BACKEND: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x10]);
+
+pub const VIP_L2: &str = "192.0.2.100";
+pub const VIP_FULLNAT: &str = "192.0.2.101";
+pub const SNAT: &str = "192.0.2.3";
+pub const CLIENT_IP: &str = "192.0.2.50";
+pub const BACKEND_IP: &str = "192.0.2.10";
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
+    ServiceSpec {
+        key: ServiceKey { vip: ip(vip), protocol: Protocol::Tcp, port: 80 },
+        namespace: "default".into(),
+        name: name.into(),
+        port_name: "http".into(),
+        mode,
+        table_size: TableSize::Fixed(101),
+        affinity: None,
+        no_endpoints: NoEndpoints::Reject,
+        idle_timeout_tcp: Duration::from_secs(900),
+        idle_timeout_udp: Duration::from_secs(60),
+        backends: vec![BackendSpec {
+            address: ip(BACKEND_IP),
+            port: 80,
+            weight: 1,
+            state: BackendState::Active,
+        }],
+    }
+}
+
+pub fn interface(mac: MacAddr) -> InterfaceSpec {
+    InterfaceSpec {
+        name: "uplink".into(),
+        mac,
+        mtu: 1500,
+        vlan: None,
+        addresses: vec!["192.0.2.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
+    }
+}
+
+pub fn spec(generation: u64) -> SnapshotSpec {
+    SnapshotSpec {
+        generation,
+        interfaces: vec![interface(GATEWAY)],
+        neighbors: vec![
+            NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND },
+            NeighborSpec { ip: ip(CLIENT_IP), mac: CLIENT },
+        ],
+        snat_addresses: vec![ip(SNAT)],
+        services: vec![
+            service(VIP_L2, "direct", ForwardingMode::DsrL2),
+            service(VIP_FULLNAT, "translated", ForwardingMode::FullNat),
+        ],
+        ..SnapshotSpec::default()
+    }
+}
+
+/// A SYN of the client to a service.
+pub fn syn(port: u16, vip: &str) -> Vec<u8> {
+    let (from, to) = (format!("{CLIENT_IP}:{port}"), format!("{vip}:80"));
+    Builder::tcp(from.as_str(), to.as_str()).mac(CLIENT, GATEWAY).flags(tcp::flags::SYN).build()
+}
+
+/// A frame of no protocol that we know: for the kernel.
+pub fn stray() -> Vec<u8> {
+    let mut frame = vec![0; 60];
+    frame[..6].copy_from_slice(&GATEWAY.0);
+    frame[6..12].copy_from_slice(&CLIENT.0);
+    frame[12..14].copy_from_slice(&0x88cc_u16.to_be_bytes());
+    frame
+}
+
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}: not within 30 s");
+        std::thread::park_timeout(Duration::from_micros(200));
+    }
+}

@@ -1,0 +1,31 @@
+//! Sleep and wake-up of a worker under loom: no order of steps loses what was put in while the worker fell asleep.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" cargo test -p tidegate-dataplane --test loom_mailbox --release`. A lost wake-up is
+//! a deadlock here, for under loom a sleep has no end of its own; in the real one it costs a millisecond. Loom does not
+//! see why the fences are there: its queues are locked boxes, which order more than crossbeam's do.
+#![cfg(loom)]
+#![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
+
+use loom::sync::Arc;
+use loom::thread;
+use std::time::Duration;
+use tidegate_dataplane::worker::Mailbox;
+
+#[test]
+fn a_worker_that_falls_asleep_is_woken_by_what_is_put_in() {
+    loom::model(|| {
+        let mailbox = Arc::new(Mailbox::<u8>::with_capacity(2, 2));
+        let theirs = Arc::clone(&mailbox);
+        let worker = thread::spawn(move || {
+            theirs.belongs_to_this_thread();
+            loop {
+                if let Some((interface, frame)) = theirs.next_injected() {
+                    return (interface, frame);
+                }
+                theirs.sleep(Duration::from_millis(1));
+            }
+        });
+        mailbox.inject(3, 7).unwrap();
+        assert_eq!(worker.join().unwrap(), (3, 7));
+    });
+}

@@ -1,0 +1,94 @@
+//! Replay: a capture in, verdicts and a capture out, the same every time.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
+
+mod common;
+
+use common::*;
+use tidegate_core::pipeline::FlowNote;
+use tidegate_core::snapshot::{ForwardingMode, SnapshotSpec};
+use tidegate_core::testing::pcap::{Reader, Writer};
+use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use tidegate_dataplane::replay::{ReplayError, Replayed, Summary, replay};
+
+fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    for (n, frame) in frames.iter().enumerate() {
+        writer.write(1_700_000_000_000_000_000 + n as u64 * 1_000_000, frame).unwrap();
+    }
+    writer.finish().unwrap()
+}
+
+fn run(spec: &SnapshotSpec, input: &[u8]) -> (Vec<Replayed>, Result<Summary, ReplayError>, Vec<u8>) {
+    let mut told = Vec::new();
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    let summary = replay(spec, 1024, input, &mut writer, |packet| {
+        told.push(packet.clone());
+        Ok(())
+    });
+    (told, summary, writer.finish().unwrap())
+}
+
+#[test]
+fn every_packet_gets_its_verdict_with_service_backend_and_flow() {
+    let frames = [syn(4000, VIP_L2), syn(4000, VIP_L2), stray(), syn(4000, VIP_FULLNAT), vec![0; 10]];
+    let (told, summary, out) = run(&spec(1), &capture(&frames));
+    let summary = summary.unwrap();
+    assert_eq!((summary.packets, summary.transmitted, summary.punted, summary.dropped), (5, 3, 1, 1));
+    let first = &told[0];
+    assert_eq!(
+        (first.n, first.verdict),
+        (1, Verdict::Transmit { interface: 0, why: TransmitReason::Forward })
+    );
+    assert_eq!(first.service.as_deref(), Some("default/direct:http"));
+    assert_eq!((first.vip, first.backend), (Some(ip(VIP_L2)), Some("192.0.2.10:80".parse().unwrap())));
+    assert_eq!((first.mode, first.flow), (Some(ForwardingMode::DsrL2), FlowNote::New));
+    assert_eq!(told[1].flow, FlowNote::Known);
+    assert_eq!(told[2].verdict, Verdict::Punt(PuntReason::NotIp));
+    assert!(told[2].frames.is_empty() && told[2].service.is_none());
+    assert!(matches!(told[4].verdict, Verdict::Drop(_)));
+    let mut reader = Reader::new(&out[..]).unwrap();
+    let mut written = Vec::new();
+    while let Some(packet) = reader.next_packet().unwrap() {
+        written.push((packet.timestamp_ns, packet.data));
+    }
+    assert_eq!(written.len(), 3);
+    assert_eq!(written[1], (1_700_000_000_001_000_000, told[1].frames[0].clone()));
+}
+
+#[test]
+fn the_same_capture_gives_the_same_bytes_for_any_order_of_services() {
+    let frames: Vec<Vec<u8>> =
+        (0..200).map(|n| syn(1024 + n, if n % 2 == 0 { VIP_L2 } else { VIP_FULLNAT })).collect();
+    let input = capture(&frames);
+    let mut turned = spec(1);
+    turned.services.reverse();
+    let (told, _, out) = run(&spec(1), &input);
+    assert_eq!(run(&spec(1), &input).2, out);
+    let (other, _, other_out) = run(&turned, &input);
+    assert_eq!((other, other_out), (told, out));
+}
+
+#[test]
+fn neighbours_that_are_not_given_are_a_drop_with_its_reason() {
+    let mut bare = spec(1);
+    bare.neighbors.clear();
+    let (told, _, _) = run(&bare, &capture(&[syn(4000, VIP_L2)]));
+    assert_eq!(told[0].verdict, Refusal::NeighborUnresolved.into());
+    assert_eq!(told[0].service.as_deref(), Some("default/direct:http"));
+}
+
+#[test]
+fn what_is_no_capture_is_refused_with_its_place() {
+    let (_, summary, _) = run(&spec(1), b"not a capture at all, surely");
+    assert!(matches!(summary, Err(ReplayError::Input(_))), "{summary:?}");
+}
+
+#[test]
+fn time_does_not_go_back_with_the_capture() {
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    writer.write(2_000_000_000, &syn(4000, VIP_L2)).unwrap();
+    writer.write(1_000_000_000, &syn(4000, VIP_L2)).unwrap();
+    let (told, summary, _) = run(&spec(1), &writer.finish().unwrap());
+    assert_eq!((summary.unwrap().transmitted, told[1].flow), (2, FlowNote::Known));
+}

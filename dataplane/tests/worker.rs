@@ -1,0 +1,327 @@
+//! The real worker and the real pipeline over ports in memory: what becomes of frames when queues are full, when
+//! another worker holds the flow, when the forwarding state changes, and at the end.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use common::*;
+use tidegate_core::counters::Tallies;
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::frame::{Frame, MemoryFrame};
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::now::Now;
+use tidegate_core::pipeline::{Pipeline, PipelineConfig};
+use tidegate_core::snapshot::{BackendState, Snapshot};
+use tidegate_core::testing::Builder;
+use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
+use tidegate_core::wire::{Parsed, ethernet, parse, tcp};
+use tidegate_dataplane::clock::Clock;
+use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort, MemoryQueue};
+use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
+use tidegate_dataplane::gateway::{Crew, CrewConfig, OnFailure, WorkerState};
+use tidegate_dataplane::publish::Publisher;
+use tidegate_dataplane::topology::{Idle, WorkerPlace};
+use tidegate_dataplane::worker::mailbox::HANDED_OVER_MAX;
+use tidegate_dataplane::worker::{Exchange, FlowFilter, Forwarding, PUNTS_MAX, Worker, WorkerParts};
+
+/// Workers that the test turns itself, one port between them and the test.
+struct Bench {
+    wire: MemoryPort,
+    workers: Vec<Worker<MemoryQueue>>,
+    exchange: Arc<Exchange<MemoryFrame>>,
+    _publisher: Publisher<Forwarding>,
+}
+
+fn bench(workers: u8, depth: usize) -> Bench {
+    let neighbors = Arc::new(NeighborTable::new());
+    let (snapshot, problems) = Snapshot::compile(&spec(1), None, &neighbors).unwrap();
+    assert!(problems.is_empty(), "{problems:?}");
+    let tallies = (0..workers).map(|_| Arc::new(Tallies::with_capacity(64, 64))).collect();
+    let mut publisher = Publisher::new(1, Forwarding { snapshot, tallies });
+    let exchange = Arc::new(Exchange::new(usize::from(workers)));
+    let (wire, ends) = memory::port(usize::from(workers), depth);
+    let clock = Clock::calibrated();
+    let steering = if workers == 1 { Steering::Single } else { Steering::Partition };
+    let make = |(worker, end): (u8, MemoryQueue)| {
+        Worker::new(WorkerParts {
+            worker,
+            ports: vec![end],
+            pipeline: Pipeline::new(&PipelineConfig {
+                worker,
+                workers,
+                entries: 1024,
+                seed: 7,
+                steering: steering.clone(),
+            }),
+            forwarding: publisher.reader(),
+            neighbors: Arc::clone(&neighbors),
+            exchange: Arc::clone(&exchange),
+            shared: Arc::default(),
+            clock,
+            idle: Idle::Poll,
+        })
+    };
+    let workers = (0..workers).zip(ends).map(make).collect();
+    Bench { wire, workers, exchange, _publisher: publisher }
+}
+
+impl Bench {
+    fn turn(&mut self, worker: usize) {
+        self.workers[worker].turn(Now(1_000_000));
+    }
+
+    fn drops(&self, worker: usize, why: Refusal) -> u64 {
+        self.workers[worker].shared().counters.drops(why.into())
+    }
+}
+
+#[test]
+fn a_frame_goes_to_its_backend_and_is_counted_on_its_way() {
+    let mut bench = bench(1, 64);
+    let frame = syn(4000, VIP_L2);
+    assert!(bench.wire.offer(0, &frame));
+    bench.turn(0);
+    let sent = bench.wire.take(0).expect("forwarded");
+    assert_eq!((ethernet::destination(sent.bytes()), ethernet::source(sent.bytes())), (BACKEND, GATEWAY));
+    let shared = bench.workers[0].shared();
+    assert_eq!(shared.counters.transmits(TransmitReason::Forward), 1);
+    let interface = shared.counters.interface(0);
+    let (rx, tx) = (&interface.rx_packets, &interface.tx_packets);
+    assert_eq!((rx.value(), tx.value()), (1, 1));
+    assert_eq!(interface.rx_bytes.value(), frame.len() as u64);
+    assert_eq!(interface.tx_bytes.value(), frame.len() as u64);
+}
+
+#[test]
+fn what_a_full_transmit_queue_does_not_take_is_dropped_and_counted() {
+    let mut bench = bench(1, 8);
+    for burst in 0..3 {
+        for n in 0..8 {
+            assert!(bench.wire.offer(0, &syn(4000 + burst * 8 + n, VIP_L2)));
+        }
+        bench.turn(0);
+    }
+    assert_eq!(bench.drops(0, Refusal::TxQueueFull), 16);
+    assert_eq!(bench.workers[0].shared().counters.transmits(TransmitReason::Forward), 8);
+    assert_eq!(bench.workers[0].shared().counters.interface(0).tx_packets.value(), 8);
+    let taken = std::iter::from_fn(|| bench.wire.take(0)).count();
+    assert_eq!(taken, 8);
+}
+
+#[test]
+fn a_full_punt_queue_drops_what_comes_after_and_counts_it() {
+    let mut bench = bench(1, 64);
+    let extra = 50;
+    for _ in 0..PUNTS_MAX + extra {
+        assert!(bench.wire.offer(0, &stray()));
+        bench.turn(0);
+    }
+    let shared = bench.workers[0].shared();
+    assert_eq!(shared.counters.punts(PuntReason::NotIp), PUNTS_MAX as u64);
+    assert_eq!(bench.drops(0, Refusal::PuntQueueFull), extra as u64);
+    let punted = bench.exchange.punts.pop().unwrap();
+    assert_eq!((punted.interface, punted.frame.bytes()), (0, &stray()[..]));
+}
+
+/// Sends a SYN by a worker's queue, and returns the port that it left from.
+fn open_fullnat(bench: &mut Bench, worker: usize) -> u16 {
+    assert!(bench.wire.offer(worker, &syn(5000, VIP_FULLNAT)));
+    bench.turn(worker);
+    let sent = bench.wire.take(worker).expect("forwarded");
+    let Ok(Parsed::Ip(headers)) = parse(sent.bytes()) else { panic!("not IP") };
+    assert_eq!((headers.src.ip(), headers.dst.ip()), (ip(SNAT), ip(BACKEND_IP)));
+    headers.src_port
+}
+
+fn reply(port: u16) -> Vec<u8> {
+    let (from, to) = (format!("{BACKEND_IP}:80"), format!("{SNAT}:{port}"));
+    let flags = tcp::flags::SYN | tcp::flags::ACK;
+    Builder::tcp(from.as_str(), to.as_str()).mac(BACKEND, GATEWAY).flags(flags).build()
+}
+
+#[test]
+fn a_reply_that_comes_to_the_wrong_worker_is_handed_to_the_one_that_holds_the_flow() {
+    let mut bench = bench(2, 64);
+    let port = open_fullnat(&mut bench, 1);
+    assert!(bench.wire.offer(0, &reply(port)));
+    bench.turn(0);
+    assert!(bench.wire.take(0).is_none());
+    assert_eq!(bench.workers[0].shared().counters.hand_overs(), 1);
+    bench.turn(1);
+    let sent = bench.wire.take(1).expect("worker 1 holds the flow");
+    let Ok(Parsed::Ip(headers)) = parse(sent.bytes()) else { panic!("not IP") };
+    assert_eq!((headers.src.ip(), headers.src_port), (ip(VIP_FULLNAT), 80));
+    assert_eq!((headers.dst.ip(), headers.dst_port), (ip(CLIENT_IP), 5000));
+    assert_eq!(bench.workers[1].shared().counters.transmits(TransmitReason::Reply), 1);
+    assert_eq!(
+        bench.workers[1].shared().counters.interface(0).rx_packets.value(),
+        1,
+        "received once, by worker 0"
+    );
+}
+
+#[test]
+fn a_full_ring_between_workers_drops_what_comes_after_and_counts_it() {
+    let mut bench = bench(2, 64);
+    let port = open_fullnat(&mut bench, 1);
+    let extra = 40;
+    for _ in 0..HANDED_OVER_MAX + extra {
+        assert!(bench.wire.offer(0, &reply(port)));
+        bench.turn(0);
+    }
+    assert_eq!(bench.workers[0].shared().counters.hand_overs(), HANDED_OVER_MAX as u64);
+    assert_eq!(bench.drops(0, Refusal::HandOverRingFull), extra as u64);
+}
+
+#[test]
+fn injected_frames_leave_as_they_are_and_are_no_traffic_of_a_service() {
+    let mut bench = bench(1, 2);
+    for _ in 0..3 {
+        bench.exchange.mailboxes[0].inject(0, MemoryFrame::new(&stray())).unwrap();
+    }
+    bench.exchange.mailboxes[0].inject(9, MemoryFrame::new(&stray())).unwrap();
+    bench.turn(0);
+    let turns = &bench.workers[0].shared().turns;
+    assert_eq!(
+        (turns.injected.value(), turns.injected_dropped.value()),
+        (2, 2),
+        "a full queue, and no such port"
+    );
+    assert_eq!(bench.wire.take(0).unwrap().bytes(), stray());
+    assert_eq!(turns.frames.value(), 0);
+}
+
+fn crew(workers: u8, depth: usize, on_failure: Option<&OnFailure>) -> (MemoryPort, Crew<MemoryFrame>) {
+    let (wire, ends) = memory::port(usize::from(workers), depth);
+    let queues = ends.into_iter().map(|end| vec![end]).collect();
+    let crew = start(workers, queues, on_failure);
+    (wire, crew)
+}
+
+fn start<Q: PortQueue<Frame = MemoryFrame> + 'static>(
+    workers: u8,
+    queues: Vec<Vec<Q>>,
+    on_failure: Option<&OnFailure>,
+) -> Crew<MemoryFrame> {
+    let config = CrewConfig {
+        places: (0..workers)
+            .map(|worker| WorkerPlace { worker, core: usize::from(worker), numa: None })
+            .collect(),
+        idle: Idle::Adaptive,
+        flow_entries: 4096,
+        steering: if workers == 1 { Steering::Single } else { Steering::Partition },
+        seed: 7,
+        announce: false,
+        main_cpus: Vec::new(),
+    };
+    let enter = |_: &WorkerPlace| Ok::<(), String>(());
+    Crew::start(&config, queues, Heap, vec![None], &spec(1), enter, on_failure).unwrap()
+}
+
+#[test]
+fn states_published_under_load_lose_no_frame_and_are_applied_by_all() {
+    // Deeper than all that is offered: nothing is dropped for lack of room.
+    let (wire, crew) = crew(2, 8192, None);
+    let mut offered = 0_u64;
+    let mut taken = 0_u64;
+    for generation in 2..=60 {
+        for n in 0..40_u16 {
+            for queue in 0..2 {
+                offered += u64::from(wire.offer(queue, &syn(1024 + n * 7, VIP_L2)));
+                taken += u64::from(wire.take(queue).is_some());
+            }
+        }
+        let mut next = spec(generation);
+        let state = if generation % 2 == 0 { BackendState::Draining } else { BackendState::Active };
+        next.services[1].backends[0].state = state;
+        let published = crew.publish(&next).unwrap();
+        assert_eq!((published.generation, published.problems.len()), (generation, 0));
+    }
+    wait_until("applied", || crew.applied_generation() == 60);
+    wait_until("everything sent", || {
+        taken += (0..2).map(|queue| u64::from(wire.take(queue).is_some())).sum::<u64>();
+        taken == offered
+    });
+    let stats = crew.stats();
+    let forwarded = stats.transmits.iter().find(|(why, _)| *why == TransmitReason::Forward).unwrap().1;
+    assert_eq!((stats.interfaces[0].rx_packets, forwarded), (offered, offered));
+    assert_eq!(stats.drops.iter().map(|(_, count)| count).sum::<u64>(), 0);
+    let services = crew.service_stats();
+    let direct = services.iter().find(|service| service.name == "direct").unwrap();
+    assert_eq!(direct.packets, offered, "counted across all generations");
+    assert!(crew.healthy());
+}
+
+#[test]
+fn a_spec_that_cannot_be_is_refused_and_the_last_one_stays() {
+    let (_wire, crew) = crew(1, 8, None);
+    let mut bad = spec(2);
+    bad.services.push(bad.services[0].clone());
+    let error = crew.publish(&bad).unwrap_err().to_string();
+    assert!(error.contains("two services"), "{error}");
+    assert!(crew.publish(&spec(1)).unwrap_err().to_string().contains("generation 1"));
+    let mut two = spec(3);
+    two.interfaces.push(interface(GATEWAY));
+    assert!(crew.publish(&two).unwrap_err().to_string().contains("2 interfaces"));
+    assert_eq!(crew.published_generation(), 1);
+}
+
+#[test]
+fn flows_are_listed_while_the_worker_runs() {
+    let (wire, crew) = crew(1, 256, None);
+    for n in 0..100 {
+        assert!(wire.offer(0, &syn(2000 + n, VIP_L2)));
+    }
+    wait_until("forwarded", || wire.take(0).is_some() && wire.waiting(0) == 0);
+    let timeout = std::time::Duration::from_secs(20);
+    wait_until("all flows", || crew.flows(FlowFilter::default(), 1000, timeout).0.len() == 100);
+    assert_eq!(crew.flows(FlowFilter::default(), 10, timeout).0.len(), 10);
+    let stranger = FlowFilter { client: Some(ip("198.51.100.1").into()), ..FlowFilter::default() };
+    assert_eq!(crew.flows(stranger, 10, timeout), (Vec::new(), 0));
+    wait_until("the gauge", || crew.stats().workers[0].flows == 100);
+}
+
+#[test]
+fn stopping_ends_every_thread_and_frees_what_waits() {
+    let (wire, mut crew) = crew(2, 64, None);
+    assert!(wire.offer(0, &stray()));
+    wait_until("received", || wire.waiting(0) == 0);
+    crew.stop();
+    assert!(crew.worker_states().all(|state| state == WorkerState::Stopped));
+    assert!(crew.exchange().punts.is_empty());
+    crew.stop();
+}
+
+/// A queue whose driver fails at the third look.
+struct Broken(Arc<AtomicU64>);
+
+impl PortQueue for Broken {
+    type Frame = MemoryFrame;
+
+    fn rx(&mut self, _batch: &mut FrameBatch<MemoryFrame>) -> usize {
+        assert!(self.0.fetch_add(1, Ordering::Relaxed) < 2, "the device is on fire");
+        0
+    }
+
+    fn tx(&mut self, _batch: &mut FrameBatch<MemoryFrame>) -> usize {
+        0
+    }
+}
+
+#[test]
+fn a_worker_that_panics_is_noticed_told_and_holds_nothing_up() {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let listener = Arc::clone(&heard);
+    let on_failure: OnFailure = Arc::new(move |failure| listener.lock().unwrap().push(failure.clone()));
+    let mut crew = start(1, vec![vec![Broken(Arc::default())]], Some(&on_failure));
+    wait_until("noticed", || !crew.healthy() && !heard.lock().unwrap().is_empty());
+    assert_eq!(crew.worker_states().collect::<Vec<_>>(), [WorkerState::Failed]);
+    assert_eq!(heard.lock().unwrap()[0].message, "the device is on fire");
+    crew.publish(&spec(2)).unwrap();
+    assert_eq!(crew.applied_generation(), 2, "no live worker has anything older");
+    crew.stop();
+}
