@@ -12,4 +12,5 @@ pub mod model;
 pub mod netlab;
 pub mod pools;
 pub mod reconcile;
+pub mod source;
 pub mod yaml;

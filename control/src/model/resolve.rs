@@ -287,7 +287,8 @@ impl<'a> Merge<'a> {
 
     fn accepts(&mut self, ip: IpAddr, meta: &Metadata, field: impl FnOnce() -> String) -> bool {
         let Some(why) = refused_endpoint(ip) else { return true };
-        let what = format!("endpoint {ip} of service {} is refused: a {why} address", self.service.meta.key);
+        let what =
+            format!("endpoint {ip} of service {} is refused: the address is {why}", self.service.meta.key);
         self.finding(meta, &field(), &what, Some("a unicast address that the gateway can send to"));
         false
     }

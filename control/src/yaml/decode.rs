@@ -33,11 +33,17 @@ impl Sheet {
 
     /// Reads the documents of the file's text; faults of the text itself are recorded.
     pub fn documents(&self, text: &str) -> Vec<Node> {
+        self.documents_with_flaws(text).into_iter().map(|(node, _)| node).collect()
+    }
+
+    /// The same, and for each document whether its text has a fault inside, such as a duplicate key.
+    pub fn documents_with_flaws(&self, text: &str) -> Vec<(Node, bool)> {
         let parsed = parse(text);
         for fault in parsed.faults {
             self.error(fault.at, fault.what, fault.accepted);
         }
-        parsed.documents
+        let flawed = parsed.flawed;
+        parsed.documents.into_iter().enumerate().map(|(i, node)| (node, flawed.contains(&i))).collect()
     }
 
     /// Records an error.

@@ -15,6 +15,8 @@ use super::{DEPTH_MAX, Entry, Node, Position, Scalar, UNFOLDED_NODES_MAX, Value}
 pub struct Parsed {
     /// Document by document. After a syntax error: those that were complete before it.
     pub documents: Vec<Node>,
+    /// Positions in `documents` of those that have a fault inside.
+    pub flawed: Vec<usize>,
     /// Syntax errors, duplicate keys, limits that were passed.
     pub faults: Vec<Fault>,
 }
@@ -75,6 +77,8 @@ struct Builder {
     open: Vec<Open>,
     anchors: HashMap<usize, Node>,
     unfolded: usize,
+    /// The document being read has a fault.
+    flawed: bool,
 }
 
 impl Builder {
@@ -96,6 +100,7 @@ impl Builder {
             Event::DocumentStart(_) => {
                 // Anchors do not outlive their document (YAML 1.2, 7.1).
                 self.anchors.clear();
+                self.flawed = false;
                 true
             }
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => true,
@@ -154,7 +159,12 @@ impl Builder {
     fn add(&mut self, node: Node) -> bool {
         match self.open.last_mut() {
             None if node.is_null() => {}
-            None => self.parsed.documents.push(node),
+            None => {
+                if self.flawed {
+                    self.parsed.flawed.push(self.parsed.documents.len());
+                }
+                self.parsed.documents.push(node);
+            }
             Some(Open::Sequence { items, .. }) => items.push(node),
             Some(Open::Mapping { entries, key, .. }) => match key.take() {
                 Some((key, at)) => {
@@ -205,6 +215,7 @@ impl Builder {
     }
 
     fn fault(&mut self, at: Position, what: impl Into<String>, accepted: &'static str) {
+        self.flawed = true;
         self.parsed.faults.push(Fault { at, what: what.into(), accepted });
     }
 }

@@ -1,0 +1,60 @@
+//! From the objects of all files to one state: keyed, each object once, node ports given out.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+
+use super::node_ports;
+use crate::diagnostic::{Diagnostic, Report};
+use crate::model::{Metadata, Objects};
+use crate::source::manifest::Object;
+
+/// Puts objects together. Of an object in two places the one whose place comes first stays, and both places
+/// are named in an error.
+pub(super) fn assemble<'a>(all: impl Iterator<Item = &'a Object>, report: &mut Report) -> Objects {
+    let mut objects = Objects::default();
+    for object in all {
+        let meta = object.meta();
+        let kind = object.kind();
+        let key = meta.key.clone();
+        match object {
+            Object::Service(o) => insert(&mut objects.services, key, o, meta, |o| &o.meta, kind, report),
+            Object::EndpointSlice(o) => {
+                insert(&mut objects.endpoint_slices, key, o, meta, |o| &o.meta, kind, report);
+            }
+            Object::Endpoints(o) => insert(&mut objects.endpoints, key, o, meta, |o| &o.meta, kind, report),
+            Object::Pod(o) => insert(&mut objects.pods, key, o, meta, |o| &o.meta, kind, report),
+            Object::Namespace(o) => {
+                insert(&mut objects.namespaces, key.name, o, meta, |o| &o.meta, kind, report);
+            }
+            Object::Node(o) => insert(&mut objects.nodes, key.name, o, meta, |o| &o.meta, kind, report),
+        }
+    }
+    node_ports::allocate(&mut objects, report);
+    objects
+}
+
+fn insert<K: Ord, T>(
+    into: &mut BTreeMap<K, Arc<T>>,
+    key: K,
+    object: &Arc<T>,
+    meta: &Metadata,
+    meta_of: fn(&T) -> &Metadata,
+    kind: &str,
+    report: &mut Report,
+) {
+    match into.entry(key) {
+        Entry::Vacant(vacant) => {
+            vacant.insert(object.clone());
+        }
+        Entry::Occupied(first) => {
+            let place = meta_of(first.get()).origin.location();
+            let place = place.map_or_else(|| "another place".to_owned(), |l| l.to_string());
+            report.push(
+                Diagnostic::error(format!("{kind} {} is also at {place}", meta.key))
+                    .accepting("each object once")
+                    .at(meta.origin.location()),
+            );
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Manifests in a directory: read once, or read and followed.
+//!
+//! All `*.yaml`, `*.yml` and `*.json` below the directory, in the order of their paths; hidden files and
+//! directories are passed over. Symbolic links are followed, so that a mounted ConfigMap works.
+//!
+//! Each file is decoded on its own ([`files`]), then all are put together ([`assemble`]), where the same
+//! object in two places is found and node ports are given out ([`node_ports`]). [`watch`] follows changes: a
+//! file that turns bad keeps its last good objects, the others go on.
+//!
+//! Invariant: the objects do not depend on how they are spread over files or on the order inside of them.
+
+mod assemble;
+mod files;
+mod node_ports;
+mod watch;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use crate::diagnostic::Report;
+use crate::model::Objects;
+
+pub use files::StaleFile;
+pub use watch::{SourceUpdate, Watch};
+
+/// A directory of manifests.
+#[derive(Debug, Clone, Copy)]
+pub struct DirectorySource;
+
+impl DirectorySource {
+    /// Reads the directory once: the sound objects, and every fault. For `check`, `replay` and `explain`.
+    ///
+    /// An error in an object leaves that object out; an unreadable directory is an error of the report.
+    pub fn load(path: &Path) -> (Objects, Report) {
+        let mut files = files::Files::new(path);
+        files.refresh();
+        files.assemble()
+    }
+
+    /// Reads the directory and follows its changes on a thread of its own until the [`Watch`] is dropped.
+    ///
+    /// The first state is there on return. Changes are waited for until 10 ms pass without another, for 1 s
+    /// at most.
+    ///
+    /// # Errors
+    /// When the thread cannot be started. A directory that cannot be read or watched is no error but a fault
+    /// in the report, and is tried again.
+    pub fn watch(path: &Path) -> std::io::Result<Watch> {
+        watch::start(path)
+    }
+}

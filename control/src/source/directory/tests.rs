@@ -1,0 +1,334 @@
+//! Claims about directories: what is read, what follows a change, what a bad file costs.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::{ObjectKey, Objects};
+
+fn service(name: &str, port: u16) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{ports: [{{port: {port}}}]}}\n"
+    )
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn names(objects: &Objects) -> Vec<&str> {
+    objects.services.keys().map(|k| k.name.as_str()).collect()
+}
+
+fn port_of(objects: &Objects, name: &str) -> Option<u16> {
+    Some(objects.services.get(&ObjectKey::new("default", name))?.ports[0].port.get())
+}
+
+/// Looks at the newest state until `done`, for at most 20 s.
+fn wait(watch: &Watch, what: &str, done: impl Fn(&SourceUpdate) -> bool) -> SourceUpdate {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let mut updates = watch.updates();
+    let waiting = async { updates.wait_for(|u| done(u)).await.map(|u| u.clone()) };
+    match runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), waiting).await }) {
+        Ok(update) => update.expect("the thread goes on"),
+        Err(_) => panic!("{what}: not within 20 s; last: {:?}", watch.updates().borrow()),
+    }
+}
+
+#[test]
+fn files_are_found_by_their_names_at_any_depth_and_hidden_ones_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    for (path, name) in
+        [("a.yaml", "a"), ("x/y/b.yml", "b"), ("c.txt", "no"), (".d.yaml", "no"), (".h/e.yaml", "no")]
+    {
+        write(&dir.path().join(path), &service(name, 80));
+    }
+    write(
+        &dir.path().join("j.json"),
+        r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "j"}, "spec": {"ports": [{"port": 1}]}}"#,
+    );
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert!(report.is_empty(), "{report}");
+    assert_eq!(names(&objects), ["a", "b", "j"]);
+}
+
+#[test]
+fn a_fault_leaves_its_object_out_and_all_others_in() {
+    let dir = tempfile::tempdir().unwrap();
+    write(
+        &dir.path().join("a.yaml"),
+        &format!("{}---\n{}---\n{}", service("a", 80), service("b", 0), service("c", 82)),
+    );
+    write(&dir.path().join("b.yaml"), &format!("{}---\nspec: {{}}\nspec: {{}}\n", service("d", 80)));
+    write(&dir.path().join("c.yaml"), "a: [\n");
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert_eq!(names(&objects), ["a", "c", "d"]);
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let errors: Vec<String> = report.errors().map(ToString::to_string).collect();
+    assert!(
+        errors[0].starts_with(&format!("{}:9:23: error: spec.ports[0].port", path("a.yaml"))),
+        "{errors:?}"
+    );
+    assert!(
+        errors.iter().any(|e| e.starts_with(&format!("{}:7:1: error: duplicate key", path("b.yaml")))),
+        "{errors:?}"
+    );
+    assert!(errors.iter().any(|e| e.starts_with(&path("c.yaml")) && e.contains("not YAML")), "{errors:?}");
+}
+
+#[test]
+fn a_document_with_a_key_twice_is_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  type: LoadBalancer\n  loadBalancerSourceRanges: []\n  loadBalancerSourceRanges: [10.0.0.0/8]\n  ports: [{port: 80}]\n";
+    write(&dir.path().join("a.yaml"), text);
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert!(report.has_errors() && objects.services.is_empty());
+}
+
+#[test]
+fn the_same_object_in_two_places_is_an_error_that_names_both() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("a.yaml"), &service("web", 80));
+    write(&dir.path().join("b.yaml"), &format!("---\n{}", service("web", 81)));
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert_eq!(port_of(&objects, "web"), Some(80));
+    let expected = format!(
+        "{0}/b.yaml:2:1: error: Service default/web is also at {0}/a.yaml:1:1; accepted: each object once\n",
+        dir.path().display()
+    );
+    assert_eq!(report.to_string(), expected);
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_an_error() {
+    let (objects, report) = DirectorySource::load(Path::new("no/such/directory"));
+    assert_eq!(objects, Objects::default());
+    assert_eq!(
+        report.to_string(),
+        "no/such/directory:1:1: error: the directory cannot be read: No such file or directory (os error 2); accepted: a readable directory of manifests\n"
+    );
+}
+
+#[test]
+fn text_that_is_not_utf8_is_an_error_of_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a.yaml"), [0xff, 0xfe, 0x00]).unwrap();
+    let (_, report) = DirectorySource::load(dir.path());
+    assert!(
+        report.to_string().contains("a.yaml:1:1: error: cannot be read: stream did not contain valid UTF-8"),
+        "{report}"
+    );
+}
+
+#[test]
+fn links_that_form_a_circle_end() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("a.yaml"), &service("a", 80));
+    symlink(dir.path(), dir.path().join("again")).unwrap();
+    let (_, report) = DirectorySource::load(dir.path());
+    assert!(report.to_string().contains("nested deeper than 16"), "{report}");
+}
+
+#[test]
+fn node_ports_are_given_out_where_an_api_server_would() {
+    let dir = tempfile::tempdir().unwrap();
+    let typed = |name: &str, rest: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec:\n  ports: [{{port: 80}}]\n  {rest}\n---\n"
+        )
+    };
+    let text = [
+        typed("cluster", "type: ClusterIP"),
+        typed("node", "type: NodePort"),
+        typed("local", "type: LoadBalancer\n  externalTrafficPolicy: Local"),
+        typed(
+            "bare",
+            "type: LoadBalancer\n  allocateLoadBalancerNodePorts: false\n  externalTrafficPolicy: Local",
+        ),
+    ];
+    write(&dir.path().join("a.yaml"), &text.concat());
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert!(report.is_empty(), "{report}");
+    let of = |name: &str| {
+        let service = &objects.services[&ObjectKey::new("default", name)];
+        (service.ports[0].node_port.map(u16::from), service.health_check_node_port.map(u16::from))
+    };
+    assert_eq!(of("cluster"), (None, None));
+    let dynamic = 30_086..=32_767;
+    assert!(matches!(of("node"), (Some(port), None) if dynamic.contains(&port)), "{:?}", of("node"));
+    let (Some(port), Some(health)) = of("local") else { panic!("{:?}", of("local")) };
+    assert!(dynamic.contains(&port) && dynamic.contains(&health) && port != health);
+    assert!(matches!(of("bare"), (None, Some(health)) if dynamic.contains(&health)));
+}
+
+#[test]
+fn a_node_port_asked_for_twice_is_an_error_and_one_asked_for_is_never_given_out() {
+    let given = {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join("a.yaml"), &service("web", 80).replace("spec: {", "spec: {type: NodePort, "));
+        DirectorySource::load(dir.path()).0.services[&ObjectKey::new("default", "web")].ports[0].node_port
+    };
+    let given = given.expect("a NodePort Service has one");
+    let dir = tempfile::tempdir().unwrap();
+    let fixed = |name| {
+        service(name, 80)
+            .replace("port: 80", &format!("port: 80, nodePort: {given}"))
+            .replace("spec: {", "spec: {type: NodePort, ")
+    };
+    write(&dir.path().join("web.yaml"), &service("web", 80).replace("spec: {", "spec: {type: NodePort, "));
+    write(&dir.path().join("y.yaml"), &fixed("svc-y"));
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert!(report.is_empty(), "{report}");
+    assert_ne!(objects.services[&ObjectKey::new("default", "web")].ports[0].node_port, Some(given));
+    write(&dir.path().join("z.yaml"), &fixed("svc-z"));
+    let (_, report) = DirectorySource::load(dir.path());
+    assert!(
+        report.to_string().contains(&format!("{given}/TCP is already taken by Service default/svc-y")),
+        "{report}"
+    );
+}
+
+#[test]
+fn edits_additions_and_deletions_are_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("a.yaml"), &service("a", 80));
+    let watch = DirectorySource::watch(dir.path()).unwrap();
+    assert_eq!(names(&watch.updates().borrow().objects), ["a"], "the first state is there at once");
+    write(&dir.path().join("a.yaml"), &service("a", 81));
+    wait(&watch, "an edit in place", |u| port_of(&u.objects, "a") == Some(81));
+    write(&dir.path().join("new/b.yaml"), &service("b", 80));
+    wait(&watch, "a file in a new directory", |u| names(&u.objects) == ["a", "b"]);
+    write(&dir.path().join(".tmp"), &service("a", 82));
+    fs::rename(dir.path().join(".tmp"), dir.path().join("a.yaml")).unwrap();
+    wait(&watch, "an atomic rename", |u| port_of(&u.objects, "a") == Some(82));
+    fs::remove_file(dir.path().join("a.yaml")).unwrap();
+    wait(&watch, "a deletion", |u| names(&u.objects) == ["b"]);
+}
+
+#[test]
+fn a_config_map_that_swaps_its_data_link_is_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = |version: u16| {
+        let name = format!("..{version}");
+        write(&dir.path().join(&name).join("web.yaml"), &service("web", version));
+        symlink(&name, dir.path().join("..data_tmp")).unwrap();
+        fs::rename(dir.path().join("..data_tmp"), dir.path().join("..data")).unwrap();
+    };
+    data(80);
+    symlink("..data/web.yaml", dir.path().join("web.yaml")).unwrap();
+    let watch = DirectorySource::watch(dir.path()).unwrap();
+    assert_eq!(port_of(&watch.updates().borrow().objects, "web"), Some(80));
+    data(81);
+    wait(&watch, "the swap", |u| port_of(&u.objects, "web") == Some(81));
+}
+
+#[test]
+fn a_bad_file_keeps_its_last_good_state_while_others_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a.yaml"), dir.path().join("b.yaml"));
+    write(&a, &service("a", 80));
+    write(&b, &service("b", 80));
+    let watch = DirectorySource::watch(dir.path()).unwrap();
+    write(&a, &service("a", 0));
+    let bad = wait(&watch, "the fault", |u| u.report.has_errors());
+    assert_eq!(port_of(&bad.objects, "a"), Some(80));
+    let stale: Vec<&PathBuf> = bad.stale.iter().map(|s| &s.path).collect();
+    assert_eq!(stale, [&a]);
+    assert!(bad.report.to_string().contains("its last good state is kept since 20"), "{}", bad.report);
+
+    write(&b, &service("b", 81));
+    let other = wait(&watch, "the other file", |u| port_of(&u.objects, "b") == Some(81));
+    assert_eq!(port_of(&other.objects, "a"), Some(80));
+    assert_eq!(other.stale[0].since, bad.stale[0].since, "bad since the same time");
+
+    write(&a, &service("a", 82));
+    let good = wait(&watch, "the repair", |u| port_of(&u.objects, "a") == Some(82));
+    assert!(good.report.is_empty() && good.stale.is_empty(), "{}", good.report);
+}
+
+#[test]
+fn a_directory_that_goes_away_keeps_all_and_one_that_comes_back_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, aside) = (dir.path().join("m"), dir.path().join("aside"));
+    write(&root.join("a.yaml"), &service("a", 80));
+    let watch = DirectorySource::watch(&root).unwrap();
+    fs::rename(&root, &aside).unwrap();
+    let gone = wait(&watch, "its loss", |u| u.report.has_errors());
+    assert_eq!(names(&gone.objects), ["a"]);
+    write(&root.join("b.yaml"), &service("b", 80));
+    let back = wait(&watch, "its return", |u| names(&u.objects) == ["b"]);
+    assert!(back.report.is_empty(), "{}", back.report);
+    write(&root.join("b.yaml"), &service("b", 81));
+    wait(&watch, "an edit in the new one", |u| port_of(&u.objects, "b") == Some(81));
+}
+
+#[test]
+fn a_burst_of_writes_becomes_few_states() {
+    let dir = tempfile::tempdir().unwrap();
+    let watch = DirectorySource::watch(dir.path()).unwrap();
+    let started = Instant::now();
+    for i in 0..100 {
+        write(&dir.path().join(format!("s{i}.yaml")), &service(&format!("s{i}"), 80));
+    }
+    let took = started.elapsed();
+    let last = wait(&watch, "all of them", |u| u.objects.services.len() == 100);
+    let allowed = 5 + u64::try_from(took.as_millis() / 10).expect("short");
+    assert!(last.revision <= allowed, "{} states in {took:?}", last.revision);
+}
+
+#[test]
+fn a_reload_looks_at_once_and_a_drop_ends_the_thread() {
+    let dir = tempfile::tempdir().unwrap();
+    let watch = DirectorySource::watch(dir.path()).unwrap();
+    write(&dir.path().join("a.yaml"), &service("a", 80));
+    watch.reload();
+    wait(&watch, "the reload", |u| names(&u.objects) == ["a"]);
+    let updates = watch.updates();
+    drop(watch);
+    assert!(updates.has_changed().is_err(), "the sender is gone with its thread");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// The same manifests in any order and over any files are the same objects, node ports included.
+    #[test]
+    fn order_of_documents_and_of_files_never_shows(
+        order in Just((0usize..8).collect::<Vec<_>>()).prop_shuffle(),
+        files in prop::collection::vec(0usize..3, 8),
+        as_list in any::<bool>(),
+    ) {
+        let manifests: Vec<String> = (0..8).map(|i| match i % 3 {
+            0 => service(&format!("s{i}"), 80).replace("spec: {", "spec: {type: LoadBalancer, externalTrafficPolicy: Local, "),
+            1 => format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: p{i}}}\nstatus: {{podIP: 10.0.0.{i}}}\n"),
+            _ => format!("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: e{i}, labels: {{kubernetes.io/service-name: s0}}}}\naddressType: IPv4\nendpoints: [{{addresses: [10.0.0.{i}]}}]\n"),
+        }).collect();
+        let load = |order: &[usize], files: &[usize], as_list: bool| {
+            let dir = tempfile::tempdir().unwrap();
+            let mut texts = vec![String::new(); 3];
+            for i in order {
+                let text = &mut texts[files[*i]];
+                if as_list {
+                    text.push_str("---\napiVersion: v1\nkind: List\nitems:\n");
+                    for (n, line) in manifests[*i].lines().enumerate() {
+                        text.push_str(&format!("{} {line}\n", if n == 0 { "-" } else { " " }));
+                    }
+                } else {
+                    text.push_str(&format!("---\n{}", manifests[*i]));
+                }
+            }
+            for (n, text) in texts.iter().enumerate() {
+                write(&dir.path().join(format!("{n}.yaml")), text);
+            }
+            let (objects, report) = DirectorySource::load(dir.path());
+            assert!(report.is_empty(), "{report}");
+            objects
+        };
+        prop_assert_eq!(load(&order, &files, as_list), load(&[0, 1, 2, 3, 4, 5, 6, 7], &[0; 8], false));
+    }
+}

@@ -1,0 +1,106 @@
+//! `metadata`, the same for all kinds but for the rule of the name.
+
+use crate::model::{Labels, Metadata, ObjectKey};
+use crate::yaml::{Field, Fields, Unknown, text};
+
+/// Whether a kind lives in namespaces, and how its objects may be called.
+#[derive(Debug)]
+pub(super) struct Scope {
+    namespaced: bool,
+    name: fn(&str) -> bool,
+    accepted: &'static str,
+}
+
+const RFC1123_SUBDOMAIN: &str =
+    "a name of a-z, 0-9, - and ., alphanumeric at both ends, 253 at most (RFC 1123)";
+const RFC1123_LABEL: &str = "a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most (RFC 1123)";
+const RFC1035_LABEL: &str =
+    "a name of a-z, 0-9 and -, beginning with a letter, alphanumeric at the end, 63 at most (RFC 1035)";
+
+pub(super) const SERVICE: Scope =
+    Scope { namespaced: true, name: text::is_rfc1035_label, accepted: RFC1035_LABEL };
+pub(super) const NAMESPACED: Scope =
+    Scope { namespaced: true, name: text::is_rfc1123_subdomain, accepted: RFC1123_SUBDOMAIN };
+pub(super) const CLUSTER: Scope =
+    Scope { namespaced: false, name: text::is_rfc1123_subdomain, accepted: RFC1123_SUBDOMAIN };
+pub(super) const NAMESPACE: Scope =
+    Scope { namespaced: false, name: text::is_rfc1123_label, accepted: RFC1123_LABEL };
+
+/// Reads `metadata`. Where it is faulty the result only stands in, so that the faults of the rest are found as
+/// well; the sheet has the error then. The namespace is `default` where none is written; a uid that is not written is made of
+/// kind, namespace and name, so that it is the same in every run.
+pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
+    let stand_in = || Metadata::new(ObjectKey::new("", ""));
+    let metadata = object.required("metadata", "metadata with a name");
+    let Some(fields) = metadata.and_then(|f| f.fields()) else { return stand_in() };
+    let name =
+        fields.required("name", scope.accepted).and_then(|f| f.string_where(scope.name, scope.accepted));
+    let namespace = fields.get("namespace").filter(|f| !is_empty(f));
+    let namespace = match namespace {
+        Some(field) if !scope.namespaced => {
+            field.error(format_args!("a {kind} is in no namespace"), "no namespace");
+            None
+        }
+        Some(field) => field.string_where(text::is_rfc1123_label, RFC1123_LABEL),
+        None if scope.namespaced => Some("default"),
+        None => Some(""),
+    };
+    let uid = fields.get("uid").and_then(|f| f.string());
+    let creation_time = fields.get("creationTimestamp").and_then(|f| f.time());
+    let deletion_time = fields.get("deletionTimestamp").and_then(|f| f.time());
+    let labels = fields.get("labels").map(|f| labels(&f)).unwrap_or_default();
+    let annotations = fields.get("annotations").map(|f| keyed(&f)).unwrap_or_default();
+    fields.allow(&[
+        "generateName",
+        "selfLink",
+        "resourceVersion",
+        "generation",
+        "deletionGracePeriodSeconds",
+        "ownerReferences",
+        "finalizers",
+        "managedFields",
+    ]);
+    fields.finish(Unknown::Warned);
+    let (Some(namespace), Some(name)) = (namespace, name) else { return stand_in() };
+    let key = ObjectKey::new(namespace, name);
+    let uid = uid.map_or_else(|| format!("{}/{key}", kind.to_lowercase()), str::to_owned);
+    let document = object.itself();
+    let origin = document.sheet.origin(document.node);
+    Metadata { key, uid, creation_time, deletion_time, labels, annotations, origin }
+}
+
+/// Labels: keys and values by their rules.
+pub(super) fn labels(field: &Field<'_>) -> Labels {
+    let labels = keyed(field);
+    for (key, value) in &labels {
+        if !text::is_label_value(value) {
+            error_at(
+                field,
+                key,
+                &format!("{value:?} is not a label value"),
+                "at most 63 letters, digits, -, _ and ., alphanumeric at both ends",
+            );
+        }
+    }
+    labels
+}
+
+/// Text by qualified names.
+fn keyed(field: &Field<'_>) -> Labels {
+    let labels = field.labels();
+    for key in labels.keys().filter(|k| !text::is_qualified_name(k)) {
+        let accepted = "a name of at most 63 letters, digits, -, _ and ., with an optional DNS prefix and /";
+        error_at(field, key, &format!("{key:?} is not a key"), accepted);
+    }
+    labels
+}
+
+fn error_at(field: &Field<'_>, key: &str, what: &str, accepted: &str) {
+    let at = field.node.entry(key).map_or(field.at(), |e| e.at);
+    field.sheet.error(at, format!("{}[{key}]: {what}", field.path), accepted);
+}
+
+/// Whether a field is the empty text, which Kubernetes takes for absent.
+pub(super) fn is_empty(field: &Field<'_>) -> bool {
+    matches!(&field.node.value, crate::yaml::Value::Scalar(s) if s.text.is_empty())
+}

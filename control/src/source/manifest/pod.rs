@@ -1,0 +1,80 @@
+//! `Pod`, `Namespace` and `Node`: only what the gateway needs of them, everything else is passed over.
+
+use std::net::IpAddr;
+
+use std::sync::Arc;
+
+use super::service::PROTOCOLS;
+use super::{Object, meta};
+use crate::model::{ContainerPort, Metadata, Namespace, Node, Pod, Protocol};
+use crate::yaml::Fields;
+
+pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
+    let mut pod =
+        Pod { meta, node_name: None, ips: vec![], ready: false, finished: false, container_ports: vec![] };
+    if let Some(spec) = object.mapping("spec") {
+        pod.node_name =
+            spec.get("nodeName").filter(|f| !meta::is_empty(f)).and_then(|f| f.string()).map(str::to_owned);
+        for container in spec.items("containers") {
+            container_ports(&container.fields()?, &mut pod.container_ports);
+        }
+        for container in spec.items("initContainers") {
+            let container = container.fields()?;
+            // Of init containers only those that go on running serve anything (sidecars).
+            if container.get("restartPolicy").and_then(|f| f.string()) == Some("Always") {
+                container_ports(&container, &mut pod.container_ports);
+            }
+        }
+    }
+    if let Some(status) = object.mapping("status") {
+        let one = status.get("podIP").filter(|f| !meta::is_empty(f)).and_then(|f| f.ip());
+        let many: Vec<IpAddr> = status
+            .items("podIPs")
+            .iter()
+            .filter_map(|item| item.fields()?.required("ip", "an address")?.ip())
+            .collect();
+        pod.ips = if many.is_empty() { one.into_iter().collect() } else { many };
+        for condition in status.items("conditions") {
+            let condition = condition.fields()?;
+            let text = |key| condition.get(key).and_then(|f| f.string());
+            if text("type") == Some("Ready") {
+                pod.ready = text("status") == Some("True");
+            }
+        }
+        let phase = status.get("phase").and_then(|f| f.string());
+        pod.finished = matches!(phase, Some("Succeeded" | "Failed"));
+    }
+    Some(Object::Pod(Arc::new(pod)))
+}
+
+fn container_ports(container: &Fields<'_>, into: &mut Vec<ContainerPort>) {
+    for item in container.items("ports") {
+        let Some(fields) = item.fields() else { continue };
+        let name = fields.get("name").and_then(|f| f.string()).unwrap_or_default().to_owned();
+        let protocol = fields.get("protocol").map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
+        let port = fields.required("containerPort", "a port number from 1 to 65535").and_then(|f| f.port());
+        if let (Some(protocol), Some(port)) = (protocol, port) {
+            into.push(ContainerPort { name, protocol, port });
+        }
+    }
+}
+
+pub(super) fn read_namespace(_: &Fields<'_>, meta: Metadata) -> Option<Object> {
+    Some(Object::Namespace(Arc::new(Namespace { meta })))
+}
+
+pub(super) fn read_node(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
+    let mut node = Node { meta, internal_ips: vec![], external_ips: vec![] };
+    if let Some(status) = object.mapping("status") {
+        for item in status.items("addresses") {
+            let fields = item.fields()?;
+            let address = fields.get("address");
+            match fields.get("type").and_then(|f| f.string()) {
+                Some("InternalIP") => node.internal_ips.extend(address.and_then(|f| f.ip())),
+                Some("ExternalIP") => node.external_ips.extend(address.and_then(|f| f.ip())),
+                _ => {}
+            }
+        }
+    }
+    Some(Object::Node(Arc::new(node)))
+}
