@@ -116,6 +116,9 @@ fn iperf(from: &Namespace, to: SocketAddr, options: &[&str]) -> Result<f64> {
     let base = ["-c", &host, "-p", &port, "-t", "1", "-J", "--connect-timeout", "3000"];
     let text = output_of(from.command("timeout").args(["20", "iperf3"]).args(base).args(options))?;
     let report: serde_json::Value = serde_json::from_str(&text).context("iperf3's report")?;
+    if let Some(error) = report["error"].as_str() {
+        bail!("iperf3: {error}");
+    }
     let end = &report["end"];
     let sum = if end["sum_received"].is_object() { &end["sum_received"] } else { &end["sum"] };
     let rate = sum["bits_per_second"].as_f64().context("iperf3's report names no rate")?;
