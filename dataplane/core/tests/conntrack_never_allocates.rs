@@ -1,0 +1,109 @@
+//! Flow tables take all their memory at construction: nothing that a worker does with them allocates, at the
+//! bound, beyond it, or while ageing. Shown with an allocator that counts for this thread.
+#![allow(unsafe_code, reason = "a counting global allocator has no safe form; this is a test of its own")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+
+use tidegate_core::conntrack::{FlowKey, FlowTables, IdleTimeout, Packet};
+use tidegate_core::ids::{BackendId, EndpointId, ServiceId};
+use tidegate_core::now::Now;
+use tidegate_core::wire::Addr;
+use tidegate_core::wire::tcp::flags::{ACK, FIN, SYN};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+impl Counting {
+    fn count() {
+        // Threads that end have no counter any more, and none of them is the test's.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+    }
+}
+
+// SAFETY: every call goes to `System` unchanged, whose contract is the same; counting touches a `Cell` of this
+// thread that needs no allocation and no destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        Self::count();
+        // SAFETY: the caller's promise about `layout` is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: `place` came from `System` with this layout, by the caller's promise and the above.
+        unsafe { System.dealloc(place, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        Self::count();
+        // SAFETY: as in `alloc`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        Self::count();
+        // SAFETY: as in `dealloc`, and the caller's promise about `size` is passed on.
+        unsafe { System.realloc(place, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+/// Three times the bound of flows, half of them established, with hits, endings and ageing among them.
+fn work(tables: &mut FlowTables, bound: u32) {
+    let idle = IdleTimeout::new(Duration::from_secs(30));
+    for n in 0..3 * bound {
+        let now = Now(u64::from(n) * 10_000_000);
+        let [_, b, c, d] = n.to_be_bytes();
+        let client = if n % 2 == 0 {
+            Addr::v4([10, b, c, d])
+        } else {
+            Addr::v6([0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, b, c, d])
+        };
+        let key = FlowKey::flow(ServiceId::new(1, 0), client, 40_000);
+        let reply = FlowKey::reply(EndpointId::new(1, 0), client, 40_000);
+        let (hash, reply_hash) = (tables.hash(&key), tables.hash(&reply));
+        let (syn, ack) = (Packet::Tcp(SYN), Packet::Tcp(ACK));
+        let backend = BackendId::new(1, 0);
+        let _ = tables.dsr.insert(&key, hash, backend, syn, idle, now);
+        let _ = tables.nat.insert_pair((&key, hash), (&reply, reply_hash), backend, syn, idle, now);
+        tables.dsr.prefetch(&key, hash);
+        tables.nat.prefetch_rest(&key, hash);
+        if n % 4 < 2 {
+            tables.dsr.lookup(&key, hash, ack, now);
+            tables.nat.lookup_reply(&reply, reply_hash, Packet::Tcp(SYN | ACK), now);
+            tables.nat.lookup(&key, hash, ack, now);
+        }
+        if n % 16 == 0 {
+            tables.nat.lookup(&key, hash, Packet::Tcp(FIN | ACK), now);
+            tables.dsr.remove(&key, hash);
+        }
+        tables.age(now, 1);
+    }
+    let end = Now(u64::from(3 * bound) * 10_000_000);
+    tables.scan(0, u64::MAX, end, |flow| assert_eq!(flow.client_port, 40_000));
+    tables.retain(end, |flow| flow.client.is_v4());
+}
+
+#[test]
+fn flow_tables_allocate_nothing_after_construction() {
+    let bound = 2000;
+    let before = allocations();
+    let mut tables = FlowTables::new(bound as usize, 7);
+    let constructed = allocations();
+    assert!(constructed > before, "the allocator counts");
+    work(&mut tables, bound);
+    assert_eq!(allocations(), constructed);
+    let counters = tables.counters();
+    assert!(counters.evictions.iter().sum::<u64>() > 0, "there was more than fits: {counters:?}");
+}
