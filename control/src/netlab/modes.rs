@@ -117,3 +117,29 @@ pub fn manifests(servers: &[u8]) -> Vec<Manifest> {
     }
     manifests
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlab::manifests::Claim;
+    use crate::source::directory::DirectorySource;
+
+    #[test]
+    fn every_manifest_of_the_lab_is_accepted_without_a_word() {
+        let directory = std::env::temp_dir().join(format!("tidegate-modes-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let mut services = manifests(&[1, 2, 3]);
+        services[0].endpoints[0].weight = Some(5);
+        services[1].client_ip_affinity = true;
+        services[2].health_check_node_port = Some(31_111);
+        services[3].claim = Claim::ExternalIps;
+        for service in &services {
+            service.write(&directory).unwrap();
+        }
+        let (objects, report) = DirectorySource::load(&directory);
+        let texts: Vec<_> = services.iter().map(Manifest::to_yaml).collect();
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert!(report.is_empty(), "{report}\n{}", texts.join("\n"));
+        assert_eq!(objects.services.len(), services.len());
+    }
+}
