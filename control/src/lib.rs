@@ -4,6 +4,7 @@
 //! [`config`] (what was written, checked), [`model`] (the desired state in Kubernetes' terms), [`source`]
 //! (who fills the model). No packet is touched here.
 
+pub mod assemble;
 pub mod config;
 pub mod demo;
 pub mod diagnostic;

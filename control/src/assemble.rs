@@ -1,0 +1,92 @@
+//! From the validated configuration to what the dataplane and `reconcile` are given: plain mapping, no decisions.
+//!
+//! Used by the daemon with the ports as they turned out, and by `check`, `replay` and `explain`, which have none
+//! and take what the configuration says ([`offline_interfaces`]).
+
+use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, RouteSpec};
+use tidegate_core::wire::MacAddr;
+use tidegate_dataplane::gateway::{self, Memory};
+use tidegate_dataplane::topology;
+
+use crate::config::{GatewayConfig, Idle, Interface, OtherFamily};
+use crate::health::Probe;
+use crate::reconcile::Settings;
+
+/// The dataplane of a configuration, without a word on failures.
+#[must_use]
+pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
+    let dataplane = &config.dataplane;
+    let mib = dataplane.memory.size_mib;
+    gateway::DataplaneConfig {
+        cores: dataplane.cores.iter().copied().map(usize::from).collect(),
+        idle: match dataplane.idle {
+            Idle::Poll => topology::Idle::Poll,
+            Idle::Adaptive => topology::Idle::Adaptive,
+        },
+        memory: if dataplane.memory.hugepages { Memory::Hugepages { mib } } else { Memory::NoHuge { mib } },
+        flow_entries_per_core: dataplane.flow_entries_per_core as usize,
+        interfaces: dataplane.interfaces.iter().map(interface_config).collect(),
+        routes: dataplane.routes.iter().map(|route| (route.to, route.via)).collect(),
+        taps: true,
+        announce: config.announce.l2,
+        on_failure: None,
+    }
+}
+
+fn interface_config(interface: &Interface) -> gateway::InterfaceConfig {
+    gateway::InterfaceConfig {
+        name: interface.name.clone(),
+        device: interface.device.clone(),
+        mac: interface.mac,
+        mtu: Some(interface.mtu),
+        vlan: interface.vlan,
+        addresses: interface.addresses.clone(),
+    }
+}
+
+/// The interfaces as far as the configuration tells. Where it gives no `mac`, interface n has `02:00:00:00:00:n`, so
+/// that a capture made for it can be replayed anywhere.
+#[must_use]
+pub fn offline_interfaces(config: &GatewayConfig) -> Vec<InterfaceSpec> {
+    let spec = |(n, interface): (usize, &Interface)| InterfaceSpec {
+        name: interface.name.clone(),
+        // At most `limits::INTERFACES_MAX` of them.
+        mac: interface.mac.unwrap_or(MacAddr([2, 0, 0, 0, 0, n as u8])),
+        mtu: interface.mtu,
+        vlan: interface.vlan,
+        addresses: interface.addresses.clone(),
+    };
+    config.dataplane.interfaces.iter().enumerate().map(spec).collect()
+}
+
+/// What `reconcile` needs of a configuration whose interfaces are these.
+#[must_use]
+pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Settings {
+    let (dataplane, defaults) = (&config.dataplane, &config.services.defaults);
+    Settings {
+        node: config.node_name.clone(),
+        zone: config.node_zone.clone(),
+        interfaces,
+        routes: dataplane.routes.iter().map(|route| RouteSpec { to: route.to, via: route.via }).collect(),
+        neighbors: dataplane.neighbors.iter().map(|one| NeighborSpec { ip: one.ip, mac: one.mac }).collect(),
+        snat_addresses: dataplane.snat_addresses.clone(),
+        tunnel_source_v4: dataplane.tunnel_source.v4,
+        tunnel_source_v6: dataplane.tunnel_source.v6,
+        pools: config.pools.iter().map(|pool| pool.pool.clone()).collect(),
+        forwarding: defaults.forwarding,
+        table_size: defaults.table_size,
+        drain_timeout: defaults.drain_timeout,
+        no_endpoints: defaults.no_endpoints,
+        serves_node_ports: !config.services.node_port_addresses.is_empty(),
+        source_ranges_allow_other_family: config.services.source_ranges_other_family == OtherFamily::Allow,
+        // The configuration accepts no vendor yet.
+        compat: std::collections::BTreeSet::new(),
+        probe: Probe {
+            interval: config.health.interval,
+            timeout: config.health.timeout,
+            healthy_threshold: config.health.healthy_threshold,
+            unhealthy_threshold: config.health.unhealthy_threshold,
+        },
+        claims_unclassed: config.source.claims_classless(),
+    }
+}
