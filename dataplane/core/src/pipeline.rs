@@ -198,6 +198,8 @@ struct Burst<'s, 'o, F> {
     frames: &'o mut [F],
     packets: ArrayVec<Packet, BURST>,
     deliveries: ArrayVec<Delivery<'s>, BURST>,
+    /// Packets that are fragments without ports: they follow their first one, which may be in the same burst.
+    later_fragments: ArrayVec<u8, BURST>,
     out: &'o mut BurstOutput,
 }
 
@@ -267,10 +269,11 @@ impl Pipeline {
     ) {
         assert!(frames.len() <= BURST, "a burst has at most {BURST} frames");
         out.begin(frames.len());
-        let (packets, deliveries) = (ArrayVec::new(), ArrayVec::new());
+        let (packets, deliveries, later_fragments) = (ArrayVec::new(), ArrayVec::new(), ArrayVec::new());
         // A snapshot without the interface is one from before the interfaces were known: the kernel's, all.
         let Some(interface) = view.snapshot.interface(arrival.interface()) else { return };
-        let mut burst = Burst { view, now, arrival, interface, frames, packets, deliveries, out };
+        let mut burst =
+            Burst { view, now, arrival, interface, frames, packets, deliveries, later_fragments, out };
         self.check(&mut burst);
         let (mut requests, mut replies) = self.sort_out(&mut burst);
         self.find_service_flows(&mut burst, &mut requests);
@@ -278,6 +281,9 @@ impl Pipeline {
         self.choose_backends(&mut burst, &requests);
         self.choose_clients(&mut burst, &replies);
         self.deliver(&mut burst);
+        if !burst.later_fragments.is_empty() {
+            self.follow_first_fragments(&mut burst);
+        }
     }
 
     /// Forgets some of the flows that are over. To be called with every burst, and when there is none.
@@ -359,14 +365,31 @@ impl Pipeline {
     /// A packet without ports of its own, or of a protocol that no service has.
     #[cold]
     fn strays<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8, h: &Headers) {
-        let at = burst.frame_of(packet);
-        if let Fragment::Later { id, .. } = h.fragment
-            && let Some(decision) = self.fragments.recall(h, id, burst.now)
-            && let Some(destination) = deliver::recalled(burst.view.snapshot, decision)
-        {
-            burst.deliveries.push(Delivery { packet, destination });
+        if h.is_later_fragment() {
+            burst.later_fragments.push(packet);
         } else if !(h.is_icmp_error() && self.icmp_error(burst, packet)) {
+            let at = burst.frame_of(packet);
             rest::unserved(burst, at, h);
+        }
+    }
+
+    /// Sends fragments without ports where their first one went. Last of all, since the fragments of a packet
+    /// mostly arrive together: what was decided for the first is known only when it is on its way.
+    #[cold]
+    fn follow_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
+        for packet in std::mem::take(&mut burst.later_fragments) {
+            let h = burst.packets[usize::from(packet)].headers;
+            let decision = match h.fragment {
+                Fragment::Later { id, .. } => self.fragments.recall(&h, id, burst.now),
+                Fragment::None | Fragment::First { .. } => None,
+            };
+            match decision.and_then(|decision| deliver::recalled(burst.view.snapshot, decision)) {
+                Some(destination) => self.deliver_one(burst, &Delivery { packet, destination }),
+                None => {
+                    let at = burst.frame_of(packet);
+                    rest::unserved(burst, at, &h);
+                }
+            }
         }
     }
 

@@ -36,7 +36,7 @@ impl Pipeline {
     }
 
     #[inline]
-    fn deliver_one<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, delivery: &Delivery<'_>) {
+    pub(super) fn deliver_one<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, delivery: &Delivery<'_>) {
         let at = burst.frame_of(delivery.packet);
         let mut h = burst.packets[usize::from(delivery.packet)].headers;
         match way_of(burst, &delivery.destination) {

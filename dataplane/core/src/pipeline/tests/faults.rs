@@ -156,6 +156,21 @@ fn fragments_follow_their_first_and_are_refused_without_it() {
 }
 
 #[test]
+fn fragments_that_arrive_together_follow_their_first() {
+    for mode in ForwardingMode::ALL {
+        let mut lab =
+            Lab::new(vec![service(mode, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53", "10.0.0.2:53"])]);
+        let whole = question().dont_fragment(false).payload_len(1200).mac(ROUTER_MAC, GATEWAY_MAC).build();
+        let fates = lab.receive_burst(&builder::fragments(&whole, 77, 512));
+        assert_eq!(fates.len(), 3);
+        for fate in &fates {
+            fate.sent(TransmitReason::Forward);
+            assert_eq!(fate.frame[..12], fates[0].frame[..12], "{mode}: to the same station");
+        }
+    }
+}
+
+#[test]
 fn sctp_in_fragments_is_not_translated() {
     let mut lab = Lab::with_spec(SnapshotSpec {
         services: vec![service(ForwardingMode::FullNat, Protocol::Sctp, "203.0.113.5:53", &["10.0.0.1:53"])],

@@ -1,0 +1,287 @@
+//! A gateway in memory: a spec that is easy to change, a clock that is set, one call a frame.
+//!
+//! For the tests of the pipeline, those of this crate and those beside it (`tests/`). It is the real pipeline with a
+//! real snapshot; only the driver and the clock are missing. Panics on specs and frames that a test got wrong.
+//!
+//! Invariant: every frame's verdict is recorded in the lab's counters, and a frame that is not sent is unchanged.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::counters::{Tallies, WorkerCounters};
+use crate::forward::snat_ports::Steering;
+use crate::frame::{Frame, MemoryFrame};
+use crate::neighbors::NeighborTable;
+use crate::now::Now;
+use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Note, Pipeline, PipelineConfig, View};
+use crate::snapshot::{
+    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol, RouteSpec,
+    ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
+};
+use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
+use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
+use crate::wire::MacAddr;
+
+/// The router that everything off-link goes through.
+pub const ROUTER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
+
+/// The link address of backend `n` (1, 2, ...), which has addresses `10.0.0.n` and `fd00::n`.
+#[must_use]
+pub fn backend_mac(n: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 1, n])
+}
+
+/// An address from text.
+///
+/// # Panics
+/// When it is none.
+#[must_use]
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address in a test")
+}
+
+/// A gateway at 10.0.0.254 and fd00::fe with SNAT addresses 10.0.0.253 and fd00::fd, on one link with its
+/// backends; clients are behind a router.
+#[must_use]
+pub fn spec() -> SnapshotSpec {
+    let neighbors = (1..=9).flat_map(|n| {
+        [ip(&format!("10.0.0.{n}")), ip(&format!("fd00::{n}"))]
+            .map(|ip| NeighborSpec { ip, mac: backend_mac(n) })
+    });
+    let routers = [ip("10.0.0.250"), ip("fd00::fa")].map(|ip| NeighborSpec { ip, mac: ROUTER_MAC });
+    SnapshotSpec {
+        generation: 1,
+        interfaces: vec![InterfaceSpec {
+            name: "uplink".into(),
+            mac: GATEWAY_MAC,
+            mtu: 1500,
+            vlan: None,
+            addresses: vec![
+                "10.0.0.254/24".parse().expect("written right"),
+                "fd00::fe/64".parse().expect("written right"),
+            ],
+        }],
+        routes: vec![
+            RouteSpec { to: "0.0.0.0/0".parse().expect("written right"), via: ip("10.0.0.250") },
+            RouteSpec { to: "::/0".parse().expect("written right"), via: ip("fd00::fa") },
+        ],
+        neighbors: neighbors.chain(routers).collect(),
+        snat_addresses: vec![ip("10.0.0.253"), ip("fd00::fd")],
+        tunnel_source_v4: Some("10.0.0.254".parse().expect("written right")),
+        tunnel_source_v6: Some("fd00::fe".parse().expect("written right")),
+        services: Vec::new(),
+    }
+}
+
+/// A service port on `vip` ("203.0.113.5:80") with these backends ("10.0.0.1:80"), all active.
+#[must_use]
+pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[&str]) -> ServiceSpec {
+    let vip: std::net::SocketAddr = vip.parse().expect("a VIP in a test");
+    ServiceSpec {
+        key: ServiceKey { vip: vip.ip(), protocol, port: vip.port() },
+        namespace: "default".into(),
+        name: "web".into(),
+        port_name: vip.port().to_string(),
+        mode,
+        table_size: TableSize::Auto,
+        affinity: None,
+        no_endpoints: NoEndpoints::Reject,
+        idle_timeout_tcp: Duration::from_secs(900),
+        idle_timeout_udp: Duration::from_secs(120),
+        backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),
+    }
+}
+
+/// A backend of weight 1 from "10.0.0.1:80".
+///
+/// # Panics
+/// When it is none.
+#[must_use]
+pub fn backend(text: &str, state: BackendState) -> BackendSpec {
+    let at: std::net::SocketAddr = text.parse().expect("a backend in a test");
+    BackendSpec { address: at.ip(), port: at.port(), weight: 1, state }
+}
+
+/// What became of one frame.
+#[derive(Debug)]
+pub struct Fate {
+    /// Its end.
+    pub verdict: Verdict,
+    /// What was found out about it.
+    pub note: Note,
+    /// Its bytes after: as sent, or as they came.
+    pub frame: Vec<u8>,
+    /// What the resolver was told, of the whole burst.
+    pub events: Vec<NeighborEvent>,
+}
+
+impl Fate {
+    /// The frame as sent.
+    ///
+    /// # Panics
+    /// When it was not sent for this reason.
+    pub fn sent(&self, why: TransmitReason) -> &[u8] {
+        assert_eq!(self.verdict, Verdict::Transmit { interface: 0, why });
+        &self.frame
+    }
+
+    /// The reason for which it was refused.
+    ///
+    /// # Panics
+    /// When it was not.
+    #[must_use]
+    pub fn refused(&self) -> Refusal {
+        match self.verdict {
+            Verdict::Drop(DropReason::Refused(refusal)) => refusal,
+            other => panic!("not refused but {other:?}"),
+        }
+    }
+}
+
+/// One worker with its snapshot.
+#[derive(Debug)]
+pub struct Lab {
+    /// What the snapshot was compiled from.
+    pub spec: SnapshotSpec,
+    /// The forwarding state.
+    pub snapshot: Snapshot,
+    /// Link addresses of next hops.
+    pub neighbors: NeighborTable,
+    /// The worker.
+    pub pipeline: Pipeline,
+    /// Counts by service and backend.
+    pub tallies: Tallies,
+    /// Counts by verdict.
+    pub counters: WorkerCounters,
+    /// The clock.
+    pub now: Now,
+}
+
+impl Lab {
+    /// The gateway of [`spec`] with these services.
+    #[must_use]
+    pub fn new(services: Vec<ServiceSpec>) -> Self {
+        Self::with_spec(SnapshotSpec { services, ..spec() })
+    }
+
+    /// One worker, alone.
+    #[must_use]
+    pub fn with_spec(spec: SnapshotSpec) -> Self {
+        Self::worker(spec, 0, 1, Steering::Single)
+    }
+
+    /// One worker of several.
+    ///
+    /// # Panics
+    /// When the spec has faults.
+    #[must_use]
+    pub fn worker(spec: SnapshotSpec, worker: u8, workers: u8, steering: Steering) -> Self {
+        let neighbors = NeighborTable::new();
+        let (snapshot, problems) =
+            Snapshot::compile(&spec, None, &neighbors).expect("the spec of a test compiles");
+        assert!(problems.is_empty(), "{problems:?}");
+        let config = PipelineConfig { worker, workers, entries: 4096, seed: 7, steering };
+        Self {
+            spec,
+            snapshot,
+            neighbors,
+            pipeline: Pipeline::new(&config),
+            tallies: Tallies::with_capacity(64, 64),
+            counters: WorkerCounters::default(),
+            now: Now(1_000_000_000),
+        }
+    }
+
+    /// The same gateway with room for that many flows of a kind.
+    #[must_use]
+    pub fn with_entries(mut self, entries: usize) -> Self {
+        let config = PipelineConfig { worker: 0, workers: 1, entries, seed: 7, steering: Steering::Single };
+        self.pipeline = Pipeline::new(&config);
+        self
+    }
+
+    /// Publishes a changed spec.
+    pub fn change(&mut self, change: impl FnOnce(&mut SnapshotSpec)) {
+        change(&mut self.spec);
+        self.spec.generation += 1;
+        let (snapshot, _) =
+            Snapshot::compile(&self.spec, Some(&self.snapshot), &self.neighbors).expect("compiles");
+        self.snapshot = snapshot;
+    }
+
+    /// Sets the clock on.
+    pub fn wait(&mut self, time: Duration) {
+        self.now = self.now.plus(time);
+    }
+
+    /// Sends a frame of the builder, from the router to the gateway.
+    pub fn send(&mut self, builder: Builder) -> Fate {
+        self.receive(&builder.mac(ROUTER_MAC, GATEWAY_MAC).build())
+    }
+
+    /// Receives a frame from the wire.
+    pub fn receive(&mut self, frame: &[u8]) -> Fate {
+        self.receive_as(Arrival::Wire(0), frame)
+    }
+
+    /// Receives a frame from wherever it arrives.
+    pub fn receive_as(&mut self, arrival: Arrival, frame: &[u8]) -> Fate {
+        self.process(arrival, MemoryFrame::new(frame), frame)
+    }
+
+    /// As [`Self::receive`], in a buffer with no room in front.
+    pub fn receive_tight(&mut self, frame: &[u8]) -> Fate {
+        let mut tight = MemoryFrame::new(frame);
+        assert!(tight.grow_front(crate::limits::HEADROOM_MIN), "all the room there is");
+        tight.bytes_mut()[..frame.len()].copy_from_slice(frame);
+        assert!(tight.resize(frame.len()));
+        self.process(Arrival::Wire(0), tight, frame)
+    }
+
+    /// Receives frames that arrive together from the wire, at most a burst of them.
+    pub fn receive_burst(&mut self, frames: &[Vec<u8>]) -> Vec<Fate> {
+        let received = frames.iter().map(|frame| MemoryFrame::new(frame)).collect();
+        self.process_burst(Arrival::Wire(0), received, frames)
+    }
+
+    fn process(&mut self, arrival: Arrival, received: MemoryFrame, frame: &[u8]) -> Fate {
+        let fates = self.process_burst(arrival, vec![received], &[frame.to_vec()]);
+        fates.into_iter().next().expect("one fate a frame")
+    }
+
+    fn process_burst(
+        &mut self,
+        arrival: Arrival,
+        mut frames: Vec<MemoryFrame>,
+        received: &[Vec<u8>],
+    ) -> Vec<Fate> {
+        let mut out = BurstOutput::default();
+        let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
+        self.pipeline.process(view, self.now, arrival, &mut frames, &mut out);
+        assert_eq!((out.verdicts.len(), out.notes.len()), (frames.len(), frames.len()));
+        let fate = |n: usize| Fate {
+            verdict: out.verdicts[n],
+            note: out.notes[n],
+            frame: frames[n].bytes().to_vec(),
+            events: out.events.to_vec(),
+        };
+        let fates: Vec<Fate> = (0..frames.len()).map(fate).collect();
+        for (fate, received) in fates.iter().zip(received) {
+            self.counters.record(fate.verdict);
+            if !matches!(fate.verdict, Verdict::Transmit { .. }) {
+                assert_eq!(fate.frame, *received, "a frame that is not sent is unchanged");
+            }
+        }
+        fates
+    }
+
+    /// The address of the backend that a note names.
+    #[must_use]
+    pub fn backend_of(&self, fate: &Fate) -> IpAddr {
+        let id = fate.note.backend.expect("the packet has a backend");
+        self.snapshot.backend(id).expect("the backend lives").address.ip()
+    }
+}
+
+/// The client's own link address, for what is on-link.
+pub const CLIENT: MacAddr = CLIENT_MAC;
