@@ -1,0 +1,224 @@
+//! Every reason for which this crate drops a frame has a frame here that makes its counter 1: reason -> lab and frame.
+//!
+//! A reason that is added without a line in [`dropped`] does not compile; one that can no longer be produced fails.
+//! Only what the drivers count, which this crate never does, is excused, by name.
+
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::pipeline::Arrival;
+use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Protocol, ServiceSpec, SnapshotSpec};
+use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
+use tidegate_core::testing::lab::{Lab, ROUTER_MAC, ip, service, spec};
+use tidegate_core::verdict::{DropReason, Refusal, Verdict};
+use tidegate_core::wire::{MacAddr, Malformed, arp, proto, tcp::flags};
+
+/// Reasons that the crate `tidegate-dataplane` counts, where the queues and the buffers are.
+const OF_THE_DRIVERS: [Refusal; 4] =
+    [Refusal::NotContiguous, Refusal::TxQueueFull, Refusal::PuntQueueFull, Refusal::HandOverRingFull];
+
+const CLIENT: &str = "198.51.100.7:40000";
+const VIP: &str = "203.0.113.5:53";
+const CLIENT6: &str = "[2001:db8::7]:40000";
+const VIP6: &str = "[2001:db8:1::5]:53";
+
+#[test]
+fn each_reason_of_this_crate_has_a_frame_that_makes_its_counter_one() {
+    for reason in DropReason::all() {
+        let (mut lab, frame) = match reason {
+            DropReason::Refused(refusal) if OF_THE_DRIVERS.contains(&refusal) => continue,
+            DropReason::Refused(Refusal::NoHeadroom) => {
+                let mut lab = lab(ForwardingMode::DsrIpip);
+                let fate = lab.receive_tight(&to_gateway(question()));
+                assert_eq!(fate.verdict, Verdict::Drop(reason));
+                assert_eq!(lab.counters.drops(reason), 1);
+                continue;
+            }
+            DropReason::Refused(Refusal::HandOverLoop) => {
+                let (mut lab, frame) = of_the_other_worker();
+                let fate = lab.receive_as(Arrival::HandedOver(0), &frame);
+                assert_eq!(fate.verdict, Verdict::Drop(reason));
+                assert_eq!(lab.counters.drops(reason), 1);
+                continue;
+            }
+            DropReason::Refused(refusal) => refused(refusal),
+            DropReason::Malformed(malformed) => (lab(ForwardingMode::DsrL2), broken(malformed)),
+        };
+        let before = lab.counters.drops(reason);
+        assert_eq!(lab.receive(&frame).verdict, Verdict::Drop(reason), "{reason}");
+        assert_eq!((before, lab.counters.drops(reason)), (0, 1), "{reason}");
+    }
+}
+
+fn one(mode: ForwardingMode, protocol: Protocol, vip: &str) -> ServiceSpec {
+    let backend = if vip.starts_with('[') { "[fd00::1]:53" } else { "10.0.0.1:53" };
+    service(mode, protocol, vip, &[backend])
+}
+
+/// A gateway with UDP, TCP and SCTP services in this mode, of both families.
+fn lab(mode: ForwardingMode) -> Lab {
+    let all = [Protocol::Udp, Protocol::Tcp, Protocol::Sctp];
+    Lab::new(all.iter().flat_map(|&p| [one(mode, p, VIP), one(mode, p, VIP6)]).collect())
+}
+
+fn question() -> Builder {
+    Builder::udp(CLIENT, VIP)
+}
+
+fn to_gateway(builder: Builder) -> Vec<u8> {
+    builder.mac(ROUTER_MAC, GATEWAY_MAC).build()
+}
+
+/// To a link-layer group, for which no error is ever sent (RFC 1122 3.2.2).
+fn to_group(builder: Builder) -> Vec<u8> {
+    builder.mac(ROUTER_MAC, MacAddr::BROADCAST).build()
+}
+
+/// The second of two workers, and a frame whose flow the first holds.
+fn of_the_other_worker() -> (Lab, Vec<u8>) {
+    let spec = SnapshotSpec { services: vec![one(ForwardingMode::Nat, Protocol::Udp, VIP)], ..spec() };
+    let mut lab = Lab::worker(spec, 1, 2, Steering::Partition);
+    let frame = (1024..)
+        .map(|port| to_gateway(Builder::udp((ip("198.51.100.7"), port), VIP)))
+        .find(|frame| lab.receive(frame).verdict == Verdict::HandOver(0))
+        .expect("half of all ports are the other worker's");
+    (lab, frame)
+}
+
+fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
+    use ForwardingMode::{DsrL2, FullNat, Nat};
+    let (client, vip) = (ip("198.51.100.7"), ip("203.0.113.5"));
+    let icmp = |kind, code| Builder::icmp(client, vip, kind, code, [0; 4]);
+    let frame = match refusal {
+        Refusal::BadSource => to_gateway(Builder::udp("127.0.0.1:40000", VIP)),
+        Refusal::OtherStation => question().mac(ROUTER_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build(),
+        Refusal::VlanMismatch => to_gateway(question().vlan(7)),
+        Refusal::NoService => to_gateway(Builder::udp(CLIENT, "203.0.113.5:54")),
+        Refusal::UnsupportedProtocol => to_gateway(Builder::ip(client, vip, proto::GRE)),
+        Refusal::NoEndpoints => {
+            let silent =
+                ServiceSpec { no_endpoints: NoEndpoints::Drop, ..service(DsrL2, Protocol::Udp, VIP, &[]) };
+            return (Lab::new(vec![silent]), to_gateway(question()));
+        }
+        Refusal::TtlExceeded => to_group(question().ttl(1)),
+        Refusal::TooBig => to_group(question().payload_len(1480)),
+        Refusal::NoRoute => {
+            let services = vec![one(Nat, Protocol::Udp, VIP)];
+            let mut lab = Lab::with_spec(SnapshotSpec { services, routes: vec![], ..spec() });
+            lab.receive(&to_gateway(question()));
+            return (lab, to_gateway(Builder::udp("10.0.0.1:53", CLIENT)));
+        }
+        Refusal::NeighborUnresolved => {
+            let services = vec![one(DsrL2, Protocol::Udp, VIP)];
+            let lab = Lab::with_spec(SnapshotSpec { services, neighbors: vec![], ..spec() });
+            return (lab, to_gateway(question()));
+        }
+        Refusal::NoFlow => {
+            return (lab(FullNat), to_gateway(Builder::tcp(CLIENT, VIP).flags(flags::ACK)));
+        }
+        Refusal::NoSnatFlow => to_gateway(Builder::udp("10.0.0.1:53", "10.0.0.253:4000")),
+        Refusal::NatConflict => {
+            let other = one(Nat, Protocol::Udp, "203.0.113.5:5353");
+            let mut lab = Lab::new(vec![one(Nat, Protocol::Udp, VIP), other]);
+            lab.receive(&to_gateway(question()));
+            return (lab, to_gateway(Builder::udp(CLIENT, "203.0.113.5:5353")));
+        }
+        Refusal::FlowTableFull => return first_of_many(lab(Nat).with_entries(64), refusal),
+        Refusal::SnatPortsExhausted => return first_of_many(lab(FullNat).with_entries(100_000), refusal),
+        Refusal::FragmentUnknown => {
+            let whole = to_gateway(question().dont_fragment(false).payload_len(600));
+            builder::fragments(&whole, 7, 256).swap_remove(1)
+        }
+        Refusal::SctpFragment => {
+            let whole = Builder::sctp(CLIENT, VIP).dont_fragment(false).payload_len(600);
+            return (lab(FullNat), builder::fragments(&to_gateway(whole), 7, 256).swap_remove(0));
+        }
+        Refusal::IcmpErrorUnknown => {
+            let quoted = Builder::udp("203.0.113.5:99", CLIENT).packet();
+            to_gateway(icmp(3, 4).payload(&quoted))
+        }
+        Refusal::IcmpUnsupported => to_gateway(icmp(13, 0)),
+        Refusal::NoHeadroom | Refusal::HandOverLoop => unreachable!("they are made by how a frame arrives"),
+        Refusal::NotContiguous
+        | Refusal::TxQueueFull
+        | Refusal::PuntQueueFull
+        | Refusal::HandOverRingFull => unreachable!("they are the drivers'"),
+    };
+    (lab(DsrL2), frame)
+}
+
+/// Lets one client after another establish a flow until the next one is refused: the lab and that one's frame.
+fn first_of_many(mut lab: Lab, refusal: Refusal) -> (Lab, Vec<u8>) {
+    for n in 0..65_000u32 {
+        let [_, b, c, d] = n.to_be_bytes();
+        let frame = to_gateway(Builder::udp((ip(&format!("198.{b}.{c}.{d}")), 999), VIP));
+        if lab.receive(&frame).verdict == refusal.into() {
+            // Counted already: the same again in the same lab, with fresh counters.
+            lab.counters = Default::default();
+            return (lab, frame);
+        }
+        lab.receive(&frame);
+    }
+    panic!("{refusal} does not come")
+}
+
+fn broken(malformed: Malformed) -> Vec<u8> {
+    let tcp4 = || Builder::tcp(CLIENT, VIP);
+    let tcp6 = || Builder::tcp(CLIENT6, VIP6);
+    let udp4 = || Builder::udp(CLIENT, VIP);
+    let raw4 = |proto| Builder::ip(ip("198.51.100.7"), ip("203.0.113.5"), proto);
+    let raw6 = |proto| Builder::ip(ip("2001:db8::7"), ip("2001:db8:1::5"), proto);
+    let error = |quoted: &[u8]| raw_error(quoted);
+    let options = |count| (0..count).fold(tcp6(), |b, _| b.extension(proto::DESTINATION_OPTIONS, &[]));
+    let builder = match malformed {
+        Malformed::FrameTooLong => return vec![0; 65_536],
+        Malformed::EthernetTruncated => return to_gateway(tcp4())[..13].to_vec(),
+        Malformed::VlanTruncated => return to_gateway(tcp4().vlan(5))[..17].to_vec(),
+        Malformed::VlanReserved => tcp4().vlan(0x0fff),
+        Malformed::ArpTruncated | Malformed::ArpFormat => {
+            let sender = [10, 0, 0, 250].into();
+            let mut whole = arp::request(ROUTER_MAC, sender, [203, 0, 113, 5].into(), None, None).to_vec();
+            whole[15] = if malformed == Malformed::ArpFormat { 3 } else { whole[15] };
+            whole.truncate(if malformed == Malformed::ArpFormat { 42 } else { 41 });
+            return whole;
+        }
+        Malformed::Ipv4Truncated => return to_gateway(tcp4())[..33].to_vec(),
+        Malformed::Ipv4Version => tcp4().version_ihl(0x65),
+        Malformed::Ipv4HeaderLength => tcp4().version_ihl(0x44),
+        Malformed::Ipv4TotalLength => tcp4().ip_len(41),
+        Malformed::Ipv4Checksum => tcp4().ip_checksum(0),
+        Malformed::Ipv6Truncated => return to_gateway(tcp6())[..53].to_vec(),
+        Malformed::Ipv6Version => tcp6().version_ihl(0x40),
+        Malformed::Ipv6PayloadLength => tcp6().ip_len(21),
+        Malformed::Ipv6MappedAddress => {
+            let mapped: std::net::Ipv6Addr = "::ffff:192.0.2.1".parse().expect("an address");
+            Builder::ip(mapped, ip("2001:db8:1::5"), proto::NO_NEXT_HEADER)
+        }
+        Malformed::Ipv6ExtensionTruncated => raw6(proto::ROUTING).payload_len(7),
+        Malformed::Ipv6ExtensionChain => options(9),
+        Malformed::Ipv6HopByHopPosition => options(1).extension(proto::HOP_BY_HOP, &[]),
+        Malformed::FragmentLength => tcp4().payload_len(3).fragment(1, 0, true),
+        Malformed::FragmentBeyondEnd => tcp4().payload_len(80).fragment(1, 65_528, false),
+        Malformed::TcpTruncated => raw4(proto::TCP).payload_len(19),
+        Malformed::TcpDataOffset => tcp4().data_offset(4),
+        Malformed::UdpTruncated => raw4(proto::UDP).payload_len(7),
+        Malformed::UdpLength => udp4().udp_len(7),
+        Malformed::SctpTruncated => raw4(proto::SCTP).payload_len(7),
+        Malformed::IcmpTruncated => raw4(proto::ICMP).payload_len(7),
+        Malformed::Icmpv6Truncated => raw6(proto::ICMPV6).payload_len(7),
+        Malformed::QuoteTruncated => error(&udp4().packet()[..27]),
+        Malformed::QuoteHeader => error(&udp4().version_ihl(0x44).packet()),
+        Malformed::NdpTruncated => solicitation(255, 15),
+        Malformed::NdpInvalid => solicitation(254, 16),
+    };
+    to_gateway(builder)
+}
+
+fn raw_error(quoted: &[u8]) -> Builder {
+    Builder::icmp(ip("192.0.2.1"), ip("203.0.113.5"), 3, 4, [0; 4]).payload(quoted)
+}
+
+/// What is left of a neighbour solicitation to a VIP with this hop limit and so many bytes behind its first words.
+fn solicitation(hop_limit: u8, len: usize) -> Builder {
+    Builder::icmp(ip("2001:db8::7"), ip("2001:db8:1::5"), 135, 0, [0; 4])
+        .ttl(hop_limit)
+        .payload(&vec![0x20; len])
+}
