@@ -34,6 +34,7 @@ use std::time::Duration;
 
 use tidegate_core::snapshot::SnapshotSpec;
 
+use crate::config::LOAD_BALANCER_CLASS;
 use crate::diagnostic::Diagnostic;
 use crate::health::{Failing, Target};
 use crate::model::{EndpointIndex, ObjectKey, Objects, Port, Service, ServiceType, TrafficPolicy};
@@ -41,9 +42,6 @@ use crate::pools::{self, Allocations, Applicant, Granted, PoolUsage};
 use options::Options;
 use programme::Context;
 use view::ServiceView;
-
-/// The class that Services name to be served by Tidegate alone.
-pub const LOAD_BALANCER_CLASS: &str = "tidegate.dev/gateway";
 
 /// Everything that the desired state follows from.
 #[derive(Debug, Clone, Copy)]

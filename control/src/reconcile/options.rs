@@ -8,12 +8,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tidegate_core::limits::MAGLEV_SLOTS_MAX;
 use tidegate_core::snapshot::{ForwardingMode, TableSize};
 
 use super::aliases::{self, Meaning};
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
+use crate::config::{self, Word};
 use crate::diagnostic::Diagnostic;
 use crate::health::Probe;
 use crate::model::{Metadata, Port, Service};
@@ -81,8 +81,6 @@ const IDLE_TIMEOUT_TCP: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
 /// Idle time of a UDP flow: RFC 4787 REQ-5 recommends 5 minutes.
 const IDLE_TIMEOUT_UDP: Duration = Duration::from_secs(300);
 
-const FORWARDING_NOT_YET: &[&str] = &["dsr-gue", "dsr-gre", "dsr-geneve", "dsr-dscp"];
-const SCHEDULER_NOT_YET: &[&str] = &["wrr", "lc", "sed", "nq", "sh", "dh"];
 const HEALTH_NOT_YET: &[&str] = &["http", "https", "http2", "grpc", "udp", "sctp", "icmp", "none"];
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -124,11 +122,9 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
                     read.apply(&mut options, ours, annotation, value);
                 }
             }
-            Meaning::Same(ours) => read.ignored(
-                annotation,
-                &format!("{} is not in services.compat", alias.vendor),
-                &format!("{ours}, or compat: [{}] in the configuration", alias.vendor),
-            ),
+            Meaning::Same(ours) => {
+                read.ignored(annotation, &format!("{} is not in services.compat", alias.vendor), ours);
+            }
             Meaning::Internal if enabled && aliases::asks_internal(alias, value) => {
                 asks_internal = Some(annotation);
             }
@@ -215,25 +211,20 @@ impl Reader<'_> {
         let value = value.trim();
         let probe = &mut options.probe;
         match ours {
-            key::FORWARDING => {
-                let names = ForwardingMode::ALL.map(ForwardingMode::as_str).join(", ");
-                if let Some(mode) = ForwardingMode::ALL.into_iter().find(|m| m.as_str() == value) {
-                    options.mode = mode;
-                } else if FORWARDING_NOT_YET.contains(&value) {
-                    self.refuse(options, annotation, value, &names);
-                } else {
-                    self.invalid(annotation, value, &names);
-                }
-            }
-            key::TARGET => match value {
-                "pod" => {}
-                "node" => self.refuse(options, annotation, value, "pod"),
-                _ => self.invalid(annotation, value, "pod"),
+            key::FORWARDING => match config::forwarding(value) {
+                Word::Known(mode) => options.mode = mode,
+                Word::NotYet => self.refuse(options, annotation, value, config::FORWARDING_ACCEPTED),
+                Word::Unknown => self.invalid(annotation, value, config::FORWARDING_ACCEPTED),
             },
-            key::SCHEDULER => match value {
-                "maglev" => {}
-                _ if SCHEDULER_NOT_YET.contains(&value) => self.refuse(options, annotation, value, "maglev"),
-                _ => self.invalid(annotation, value, "maglev"),
+            key::TARGET => match config::target(value) {
+                Word::Known(config::Target::Pod) => {}
+                Word::NotYet => self.refuse(options, annotation, value, config::TARGET_ACCEPTED),
+                Word::Unknown => self.invalid(annotation, value, config::TARGET_ACCEPTED),
+            },
+            key::SCHEDULER => match config::scheduler(value) {
+                Word::Known(config::Scheduler::Maglev) => {}
+                Word::NotYet => self.refuse(options, annotation, value, config::SCHEDULER_ACCEPTED),
+                Word::Unknown => self.invalid(annotation, value, config::SCHEDULER_ACCEPTED),
             },
             key::HASH => self.refuse(
                 options,
@@ -251,7 +242,10 @@ impl Reader<'_> {
             key::BACKEND_NODE_SELECTOR => {
                 self.refuse(options, annotation, value, "no annotation (all nodes)");
             }
-            key::TABLE_SIZE => self.table_size(options, annotation, value),
+            key::TABLE_SIZE => match config::table_size(value) {
+                Some(size) => options.table_size = size,
+                None => self.invalid(annotation, value, config::TABLE_SIZE_ACCEPTED),
+            },
             key::LOAD_BALANCER_IPS => self.addresses(options, annotation, value),
             key::ADDRESS_POOL if value.is_empty() => self.invalid(annotation, value, "the name of a pool"),
             key::ADDRESS_POOL => options.pool = Some((value.to_owned(), annotation_field(annotation))),
@@ -303,30 +297,6 @@ impl Reader<'_> {
                 let accepted = key::ON_SERVICE.join(", ");
                 let finding = Diagnostic::warning(what).accepting(accepted);
                 self.push(&annotation_field(annotation), Reason::InvalidValue, finding);
-            }
-        }
-    }
-
-    fn table_size(&mut self, options: &mut Options, annotation: &str, value: &str) {
-        if value == "auto" {
-            options.table_size = TableSize::Auto;
-            return;
-        }
-        match value.parse::<u32>() {
-            Ok(size) if size <= MAGLEV_SLOTS_MAX && is_prime(size) => {
-                options.table_size = TableSize::Fixed(size);
-            }
-            Ok(size) if (2..MAGLEV_SLOTS_MAX).contains(&size) => {
-                let below = (2..size).rev().find(|n| is_prime(*n)).unwrap_or(2);
-                let above = (size..).find(|n| is_prime(*n)).expect("there is a prime above every number");
-                self.invalid(
-                    annotation,
-                    value,
-                    &format!("auto, or a prime number such as {below} or {above}"),
-                );
-            }
-            _ => {
-                self.invalid(annotation, value, &format!("auto, or a prime number up to {MAGLEV_SLOTS_MAX}"));
             }
         }
     }
@@ -401,9 +371,4 @@ fn error(what: String, accepted: &str) -> Diagnostic {
 /// The field path of an annotation.
 pub(super) fn annotation_field(annotation: &str) -> String {
     format!("metadata.annotations[{annotation}]")
-}
-
-/// Trial division: at most 404 steps for the largest table.
-fn is_prime(n: u32) -> bool {
-    n >= 2 && (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d))
 }

@@ -1,6 +1,6 @@
 //! What reconcile needs of the configuration, as plain values.
 //!
-//! The daemon fills it from the validated configuration and what only the running gateway knows (the MAC
+//! `assemble` fills it from the validated configuration and what only the running gateway knows (the MAC
 //! addresses of its ports); tests write it by hand. No file, no default beside [`Settings::default`].
 
 use std::collections::BTreeSet;
