@@ -2,12 +2,15 @@
 //!
 //! Layers, each using only those before it: [`diagnostic`] (faults with their places), [`yaml`] and
 //! [`config`] (what was written, checked), [`model`] (the desired state in Kubernetes' terms), [`source`]
-//! (who fills the model). No packet is touched here.
+//! (who fills the model), [`pools`], [`health`] and [`reconcile`] (what is to be forwarded), [`explain`], and
+//! [`cli`], which puts it all to work. No packet is touched here.
 
 pub mod assemble;
+pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod diagnostic;
+pub mod explain;
 pub mod health;
 pub mod model;
 pub mod netlab;

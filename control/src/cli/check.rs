@@ -1,0 +1,41 @@
+//! `tidegate check`: configuration and manifests together, all faults in one report.
+//!
+//! Faults go to standard output, one a line, sorted by place, as compilers print them; the last line, on standard
+//! error, sums up. Exit code 2 when anything is refused, 0 where there are only warnings or nothing.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use super::{REFUSED, load};
+use crate::diagnostic::Report;
+
+pub(super) fn run(config: &Path) -> anyhow::Result<ExitCode> {
+    let checked = load::offline(config);
+    let mut out = io::stdout().lock();
+    write!(out, "{}", checked.report)?;
+    out.flush()?;
+    if checked.report.has_errors() {
+        eprintln!("{}: refused: {}", config.display(), sum(&checked.report));
+        return Ok(ExitCode::from(REFUSED));
+    }
+    let programmed = checked.outcome.map_or(0, |o| o.spec.services.len());
+    let services = checked.objects.services.len();
+    let sum = sum(&checked.report);
+    eprintln!("{}: ok: {services} Services, {programmed} service ports on VIPs{sum}", config.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn sum(report: &Report) -> String {
+    let count = |n: usize, word: &str| match n {
+        1 => format!("1 {word}"),
+        n => format!("{n} {word}s"),
+    };
+    let (errors, warnings) = (report.errors().count(), report.warnings().count());
+    match (errors, warnings) {
+        (0, 0) => String::new(),
+        (0, _) => format!(", {}", count(warnings, "warning")),
+        (_, 0) => count(errors, "error"),
+        _ => format!("{}, {}", count(errors, "error"), count(warnings, "warning")),
+    }
+}

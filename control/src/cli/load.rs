@@ -1,0 +1,164 @@
+//! Configuration and manifests as `check`, `replay` and `explain -c` take them: offline, everything healthy.
+//!
+//! Reads the files, reconciles and compiles once, and gathers every fault of every stage in one report. The
+//! daemon does the same steps with what it knows more: link addresses of its ports, health, drains.
+//!
+//! Invariant: a pure function of the files, whatever the order of manifests and of what is in them.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
+
+use crate::assemble;
+use crate::config::{self, GatewayConfig, SourceConfig};
+use crate::diagnostic::{Diagnostic, Location, Report};
+use crate::health::Failing;
+use crate::model::Objects;
+use crate::reconcile::view::ServiceView;
+use crate::reconcile::{Input, Memory, Outcome, reconcile};
+use crate::source::directory::DirectorySource;
+
+/// What the files come to.
+pub(super) struct Offline {
+    /// The configuration, without which nothing can be asked.
+    pub(super) config: Option<GatewayConfig>,
+    /// The objects that are sound.
+    pub(super) objects: Objects,
+    /// The desired state, where there is a configuration.
+    pub(super) outcome: Option<Outcome>,
+    /// Every fault of configuration, manifests and desired state.
+    pub(super) report: Report,
+}
+
+/// Reads all that the configuration at `path` leads to.
+pub(super) fn offline(path: &Path) -> Offline {
+    let loaded = config::load(path);
+    let mut report = loaded.report;
+    let objects = match &loaded.source {
+        Some(SourceConfig::Directory { path, .. }) => {
+            let (objects, faults) = DirectorySource::load(path);
+            report.merge(&faults);
+            objects
+        }
+        None => Objects::default(),
+    };
+    let outcome = loaded.config.as_ref().map(|config| {
+        let outcome = reconcile_offline(config, &objects);
+        report.extend(outcome.findings.iter().map(|f| f.diagnostic.clone()));
+        report.merge(&compile_report(config, &objects, &outcome.spec));
+        outcome
+    });
+    Offline { config: loaded.config, objects, outcome, report }
+}
+
+/// The desired state of a gateway that has just begun and finds every backend well.
+fn reconcile_offline(config: &GatewayConfig, objects: &Objects) -> Outcome {
+    reconcile(&Input {
+        settings: &assemble::settings(config, assemble::offline_interfaces(config)),
+        objects,
+        failing: &Failing::default(),
+        drained: &BTreeSet::new(),
+        memory: &Memory::default(),
+        generation: 1,
+        now: Duration::ZERO,
+    })
+}
+
+/// What the compile of the spec has to say, each with the place of the Service or of the key that it is about.
+fn compile_report(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec) -> Report {
+    match Snapshot::compile(spec, None, &NeighborTable::new()) {
+        Ok((_, problems)) => problems.iter().map(|p| problem(config, objects, spec, p)).collect(),
+        Err(error) => [compile_error(config, objects, spec, &error)].into_iter().collect(),
+    }
+}
+
+/// A problem costs one thing and leaves the rest working, but what was asked for is not done: an error.
+pub(crate) fn problem(
+    config: &GatewayConfig,
+    objects: &Objects,
+    spec: &SnapshotSpec,
+    problem: &Problem,
+) -> Diagnostic {
+    let place = match problem {
+        Problem::Backend { service, .. } | Problem::TableTooSmall { service, .. } => {
+            service_place(objects, spec, *service)
+        }
+        Problem::RouterOffLink { to, .. }
+        | Problem::RouteShadowed { to, .. }
+        | Problem::RouterTableFull { to, .. } => {
+            let at = config.dataplane.routes.iter().position(|r| r.to == *to);
+            at.and_then(|n| config.origin.field(&format!("dataplane.routes[{n}]")))
+        }
+        Problem::NeighborOffLink { ip } | Problem::NeighborTableFull { ip } => {
+            let at = config.dataplane.neighbors.iter().position(|n| n.ip == *ip);
+            at.and_then(|n| config.origin.field(&format!("dataplane.neighbors[{n}]")))
+        }
+    };
+    let diagnostic = match problem {
+        Problem::RouteShadowed { .. } => Diagnostic::warning(problem.to_string()),
+        _ => Diagnostic::error(problem.to_string()),
+    };
+    diagnostic.accepting(remedy(problem)).at(place)
+}
+
+fn remedy(problem: &Problem) -> &'static str {
+    match problem {
+        Problem::Backend { .. } => {
+            "a backend in a network of an interface, or behind one of dataplane.routes"
+        }
+        Problem::TableTooSmall { .. } => "tidegate.dev/table-size auto, or a larger prime",
+        Problem::RouterOffLink { .. } => "a router in a network of dataplane.interfaces[].addresses",
+        Problem::RouteShadowed { .. } => "no route: the network is on-link",
+        Problem::NeighborOffLink { .. } => "a neighbour in a network of dataplane.interfaces[].addresses",
+        Problem::RouterTableFull { .. } | Problem::NeighborTableFull { .. } => "fewer next hops",
+    }
+}
+
+fn compile_error(
+    config: &GatewayConfig,
+    objects: &Objects,
+    spec: &SnapshotSpec,
+    error: &CompileError,
+) -> Diagnostic {
+    let place = match error {
+        CompileError::TooManyBackends { service, .. }
+        | CompileError::DuplicateService { service }
+        | CompileError::DuplicateBackend { service, .. }
+        | CompileError::ServicePortZero { service }
+        | CompileError::TableSize { service, .. } => service_place(objects, spec, *service),
+        CompileError::TooMany { .. }
+        | CompileError::Vlan { .. }
+        | CompileError::DuplicateAddress { .. }
+        | CompileError::DuplicateNeighbor { .. }
+        | CompileError::DuplicateRoute { .. } => config.origin.field("dataplane"),
+    };
+    Diagnostic::error(error.to_string()).at(place)
+}
+
+/// Where the Service of a service port was written: its port, else the object.
+fn service_place(
+    objects: &Objects,
+    spec: &SnapshotSpec,
+    key: tidegate_core::snapshot::ServiceKey,
+) -> Option<Location> {
+    let found = spec.services.iter().find(|s| s.key == key)?;
+    let object = crate::model::ObjectKey::new(found.namespace.clone(), found.name.clone());
+    let service = objects.services.get(&object)?;
+    let port = service.ports.iter().position(|p| p.port.get() == key.port && p.label() == found.port_name);
+    service.meta.origin.field(&port.map_or_else(|| "spec".to_owned(), |n| format!("spec.ports[{n}]")))
+}
+
+/// Why a port on an address is not programmed, if a Service asks for it.
+pub(crate) fn refusal(
+    services: &[ServiceView],
+    ip: std::net::IpAddr,
+    protocol: &str,
+    port: u16,
+) -> Option<String> {
+    let asked = services.iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
+    let mut same = asked.filter(|(_, p)| p.vip == ip && p.port == port && p.protocol == protocol);
+    same.find_map(|(s, p)| p.refused.as_ref().map(|why| format!("{}/{}: {why}", s.namespace, s.name)))
+}

@@ -1,0 +1,217 @@
+//! How answers are printed: tables in the manner of kubectl, JSON, YAML.
+//!
+//! A [`Table`] has columns that show always and columns that show with `-o wide`; JSON and YAML show the value
+//! itself, so what scripts read does not depend on columns. No command knows how padding works, nothing here
+//! knows what is shown.
+//!
+//! Invariant: lines have no trailing spaces, and every line but the last cell's content is aligned.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use clap::ValueEnum;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::yaml;
+
+/// `-o`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Format {
+    /// Columns for people.
+    #[default]
+    Table,
+    /// The same with more columns.
+    Wide,
+    /// One JSON document.
+    Json,
+    /// One YAML document.
+    Yaml,
+}
+
+/// How one answer is to be printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Style {
+    /// `-o`.
+    pub format: Format,
+    /// `--no-headers`.
+    pub no_headers: bool,
+}
+
+impl Style {
+    /// Prints a value: as data, or as the table that `table` makes of it.
+    ///
+    /// # Errors
+    /// When `out` does not take it.
+    pub fn print<T: Serialize>(
+        self,
+        out: &mut impl Write,
+        value: &T,
+        table: impl FnOnce() -> Table,
+    ) -> io::Result<()> {
+        match self.format {
+            Format::Json => writeln!(out, "{}", serde_json::to_string_pretty(value)?),
+            Format::Yaml => out.write_all(yaml::to_string(&serde_json::to_value(value)?).as_bytes()),
+            Format::Table | Format::Wide => {
+                out.write_all(table().render(self.format == Format::Wide, !self.no_headers).as_bytes())
+            }
+        }
+    }
+
+    /// Prints a list as kubectl prints one: `kind: List` with `items`.
+    ///
+    /// # Errors
+    /// When `out` does not take it.
+    pub fn print_list<T: Serialize>(
+        self,
+        out: &mut impl Write,
+        items: &[T],
+        table: impl FnOnce() -> Table,
+    ) -> io::Result<()> {
+        let items: Vec<Value> = match self.format {
+            Format::Json | Format::Yaml => {
+                items.iter().map(serde_json::to_value).collect::<Result<_, _>>()?
+            }
+            Format::Table | Format::Wide => Vec::new(),
+        };
+        let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items});
+        self.print(out, &list, table)
+    }
+}
+
+/// Rows under headers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<String>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Column {
+    header: &'static str,
+    wide: bool,
+}
+
+impl Table {
+    /// A table with these headers; one that begins with `+` shows with `-o wide` only.
+    #[must_use]
+    pub fn new(headers: &[&'static str]) -> Self {
+        let column = |header: &&'static str| match header.strip_prefix('+') {
+            Some(header) => Column { header, wide: true },
+            None => Column { header, wide: false },
+        };
+        Self { columns: headers.iter().map(column).collect(), rows: Vec::new() }
+    }
+
+    /// Adds a row of as many cells as there are headers. An empty cell shows as `<none>`.
+    ///
+    /// # Panics
+    /// When the number differs.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells: Vec<String> =
+            cells.into_iter().map(|cell| if cell.is_empty() { "<none>".to_owned() } else { cell }).collect();
+        assert_eq!(cells.len(), self.columns.len(), "a row has a cell for each header");
+        self.rows.push(cells);
+    }
+
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    fn render(&self, wide: bool, headers: bool) -> String {
+        let shown: Vec<usize> = (0..self.columns.len()).filter(|&n| wide || !self.columns[n].wide).collect();
+        let header_row: Vec<String> = self.columns.iter().map(|c| c.header.to_owned()).collect();
+        let lines: Vec<&Vec<String>> = headers.then_some(&header_row).into_iter().chain(&self.rows).collect();
+        let width = |n: usize| lines.iter().map(|cells| cells[n].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = shown.iter().map(|&n| width(n)).collect();
+        let mut text = String::new();
+        for cells in &lines {
+            let mut line = String::new();
+            for (&n, width) in shown.iter().zip(&widths) {
+                write!(line, "{:width$}   ", cells[n]).expect("writing to a String cannot fail");
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// An age in the manner of kubectl: `5s`, `3m20s`, `45m`, `5h`, `3d4h`, `12d`.
+#[must_use]
+pub fn age(seconds: u64) -> String {
+    let pair = |first: u64, unit: char, rest: u64, small: char| match rest {
+        0 => format!("{first}{unit}"),
+        _ => format!("{first}{unit}{rest}{small}"),
+    };
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..600 => pair(minutes, 'm', seconds % 60, 's'),
+        600..10_800 => format!("{minutes}m"),
+        10_800..28_800 => pair(hours, 'h', minutes % 60, 'm'),
+        28_800..172_800 => format!("{hours}h"),
+        172_800..691_200 => pair(days, 'd', hours % 24, 'h'),
+        _ => format!("{days}d"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new(&["NAME", "+NODE", "STATE"]);
+        table.row(["web".into(), "n1".into(), "active".into()]);
+        table.row(["a-long-name".into(), String::new(), "down".into()]);
+        table
+    }
+
+    #[test]
+    fn columns_are_aligned_and_lines_have_no_trailing_spaces() {
+        assert_eq!(
+            table().render(false, true),
+            "NAME          STATE\nweb           active\na-long-name   down\n"
+        );
+    }
+
+    #[test]
+    fn wide_shows_more_and_an_empty_cell_is_none() {
+        let text = table().render(true, false);
+        assert_eq!(text, "web           n1       active\na-long-name   <none>   down\n");
+    }
+
+    #[test]
+    fn json_and_yaml_show_the_value_not_the_table() {
+        let shown = |format| {
+            let mut out = Vec::new();
+            let style = Style { format, no_headers: false };
+            style
+                .print_list(&mut out, &[serde_json::json!({"name": "web"})], table)
+                .expect("a Vec takes all");
+            String::from_utf8(out).expect("text")
+        };
+        let json: Value = serde_json::from_str(&shown(Format::Json)).expect("JSON");
+        assert_eq!(json["items"][0]["name"], "web");
+        assert!(shown(Format::Yaml).contains("- name: web\n"));
+    }
+
+    #[test]
+    fn ages_are_as_kubectl_prints_them() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (200, "3m20s"),
+            (2700, "45m"),
+            (11_100, "3h5m"),
+            (90_000, "25h"),
+            (273_600, "3d4h"),
+            (1_000_000, "11d"),
+        ] {
+            assert_eq!(age(seconds), text, "{seconds}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `tidegate replay`: what the gateway would do with the packets of a capture, offline.
+//!
+//! The dataplane's own replay does it; here are files, and the JSON line of each packet. Manifests with faults are
+//! replayed without what is refused, as the daemon would run, and the faults go to standard error. A faulty
+//! configuration is refused with exit code 2; a capture that is none, or is cut off, ends with exit code 1 after
+//! what came before the fault has been written.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use serde::Serialize;
+use tidegate_core::pipeline::FlowNote;
+use tidegate_core::testing::pcap::Writer;
+use tidegate_core::verdict::Verdict;
+use tidegate_dataplane::replay::{Replayed, Summary, replay};
+
+use super::{REFUSED, load};
+
+/// The arguments.
+#[derive(Debug, Args)]
+pub(super) struct ReplayArgs {
+    /// The gateway's configuration
+    #[arg(short, long, value_name = "FILE")]
+    config: PathBuf,
+    /// The capture: pcap or pcapng, of Ethernet
+    #[arg(long = "in", value_name = "IN.pcap")]
+    input: PathBuf,
+    /// Where the frames that would be sent go
+    #[arg(long = "out", value_name = "OUT.pcap")]
+    output: PathBuf,
+    /// Print a line of JSON for each packet of the capture
+    #[arg(long)]
+    json: bool,
+}
+
+/// One packet's line. What does not apply is absent, but `flow`, which is `none` then.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    /// Number in the capture, from 1.
+    n: u64,
+    interface: &'a str,
+    verdict: &'static str,
+    reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vip: Option<IpAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<&'static str>,
+    flow: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    frames: Vec<String>,
+}
+
+pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
+    let files = load::offline(&args.config);
+    eprint!("{}", files.report);
+    let (Some(config), Some(outcome)) = (files.config, files.outcome) else {
+        return Ok(ExitCode::from(REFUSED));
+    };
+    let input = File::open(&args.input).with_context(|| args.input.display().to_string())?;
+    let output = File::create(&args.output).with_context(|| args.output.display().to_string())?;
+    let mut writer =
+        Writer::new(BufWriter::new(output)).with_context(|| args.output.display().to_string())?;
+    let names: Vec<&str> = outcome.spec.interfaces.iter().map(|i| i.name.as_str()).collect();
+    let mut out = BufWriter::new(io::stdout().lock());
+    let entries = usize::try_from(config.dataplane.flow_entries_per_core).unwrap_or(usize::MAX);
+    let ended = replay(&outcome.spec, entries, BufReader::new(input), &mut writer, |packet| {
+        if args.json {
+            serde_json::to_writer(&mut out, &line(&names, packet))?;
+            out.write_all(b"\n")?;
+        }
+        Ok(())
+    });
+    writer.finish().and_then(|mut file| file.flush()).with_context(|| args.output.display().to_string())?;
+    out.flush()?;
+    let summary = ended.map_err(|error| anyhow!("{}: {error}", args.input.display()))?;
+    eprintln!("{}", text(&summary));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn line<'a>(names: &[&'a str], packet: &'a Replayed) -> Line<'a> {
+    let (verdict, reason) = match packet.verdict {
+        Verdict::Transmit { why, .. } => ("transmit", why.as_str()),
+        Verdict::Punt(why) => ("punt", why.as_str()),
+        Verdict::Drop(why) => ("drop", why.as_str()),
+        Verdict::HandOver(_) => unreachable!("a replay has one worker, which hands nothing over"),
+    };
+    Line {
+        n: packet.n,
+        interface: names[usize::from(packet.interface)],
+        verdict,
+        reason,
+        service: packet.service.as_deref(),
+        vip: packet.vip,
+        backend: packet.backend,
+        mode: packet.mode.map(tidegate_core::snapshot::ForwardingMode::as_str),
+        flow: match packet.flow {
+            FlowNote::None => "none",
+            FlowNote::New => "new",
+            FlowNote::Known => "known",
+        },
+        frames: packet.frames.iter().map(|frame| hex(frame)).collect(),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digit = |n: u8| char::from(DIGITS[usize::from(n)]);
+    bytes.iter().flat_map(|b| [digit(b >> 4), digit(b & 15)]).collect()
+}
+
+fn text(summary: &Summary) -> String {
+    let Summary { packets, transmitted, punted, dropped, .. } = summary;
+    format!("{packets} packets: {transmitted} transmitted, {punted} punted, {dropped} dropped")
+}

@@ -1,0 +1,337 @@
+//! `explain`: the decision for one packet, step by step, in words and as data.
+//!
+//! The steps ask the same functions of [`Snapshot`] and [`hash`] that the pipeline asks, so an explanation
+//! cannot drift from what is forwarded; what the packet would meet on the wire (headers, TTL, fragments) is not
+//! known here. `explain -c` asks it of a snapshot compiled from files, the daemon of the one that it runs.
+//!
+//! Invariant: pure. The same snapshot, views and packet give the same explanation.
+
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use tidegate_core::addresses::AddressKind;
+use tidegate_core::backend::Backend;
+use tidegate_core::hash::{client_hash, selection_hash};
+use tidegate_core::neighbors::{NeighborState, NeighborTable};
+use tidegate_core::service::{Service, ServiceInfo};
+use tidegate_core::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
+use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
+use tidegate_core::wire::{Addr, Family};
+
+/// The packet asked about: the first of its flow (a TCP SYN, the first UDP datagram).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Packet {
+    /// Transport protocol.
+    pub protocol: Transport,
+    /// Where it comes from.
+    pub source: SocketAddr,
+    /// Where it is to.
+    pub destination: SocketAddr,
+}
+
+/// A transport protocol by name, in any case: `tcp`, `udp`, `sctp`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Transport(pub Protocol);
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "tcp" => Ok(Self(Protocol::Tcp)),
+            "udp" => Ok(Self(Protocol::Udp)),
+            "sctp" => Ok(Self(Protocol::Sctp)),
+            _ => Err(format!("{text:?} is no protocol; accepted: tcp, udp, sctp")),
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<Transport> for String {
+    fn from(transport: Transport) -> Self {
+        transport.to_string()
+    }
+}
+
+impl TryFrom<String> for Transport {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// What becomes of the packet, and every step on the way there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explanation {
+    /// The packet.
+    pub packet: Packet,
+    /// The generation of the snapshot asked.
+    pub generation: u64,
+    /// `transmit`, `punt` or `drop`, as `replay --json` has it.
+    pub verdict: String,
+    /// The reason, in the words of metrics and `replay --json`.
+    pub reason: String,
+    /// `namespace/name:port`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// The forwarding mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// The slot of the Maglev table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
+    /// How many slots the table has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slots: Option<u32>,
+    /// The backend chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backend: Option<SocketAddr>,
+    /// The interface that the packet leaves by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// Who it is sent to on that link.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_hop: Option<IpAddr>,
+    /// The longest IP packet of the client that fits the way, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// What was asked and what was found, in order.
+    pub steps: Vec<Step>,
+}
+
+/// One step of the decision.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// What was asked: `destination`, `service`, `source`, `flow`, `slot`, `backend`, `mode`, `next hop`, `mtu`.
+    pub step: String,
+    /// What was found.
+    pub found: String,
+}
+
+/// What is known beside the snapshot.
+#[derive(Debug, Clone, Copy)]
+pub struct Circumstances<'a> {
+    /// Link addresses.
+    pub neighbors: &'a NeighborTable,
+    /// Why (VIP, protocol, port) is not programmed, if somebody asked for it and was refused.
+    pub refused: Option<&'a str>,
+    /// What the flow tables say; `None` where there are none to ask.
+    pub known_flow: Option<KnownFlow>,
+}
+
+/// A flow table's entry for the packet's 5-tuple.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownFlow {
+    /// The backend that it is pinned to.
+    pub backend: SocketAddr,
+}
+
+/// Goes through the decision for the first packet of a flow.
+#[must_use]
+pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -> Explanation {
+    let mut told = Told::new(snapshot, packet);
+    if let Err((verdict, reason)) = decide(snapshot, about, packet, &mut told) {
+        told.end(verdict, reason);
+    }
+    told.0
+}
+
+/// The branching; what is found is told on the way. The error is the end of a packet that is not forwarded.
+fn decide(
+    snapshot: &Snapshot,
+    about: Circumstances<'_>,
+    packet: &Packet,
+    told: &mut Told,
+) -> Result<(), (&'static str, &'static str)> {
+    let (src, dst) = (Addr::from(packet.source.ip()), Addr::from(packet.destination.ip()));
+    let (proto, port) = (packet.protocol.0.number(), packet.destination.port());
+    if src.is_v4() != dst.is_v4() {
+        told.step("source", "a packet has addresses of one family".to_owned());
+        return Err(("drop", "bad_source"));
+    }
+    let kind = snapshot.address(&dst);
+    told.step("destination", text::address(packet.destination.ip(), kind, snapshot));
+
+    let hash = Snapshot::hash_service(&dst, proto, port);
+    let Some(service) = snapshot.service(hash, &dst, proto, port) else {
+        told.step("service", text::no_service(packet, about.refused));
+        return Err(unserved(snapshot, &src, packet, kind, told));
+    };
+    let info = snapshot.service_info(service.id).expect("a service in the snapshot has its info");
+    told.0.service = Some(info.label());
+    told.0.mode = Some(service.mode.to_string());
+    told.step("service", text::service(service, info));
+
+    if !src.is_single_host() || snapshot.address(&src).is_some() {
+        told.step("source", format!("{src} cannot be answered: it is not one host's, or it is our own"));
+        return Err(("drop", Refusal::BadSource.as_str()));
+    }
+    told.step("source", "everyone may come in: the Service has no source ranges".to_owned());
+
+    let backend = choose(snapshot, about, packet, (service, info), told)?;
+    told.0.backend = Some(SocketAddr::new(backend.address.ip(), backend.port));
+    deliver(snapshot, about.neighbors, service, backend, told)
+}
+
+/// What becomes of a packet to no service port.
+fn unserved(
+    snapshot: &Snapshot,
+    src: &Addr,
+    packet: &Packet,
+    kind: Option<AddressKind>,
+    told: &mut Told,
+) -> (&'static str, &'static str) {
+    let proto = packet.protocol.0.number();
+    let hash = Snapshot::hash_endpoint(src, proto, packet.source.port());
+    if snapshot.endpoint(hash, src, proto, packet.source.port()).is_some() {
+        let who = packet.source;
+        told.step(
+            "flow",
+            format!("{who} is a backend: a packet of one of its flows would go back to the client"),
+        );
+    }
+    match kind {
+        Some(AddressKind::Own(_)) => ("punt", PuntReason::Local.as_str()),
+        Some(AddressKind::Vip) => ("drop", Refusal::NoService.as_str()),
+        Some(AddressKind::Snat) => ("drop", Refusal::NoSnatFlow.as_str()),
+        None => ("punt", PuntReason::NotOurs.as_str()),
+    }
+}
+
+/// Flow, slot, backend.
+fn choose<'s>(
+    snapshot: &'s Snapshot,
+    about: Circumstances<'_>,
+    packet: &Packet,
+    (service, info): (&Service, &ServiceInfo),
+    told: &mut Told,
+) -> Result<&'s Backend, (&'static str, &'static str)> {
+    let pinned = about.known_flow.and_then(|flow| find(snapshot, info, flow.backend));
+    told.step("flow", text::flow(about.known_flow, pinned.is_some()));
+
+    let (src, dst) = (Addr::from(packet.source.ip()), Addr::from(packet.destination.ip()));
+    let hash = if service.affinity_ms == 0 {
+        selection_hash(
+            &src,
+            packet.source.port(),
+            &dst,
+            packet.destination.port(),
+            packet.protocol.0.number(),
+        )
+    } else {
+        client_hash(&src)
+    };
+    if service.slots() == 0 && pinned.is_none() {
+        told.step("backend", text::no_backend(info));
+        return Err(match service.no_endpoints {
+            NoEndpoints::Reject => ("transmit", TransmitReason::NoEndpoints.as_str()),
+            NoEndpoints::Drop => ("drop", Refusal::NoEndpoints.as_str()),
+        });
+    }
+    if let Some(backend) = pinned {
+        told.step("backend", text::pinned(backend));
+        return Ok(backend);
+    }
+    let slot = service.slot_of(hash);
+    told.0.slot = Some(slot);
+    told.0.slots = Some(service.slots());
+    told.step("slot", text::slot(service, slot, hash));
+    let chosen = snapshot.backend_at(service, slot).and_then(|id| snapshot.backend(id));
+    let Some(backend) = chosen else {
+        told.step("backend", format!("nobody owns slot {slot}"));
+        return Err(("drop", Refusal::NoEndpoints.as_str()));
+    };
+    told.step("backend", text::backend(snapshot, service, info, backend));
+    Ok(backend)
+}
+
+/// The backend of a service by address and port, if it keeps flows.
+fn find<'s>(snapshot: &'s Snapshot, info: &ServiceInfo, at: SocketAddr) -> Option<&'s Backend> {
+    let is = |b: &&tidegate_core::service::BackendInfo| b.address.ip() == at.ip() && b.port == at.port();
+    let listed = info.backends.iter().find(is)?;
+    let keeps = listed.state != BackendState::Down || info.key.protocol != Protocol::Udp;
+    snapshot.backend(listed.id).filter(|_| keeps)
+}
+
+/// Mode, next hop, MTU.
+fn deliver(
+    snapshot: &Snapshot,
+    neighbors: &NeighborTable,
+    service: &Service,
+    backend: &Backend,
+    told: &mut Told,
+) -> Result<(), (&'static str, &'static str)> {
+    told.step("mode", text::mode(snapshot, service, backend));
+    let interface = snapshot.interface(backend.interface);
+    let name = interface.map_or("?", |i| i.name.as_str());
+    told.0.interface = Some(name.to_owned());
+    let hop = neighbors.key(backend.neighbor).map(|(_, addr)| addr.ip());
+    told.0.next_hop = hop;
+    let state = neighbors.state(backend.neighbor);
+    told.step("next hop", text::next_hop(name, hop, backend, state));
+
+    let link_mtu = interface.map_or(0, |i| i.mtu);
+    let overhead = overhead(service, backend);
+    told.0.mtu = Some(link_mtu.saturating_sub(overhead));
+    told.step("mtu", text::mtu(name, link_mtu, overhead));
+    if state == NeighborState::Unresolved {
+        return Err(("drop", Refusal::NeighborUnresolved.as_str()));
+    }
+    told.end("transmit", TransmitReason::Forward.as_str());
+    Ok(())
+}
+
+/// Bytes that the mode adds to a packet: the outer header of tunnels (RFC 2003, RFC 2473).
+fn overhead(service: &Service, backend: &Backend) -> u16 {
+    match (service.mode, backend.family) {
+        (ForwardingMode::DsrIpip, Family::V4) => 20,
+        (ForwardingMode::DsrIpip, Family::V6) => 40,
+        (ForwardingMode::DsrL2 | ForwardingMode::Nat | ForwardingMode::FullNat, _) => 0,
+    }
+}
+
+/// The explanation as it grows.
+struct Told(Explanation);
+
+impl Told {
+    fn new(snapshot: &Snapshot, packet: &Packet) -> Self {
+        Self(Explanation {
+            packet: *packet,
+            generation: snapshot.generation(),
+            verdict: String::new(),
+            reason: String::new(),
+            service: None,
+            mode: None,
+            slot: None,
+            slots: None,
+            backend: None,
+            interface: None,
+            next_hop: None,
+            mtu: None,
+            steps: Vec::new(),
+        })
+    }
+
+    fn step(&mut self, step: &str, found: String) {
+        self.0.steps.push(Step { step: step.to_owned(), found });
+    }
+
+    fn end(&mut self, verdict: &str, reason: &str) {
+        verdict.clone_into(&mut self.0.verdict);
+        reason.clone_into(&mut self.0.reason);
+    }
+}

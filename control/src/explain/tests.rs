@@ -1,0 +1,175 @@
+//! Claims about explanations, on snapshots compiled from specs written by hand.
+
+use std::time::Duration;
+
+use tidegate_core::snapshot::{
+    BackendSpec, InterfaceSpec, NeighborSpec, RouteSpec, ServiceKey, ServiceSpec, SnapshotSpec, TableSize,
+};
+use tidegate_core::wire::MacAddr;
+
+use super::*;
+
+fn service(
+    mode: ForwardingMode,
+    vip: &str,
+    port: u16,
+    backends: &[(&str, u16, BackendState)],
+) -> ServiceSpec {
+    let backend = |&(address, port, state): &(&str, u16, BackendState)| BackendSpec {
+        address: address.parse().expect("an address"),
+        port,
+        weight: 1,
+        state,
+    };
+    ServiceSpec {
+        key: ServiceKey { vip: vip.parse().expect("an address"), protocol: Protocol::Tcp, port },
+        namespace: "default".into(),
+        name: "web".into(),
+        port_name: "http".into(),
+        mode,
+        table_size: TableSize::Auto,
+        affinity: None,
+        no_endpoints: NoEndpoints::Reject,
+        idle_timeout_tcp: Duration::from_secs(7440),
+        idle_timeout_udp: Duration::from_secs(300),
+        backends: backends.iter().map(backend).collect(),
+    }
+}
+
+fn spec(services: Vec<ServiceSpec>) -> SnapshotSpec {
+    let mac = |n| MacAddr([2, 0, 0, 0, 0, n]);
+    SnapshotSpec {
+        generation: 7,
+        interfaces: vec![InterfaceSpec {
+            name: "uplink".into(),
+            mac: mac(2),
+            mtu: 1500,
+            vlan: None,
+            addresses: vec!["192.0.2.2/24".parse().expect("a net"), "2001:db8::2/64".parse().expect("a net")],
+        }],
+        routes: vec![RouteSpec {
+            to: "10.0.0.0/8".parse().expect("a net"),
+            via: "192.0.2.1".parse().expect("an address"),
+        }],
+        neighbors: vec![
+            NeighborSpec { ip: "192.0.2.1".parse().expect("an address"), mac: mac(1) },
+            NeighborSpec { ip: "192.0.2.11".parse().expect("an address"), mac: mac(11) },
+        ],
+        snat_addresses: vec!["192.0.2.3".parse().expect("an address")],
+        tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
+        tunnel_source_v6: Some("2001:db8::2".parse().expect("an address")),
+        services,
+    }
+}
+
+fn ask_about(spec: &SnapshotSpec, source: &str, destination: &str, refused: Option<&str>) -> Explanation {
+    let neighbors = NeighborTable::new();
+    let (snapshot, problems) = Snapshot::compile(spec, None, &neighbors).expect("a spec that compiles");
+    assert_eq!(problems, []);
+    let about = Circumstances { neighbors: &neighbors, refused, known_flow: None };
+    let packet = Packet {
+        protocol: Transport(Protocol::Tcp),
+        source: source.parse().expect("an address with a port"),
+        destination: destination.parse().expect("an address with a port"),
+    };
+    explain(&snapshot, about, &packet)
+}
+
+fn ask(spec: &SnapshotSpec, destination: &str) -> Explanation {
+    ask_about(spec, "198.51.100.7:40000", destination, None)
+}
+
+fn found<'a>(explanation: &'a Explanation, step: &str) -> &'a str {
+    let step = explanation.steps.iter().find(|s| s.step == step);
+    step.map(|s| s.found.as_str()).unwrap_or_else(|| panic!("a step of that name in\n{explanation}"))
+}
+
+const ACTIVE: BackendState = BackendState::Active;
+
+#[test]
+fn a_forwarded_packet_is_followed_from_vip_to_link_address() {
+    let spec = spec(vec![service(ForwardingMode::FullNat, "203.0.113.1", 80, &[("10.0.0.1", 8080, ACTIVE)])]);
+    let told = ask(&spec, "203.0.113.1:80");
+    let steps: Vec<&str> = told.steps.iter().map(|s| s.step.as_str()).collect();
+    let expected = ["destination", "service", "source", "flow", "slot", "backend", "mode", "next hop", "mtu"];
+    assert_eq!(steps, expected);
+    assert_eq!((told.verdict.as_str(), told.reason.as_str(), told.generation), ("transmit", "forward", 7));
+    assert_eq!(told.service.as_deref(), Some("default/web:http"));
+    assert_eq!(told.backend, Some("10.0.0.1:8080".parse().expect("an address")));
+    assert_eq!(
+        found(&told, "next hop"),
+        "router 192.0.2.1 on uplink, 02:00:00:00:00:01 (dataplane.neighbors)"
+    );
+    assert!(found(&told, "mode").contains("192.0.2.3"), "{told}");
+}
+
+#[test]
+fn the_backend_is_the_one_that_owns_the_slot_of_the_selection_hash() {
+    let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE), ("10.0.0.3", 80, ACTIVE)];
+    let spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &backends)]);
+    let neighbors = NeighborTable::new();
+    let (snapshot, _) = Snapshot::compile(&spec, None, &neighbors).expect("a spec that compiles");
+    let vip = Addr::v4([203, 0, 113, 1]);
+    let service = snapshot.service(Snapshot::hash_service(&vip, 6, 80), &vip, 6, 80).expect("it is there");
+    for port in 40_000..40_050 {
+        let told = ask_about(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
+        let hash = selection_hash(&Addr::v4([198, 51, 100, 7]), port, &vip, 80, 6);
+        let owner =
+            snapshot.select(service, hash).and_then(|id| snapshot.backend(id)).expect("all are active");
+        assert_eq!(told.backend, Some(SocketAddr::new(owner.address.ip(), 80)));
+    }
+}
+
+#[test]
+fn affinity_hashes_the_client_alone() {
+    let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE), ("10.0.0.3", 80, ACTIVE)];
+    let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
+    web.affinity = Some(Duration::from_secs(10_800));
+    let spec = spec(vec![web]);
+    let chosen: std::collections::BTreeSet<_> = (40_000..40_050)
+        .map(|port| ask_about(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None).backend)
+        .collect();
+    assert_eq!(chosen.len(), 1);
+}
+
+#[test]
+fn a_tunnel_takes_its_header_off_the_mtu() {
+    let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
+    let told = ask(&spec(vec![web]), "203.0.113.1:80");
+    assert_eq!(told.mtu, Some(1480));
+    assert_eq!(told.next_hop, Some("192.0.2.11".parse().expect("an address")));
+}
+
+#[test]
+fn each_refusal_says_why() {
+    let none = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[])]);
+    let end = |told: &Explanation| format!("{} {}", told.verdict, told.reason);
+    assert_eq!(end(&ask(&none, "203.0.113.1:80")), "transmit no_endpoints");
+    assert_eq!(end(&ask(&none, "203.0.113.1:81")), "drop no_service");
+    assert_eq!(end(&ask(&none, "192.0.2.2:22")), "punt local");
+    assert_eq!(end(&ask(&none, "192.0.2.3:22")), "drop no_snat_flow");
+    assert_eq!(end(&ask(&none, "8.8.8.8:53")), "punt not_ours");
+
+    let down = [("10.0.0.1", 80, BackendState::Down), ("10.0.0.2", 80, BackendState::Draining)];
+    let told = ask(&spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &down)]), "203.0.113.1:80");
+    assert_eq!(found(&told, "backend"), "none of the 2 backends takes new flows (1 draining, 1 down)");
+
+    let asked = ask_about(&none, "198.51.100.7:1", "203.0.113.1:443", Some("SCTP is not supported yet"));
+    assert!(found(&asked, "service").ends_with("not served: SCTP is not supported yet"), "{asked}");
+
+    let one = spec(vec![service(ForwardingMode::DsrL2, "203.0.113.1", 80, &[("192.0.2.12", 80, ACTIVE)])]);
+    assert_eq!(end(&ask(&one, "203.0.113.1:80")), "drop neighbor_unresolved");
+    assert_eq!(end(&ask_about(&one, "127.0.0.1:5", "203.0.113.1:80", None)), "drop bad_source");
+    assert_eq!(end(&ask_about(&one, "[2001:db8::9]:5", "203.0.113.1:80", None)), "drop bad_source");
+}
+
+#[test]
+fn text_and_json_tell_the_same() {
+    let spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
+    let told = ask(&spec, "203.0.113.1:80");
+    let text = told.to_string();
+    assert!(text.starts_with("TCP 198.51.100.7:40000 -> 203.0.113.1:80, by snapshot 7\n 1. destination  "));
+    assert!(text.ends_with("=> transmit (forward) to 10.0.0.1:80\n"));
+    let json = serde_json::to_string(&told).expect("plain values");
+    assert_eq!(serde_json::from_str::<Explanation>(&json).expect("what was written"), told);
+}

@@ -1,0 +1,187 @@
+//! The sentences of an explanation. Nothing is decided here; each function words one finding of `explain`.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use tidegate_core::addresses::AddressKind;
+use tidegate_core::backend::Backend;
+use tidegate_core::neighbors::NeighborState;
+use tidegate_core::service::{Service, ServiceInfo};
+use tidegate_core::snapshot::{BackendState, ForwardingMode, Snapshot};
+use tidegate_core::wire::Family;
+
+use super::{Explanation, KnownFlow, Packet};
+
+pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot) -> String {
+    match kind {
+        Some(AddressKind::Vip) => format!("{ip} is a VIP"),
+        Some(AddressKind::Snat) => format!("{ip} is one of dataplane.snatAddresses"),
+        Some(AddressKind::Own(at)) => {
+            let name = snapshot.interface(at).map_or("?", |i| i.name.as_str());
+            format!("{ip} is the gateway's own, of interface {name}")
+        }
+        None => format!("{ip} is no address of the gateway"),
+    }
+}
+
+pub(super) fn no_service(packet: &Packet, refused: Option<&str>) -> String {
+    let Packet { protocol, destination, .. } = packet;
+    match refused {
+        Some(why) => format!("{protocol} {destination} is asked for, and not served: {why}"),
+        None => format!("no Service has {protocol} {destination}"),
+    }
+}
+
+pub(super) fn service(service: &Service, info: &ServiceInfo) -> String {
+    let affinity = match service.affinity_ms {
+        0 => String::new(),
+        ms => format!(", sessionAffinity ClientIP for {} s", ms / 1000),
+    };
+    let (label, key, count) = (info.label(), info.key, info.backends.len());
+    format!("{label} has {key}: forwarding {}, {count} backends{affinity}", info.mode)
+}
+
+pub(super) fn flow(known: Option<KnownFlow>, still_there: bool) -> String {
+    match known {
+        None => "not known: taken as the first packet of a flow (TCP: the SYN)".to_owned(),
+        Some(flow) if still_there => format!("known, and pinned to {}", flow.backend),
+        Some(flow) => format!("known, but its backend {} keeps it no longer: chosen anew", flow.backend),
+    }
+}
+
+pub(super) fn no_backend(info: &ServiceInfo) -> String {
+    match info.backends.len() {
+        0 => "the Service has no backend".to_owned(),
+        n => format!("none of the {n} backends takes new flows ({})", states(info)),
+    }
+}
+
+fn states(info: &ServiceInfo) -> String {
+    let count = |state| info.backends.iter().filter(|b| b.state == state).count();
+    let weightless =
+        info.backends.iter().filter(|b| b.state == BackendState::Active && b.weight == 0).count();
+    let counts = [
+        (count(BackendState::Active) - weightless, "active"),
+        (weightless, "of weight 0"),
+        (count(BackendState::Draining), "draining"),
+        (count(BackendState::Down), "down"),
+    ];
+    let words: Vec<String> =
+        counts.iter().filter(|(n, _)| *n > 0).map(|(n, state)| format!("{n} {state}")).collect();
+    words.join(", ")
+}
+
+pub(super) fn pinned(backend: &Backend) -> String {
+    format!("{}, as the flow has it", SocketAddr::new(backend.address.ip(), backend.port))
+}
+
+pub(super) fn slot(service: &Service, slot: u32, hash: u64) -> String {
+    let of = if service.affinity_ms == 0 {
+        "source, destination, ports and protocol"
+    } else {
+        "the client's address alone"
+    };
+    format!("{slot} of {}: hash {hash:#018x} of {of}", service.slots())
+}
+
+pub(super) fn backend(
+    snapshot: &Snapshot,
+    service: &Service,
+    info: &ServiceInfo,
+    backend: &Backend,
+) -> String {
+    let address = SocketAddr::new(backend.address.ip(), backend.port);
+    let position = info.backends.iter().position(|b| b.id == backend.id);
+    let share = position.and_then(|at| snapshot.shares(service).get(at).copied()).unwrap_or(0);
+    let percent = 100.0 * f64::from(share) / f64::from(service.slots().max(1));
+    let weight = position.map_or(0, |at| info.backends[at].weight);
+    format!(
+        "{address} owns the slot: weight {weight}, {share} slots ({percent:.1} %) beside {} ({})",
+        match info.backends.len() - 1 {
+            1 => "1 other".to_owned(),
+            n => format!("{n} others"),
+        },
+        states(info)
+    )
+}
+
+pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend) -> String {
+    let address = SocketAddr::new(backend.address.ip(), backend.port);
+    match service.mode {
+        ForwardingMode::DsrL2 => {
+            "dsr-l2: only the link addresses change; the backend answers the client itself".to_owned()
+        }
+        ForwardingMode::DsrIpip => {
+            let outer = match backend.family {
+                Family::V4 => "IPv4",
+                Family::V6 => "IPv6",
+            };
+            let source =
+                snapshot.tunnel_source(backend.family).map_or_else(|| "?".to_owned(), |a| a.to_string());
+            format!(
+                "dsr-ipip: an outer {outer} header {source} -> {}; the backend answers the client itself",
+                backend.address
+            )
+        }
+        ForwardingMode::Nat => {
+            format!("nat: the destination becomes {address}; replies come back through the gateway")
+        }
+        ForwardingMode::FullNat => {
+            let sources: Vec<String> =
+                snapshot.snat_addresses(backend.family).iter().map(ToString::to_string).collect();
+            format!(
+                "fullnat: the destination becomes {address}, the source a free port of {}",
+                sources.join(" or ")
+            )
+        }
+    }
+}
+
+pub(super) fn next_hop(
+    interface: &str,
+    hop: Option<IpAddr>,
+    backend: &Backend,
+    state: NeighborState,
+) -> String {
+    let who = match hop {
+        Some(hop) if hop == backend.address.ip() => format!("{hop} itself, on the link of {interface}"),
+        Some(hop) => format!("router {hop} on {interface}"),
+        None => format!("on {interface}"),
+    };
+    let mac = match state {
+        NeighborState::Static(mac) => format!("{mac} (dataplane.neighbors)"),
+        NeighborState::Resolved(mac) => format!("{mac} (resolved)"),
+        NeighborState::Stale(mac) => format!("{mac} (stale, in use)"),
+        NeighborState::Unresolved => "its link address is not known".to_owned(),
+    };
+    format!("{who}, {mac}")
+}
+
+pub(super) fn mtu(interface: &str, link: u16, overhead: u16) -> String {
+    let fits = link.saturating_sub(overhead);
+    match overhead {
+        0 => format!("{fits} bytes, the MTU of {interface}; what is longer is answered with packet-too-big"),
+        _ => format!(
+            "{fits} bytes: {link} of {interface} less {overhead} for the outer header; what is longer is answered \
+             with packet-too-big"
+        ),
+    }
+}
+
+impl fmt::Display for Explanation {
+    /// The steps, one a line, then the end.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Packet { protocol, source, destination } = self.packet;
+        writeln!(f, "{protocol} {source} -> {destination}, by snapshot {}", self.generation)?;
+        let width = self.steps.iter().map(|s| s.step.len()).max().unwrap_or(0);
+        for (n, step) in self.steps.iter().enumerate() {
+            writeln!(f, "{:>2}. {:width$}  {}", n + 1, step.step, step.found)?;
+        }
+        match self.backend {
+            Some(backend) if self.verdict == "transmit" => {
+                writeln!(f, "=> {} ({}) to {backend}", self.verdict, self.reason)
+            }
+            _ => writeln!(f, "=> {} ({})", self.verdict, self.reason),
+        }
+    }
+}
