@@ -8,6 +8,7 @@
 pub mod assemble;
 pub mod cli;
 pub mod config;
+pub mod daemon;
 pub mod demo;
 pub mod diagnostic;
 pub mod explain;

@@ -43,6 +43,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run the gateway until a signal ends it; SIGHUP reloads
+    Run(ConfigArg),
     /// Check configuration and manifests together; exit 2 when anything is refused
     Check(ConfigArg),
     /// Say what becomes of each packet of a capture, without ports or root
@@ -127,6 +129,7 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Run(args) => crate::daemon::run(&args.config),
         Command::Check(args) => check::run(&args.config),
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),

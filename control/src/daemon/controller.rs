@@ -1,0 +1,282 @@
+//! From what is known now to what the workers do: gathers, reconciles, publishes, remembers.
+//!
+//! Owned by the daemon's loop; nothing else changes the desired state. Each [`Controller::apply`] is one round: the
+//! pure [`reconcile`], a publish where the outcome differs from the last, the targets of the health checks, and a
+//! line in the log for every finding that is new.
+//!
+//! Invariant: a round that fails leaves everything as the last good one had it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::snapshot::{BackendState, NoEndpoints, Problem, SnapshotSpec};
+use tidegate_dataplane::gateway::Dataplane;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::state::{Round, State};
+use super::{logging, reload};
+use crate::assemble;
+use crate::config::{self, GatewayConfig};
+use crate::diagnostic::{Diagnostic, Report};
+use crate::health::{Checker, Failing};
+use crate::reconcile::{DrainTarget, Input, Memory, Outcome, Settings, reconcile};
+use crate::source::directory::SourceUpdate;
+
+/// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
+/// `/healthz` then tells.
+const APPLY_MAX: Duration = Duration::from_millis(500);
+
+/// What the operator asks of the desired state; answered once it is in force.
+#[derive(Debug)]
+pub enum Command {
+    /// No new flows for a backend, or for all of a node.
+    Drain(DrainTarget, oneshot::Sender<()>),
+    /// New flows again. The answer says whether it was drained.
+    Undrain(DrainTarget, oneshot::Sender<bool>),
+    /// Read configuration and manifests again.
+    Reload(oneshot::Sender<()>),
+}
+
+/// See the module.
+pub(super) struct Controller {
+    path: PathBuf,
+    config: GatewayConfig,
+    settings: Settings,
+    dataplane: Arc<Dataplane>,
+    state: Arc<State>,
+    checker: Checker,
+    manifests: Option<SourceUpdate>,
+    /// The revision of the manifests that the last round was made from.
+    reconciled: u64,
+    failing: Failing,
+    drained: BTreeSet<DrainTarget>,
+    memory: Memory,
+    spec: Option<SnapshotSpec>,
+    generation: u64,
+    reconcile_at: Option<Duration>,
+    started: Instant,
+    /// What has been logged and is still true.
+    told: BTreeSet<Diagnostic>,
+    config_report: Report,
+}
+
+impl Controller {
+    /// A controller that has published nothing yet.
+    pub(super) fn new(
+        config: GatewayConfig,
+        path: &Path,
+        dataplane: Arc<Dataplane>,
+        state: Arc<State>,
+        checker: Checker,
+    ) -> Self {
+        let settings = settings(&config, &dataplane);
+        Self {
+            path: path.to_owned(),
+            config,
+            settings,
+            dataplane,
+            state,
+            checker,
+            manifests: None,
+            reconciled: 0,
+            failing: Failing::default(),
+            drained: BTreeSet::new(),
+            memory: Memory::default(),
+            spec: None,
+            generation: 0,
+            reconcile_at: None,
+            started: Instant::now(),
+            told: BTreeSet::new(),
+            config_report: Report::new(),
+        }
+    }
+
+    /// The configuration in force.
+    pub(super) fn config(&self) -> &GatewayConfig {
+        &self.config
+    }
+
+    /// When a round is due though nothing changes.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.reconcile_at.map(|at| self.started + at)
+    }
+
+    /// The source has this now.
+    pub(super) fn take(&mut self, manifests: SourceUpdate) {
+        self.manifests = Some(manifests);
+    }
+
+    /// These fail now.
+    pub(super) fn hear(&mut self, failing: Failing) {
+        self.failing = failing;
+    }
+
+    /// Does what the operator asks; in force with the next round.
+    pub(super) fn obey(&mut self, command: Command) {
+        // Whoever asked may have gone: then nobody waits for the answer.
+        match command {
+            Command::Drain(target, answer) => {
+                tracing::info!("draining {target:?}");
+                self.drained.insert(target);
+                let _ = answer.send(());
+            }
+            Command::Undrain(target, answer) => {
+                let was_drained = self.drained.remove(&target);
+                tracing::info!(was_drained, "no longer draining {target:?}");
+                let _ = answer.send(was_drained);
+            }
+            Command::Reload(answer) => {
+                self.reload();
+                let _ = answer.send(());
+            }
+        }
+    }
+
+    /// Reads the configuration again. What is refused, or cannot change while the gateway runs, changes nothing.
+    pub(super) fn reload(&mut self) {
+        let loaded = config::load(&self.path);
+        loaded.report.iter().for_each(logging::diagnostic);
+        match loaded.config {
+            None => tracing::error!("the configuration is refused; the last good one stays"),
+            Some(config) => {
+                let fixed = reload::fixed_parts_that_differ(&self.config, &config);
+                if fixed.is_empty() {
+                    self.settings = settings(&config, &self.dataplane);
+                    self.config = config;
+                    tracing::info!("configuration reloaded");
+                } else {
+                    let fixed = fixed.join(", ");
+                    tracing::error!("a change of {fixed} needs a restart; the last good configuration stays");
+                }
+            }
+        }
+        self.config_report = loaded.report;
+    }
+
+    /// One round.
+    pub(super) async fn apply(&mut self) {
+        let Some(manifests) = self.manifests.clone() else { return };
+        let began = Instant::now();
+        let outcome = self.reconcile(&manifests);
+        self.checker.set_targets(outcome.targets.clone());
+        self.reconcile_at = outcome.reconcile_at;
+        self.memory = outcome.memory.clone();
+        let problems = self.publish(&outcome.spec).await;
+        self.tell(&manifests, &outcome, &problems);
+        let change = (manifests.revision != self.reconciled).then(|| manifests.seen.elapsed());
+        self.reconciled = manifests.revision;
+        self.state.round(
+            Round { outcome, problems, manifests, config_report: self.config_report.clone() },
+            began.elapsed(),
+            change,
+        );
+    }
+
+    fn reconcile(&self, manifests: &SourceUpdate) -> Outcome {
+        reconcile(&Input {
+            settings: &self.settings,
+            objects: &manifests.objects,
+            failing: &self.failing,
+            drained: &self.drained,
+            memory: &self.memory,
+            generation: self.generation + 1,
+            now: self.started.elapsed(),
+        })
+    }
+
+    /// Publishes a spec that differs from the last one, and waits for the workers to take it up.
+    async fn publish(&mut self, spec: &SnapshotSpec) -> Vec<Problem> {
+        let same = |last: &SnapshotSpec| SnapshotSpec { generation: spec.generation, ..last.clone() } == *spec;
+        if self.spec.as_ref().is_some_and(same) {
+            return self.state.problems();
+        }
+        let (dataplane, wanted) = (Arc::clone(&self.dataplane), spec.clone());
+        // A compile may take a tenth of a second: not on a thread that others wait for.
+        let published = tokio::task::spawn_blocking(move || dataplane.publish(&wanted)).await;
+        match published {
+            Ok(Ok(published)) => {
+                self.generation = spec.generation;
+                self.state.desire(spec.generation);
+                self.spec = Some(spec.clone());
+                self.applied().await;
+                tracing::info!(generation = published.generation, services = spec.services.len(), "published");
+                published.problems
+            }
+            Ok(Err(error)) => {
+                tracing::error!("not published, the last good state stays: {error}");
+                self.state.problems()
+            }
+            Err(panic) => {
+                tracing::error!("not published, the last good state stays: {panic}");
+                self.state.problems()
+            }
+        }
+    }
+
+    async fn applied(&self) {
+        let latest = Instant::now() + APPLY_MAX;
+        while self.dataplane.applied_generation() < self.generation && Instant::now() < latest {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Logs what is new; what is gone may be told again.
+    fn tell(&mut self, manifests: &SourceUpdate, outcome: &Outcome, problems: &[Problem]) {
+        let findings = outcome.findings.iter().map(|finding| finding.diagnostic.clone());
+        let left_out = problems.iter().map(|problem| Diagnostic::warning(problem.to_string()));
+        let now: BTreeSet<Diagnostic> =
+            manifests.report.iter().cloned().chain(findings).chain(left_out).collect();
+        now.difference(&self.told).for_each(logging::diagnostic);
+        self.told = now;
+    }
+
+    /// Takes no new flows any more, so that others get them, and keeps those that there are.
+    pub(super) async fn withdraw(&mut self) {
+        let Some(mut spec) = self.spec.clone() else { return };
+        spec.generation = self.generation + 1;
+        for service in &mut spec.services {
+            service.no_endpoints = NoEndpoints::Drop;
+            for backend in service.backends.iter_mut().filter(|b| b.state == BackendState::Active) {
+                backend.state = BackendState::Draining;
+            }
+        }
+        self.publish(&spec).await;
+    }
+}
+
+/// What reconcile needs, with the ports as they turned out.
+fn settings(config: &GatewayConfig, dataplane: &Dataplane) -> Settings {
+    let ports = assemble::dataplane_config(config);
+    let interfaces = tidegate_dataplane::gateway::interface_specs(&ports, dataplane.interfaces());
+    assemble::settings(config, interfaces)
+}
+
+/// A backend or a node, as the operator names it: `10.0.0.1`, `10.0.0.1:8080`, `[fd00::1]:8080`, or a node's name.
+#[must_use]
+pub fn drain_target(text: &str) -> DrainTarget {
+    if let Ok(address) = text.parse() {
+        DrainTarget::Backend(address, None)
+    } else if let Ok(socket) = text.parse::<std::net::SocketAddr>() {
+        DrainTarget::Backend(socket.ip(), Some(socket.port()))
+    } else {
+        DrainTarget::Node(text.to_owned())
+    }
+}
+
+/// For the tests of [`drain_target`].
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backends_are_named_by_address_with_or_without_port_and_nodes_by_name() {
+        let ip: IpAddr = "fd00::1".parse().expect("an address");
+        assert_eq!(drain_target("fd00::1"), DrainTarget::Backend(ip, None));
+        assert_eq!(drain_target("[fd00::1]:8080"), DrainTarget::Backend(ip, Some(8080)));
+        assert_eq!(drain_target("worker-7"), DrainTarget::Node("worker-7".into()));
+    }
+}

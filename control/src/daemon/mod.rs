@@ -1,0 +1,213 @@
+//! The daemon: everything of `tidegate run`, from reading the configuration to the orderly end.
+//!
+//! One loop ([`serve`]) waits for whatever may change the desired state (manifests, health, drains that end, the
+//! operator, signals), lets changes settle, and has the [`Controller`] reconcile and publish. What others may look at
+//! meanwhile (admin socket, metrics, health ports) is in [`State`].
+//!
+//! Invariant: whatever goes wrong after the start, the last good state keeps forwarding; only a dead worker or a
+//! signal ends the process.
+
+mod controller;
+mod logging;
+mod reload;
+mod start;
+mod state;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tidegate_dataplane::gateway::Dataplane;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::config::{self, GatewayConfig};
+use crate::health::{Checker, TcpConnect};
+use crate::source::directory::{SourceUpdate, Watch};
+use controller::Controller;
+pub use controller::Command;
+use state::State;
+
+/// Exit code for a configuration that is refused.
+const REFUSED: u8 = 2;
+/// Changes are published when this long nothing else has changed,
+const SETTLE: Duration = Duration::from_millis(10);
+/// but no later than this after the first.
+const SETTLE_MAX: Duration = Duration::from_secs(1);
+/// How long established flows live on after the end was asked for, while no new ones are taken.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Health checks under way at once.
+const CHECKS_MAX: usize = 512;
+
+/// Runs the gateway of the configuration at `path` until a signal ends it.
+///
+/// # Errors
+/// When the dataplane, the source or a listener cannot be started.
+pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
+    logging::start();
+    let loaded = config::load(path);
+    loaded.report.iter().for_each(logging::diagnostic);
+    let Some(config) = loaded.config else { return Ok(ExitCode::from(REFUSED)) };
+    let (failed, failures) = watch::channel(None);
+    let dataplane = start::dataplane(&config, failed)?;
+    // Threads of the runtime inherit this: they stay off the workers' cores.
+    start::confine_to(dataplane.main_cpus());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("tg-control")
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let code = runtime.block_on(serve(path, config, Arc::new(dataplane), failures));
+    // What still runs is a check or a connection that nobody waits for.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    code
+}
+
+/// What the loop listens to.
+struct Ears {
+    source: Option<Watch>,
+    manifests: watch::Receiver<SourceUpdate>,
+    failing: watch::Receiver<crate::health::Failing>,
+    commands: mpsc::Receiver<Command>,
+    failures: watch::Receiver<Option<String>>,
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+/// Why the loop woke up.
+enum Wake {
+    /// Something may have changed what is desired.
+    Changed,
+    /// The operator asked, and waits for the outcome.
+    Command(Command),
+    /// SIGHUP.
+    Reload,
+    /// SIGTERM or SIGINT.
+    End,
+    /// A worker is dead.
+    Failed(String),
+}
+
+async fn serve(
+    path: &Path,
+    config: GatewayConfig,
+    dataplane: Arc<Dataplane>,
+    failures: watch::Receiver<Option<String>>,
+) -> anyhow::Result<ExitCode> {
+    let (source, manifests) = start::source(&config)?;
+    let checker = Checker::start(TcpConnect, CHECKS_MAX, u64::from(std::process::id()));
+    let (operator, commands) = mpsc::channel(16);
+    let mut ears = Ears {
+        source,
+        manifests,
+        failing: checker.failing(),
+        commands,
+        failures,
+        hangup: signal(SignalKind::hangup())?,
+        terminate: signal(SignalKind::terminate())?,
+        interrupt: signal(SignalKind::interrupt())?,
+    };
+    let state = Arc::new(State::new(&config, Arc::clone(&dataplane), checker.counts()));
+    let mut controller = Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker);
+
+    controller.take(ears.manifests.borrow_and_update().clone());
+    controller.apply().await;
+    start::notify_ready();
+    tracing::info!(gateway = controller.config().name, "forwarding");
+    let code = loop {
+        match ears.next(controller.due()).await {
+            Wake::Changed => ears.settle().await,
+            Wake::Command(command) => controller.obey(command),
+            Wake::Reload => {
+                controller.reload();
+                ears.reload();
+            }
+            Wake::End => break ExitCode::SUCCESS,
+            Wake::Failed(why) => {
+                tracing::error!("{why}: the process ends, for its supervisor to start it anew");
+                break ExitCode::FAILURE;
+            }
+        }
+        controller.take(ears.manifests.borrow_and_update().clone());
+        controller.hear(ears.failing.borrow_and_update().clone());
+        controller.apply().await;
+    };
+    tracing::info!("withdrawing: no new flows");
+    state.leave();
+    controller.withdraw().await;
+    tokio::select! {
+        () = tokio::time::sleep(FAREWELL) => {}
+        _ = ears.terminate.recv() => {}
+        _ = ears.interrupt.recv() => {}
+    }
+    drop((controller, state));
+    stop(dataplane).await;
+    tracing::info!("stopped");
+    Ok(code)
+}
+
+/// Ends the threads of the dataplane. Others may still hold it for an answer that is under way: they let go when the
+/// runtime ends, and its end is the same.
+async fn stop(dataplane: Arc<Dataplane>) {
+    if let Ok(dataplane) = Arc::try_unwrap(dataplane) {
+        let stopped = tokio::task::spawn_blocking(move || dataplane.stop()).await;
+        if let Err(error) = stopped {
+            tracing::error!("the dataplane did not stop in order: {error}");
+        }
+    }
+}
+
+impl Ears {
+    /// Waits for something to happen, or for `due`.
+    async fn next(&mut self, due: Option<Instant>) -> Wake {
+        let due = async {
+            match due {
+                Some(due) => sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = self.terminate.recv() => Wake::End,
+            _ = self.interrupt.recv() => Wake::End,
+            Ok(()) = self.failures.changed() => match self.failures.borrow_and_update().clone() {
+                Some(why) => Wake::Failed(why),
+                None => Wake::Changed,
+            },
+            _ = self.hangup.recv() => Wake::Reload,
+            Some(command) = self.commands.recv() => Wake::Command(command),
+            Ok(()) = self.manifests.changed() => Wake::Changed,
+            Ok(()) = self.failing.changed() => Wake::Changed,
+            () = due => Wake::Changed,
+        }
+    }
+
+    /// Lets changes that come together be published together.
+    async fn settle(&mut self) {
+        let latest = Instant::now() + SETTLE_MAX;
+        loop {
+            let quiet = (Instant::now() + SETTLE).min(latest);
+            let more = async {
+                tokio::select! {
+                    Ok(()) = self.manifests.changed() => {}
+                    Ok(()) = self.failing.changed() => {}
+                }
+            };
+            if timeout_at(quiet, more).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Looks at the manifests again.
+    fn reload(&self) {
+        if let Some(source) = &self.source {
+            source.reload();
+        }
+    }
+}

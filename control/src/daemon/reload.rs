@@ -1,0 +1,53 @@
+//! What of the configuration may change while the gateway runs, and what needs a restart.
+//!
+//! Ports, cores, memory and listeners are made once, at the start; a change there is refused as a whole and named,
+//! so that the gateway never runs half of one configuration and half of another.
+
+use crate::config::GatewayConfig;
+
+/// The parts that differ and cannot change while the gateway runs, as keys of the configuration.
+pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) -> Vec<&'static str> {
+    let (old_plane, new_plane) = (&now.dataplane, &new.dataplane);
+    let parts = [
+        ("dataplane.cores", old_plane.cores != new_plane.cores),
+        ("dataplane.idle", old_plane.idle != new_plane.idle),
+        ("dataplane.memory", old_plane.memory != new_plane.memory),
+        ("dataplane.flowTable", old_plane.flow_entries_per_core != new_plane.flow_entries_per_core),
+        ("dataplane.interfaces", old_plane.interfaces != new_plane.interfaces),
+        // The kernel's side of the interfaces has them too.
+        ("dataplane.routes", old_plane.routes != new_plane.routes),
+        ("source", now.source != new.source),
+        ("announce", now.announce != new.announce),
+        ("admin", now.admin != new.admin),
+    ];
+    parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(rest: &str) -> GatewayConfig {
+        let text = format!(
+            "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\nmetadata: {{name: edge}}\n\
+             dataplane:\n  cores: [0]\n  interfaces: [{{name: up, device: net_null0, addresses: [10.0.0.1/24]}}]\n{rest}"
+        );
+        let loaded = crate::config::parse(&text, "gateway.yaml", std::path::Path::new("."), 2);
+        loaded.config.unwrap_or_else(|| panic!("{}", loaded.report))
+    }
+
+    #[test]
+    fn pools_defaults_and_neighbors_may_change() {
+        let changed = config(
+            "  neighbors: [{ip: 10.0.0.9, mac: '02:00:00:00:00:09'}]\n\
+             pools: [{name: public, addresses: [203.0.113.0/28]}]\nservices: {defaults: {drainTimeout: 5s}}\n",
+        );
+        assert_eq!(fixed_parts_that_differ(&config(""), &changed), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn what_is_made_at_the_start_is_named() {
+        let changed = config("  routes: [{to: 0.0.0.0/0, via: 10.0.0.254}]\nadmin: {listen: '127.0.0.1:9999'}\n");
+        assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.routes", "admin"]);
+    }
+}

@@ -1,0 +1,93 @@
+//! The steps of starting up: the dataplane, the source, the listeners.
+//!
+//! Called once by the daemon, in this order; each error says what could not be had.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context;
+use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
+use tokio::sync::watch;
+
+use crate::assemble;
+use crate::config::{GatewayConfig, SourceConfig};
+use crate::source::directory::{DirectorySource, SourceUpdate, Watch};
+
+/// Starts ports and workers; `failed` hears of a worker that dies.
+pub(super) fn dataplane(
+    config: &GatewayConfig,
+    failed: watch::Sender<Option<String>>,
+) -> anyhow::Result<Dataplane> {
+    let on_failure = move |failure: &tidegate_dataplane::gateway::WorkerFailure| {
+        failed.send_replace(Some(format!("worker {} died: {}", failure.worker, failure.message)));
+    };
+    let config =
+        DataplaneConfig { on_failure: Some(Arc::new(on_failure)), ..assemble::dataplane_config(config) };
+    let dataplane = Dataplane::start(&config).context("the dataplane does not start")?;
+    for interface in dataplane.interfaces() {
+        tracing::info!(
+            interface = interface.name,
+            device = interface.device,
+            driver = interface.driver,
+            mac = %interface.mac,
+            mtu = interface.mtu,
+            tap = interface.tap.as_deref().unwrap_or("none"),
+            "port up"
+        );
+    }
+    Ok(dataplane)
+}
+
+/// Keeps this thread, and those that it makes, on these CPUs. Where that is refused they run anywhere.
+pub(super) fn confine_to(cpus: &[usize]) {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().filter(|&&cpu| cpu < rustix::thread::CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
+    if cpus.is_empty() {
+        return;
+    }
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!("cannot keep the control plane off the workers' cores: {error}");
+    }
+}
+
+/// Opens the directory of manifests; its first state is there on return.
+pub(super) fn source(
+    config: &GatewayConfig,
+) -> anyhow::Result<(Option<Watch>, watch::Receiver<SourceUpdate>)> {
+    let SourceConfig::Directory { path, watch: follow } = &config.source;
+    if *follow {
+        let source = DirectorySource::watch(path).context("cannot follow the directory of manifests")?;
+        let updates = source.updates();
+        return Ok((Some(source), updates));
+    }
+    let (objects, report) = DirectorySource::load(path);
+    let update = SourceUpdate {
+        revision: 1,
+        objects: Arc::new(objects),
+        report: Arc::new(report),
+        stale: Arc::from([]),
+        seen: Instant::now(),
+    };
+    Ok((None, watch::channel(update).1))
+}
+
+/// Tells the supervisor that the gateway forwards, if it asked to be told (`sd_notify(3)`).
+pub(super) fn notify_ready() {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let told = || -> std::io::Result<()> {
+        use std::os::linux::net::SocketAddrExt;
+        use std::os::unix::net::{SocketAddr, UnixDatagram};
+        let path = path.as_encoded_bytes();
+        // A leading @ stands for the abstract name space.
+        let to = match path.strip_prefix(b"@") {
+            Some(name) => SocketAddr::from_abstract_name(name)?,
+            None => SocketAddr::from_pathname(std::path::Path::new(
+                std::str::from_utf8(path).map_err(std::io::Error::other)?,
+            ))?,
+        };
+        UnixDatagram::unbound()?.send_to_addr(b"READY=1", &to).map(|_| ())
+    };
+    if let Err(error) = told() {
+        tracing::warn!("cannot tell the supervisor: {error}");
+    }
+}
