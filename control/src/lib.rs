@@ -13,6 +13,7 @@ pub mod demo;
 pub mod diagnostic;
 pub mod explain;
 pub mod health;
+pub mod health_check_node_port;
 pub mod model;
 pub mod netlab;
 pub mod pools;

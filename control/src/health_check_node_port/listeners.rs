@@ -1,0 +1,231 @@
+//! The listeners of health-check node ports: opened, kept, tried again and closed as Services want them.
+//!
+//! One task holds all of them. A new count of endpoints changes an answer and no socket; a port that another
+//! process has is reported and tried again every [`RETRY`].
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use rustix::io::Errno;
+use socket2::{Domain, Socket, Type};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::{HealthReport, answer, serve::serve};
+use crate::diagnostic::Diagnostic;
+use crate::model::{ObjectKey, Service};
+use crate::reconcile::{Finding, HealthCheckNodePort, Reason};
+
+/// From one attempt to bind to the next.
+const RETRY: Duration = Duration::from_secs(5);
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Where health-check node ports listen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bind {
+    /// On all addresses of both families.
+    All,
+    /// On these.
+    Only(Vec<IpAddr>),
+}
+
+impl Bind {
+    /// By `services.nodePortAddresses`: all where it is empty, else those of the gateway's addresses that lie in
+    /// one of the networks.
+    pub fn new(networks: &[IpNet], own: impl IntoIterator<Item = IpAddr>) -> Self {
+        if networks.is_empty() {
+            return Self::All;
+        }
+        Self::Only(own.into_iter().filter(|ip| networks.iter().any(|net| net.contains(ip))).collect())
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        match self {
+            Self::All => vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()],
+            Self::Only(addresses) => addresses.clone(),
+        }
+    }
+}
+
+/// A listener that could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindFailure {
+    /// Whose.
+    pub service: ObjectKey,
+    /// Where.
+    pub address: SocketAddr,
+    /// What the system said.
+    pub error: String,
+}
+
+impl BindFailure {
+    /// The finding `FailedToStartServiceHealthcheck`; `service` is where its place comes from, if it is still
+    /// there.
+    #[must_use]
+    pub fn finding(&self, service: Option<&Service>) -> Finding {
+        let what = format!(
+            "healthCheckNodePort {} of Service {} cannot be served on {}: {}; it is tried again",
+            self.address.port(),
+            self.service,
+            self.address.ip(),
+            self.error
+        );
+        let place = service.and_then(|s| s.meta.origin.field("spec.healthCheckNodePort"));
+        Finding {
+            object: self.service.clone(),
+            reason: Reason::FailedToStartServiceHealthcheck,
+            diagnostic: Diagnostic::error(what)
+                .accepting("a port that nothing else on this host has")
+                .at(place),
+        }
+    }
+}
+
+/// Serves health-check node ports until it is dropped.
+#[derive(Debug)]
+pub struct HealthCheckNodePorts {
+    wanted: watch::Sender<Vec<HealthCheckNodePort>>,
+    failures: watch::Receiver<Vec<BindFailure>>,
+}
+
+impl HealthCheckNodePorts {
+    /// Starts without ports, on the tokio runtime that this is called in; `report` is asked with each request.
+    pub fn start(bind: &Bind, report: impl Fn() -> HealthReport + Send + Sync + 'static) -> Self {
+        let (wanted, wanted_seen) = watch::channel(Vec::new());
+        let (failures_out, failures) = watch::channel(Vec::new());
+        let task = Listeners {
+            addresses: bind.addresses(),
+            report: Arc::new(report),
+            open: BTreeMap::new(),
+            failures: failures_out,
+        };
+        tokio::spawn(task.run(wanted_seen));
+        Self { wanted, failures }
+    }
+
+    /// Replaces what is served.
+    pub fn set(&self, ports: Vec<HealthCheckNodePort>) {
+        self.wanted.send_if_modified(|now| {
+            let changed = *now != ports;
+            *now = ports;
+            changed
+        });
+    }
+
+    /// What cannot be served now.
+    #[must_use]
+    pub fn failures(&self) -> watch::Receiver<Vec<BindFailure>> {
+        self.failures.clone()
+    }
+}
+
+type Report = Arc<dyn Fn() -> HealthReport + Send + Sync>;
+
+struct Listeners {
+    addresses: Vec<IpAddr>,
+    report: Report,
+    open: BTreeMap<SocketAddr, Open>,
+    failures: watch::Sender<Vec<BindFailure>>,
+}
+
+struct Open {
+    /// What the listener answers, replaced in place.
+    answers: Arc<Mutex<HealthCheckNodePort>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Listeners {
+    async fn run(mut self, mut wanted: watch::Receiver<Vec<HealthCheckNodePort>>) {
+        loop {
+            let ports = wanted.borrow_and_update().clone();
+            let failures = self.replace(&ports);
+            let retry = !failures.is_empty();
+            self.failures.send_if_modified(|now| {
+                let changed = *now != failures;
+                *now = failures;
+                changed
+            });
+            tokio::select! {
+                changed = wanted.changed() => {
+                    if changed.is_err() {
+                        return; // The owner was dropped; dropping `open` closes the listeners.
+                    }
+                }
+                () = tokio::time::sleep(RETRY), if retry => {}
+            }
+        }
+    }
+
+    fn replace(&mut self, ports: &[HealthCheckNodePort]) -> Vec<BindFailure> {
+        self.open.retain(|address, _| ports.iter().any(|p| p.port.get() == address.port()));
+        let mut failures = Vec::new();
+        for port in ports {
+            for ip in &self.addresses {
+                let address = SocketAddr::new(*ip, port.port.get());
+                if let Some(open) = self.open.get(&address) {
+                    open.answers.lock().expect("nothing panics with the lock").clone_from(port);
+                    continue;
+                }
+                match listen(address) {
+                    Ok(listener) => {
+                        self.open.insert(address, serve_port(listener, port, self.report.clone()));
+                    }
+                    // A host without IPv6 (or IPv4) serves the other family.
+                    Err(e) if ip.is_unspecified() && has_no_family(&e) => {}
+                    Err(e) => {
+                        failures.push(BindFailure {
+                            service: port.service.clone(),
+                            address,
+                            error: e.to_string(),
+                        });
+                    }
+                }
+            }
+        }
+        failures
+    }
+}
+
+fn serve_port(listener: TcpListener, port: &HealthCheckNodePort, report: Report) -> Open {
+    let answers = Arc::new(Mutex::new(port.clone()));
+    let current = answers.clone();
+    let task = tokio::spawn(serve(listener, move |_| {
+        let port = current.lock().expect("nothing panics with the lock").clone();
+        std::future::ready(answer::service(&port, report().healthy))
+    }));
+    Open { answers, task }
+}
+
+/// Binds and listens. IPv6 sockets take IPv6 alone, so that both families can be bound apart.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+fn has_no_family(error: &io::Error) -> bool {
+    let raw = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(raw, Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,49 @@
+//! The server of `/healthz`, `/livez` and `/readyz`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::{HealthReport, answer, serve::serve};
+
+/// Serves the probes until it is dropped.
+#[derive(Debug)]
+pub struct Probes {
+    local_addr: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Probes {
+    /// Binds `admin.healthz` and serves; `report` is asked with each request.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub async fn start(
+        address: SocketAddr,
+        report: impl Fn() -> HealthReport + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let local_addr = listener.local_addr()?;
+        let report = Arc::new(report);
+        let task = tokio::spawn(serve(listener, move |request| {
+            let answer = answer::probe(request.uri().path(), &report());
+            std::future::ready(answer)
+        }));
+        Ok(Self { local_addr, task })
+    }
+
+    /// Where it listens, with the port that was chosen for port 0.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,94 @@
+//! Whether the gateway works: every worker runs, and what was decided was applied in time.
+//!
+//! The daemon reports events, the servers ask; times are arguments. An update that waits longer than the
+//! timeout makes the gateway unhealthy until it is applied, as with kube-proxy.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+/// The health of the gateway, shared between the daemon and the servers.
+#[derive(Debug)]
+pub struct ProxyHealth {
+    timeout: Duration,
+    started: Timestamp,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Since when (monotonic) the oldest update that is not applied has waited.
+    waiting_since: Option<Duration>,
+    last_applied: Option<Timestamp>,
+    workers_run: bool,
+    node_eligible: bool,
+}
+
+/// The health at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HealthReport {
+    /// Every worker runs, and no update waits longer than the timeout.
+    pub healthy: bool,
+    /// The first snapshot was applied by every worker, and they run.
+    pub ready: bool,
+    /// The node is not marked for deletion; true for an appliance off the cluster.
+    pub node_eligible: bool,
+    /// When the daemon started.
+    pub started: Timestamp,
+    /// When the newest state was last applied by all workers.
+    pub last_applied: Option<Timestamp>,
+    /// The moment of the report.
+    pub now: Timestamp,
+}
+
+impl ProxyHealth {
+    /// A gateway that just started: workers run, nothing is applied. An update may wait for `timeout`; kube-proxy
+    /// takes twice its sync period, one minute by default.
+    #[must_use]
+    pub fn new(timeout: Duration, started: Timestamp) -> Self {
+        let state = State { waiting_since: None, last_applied: None, workers_run: true, node_eligible: true };
+        Self { timeout, started, state: Mutex::new(state) }
+    }
+
+    /// A new desired state is on its way to the workers, since `now` (monotonic).
+    pub fn update_queued(&self, now: Duration) {
+        self.state().waiting_since.get_or_insert(now);
+    }
+
+    /// Every worker has the newest state.
+    pub fn applied(&self, now: Timestamp) {
+        let mut state = self.state();
+        state.waiting_since = None;
+        state.last_applied = Some(now);
+    }
+
+    /// Whether every worker runs.
+    pub fn set_workers_run(&self, run: bool) {
+        self.state().workers_run = run;
+    }
+
+    /// Whether the node takes traffic: not when it is marked for deletion.
+    pub fn set_node_eligible(&self, eligible: bool) {
+        self.state().node_eligible = eligible;
+    }
+
+    /// The health at `now`, in the daemon's monotonic time and in the wall clock's.
+    #[must_use]
+    pub fn report(&self, now: Duration, wall: Timestamp) -> HealthReport {
+        let state = self.state();
+        let in_time = state.waiting_since.is_none_or(|since| now.saturating_sub(since) <= self.timeout);
+        HealthReport {
+            healthy: state.workers_run && in_time,
+            ready: state.workers_run && state.last_applied.is_some(),
+            node_eligible: state.node_eligible,
+            started: self.started,
+            last_applied: state.last_applied,
+            now: wall,
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics with the lock")
+    }
+}
