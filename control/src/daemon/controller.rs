@@ -190,7 +190,8 @@ impl Controller {
 
     /// Publishes a spec that differs from the last one, and waits for the workers to take it up.
     async fn publish(&mut self, spec: &SnapshotSpec) -> Vec<Problem> {
-        let same = |last: &SnapshotSpec| SnapshotSpec { generation: spec.generation, ..last.clone() } == *spec;
+        let same =
+            |last: &SnapshotSpec| SnapshotSpec { generation: spec.generation, ..last.clone() } == *spec;
         if self.spec.as_ref().is_some_and(same) {
             return self.state.problems();
         }
@@ -203,7 +204,11 @@ impl Controller {
                 self.state.desire(spec.generation);
                 self.spec = Some(spec.clone());
                 self.applied().await;
-                tracing::info!(generation = published.generation, services = spec.services.len(), "published");
+                tracing::info!(
+                    generation = published.generation,
+                    services = spec.services.len(),
+                    "published"
+                );
                 published.problems
             }
             Ok(Err(error)) => {

@@ -27,8 +27,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::config::{self, GatewayConfig};
 use crate::health::{Checker, TcpConnect};
 use crate::source::directory::{SourceUpdate, Watch};
-use controller::Controller;
 pub use controller::Command;
+use controller::Controller;
 use state::State;
 
 /// Exit code for a configuration that is refused.

@@ -47,7 +47,8 @@ mod tests {
 
     #[test]
     fn what_is_made_at_the_start_is_named() {
-        let changed = config("  routes: [{to: 0.0.0.0/0, via: 10.0.0.254}]\nadmin: {listen: '127.0.0.1:9999'}\n");
+        let changed =
+            config("  routes: [{to: 0.0.0.0/0, via: 10.0.0.254}]\nadmin: {listen: '127.0.0.1:9999'}\n");
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.routes", "admin"]);
     }
 }

@@ -60,7 +60,8 @@ impl State {
     /// A round is over. `took` from reconcile to applied; `change` from when a change of the manifests was seen.
     pub(super) fn round(&self, round: Round, took: Duration, change: Option<Duration>) {
         let _ = (took, change);
-        *self.last.write().unwrap_or_else(PoisonError::into_inner) = Some((Arc::new(round), SystemTime::now()));
+        *self.last.write().unwrap_or_else(PoisonError::into_inner) =
+            Some((Arc::new(round), SystemTime::now()));
     }
 
     /// The last round and when it ended.

@@ -1,0 +1,183 @@
+//! `tidegate check` from outside: every kind of fault is named with file, line and what would be accepted, all in
+//! one report, and the exit code says whether anything is refused.
+
+mod cli_support;
+
+use cli_support::{GATEWAY, Site, service, slice};
+
+fn web() -> String {
+    service("web", "nat", "203.0.113.1")
+}
+
+fn web_slice() -> String {
+    slice("web", "v4", "IPv4", &["10.0.0.1", "10.0.0.2"])
+}
+
+/// One fault: where it is written in the text, and what the report must say of it.
+struct Fault {
+    /// Replaced once.
+    from: &'static str,
+    to: &'static str,
+    /// Text on the line that the report must name.
+    on: &'static str,
+    /// What the message says.
+    says: &'static [&'static str],
+}
+
+const fn fault(
+    from: &'static str,
+    to: &'static str,
+    on: &'static str,
+    says: &'static [&'static str],
+) -> Fault {
+    Fault { from, to, on, says }
+}
+
+fn line_of(text: &str, needle: &str) -> usize {
+    1 + text.lines().position(|line| line.contains(needle)).unwrap_or_else(|| panic!("{needle} in\n{text}"))
+}
+
+/// Runs `check` with the fault in place of the original and looks for its message.
+fn is_reported(file: &str, original: &str, fault: &Fault, site: impl Fn(&str) -> Site) {
+    assert!(original.contains(fault.from), "{} in {file}", fault.from);
+    let text = original.replacen(fault.from, fault.to, 1);
+    let ran = site(&text).check();
+    assert_eq!(ran.code, 2, "{}: {}{}", fault.to, ran.out, ran.err);
+    let place = format!("{file}:{}:", line_of(&text, fault.on));
+    let message = ran.out.lines().find(|line| {
+        line.starts_with(&place)
+            && line.contains(": error: ")
+            && line.contains("; accepted: ")
+            && fault.says.iter().all(|word| line.contains(word))
+    });
+    assert!(message.is_some(), "{place} ... {:?} in\n{}", fault.says, ran.out);
+}
+
+#[test]
+fn a_sound_site_is_accepted_in_silence() {
+    let ran = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &web_slice())]).check();
+    assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
+    assert!(ran.err.contains("ok: 1 Services, 2 service ports"), "{}", ran.err);
+}
+
+#[test]
+fn every_kind_of_configuration_fault_is_named_with_its_place() {
+    for one in [
+        fault("v1alpha1", "v2", "apiVersion", &["tidegate.dev/v1alpha1"]),
+        fault("cores: [1]", "cores: [1, 1]", "cores", &["cores[0]", "once"]),
+        fault("cores: [1]", "core: [1]", "core:", &["core", "cores"]),
+        fault("192.0.2.2/24\"", "192.0.2.2/33\"", "192.0.2.2/33", &["192.0.2.2/33"]),
+        fault("mac: \"02:00:00:00:00:02\"", "mac: \"02:00\"", "02:00\"", &["02:00:00:00:00:01"]),
+        fault("via: \"192.0.2.1\"", "via: \"198.51.100.1\"", "198.51.100.1", &["198.51.100.1"]),
+        fault("203.0.113.0/28", "203.0.113.0/99", "203.0.113.0/99", &["CIDR"]),
+        fault("autoAssign: true", "autoAssign: maybe", "maybe", &["true", "false"]),
+        fault("entriesPerCore: 4096", "entriesPerCore: -1", "entriesPerCore", &["1024"]),
+    ] {
+        let manifests = [("web.yaml", web()), ("slice.yaml", web_slice())];
+        is_reported("gateway.yaml", GATEWAY, &one, |text| {
+            Site::new(text, &manifests.each_ref().map(|(name, text)| (*name, text.as_str())))
+        });
+    }
+}
+
+#[test]
+fn every_kind_of_manifest_fault_is_named_with_its_place() {
+    for one in [
+        fault("kind: Service", "kund: Service", "apiVersion", &["kind is missing", "Service"]),
+        fault("name: web", "name: Web_1", "Web_1", &["a-z"]),
+        fault("port: 80", "port: 0", "port: 0", &["1 to 65535"]),
+        fault("port: 80", "port: eighty", "eighty", &["1 to 65535"]),
+        fault("protocol: UDP", "protocol: ICMP", "ICMP", &["TCP", "UDP", "SCTP"]),
+        fault("protocol: UDP", "protocol: SCTP", "SCTP", &["SCTP is not supported yet", "TCP, UDP"]),
+        fault("name: dns", "name: http", "name: http, port: 53", &["http"]),
+        fault("type: LoadBalancer", "type: Loadbalancer", "Loadbalancer", &["LoadBalancer"]),
+        fault("forwarding: nat", "forwarding: dnat", "dnat", &["dsr-l2, dsr-ipip, nat, fullnat"]),
+        fault("forwarding: nat", "forwarding: dsr-gue", "dsr-gue", &["not supported yet"]),
+        fault("forwarding: nat", "max-bandwidth: 1M", "max-bandwidth", &["not supported yet"]),
+        fault("\"203.0.113.1\"", "\"198.51.100.9\"", "198.51.100.9", &["198.51.100.9"]),
+        fault(
+            "spec:\n",
+            "spec:\n  loadBalancerSourceRanges: [10.0.0.0/8]\n",
+            "10.0.0.0/8",
+            &["not supported yet"],
+        ),
+        fault("spec:\n", "spec:\n  loadBalancerSourceRanges: [10/8]\n", "[10/8]", &["10/8"]),
+        fault("spec:\n", "spec:\n  externalIPs: [8.8.8.8]\n", "8.8.8.8", &["8.8.8.8"]),
+        fault("spec:\n", "spec:\n  sessionAffinity: Client\n", "Client", &["ClientIP", "None"]),
+        fault("ports:", "ports: [", "name: http", &["not YAML"]),
+    ] {
+        let slice = web_slice();
+        is_reported("manifests/web.yaml", &web(), &one, |text| {
+            Site::new(GATEWAY, &[("web.yaml", text), ("slice.yaml", &slice)])
+        });
+    }
+}
+
+#[test]
+fn faults_of_endpoints_are_named_with_their_place() {
+    for one in [
+        fault("10.0.0.1", "10.0.0.256", "10.0.0.256", &["10.0.0.256"]),
+        fault("IPv4", "IPv5", "IPv5", &["IPv4", "IPv6"]),
+        fault("port: 80", "port: 70000", "70000", &["1 to 65535"]),
+    ] {
+        let web = web();
+        is_reported("manifests/slice.yaml", &web_slice(), &one, |text| {
+            Site::new(GATEWAY, &[("web.yaml", &web), ("slice.yaml", text)])
+        });
+    }
+}
+
+#[test]
+fn faults_of_configuration_and_manifests_are_in_one_report_sorted_by_place() {
+    let gateway = GATEWAY.replace("cores: [1]", "cores: []");
+    let (web, slice) = (web().replace("port: 80", "port: 0"), web_slice().replace("IPv4", "IPv5"));
+    let ran = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &slice)]).check();
+    assert_eq!(ran.code, 2);
+    let files: Vec<&str> = ran.out.lines().filter_map(|line| line.split(':').next()).collect();
+    let mut sorted = files.clone();
+    sorted.sort_unstable();
+    assert_eq!(files, sorted);
+    sorted.dedup();
+    assert_eq!(sorted, ["gateway.yaml", "manifests/slice.yaml", "manifests/web.yaml"], "{}", ran.out);
+}
+
+#[test]
+fn a_backend_that_nothing_leads_to_is_an_error_at_the_services_port() {
+    let gateway = GATEWAY.replace("{to: \"0.0.0.0/0\", via: \"192.0.2.1\"}, ", "");
+    let web = web();
+    let ran = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &web_slice())]).check();
+    assert_eq!(ran.code, 2, "{}", ran.out);
+    let place = format!("manifests/web.yaml:{}:", line_of(&web, "name: http"));
+    let told = ran.out.lines().find(|line| line.starts_with(&place) && line.contains("10.0.0.1:80"));
+    assert!(told.is_some_and(|line| line.contains("no route leads to it")), "{}", ran.out);
+}
+
+#[test]
+fn an_endpoint_that_cannot_be_one_and_a_kind_that_is_not_read_are_warnings() {
+    let slice = web_slice().replace("10.0.0.1", "127.0.0.1");
+    let other = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n";
+    let manifests = [("web.yaml", web()), ("slice.yaml", slice), ("other.yaml", other.to_owned())];
+    let ran = Site::new(GATEWAY, &manifests.each_ref().map(|(name, text)| (*name, text.as_str()))).check();
+    assert_eq!(ran.code, 0, "{}", ran.out);
+    assert!(ran.out.contains("warning: endpoint 127.0.0.1") && ran.out.contains("loopback"), "{}", ran.out);
+    assert!(ran.out.contains("other.yaml:1:1: warning: kind Deployment"), "{}", ran.out);
+}
+
+#[test]
+fn warnings_alone_do_not_refuse() {
+    let gateway = GATEWAY.replace("\"203.0.113.0/28\"", "\"203.0.113.0/28\", \"203.0.113.8-203.0.113.9\"");
+    let ran = Site::new(&gateway, &[("web.yaml", &web()), ("slice.yaml", &web_slice())]).check();
+    assert_eq!(ran.code, 0, "{}", ran.out);
+    assert!(ran.out.contains(": warning: ") && ran.err.contains("1 warning"), "{}{}", ran.out, ran.err);
+}
+
+#[test]
+fn a_file_that_is_not_there_and_a_wrong_command_line_are_refused() {
+    let site = Site::new(GATEWAY, &[]);
+    let missing = site.run(&["check", "-c", "nowhere.yaml"]);
+    assert_eq!(missing.code, 2);
+    assert!(missing.out.starts_with("nowhere.yaml:1:1: error: cannot be read"), "{}", missing.out);
+    assert_eq!(site.run(&["check"]).code, 2);
+    assert_eq!(site.run(&["no-such-command"]).code, 2);
+    assert_eq!(site.run(&["--help"]).code, 0);
+}

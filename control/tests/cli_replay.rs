@@ -1,0 +1,330 @@
+//! `tidegate replay` and `explain -c` from outside: the same bytes for the same packets, whatever the order of
+//! manifests; every mode in both families; every malformed frame a drop with its reason.
+
+mod cli_support;
+
+use std::net::{IpAddr, SocketAddr};
+
+use cli_support::{GATEWAY, Replay, Site, service, slice};
+use tidegate_core::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
+use tidegate_core::wire::tcp::flags;
+use tidegate_core::wire::{MacAddr, proto};
+
+const V4: [&str; 3] = ["192.0.2.11", "192.0.2.12", "192.0.2.13"];
+const V6: [&str; 3] = ["2001:db8::11", "2001:db8::12", "2001:db8::13"];
+
+/// One Service per mode, each with a VIP of both families and three backends of each.
+const MODES: [(&str, &str, &str); 4] = [
+    ("dsr-l2", "203.0.113.1", "2001:db8:1::1"),
+    ("dsr-ipip", "203.0.113.2", "2001:db8:1::2"),
+    ("nat", "203.0.113.3", "2001:db8:1::3"),
+    ("fullnat", "203.0.113.4", "2001:db8:1::4"),
+];
+
+fn documents() -> Vec<String> {
+    let of_mode = |(mode, v4, v6): &(&str, &str, &str)| {
+        let vips = format!("{v4},{v6}");
+        [service(mode, mode, &vips), slice(mode, "v4", "IPv4", &V4), slice(mode, "v6", "IPv6", &V6)]
+    };
+    MODES.iter().flat_map(of_mode).collect()
+}
+
+fn site() -> Site {
+    Site::new(GATEWAY, &[("all.yaml", &documents().join("---\n"))])
+}
+
+fn client(vip: &str, port: u16) -> SocketAddr {
+    let address = if vip.contains(':') { "2001:db8:99::7" } else { "198.51.100.7" };
+    SocketAddr::new(address.parse().expect("an address"), port)
+}
+
+fn to(vip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(vip.parse().expect("an address"), port)
+}
+
+fn syn(vip: &str, port: u16) -> Vec<u8> {
+    Builder::tcp(client(vip, port), to(vip, 80)).flags(flags::SYN).build()
+}
+
+fn ip_at(bytes: &[u8]) -> IpAddr {
+    match bytes.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(bytes).expect("four bytes")),
+        _ => IpAddr::from(<[u8; 16]>::try_from(bytes).expect("sixteen bytes")),
+    }
+}
+
+/// (source, destination) of the outermost IP header.
+fn addresses(frame: &[u8]) -> (IpAddr, IpAddr) {
+    match frame[14] >> 4 {
+        4 => (ip_at(&frame[26..30]), ip_at(&frame[30..34])),
+        _ => (ip_at(&frame[22..38]), ip_at(&frame[38..54])),
+    }
+}
+
+#[test]
+fn the_same_packets_give_the_same_bytes_for_any_order_of_manifests_and_backends() {
+    let frames: Vec<Vec<u8>> = MODES
+        .iter()
+        .flat_map(|(_, v4, v6)| (40_000..40_025).flat_map(|port| [syn(v4, port), syn(v6, port)]))
+        .collect();
+    let first = site().replay(&frames);
+    assert_eq!(first.text, site().replay(&frames).text, "another run");
+
+    let mut shuffled = documents();
+    shuffled.reverse();
+    let v4_reversed = [V4[2], V4[0], V4[1]];
+    for (mode, ..) in &MODES {
+        let at = shuffled.iter().position(|d| d.contains(&format!("name: {mode}-v4"))).expect("it is there");
+        shuffled[at] = slice(mode, "v4", "IPv4", &v4_reversed);
+    }
+    let files: Vec<(String, &String)> =
+        shuffled.iter().enumerate().map(|(n, d)| (format!("{n:02}.yaml"), d)).collect();
+    let files: Vec<(&str, &str)> = files.iter().map(|(name, d)| (name.as_str(), d.as_str())).collect();
+    let other = Site::new(GATEWAY, &files).replay(&frames);
+    assert_eq!(first.text, other.text, "other files, other order");
+    assert_eq!(first.capture, other.capture);
+    assert_eq!(first.written().len(), frames.len());
+}
+
+#[test]
+fn each_mode_sends_the_frame_that_it_promises_in_both_families() {
+    for (mode, v4, v6) in MODES {
+        for vip in [v4, v6] {
+            let sent = syn(vip, 40_000);
+            let replay = site().replay(std::slice::from_ref(&sent));
+            let line = &replay.lines[0];
+            assert_eq!(replay.end(0), "transmit forward", "{mode} {vip}");
+            let label = format!("default/{mode}:http");
+            for (key, expected) in [
+                ("service", label.as_str()),
+                ("vip", vip),
+                ("mode", mode),
+                ("flow", "new"),
+                ("interface", "uplink"),
+            ] {
+                assert_eq!(line[key], expected, "{key} of {mode}");
+            }
+            assert_eq!(line["n"], 1);
+            let backend: SocketAddr =
+                line["backend"].as_str().expect("a backend").parse().expect("an address");
+            forwarded_as_promised(mode, &sent, &replay.frame(0), backend, vip);
+        }
+    }
+}
+
+fn forwarded_as_promised(mode: &str, sent: &[u8], got: &[u8], backend: SocketAddr, vip: &str) {
+    let (client, vip): (IpAddr, IpAddr) = (client(vip, 0).ip(), vip.parse().expect("an address"));
+    let last = match backend.ip() {
+        IpAddr::V4(ip) => ip.octets()[3],
+        IpAddr::V6(ip) => ip.octets()[15],
+    };
+    // Fixtures: backend .11 and ::11 have the MAC address ...:11, in digits.
+    let digits = if backend.is_ipv4() { last / 10 * 16 + last % 10 } else { last };
+    assert_eq!(got[..6], [2, 0, 0, 0, 0, digits], "{mode}: to the backend's link address");
+    assert_eq!(got[6..12], GATEWAY_MAC.0, "{mode}: from the gateway's");
+    let gateway: IpAddr =
+        if vip.is_ipv4() { "192.0.2.2" } else { "2001:db8::2" }.parse().expect("an address");
+    let snat: IpAddr = if vip.is_ipv4() { "192.0.2.3" } else { "2001:db8::3" }.parse().expect("an address");
+    match mode {
+        "dsr-l2" => {
+            assert_eq!(addresses(got), (client, vip));
+            assert_eq!(got.len(), sent.len(), "nothing but link addresses and TTL changes");
+        }
+        "dsr-ipip" => {
+            assert_eq!(addresses(got), (gateway, backend.ip()));
+            let outer = if vip.is_ipv4() { 20 } else { 40 };
+            let inner: Vec<u8> = got[..14].iter().chain(&got[14 + outer..]).copied().collect();
+            assert_eq!(addresses(&inner), (client, vip), "the client's packet is inside");
+        }
+        "nat" => assert_eq!(addresses(got), (client, backend.ip())),
+        _ => assert_eq!(addresses(got), (snat, backend.ip())),
+    }
+}
+
+#[test]
+fn a_flow_is_new_then_known_and_its_reply_comes_back_in_the_vips_name() {
+    for (mode, v4, v6) in [MODES[2], MODES[3]] {
+        for vip in [v4, v6] {
+            let site = site();
+            let first = site.replay(&[syn(vip, 40_000)]);
+            let there = first.frame(0);
+            let (source, destination) = addresses(&there);
+            let port_at = if vip.contains(':') { 54 } else { 34 };
+            let source_port = u16::from_be_bytes([there[port_at], there[port_at + 1]]);
+            let reply = Builder::tcp(SocketAddr::new(destination, 80), SocketAddr::new(source, source_port))
+                .flags(flags::SYN | flags::ACK)
+                .build();
+            let ack = Builder::tcp(client(vip, 40_000), to(vip, 80)).build();
+            let both = site.replay(&[syn(vip, 40_000), reply, ack]);
+            assert_eq!(both.end(1), "transmit reply", "{mode} {vip}: {}", both.text);
+            assert_eq!(addresses(&both.frame(1)), (to(vip, 80).ip(), client(vip, 0).ip()));
+            let flows: Vec<&str> = both.lines.iter().map(|l| l["flow"].as_str().expect("a word")).collect();
+            assert_eq!(flows, ["new", "known", "known"]);
+            assert_eq!(both.lines[2]["backend"], both.lines[0]["backend"]);
+        }
+    }
+}
+
+#[test]
+fn explain_names_the_backend_that_replay_sends_to() {
+    let site = site();
+    for (_, v4, v6) in MODES {
+        for vip in [v4, v6] {
+            let ports = [40_000, 40_001, 40_002];
+            let replay = site.replay(&ports.map(|port| syn(vip, port)));
+            for (n, port) in ports.into_iter().enumerate() {
+                let (src, dst) = (client(vip, port).to_string(), to(vip, 80).to_string());
+                let ran = site.run(&[
+                    "explain",
+                    "-c",
+                    "gateway.yaml",
+                    "--proto",
+                    "tcp",
+                    "--src",
+                    &src,
+                    "--dst",
+                    &dst,
+                    "-o",
+                    "json",
+                ]);
+                assert_eq!(ran.code, 0, "{}", ran.err);
+                let told: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
+                for key in ["verdict", "reason", "service", "backend", "mode"] {
+                    assert_eq!(told[key], replay.lines[n][key], "{key} of {src} -> {dst}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_forwarded_says_why_in_explain_as_in_replay() {
+    let site = Site::new(GATEWAY, &[("none.yaml", &service("none", "nat", "203.0.113.1"))]);
+    let tcp = |to: SocketAddr| Builder::tcp(client("203.0.113.1", 40_000), to).flags(flags::SYN).build();
+    let ends = [
+        (to("203.0.113.1", 80), "transmit no_endpoints"),
+        (to("203.0.113.1", 81), "drop no_service"),
+        (to("192.0.2.2", 22), "punt local"),
+        (to("192.0.2.3", 22), "drop no_snat_flow"),
+        (to("198.51.100.99", 80), "punt not_ours"),
+    ];
+    let replay = site.replay(&ends.map(|(to, _)| tcp(to)));
+    for (n, (to, expected)) in ends.into_iter().enumerate() {
+        assert_eq!(replay.end(n), expected, "{to}");
+        let src = client("203.0.113.1", 40_000).to_string();
+        let ran = site.run(&[
+            "explain",
+            "-c",
+            "gateway.yaml",
+            "--proto",
+            "tcp",
+            "--src",
+            &src,
+            "--dst",
+            &to.to_string(),
+            "-o",
+            "json",
+        ]);
+        let told: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
+        let end =
+            format!("{} {}", told["verdict"].as_str().unwrap_or(""), told["reason"].as_str().unwrap_or(""));
+        assert_eq!(end, expected, "{to}");
+    }
+}
+
+/// Frames that contradict themselves, with the reason of each.
+fn malformed() -> Vec<(Vec<u8>, &'static str)> {
+    let tcp4 = || Builder::tcp("198.51.100.7:4000", "203.0.113.1:80");
+    let udp4 = || Builder::udp("198.51.100.7:4000", "203.0.113.1:53");
+    let tcp6 = || Builder::tcp("[2001:db8:99::7]:4000", "[2001:db8:1::1]:80");
+    let raw4 = |proto, len| Builder::ip("198.51.100.7", "203.0.113.1", proto).payload_len(len);
+    let raw6 = |proto, len| Builder::ip("2001:db8:99::7", "2001:db8:1::1", proto).payload_len(len);
+    let cut = |frame: Vec<u8>, len: usize| frame[..len].to_vec();
+    vec![
+        (Vec::new(), "ethernet_truncated"),
+        (cut(tcp4().build(), 13), "ethernet_truncated"),
+        (cut(tcp4().vlan(5).build(), 17), "vlan_truncated"),
+        (tcp4().vlan(0x0fff).build(), "vlan_reserved"),
+        (cut(tcp4().build(), 33), "ipv4_truncated"),
+        (tcp4().version_ihl(0x65).build(), "ipv4_version"),
+        (tcp4().version_ihl(0x44).build(), "ipv4_header_length"),
+        (tcp4().ip_len(41).build(), "ipv4_total_length"),
+        (tcp4().ip_checksum(0xdead).build(), "ipv4_checksum"),
+        (cut(tcp6().build(), 53), "ipv6_truncated"),
+        (tcp6().version_ihl(0x40).build(), "ipv6_version"),
+        (tcp6().ip_len(21).build(), "ipv6_payload_length"),
+        (raw6(proto::ROUTING, 7).build(), "ipv6_extension_truncated"),
+        (tcp4().payload_len(3).fragment(1, 0, true).build(), "fragment_length"),
+        (tcp4().payload_len(80).fragment(1, 65_528, false).build(), "fragment_beyond_end"),
+        (raw4(proto::TCP, 19).build(), "tcp_truncated"),
+        (tcp4().data_offset(4).build(), "tcp_data_offset"),
+        (raw4(proto::UDP, 7).build(), "udp_truncated"),
+        (udp4().udp_len(7).build(), "udp_length"),
+        (raw4(proto::SCTP, 7).build(), "sctp_truncated"),
+        (raw4(proto::ICMP, 7).build(), "icmp_truncated"),
+        (raw6(proto::ICMPV6, 7).build(), "icmpv6_truncated"),
+        (tcp4().mac(CLIENT_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build(), "other_station"),
+        (tcp4().vlan(7).build(), "vlan_mismatch"),
+    ]
+}
+
+#[test]
+fn every_malformed_frame_is_a_drop_with_its_reason_and_the_rest_goes_on() {
+    let malformed = malformed();
+    let mut frames: Vec<Vec<u8>> = malformed.iter().map(|(frame, _)| frame.clone()).collect();
+    frames.push(syn("203.0.113.1", 40_000));
+    let replay = site().replay(&frames);
+    for (n, (_, reason)) in malformed.iter().enumerate() {
+        assert_eq!(replay.end(n), format!("drop {reason}"), "frame {}", n + 1);
+        let line = replay.lines[n].as_object().expect("an object");
+        assert!(!line.contains_key("backend") && !line.contains_key("frames"), "{line:?}");
+        assert_eq!(line["n"], n + 1);
+    }
+    assert_eq!(replay.end(malformed.len()), "transmit forward");
+    assert_eq!(replay.written().len(), 1);
+}
+
+#[test]
+fn an_unresolved_next_hop_is_a_drop_with_its_reason() {
+    let gateway = GATEWAY.replace("    - {ip: \"192.0.2.11\", mac: \"02:00:00:00:00:11\"}\n", "");
+    let manifests =
+        service("web", "dsr-l2", "203.0.113.1") + "---\n" + &slice("web", "v4", "IPv4", &["192.0.2.11"]);
+    let site = Site::new(&gateway, &[("web.yaml", &manifests)]);
+    assert_eq!(site.replay(&[syn("203.0.113.1", 40_000)]).end(0), "drop neighbor_unresolved");
+}
+
+#[test]
+fn a_capture_that_is_none_or_is_cut_off_is_named_with_the_offset() {
+    let site = site();
+    let replay = |input: &str| {
+        site.run(&["replay", "-c", "gateway.yaml", "--in", input, "--out", "out.pcap", "--json"])
+    };
+    std::fs::write(site.path("text.pcap"), "this is no capture at all").expect("it can be written");
+    let ran = replay("text.pcap");
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("text.pcap: input: capture, byte 0: not a capture"), "{}", ran.err);
+    assert_eq!(replay("nowhere.pcap").code, 1);
+
+    let whole: Replay = site.replay(&[syn("203.0.113.1", 40_000), syn("203.0.113.1", 40_001)]);
+    assert_eq!(whole.lines.len(), 2);
+    let mut bytes = std::fs::read(site.path("in.pcap")).expect("it was written");
+    bytes.truncate(bytes.len() - 1);
+    std::fs::write(site.path("cut.pcap"), &bytes).expect("it can be written");
+    let ran = replay("cut.pcap");
+    assert_eq!((ran.code, ran.out.lines().count()), (1, 1), "the whole packet before it is told");
+    assert!(ran.err.contains("capture, byte 94: the file ends inside"), "{}", ran.err);
+}
+
+#[test]
+fn a_faulty_configuration_is_refused_and_a_faulty_manifest_costs_its_object_alone() {
+    let refused = Site::new(&GATEWAY.replace("cores: [1]", "cores: []"), &[]);
+    cli_support::write_capture(&refused.path("in.pcap"), &[syn("203.0.113.1", 40_000)]);
+    let ran = refused.run(&["replay", "-c", "gateway.yaml", "--in", "in.pcap", "--out", "out.pcap"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.err.contains("gateway.yaml:5:") && ran.err.contains("; accepted: "), "{}", ran.err);
+
+    let bad = service("bad", "nat", "203.0.113.9").replace("port: 80", "port: 0");
+    let site = Site::new(GATEWAY, &[("all.yaml", &documents().join("---\n")), ("bad.yaml", &bad)]);
+    let replay = site.replay(&[syn("203.0.113.1", 40_000), syn("203.0.113.9", 40_000)]);
+    assert_eq!((replay.end(0).as_str(), replay.end(1).as_str()), ("transmit forward", "punt not_ours"));
+}
