@@ -22,7 +22,8 @@ impl ReplyLimit {
     /// Whether one more answer may be sent at this moment; if so it is paid for.
     pub(crate) fn take(&mut self, now: Now) -> bool {
         let floor = now.0.saturating_sub(SAVED_NS_MAX);
-        let paid = self.paid_until.max(floor) + COST_NS;
+        // Captures may claim any time, the last one included.
+        let Some(paid) = self.paid_until.max(floor).checked_add(COST_NS) else { return false };
         let allowed = paid <= now.0.max(SAVED_NS_MAX);
         if allowed {
             self.paid_until = paid;
@@ -46,6 +47,13 @@ mod tests {
             let passed = (0..10_000).filter(|_| limit.take(later)).count();
             assert_eq!(passed, REPLIES_BURST.min(REPLIES_PER_SECOND) as usize);
         }
+    }
+
+    #[test]
+    fn the_rate_holds_at_the_end_of_time_too() {
+        let mut limit = ReplyLimit::default();
+        let passed = (0..10_000).filter(|_| limit.take(Now(u64::MAX))).count();
+        assert_eq!(passed, REPLIES_BURST as usize);
     }
 
     #[test]

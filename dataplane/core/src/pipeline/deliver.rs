@@ -151,10 +151,12 @@ fn rewrite<F: Frame>(
             if !forward::nat::can_translate(h) {
                 return Err(Refusal::SctpFragment);
             }
-            if h.is_icmp_error() {
+            let sent = translate(frame, h, destination, link);
+            // Not before there is known to be room: a frame that is refused stays as it came.
+            if sent.is_ok() && h.is_icmp_error() {
                 translate_quote(frame, h, destination);
             }
-            translate(frame, h, destination, link)
+            sent
         }
     };
     sent.map_err(|NoRoom| Refusal::NoHeadroom)

@@ -60,6 +60,10 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Ndp>, Malformed> {
     if h.ttl != 255 || h.icmp_code != 0 || h.is_fragment() || !icmp::checksum_ok(frame, h) {
         return Err(Malformed::NdpInvalid);
     }
+    // RFC 4291 2.7: a group is never a source. Answering one would turn a solicitation into a flood of the link.
+    if h.src != Addr::UNSPECIFIED && !h.src.is_single_host() {
+        return Err(Malformed::NdpInvalid);
+    }
     let mut target = [0; 16];
     target.copy_from_slice(&m[8..24]);
     let target = Ipv6Addr::from(target);

@@ -11,7 +11,7 @@ use crate::testing::summary;
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::tcp::flags;
-use crate::wire::{Headers, MacAddr, Parsed, arp, ethernet, icmp, parse, tcp};
+use crate::wire::{Headers, MacAddr, Malformed, Parsed, arp, ethernet, icmp, parse, tcp};
 
 fn headers(frame: &[u8]) -> Headers {
     match parse(frame) {
@@ -79,6 +79,17 @@ fn solicitations_for_vips_are_answered_and_for_our_own_are_punted() {
 }
 
 #[test]
+fn a_solicitation_from_a_group_is_not_answered_to_the_group() {
+    let mut lab = Lab::new(services());
+    for group in ["ff02::1", "::1"] {
+        let (from, vip) = (group.parse().unwrap(), "2001:db8:1::5".parse().unwrap());
+        let fate = lab.receive(&ndp::solicitation(CLIENT, from, vip, None, None));
+        assert_eq!(fate.verdict, Verdict::Drop(Malformed::NdpInvalid.into()));
+        assert_eq!(fate.events, [], "nor does it teach the resolver anything");
+    }
+}
+
+#[test]
 fn pings_of_vips_are_answered_and_of_our_own_address_punted() {
     let mut lab = Lab::new(services());
     for (client, vip) in [("198.51.100.7", "203.0.113.5"), ("2001:db8::7", "2001:db8:1::5")] {
@@ -89,6 +100,10 @@ fn pings_of_vips_are_answered_and_of_our_own_address_punted() {
         assert!(icmp::checksum_ok(sent, &h));
         assert_eq!(ethernet::destination(sent), ROUTER_MAC);
     }
+    // A reply of nothing but zeros, whose checksum is 0xffff and not 0 (RFC 1624 section 3).
+    let fate = lab.send(Builder::echo_request(ip("198.51.100.7"), ip("203.0.113.5"), 0, 0).payload(&[0; 8]));
+    let sent = fate.sent(TransmitReason::EchoReply);
+    assert!(icmp::checksum_ok(sent, &headers(sent)));
     let own = Builder::echo_request(ip("198.51.100.7"), ip("10.0.0.254"), 7, 9);
     assert_eq!(lab.send(own).verdict, Verdict::Punt(PuntReason::Local));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::lab::{Lab, ROUTER_MAC, service, spec};
 use crate::pipeline::NeighborEvent;
-use crate::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
+use crate::snapshot::{ForwardingMode, InterfaceSpec, NeighborSpec, Protocol, SnapshotSpec};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use crate::wire::{MacAddr, Malformed};
@@ -131,6 +131,30 @@ fn a_frame_without_room_in_front_is_refused_unchanged() {
         Lab::new(vec![service(ForwardingMode::DsrIpip, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
     let fate = lab.receive_tight(&question().mac(ROUTER_MAC, GATEWAY_MAC).build());
     assert_eq!(fate.refused(), Refusal::NoHeadroom);
+}
+
+#[test]
+fn an_icmp_error_without_room_for_a_tag_is_refused_with_its_quote_unchanged() {
+    let mut spec = spec();
+    spec.interfaces.push(InterfaceSpec {
+        name: "inside".into(),
+        mac: MacAddr([2, 0, 0, 0, 0, 3]),
+        mtu: 1500,
+        vlan: Some(7),
+        addresses: vec!["10.1.0.254/24".parse().unwrap()],
+    });
+    spec.neighbors.push(NeighborSpec { ip: super::lab::ip("10.1.0.1"), mac: super::lab::backend_mac(1) });
+    spec.services = vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.1.0.1:53"])];
+    let mut lab = Lab::with_spec(spec);
+    let fate = lab.send(question());
+    assert_eq!(fate.verdict, Verdict::Transmit { interface: 1, why: TransmitReason::Forward });
+    let quoted = Builder::udp("203.0.113.5:53", "198.51.100.7:40000").packet();
+    let (router, vip) = (super::lab::ip("192.0.2.1"), super::lab::ip("203.0.113.5"));
+    let error =
+        Builder::icmp(router, vip, 3, 4, [0; 4]).payload(&quoted).mac(ROUTER_MAC, GATEWAY_MAC).build();
+    assert_eq!(lab.receive_tight(&error).refused(), Refusal::NoHeadroom);
+    let fate = lab.receive(&error);
+    assert_eq!(fate.verdict, Verdict::Transmit { interface: 1, why: TransmitReason::IcmpError });
 }
 
 #[test]
