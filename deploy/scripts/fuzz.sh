@@ -1,8 +1,29 @@
 #!/bin/bash
-# Throws arbitrary frames at the pipeline for so many seconds: no panic, every frame accounted for.
-# Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS
+# Throws arbitrary frames at the pipeline, and arbitrary bytes at the reader of captures, for so many seconds in all:
+# coverage-guided by libFuzzer, as `cargo fuzz run --sanitizer none` would, on the stable compiler and without that
+# tool. Called by `make fuzz` (long) and test.sh (short). Usage: fuzz.sh SECONDS
+# Inputs that reach new code are kept in fuzz/corpus/; one that fails goes to dataplane/core/tests/regressions/, which
+# the tests replay, and ends the run with an error.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../fuzz"
 
-[[ ${1:-} =~ ^[0-9]+$ ]] || { echo "usage: fuzz.sh SECONDS" >&2; exit 2; }
-exec "${CARGO:-cargo}" run --release --locked --manifest-path fuzz/Cargo.toml --bin pipeline -- "$1"
+[[ ${1:-} =~ ^[1-9][0-9]*$ ]] || { echo "usage: fuzz.sh SECONDS" >&2; exit 2; }
+cargo=${CARGO:-cargo}
+host=$(rustc -vV | sed -n 's/^host: //p')
+# With --target, so that build scripts are not instrumented.
+export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+-Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing"
+"$cargo" build --release --locked --target "$host"
+
+run() { # TARGET SECONDS
+    mkdir -p "corpus/$1"
+    "target/$host/release/$1" -max_total_time="$2" -max_len=4096 -len_control=20 -timeout=10 -rss_limit_mb=2048 \
+        -print_final_stats=1 -verbosity=0 \
+        -artifact_prefix="../dataplane/core/tests/regressions/$1-" "corpus/$1"
+    echo "fuzz: $1 held for $2 s, $(find "corpus/$1" -type f | wc -l) inputs in its corpus"
+}
+
+captures=$((($1 + 7) / 8))
+run captures "$captures"
+if (($1 > captures)); then run pipeline $(($1 - captures)); fi

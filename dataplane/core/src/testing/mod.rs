@@ -7,6 +7,7 @@
 pub mod builder;
 pub mod diff;
 pub mod fields;
+pub mod fuzz;
 pub mod lab;
 pub mod pcap;
 pub mod show;

@@ -1,0 +1,238 @@
+//! What must be true of every frame, judged by its bytes before and after and by the snapshot alone.
+//!
+//! A frame that is not sent is unchanged. One that is sent parses again, leaves by an interface with that one's
+//! address and tag, and is what its reason says. A forwarded packet differs from the one received in what its mode
+//! changes and nowhere else; its checksums are as right as they were, by the plain sum of RFC 1071 over all of it
+//! (a right one stays right, a wrong one as wrong).
+
+use crate::pipeline::Note;
+use crate::snapshot::{ForwardingMode, Interface, Snapshot};
+use crate::testing::{hexdump, summary};
+use crate::verdict::{TransmitReason, Verdict};
+use crate::wire::arp::ArpOperation;
+use crate::wire::checksum::Sum;
+use crate::wire::icmp::{ERROR_LEN_MAX_V4, ERROR_LEN_MAX_V6};
+use crate::wire::ndp::{self, Ndp};
+use crate::wire::{Family, Headers, L4Checksum, Parsed, ethernet, icmp, parse, proto, sctp};
+
+/// One frame before and after.
+pub(super) struct Seen<'a> {
+    pub(super) before: &'a [u8],
+    pub(super) after: &'a [u8],
+    pub(super) verdict: Verdict,
+    pub(super) note: Note,
+}
+
+impl Seen<'_> {
+    /// Fails, and shows both frames.
+    fn fail(&self, what: &str) -> ! {
+        panic!(
+            "{what}: {:?} {:?}\nbefore: {}\n{}after:  {}\n{}",
+            self.verdict,
+            self.note,
+            summary(self.before),
+            hexdump(self.before),
+            summary(self.after),
+            hexdump(self.after)
+        )
+    }
+
+    fn assert(&self, holds: bool, what: &str) {
+        if !holds {
+            self.fail(what);
+        }
+    }
+
+    fn packet(&self, frame: &[u8]) -> Headers {
+        match parse(frame) {
+            Ok(Parsed::Ip(h)) => h,
+            other => self.fail(&format!("not a sound IP packet but {other:?}")),
+        }
+    }
+}
+
+/// Checks one frame.
+pub(super) fn frame(snapshot: &Snapshot, seen: &Seen<'_>) {
+    let Verdict::Transmit { interface, why } = seen.verdict else {
+        seen.assert(seen.before == seen.after, "changed, though not sent");
+        return;
+    };
+    let Some(interface) = snapshot.interface(interface) else {
+        seen.fail("sent by an interface that is not there")
+    };
+    seen.assert(
+        ethernet::source(seen.after) == interface.mac,
+        "sent from another address than the interface's",
+    );
+    if why == TransmitReason::ArpReply {
+        let reply = matches!(parse(seen.after), Ok(Parsed::Arp(p))
+            if p.operation == ArpOperation::Reply && p.vlan == interface.vlan && p.sender_mac == interface.mac);
+        return seen.assert(reply, "no ARP reply of this interface");
+    }
+    let h = seen.packet(seen.after);
+    seen.assert(h.vlan == interface.vlan, "sent with another tag than the interface's");
+    match why {
+        TransmitReason::Forward | TransmitReason::Reply | TransmitReason::IcmpError => {
+            forwarded(snapshot, seen, why, interface, &h);
+        }
+        _ => answered(seen, why, &h),
+    }
+}
+
+fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &Interface, after: &Headers) {
+    let before = seen.packet(seen.before);
+    seen.assert(after.ip_len() <= out.mtu, "larger than the MTU");
+    let to = ethernet::destination(seen.after);
+    seen.assert(to.is_unicast() && to != out.mac, "sent to no neighbour");
+    let backend = seen.note.backend.and_then(|id| snapshot.backend(id));
+    if let (TransmitReason::Forward, Some(backend)) = (why, backend) {
+        seen.assert(Some(backend.service) == seen.note.service, "a backend of another service");
+    }
+    // In a tunnel the packet begins behind the outer header. What neither changes hides no tunnel: VIPs serve none.
+    let tunnelled = matches!(after.proto, proto::IPIP | proto::IPV6) && before.proto != after.proto
+        || matches!(backend, Some(b) if b.mode == ForwardingMode::DsrIpip && why == TransmitReason::Forward);
+    let sent_before = packet(seen.before, &before);
+    if tunnelled {
+        let outer = packet(seen.after, after);
+        let inner = &outer[usize::from(after.l4 - u16::from(after.l3))..];
+        if let Some(backend) = backend {
+            seen.assert(after.dst == backend.address, "tunnelled to another end than the backend");
+        }
+        seen.assert(same_but_hop_limit(sent_before, inner, before.family), "changed inside the tunnel");
+        return;
+    }
+    let sent_after = packet(seen.after, after);
+    seen.assert(sent_before.len() == sent_after.len(), "another length");
+    seen.assert(after.ttl + 1 == before.ttl, "the hop limit goes down by one");
+    if matches!(backend, Some(b) if b.mode == ForwardingMode::DsrL2 && why == TransmitReason::Forward) {
+        seen.assert(same_but_hop_limit(sent_before, sent_after, before.family), "changed by dsr-l2");
+        return;
+    }
+    if let (TransmitReason::Reply, Some(service)) =
+        (why, seen.note.service.and_then(|id| snapshot.service_by_id(id)))
+    {
+        seen.assert((after.src, after.src_port) == (service.vip, service.port), "a reply from no VIP");
+    }
+    if let (TransmitReason::Forward, Some(backend)) = (why, backend) {
+        let end = (after.dst, after.dst_port);
+        seen.assert(end == (backend.address, backend.port), "translated to another end than the backend");
+        let source = (after.src, after.src_port) == (before.src, before.src_port)
+            || snapshot.snat_addresses(after.family).contains(&after.src);
+        seen.assert(source, "from neither the client nor a SNAT address");
+    }
+    if why != TransmitReason::IcmpError {
+        let masked = |frame, h: &Headers| masked(packet(frame, h), h);
+        seen.assert(masked(seen.before, &before) == masked(seen.after, after), "changed beyond translation");
+    }
+    checksums_alike(seen, &before, after);
+}
+
+/// The IP packet of a frame, without what is around it.
+fn packet<'a>(frame: &'a [u8], h: &Headers) -> &'a [u8] {
+    &frame[usize::from(h.l3)..usize::from(h.ip_end)]
+}
+
+fn same_but_hop_limit(before: &[u8], after: &[u8], family: Family) -> bool {
+    let blank = |packet: &[u8]| {
+        let mut packet = packet.to_vec();
+        match family {
+            Family::V4 => {
+                packet[8] = 0;
+                packet[10..12].fill(0);
+            }
+            Family::V6 => packet[7] = 0,
+        }
+        packet
+    };
+    let hop = if family == Family::V4 { 8 } else { 7 };
+    let framed = |packet: &[u8]| {
+        let kind: [u8; 2] = if family == Family::V4 { [8, 0] } else { [0x86, 0xdd] };
+        [&[2; 12][..], &kind, packet].concat()
+    };
+    before.len() == after.len()
+        && blank(before) == blank(after)
+        && after[hop] + 1 == before[hop]
+        && parse(&framed(after)).is_ok()
+}
+
+/// The packet with everything blank that translation may change.
+fn masked(packet: &[u8], h: &Headers) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    let l4 = usize::from(h.l4 - u16::from(h.l3));
+    match h.family {
+        Family::V4 => {
+            packet[8] = 0;
+            packet[10..20].fill(0);
+        }
+        Family::V6 => {
+            packet[7] = 0;
+            packet[8..40].fill(0);
+        }
+    }
+    let (ports, check) = match h.l4_checksum {
+        L4Checksum::Tcp => (4, 16..18),
+        L4Checksum::Udp => (4, 6..8),
+        L4Checksum::UdpZero => (4, 0..0),
+        L4Checksum::Sctp => (4, 8..12),
+        L4Checksum::Icmp | L4Checksum::Icmpv6 => (0, 2..4),
+        L4Checksum::None => (0, 0..0),
+    };
+    packet[l4..l4 + ports].fill(0);
+    packet[l4..][check].fill(0);
+    packet
+}
+
+/// The plain sum that is 0 where the transport checksum is right; of a fragment, what its bytes add to it.
+fn residual(frame: &[u8], h: &Headers) -> Option<u16> {
+    let bytes = &frame[usize::from(h.l4)..usize::from(h.ip_end)];
+    let sum = match h.l4_checksum {
+        L4Checksum::None | L4Checksum::UdpZero | L4Checksum::Sctp => return None,
+        L4Checksum::Icmp => Sum::new(),
+        L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::Icmpv6 => {
+            Sum::pseudo_header(h.family, &h.src, &h.dst, h.proto, bytes.len() as u32)
+        }
+    };
+    // In one's complement 0 and 0xffff are the same number.
+    Some(sum.bytes(bytes).folded() % 0xffff)
+}
+
+fn checksums_alike(seen: &Seen<'_>, before: &Headers, after: &Headers) {
+    seen.assert(before.l4_checksum == after.l4_checksum, "another kind of checksum");
+    let residuals = (residual(seen.before, before), residual(seen.after, after));
+    seen.assert(residuals.0 == residuals.1, &format!("the transport checksum went from {residuals:x?}"));
+    if before.l4_checksum == L4Checksum::Sctp && sctp::checksum_ok(seen.before, before) {
+        seen.assert(sctp::checksum_ok(seen.after, after), "the SCTP checksum was right and is wrong");
+    }
+}
+
+/// What the gateway says itself goes back to who asked, with right checksums.
+fn answered(seen: &Seen<'_>, why: TransmitReason, after: &Headers) {
+    let before = seen.packet(seen.before);
+    if why == TransmitReason::NeighborAdvertisement {
+        let told = matches!(ndp::parse(seen.after, after), Ok(Some(Ndp::Advertisement { target_mac, .. }))
+            if target_mac == Some(ethernet::source(seen.after)));
+        return seen.assert(told, "no advertisement of this interface");
+    }
+    seen.assert(after.dst == before.src, "an answer to someone else");
+    let station = ethernet::destination(seen.after);
+    seen.assert(station == ethernet::source(seen.before), "an answer to another station");
+    if why == TransmitReason::EchoReply {
+        seen.assert(after.src == before.dst, "another VIP answers the ping");
+        let damaged = !icmp::checksum_ok(seen.before, &before);
+        return seen
+            .assert(damaged || icmp::checksum_ok(seen.after, after), "the checksum was right and is wrong");
+    }
+    if after.proto == proto::TCP {
+        seen.assert(why == TransmitReason::NoEndpoints, "a reset for another reason");
+        return seen.assert(residual(seen.after, after) == Some(0), "a wrong checksum");
+    }
+    seen.assert(after.is_icmp_error(), "neither reset nor ICMP error");
+    seen.assert(icmp::checksum_ok(seen.after, after), "a wrong checksum");
+    let (longest, quote_at) = match after.family {
+        Family::V4 => (ERROR_LEN_MAX_V4, usize::from(after.l4) + 8),
+        Family::V6 => (ERROR_LEN_MAX_V6, usize::from(after.l4) + 8),
+    };
+    seen.assert(usize::from(after.ip_len()) <= longest, "an error longer than the RFC allows");
+    let quoted = &seen.after[quote_at..usize::from(after.ip_end)];
+    seen.assert(packet(seen.before, &before).starts_with(quoted), "quotes something else");
+}

@@ -1,0 +1,316 @@
+//! Frames by choice: sound ones of every kind, the same with a field falsified, cut, or bits flipped, and plain noise.
+//!
+//! They use the addresses of the world, its earlier frames (again, or answered as a backend would) and quote them in
+//! ICMP errors, so that runs get past the header checks into flows, translation and fragments.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use super::choices::Choices;
+use super::world::{INSIDE_MAC, PORTS, VIPS, World};
+use crate::testing::builder::{self, Builder, GATEWAY_MAC};
+use crate::testing::lab::{ROUTER_MAC, ip};
+use crate::wire::checksum::checksum;
+use crate::wire::tcp::flags;
+use crate::wire::{Headers, L4Checksum, MacAddr, Parsed, VlanId, arp, ndp, parse, proto};
+
+const CLIENTS_V4: [&str; 8] = [
+    "198.51.100.7",
+    "198.51.100.8",
+    "10.0.0.77",
+    "198.51.100.9",
+    "127.0.0.1",
+    "0.0.0.0",
+    "224.0.0.1",
+    "203.0.113.1",
+];
+const CLIENTS_V6: [&str; 8] = [
+    "2001:db8::7",
+    "2001:db8::8",
+    "fd00::77",
+    "2001:db8::9",
+    "::1",
+    "::",
+    "::ffff:192.0.2.1",
+    "2001:db8:1::1",
+];
+const OTHERS: [&str; 8] = [
+    "10.0.0.253",
+    "fd00::fd",
+    "10.0.0.254",
+    "fd00::fe",
+    "255.255.255.255",
+    "ff02::1:ff00:1",
+    "192.0.2.9",
+    "2001:db8:9::9",
+];
+
+/// What frames carry on the link that they come by: the gateway's address there, and the tag.
+pub(super) type Link = (MacAddr, Option<u16>);
+
+/// Adds one frame, or the fragments of one packet, to `burst`.
+pub(super) fn make(world: &World, link: Link, choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) {
+    let first = burst.len();
+    match choices.below(16) {
+        0 => burst.push(choices.bytes(120).to_vec()),
+        1 => burst.push(announcement(choices)),
+        2 => again(&world.received, choices, burst),
+        3 | 4 => burst.push(answer(world, link, choices)),
+        5 => burst.push(error(world, link, choices)),
+        6 => fragments(world, link, choices, burst),
+        7 => {
+            let other = odd(choices);
+            burst.push(dress(choices, link, other));
+        }
+        _ => {
+            let request = request(world, choices);
+            burst.push(dress(choices, link, request));
+        }
+    }
+    for frame in &mut burst[first..] {
+        if choices.one_in(4) {
+            damage(choices, frame);
+        }
+    }
+}
+
+fn client(choices: &mut Choices<'_>, of: IpAddr) -> (IpAddr, u16) {
+    let list = if of.is_ipv4() { &CLIENTS_V4 } else { &CLIENTS_V6 };
+    // Mostly one of the first four, which are hosts.
+    let at = choices.below(32);
+    (ip(list[if at < 8 { at } else { at % 4 }]), choices.pick(&[40_000, 40_001, 40_002, 40_003, 1, 0]))
+}
+
+fn tcp_flags(choices: &mut Choices<'_>) -> u8 {
+    match choices.below(8) {
+        0..3 => flags::SYN,
+        3 => flags::FIN | flags::ACK,
+        4 => flags::RST,
+        5 => choices.byte(),
+        _ => flags::ACK,
+    }
+}
+
+/// A packet to a service port, mostly to one that is there.
+fn request(world: &World, choices: &mut Choices<'_>) -> Builder {
+    let services = world.snapshot.services();
+    let (vip, port, protocol) = match services.len() {
+        0 => (ip(choices.pick(&VIPS)), choices.pick(&PORTS), 17),
+        _ if choices.one_in(16) => {
+            (ip(choices.pick(&VIPS)), choices.pick(&PORTS), choices.pick(&[6, 17, 132]))
+        }
+        count => {
+            let (service, _) = services.into_iter().nth(choices.below(count)).expect("below their number");
+            (service.vip.ip(), service.port, service.protocol.number())
+        }
+    };
+    let (from, to) = (client(choices, vip), (vip, port));
+    match protocol {
+        proto::UDP => Builder::udp(from, to),
+        proto::SCTP => Builder::sctp(from, to),
+        _ => Builder::tcp(from, to).flags(tcp_flags(choices)).seq_ack(choices.u32(), 7),
+    }
+}
+
+/// Pings, other ICMP, other protocols, other destinations.
+fn odd(choices: &mut Choices<'_>) -> Builder {
+    let to = ip(if choices.one_in(2) { choices.pick(&OTHERS) } else { choices.pick(&VIPS) });
+    let (from, port) = client(choices, to);
+    match choices.below(5) {
+        0 => Builder::echo_request(from, to, port, 1),
+        1 => Builder::icmp(from, to, choices.byte(), choices.byte() % 6, [0; 4]),
+        2 => Builder::ip(from, to, choices.byte()),
+        3 => Builder::udp((from, port), (to, choices.u16())),
+        _ => Builder::tcp((from, port), (to, choices.u16())).flags(tcp_flags(choices)),
+    }
+}
+
+/// From the router, to the gateway, as the link has it.
+fn on((mac, vlan): Link, b: Builder) -> Builder {
+    let b = b.mac(ROUTER_MAC, mac);
+    match vlan {
+        Some(tag) => b.vlan(tag),
+        None => b,
+    }
+}
+
+/// The headers around and the bytes behind, right but unusual, or falsified.
+fn dress(choices: &mut Choices<'_>, link: Link, b: Builder) -> Vec<u8> {
+    let mut b = on(link, b);
+    for _ in 0..choices.below(6).saturating_sub(2) {
+        b = match choices.below(24) {
+            0 => b.vlan(choices.pick(&[100, 7, 0, 0xe064, 0x0fff])),
+            1 => b.ip_options(&vec![1; choices.below(40)]),
+            2 => b.extension(proto::HOP_BY_HOP, &[1; 6]),
+            3 => b.extension(proto::ROUTING, choices.bytes(6)),
+            4 => b.extension(proto::DESTINATION_OPTIONS, &[0; 14]),
+            5 => b.extension(choices.pick(&[proto::AH, proto::FRAGMENT]), &[0; 10]),
+            6 => b.ttl(choices.pick(&[1, 0, 2, 255])),
+            7 => b.tos(choices.byte()),
+            8 => b.dont_fragment(false),
+            9 => b.fragment(
+                u32::from(choices.byte() % 4),
+                u16::from(choices.byte() % 4) * 8,
+                choices.one_in(2),
+            ),
+            10 => b.payload_len(choices.pick(&[1500, 1452, 9000, 540, 1])),
+            11 => b.trailer(choices.below(60)),
+            12 => b.l4_checksum(choices.pick(&[0, 1, 0xffff])),
+            13 => b.ip_len(choices.u16()),
+            14 => b.udp_len(choices.u16() % 40),
+            15 => b.data_offset(choices.byte() % 16),
+            16 => b.version_ihl(choices.byte()),
+            17 => b.mac(
+                ROUTER_MAC,
+                choices.pick(&[INSIDE_MAC, MacAddr::BROADCAST, MacAddr([2, 9, 9, 9, 9, 9])]),
+            ),
+            18 => (0..9).fold(b, |b, _| b.extension(proto::DESTINATION_OPTIONS, &[])),
+            _ => {
+                let len = choices.below(64);
+                b.payload(choices.bytes(len))
+            }
+        };
+    }
+    b.build()
+}
+
+fn headers(frame: &[u8]) -> Option<Headers> {
+    match parse(frame) {
+        Ok(Parsed::Ip(h)) => Some(h),
+        _ => None,
+    }
+}
+
+fn again(list: &[Vec<u8>], choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) {
+    let frame = if list.is_empty() { Vec::new() } else { list[choices.below(list.len())].clone() };
+    for _ in 0..1 + choices.below(3) {
+        burst.push(frame.clone());
+    }
+}
+
+/// What the receiver of an earlier frame might answer.
+fn answer(world: &World, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
+    let sent =
+        if world.sent.is_empty() { &[] } else { world.sent[choices.below(world.sent.len())].as_slice() };
+    let Some(h) = headers(sent) else { return choices.bytes(60).to_vec() };
+    let (from, to) = ((h.dst.ip(), h.dst_port), (h.src.ip(), h.src_port));
+    let b = match h.l4_checksum {
+        L4Checksum::Tcp => Builder::tcp(from, to).flags(choices.pick(&[
+            flags::SYN | flags::ACK,
+            flags::ACK,
+            flags::FIN | flags::ACK,
+            flags::RST,
+        ])),
+        L4Checksum::Sctp => Builder::sctp(from, to).payload_len(8),
+        L4Checksum::Icmp | L4Checksum::Icmpv6 => Builder::echo_request(from.0, to.0, 1, 1),
+        _ => Builder::udp(from, to),
+    };
+    dress(choices, link, b)
+}
+
+/// An ICMP error about a frame that was sent, or about an answer of a VIP to a client.
+fn error(world: &World, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
+    let about_answer = choices.one_in(2);
+    let list = if about_answer { &world.received } else { &world.sent };
+    let about = if list.is_empty() { &[] } else { list[choices.below(list.len())].as_slice() };
+    let Some(h) = headers(about) else { return choices.bytes(60).to_vec() };
+    let quoted = if about_answer {
+        let (vip, client) = ((h.dst.ip(), h.dst_port), (h.src.ip(), h.src_port));
+        match h.l4_checksum {
+            L4Checksum::Tcp => Builder::tcp(vip, client).payload_len(choices.below(100)).packet(),
+            L4Checksum::Sctp => Builder::sctp(vip, client).payload_len(8).packet(),
+            _ => Builder::udp(vip, client).payload_len(choices.below(100)).packet(),
+        }
+    } else {
+        about[usize::from(h.l3)..usize::from(h.ip_end)].to_vec()
+    };
+    let to = if about_answer { h.dst } else { h.src }.ip();
+    let router = ip(if to.is_ipv4() { "192.0.2.1" } else { "2001:db8:ffff::1" });
+    let (kind, code) = choices.pick(&if to.is_ipv4() {
+        [(3u8, 4u8), (11, 0), (3, 1), (12, 0)]
+    } else {
+        [(2, 0), (3, 0), (1, 4), (4, 1)]
+    });
+    let cut = quoted.len().min(choices.pick(&[576, 28, 48, 56, 8, 100]));
+    let b = Builder::icmp(router, to, kind, code, [0, 0, 5, 0]).payload(&quoted[..cut]);
+    dress(choices, link, b)
+}
+
+/// One packet in fragments, in order or not, perhaps without the first.
+fn fragments(world: &World, (mac, _): Link, choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) {
+    let whole = request(world, choices).dont_fragment(false).payload_len(200 + choices.below(200));
+    // The tool that cuts packets up knows no tags.
+    let whole = whole.mac(ROUTER_MAC, mac).build();
+    let step = choices.pick(&[64, 128, 24, 200]);
+    let mut parts = builder::fragments(&whole, u32::from(choices.byte() % 4), step);
+    if choices.one_in(3) {
+        parts.reverse();
+    }
+    if choices.one_in(3) {
+        parts.swap_remove(0);
+    }
+    burst.extend(parts);
+}
+
+/// ARP and neighbour discovery.
+fn announcement(choices: &mut Choices<'_>) -> Vec<u8> {
+    let vlan = choices.pick(&[None, None, VlanId::new(100)]);
+    let mac = choices.pick(&[ROUTER_MAC, MacAddr::ZERO, MacAddr::BROADCAST]);
+    let known = choices.pick(&[None, Some(GATEWAY_MAC)]);
+    let v4 = choices.pick(&["203.0.113.1", "10.0.0.253", "10.0.0.254", "10.0.0.99", "0.0.0.0"]);
+    let v4 = v4.parse().expect("written right");
+    let v6: Ipv6Addr = choices
+        .pick(&["2001:db8:1::1", "fd00::fd", "fd00::fe", "fd00::99", "::"])
+        .parse()
+        .expect("written right");
+    let from6 = choices.pick(&["fd00::77", "::", "ff02::1"]).parse().expect("written right");
+    match choices.below(4) {
+        0 => arp::request(
+            mac,
+            choices.pick(&[[10, 0, 0, 77], [0; 4], [203, 0, 113, 1]]).into(),
+            v4,
+            vlan,
+            known,
+        )
+        .to_vec(),
+        1 => arp::announcement(mac, v4, vlan).to_vec(),
+        2 => ndp::announcement(mac, v6, vlan).to_vec(),
+        _ => ndp::solicitation(mac, from6, v6, vlan, known).to_vec(),
+    }
+}
+
+/// Bits, bytes, lengths: what a broken line or an attacker does.
+fn damage(choices: &mut Choices<'_>, frame: &mut Vec<u8>) {
+    if frame.is_empty() {
+        return;
+    }
+    for _ in 0..1 + choices.below(3) {
+        // Mostly in the headers.
+        let at = choices.below(frame.len().min(80));
+        match choices.below(6) {
+            0 => frame[at] = choices.byte(),
+            1 => frame.truncate(at.max(1)),
+            2 => frame.extend_from_slice(choices.bytes(20)),
+            3 => {
+                let cut = frame.len() - choices.below(frame.len());
+                frame.truncate(cut);
+            }
+            _ => frame[at] ^= 1 << choices.below(8),
+        }
+    }
+    if choices.one_in(2) {
+        repair(frame);
+    }
+}
+
+/// Makes the IPv4 header checksum right again, so that what is damaged is met behind it.
+fn repair(frame: &mut [u8]) {
+    let l3 = if frame.get(12..14) == Some(&[0x81, 0]) { 18 } else { 14 };
+    let header_len = frame.get(l3).map_or(0, |first| usize::from(first & 0xf) * 4);
+    if let Some(header) = frame.get_mut(l3..l3 + header_len)
+        && header_len >= 20
+    {
+        header[10..12].fill(0);
+        let sum = checksum(header);
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
+}

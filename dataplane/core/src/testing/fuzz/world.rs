@@ -1,0 +1,333 @@
+//! A gateway of one or two workers in memory, driven by choices: snapshots that change, time that jumps, bursts.
+//!
+//! Does what a driver does: hands frames over to the worker that a verdict names, counts each verdict once, learns
+//! neighbours that were asked for. What must hold is in `checks`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::checks::{self, Seen};
+use super::choices::Choices;
+use super::{Outcome, frames};
+use crate::conntrack::FlowKind;
+use crate::counters::{Tallies, WorkerCounters};
+use crate::forward::snat_ports::{Rss, Steering};
+use crate::frame::{Frame, MemoryFrame};
+use crate::limits::{BURST, HEADROOM_MIN};
+use crate::neighbors::NeighborTable;
+use crate::now::Now;
+use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineConfig, View};
+use crate::snapshot::{
+    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol,
+    ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
+};
+use crate::testing::builder::GATEWAY_MAC;
+use crate::testing::lab::{self, backend_mac, ip};
+use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
+use crate::wire::{MacAddr, VlanId};
+
+/// Frames that are remembered, to be answered or sent again.
+const REMEMBERED: usize = 16;
+/// The link address of the second interface.
+pub(super) const INSIDE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x03]);
+pub(super) const VIPS: [&str; 5] =
+    ["203.0.113.1", "203.0.113.2", "2001:db8:1::1", "2001:db8:1::2", "10.0.0.254"];
+pub(super) const PORTS: [u16; 3] = [80, 53, 8080];
+const BACKENDS_V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.0.0.20", "10.9.0.1", "10.0.0.3"];
+const BACKENDS_V6: [&str; 6] = ["fd00::1", "fd00::2", "fd01::1", "fd00::20", "fd09::1", "fd00::3"];
+
+struct Worker {
+    pipeline: Pipeline,
+    counters: WorkerCounters,
+    given: u64,
+}
+
+pub(super) struct World {
+    spec: SnapshotSpec,
+    pub(super) snapshot: Snapshot,
+    pub(super) neighbors: NeighborTable,
+    tallies: Tallies,
+    workers: Vec<Worker>,
+    entries: usize,
+    now: Now,
+    /// Frames sent, as they left.
+    pub(super) sent: Vec<Vec<u8>>,
+    /// Frames received, as they came.
+    pub(super) received: Vec<Vec<u8>>,
+    digest: u64,
+}
+
+impl World {
+    pub(super) fn new(choices: &mut Choices<'_>) -> Self {
+        let neighbors = NeighborTable::with_capacity(256);
+        let spec = spec(choices);
+        let (snapshot, _) =
+            Snapshot::compile(&spec, None, &neighbors).expect("the services of a run have distinct keys");
+        let entries = choices.pick(&[64usize, 8, 1, 300]);
+        let workers = choices.pick(&[1u8, 2]);
+        let steering = match (workers, choices.one_in(3)) {
+            (1, _) => Steering::Single,
+            (_, false) => Steering::Partition,
+            (_, true) => {
+                let queues = (0..128).map(|n| n % workers).collect();
+                Steering::Rss(Box::new(Rss { key: (0..40u8).map(|n| n.wrapping_mul(37)).collect(), queues }))
+            }
+        };
+        let worker = |worker| {
+            let config = PipelineConfig { worker, workers, entries, seed: 7, steering: steering.clone() };
+            Worker { pipeline: Pipeline::new(&config), counters: WorkerCounters::default(), given: 0 }
+        };
+        Self {
+            snapshot,
+            neighbors,
+            tallies: Tallies::with_capacity(16, 32),
+            workers: (0..workers).map(worker).collect(),
+            entries,
+            spec,
+            now: Now(choices.pick(&[1_000_000_000, 0, u64::MAX / 2])),
+            sent: Vec::new(),
+            received: Vec::new(),
+            digest: 0xcbf2_9ce4_8422_2325,
+        }
+    }
+
+    /// Publishes another snapshot: a backend changes, comes or goes, a service goes, or all is new.
+    pub(super) fn change(&mut self, choices: &mut Choices<'_>) {
+        let at = choices.below(self.spec.services.len().max(1));
+        match (choices.below(6), self.spec.services.get_mut(at)) {
+            (0, _) | (_, None) => {
+                let new = spec(choices);
+                (self.spec.services, self.spec.routes) = (new.services, new.routes);
+            }
+            (1, Some(_)) => drop(self.spec.services.remove(at)),
+            (2, Some(service)) => {
+                let new = backend(choices, service);
+                if !service.backends.iter().any(|b| (b.address, b.port) == (new.address, new.port)) {
+                    service.backends.push(new);
+                }
+            }
+            (3, Some(service)) if !service.backends.is_empty() => {
+                service.backends.remove(choices.below(service.backends.len()));
+            }
+            (4, _) => self.spec.interfaces = interfaces(choices),
+            (_, Some(service)) => {
+                for backend in &mut service.backends {
+                    backend.state = state(choices);
+                }
+            }
+        }
+        self.spec.generation += 1;
+        // A spec that is refused leaves the last one in place, as in a running gateway.
+        if let Ok((snapshot, _)) = Snapshot::compile(&self.spec, Some(&self.snapshot), &self.neighbors) {
+            self.snapshot = snapshot;
+        }
+    }
+
+    /// Lets time pass, or jump.
+    pub(super) fn wait(&mut self, choices: &mut Choices<'_>) {
+        let now = self.now.0;
+        self.now = match choices.below(16) {
+            0 => Now(u64::MAX),
+            1 => Now(now.saturating_sub(5_000_000)),
+            2 => self.now.plus(Duration::from_secs(86_400 * 40)),
+            3..6 => self.now.plus(Duration::from_secs(u64::from(choices.u16()))),
+            6..10 => self.now.plus(Duration::from_secs(u64::from(choices.byte()))),
+            _ => self.now.plus(Duration::from_millis(u64::from(choices.byte()))),
+        };
+    }
+
+    /// Receives a burst of 1 to 32 frames on one of the workers.
+    pub(super) fn burst(&mut self, choices: &mut Choices<'_>) {
+        let count = if choices.one_in(4) { BURST } else { 1 + choices.below(6) };
+        let worker = choices.below(self.workers.len());
+        let arrival = Arrival::Wire(choices.pick(&[0, 0, 0, 0, 0, 1, 1, 9]));
+        let interface = self.snapshot.interface(arrival.interface());
+        let link = interface.map_or((GATEWAY_MAC, None), |i| (i.mac, i.vlan.map(VlanId::value)));
+        let mut received = Vec::new();
+        while received.len() < count && (received.is_empty() || !choices.is_over()) {
+            frames::make(self, link, choices, &mut received);
+        }
+        received.truncate(BURST);
+        let tight = choices.one_in(16);
+        self.process(worker, arrival, &received, tight);
+        for frame in received {
+            remember(&mut self.received, frame);
+        }
+    }
+
+    fn process(&mut self, at: usize, arrival: Arrival, received: &[Vec<u8>], tight: bool) {
+        let mut burst: Vec<MemoryFrame> = received.iter().map(|bytes| memory(bytes, tight)).collect();
+        let mut out = BurstOutput::default();
+        let worker = &mut self.workers[at];
+        let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
+        worker.pipeline.process(view, self.now, arrival, &mut burst, &mut out);
+        worker.pipeline.age(self.now);
+        assert_eq!(out.verdicts.len(), received.len(), "one verdict a frame");
+        assert_eq!(out.notes.len(), received.len(), "one note a frame");
+        worker.given += received.len() as u64;
+        let mut elsewhere = Vec::new();
+        for (n, &verdict) in out.verdicts.iter().enumerate() {
+            worker.counters.record(verdict);
+            let seen = Seen { before: &received[n], after: burst[n].bytes(), verdict, note: out.notes[n] };
+            checks::frame(&self.snapshot, &seen);
+            self.digest = fold(self.digest, format!("{verdict:?}").as_bytes());
+            self.digest = fold(self.digest, seen.after);
+            match verdict {
+                Verdict::HandOver(to) => {
+                    assert!(matches!(arrival, Arrival::Wire(_)), "a frame is handed over once");
+                    assert_ne!(usize::from(to), at, "no worker hands over to itself");
+                    elsewhere.push((usize::from(to), received[n].clone()));
+                }
+                Verdict::Transmit { .. } => remember(&mut self.sent, seen.after.to_vec()),
+                Verdict::Punt(_) | Verdict::Drop(_) => {}
+            }
+        }
+        for event in out.events {
+            if let NeighborEvent::Wanted { interface, addr } = event
+                && let Some(slot) = self.neighbors.lookup(interface, &addr)
+                && addr.bytes()[15] % 2 == 0
+            {
+                self.neighbors.learn(slot, MacAddr([2, 0, 0, 0, 2, addr.bytes()[15]]));
+            }
+        }
+        for (to, frame) in elsewhere {
+            self.process(to, Arrival::HandedOver(arrival.interface()), &[frame], false);
+        }
+    }
+
+    /// The promises that hold over a whole run, and what came of it.
+    pub(super) fn finish(mut self) -> Outcome {
+        let mut reasons = BTreeMap::new();
+        for worker in &mut self.workers {
+            let c = &worker.counters;
+            let transmits = TransmitReason::ALL.iter().map(|&r| (("transmit", r.as_str()), c.transmits(r)));
+            let punts = PuntReason::ALL.iter().map(|&r| (("punt", r.as_str()), c.punts(r)));
+            let drops = DropReason::all().map(|r| (("drop", r.as_str()), c.drops(r)));
+            let hand_overs = std::iter::once((("hand over", ""), c.hand_overs()));
+            let mut counted = 0;
+            for (reason, count) in transmits.chain(punts).chain(drops).chain(hand_overs) {
+                counted += count;
+                *reasons.entry(reason).or_insert(0) += count;
+            }
+            assert_eq!(counted, worker.given, "every frame is counted once");
+
+            let flows = worker.pipeline.flows();
+            let (mut shown, mut translations) = (0, std::collections::HashSet::new());
+            let end = flows.scan(0, u64::MAX, self.now, |flow| {
+                shown += 1;
+                if let FlowKind::Nat { endpoint, source, source_port } = flow.kind {
+                    assert!(
+                        translations.insert((endpoint, source, source_port)),
+                        "two flows with the same replies: {flow:?}"
+                    );
+                }
+            });
+            assert_eq!(end, None);
+            assert_eq!(shown, flows.live(), "every flow has its entries, and no entry is left over");
+            // Tables are filled to two thirds at their bound; a table has four lines or more.
+            assert!(shown <= 4 * (self.entries * 3 / 2 + 24), "{shown} flows in tables of {}", self.entries);
+            self.digest = fold(self.digest, &(shown as u64).to_be_bytes());
+        }
+        Outcome { digest: self.digest, reasons }
+    }
+}
+
+fn remember(list: &mut Vec<Vec<u8>>, frame: Vec<u8>) {
+    if list.len() == REMEMBERED {
+        list.remove(0);
+    }
+    list.push(frame);
+}
+
+/// FNV-1a.
+fn fold(digest: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(digest, |digest, &b| (digest ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// A frame in a buffer, with no room in front if `tight`.
+fn memory(bytes: &[u8], tight: bool) -> MemoryFrame {
+    let mut frame = MemoryFrame::new(bytes);
+    if tight {
+        assert!(frame.grow_front(HEADROOM_MIN), "all the room there is");
+        frame.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        assert!(frame.resize(bytes.len()), "it is shorter than before");
+    }
+    frame
+}
+
+/// Two links: the lab's with the router, and one inside with another size and another tag.
+fn interfaces(choices: &mut Choices<'_>) -> Vec<InterfaceSpec> {
+    let mut interfaces = lab::spec().interfaces;
+    interfaces[0].mtu = choices.pick(&[1500, 1500, 1500, 1280, 576, 68, 9000]);
+    interfaces[0].vlan = choices.pick(&[None, None, None, Some(100)]);
+    interfaces.push(InterfaceSpec {
+        name: "inside".into(),
+        mac: INSIDE_MAC,
+        mtu: choices.pick(&[1500, 1400, 600]),
+        vlan: choices.pick(&[None, Some(7)]),
+        addresses: ["10.1.0.254/24", "fd01::fe/64"].map(|net| net.parse().expect("written right")).to_vec(),
+    });
+    interfaces
+}
+
+fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
+    let mut spec = SnapshotSpec { interfaces: interfaces(choices), ..lab::spec() };
+    for (n, address) in [(0x11, "10.1.0.1"), (0x11, "fd01::1")] {
+        spec.neighbors.push(NeighborSpec { ip: ip(address), mac: backend_mac(n) });
+    }
+    if choices.one_in(8) {
+        spec.routes.clear();
+    }
+    for _ in 0..2 + choices.below(8) {
+        let service = service(choices);
+        if spec.services.iter().all(|other| other.key != service.key) {
+            spec.services.push(service);
+        }
+    }
+    spec
+}
+
+fn service(choices: &mut Choices<'_>) -> ServiceSpec {
+    let vip = ip(choices.pick(&VIPS[..4]));
+    let seconds = |n| Duration::from_secs(n);
+    let key = ServiceKey {
+        vip,
+        protocol: choices.pick(&[Protocol::Tcp, Protocol::Udp, Protocol::Tcp, Protocol::Sctp]),
+        port: choices.pick(&PORTS),
+    };
+    let mut service = ServiceSpec {
+        key,
+        namespace: "default".into(),
+        name: "web".into(),
+        port_name: key.port.to_string(),
+        mode: choices.pick(&ForwardingMode::ALL),
+        table_size: TableSize::Fixed(choices.pick(&[251, 13, 2])),
+        affinity: choices.pick(&[None, None, Some(seconds(100)), Some(seconds(1))]),
+        no_endpoints: choices.pick(&[NoEndpoints::Reject, NoEndpoints::Reject, NoEndpoints::Drop]),
+        idle_timeout_tcp: seconds(choices.pick(&[900, 5, 86_400])),
+        idle_timeout_udp: seconds(choices.pick(&[120, 1])),
+        backends: Vec::new(),
+    };
+    for _ in 0..choices.below(5) {
+        let new = backend(choices, &service);
+        if !service.backends.iter().any(|b| (b.address, b.port) == (new.address, new.port)) {
+            service.backends.push(new);
+        }
+    }
+    service
+}
+
+fn state(choices: &mut Choices<'_>) -> BackendState {
+    choices.pick(&[BackendState::Active, BackendState::Active, BackendState::Draining, BackendState::Down])
+}
+
+fn backend(choices: &mut Choices<'_>, service: &ServiceSpec) -> BackendSpec {
+    let other_family = service.mode == ForwardingMode::DsrIpip && choices.one_in(2);
+    let addresses = if service.key.vip.is_ipv4() != other_family { &BACKENDS_V4 } else { &BACKENDS_V6 };
+    BackendSpec {
+        address: ip(choices.pick(addresses)),
+        port: if service.mode.is_dsr() { service.key.port } else { choices.pick(&[8080, 80]) },
+        weight: choices.pick(&[1, 1, 3, 0]),
+        state: state(choices),
+    }
+}
