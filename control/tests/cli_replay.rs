@@ -328,3 +328,17 @@ fn a_faulty_configuration_is_refused_and_a_faulty_manifest_costs_its_object_alon
     let replay = site.replay(&[syn("203.0.113.1", 40_000), syn("203.0.113.9", 40_000)]);
     assert_eq!((replay.end(0).as_str(), replay.end(1).as_str()), ("transmit forward", "punt not_ours"));
 }
+
+#[test]
+fn an_interface_without_mac_is_the_station_that_the_capture_sends_to() {
+    let gateway = GATEWAY.replace("      mac: \"02:00:00:00:00:02\"\n", "");
+    let site = Site::new(&gateway, &[("all.yaml", &documents().join("---\n"))]);
+    let station = MacAddr([2, 7, 7, 7, 7, 7]);
+    let vip = MODES[0].1;
+    let syn = |station: MacAddr| {
+        Builder::tcp(client(vip, 40_000), to(vip, 80)).flags(flags::SYN).mac(CLIENT_MAC, station).build()
+    };
+    let replay = site.replay(&[syn(MacAddr::BROADCAST), syn(station), syn(GATEWAY_MAC)]);
+    assert_eq!((replay.end(1).as_str(), replay.end(2).as_str()), ("transmit forward", "drop other_station"));
+    assert_eq!(replay.frame(1)[6..12], station.0, "it sends in that station's name");
+}

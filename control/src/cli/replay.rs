@@ -8,18 +8,21 @@
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
 use serde::Serialize;
 use tidegate_core::pipeline::FlowNote;
-use tidegate_core::testing::pcap::Writer;
+use tidegate_core::snapshot::SnapshotSpec;
+use tidegate_core::testing::pcap::{Reader, Writer};
 use tidegate_core::verdict::Verdict;
+use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::replay::{Replayed, Summary, replay};
 
 use super::{REFUSED, load};
+use crate::config::GatewayConfig;
 
 /// The arguments.
 #[derive(Debug, Args)]
@@ -34,6 +37,10 @@ pub(super) struct ReplayArgs {
     #[arg(long = "out", value_name = "OUT.pcap")]
     output: PathBuf,
     /// Print a line of JSON for each packet of the capture
+    ///
+    /// {"n": number in the capture, from 1, "interface", "verdict": transmit|punt|drop, "reason", "service":
+    /// namespace/name:port, "vip", "backend": address:port, "mode", "flow": new|known|none, "frames": [hex of each
+    /// frame sent]}. What does not apply is absent; flow is always there.
     #[arg(long)]
     json: bool,
 }
@@ -62,9 +69,10 @@ struct Line<'a> {
 pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     let files = load::offline(&args.config);
     eprint!("{}", files.report);
-    let (Some(config), Some(outcome)) = (files.config, files.outcome) else {
+    let (Some(config), Some(mut outcome)) = (files.config, files.outcome) else {
         return Ok(ExitCode::from(REFUSED));
     };
+    take_over_stations(&config, &mut outcome.spec, &args.input);
     let input = File::open(&args.input).with_context(|| args.input.display().to_string())?;
     let output = File::create(&args.output).with_context(|| args.output.display().to_string())?;
     let mut writer =
@@ -84,6 +92,34 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     let summary = ended.map_err(|error| anyhow!("{}: {error}", args.input.display()))?;
     eprintln!("{}", text(&summary));
     Ok(ExitCode::SUCCESS)
+}
+
+/// An interface without `mac` in the configuration has that of its device, which nobody knows offline: it is taken
+/// to be the first station that a frame of the capture is to, by that interface. What is wrong with the capture is
+/// left for the replay to say.
+fn take_over_stations(config: &GatewayConfig, spec: &mut SnapshotSpec, capture: &Path) {
+    let configured = config.dataplane.interfaces.iter().map(|i| i.mac.is_some());
+    let mut open: Vec<bool> = configured.map(|has| !has).collect();
+    // A pipe can be read only once.
+    let is_file = std::fs::metadata(capture).is_ok_and(|m| m.is_file());
+    if !is_file || !open.contains(&true) {
+        return;
+    }
+    let Ok(file) = File::open(capture) else { return };
+    let Ok(mut reader) = Reader::new(BufReader::new(file)) else { return };
+    while let Ok(Some(packet)) = reader.next_packet() {
+        let at = packet.interface as usize;
+        let station = packet.data.first_chunk().map(|bytes| MacAddr(*bytes)).filter(MacAddr::is_unicast);
+        if let (Some(true), Some(mac)) = (open.get(at), station) {
+            let interface = &mut spec.interfaces[at];
+            eprintln!("interface {} has no mac: taken as {mac}, from the capture", interface.name);
+            interface.mac = mac;
+            open[at] = false;
+        }
+        if !open.contains(&true) {
+            return;
+        }
+    }
 }
 
 fn line<'a>(names: &[&'a str], packet: &'a Replayed) -> Line<'a> {
