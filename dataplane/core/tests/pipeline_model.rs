@@ -1,0 +1,526 @@
+//! The pipeline against a slow and obvious model, over random traces: SYN, data, FIN, RST, datagrams and replies, while
+//! backends come, drain, go down and go, and time passes; every mode, both families, with and without affinity.
+//!
+//! The model keeps flows and affinity in maps and says of each packet which backend it goes to, whether its flow is
+//! known, or how it is refused; compared are verdict, note, and the addresses and ports of what is sent. It takes from
+//! the gateway only which backend owns a hash (Maglev has its own tests) and which free local port `fullnat` chose,
+//! and checks that this is nobody else's. The rules are those of `BackendState`, `tcp_state` and kubernetes.md 2.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tidegate_core::hash::{client_hash, selection_hash};
+use tidegate_core::pipeline::FlowNote;
+use tidegate_core::snapshot::{BackendSpec, BackendState, ForwardingMode, Protocol, ServiceSpec};
+use tidegate_core::testing::builder::{Builder, GATEWAY_MAC};
+use tidegate_core::testing::lab::{Fate, Lab, ROUTER_MAC, backend_mac, ip, service};
+use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use tidegate_core::wire::tcp::flags;
+use tidegate_core::wire::{Headers, Parsed, ethernet, parse};
+
+const IDLE_TCP_S: u64 = 200;
+const IDLE_UDP_S: u64 = 30;
+const AFFINITY_S: u64 = 100;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Segment {
+    Syn,
+    Data,
+    Fin,
+    Rst,
+}
+
+impl Segment {
+    /// What the client's end sends; the server's first answers a SYN with SYN and ACK.
+    fn flags(self, server: bool) -> u8 {
+        match self {
+            Self::Syn if server => flags::SYN | flags::ACK,
+            Self::Syn => flags::SYN,
+            Self::Data => flags::ACK,
+            Self::Fin => flags::FIN | flags::ACK,
+            Self::Rst => flags::RST,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Request {
+        client: u8,
+        port: u16,
+        segment: Segment,
+    },
+    Reply {
+        client: u8,
+        port: u16,
+        segment: Segment,
+    },
+    /// Adds backend `n`, or sets its state.
+    Set {
+        n: u8,
+        state: BackendState,
+    },
+    Remove {
+        n: u8,
+    },
+    Wait {
+        seconds: u64,
+    },
+}
+
+/// How far one side is. The order is that of `Phase`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    Closed,
+    Opening,
+    Closing,
+    Established,
+}
+
+impl Side {
+    fn first(segment: Segment) -> Self {
+        match segment {
+            Segment::Rst => Self::Closed,
+            Segment::Fin => Self::Closing,
+            Segment::Syn | Segment::Data => Self::Opening,
+        }
+    }
+
+    fn next(self, segment: Segment, server: bool) -> Self {
+        match (segment, self) {
+            (Segment::Rst, _) => Self::Closed,
+            (Segment::Fin, _) => Self::Closing,
+            (Segment::Syn, Self::Opening) if server => Self::Established,
+            (Segment::Syn, side) => side,
+            (Segment::Data, Self::Closing) => Self::Closing,
+            (Segment::Data, _) => Self::Established,
+        }
+    }
+}
+
+/// A backend over its life: one that is removed and added again is another.
+type Identity = (u8, u32);
+
+#[derive(Debug, Clone, Copy)]
+struct Flow {
+    backend: Identity,
+    client: Side,
+    server: Side,
+    /// Seconds, of the last packet of either side.
+    seen: u64,
+    local: Option<SocketAddr>,
+}
+
+type Client = (u8, u16);
+
+/// What the model says of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expected {
+    Forward { backend: Identity, note: FlowNote, local: Option<SocketAddr> },
+    Reply { client: Client },
+    Answer,
+    Refused(Refusal),
+    Punt,
+}
+
+struct Model {
+    mode: ForwardingMode,
+    protocol: Protocol,
+    affine: bool,
+    now: u64,
+    backends: BTreeMap<u8, (u32, BackendState)>,
+    lives: u32,
+    flows: HashMap<Client, Flow>,
+    affinity: HashMap<u8, (Identity, u64)>,
+}
+
+impl Model {
+    fn tcp(&self) -> bool {
+        self.protocol == Protocol::Tcp
+    }
+
+    fn state(&self, (n, life): Identity) -> Option<BackendState> {
+        self.backends.get(&n).filter(|(known, _)| *known == life).map(|(_, state)| *state)
+    }
+
+    fn phase(&self, flow: &Flow) -> Side {
+        // With DSR the gateway sees one side; datagrams go by the client.
+        if self.tcp() && !self.mode.is_dsr() { flow.client.min(flow.server) } else { flow.client }
+    }
+
+    fn timeout(&self, flow: &Flow) -> u64 {
+        match self.phase(flow) {
+            _ if !self.tcp() => IDLE_UDP_S,
+            Side::Closed => 10,
+            Side::Opening => 60,
+            Side::Closing => 120,
+            Side::Established => IDLE_TCP_S,
+        }
+    }
+
+    fn forget_what_is_over(&mut self) {
+        let over: Vec<Client> = self
+            .flows
+            .iter()
+            .filter(|(_, flow)| self.now - flow.seen >= self.timeout(flow))
+            .map(|(client, _)| *client)
+            .collect();
+        for client in over {
+            self.flows.remove(&client);
+        }
+        let now = self.now;
+        self.affinity.retain(|_, (_, seen)| now - *seen < AFFINITY_S);
+    }
+
+    /// `owner` is who owns the hash of the packet, or of its client where affinity asks for that.
+    fn request(&mut self, from: Client, segment: Segment, owner: Option<u8>) -> Expected {
+        self.forget_what_is_over();
+        let opening = self.tcp() && segment == Segment::Syn;
+        let (tcp, protocol, now) = (self.tcp(), self.protocol, self.now);
+        if let Some(known) = self.flows.get(&from).copied() {
+            let again = opening && matches!(self.phase(&known), Side::Closing | Side::Closed);
+            let flow = self.flows.get_mut(&from).expect("just found");
+            flow.seen = now;
+            (flow.client, flow.server) = match again {
+                true => (Side::Opening, Side::Opening),
+                false if tcp => (flow.client.next(segment, false), flow.server),
+                false => (Side::Established, flow.server),
+            };
+            let keeps = match self.state(known.backend) {
+                None => false,
+                Some(_) if again => false,
+                Some(BackendState::Active | BackendState::Draining) => true,
+                Some(BackendState::Down) => protocol != Protocol::Udp && !opening,
+            };
+            if keeps {
+                return Expected::Forward {
+                    backend: known.backend,
+                    note: FlowNote::Known,
+                    local: known.local,
+                };
+            }
+        }
+        if tcp && !opening && !self.mode.is_dsr() {
+            return Expected::Refused(Refusal::NoFlow);
+        }
+        let Some(backend) = self.choose(from.0, owner) else {
+            let silent = tcp && segment == Segment::Rst;
+            return if silent { Expected::Refused(Refusal::NoEndpoints) } else { Expected::Answer };
+        };
+        // A reset of a connection that nobody knows is passed on and not remembered.
+        if !(self.mode.is_dsr() && tcp && segment == Segment::Rst) {
+            let client = if tcp { Side::first(segment) } else { Side::Opening };
+            let flow = Flow { backend, client, server: Side::Opening, seen: now, local: None };
+            self.flows.insert(from, flow);
+        }
+        Expected::Forward { backend, note: FlowNote::New, local: None }
+    }
+
+    fn choose(&mut self, client: u8, owner: Option<u8>) -> Option<Identity> {
+        if self.affine
+            && let Some((backend, seen)) = self.affinity.get_mut(&client)
+        {
+            *seen = self.now;
+            let backend = *backend;
+            if self.state(backend) == Some(BackendState::Active) {
+                return Some(backend);
+            }
+        }
+        let n = owner?;
+        let (life, state) = self.backends[&n];
+        assert_eq!(state, BackendState::Active, "only active backends own slots");
+        if self.affine {
+            self.affinity.insert(client, ((n, life), self.now));
+        }
+        Some((n, life))
+    }
+
+    fn reply(&mut self, to: Client, segment: Segment) -> Option<(Flow, Expected)> {
+        let addressed = self.flows.get(&to).copied()?;
+        self.forget_what_is_over();
+        let alive = self.state(addressed.backend).is_some();
+        let lost = match self.mode {
+            ForwardingMode::FullNat => Expected::Refused(Refusal::NoSnatFlow),
+            _ => Expected::Punt,
+        };
+        let (tcp, now) = (self.tcp(), self.now);
+        let expected = match self.flows.get_mut(&to) {
+            Some(flow) if alive => {
+                flow.server = if tcp { flow.server.next(segment, true) } else { Side::Established };
+                flow.seen = now;
+                Expected::Reply { client: to }
+            }
+            _ => lost,
+        };
+        Some((addressed, expected))
+    }
+}
+
+/// Model and gateway side by side.
+struct Run {
+    model: Model,
+    lab: Lab,
+    v6: bool,
+}
+
+impl Run {
+    fn new(mode: ForwardingMode, protocol: Protocol, v6: bool, affine: bool) -> Self {
+        let vip = if v6 { "[2001:db8:1::5]:80" } else { "203.0.113.5:80" };
+        let spec = ServiceSpec {
+            affinity: affine.then_some(Duration::from_secs(AFFINITY_S)),
+            idle_timeout_tcp: Duration::from_secs(IDLE_TCP_S),
+            idle_timeout_udp: Duration::from_secs(IDLE_UDP_S),
+            ..service(mode, protocol, vip, &[])
+        };
+        let model = Model {
+            mode,
+            protocol,
+            affine,
+            now: 0,
+            backends: BTreeMap::new(),
+            lives: 0,
+            flows: HashMap::new(),
+            affinity: HashMap::new(),
+        };
+        Self { model, lab: Lab::new(vec![spec]), v6 }
+    }
+
+    fn vip(&self) -> SocketAddr {
+        let key = self.lab.spec.services[0].key;
+        SocketAddr::new(key.vip, key.port)
+    }
+
+    fn client(&self, (client, port): Client) -> SocketAddr {
+        let host = if self.v6 { format!("2001:db8::{client}") } else { format!("198.51.100.{client}") };
+        SocketAddr::new(ip(&host), port)
+    }
+
+    fn backend(&self, n: u8) -> SocketAddr {
+        let host = if self.v6 { format!("fd00::{n}") } else { format!("10.0.0.{n}") };
+        SocketAddr::new(ip(&host), if self.model.mode.is_dsr() { 80 } else { 8080 })
+    }
+
+    /// Publishes the backends of the model.
+    fn publish(&mut self) {
+        let backends = self.model.backends.iter();
+        let backends: Vec<BackendSpec> = backends
+            .map(|(&n, &(_, state))| {
+                let at = self.backend(n);
+                BackendSpec { address: at.ip(), port: at.port(), weight: 1, state }
+            })
+            .collect();
+        self.lab.change(|spec| spec.services[0].backends = backends);
+    }
+
+    /// Which backend owns the packet's slot.
+    fn owner(&self, from: Client) -> Option<u8> {
+        let (client, vip) = (self.client(from), self.vip());
+        let src = client.ip().into();
+        let hash = if self.model.affine {
+            client_hash(&src)
+        } else {
+            let number = self.model.protocol.number();
+            selection_hash(&src, client.port(), &vip.ip().into(), vip.port(), number)
+        };
+        let (service, _) = self.lab.snapshot.services().next().expect("there is one service");
+        let id = self.lab.snapshot.select(service, hash)?;
+        Some(self.number_of(self.lab.snapshot.backend(id).expect("an owner lives").address.ip()))
+    }
+
+    fn number_of(&self, address: IpAddr) -> u8 {
+        match address {
+            IpAddr::V4(a) => a.octets()[3],
+            IpAddr::V6(a) => a.octets()[15],
+        }
+    }
+
+    fn packet(&self, from: SocketAddr, to: SocketAddr, segment: Segment, server: bool) -> Builder {
+        match self.model.protocol {
+            Protocol::Tcp => Builder::tcp(from, to).flags(segment.flags(server)),
+            Protocol::Udp => Builder::udp(from, to),
+            Protocol::Sctp => Builder::sctp(from, to).payload_len(16),
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Wait { seconds } => {
+                self.model.now += seconds;
+                self.lab.wait(Duration::from_secs(seconds));
+            }
+            Step::Set { n, state } => {
+                let life = match self.model.backends.get(&n) {
+                    Some((life, _)) => *life,
+                    None => {
+                        self.model.lives += 1;
+                        self.model.lives
+                    }
+                };
+                self.model.backends.insert(n, (life, state));
+                self.publish();
+            }
+            Step::Remove { n } => {
+                self.model.backends.remove(&n);
+                self.publish();
+            }
+            Step::Request { client, port, segment } => {
+                let from = (client, port);
+                let owner = self.owner(from);
+                let expected = self.model.request(from, segment, owner);
+                let frame = self.packet(self.client(from), self.vip(), segment, false);
+                let fate = self.lab.receive(&frame.mac(ROUTER_MAC, GATEWAY_MAC).build());
+                self.compare(from, expected, &fate);
+            }
+            Step::Reply { client, port, segment } => {
+                if self.model.mode.is_dsr() {
+                    return;
+                }
+                let Some((flow, expected)) = self.model.reply((client, port), segment) else { return };
+                let to = flow.local.unwrap_or(self.client((client, port)));
+                let n = flow.backend.0;
+                let frame = self.packet(self.backend(n), to, segment, true);
+                let fate = self.lab.receive(&frame.mac(backend_mac(n), GATEWAY_MAC).build());
+                self.compare((client, port), expected, &fate);
+            }
+        }
+    }
+
+    fn compare(&mut self, from: Client, expected: Expected, fate: &Fate) {
+        match expected {
+            Expected::Forward { backend, note, local } => {
+                let sent = fate.sent(TransmitReason::Forward);
+                assert_eq!(fate.note.flow, note);
+                assert_eq!(self.lab.backend_of(fate), self.backend(backend.0).ip());
+                assert_eq!(ethernet::destination(sent), backend_mac(backend.0));
+                self.compare_forwarded(from, backend, local, &headers(sent));
+            }
+            Expected::Reply { client } => {
+                let h = headers(fate.sent(TransmitReason::Reply));
+                assert_eq!(ends(&h), (self.vip(), self.client(client)));
+                assert_eq!(ethernet::destination(&fate.frame), ROUTER_MAC);
+            }
+            Expected::Answer => {
+                let h = headers(fate.sent(TransmitReason::NoEndpoints));
+                assert_eq!((h.src.ip(), h.dst.ip()), (self.vip().ip(), self.client(from).ip()));
+            }
+            Expected::Refused(refusal) => assert_eq!(fate.verdict, refusal.into()),
+            Expected::Punt => assert_eq!(fate.verdict, Verdict::Punt(PuntReason::NotOurs)),
+        }
+    }
+
+    fn compare_forwarded(&mut self, from: Client, to: Identity, local: Option<SocketAddr>, h: &Headers) {
+        let (client, vip, backend) = (self.client(from), self.vip(), self.backend(to.0));
+        match self.model.mode {
+            ForwardingMode::DsrL2 => assert_eq!(ends(h), (client, vip)),
+            ForwardingMode::DsrIpip => assert_eq!(h.dst.ip(), backend.ip()),
+            ForwardingMode::Nat => assert_eq!(ends(h), (client, backend)),
+            ForwardingMode::FullNat => {
+                let (source, destination) = ends(h);
+                assert_eq!(destination, backend);
+                assert!(self.lab.spec.snat_addresses.contains(&source.ip()) && source.port() >= 1024);
+                match local {
+                    Some(local) => assert_eq!(source, local, "a flow keeps its local port"),
+                    None => {
+                        let theirs = self.model.flows.iter().filter(|(key, flow)| {
+                            **key != from && flow.backend == to && flow.local == Some(source)
+                        });
+                        assert_eq!(theirs.count(), 0, "{source} is another flow's");
+                        let flow = self.model.flows.get_mut(&from).expect("the flow has begun");
+                        flow.local = Some(source);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn headers(frame: &[u8]) -> Headers {
+    match parse(frame) {
+        Ok(Parsed::Ip(h)) => h,
+        other => panic!("not IP: {other:?}"),
+    }
+}
+
+fn ends(h: &Headers) -> (SocketAddr, SocketAddr) {
+    (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port))
+}
+
+fn segment() -> impl Strategy<Value = Segment> {
+    prop_oneof![
+        4 => Just(Segment::Syn),
+        6 => Just(Segment::Data),
+        2 => Just(Segment::Fin),
+        1 => Just(Segment::Rst),
+    ]
+}
+
+fn state() -> impl Strategy<Value = BackendState> {
+    prop_oneof![
+        3 => Just(BackendState::Active),
+        1 => Just(BackendState::Draining),
+        1 => Just(BackendState::Down),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (client, port) = (1u8..3, 40_000u16..40_004);
+    prop_oneof![
+        12 => (client.clone(), port.clone(), segment())
+            .prop_map(|(client, port, segment)| Step::Request { client, port, segment }),
+        6 => (client, port, segment())
+            .prop_map(|(client, port, segment)| Step::Reply { client, port, segment }),
+        2 => (1u8..5, state()).prop_map(|(n, state)| Step::Set { n, state }),
+        1 => (1u8..5).prop_map(|n| Step::Remove { n }),
+        3 => prop_oneof![0u64..12, 9u64..11, 29u64..31, 59u64..61, 99u64..101, 119u64..121, 199u64..201]
+            .prop_map(|seconds| Step::Wait { seconds }),
+    ]
+}
+
+fn follows_the_model(mode: ForwardingMode, protocol: Protocol, v6: bool, affine: bool, steps: &[Step]) {
+    let mut run = Run::new(mode, protocol, v6, affine);
+    for n in 1..4 {
+        run.step(Step::Set { n, state: BackendState::Active });
+    }
+    for &step in steps {
+        run.step(step);
+    }
+}
+
+fn config() -> ProptestConfig {
+    ProptestConfig {
+        cases: 300,
+        max_shrink_iters: 20_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+macro_rules! every_mode {
+    ($($name:ident: $mode:ident,)+) => {
+        proptest! {
+            #![proptest_config(config())]
+            $(
+                #[test]
+                fn $name(
+                    protocol in prop_oneof![
+                        3 => Just(Protocol::Tcp), 2 => Just(Protocol::Udp), 1 => Just(Protocol::Sctp)
+                    ],
+                    v6 in any::<bool>(),
+                    affine in prop::bool::weighted(0.3),
+                    steps in prop::collection::vec(step(), 1..80),
+                ) {
+                    follows_the_model(ForwardingMode::$mode, protocol, v6, affine, &steps);
+                }
+            )+
+        }
+    };
+}
+
+every_mode! {
+    dsr_l2_follows_the_model: DsrL2,
+    dsr_ipip_follows_the_model: DsrIpip,
+    nat_follows_the_model: Nat,
+    fullnat_follows_the_model: FullNat,
+}
