@@ -1,0 +1,16 @@
+#!/bin/bash
+# Where the time of one scenario goes, cache misses included: perf samples the clock, functions are sorted by
+# their own time. Only the pipeline's are shown; each stage is a function of its own, its leaves are inlined.
+#
+# benches/profile.sh SCENARIO [PACKETS]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+command -v perf >/dev/null || { echo "no perf; install linux-perf" >&2; exit 1; }
+"${CARGO:-cargo}" build --release --locked -q -p tidegate-bench --bin one-scenario
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+perf record -q -e cpu-clock -F 5000 -o "$work/perf" target/release/one-scenario "$1" "${2:-20000000}"
+perf report -i "$work/perf" --no-children --stdio --sort symbol 2>/dev/null |
+    awk '/%/ && /tidegate_core::|one_burst|memcpy|memmove/ && !/maglev|Snapshot>?::compile|snapshot::compile/ {
+            share = $1; sub("%", "", share); sub(/^[^\]]*\] /, ""); all += share; names[++n] = $0; of[n] = share }
+        END { for (i = 1; i <= n; i++) if (of[i] / all >= 0.005) printf "%5.1f %%  %s\n", 100 * of[i] / all, names[i] }'

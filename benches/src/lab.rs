@@ -1,0 +1,405 @@
+//! A gateway in memory, with its flows, that a scenario is run on.
+//!
+//! Frames lie in a ring as long as a receive ring of a NIC, larger than the second-level cache, so that the
+//! pipeline finds them in the third, where a NIC's DDIO leaves them. [`Lab::refill`] writes packets into the
+//! ring, untimed; [`Lab::run`] takes the ring through the pipeline in bursts, as a worker does, and is what is
+//! timed: process, count the verdicts, age.
+//!
+//! Invariant: a run in which any frame ends otherwise than the scenario says panics: no figure comes out of it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use tidegate_core::counters::{Tallies, WorkerCounters};
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::frame::{Frame, MemoryFrame};
+use tidegate_core::limits::BURST;
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::now::Now;
+use tidegate_core::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
+use tidegate_core::snapshot::{
+    BackendSpec, BackendState, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol, RouteSpec, ServiceKey,
+    ServiceSpec, Snapshot, SnapshotSpec, TableSize,
+};
+use tidegate_core::testing::builder::GATEWAY_MAC;
+use tidegate_core::verdict::{TransmitReason, Verdict};
+use tidegate_core::wire::MacAddr;
+
+use crate::scenario::{Flows, Path, Scenario};
+use crate::traffic::{self, DATA, FIRST, ROUTER_MAC, Random, Tuple, Wire};
+
+/// `flowTable.entriesPerCore` unless the scenario is smaller: the configuration's default.
+pub const ENTRIES: usize = 1 << 20;
+
+/// Frames of the ring.
+pub const RING: usize = 4096;
+
+/// Time that passes with a burst: 100 ns a packet.
+const BURST_NS: u64 = 3200;
+
+/// Flows that `new` puts in an empty table before it is emptied again: nearly half of what fits, so that none is
+/// refused for want of room near it.
+const NEW_MAX: usize = ENTRIES / 2;
+
+/// See the module.
+pub struct Lab {
+    scenario: Scenario,
+    /// Flows that the tables are made for.
+    entries: usize,
+    snapshot: Snapshot,
+    neighbors: NeighborTable,
+    tallies: Tallies,
+    counters: WorkerCounters,
+    pipeline: Pipeline,
+    out: BurstOutput,
+    now: Now,
+    wire: Wire,
+    random: Random,
+    ring: Vec<MemoryFrame>,
+    /// The flow that begins next, where each packet begins one.
+    next: usize,
+    /// The flows that are known: all that were begun but the few that found no room.
+    known: Vec<u32>,
+    /// What the replies of each look like.
+    replies: Vec<Tuple>,
+}
+
+impl Lab {
+    /// Builds the gateway, with flow tables for `entries`, and begins the scenario's flows.
+    ///
+    /// # Panics
+    /// If the scenario does not work as it should.
+    #[must_use]
+    pub fn new(scenario: Scenario, entries: usize) -> Self {
+        let neighbors = NeighborTable::new();
+        let spec = spec(&scenario);
+        let (snapshot, problems) =
+            Snapshot::compile(&spec, None, &neighbors).expect("the lab's spec compiles");
+        assert!(problems.is_empty(), "{problems:?}");
+        let steering = Steering::Single;
+        let config = PipelineConfig { worker: 0, workers: 1, entries, seed: 0x71de_9a7e, steering };
+        let mut lab = Self {
+            tallies: Tallies::with_capacity(snapshot.service_indices(), snapshot.backend_indices()),
+            counters: WorkerCounters::default(),
+            pipeline: Pipeline::new(&config),
+            out: BurstOutput::default(),
+            now: Now(1_000_000_000),
+            wire: Wire::new(scenario.v6),
+            random: Random::new(42),
+            ring: (0..RING).map(|_| MemoryFrame::with_capacity(256)).collect(),
+            next: 0,
+            known: Vec::new(),
+            replies: Vec::new(),
+            scenario,
+            entries,
+            snapshot,
+            neighbors,
+        };
+        match (scenario.path, scenario.flows) {
+            (Path::Trivial, _) => lab.known.push(0),
+            (_, Flows::New) => {
+                // So that the timed part does not take the first touch of each page for work.
+                lab.begin(NEW_MAX.min(entries), false);
+                lab.next = NEW_MAX;
+                lab.pipeline.flows_mut().retain(lab.now, |_| false);
+            }
+            (_, Flows::Known(flows)) => lab.begin(flows, true),
+            (_, Flows::Flood) => {
+                lab.begin(entries, false);
+                lab.next = entries;
+            }
+        }
+        lab
+    }
+
+    /// Packets of one run.
+    #[must_use]
+    pub fn packets(&self) -> usize {
+        RING
+    }
+
+    /// Flows in the tables.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.pipeline.flows().live()
+    }
+
+    /// Flows that were to be begun and found no room.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.pipeline.flows().counters().refused
+    }
+
+    /// Writes the next packets into the ring.
+    pub fn refill(&mut self) {
+        if self.scenario.flows == Flows::New
+            && self.pipeline.flows().live() + RING > self.entries.min(NEW_MAX)
+        {
+            self.pipeline.flows_mut().retain(self.now, |_| false);
+        }
+        for at in 0..RING {
+            let (tuple, flags) = self.next_packet();
+            self.wire.write(&mut self.ring[at], &tuple, flags);
+        }
+    }
+
+    /// Takes the ring to its verdicts. This is what is timed.
+    #[inline(never)]
+    pub fn run(&mut self) {
+        let why = match self.scenario.path {
+            Path::Trivial => {
+                self.run_trivial();
+                TransmitReason::Forward
+            }
+            Path::Requests(_) => {
+                self.run_pipeline();
+                TransmitReason::Forward
+            }
+            Path::Replies(_) => {
+                self.run_pipeline();
+                TransmitReason::Reply
+            }
+        };
+        assert_eq!(self.counters.transmits(why), RING as u64, "every frame of {} is sent", self.scenario);
+        self.counters = WorkerCounters::default();
+    }
+
+    fn run_pipeline(&mut self) {
+        let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
+        for frames in self.ring.chunks_mut(BURST) {
+            self.now.0 += BURST_NS;
+            one_burst(&mut self.pipeline, view, self.now, frames, &mut self.out, &self.counters);
+        }
+    }
+
+    fn run_trivial(&mut self) {
+        for frames in self.ring.chunks_mut(BURST) {
+            one_trivial_burst(frames, &mut self.out, &self.counters);
+        }
+    }
+
+    /// Begins flows `0..count`, and brings them to be established if asked to, by packets of both directions
+    /// where the gateway sees both. A NAT table near its bound refuses a few, see `conntrack::room`.
+    fn begin(&mut self, count: usize, established: bool) {
+        let translated = !self.scenario.mode().is_dsr();
+        for start in (0..count).step_by(BURST) {
+            let flows: Vec<usize> = (start..count.min(start + BURST)).collect();
+            let requests: Vec<Tuple> = flows.iter().map(|&flow| self.request(flow)).collect();
+            let sent = self.set_up(&requests, FIRST);
+            let replies = sent.map(|tuple| tuple.map(|sent| Tuple { src: sent.dst, dst: sent.src, ..sent }));
+            let mut known: Vec<(usize, Tuple)> =
+                flows.into_iter().zip(replies).filter_map(|(flow, reply)| Some((flow, reply?))).collect();
+            if established && translated {
+                let replies: Vec<Tuple> = known.iter().map(|(_, reply)| *reply).collect();
+                let mut sent = self.set_up(&replies, FIRST | DATA);
+                known.retain(|_| sent.next().flatten().is_some());
+            }
+            if established {
+                let requests: Vec<Tuple> = known.iter().map(|(flow, _)| self.request(*flow)).collect();
+                let mut sent = self.set_up(&requests, DATA);
+                known.retain(|_| sent.next().flatten().is_some());
+            }
+            for (flow, reply) in known {
+                self.known.push(flow as u32);
+                if matches!(self.scenario.path, Path::Replies(_)) {
+                    self.replies.push(reply);
+                }
+            }
+        }
+        let refused = count - self.known.len();
+        assert!(refused * 200 <= count, "{refused} of {count} flows of {} refused", self.scenario);
+    }
+
+    /// Sends a burst of packets and tells what left of each.
+    fn set_up(&mut self, tuples: &[Tuple], tcp_flags: u8) -> impl Iterator<Item = Option<Tuple>> + use<> {
+        for (frame, tuple) in self.ring.iter_mut().zip(tuples) {
+            self.wire.write(frame, tuple, tcp_flags);
+        }
+        let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
+        self.now.0 += BURST_NS;
+        let frames = &mut self.ring[..tuples.len()];
+        self.pipeline.process(view, self.now, Arrival::Wire(0), frames, &mut self.out);
+        self.pipeline.age(self.now);
+        let sent = frames.iter().zip(&self.out.verdicts).map(|(frame, verdict)| {
+            matches!(verdict, Verdict::Transmit { .. }).then(|| sent_tuple(frame.bytes(), self.scenario.v6))
+        });
+        sent.collect::<ArrayVec<_, BURST>>().into_iter()
+    }
+
+    fn request(&self, flow: usize) -> Tuple {
+        // Neighbouring flows go to services all over the table.
+        let service = flow.wrapping_mul(0x9e37_79b1) % self.scenario.services;
+        let tcp = self.scenario.is_tcp(service);
+        Tuple {
+            src: traffic::client(flow, self.scenario.v6),
+            dst: traffic::vip(service, self.scenario.v6, tcp),
+            tcp,
+        }
+    }
+
+    fn next_packet(&mut self) -> (Tuple, u8) {
+        match self.scenario.flows {
+            Flows::Known(_) => {
+                let at = self.random.below(self.known.len());
+                let reply = self.replies.get(at).copied();
+                (reply.unwrap_or_else(|| self.request(self.known[at] as usize)), DATA)
+            }
+            Flows::New | Flows::Flood => {
+                self.next += 1;
+                (self.request(self.next - 1), FIRST)
+            }
+        }
+    }
+}
+
+/// What a worker does with a burst. Not inlined, so that callgrind can count it and nothing else.
+#[inline(never)]
+fn one_burst(
+    pipeline: &mut Pipeline,
+    view: View<'_>,
+    now: Now,
+    frames: &mut [MemoryFrame],
+    out: &mut BurstOutput,
+    counters: &WorkerCounters,
+) {
+    pipeline.process(view, now, Arrival::Wire(0), frames, out);
+    for &verdict in &out.verdicts {
+        counters.record(verdict);
+    }
+    pipeline.age(now);
+}
+
+/// What a forwarder does at least: reads each frame, swaps its link addresses, and counts it.
+#[inline(never)]
+fn one_trivial_burst(frames: &mut [MemoryFrame], out: &mut BurstOutput, counters: &WorkerCounters) {
+    const AHEAD: usize = 4;
+    out.verdicts.clear();
+    frames.iter().take(AHEAD).for_each(Frame::prefetch);
+    for at in 0..frames.len() {
+        if let Some(next) = frames.get(at + AHEAD) {
+            next.prefetch();
+        }
+        let bytes = frames[at].bytes_mut();
+        let (to, from) = bytes.split_at_mut(6);
+        to.swap_with_slice(&mut from[..6]);
+        out.verdicts.push(Verdict::Transmit { interface: 0, why: TransmitReason::Forward });
+    }
+    for &verdict in &out.verdicts {
+        counters.record(verdict);
+    }
+}
+
+/// The tuple of a frame that left.
+fn sent_tuple(bytes: &[u8], v6: bool) -> Tuple {
+    let (src, dst, l4, proto) = if v6 {
+        let v6 = |at: usize| <[u8; 16]>::try_from(&bytes[at..at + 16]).expect("sixteen bytes").into();
+        (v6(22), v6(38), 54, bytes[20])
+    } else {
+        let v4 = |at: usize| <[u8; 4]>::try_from(&bytes[at..at + 4]).expect("four bytes").into();
+        (v4(26), v4(30), 34, bytes[23])
+    };
+    let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+    let tcp = proto == tidegate_core::wire::proto::TCP;
+    Tuple { src: SocketAddr::new(src, port(l4)), dst: SocketAddr::new(dst, port(l4 + 2)), tcp }
+}
+
+/// One interface, its backends on the link, clients behind a router.
+#[must_use]
+pub fn spec(scenario: &Scenario) -> SnapshotSpec {
+    let v6 = scenario.v6;
+    let mac = |n: usize| {
+        let [_, a, b, c] = (n as u32).to_be_bytes();
+        MacAddr([2, 1, 0, a, b, c])
+    };
+    let all = scenario.services * scenario.backends;
+    let parse = |text: &str| text.parse().expect("an address of the lab");
+    let router = parse(if v6 { "2001:db8:0:bac:ffff::1" } else { "10.255.255.1" });
+    let neighbors = (0..all).map(|n| NeighborSpec { ip: traffic::backend(n, v6), mac: mac(n) });
+    SnapshotSpec {
+        generation: 1,
+        interfaces: vec![InterfaceSpec {
+            name: "uplink".into(),
+            mac: GATEWAY_MAC,
+            mtu: 1500,
+            vlan: None,
+            addresses: ["10.255.255.254/8", "2001:db8:0:bac:ffff::fe/64"]
+                .map(|text| text.parse().expect("a prefix of the lab"))
+                .into(),
+        }],
+        routes: ["0.0.0.0/0", "::/0"]
+            .map(|to| RouteSpec { to: to.parse().expect("a prefix of the lab"), via: router })
+            .into(),
+        neighbors: neighbors.chain([NeighborSpec { ip: router, mac: ROUTER_MAC }]).collect(),
+        snat_addresses: (1..=32)
+            .map(|n| parse(&if v6 { format!("2001:db8:0:bac:fffe::{n}") } else { format!("10.255.254.{n}") }))
+            .collect(),
+        tunnel_source_v4: Some("10.255.255.254".parse().expect("an address of the lab")),
+        tunnel_source_v6: Some("2001:db8:0:bac:ffff::fe".parse().expect("an address of the lab")),
+        services: (0..scenario.services).map(|n| service(scenario, n)).collect(),
+    }
+}
+
+fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
+    let tcp = scenario.is_tcp(n);
+    let vip = traffic::vip(n, scenario.v6, tcp);
+    let backends = (0..scenario.backends).map(|at| BackendSpec {
+        address: traffic::backend(n * scenario.backends + at, scenario.v6),
+        // DSR leaves the port as it is.
+        port: if scenario.mode().is_dsr() { vip.port() } else { 8080 },
+        weight: 1,
+        state: BackendState::Active,
+    });
+    ServiceSpec {
+        key: ServiceKey {
+            vip: vip.ip(),
+            protocol: if tcp { Protocol::Tcp } else { Protocol::Udp },
+            port: vip.port(),
+        },
+        namespace: "default".into(),
+        name: format!("service-{n}"),
+        port_name: "main".into(),
+        mode: scenario.mode(),
+        table_size: TableSize::Auto,
+        affinity: None,
+        no_endpoints: NoEndpoints::Reject,
+        idle_timeout_tcp: Duration::from_secs(900),
+        idle_timeout_udp: Duration::from_secs(120),
+        backends: backends.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_path_sends_every_frame() {
+        for path in ["trivial", "dsr-l2", "dsr-ipip", "nat", "nat-reply", "fullnat", "fullnat-reply"] {
+            for rest in ["known-1", "known-300", "known-300/v6", "known-300/tcp/1x100", "known-300/udp/3x2"] {
+                let scenario: Scenario = format!("{path}/{rest}").parse().expect("a scenario");
+                let mut lab = Lab::new(scenario, 1000);
+                for _ in 0..2 {
+                    lab.refill();
+                    lab.run();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_flow_is_found_and_a_new_one_is_remembered() {
+        let mut known = Lab::new("dsr-l2/known-300".parse().expect("a scenario"), 1000);
+        known.refill();
+        known.run();
+        assert_eq!(known.live(), 300);
+        let mut new = Lab::new("dsr-l2/new".parse().expect("a scenario"), 2 * RING);
+        new.refill();
+        new.run();
+        assert_eq!(new.live(), RING);
+        let mut flood = Lab::new("dsr-l2/flood".parse().expect("a scenario"), 1000);
+        flood.refill();
+        flood.run();
+        assert!(flood.live() < 1100, "{} flows in a table for 1000", flood.live());
+    }
+}

@@ -1,0 +1,186 @@
+//! The names of what is measured: `dsr-l2/known-1000000`, `nat-reply/known-1000`, `dsr-ipip/new/tcp` ...
+//!
+//! A name is `PATH/FLOWS` and any of `tcp`, `udp` (both, half of the services each, if neither is said), `v6`,
+//! `SERVICESxBACKENDS` (1000x10 if not said). Nothing is built or measured here.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+use tidegate_core::snapshot::ForwardingMode;
+
+/// What happens to the frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Path {
+    /// The trivial forwarder: link addresses are swapped. The unit of all ratios.
+    Trivial,
+    /// From clients to backends.
+    Requests(ForwardingMode),
+    /// From backends to clients, in the modes that translate.
+    Replies(ForwardingMode),
+}
+
+/// Which flows the packets belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flows {
+    /// So many, all known, each packet of one that is picked at random.
+    Known(usize),
+    /// Each packet begins one; the table is emptied, outside of the timed part, before it is full.
+    New,
+    /// Each packet begins one and the table is full of others that were begun so: a flood of SYNs or of
+    /// datagrams from ever new sources.
+    Flood,
+}
+
+/// Transport protocol of the services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transports {
+    /// TCP and UDP, half of the services each.
+    Both,
+    /// TCP only.
+    Tcp,
+    /// UDP only.
+    Udp,
+}
+
+/// One thing to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scenario {
+    /// What happens to the frames.
+    pub path: Path,
+    /// Which flows they belong to.
+    pub flows: Flows,
+    /// Which protocols.
+    pub transports: Transports,
+    /// IPv6 rather than IPv4.
+    pub v6: bool,
+    /// Service ports.
+    pub services: usize,
+    /// Backends of each.
+    pub backends: usize,
+}
+
+impl Scenario {
+    /// The usual setting: IPv4, TCP and UDP, 1,000 services of 10 backends.
+    #[must_use]
+    pub fn new(path: Path, flows: Flows) -> Self {
+        Self { path, flows, transports: Transports::Both, v6: false, services: 1000, backends: 10 }
+    }
+
+    /// Whether the service of this number is TCP.
+    #[must_use]
+    pub fn is_tcp(&self, service: usize) -> bool {
+        match self.transports {
+            Transports::Both => service.is_multiple_of(2),
+            Transports::Tcp => true,
+            Transports::Udp => false,
+        }
+    }
+
+    /// The forwarding mode of its services.
+    #[must_use]
+    pub fn mode(&self) -> ForwardingMode {
+        match self.path {
+            Path::Trivial => ForwardingMode::DsrL2,
+            Path::Requests(mode) | Path::Replies(mode) => mode,
+        }
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.path {
+            Path::Trivial => write!(f, "trivial")?,
+            Path::Requests(mode) => write!(f, "{mode}")?,
+            Path::Replies(mode) => write!(f, "{mode}-reply")?,
+        }
+        match self.flows {
+            Flows::Known(flows) => write!(f, "/known-{flows}")?,
+            Flows::New => write!(f, "/new")?,
+            Flows::Flood => write!(f, "/flood")?,
+        }
+        match self.transports {
+            Transports::Both => {}
+            Transports::Tcp => write!(f, "/tcp")?,
+            Transports::Udp => write!(f, "/udp")?,
+        }
+        if self.v6 {
+            write!(f, "/v6")?;
+        }
+        if (self.services, self.backends) != (1000, 10) {
+            write!(f, "/{}x{}", self.services, self.backends)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Scenario {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> anyhow::Result<Self> {
+        let mut words = name.split('/');
+        let path = path(words.next().unwrap_or_default())?;
+        let flows = match words.next().context("accepted: PATH/FLOWS, as in dsr-l2/known-1000")? {
+            "new" => Flows::New,
+            "flood" => Flows::Flood,
+            other => {
+                let flows =
+                    other.strip_prefix("known-").context("accepted flows: known-NUMBER, new, flood")?;
+                Flows::Known(flows.parse().context("a number of flows")?)
+            }
+        };
+        let mut scenario = Self::new(path, flows);
+        for word in words {
+            match (word, word.split_once('x')) {
+                ("tcp", _) => scenario.transports = Transports::Tcp,
+                ("udp", _) => scenario.transports = Transports::Udp,
+                ("v6", _) => scenario.v6 = true,
+                (_, Some((services, backends))) => {
+                    scenario.services = services.parse().context("a number of services")?;
+                    scenario.backends = backends.parse().context("a number of backends")?;
+                }
+                _ => bail!("{word:?} in {name:?}; accepted: tcp, udp, v6, SERVICESxBACKENDS"),
+            }
+        }
+        Ok(scenario)
+    }
+}
+
+fn path(word: &str) -> anyhow::Result<Path> {
+    let (mode, reply) = match word.strip_suffix("-reply") {
+        Some(mode) => (mode, true),
+        None => (word, false),
+    };
+    if mode == "trivial" && !reply {
+        return Ok(Path::Trivial);
+    }
+    let mode = ForwardingMode::ALL.into_iter().find(|known| known.as_str() == mode);
+    match (mode, reply) {
+        (Some(mode), false) => Ok(Path::Requests(mode)),
+        (Some(mode), true) if !mode.is_dsr() => Ok(Path::Replies(mode)),
+        _ => bail!("{word:?}; accepted: trivial, dsr-l2, dsr-ipip, nat, nat-reply, fullnat, fullnat-reply"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scenario_is_what_its_name_says() {
+        for name in [
+            "trivial/known-1",
+            "dsr-l2/known-1000000",
+            "dsr-ipip/new/tcp",
+            "nat-reply/known-1000/udp",
+            "fullnat/flood/v6",
+            "dsr-l2/known-5/tcp/v6/1x100",
+        ] {
+            let scenario: Scenario = name.parse().unwrap();
+            assert_eq!(scenario.to_string(), name);
+        }
+        for name in ["", "dsr-l2", "dsr-l2-reply/new", "dsr-l2/known", "dsr-l2/new/sctp", "l2/new"] {
+            assert!(name.parse::<Scenario>().is_err(), "{name}");
+        }
+    }
+}
