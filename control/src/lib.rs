@@ -5,6 +5,7 @@
 //! (who fills the model), [`pools`], [`health`] and [`reconcile`] (what is to be forwarded), [`explain`], and
 //! [`cli`], which puts it all to work. No packet is touched here.
 
+pub mod admin;
 pub mod assemble;
 pub mod cli;
 pub mod config;

@@ -1,0 +1,320 @@
+//! The types of every answer on the admin socket, used by the daemon and by the commands alike.
+//!
+//! The field names are what `-o json` and `-o yaml` show: an interface. Fields are added, not renamed; counters
+//! count since the daemon's start.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::pools::PoolUsage;
+use crate::reconcile::Finding;
+pub use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, PortView, ServiceView, VipView};
+
+/// `GET /v1/status`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// `metadata.name` of the configuration.
+    pub name: String,
+    /// Version of the binary.
+    pub version: String,
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// When the daemon started, RFC 3339.
+    pub started: String,
+    /// Seconds since then.
+    pub uptime_seconds: u64,
+    /// Every worker runs and has what was decided in time.
+    pub healthy: bool,
+    /// Every worker has a snapshot.
+    pub ready: bool,
+    /// Generation of the newest desired state.
+    pub generation_desired: u64,
+    /// Generation that every worker has.
+    pub generation_applied: u64,
+    /// Where the objects come from.
+    pub source: SourceStatus,
+    /// The workers.
+    pub workers: Vec<WorkerStatus>,
+    /// The ports.
+    pub interfaces: Vec<InterfaceStatus>,
+    /// Services that ask for an address.
+    pub services: usize,
+    /// Those that wait for one.
+    pub services_pending: usize,
+    /// Backends that take new flows, over all service ports.
+    pub backends_active: usize,
+    /// All backends, over all service ports.
+    pub backends: usize,
+    /// What the operator drained.
+    pub drained: Vec<String>,
+    /// What was asked for and not granted.
+    pub findings: Vec<FindingView>,
+}
+
+/// Where the objects come from, and how that goes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceStatus {
+    /// `directory` or `kubernetes`.
+    pub kind: String,
+    /// The directory, or the API server.
+    pub location: String,
+    /// When it was last read without error, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_read: Option<String>,
+    /// Faults of the last reading: the last good state stays while there are any.
+    #[serde(default)]
+    pub errors: Vec<String>,
+}
+
+/// One worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkerStatus {
+    /// Its number.
+    pub worker: u8,
+    /// Its core.
+    pub core: usize,
+    /// `running` or why not.
+    pub state: String,
+    /// Share of the time in which it had something to do, 0 to 1.
+    pub busy_ratio: f64,
+    /// Cycles a packet, over the last interval of measurement.
+    pub cycles_per_packet: f64,
+    /// Flows that it remembers.
+    pub flows: u64,
+}
+
+/// One port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InterfaceStatus {
+    /// Its name in the configuration.
+    pub name: String,
+    /// Its DPDK device.
+    pub device: String,
+    /// Its link address.
+    pub mac: String,
+    /// Whether the link is up.
+    pub link_up: bool,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Their bytes.
+    pub rx_bytes: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Their bytes.
+    pub tx_bytes: u64,
+}
+
+/// What was asked for and not granted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FindingView {
+    /// `namespace/name` of the object.
+    pub object: String,
+    /// The name of the event: `ExternalIPDenied`, ...
+    pub reason: String,
+    /// `error` or `warning`.
+    pub severity: String,
+    /// `path:line:column`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
+    /// What.
+    pub message: String,
+    /// What would be accepted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<String>,
+}
+
+impl From<&Finding> for FindingView {
+    fn from(finding: &Finding) -> Self {
+        let diagnostic = &finding.diagnostic;
+        Self {
+            object: finding.object.to_string(),
+            reason: finding.reason.to_string(),
+            severity: diagnostic.severity.to_string(),
+            location: diagnostic.location.as_ref().map(ToString::to_string),
+            message: diagnostic.what.clone(),
+            accepted: diagnostic.accepted.clone(),
+        }
+    }
+}
+
+/// `GET /v1/services`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServicesAnswer {
+    /// Services that ask for an address, sorted by namespace and name.
+    pub services: Vec<ServiceView>,
+    /// What they asked for and did not get.
+    pub findings: Vec<FindingView>,
+}
+
+/// `GET /v1/backends`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BackendsAnswer {
+    /// One row for each backend of each port on each VIP.
+    pub backends: Vec<BackendRow>,
+}
+
+/// A backend with the service port that it is behind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BackendRow {
+    /// Namespace of the Service.
+    pub namespace: String,
+    /// Name of the Service.
+    pub service: String,
+    /// Name of the port, or its number.
+    pub port_name: String,
+    /// The VIP.
+    pub vip: IpAddr,
+    /// Port number on the VIP.
+    pub service_port: u16,
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    /// The backend.
+    pub backend: BackendView,
+    /// New flows that it was given; absent where it is in no snapshot yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u64>,
+}
+
+impl BackendRow {
+    /// The rows of services, in their order; `connections` is asked for each, by (VIP, protocol, port) and
+    /// backend.
+    pub fn of_services(
+        services: &[ServiceView],
+        connections: impl Fn(&PortView, &BackendView) -> Option<u64>,
+    ) -> Vec<Self> {
+        let mut rows = Vec::new();
+        for service in services {
+            for port in &service.ports {
+                rows.extend(port.backends.iter().map(|backend| Self {
+                    namespace: service.namespace.clone(),
+                    service: service.name.clone(),
+                    port_name: port.name.clone(),
+                    vip: port.vip,
+                    service_port: port.port,
+                    protocol: port.protocol.clone(),
+                    backend: backend.clone(),
+                    connections: connections(port, backend),
+                }));
+            }
+        }
+        rows
+    }
+}
+
+/// `GET /v1/flows`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowsAnswer {
+    /// Flows of each worker.
+    pub workers: Vec<WorkerFlows>,
+    /// Flows forgotten, by reason.
+    pub evictions: Vec<ReasonCount>,
+    /// New flows for which there was no room.
+    pub refused: u64,
+}
+
+/// Flows of one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkerFlows {
+    /// Its number.
+    pub worker: u8,
+    /// Flows that it remembers.
+    pub flows: u64,
+    /// Flows that it has room for.
+    pub capacity: u64,
+}
+
+/// How often something happened for a reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReasonCount {
+    /// The reason, as in metrics.
+    pub reason: String,
+    /// How often.
+    pub count: u64,
+}
+
+/// `GET /v1/drops`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DropsAnswer {
+    /// Every reason there is, those that never happened too.
+    pub drops: Vec<ReasonCount>,
+    /// Frames handed to the kernel, by reason.
+    pub punts: Vec<ReasonCount>,
+}
+
+/// `GET /v1/pools`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolsAnswer {
+    /// In the order of the configuration.
+    pub pools: Vec<PoolView>,
+}
+
+/// How full a pool is. Counts beyond 2^64 - 1 show as that.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolView {
+    /// Its name.
+    pub name: String,
+    /// Addresses that it has.
+    pub total: u64,
+    /// Addresses held by Services.
+    pub assigned: u64,
+    /// Addresses that can still be given out.
+    pub free: u64,
+    /// Whether it is being emptied.
+    pub disabled: bool,
+}
+
+impl From<&PoolUsage> for PoolView {
+    fn from(usage: &PoolUsage) -> Self {
+        let shown = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
+        Self {
+            name: usage.pool.clone(),
+            total: shown(usage.total),
+            assigned: shown(usage.assigned),
+            free: shown(usage.free()),
+            disabled: usage.disabled,
+        }
+    }
+}
+
+/// `POST /v1/drain` and `POST /v1/undrain`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainAnswer {
+    /// What was drained or put back.
+    pub target: String,
+    /// Backends of service ports that it covers now.
+    pub backends: usize,
+    /// All that is drained now.
+    pub drained: Vec<String>,
+}
+
+/// `POST /v1/reload`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReloadAnswer {
+    /// Whether what was read is in use now; else the last good state stays.
+    pub accepted: bool,
+    /// Faults, one a line as `check` prints them.
+    pub report: Vec<String>,
+}
+
+/// The body of every answer that is not 200.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorAnswer {
+    /// What is wrong, and what would be accepted.
+    pub error: String,
+}

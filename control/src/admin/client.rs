@@ -1,0 +1,231 @@
+//! The client that the commands use: one connection for each request.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use super::api::{
+    BackendsAnswer, DrainAnswer, DropsAnswer, ErrorAnswer, FlowsAnswer, PoolsAnswer, ReloadAnswer,
+    ServicesAnswer, Status,
+};
+use super::query;
+use crate::explain::{Explanation, Packet};
+use crate::reconcile::DrainTarget;
+
+/// Longest wait for an answer: a reload reads all manifests.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody answers at the socket.
+    #[error(
+        "no gateway answers at {path}: {source}; is `tidegate run` running, and is this its admin.socket?"
+    )]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The daemon refused the request.
+    #[error("{message}")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// What it said.
+        message: String,
+    },
+    /// The daemon did not answer in time.
+    #[error("the gateway at {path} did not answer within {} s", TIMEOUT.as_secs())]
+    Timeout {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The connection broke, or the answer is not understood.
+    #[error("the gateway's answer is not understood: {0}")]
+    Protocol(String),
+}
+
+/// A client of one daemon.
+#[derive(Debug, Clone)]
+pub struct Client {
+    path: PathBuf,
+}
+
+impl Client {
+    /// A client of the daemon at this socket; nothing is opened yet.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// The socket.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// `GET /v1/status`.
+    ///
+    /// # Errors
+    /// As [`ClientError`] says; so with all that follow.
+    pub async fn status(&self) -> Result<Status, ClientError> {
+        self.read("status", &[]).await
+    }
+
+    /// `GET /v1/services`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn services(&self) -> Result<ServicesAnswer, ClientError> {
+        self.read("services", &[]).await
+    }
+
+    /// `GET /v1/backends`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn backends(&self) -> Result<BackendsAnswer, ClientError> {
+        self.read("backends", &[]).await
+    }
+
+    /// `GET /v1/flows`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn flows(&self) -> Result<FlowsAnswer, ClientError> {
+        self.read("flows", &[]).await
+    }
+
+    /// `GET /v1/drops`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn drops(&self) -> Result<DropsAnswer, ClientError> {
+        self.read("drops", &[]).await
+    }
+
+    /// `GET /v1/pools`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn pools(&self) -> Result<PoolsAnswer, ClientError> {
+        self.read("pools", &[]).await
+    }
+
+    /// `GET /v1/metrics`: Prometheus text.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn metrics(&self) -> Result<String, ClientError> {
+        let body = self.exchange(Method::GET, "metrics", &[]).await?;
+        String::from_utf8(body.into()).map_err(|e| ClientError::Protocol(e.to_string()))
+    }
+
+    /// `GET /v1/explain`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn explain(&self, packet: &Packet) -> Result<Explanation, ClientError> {
+        let protocol = packet.protocol.to_string();
+        let (source, destination) = (packet.source.to_string(), packet.destination.to_string());
+        self.read("explain", &[("proto", &protocol), ("src", &source), ("dst", &destination)]).await
+    }
+
+    /// `POST /v1/drain`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn drain(&self, target: &DrainTarget) -> Result<DrainAnswer, ClientError> {
+        self.change("drain", &[("target", &target.to_string())]).await
+    }
+
+    /// `POST /v1/undrain`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn undrain(&self, target: &DrainTarget) -> Result<DrainAnswer, ClientError> {
+        self.change("undrain", &[("target", &target.to_string())]).await
+    }
+
+    /// `POST /v1/reload`.
+    ///
+    /// # Errors
+    /// See [`Client::status`].
+    pub async fn reload(&self) -> Result<ReloadAnswer, ClientError> {
+        self.change("reload", &[]).await
+    }
+
+    async fn read<T: DeserializeOwned>(&self, name: &str, query: &[(&str, &str)]) -> Result<T, ClientError> {
+        decode(&self.exchange(Method::GET, name, query).await?)
+    }
+
+    async fn change<T: DeserializeOwned>(
+        &self,
+        name: &str,
+        query: &[(&str, &str)],
+    ) -> Result<T, ClientError> {
+        decode(&self.exchange(Method::POST, name, query).await?)
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        name: &str,
+        query: &[(&str, &str)],
+    ) -> Result<Bytes, ClientError> {
+        let uri = format!("/v1/{name}?{}", query::encode(query));
+        match tokio::time::timeout(TIMEOUT, self.request(method, uri.trim_end_matches('?'))).await {
+            Ok(result) => result,
+            Err(_) => Err(ClientError::Timeout { path: self.path.clone() }),
+        }
+    }
+
+    async fn request(&self, method: Method, uri: &str) -> Result<Bytes, ClientError> {
+        let stream = UnixStream::connect(&self.path)
+            .await
+            .map_err(|source| ClientError::Connect { path: self.path.clone(), source })?;
+        let broken = |e: hyper::Error| ClientError::Protocol(e.to_string());
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let request = Request::builder().method(method).uri(uri).header(HOST, "tidegate");
+        let request = request.body(Empty::<Bytes>::new()).expect("method, path and header are legal");
+        let exchange = async {
+            let answer = sender.send_request(request).await?;
+            let status = answer.status();
+            let body = answer.into_body().collect().await?.to_bytes();
+            drop(sender); // Lets the connection end.
+            Ok::<_, hyper::Error>((status, body))
+        };
+        let ((status, body), _) = {
+            let (answered, ended) = tokio::join!(exchange, connection);
+            (answered.map_err(broken)?, ended)
+        };
+        if status == StatusCode::OK {
+            return Ok(body);
+        }
+        let message = serde_json::from_slice::<ErrorAnswer>(&body)
+            .map_or_else(|_| String::from_utf8_lossy(&body).into_owned(), |e| e.error);
+        Err(ClientError::Refused { status: status.as_u16(), message })
+    }
+}
+
+#[cfg(test)]
+impl Client {
+    /// A request as no method of the client would make it.
+    pub(super) async fn raw(&self, method: &str, uri: &str) -> Result<Bytes, ClientError> {
+        self.request(method.parse().expect("a method"), uri).await
+    }
+}
+
+fn decode<T: DeserializeOwned>(body: &Bytes) -> Result<T, ClientError> {
+    serde_json::from_slice(body).map_err(|e| ClientError::Protocol(e.to_string()))
+}

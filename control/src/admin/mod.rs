@@ -1,0 +1,92 @@
+//! The admin socket: how the commands talk to the daemon.
+//!
+//! HTTP/1.1 with JSON over a Unix socket that only its owner may open, so that `curl --unix-socket` works too.
+//! [`api`] has the types of every answer, [`AdminBackend`] is what the daemon implements, [`Server`] brings the
+//! two together, [`Client`] is what the commands use. Nothing here knows how an answer comes about or is shown.
+//!
+//! | Request | Answer |
+//! |---|---|
+//! | `GET /v1/status`, `services`, `backends`, `flows`, `drops`, `pools` | [`api`] |
+//! | `GET /v1/metrics` | Prometheus text |
+//! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](crate::explain::Explanation) |
+//! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`api::DrainAnswer`] |
+//! | `POST /v1/reload` | [`api::ReloadAnswer`] |
+//!
+//! Invariant: a fault of the request is a 4xx with [`api::ErrorAnswer`] that says what would be accepted.
+
+pub mod api;
+mod client;
+mod query;
+mod server;
+mod socket;
+
+#[cfg(test)]
+mod tests;
+
+pub use client::{Client, ClientError};
+pub use server::Server;
+
+use std::future::Future;
+
+use crate::explain::{Explanation, Packet};
+use crate::reconcile::DrainTarget;
+
+/// What the daemon answers. Reading never waits for a worker; the three changes return when they are decided,
+/// not when every worker has them.
+pub trait AdminBackend: Send + Sync + 'static {
+    /// `status`.
+    fn status(&self) -> api::Status;
+    /// `services`.
+    fn services(&self) -> api::ServicesAnswer;
+    /// `backends`.
+    fn backends(&self) -> api::BackendsAnswer;
+    /// `flows`.
+    fn flows(&self) -> api::FlowsAnswer;
+    /// `drops`.
+    fn drops(&self) -> api::DropsAnswer;
+    /// `pools`.
+    fn pools(&self) -> api::PoolsAnswer;
+    /// The text of `/metrics`.
+    fn metrics(&self) -> String;
+    /// `explain`.
+    ///
+    /// # Errors
+    /// When there is no snapshot yet.
+    fn explain(&self, packet: &Packet) -> Result<Explanation, AdminError>;
+    /// Takes a backend or a node out.
+    ///
+    /// # Errors
+    /// When nothing is known by that name.
+    fn drain(&self, target: DrainTarget)
+    -> impl Future<Output = Result<api::DrainAnswer, AdminError>> + Send;
+    /// Puts it back.
+    ///
+    /// # Errors
+    /// When it was not drained.
+    fn undrain(
+        &self,
+        target: DrainTarget,
+    ) -> impl Future<Output = Result<api::DrainAnswer, AdminError>> + Send;
+    /// Reads configuration and objects again, as SIGHUP does.
+    ///
+    /// # Errors
+    /// When it cannot be tried; a configuration that is refused is an answer, not an error.
+    fn reload(&self) -> impl Future<Output = Result<api::ReloadAnswer, AdminError>> + Send;
+}
+
+/// Why a request is not answered as asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AdminError {
+    /// 400: the request is faulty.
+    #[error("{0}")]
+    BadRequest(String),
+    /// 404: what it is about does not exist.
+    #[error("{0}")]
+    NotFound(String),
+    /// 405: the path takes another method.
+    #[error("{0}")]
+    MethodNotAllowed(String),
+    /// 503: not now.
+    #[error("{0}")]
+    Unavailable(String),
+}

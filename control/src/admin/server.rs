@@ -1,0 +1,139 @@
+//! The server: requests to calls of the [`AdminBackend`], results to JSON.
+
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, StatusCode};
+use serde::Serialize;
+use tokio::task::JoinHandle;
+
+use super::api::ErrorAnswer;
+use super::socket::{self, SocketFile};
+use super::{AdminBackend, AdminError, query};
+use crate::explain::{Packet, Transport};
+use crate::health_check_node_port::answer::{self, Answer};
+use crate::health_check_node_port::serve::serve;
+use crate::reconcile::DrainTarget;
+
+/// Paths that are read.
+const READ: &str = "GET /v1/status, services, backends, flows, drops, pools, metrics, explain";
+/// Paths that change something.
+const CHANGE: &str = "POST /v1/drain, undrain, reload";
+
+/// Serves the admin socket until it is dropped; the socket's file goes with it.
+#[derive(Debug)]
+pub struct Server {
+    _file: SocketFile,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Binds the socket (mode 0600, a stale one replaced, its directory made) and serves on the tokio runtime
+    /// that this is called in.
+    ///
+    /// # Errors
+    /// When another daemon answers at the path, or the file system refuses.
+    pub fn start(path: &Path, backend: Arc<impl AdminBackend>) -> io::Result<Self> {
+        let (listener, file) = socket::bind(path)?;
+        let task = tokio::spawn(serve(listener, move |request| answer(backend.clone(), request)));
+        Ok(Self { _file: file, task })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn answer(backend: Arc<impl AdminBackend>, request: Request<Incoming>) -> Answer {
+    let query = request.uri().query().unwrap_or("");
+    let result = route(&*backend, request.method(), request.uri().path(), query).await;
+    result.unwrap_or_else(|error| {
+        let status = match error {
+            AdminError::BadRequest(_) => StatusCode::BAD_REQUEST,
+            AdminError::NotFound(_) => StatusCode::NOT_FOUND,
+            AdminError::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
+            AdminError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        json(status, &ErrorAnswer { error: error.to_string() })
+    })
+}
+
+async fn route(
+    backend: &impl AdminBackend,
+    method: &Method,
+    path: &str,
+    query: &str,
+) -> Result<Answer, AdminError> {
+    let name = path.strip_prefix("/v1/").unwrap_or("");
+    let (is_read, is_change) = match name {
+        "status" | "services" | "backends" | "flows" | "drops" | "pools" | "metrics" | "explain" => {
+            (true, false)
+        }
+        "drain" | "undrain" | "reload" => (false, true),
+        _ => return Err(AdminError::NotFound(format!("{path} is not known; accepted: {READ}; {CHANGE}"))),
+    };
+    if (is_read && method != Method::GET) || (is_change && method != Method::POST) {
+        let accepted = if is_read { READ } else { CHANGE };
+        return Err(AdminError::MethodNotAllowed(format!("{method} {path}; accepted: {accepted}")));
+    }
+    Ok(match name {
+        "status" => ok(&backend.status()),
+        "services" => ok(&backend.services()),
+        "backends" => ok(&backend.backends()),
+        "flows" => ok(&backend.flows()),
+        "drops" => ok(&backend.drops()),
+        "pools" => ok(&backend.pools()),
+        "metrics" => answer::text(StatusCode::OK, backend.metrics()),
+        "explain" => ok(&backend.explain(&packet(query)?)?),
+        "drain" => changed(backend.drain(target(query)?)).await?,
+        "undrain" => changed(backend.undrain(target(query)?)).await?,
+        "reload" => changed(backend.reload()).await?,
+        _ => unreachable!("the names were told apart above"),
+    })
+}
+
+async fn changed<T: Serialize>(
+    change: impl Future<Output = Result<T, AdminError>>,
+) -> Result<Answer, AdminError> {
+    change.await.map(|answer| ok(&answer))
+}
+
+fn packet(query: &str) -> Result<Packet, AdminError> {
+    let parameter = |key: &str, accepted: &str| {
+        query::value(query, key).ok_or_else(|| {
+            AdminError::BadRequest(format!("no {key} in the request; accepted: {key}={accepted}"))
+        })
+    };
+    let address = |key: &str| {
+        let text = parameter(key, "ADDRESS:PORT")?;
+        text.parse().map_err(|_| {
+            AdminError::BadRequest(format!(
+                "{key}: {text:?} is no address with a port; accepted: 192.0.2.1:80, [2001:db8::1]:80"
+            ))
+        })
+    };
+    let protocol: Transport = parameter("proto", "tcp")?.parse().map_err(AdminError::BadRequest)?;
+    Ok(Packet { protocol, source: address("src")?, destination: address("dst")? })
+}
+
+fn target(query: &str) -> Result<DrainTarget, AdminError> {
+    let Some(text) = query::value(query, "target") else {
+        let what = "no target in the request; accepted: target=ADDRESS:PORT, target=ADDRESS, or target=NODE";
+        return Err(AdminError::BadRequest(what.to_owned()));
+    };
+    text.parse().map_err(AdminError::BadRequest)
+}
+
+fn ok(value: &impl Serialize) -> Answer {
+    json(StatusCode::OK, value)
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Answer {
+    let body = serde_json::to_vec(value).expect("answers have text keys and finite numbers");
+    answer::with_type(status, "application/json", Bytes::from(body))
+}

@@ -1,0 +1,78 @@
+//! The socket's file: made for its owner alone, put in the place of a stale one, removed at the end.
+//!
+//! It is bound under another name and moved into place when its mode is right, so that at no moment anybody
+//! else can open it.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use tokio::net::UnixListener;
+
+/// The file of a bound socket; removed when this is dropped, unless another has taken its place.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// (device, inode)
+    identity: (u64, u64),
+}
+
+/// Binds a listener at `path`, with the directories above it.
+///
+/// # Errors
+/// `AddrInUse` where a daemon answers there; else what the file system says, such as a file that is no socket.
+pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
+    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+        fs::create_dir_all(parent)?;
+    }
+    refuse_living(path)?;
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".{}", std::process::id()));
+    let new = PathBuf::from(new);
+    remove_if_there(&new)?;
+    let listener = UnixListener::bind(&new)?;
+    let placed =
+        fs::set_permissions(&new, Permissions::from_mode(0o600)).and_then(|()| fs::rename(&new, path));
+    if let Err(e) = placed {
+        remove_if_there(&new)?;
+        return Err(e);
+    }
+    let metadata = fs::symlink_metadata(path)?;
+    let identity = (metadata.dev(), metadata.ino());
+    Ok((listener, SocketFile { path: path.to_owned(), identity }))
+}
+
+/// An error where something lives at `path` that must not be replaced.
+fn refuse_living(path: &Path) -> io::Result<()> {
+    let metadata = match fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file is there that is no socket"));
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon answers there")),
+        Err(_) => Ok(()),
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == self.identity);
+        if ours {
+            // On the way out: nobody is left to tell.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Claims about the admin socket: real sockets, the real client, a backend that remembers.
+
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use super::api::*;
+use super::*;
+
+/// Remembers what is drained, and knows one backend.
+#[derive(Default)]
+struct Daemon {
+    drained: Mutex<Vec<String>>,
+}
+
+fn backend_view() -> BackendView {
+    BackendView {
+        address: "10.0.0.1".parse().expect("an address"),
+        port: 8080,
+        weight: 1,
+        state: BackendViewState::Active,
+        why: BackendWhy::Ready,
+        node: None,
+        zone: None,
+        pod: Some("default/web-0".into()),
+    }
+}
+
+fn service_view() -> ServiceView {
+    let vip: IpAddr = "203.0.113.1".parse().expect("an address");
+    ServiceView {
+        namespace: "default".into(),
+        name: "web".into(),
+        service_type: "LoadBalancer".into(),
+        vips: vec![VipView { address: vip, kind: "LoadBalancer".into(), pool: "public".into() }],
+        pending: None,
+        ports: vec![PortView {
+            vip,
+            name: "http".into(),
+            port: 80,
+            protocol: "TCP".into(),
+            mode: "nat".into(),
+            app_protocol: None,
+            refused: None,
+            backends: vec![backend_view()],
+        }],
+        created: None,
+    }
+}
+
+impl AdminBackend for Daemon {
+    fn status(&self) -> Status {
+        let drained = self.drained.lock().expect("no panic").clone();
+        Status { name: "edge-1".into(), generation_desired: 7, drained, ..Status::default() }
+    }
+
+    fn services(&self) -> ServicesAnswer {
+        ServicesAnswer { services: vec![service_view()], findings: vec![] }
+    }
+
+    fn backends(&self) -> BackendsAnswer {
+        BackendsAnswer { backends: BackendRow::of_services(&[service_view()], |_, _| Some(5)) }
+    }
+
+    fn flows(&self) -> FlowsAnswer {
+        FlowsAnswer {
+            workers: vec![WorkerFlows { worker: 0, flows: 3, capacity: 9 }],
+            ..FlowsAnswer::default()
+        }
+    }
+
+    fn drops(&self) -> DropsAnswer {
+        DropsAnswer { drops: vec![ReasonCount { reason: "no_route".into(), count: 2 }], punts: vec![] }
+    }
+
+    fn pools(&self) -> PoolsAnswer {
+        let usage = crate::pools::PoolUsage {
+            pool: "wide".into(),
+            total: u128::MAX,
+            assigned: 1,
+            reserved: 0,
+            disabled: false,
+        };
+        PoolsAnswer { pools: vec![PoolView::from(&usage)] }
+    }
+
+    fn metrics(&self) -> String {
+        "tidegate_up 1\n".into()
+    }
+
+    fn explain(&self, packet: &Packet) -> Result<Explanation, AdminError> {
+        Err(AdminError::Unavailable(format!(
+            "no snapshot yet for {} to {}",
+            packet.protocol, packet.destination
+        )))
+    }
+
+    async fn drain(&self, target: DrainTarget) -> Result<DrainAnswer, AdminError> {
+        let mut drained = self.drained.lock().expect("no panic");
+        drained.push(target.to_string());
+        Ok(DrainAnswer { target: target.to_string(), backends: 1, drained: drained.clone() })
+    }
+
+    async fn undrain(&self, target: DrainTarget) -> Result<DrainAnswer, AdminError> {
+        let mut drained = self.drained.lock().expect("no panic");
+        let at = drained.iter().position(|d| *d == target.to_string());
+        let at = at.ok_or_else(|| AdminError::NotFound(format!("{target} is not drained")))?;
+        drained.remove(at);
+        Ok(DrainAnswer { target: target.to_string(), backends: 1, drained: drained.clone() })
+    }
+
+    async fn reload(&self) -> Result<ReloadAnswer, AdminError> {
+        Ok(ReloadAnswer { accepted: false, report: vec!["a.yaml:1:1: error: bad".into()] })
+    }
+}
+
+struct Lab {
+    directory: tempfile::TempDir,
+    server: Server,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let server = Server::start(&Self::socket(&directory), Arc::new(Daemon::default())).expect("it binds");
+        Self { directory, server }
+    }
+
+    fn socket(directory: &tempfile::TempDir) -> PathBuf {
+        directory.path().join("run/deep/tidegate.sock")
+    }
+
+    fn client(&self) -> Client {
+        Client::new(Self::socket(&self.directory))
+    }
+}
+
+#[tokio::test]
+async fn every_answer_comes_through_as_it_was_given() {
+    let (lab, daemon) = (Lab::new(), Daemon::default());
+    let client = lab.client();
+    assert_eq!(client.status().await.expect("it answers"), daemon.status());
+    assert_eq!(client.services().await.expect("it answers"), daemon.services());
+    assert_eq!(client.backends().await.expect("it answers"), daemon.backends());
+    assert_eq!(client.flows().await.expect("it answers"), daemon.flows());
+    assert_eq!(client.drops().await.expect("it answers"), daemon.drops());
+    assert_eq!(client.metrics().await.expect("it answers"), daemon.metrics());
+    assert_eq!(client.reload().await.expect("it answers"), daemon.reload().await.expect("it reports"));
+    let pools = client.pools().await.expect("it answers").pools;
+    assert_eq!((pools[0].total, pools[0].assigned), (u64::MAX, 1), "too large for JSON readers is cut");
+}
+
+#[tokio::test]
+async fn drains_are_made_and_taken_back_by_backend_and_by_node() {
+    let lab = Lab::new();
+    let client = lab.client();
+    for text in ["10.0.0.1:8080", "[2001:db8::1]:80", "node-a"] {
+        let target: DrainTarget = text.parse().expect("a target");
+        assert_eq!(client.drain(&target).await.expect("it drains").drained, [text]);
+        assert_eq!(client.status().await.expect("it answers").drained, [text]);
+        assert_eq!(client.undrain(&target).await.expect("it is put back").drained, [] as [&str; 0]);
+        let error = client.undrain(&target).await.expect_err("it is not drained any more");
+        assert!(matches!(error, ClientError::Refused { status: 404, .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn faults_of_a_request_say_what_is_accepted() {
+    let lab = Lab::new();
+    let client = lab.client();
+    for (method, uri, status, accepted) in [
+        ("GET", "/v1/nothing", 404, "accepted: GET /v1/status"),
+        ("GET", "/", 404, "accepted: GET /v1/status"),
+        ("POST", "/v1/status", 405, "accepted: GET /v1/status"),
+        ("GET", "/v1/drain", 405, "accepted: POST /v1/drain"),
+        ("POST", "/v1/drain", 400, "accepted: target=ADDRESS:PORT"),
+        ("POST", "/v1/drain?target=a%20b", 400, "accepted: ADDRESS:PORT"),
+        ("GET", "/v1/explain?src=1.2.3.4:5&dst=1.2.3.4:5", 400, "accepted: proto=tcp"),
+        ("GET", "/v1/explain?proto=icmp&src=1.2.3.4:5&dst=1.2.3.4:5", 400, "accepted: tcp, udp, sctp"),
+        ("GET", "/v1/explain?proto=tcp&src=1.2.3.4&dst=1.2.3.4:5", 400, "accepted: 192.0.2.1:80"),
+    ] {
+        let error = client.raw(method, uri).await.expect_err("it is refused");
+        let ClientError::Refused { status: told, message } = error else { panic!("{error}") };
+        assert_eq!(told, status, "{method} {uri}");
+        assert!(message.contains(accepted), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn explain_carries_the_packet_of_either_family() {
+    let lab = Lab::new();
+    let packet = Packet {
+        protocol: "udp".parse().expect("a protocol"),
+        source: "[2001:db8::9]:1000".parse().expect("an address"),
+        destination: "[2001:db8::1]:53".parse().expect("an address"),
+    };
+    let error = lab.client().explain(&packet).await.expect_err("no snapshot").to_string();
+    assert_eq!(error, "no snapshot yet for UDP to [2001:db8::1]:53");
+}
+
+#[tokio::test]
+async fn only_the_owner_may_open_the_socket_and_it_goes_with_the_server() {
+    let lab = Lab::new();
+    let path = Lab::socket(&lab.directory);
+    let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let beside = std::fs::read_dir(path.parent().expect("a directory")).expect("it is there").count();
+    assert_eq!(beside, 1, "nothing is left beside it");
+    drop(lab.server);
+    assert!(!path.exists());
+    let error = Client::new(&path).status().await.expect_err("nobody answers");
+    assert!(error.to_string().starts_with(&format!("no gateway answers at {}", path.display())), "{error}");
+}
+
+#[tokio::test]
+async fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("tidegate.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("it binds")); // The file stays: a killed daemon.
+    let first = Server::start(&path, Arc::new(Daemon::default())).expect("a stale one is replaced");
+    let error = Server::start(&path, Arc::new(Daemon::default())).expect_err("a living one is not");
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    assert!(Client::new(&path).status().await.is_ok(), "the first one still answers");
+    drop(first);
+
+    std::fs::write(&path, "precious").expect("it is written");
+    let error = Server::start(&path, Arc::new(Daemon::default())).expect_err("no socket, not touched");
+    assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+    assert_eq!(std::fs::read_to_string(&path).expect("it is there"), "precious");
+}
