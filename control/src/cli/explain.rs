@@ -3,21 +3,19 @@
 //! The exit code is 0 whatever becomes of the packet: the question was answered. With `-c` faults of manifests go
 //! to standard error and what they cost shows in the answer.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use anyhow::anyhow;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::snapshot::Snapshot;
 
-use super::output::Table;
 use super::{ExplainArgs, OutputArgs, REFUSED, load};
 use crate::explain::{Circumstances, Explanation, Packet, explain};
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let packet = Packet { protocol: args.proto, source: args.src, destination: args.dst };
     let Some(config) = &args.config else {
-        return Err(anyhow!("-c FILE is missing"));
+        return super::ask::explain(args, &packet);
     };
     let files = load::offline(config);
     eprint!("{}", files.report);
@@ -33,12 +31,8 @@ pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Steps as text or, with `-o json` and `-o yaml`, as data.
-fn print(output: OutputArgs, told: &Explanation) -> io::Result<()> {
-    use super::output::Format;
-    use std::io::Write as _;
+pub(super) fn print(output: OutputArgs, told: &Explanation) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    match output.output {
-        Format::Table | Format::Wide => write!(out, "{told}"),
-        Format::Json | Format::Yaml => output.style().print(&mut out, told, || Table::new(&[])),
-    }
+    let style = output.style();
+    if style.is_data() { style.print_data(&mut out, told) } else { write!(out, "{told}") }
 }

@@ -7,11 +7,13 @@
 //! Exit codes: 0 done; 1 it failed, or what was named is not there; 2 the input is refused (`check`, a faulty
 //! configuration, a wrong command line).
 
+mod ask;
 mod check;
 mod explain;
 pub(crate) mod load;
 pub mod output;
 mod replay;
+mod tables;
 mod yaml;
 
 use std::net::SocketAddr;
@@ -51,6 +53,8 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Say step by step what becomes of one packet
     Explain(ExplainArgs),
+    #[command(flatten)]
+    Ask(ask::Question),
     /// Show the gateway at work, in network namespaces of its own
     Demo(DemoArgs),
     /// Peers of the gateway in the demo and the tests
@@ -84,6 +88,9 @@ struct ExplainArgs {
     /// Ask of this configuration and its manifests, every backend taken as passing its checks
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Ask the daemon at this socket
+    #[arg(long, value_name = "PATH", default_value = SOCKET, conflicts_with = "config")]
+    socket: PathBuf,
     /// tcp, udp or sctp
     #[arg(long)]
     proto: Transport,
@@ -133,6 +140,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Check(args) => check::run(&args.config),
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Ask(question) => ask::run(question),
         Command::Demo(DemoArgs { keep, no_hugepages }) => {
             Ok(crate::demo::run(&crate::demo::DemoOptions { keep, no_hugepages }))
         }

@@ -11,7 +11,6 @@ use std::io::{self, Write};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::yaml;
 
@@ -49,12 +48,26 @@ impl Style {
         value: &T,
         table: impl FnOnce() -> Table,
     ) -> io::Result<()> {
+        if self.is_data() {
+            return self.print_data(out, value);
+        }
+        out.write_all(table().render(self.format == Format::Wide, !self.no_headers).as_bytes())
+    }
+
+    /// Whether the value itself is wanted, not a table of it.
+    #[must_use]
+    pub fn is_data(self) -> bool {
+        matches!(self.format, Format::Json | Format::Yaml)
+    }
+
+    /// Prints a value as YAML if that is wanted, else as JSON.
+    ///
+    /// # Errors
+    /// When `out` does not take it.
+    pub fn print_data<T: Serialize>(self, out: &mut impl Write, value: &T) -> io::Result<()> {
         match self.format {
-            Format::Json => writeln!(out, "{}", serde_json::to_string_pretty(value)?),
             Format::Yaml => out.write_all(yaml::to_string(&serde_json::to_value(value)?).as_bytes()),
-            Format::Table | Format::Wide => {
-                out.write_all(table().render(self.format == Format::Wide, !self.no_headers).as_bytes())
-            }
+            _ => writeln!(out, "{}", serde_json::to_string_pretty(value)?),
         }
     }
 
@@ -68,15 +81,17 @@ impl Style {
         items: &[T],
         table: impl FnOnce() -> Table,
     ) -> io::Result<()> {
-        let items: Vec<Value> = match self.format {
-            Format::Json | Format::Yaml => {
-                items.iter().map(serde_json::to_value).collect::<Result<_, _>>()?
-            }
-            Format::Table | Format::Wide => Vec::new(),
-        };
-        let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items});
-        self.print(out, &list, table)
+        self.print(out, &List { api_version: "v1", kind: "List", items }, table)
     }
+}
+
+/// As kubectl wraps what it lists.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct List<'a, T> {
+    api_version: &'static str,
+    kind: &'static str,
+    items: &'a [T],
 }
 
 /// Rows under headers.
@@ -120,10 +135,11 @@ impl Table {
         self.rows.is_empty()
     }
 
-    fn render(&self, wide: bool, headers: bool) -> String {
+    /// The lines; headers only where there is a row.
+    pub(super) fn render(&self, wide: bool, headers: bool) -> String {
         let shown: Vec<usize> = (0..self.columns.len()).filter(|&n| wide || !self.columns[n].wide).collect();
         let header_row: Vec<String> = self.columns.iter().map(|c| c.header.to_owned()).collect();
-        let lines: Vec<&Vec<String>> = headers.then_some(&header_row).into_iter().chain(&self.rows).collect();
+        let lines: Vec<&Vec<String>> = (headers && !self.is_empty()).then_some(&header_row).into_iter().chain(&self.rows).collect();
         let width = |n: usize| lines.iter().map(|cells| cells[n].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = shown.iter().map(|&n| width(n)).collect();
         let mut text = String::new();
@@ -193,7 +209,7 @@ mod tests {
                 .expect("a Vec takes all");
             String::from_utf8(out).expect("text")
         };
-        let json: Value = serde_json::from_str(&shown(Format::Json)).expect("JSON");
+        let json: serde_json::Value = serde_json::from_str(&shown(Format::Json)).expect("JSON");
         assert_eq!(json["items"][0]["name"], "web");
         assert!(shown(Format::Yaml).contains("- name: web\n"));
     }

@@ -1,0 +1,254 @@
+//! The commands that talk to the running daemon by its admin socket: ask, choose what was named, print.
+//!
+//! Exit code 1 with `Error from gateway ...` where nobody answers, the daemon refuses, or what was named is not
+//! there, as kubectl has it; an empty list is no error. What the columns are is in [`tables`](super::tables).
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+
+use super::output::Style;
+use super::{ExplainArgs, OutputArgs, SOCKET, tables};
+use crate::admin::api::{BackendRow, ServiceView};
+use crate::admin::{Client, ClientError};
+use crate::explain::Packet;
+use crate::reconcile::DrainTarget;
+
+/// What can be asked.
+#[derive(Debug, Subcommand)]
+pub(super) enum Question {
+    /// Show how the gateway is: workers, interfaces, source, what was not granted
+    Status(Common),
+    /// List the Services that ask for an address, with their VIPs and ports
+    Services(Listing),
+    /// List the backends of every port on every VIP, with what they are given
+    Backends(Listing),
+    /// Show how many flows each worker remembers
+    Flows(Common),
+    /// Count what was dropped and handed to the kernel, by reason
+    Drops(Common),
+    /// List the pools, with how full they are
+    Pools(Common),
+    /// Give a backend, or all on a node, no new flows; those that it has go on
+    Drain(Target),
+    /// Take back a drain
+    Undrain(Target),
+    /// Print the metrics, as Prometheus reads them
+    Metrics(SocketArg),
+}
+
+/// `--socket`.
+#[derive(Debug, Args)]
+pub(super) struct SocketArg {
+    /// Socket of the daemon (admin.socket)
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    socket: PathBuf,
+}
+
+/// Of every question.
+#[derive(Debug, Args)]
+pub(super) struct Common {
+    #[command(flatten)]
+    socket: SocketArg,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Of lists of what is in namespaces.
+#[derive(Debug, Args)]
+pub(super) struct Listing {
+    /// Names of Services; all where none is given
+    names: Vec<String>,
+    /// Of this namespace only
+    #[arg(short, long, conflicts_with = "all_namespaces")]
+    namespace: Option<String>,
+    /// Of all namespaces, which is the default
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Of drains.
+#[derive(Debug, Args)]
+pub(super) struct Target {
+    /// ADDRESS:PORT, ADDRESS (all its ports), or the name of a node
+    target: DrainTarget,
+    #[command(flatten)]
+    common: Common,
+}
+
+pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
+    answered(async {
+        let out = &mut io::stdout().lock();
+        match question {
+            Question::Status(Common { socket, output }) => {
+                let status = client(&socket).status().await?;
+                let style: Style = output.style();
+                match style.is_data() {
+                    true => style.print_data(out, &status)?,
+                    false => out.write_all(tables::status(&status, style).as_bytes())?,
+                }
+            }
+            Question::Services(listing) => services(&listing, out).await?,
+            Question::Backends(listing) => backends(&listing, out).await?,
+            Question::Flows(Common { socket, output }) => {
+                let flows = client(&socket).flows().await?;
+                output.style().print(out, &flows, || tables::flows(&flows))?;
+            }
+            Question::Drops(Common { socket, output }) => {
+                let drops = client(&socket).drops().await?;
+                output.style().print(out, &drops, || tables::drops(&drops))?;
+            }
+            Question::Pools(Common { socket, output }) => {
+                let pools = client(&socket).pools().await?.pools;
+                output.style().print_list(out, &pools, || tables::pools(&pools))?;
+                told_if_empty(pools.len(), None);
+            }
+            Question::Drain(Target { target, common }) => {
+                let answer = client(&common.socket).drain(&target).await?;
+                let done = tables::drained(&target, "drained", answer.backends);
+                print_change(common.output.style(), out, &answer, &done)?;
+            }
+            Question::Undrain(Target { target, common }) => {
+                let answer = client(&common.socket).undrain(&target).await?;
+                let done = tables::drained(&target, "undrained", answer.backends);
+                print_change(common.output.style(), out, &answer, &done)?;
+            }
+            Question::Metrics(socket) => {
+                out.write_all(client(&socket).metrics().await?.as_bytes())?;
+            }
+        }
+        Ok(out.flush()?)
+    })
+}
+
+/// `explain --socket`.
+pub(super) fn explain(args: &ExplainArgs, packet: &Packet) -> anyhow::Result<ExitCode> {
+    answered(async {
+        let told = Client::new(&args.socket).explain(packet).await?;
+        Ok(super::explain::print(args.output, &told)?)
+    })
+}
+
+/// Runs a question to its end. The daemon's refusals are told in kubectl's words.
+fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    match runtime.block_on(question) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(Failure::Output(error)) => Err(error.into()),
+        Err(Failure::Gateway(error)) => {
+            eprintln!("{}", told(&error));
+            Ok(ExitCode::FAILURE)
+        }
+        Err(Failure::NotFound(missing)) => {
+            missing.iter().for_each(|what| eprintln!("Error from gateway (NotFound): {what} not found"));
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+/// Why a question has no whole answer.
+#[derive(Debug)]
+enum Failure {
+    Gateway(ClientError),
+    Output(io::Error),
+    /// What was named and is not there; the rest has been printed.
+    NotFound(Vec<String>),
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::Gateway(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+fn told(error: &ClientError) -> String {
+    match error {
+        ClientError::Refused { status, message } => {
+            let reason = match status {
+                400 => "BadRequest",
+                404 => "NotFound",
+                409 => "Conflict",
+                503 => "ServiceUnavailable",
+                _ => "InternalError",
+            };
+            format!("Error from gateway ({reason}): {message}")
+        }
+        other => format!("Error from gateway: {other}"),
+    }
+}
+
+fn client(socket: &SocketArg) -> Client {
+    Client::new(&socket.socket)
+}
+
+async fn services(listing: &Listing, out: &mut impl Write) -> Result<(), Failure> {
+    let mut services = client(&listing.common.socket).services().await?.services;
+    services.retain(|s| listing.wants(&s.namespace, &s.name));
+    let missing = listing.missing(services.iter().map(|s: &ServiceView| s.name.as_str()));
+    let style = listing.common.output.style();
+    let now = jiff::Timestamp::now();
+    style.print_list(out, &services, || tables::services(&services, now))?;
+    listing.end(services.len(), missing)
+}
+
+async fn backends(listing: &Listing, out: &mut impl Write) -> Result<(), Failure> {
+    let mut rows = client(&listing.common.socket).backends().await?.backends;
+    rows.retain(|row| listing.wants(&row.namespace, &row.service));
+    let missing = listing.missing(rows.iter().map(|row: &BackendRow| row.service.as_str()));
+    listing.common.output.style().print_list(out, &rows, || tables::backends(&rows))?;
+    listing.end(rows.len(), missing)
+}
+
+impl Listing {
+    fn wants(&self, namespace: &str, name: &str) -> bool {
+        self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
+            && (self.names.is_empty() || self.names.iter().any(|wanted| wanted == name))
+    }
+
+    /// Names that nothing has.
+    fn missing<'a>(&self, found: impl Iterator<Item = &'a str>) -> Vec<String> {
+        let found: Vec<&str> = found.collect();
+        let missing = self.names.iter().filter(|name| !found.contains(&name.as_str()));
+        missing.map(|name| format!("services {name:?}")).collect()
+    }
+
+    fn end(&self, shown: usize, missing: Vec<String>) -> Result<(), Failure> {
+        if !missing.is_empty() {
+            return Err(Failure::NotFound(missing));
+        }
+        told_if_empty(shown, self.namespace.as_deref());
+        Ok(())
+    }
+}
+
+/// As kubectl: an empty list says so on standard error, and is no fault.
+fn told_if_empty(shown: usize, namespace: Option<&str>) {
+    match (shown, namespace) {
+        (0, Some(namespace)) => eprintln!("No resources found in {namespace} namespace."),
+        (0, None) => eprintln!("No resources found"),
+        _ => {}
+    }
+}
+
+fn print_change<T: serde::Serialize>(
+    style: Style,
+    out: &mut impl Write,
+    answer: &T,
+    done: &str,
+) -> io::Result<()> {
+    if style.is_data() { style.print_data(out, answer) } else { writeln!(out, "{done}") }
+}

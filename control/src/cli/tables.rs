@@ -1,0 +1,264 @@
+//! The columns of every answer, for people. What scripts read is `-o json`, which shows the answer itself.
+//!
+//! Headers and cells in the manner of kubectl: upper case, `<pending>`, `<none>`, ages like `3m20s`. One function an
+//! answer; nothing here asks the daemon.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use jiff::Timestamp;
+
+use super::output::{Format, Style, Table, age};
+use crate::admin::api::{
+    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowsAnswer, PoolView, PortView, ServiceView,
+    SourceStatus, Status,
+};
+use crate::reconcile::DrainTarget;
+
+/// `services`. `now` is what ages count to.
+pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
+    let headers =
+        ["NAMESPACE", "NAME", "TYPE", "VIP", "PORT(S)", "MODE", "BACKENDS", "STATUS", "AGE", "+POOL", "+MESSAGE"];
+    let mut table = Table::new(&headers);
+    for service in services {
+        let vips: Vec<String> = service.vips.iter().map(|v| v.address.to_string()).collect();
+        let pools: BTreeSet<&str> = service.vips.iter().map(|v| v.pool.as_str()).collect();
+        let modes: BTreeSet<&str> = service.ports.iter().map(|p| p.mode.as_str()).collect();
+        let ports: BTreeSet<(u16, &str)> =
+            service.ports.iter().map(|p| (p.port, p.protocol.as_str())).collect();
+        let ports: Vec<String> = ports.iter().map(|(port, protocol)| format!("{port}/{protocol}")).collect();
+        let waits = service.pending.is_some();
+        let vip = match (vips.is_empty(), waits) {
+            (true, true) => "<pending>".to_owned(),
+            (false, true) => format!("{},<pending>", vips.join(",")),
+            _ => vips.join(","),
+        };
+        table.row([
+            service.namespace.clone(),
+            service.name.clone(),
+            service.service_type.clone(),
+            vip,
+            ports.join(","),
+            modes.into_iter().collect::<Vec<_>>().join(","),
+            backends_of(service),
+            state_of(service).to_owned(),
+            age_of(service, now),
+            pools.into_iter().collect::<Vec<_>>().join(","),
+            message_of(service),
+        ]);
+    }
+    table
+}
+
+/// Distinct backends that take new flows, of all.
+fn backends_of(service: &ServiceView) -> String {
+    let all = service.ports.iter().flat_map(|p| &p.backends);
+    let distinct: BTreeSet<(SocketAddr, bool)> = all
+        .map(|b| (SocketAddr::new(b.address, b.port), b.state == BackendViewState::Active))
+        .collect();
+    let active = distinct.iter().filter(|(_, active)| *active).count();
+    let all: BTreeSet<SocketAddr> = distinct.iter().map(|(address, _)| *address).collect();
+    format!("{active}/{}", all.len())
+}
+
+fn state_of(service: &ServiceView) -> &'static str {
+    let refused = service.ports.iter().filter(|p| p.refused.is_some()).count();
+    match (&service.pending, refused) {
+        (Some(_), _) if service.vips.is_empty() => "Pending",
+        (_, n) if n > 0 && n == service.ports.len() => "Refused",
+        (Some(_), _) | (None, 1..) => "Partial",
+        (None, 0) => "Programmed",
+    }
+}
+
+fn age_of(service: &ServiceView, now: Timestamp) -> String {
+    let created = service.created.as_ref().and_then(|text| text.parse::<Timestamp>().ok());
+    let seconds = created.map(|at| u64::try_from(now.as_second() - at.as_second()).unwrap_or(0));
+    seconds.map_or_else(|| "<unknown>".to_owned(), age)
+}
+
+fn message_of(service: &ServiceView) -> String {
+    let refused = |p: &PortView| p.refused.as_ref().map(|why| format!("{}/{}: {why}", p.port, p.protocol));
+    let refused: BTreeSet<String> = service.ports.iter().filter_map(refused).collect();
+    service.pending.iter().cloned().chain(refused).collect::<Vec<_>>().join("; ")
+}
+
+/// `backends`.
+pub(super) fn backends(rows: &[BackendRow]) -> Table {
+    let headers = [
+        "NAMESPACE", "SERVICE", "PORT", "VIP", "BACKEND", "STATE", "REASON", "WEIGHT", "CONNECTIONS", "+NODE",
+        "+ZONE", "+POD",
+    ];
+    let mut table = Table::new(&headers);
+    for row in rows {
+        let backend = &row.backend;
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        table.row([
+            row.namespace.clone(),
+            row.service.clone(),
+            format!("{}/{}", row.service_port, row.protocol),
+            row.vip.to_string(),
+            SocketAddr::new(backend.address, backend.port).to_string(),
+            state(backend.state).to_owned(),
+            why(backend.why).to_owned(),
+            backend.weight.to_string(),
+            row.connections.map_or_else(String::new, |n| n.to_string()),
+            text(&backend.node),
+            text(&backend.zone),
+            text(&backend.pod),
+        ]);
+    }
+    table
+}
+
+fn state(state: BackendViewState) -> &'static str {
+    match state {
+        BackendViewState::Active => "Active",
+        BackendViewState::Draining => "Draining",
+        BackendViewState::Down => "Down",
+    }
+}
+
+fn why(why: BackendWhy) -> &'static str {
+    match why {
+        BackendWhy::Ready => "Ready",
+        BackendWhy::TerminatingChosen => "TerminatingChosen",
+        BackendWhy::Terminating => "Terminating",
+        BackendWhy::NotReady => "NotReady",
+        BackendWhy::Unhealthy => "Unhealthy",
+        BackendWhy::Drained => "Drained",
+        BackendWhy::WeightZero => "WeightZero",
+        BackendWhy::OtherZone => "OtherZone",
+        BackendWhy::Removed => "Removed",
+    }
+}
+
+/// `flows`: a line a worker, then what was forgotten, by reason.
+pub(super) fn flows(answer: &FlowsAnswer) -> Table {
+    let mut table = Table::new(&["WORKER", "FLOWS", "CAPACITY", "USED"]);
+    for worker in &answer.workers {
+        let used = 100.0 * worker.flows as f64 / worker.capacity.max(1) as f64;
+        table.row([
+            worker.worker.to_string(),
+            worker.flows.to_string(),
+            worker.capacity.to_string(),
+            format!("{used:.1}%"),
+        ]);
+    }
+    table
+}
+
+/// `drops`: what happened; with `-o wide` nothing more, with `-o json` every reason there is.
+pub(super) fn drops(answer: &DropsAnswer) -> Table {
+    let mut table = Table::new(&["KIND", "REASON", "COUNT"]);
+    for (kind, counts) in [("drop", &answer.drops), ("punt", &answer.punts)] {
+        for counted in counts.iter().filter(|c| c.count > 0) {
+            table.row([kind.to_owned(), counted.reason.clone(), counted.count.to_string()]);
+        }
+    }
+    table
+}
+
+/// `pools`.
+pub(super) fn pools(pools: &[PoolView]) -> Table {
+    let mut table = Table::new(&["NAME", "TOTAL", "ASSIGNED", "FREE", "STATUS"]);
+    for pool in pools {
+        let status = match (pool.disabled, pool.free) {
+            (true, _) => "Disabled",
+            (false, 0) => "Full",
+            (false, _) => "Available",
+        };
+        let PoolView { name, total, assigned, free, .. } = pool;
+        table.row([
+            name.clone(),
+            total.to_string(),
+            assigned.to_string(),
+            free.to_string(),
+            status.to_owned(),
+        ]);
+    }
+    table
+}
+
+/// The line of `drain` and `undrain`, as kubectl has it.
+pub(super) fn drained(target: &DrainTarget, done: &str, backends: usize) -> String {
+    let kind = match target {
+        DrainTarget::Backend(..) => "backend",
+        DrainTarget::Node(_) => "node",
+    };
+    match backends {
+        0 => format!("{kind}/{target} {done} (no backend of any Service now)"),
+        1 => format!("{kind}/{target} {done} (1 backend of a service port)"),
+        n => format!("{kind}/{target} {done} ({n} backends of service ports)"),
+    }
+}
+
+/// `status`: the gateway as a whole, then its parts as tables. The findings show in full with `-o wide`.
+pub(super) fn status(status: &Status, style: Style) -> String {
+    let mut text = String::new();
+    let mut fact = |key: &str, value: String| {
+        writeln!(text, "{:<12} {value}", format!("{key}:")).expect("writing to a String cannot fail");
+    };
+    let word = |yes: bool| if yes { "yes" } else { "no" };
+    fact("Name", status.name.clone());
+    fact("Version", status.version.clone());
+    fact("Pid", status.pid.to_string());
+    fact("Up for", age(status.uptime_seconds));
+    fact("Healthy", word(status.healthy).to_owned());
+    fact("Ready", word(status.ready).to_owned());
+    fact("Generation", format!("{} applied of {}", status.generation_applied, status.generation_desired));
+    let SourceStatus { kind, location, errors, .. } = &status.source;
+    let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };
+    fact("Source", format!("{kind} {location}{faults}"));
+    fact("Services", format!("{}, {} pending", status.services, status.services_pending));
+    fact("Backends", format!("{} of {} active", status.backends_active, status.backends));
+    let drained = if status.drained.is_empty() { "none".to_owned() } else { status.drained.join(", ") };
+    fact("Drained", drained);
+
+    let mut workers = Table::new(&["WORKER", "CORE", "STATE", "BUSY", "CYCLES/PACKET", "FLOWS"]);
+    for w in &status.workers {
+        workers.row([
+            w.worker.to_string(),
+            w.core.to_string(),
+            w.state.clone(),
+            format!("{:.1}%", 100.0 * w.busy_ratio),
+            format!("{:.0}", w.cycles_per_packet),
+            w.flows.to_string(),
+        ]);
+    }
+    let headers =
+        ["INTERFACE", "DEVICE", "MAC", "LINK", "RX-PACKETS", "TX-PACKETS", "+RX-BYTES", "+TX-BYTES"];
+    let mut interfaces = Table::new(&headers);
+    for i in &status.interfaces {
+        interfaces.row([
+            i.name.clone(),
+            i.device.clone(),
+            i.mac.clone(),
+            if i.link_up { "up" } else { "down" }.to_owned(),
+            i.rx_packets.to_string(),
+            i.tx_packets.to_string(),
+            i.rx_bytes.to_string(),
+            i.tx_bytes.to_string(),
+        ]);
+    }
+    let mut findings = Table::new(&["SEVERITY", "REASON", "OBJECT", "MESSAGE", "+ACCEPTED", "+LOCATION"]);
+    for f in &status.findings {
+        findings.row([
+            f.severity.clone(),
+            f.reason.clone(),
+            f.object.clone(),
+            f.message.clone(),
+            f.accepted.clone().unwrap_or_default(),
+            f.location.clone().unwrap_or_default(),
+        ]);
+    }
+    for table in [workers, interfaces, findings].into_iter().filter(|table| !table.is_empty()) {
+        text.push('\n');
+        text.push_str(&table.render(style.format == Format::Wide, !style.no_headers));
+    }
+    for error in errors {
+        writeln!(text, "\n{error}").expect("writing to a String cannot fail");
+    }
+    text
+}
