@@ -10,7 +10,7 @@ use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::snapshot::Snapshot;
 
 use super::{ExplainArgs, OutputArgs, REFUSED, load};
-use crate::explain::{Circumstances, Explanation, Packet, explain};
+use crate::explain::{Circumstances, Explanation, Packet, explain, refusal};
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let packet = Packet { protocol: args.proto, source: args.src, destination: args.dst };
@@ -22,9 +22,7 @@ pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let Some(outcome) = files.outcome else { return Ok(ExitCode::from(REFUSED)) };
     let neighbors = NeighborTable::new();
     let (snapshot, _) = Snapshot::compile(&outcome.spec, None, &neighbors)?;
-    let protocol = packet.protocol.to_string();
-    let refused =
-        load::refusal(&outcome.services, packet.destination.ip(), &protocol, packet.destination.port());
+    let refused = refusal(&outcome.services, &packet);
     let about = Circumstances { neighbors: &neighbors, refused: refused.as_deref(), known_flow: None };
     print(args.output, &explain(&snapshot, about, &packet))?;
     Ok(ExitCode::SUCCESS)

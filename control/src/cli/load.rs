@@ -17,7 +17,6 @@ use crate::config::{self, GatewayConfig, SourceConfig};
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::health::Failing;
 use crate::model::Objects;
-use crate::reconcile::view::ServiceView;
 use crate::reconcile::{Input, Memory, Outcome, reconcile};
 use crate::source::directory::DirectorySource;
 
@@ -76,12 +75,7 @@ fn compile_report(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec
 }
 
 /// A problem costs one thing and leaves the rest working, but what was asked for is not done: an error.
-pub(crate) fn problem(
-    config: &GatewayConfig,
-    objects: &Objects,
-    spec: &SnapshotSpec,
-    problem: &Problem,
-) -> Diagnostic {
+fn problem(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec, problem: &Problem) -> Diagnostic {
     let place = match problem {
         Problem::Backend { service, .. } | Problem::TableTooSmall { service, .. } => {
             service_place(objects, spec, *service)
@@ -149,16 +143,4 @@ fn service_place(
     let service = objects.services.get(&object)?;
     let port = service.ports.iter().position(|p| p.port.get() == key.port && p.label() == found.port_name);
     service.meta.origin.field(&port.map_or_else(|| "spec".to_owned(), |n| format!("spec.ports[{n}]")))
-}
-
-/// Why a port on an address is not programmed, if a Service asks for it.
-pub(crate) fn refusal(
-    services: &[ServiceView],
-    ip: std::net::IpAddr,
-    protocol: &str,
-    port: u16,
-) -> Option<String> {
-    let asked = services.iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
-    let mut same = asked.filter(|(_, p)| p.vip == ip && p.port == port && p.protocol == protocol);
-    same.find_map(|(s, p)| p.refused.as_ref().map(|why| format!("{}/{}: {why}", s.namespace, s.name)))
 }

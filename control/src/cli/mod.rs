@@ -10,7 +10,7 @@
 mod ask;
 mod check;
 mod explain;
-pub(crate) mod load;
+mod load;
 pub mod output;
 mod replay;
 mod tables;

@@ -139,7 +139,8 @@ impl Table {
     pub(super) fn render(&self, wide: bool, headers: bool) -> String {
         let shown: Vec<usize> = (0..self.columns.len()).filter(|&n| wide || !self.columns[n].wide).collect();
         let header_row: Vec<String> = self.columns.iter().map(|c| c.header.to_owned()).collect();
-        let lines: Vec<&Vec<String>> = (headers && !self.is_empty()).then_some(&header_row).into_iter().chain(&self.rows).collect();
+        let lines: Vec<&Vec<String>> =
+            (headers && !self.is_empty()).then_some(&header_row).into_iter().chain(&self.rows).collect();
         let width = |n: usize| lines.iter().map(|cells| cells[n].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = shown.iter().map(|&n| width(n)).collect();
         let mut text = String::new();

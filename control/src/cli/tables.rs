@@ -18,8 +18,19 @@ use crate::reconcile::DrainTarget;
 
 /// `services`. `now` is what ages count to.
 pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
-    let headers =
-        ["NAMESPACE", "NAME", "TYPE", "VIP", "PORT(S)", "MODE", "BACKENDS", "STATUS", "AGE", "+POOL", "+MESSAGE"];
+    let headers = [
+        "NAMESPACE",
+        "NAME",
+        "TYPE",
+        "VIP",
+        "PORT(S)",
+        "MODE",
+        "BACKENDS",
+        "STATUS",
+        "AGE",
+        "+POOL",
+        "+MESSAGE",
+    ];
     let mut table = Table::new(&headers);
     for service in services {
         let vips: Vec<String> = service.vips.iter().map(|v| v.address.to_string()).collect();
@@ -54,9 +65,8 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
 /// Distinct backends that take new flows, of all.
 fn backends_of(service: &ServiceView) -> String {
     let all = service.ports.iter().flat_map(|p| &p.backends);
-    let distinct: BTreeSet<(SocketAddr, bool)> = all
-        .map(|b| (SocketAddr::new(b.address, b.port), b.state == BackendViewState::Active))
-        .collect();
+    let distinct: BTreeSet<(SocketAddr, bool)> =
+        all.map(|b| (SocketAddr::new(b.address, b.port), b.state == BackendViewState::Active)).collect();
     let active = distinct.iter().filter(|(_, active)| *active).count();
     let all: BTreeSet<SocketAddr> = distinct.iter().map(|(address, _)| *address).collect();
     format!("{active}/{}", all.len())
@@ -87,8 +97,18 @@ fn message_of(service: &ServiceView) -> String {
 /// `backends`.
 pub(super) fn backends(rows: &[BackendRow]) -> Table {
     let headers = [
-        "NAMESPACE", "SERVICE", "PORT", "VIP", "BACKEND", "STATE", "REASON", "WEIGHT", "CONNECTIONS", "+NODE",
-        "+ZONE", "+POD",
+        "NAMESPACE",
+        "SERVICE",
+        "PORT",
+        "VIP",
+        "BACKEND",
+        "STATE",
+        "REASON",
+        "WEIGHT",
+        "CONNECTIONS",
+        "+NODE",
+        "+ZONE",
+        "+POD",
     ];
     let mut table = Table::new(&headers);
     for row in rows {

@@ -24,6 +24,8 @@ use tidegate_core::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protoco
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::{Addr, Family};
 
+use crate::reconcile::view::ServiceView;
+
 /// The packet asked about: the first of its flow (a TCP SYN, the first UDP datagram).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packet {
@@ -148,6 +150,17 @@ pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -
         told.end(verdict, reason);
     }
     told.0
+}
+
+/// Why the port that the packet is to is not programmed, if a Service asks for it: for
+/// [`Circumstances::refused`].
+#[must_use]
+pub fn refusal(services: &[ServiceView], packet: &Packet) -> Option<String> {
+    let to = packet.destination;
+    let asked = services.iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
+    let mut same = asked
+        .filter(|(_, p)| p.vip == to.ip() && p.port == to.port() && p.protocol == packet.protocol.0.as_str());
+    same.find_map(|(s, p)| p.refused.as_ref().map(|why| format!("{}/{}: {why}", s.namespace, s.name)))
 }
 
 /// The branching; what is found is told on the way. The error is the end of a packet that is not forwarded.

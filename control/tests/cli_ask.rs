@@ -1,0 +1,326 @@
+//! The commands that talk to the daemon: columns, formats, filters and exit codes, with the real admin socket and
+//! the built binary. Only the daemon's state is made up here; the live one is asked by the end-to-end tests.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tidegate::admin::api::*;
+use tidegate::admin::{AdminBackend, AdminError, Server};
+use tidegate::explain::{Explanation, Packet, Step};
+use tidegate::reconcile::DrainTarget;
+
+#[derive(Default)]
+struct Daemon {
+    drained: Mutex<Vec<String>>,
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn backend(last: u8, state: BackendViewState, why: BackendWhy) -> BackendView {
+    BackendView {
+        address: IpAddr::from([10, 0, 0, last]),
+        port: 8080,
+        weight: 1,
+        state,
+        why,
+        node: Some("node-a".into()),
+        zone: None,
+        pod: Some(format!("default/web-{last}")),
+    }
+}
+
+fn port(name: &str, number: u16, refused: Option<&str>) -> PortView {
+    PortView {
+        vip: ip("203.0.113.1"),
+        name: name.into(),
+        port: number,
+        protocol: "TCP".into(),
+        mode: "nat".into(),
+        app_protocol: None,
+        refused: refused.map(str::to_owned),
+        backends: match refused {
+            Some(_) => vec![],
+            None => vec![
+                backend(1, BackendViewState::Active, BackendWhy::Ready),
+                backend(2, BackendViewState::Down, BackendWhy::Unhealthy),
+            ],
+        },
+    }
+}
+
+fn service(namespace: &str, name: &str, ports: Vec<PortView>, pending: Option<&str>) -> ServiceView {
+    let vip = |p: &PortView| VipView { address: p.vip, kind: "LoadBalancer".into(), pool: "public".into() };
+    ServiceView {
+        namespace: namespace.into(),
+        name: name.into(),
+        service_type: "LoadBalancer".into(),
+        vips: ports.first().map(vip).into_iter().collect(),
+        pending: pending.map(str::to_owned),
+        ports,
+        created: None,
+    }
+}
+
+fn services() -> Vec<ServiceView> {
+    vec![
+        service("default", "web", vec![port("http", 80, None)], None),
+        service("kube-system", "dns", vec![], Some("pool public is full")),
+        service("kube-system", "mixed", vec![port("http", 80, None), port("sig", 99, Some("SCTP"))], None),
+    ]
+}
+
+impl AdminBackend for Daemon {
+    fn status(&self) -> Status {
+        Status {
+            name: "edge-1".into(),
+            uptime_seconds: 200,
+            healthy: true,
+            generation_desired: 8,
+            generation_applied: 7,
+            workers: vec![WorkerStatus {
+                worker: 0,
+                core: 1,
+                state: "running".into(),
+                busy_ratio: 0.125,
+                cycles_per_packet: 81.4,
+                flows: 3,
+            }],
+            ..Status::default()
+        }
+    }
+
+    fn services(&self) -> ServicesAnswer {
+        ServicesAnswer { services: services(), findings: vec![] }
+    }
+
+    fn backends(&self) -> BackendsAnswer {
+        BackendsAnswer {
+            backends: BackendRow::of_services(&services(), |_, b| (b.port == 8080).then_some(5)),
+        }
+    }
+
+    fn flows(&self) -> FlowsAnswer {
+        let workers = vec![WorkerFlows { worker: 0, flows: 3, capacity: 12 }];
+        FlowsAnswer { workers, ..FlowsAnswer::default() }
+    }
+
+    fn drops(&self) -> DropsAnswer {
+        let count = |reason: &str, count| ReasonCount { reason: reason.into(), count };
+        DropsAnswer {
+            drops: vec![count("no_route", 2), count("bad_source", 0)],
+            punts: vec![count("local", 7)],
+        }
+    }
+
+    fn pools(&self) -> PoolsAnswer {
+        let pool = |name: &str, free, disabled| PoolView {
+            name: name.into(),
+            total: 16,
+            assigned: 16 - free,
+            free,
+            disabled,
+        };
+        PoolsAnswer { pools: vec![pool("public", 0, false), pool("old", 4, true)] }
+    }
+
+    fn metrics(&self) -> String {
+        "tidegate_drops_total{reason=\"no_route\"} 2\n".into()
+    }
+
+    fn explain(&self, packet: &Packet) -> Result<Explanation, AdminError> {
+        let mut told: Explanation = serde_json::from_value(serde_json::json!({
+            "packet": packet, "generation": 7, "verdict": "punt", "reason": "not_ours", "steps": []
+        }))
+        .expect("the least explanation");
+        told.steps.push(Step { step: "destination".into(), found: "no address of the gateway".into() });
+        Ok(told)
+    }
+
+    async fn drain(&self, target: DrainTarget) -> Result<DrainAnswer, AdminError> {
+        let mut drained = self.drained.lock().expect("no test panics with the lock");
+        drained.push(target.to_string());
+        Ok(DrainAnswer { target: target.to_string(), backends: 2, drained: drained.clone() })
+    }
+
+    async fn undrain(&self, target: DrainTarget) -> Result<DrainAnswer, AdminError> {
+        let mut drained = self.drained.lock().expect("no test panics with the lock");
+        let Some(at) = drained.iter().position(|one| *one == target.to_string()) else {
+            return Err(AdminError::NotFound(format!("{target} is not drained")));
+        };
+        drained.remove(at);
+        Ok(DrainAnswer { target: target.to_string(), backends: 0, drained: drained.clone() })
+    }
+
+    async fn reload(&self) -> Result<ReloadAnswer, AdminError> {
+        Ok(ReloadAnswer::default())
+    }
+}
+
+/// A server of the made-up daemon, and the binary to ask it with.
+struct Lab {
+    directory: TempDir,
+    _server: Server,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let inside = runtime.enter();
+        let path = directory.path().join("tidegate.sock");
+        let server = Server::start(&path, Arc::new(Daemon::default())).expect("it binds");
+        drop(inside);
+        Self { directory, _server: server, _runtime: runtime }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("tidegate.sock")
+    }
+
+    /// (exit code, standard output, standard error)
+    fn ask(&self, line: &str) -> (i32, String, String) {
+        ask(&self.socket(), line)
+    }
+
+    fn shown(&self, line: &str) -> String {
+        let (code, out, err) = self.ask(line);
+        assert_eq!(code, 0, "{line}: {err}");
+        out
+    }
+
+    fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.shown(line)).expect("JSON")
+    }
+}
+
+fn ask(socket: &std::path::Path, line: &str) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let ran = command.args(line.split(' ')).arg("--socket").arg(socket).output().expect("the binary runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    (ran.status.code().expect("it ends by itself"), text(ran.stdout), text(ran.stderr))
+}
+
+#[test]
+fn services_show_in_kubectls_columns() {
+    let lab = Lab::new();
+    assert_eq!(
+        lab.shown("services"),
+        "\
+NAMESPACE     NAME    TYPE           VIP           PORT(S)         MODE     BACKENDS   STATUS       AGE
+default       web     LoadBalancer   203.0.113.1   80/TCP          nat      1/2        Programmed   <unknown>
+kube-system   dns     LoadBalancer   <pending>     <none>          <none>   0/0        Pending      <unknown>
+kube-system   mixed   LoadBalancer   203.0.113.1   80/TCP,99/TCP   nat      1/2        Partial      <unknown>
+"
+    );
+    let wide = lab.shown("services -o wide");
+    assert!(wide.contains("pool public is full") && wide.contains("99/TCP: SCTP"), "{wide}");
+}
+
+#[test]
+fn namespaces_and_names_choose_and_what_is_not_there_is_an_error() {
+    let lab = Lab::new();
+    let names = |line: &str| -> Vec<String> {
+        let shown = lab.shown(line);
+        shown.lines().map(|l| l.split_whitespace().nth(1).expect("a name").to_owned()).collect()
+    };
+    assert_eq!(names("services -n kube-system --no-headers"), ["dns", "mixed"]);
+    assert_eq!(names("services -A --no-headers"), ["web", "dns", "mixed"]);
+    assert_eq!(names("services web --no-headers"), ["web"]);
+    let (code, out, err) = lab.ask("services web nobody");
+    assert_eq!((code, err.as_str()), (1, "Error from gateway (NotFound): services \"nobody\" not found\n"));
+    assert!(out.contains("web"), "what is there is shown");
+    assert_eq!(
+        lab.ask("services -n empty"),
+        (0, String::new(), "No resources found in empty namespace.\n".into())
+    );
+    assert_eq!(lab.ask("services -A -n empty").0, 2, "one or the other");
+}
+
+#[test]
+fn backends_say_what_they_are_given_and_why() {
+    let lab = Lab::new();
+    assert_eq!(
+        lab.shown("backends web"),
+        "\
+NAMESPACE   SERVICE   PORT     VIP           BACKEND         STATE    REASON      WEIGHT   CONNECTIONS
+default     web       80/TCP   203.0.113.1   10.0.0.1:8080   Active   Ready       1        5
+default     web       80/TCP   203.0.113.1   10.0.0.2:8080   Down     Unhealthy   1        5
+"
+    );
+    assert!(lab.shown("backends -o wide").contains("default/web-1"));
+    let items = lab.json("backends -n kube-system -o json");
+    assert_eq!(items["items"].as_array().map(Vec::len), Some(2));
+    assert_eq!(items["items"][0]["backend"]["address"], "10.0.0.1");
+}
+
+#[test]
+fn data_formats_show_the_answer_and_agree() {
+    let lab = Lab::new();
+    let list = lab.json("services -o json");
+    assert_eq!((&list["kind"], &list["items"][0]["name"]), (&Value::from("List"), &Value::from("web")));
+    let yaml = lab.shown("services web -o yaml");
+    assert!(yaml.starts_with("apiVersion: v1\nitems:\n- name: web\n"), "{yaml}");
+    assert_eq!(lab.json("status -o json")["generationApplied"], 7);
+    assert_eq!(lab.json("drops -o json")["drops"].as_array().map(Vec::len), Some(2), "those that are 0 too");
+}
+
+#[test]
+fn status_flows_drops_and_pools_show_what_matters() {
+    let lab = Lab::new();
+    let status = lab.shown("status");
+    for line in ["Name:        edge-1", "Up for:      3m20s", "Generation:  7 applied of 8"] {
+        assert!(status.contains(line), "{line} in\n{status}");
+    }
+    assert!(status.contains("0        1      running   12.5%   81              3"), "{status}");
+    assert_eq!(lab.shown("flows"), "WORKER   FLOWS   CAPACITY   USED\n0        3       12         25.0%\n");
+    assert_eq!(lab.shown("drops --no-headers"), "drop   no_route   2\npunt   local      7\n");
+    let pools = lab.shown("pools --no-headers");
+    assert_eq!(pools, "public   16   16   0   Full\nold      16   12   4   Disabled\n");
+    assert_eq!(lab.shown("metrics"), "tidegate_drops_total{reason=\"no_route\"} 2\n");
+}
+
+#[test]
+fn drains_are_told_as_kubectl_tells_them() {
+    let lab = Lab::new();
+    assert_eq!(
+        lab.shown("drain 10.0.0.1:8080"),
+        "backend/10.0.0.1:8080 drained (2 backends of service ports)\n"
+    );
+    assert_eq!(lab.json("drain node-a -o json")["drained"][1], "node-a");
+    let undrained = lab.shown("undrain node-a");
+    assert_eq!(undrained, "node/node-a undrained (no backend of any Service now)\n");
+    let (code, _, err) = lab.ask("undrain node-a");
+    assert_eq!((code, err.as_str()), (1, "Error from gateway (NotFound): node-a is not drained\n"));
+    assert_eq!(lab.ask("drain no_node").0, 2, "not a target at all");
+}
+
+#[test]
+fn explain_asks_the_daemon_where_no_configuration_is_given() {
+    let lab = Lab::new();
+    let question = "explain --proto udp --src [2001:db8::9]:1000 --dst [2001:db8::1]:53";
+    let told = lab.shown(question);
+    assert!(told.starts_with("UDP [2001:db8::9]:1000 -> [2001:db8::1]:53, by snapshot 7\n"), "{told}");
+    assert!(told.ends_with("=> punt (not_ours)\n"), "{told}");
+    assert_eq!(lab.json(&format!("{question} -o json"))["packet"]["destination"], "[2001:db8::1]:53");
+    assert_eq!(lab.ask("explain --proto icmp --src 1.2.3.4:5 --dst 1.2.3.4:5").0, 2);
+}
+
+#[test]
+fn nobody_at_the_socket_is_an_error_that_names_it() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (code, out, err) = ask(&directory.path().join("none.sock"), "status");
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.starts_with("Error from gateway: no gateway answers at "), "{err}");
+    assert!(err.contains("none.sock"), "{err}");
+}
