@@ -150,9 +150,15 @@ impl Pipeline {
     ) {
         // Borrowed for as long as the snapshot, not the burst.
         let snapshot = burst.view.snapshot;
+        // Known flows that a packet of this burst began anew: what was found for its later packets is old.
+        let mut renewed = ArrayVec::<FlowKey, BURST>::new();
         for request in requests {
             let at = burst.frame_of(request.packet);
-            let known = request.found.and_then(|known| {
+            let found = match request.found {
+                Some(_) if renewed.contains(&request.key) => self.known(request, burst.now),
+                found => found,
+            };
+            let known = found.and_then(|known| {
                 let backend = snapshot.backend(known.backend)?;
                 keeps(backend, request.kind, known.reopened).then_some((backend, known.local))
             });
@@ -162,6 +168,9 @@ impl Pipeline {
             };
             match chosen {
                 Ok(Chosen { backend, local, flow }) => {
+                    if flow == FlowNote::New && request.found.is_some() {
+                        renewed.push(request.key);
+                    }
                     burst.view.neighbors.prefetch(backend.neighbor);
                     let note = &mut burst.out.notes[at];
                     (note.backend, note.flow) = (Some(backend.id), flow);

@@ -135,6 +135,24 @@ fn udp_moves_from_a_backend_that_is_down_with_its_next_packet_and_tcp_stays() {
 }
 
 #[test]
+fn datagrams_of_one_burst_move_together_from_a_backend_that_is_down() {
+    for mode in ForwardingMode::ALL {
+        let mut lab = three(mode, Protocol::Udp);
+        let on_third = |lab: &mut Lab, port: u16| {
+            let fate = udp(lab, port);
+            lab.backend_of(&fate) == ip("10.0.0.3")
+        };
+        let port = (40_000..).find(|&port| on_third(&mut lab, port)).unwrap();
+        set_state(&mut lab, 2, BackendState::Down);
+        let datagram = Builder::udp(format!("198.51.100.7:{port}").as_str(), VIP).build();
+        let fates = lab.receive_burst(&[datagram.clone(), datagram.clone(), datagram]);
+        let notes: Vec<_> = fates.iter().map(|fate| fate.note.flow).collect();
+        assert_eq!(notes, [FlowNote::New, FlowNote::Known, FlowNote::Known], "{mode}");
+        assert!(fates.iter().all(|fate| fate.frame == fates[0].frame), "{mode}: one backend, one local port");
+    }
+}
+
+#[test]
 fn a_connection_that_is_still_opening_leaves_a_backend_that_is_down() {
     for mode in ForwardingMode::ALL {
         let mut lab = three(mode, Protocol::Tcp);
