@@ -2,7 +2,7 @@
 //! backends come, drain, go down and go, and time passes; every mode, both families, with and without affinity.
 //!
 //! The model keeps flows and affinity in maps and says of each packet which backend it goes to, whether its flow is
-//! known, or how it is refused; compared are verdict, note, and the addresses and ports of what is sent. It takes from
+//! known, or how it is refused, one after the other also where they arrive in one burst; compared are verdict, note, and the addresses and ports of what is sent. It takes from
 //! the gateway only which backend owns a hash (Maglev has its own tests) and which free local port `fullnat` chose,
 //! and checks that this is nobody else's. The rules are those of `BackendState`, `tcp_state` and kubernetes.md 2.
 
@@ -45,13 +45,15 @@ impl Segment {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Step {
     Request {
         client: u8,
         port: u16,
         segment: Segment,
     },
+    /// Requests that arrive together.
+    Burst(Vec<(u8, u16, Segment)>),
     Reply {
         client: u8,
         port: u16,
@@ -344,8 +346,8 @@ impl Run {
         }
     }
 
-    fn step(&mut self, step: Step) {
-        match step {
+    fn step(&mut self, step: &Step) {
+        match *step {
             Step::Wait { seconds } => {
                 self.model.now += seconds;
                 self.lab.wait(Duration::from_secs(seconds));
@@ -372,6 +374,19 @@ impl Run {
                 let frame = self.packet(self.client(from), self.vip(), segment, false);
                 let fate = self.lab.receive(&frame.mac(ROUTER_MAC, GATEWAY_MAC).build());
                 self.compare(from, expected, &fate);
+            }
+            Step::Burst(ref requests) => {
+                let make = |&(client, port, segment): &(u8, u16, Segment)| {
+                    let frame = self.packet(self.client((client, port)), self.vip(), segment, false);
+                    frame.mac(ROUTER_MAC, GATEWAY_MAC).build()
+                };
+                let frames: Vec<Vec<u8>> = requests.iter().map(make).collect();
+                let fates = self.lab.receive_burst(&frames);
+                for (&(client, port, segment), fate) in requests.iter().zip(&fates) {
+                    let owner = self.owner((client, port));
+                    let expected = self.model.request((client, port), segment, owner);
+                    self.compare((client, port), expected, fate);
+                }
             }
             Step::Reply { client, port, segment } => {
                 if self.model.mode.is_dsr() {
@@ -469,6 +484,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => (client.clone(), port.clone(), segment())
             .prop_map(|(client, port, segment)| Step::Request { client, port, segment }),
+        3 => prop::collection::vec((client.clone(), port.clone(), segment()), 2..12).prop_map(Step::Burst),
         6 => (client, port, segment())
             .prop_map(|(client, port, segment)| Step::Reply { client, port, segment }),
         2 => (1u8..5, state()).prop_map(|(n, state)| Step::Set { n, state }),
@@ -481,16 +497,16 @@ fn step() -> impl Strategy<Value = Step> {
 fn follows_the_model(mode: ForwardingMode, protocol: Protocol, v6: bool, affine: bool, steps: &[Step]) {
     let mut run = Run::new(mode, protocol, v6, affine);
     for n in 1..4 {
-        run.step(Step::Set { n, state: BackendState::Active });
+        run.step(&Step::Set { n, state: BackendState::Active });
     }
-    for &step in steps {
+    for step in steps {
         run.step(step);
     }
 }
 
 fn config() -> ProptestConfig {
     ProptestConfig {
-        cases: 300,
+        cases: 1000,
         max_shrink_iters: 20_000,
         failure_persistence: None,
         ..ProptestConfig::default()
