@@ -7,7 +7,7 @@ set -euo pipefail
 
 packages=(
   libdpdk-dev libpcap-dev             # DPDK with all its drivers, and what net_pcap links
-  gcc make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc
+  gcc g++ make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc; g++ for libFuzzer
   iproute2 ethtool procps util-linux  # the namespaces lab
   curl iperf3 nginx-light tcpdump python3
 )

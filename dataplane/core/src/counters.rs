@@ -6,7 +6,7 @@
 //! replaced, so that whoever reads adds up all the ones a worker has had.
 //!
 //! Invariant: every frame given to a worker is counted once in exactly one of transmits, punts, hand-overs
-//! and drops (`frames_are_conserved` in the tests of the pipeline).
+//! and drops (`tests/pipeline_fuzz.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
