@@ -207,6 +207,7 @@ fn what_is_not_forwarded_says_why_in_explain_as_in_replay() {
         (to("192.0.2.2", 22), "punt local"),
         (to("192.0.2.3", 22), "drop no_snat_flow"),
         (to("198.51.100.99", 80), "punt not_ours"),
+        (to("224.0.0.5", 80), "punt local"),
     ];
     let replay = site.replay(&ends.map(|(to, _)| tcp(to)));
     for (n, (to, expected)) in ends.into_iter().enumerate() {

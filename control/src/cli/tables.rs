@@ -154,7 +154,7 @@ fn why(why: BackendWhy) -> &'static str {
     }
 }
 
-/// `flows`: a line a worker, then what was forgotten, by reason.
+/// `flows`: a line a worker. What was forgotten, by reason, is in the data formats and in metrics.
 pub(super) fn flows(answer: &FlowsAnswer) -> Table {
     let mut table = Table::new(&["WORKER", "FLOWS", "CAPACITY", "USED"]);
     for worker in &answer.workers {
@@ -169,7 +169,7 @@ pub(super) fn flows(answer: &FlowsAnswer) -> Table {
     table
 }
 
-/// `drops`: what happened; with `-o wide` nothing more, with `-o json` every reason there is.
+/// `drops`: what happened. The data formats have every reason there is.
 pub(super) fn drops(answer: &DropsAnswer) -> Table {
     let mut table = Table::new(&["KIND", "REASON", "COUNT"]);
     for (kind, counts) in [("drop", &answer.drops), ("punt", &answer.punts)] {

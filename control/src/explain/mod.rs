@@ -189,8 +189,8 @@ fn decide(
     told.0.mode = Some(service.mode.to_string());
     told.step("service", text::service(service, info));
 
-    if !src.is_single_host() || snapshot.address(&src).is_some() {
-        told.step("source", format!("{src} cannot be answered: it is not one host's, or it is our own"));
+    if !src.is_single_host() {
+        told.step("source", format!("{src} cannot be answered: it is not one host's"));
         return Err(("drop", Refusal::BadSource.as_str()));
     }
     told.step("source", "everyone may come in: the Service has no source ranges".to_owned());
@@ -221,6 +221,8 @@ fn unserved(
         Some(AddressKind::Own(_)) => ("punt", PuntReason::Local.as_str()),
         Some(AddressKind::Vip) => ("drop", Refusal::NoService.as_str()),
         Some(AddressKind::Snat) => ("drop", Refusal::NoSnatFlow.as_str()),
+        // Groups and broadcasts are the kernel's.
+        None if !Addr::from(packet.destination.ip()).is_single_host() => ("punt", PuntReason::Local.as_str()),
         None => ("punt", PuntReason::NotOurs.as_str()),
     }
 }

@@ -149,6 +149,7 @@ fn each_refusal_says_why() {
     assert_eq!(end(&ask(&none, "192.0.2.2:22")), "punt local");
     assert_eq!(end(&ask(&none, "192.0.2.3:22")), "drop no_snat_flow");
     assert_eq!(end(&ask(&none, "8.8.8.8:53")), "punt not_ours");
+    assert_eq!(end(&ask(&none, "224.0.0.5:53")), "punt local");
 
     let down = [("10.0.0.1", 80, BackendState::Down), ("10.0.0.2", 80, BackendState::Draining)];
     let told = ask(&spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &down)]), "203.0.113.1:80");
