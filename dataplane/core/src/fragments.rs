@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use crate::ids::{BackendId, ServiceId};
+use crate::ids::{BackendId, ServiceId, WorkerIndex};
 use crate::limits::FRAGMENTS_MAX;
 use crate::now::Now;
 use crate::wire::rewrite::Endpoint;
@@ -37,6 +37,8 @@ pub enum Decision {
         /// Client.
         client: Endpoint,
     },
+    /// To the worker that holds the flow, which has seen the first fragment.
+    Elsewhere(WorkerIndex),
 }
 
 /// What the fragments of one packet have in common (RFC 791 section 3.2, RFC 8200 section 4.5).

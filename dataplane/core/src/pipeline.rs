@@ -30,7 +30,7 @@ use crate::backend::Backend;
 use crate::conntrack::FlowTables;
 use crate::counters::Tallies;
 use crate::forward::snat_ports::Steering;
-use crate::fragments::Fragments;
+use crate::fragments::{Decision, Fragments};
 use crate::frame::Frame;
 use crate::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
 use crate::limits::{AGEING_BUCKETS_PER_BURST, BURST};
@@ -350,7 +350,10 @@ impl Pipeline {
                         burst.out.notes[frame].service = Some(service.id);
                         requests.push(request);
                     }
-                    Err(elsewhere) => burst.set(frame, elsewhere),
+                    Err(elsewhere) => {
+                        self.note_elsewhere(&burst.packets[at].headers, elsewhere, burst.now);
+                        burst.set(frame, elsewhere);
+                    }
                 },
                 None if reply_flows::may_be_reply(h) => replies.push(self.reply(snapshot, packet, h)),
                 None => {
@@ -383,6 +386,13 @@ impl Pipeline {
                 Fragment::Later { id, .. } => self.fragments.recall(&h, id, burst.now),
                 Fragment::None | Fragment::First { .. } => None,
             };
+            if let Some(Decision::Elsewhere(owner)) = decision
+                && let Err(elsewhere) = self.at_home(owner, burst.arrival)
+            {
+                let at = burst.frame_of(packet);
+                burst.set(at, elsewhere);
+                continue;
+            }
             match decision.and_then(|decision| deliver::recalled(burst.view.snapshot, decision)) {
                 Some(destination) => self.deliver_one(burst, &Delivery { packet, destination }),
                 None => {
@@ -390,6 +400,13 @@ impl Pipeline {
                     rest::unserved(burst, at, &h);
                 }
             }
+        }
+    }
+
+    /// Remembers where a first fragment is handed over to: the others have no ports to tell it from.
+    fn note_elsewhere(&mut self, h: &Headers, elsewhere: Verdict, now: Now) {
+        if let (Fragment::First { id }, Verdict::HandOver(owner)) = (h.fragment, elsewhere) {
+            self.fragments.remember(h, id, Decision::Elsewhere(owner), now);
         }
     }
 

@@ -265,5 +265,6 @@ pub(super) fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destin
         Decision::ToClient { service, client } => {
             Destination::Client { service: snapshot.service_by_id(service)?, client }
         }
+        Decision::Elsewhere(_) => return None,
     })
 }

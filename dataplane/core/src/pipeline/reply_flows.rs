@@ -58,6 +58,7 @@ impl Pipeline {
                 && let Some(owner) = self.owner_of_reply(snapshot, &h.dst, h.dst_port, h.proto)
                 && let Err(elsewhere) = self.at_home(owner, burst.arrival)
             {
+                self.note_elsewhere(h, elsewhere, burst.now);
                 burst.set(at, elsewhere);
                 continue;
             }

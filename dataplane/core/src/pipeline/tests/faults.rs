@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::lab::{Lab, ROUTER_MAC, service, spec};
-use crate::pipeline::NeighborEvent;
+use crate::forward::snat_ports::Steering;
+use crate::pipeline::{Arrival, NeighborEvent};
 use crate::snapshot::{ForwardingMode, InterfaceSpec, NeighborSpec, Protocol, SnapshotSpec};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
@@ -191,6 +192,26 @@ fn fragments_that_arrive_together_follow_their_first() {
             fate.sent(TransmitReason::Forward);
             assert_eq!(fate.frame[..12], fates[0].frame[..12], "{mode}: to the same station");
         }
+    }
+}
+
+#[test]
+fn fragments_follow_their_first_to_the_worker_that_holds_the_flow() {
+    let services = vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])];
+    let spec = SnapshotSpec { services, ..spec() };
+    let mut here = Lab::worker(spec.clone(), 1, 2, Steering::Partition);
+    let mut home = Lab::worker(spec, 0, 2, Steering::Partition);
+    let client = super::lab::ip("198.51.100.7");
+    let parts = (40_000..)
+        .map(|port| {
+            let whole = Builder::udp((client, port), "203.0.113.5:53").dont_fragment(false).payload_len(1200);
+            builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), u32::from(port), 512)
+        })
+        .find(|parts| here.receive(&parts[0]).verdict == Verdict::HandOver(0))
+        .unwrap();
+    for part in &parts {
+        assert_eq!(here.receive(part).verdict, Verdict::HandOver(0));
+        home.receive_as(Arrival::HandedOver(0), part).sent(TransmitReason::Forward);
     }
 }
 
