@@ -20,4 +20,5 @@ pub mod netlab;
 pub mod pools;
 pub mod reconcile;
 pub mod source;
+pub mod telemetry;
 pub mod yaml;

@@ -20,10 +20,8 @@ pub struct ServicesConfig {
     /// `nodePortAddresses`: networks whose gateway addresses serve nodePorts and health-check node ports.
     /// Default none: no nodePorts, and health-check node ports on all addresses.
     pub node_port_addresses: Vec<IpNet>,
-    /// `ownClusterIPs`: serve `clusterIPs` as well. Default false.
-    pub own_cluster_ips: bool,
     /// `sourceRangesOtherFamily`: the family that `loadBalancerSourceRanges` does not name on a dual-stack
-    /// VIP. Default `deny`.
+    /// VIP. Default `deny`. Its neighbour `ownClusterIPs` may be `false` only: serving `clusterIPs` is not supported yet.
     pub source_ranges_other_family: OtherFamily,
 }
 
@@ -138,7 +136,6 @@ pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
             no_endpoints: NoEndpoints::Reject,
         },
         node_port_addresses: Vec::new(),
-        own_cluster_ips: false,
         source_ranges_other_family: OtherFamily::Deny,
     };
     section(parent, "services", |fields| {
@@ -148,7 +145,11 @@ pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
         });
         config.node_port_addresses =
             fields.items("nodePortAddresses").iter().filter_map(Field::network).collect();
-        config.own_cluster_ips = fields.get("ownClusterIPs").and_then(|f| f.boolean()).unwrap_or(false);
+        if let Some(field) = fields.get("ownClusterIPs")
+            && field.boolean() == Some(true)
+        {
+            field.error("serving clusterIPs is not supported yet", "false");
+        }
         let choices = [("deny", OtherFamily::Deny), ("allow", OtherFamily::Allow)];
         let other = fields.get("sourceRangesOtherFamily").and_then(|f| f.one_of(&choices));
         config.source_ranges_other_family = other.unwrap_or(OtherFamily::Deny);

@@ -86,7 +86,6 @@ fn every_key_arrives_in_the_validated_configuration() {
         }
     );
     assert_eq!(config.services.node_port_addresses.len(), 1);
-    assert!(config.services.own_cluster_ips);
     assert_eq!(config.services.source_ranges_other_family, OtherFamily::Allow);
     let PoolConfig { pool, labels } = &config.pools[0];
     assert_eq!((pool.name.as_str(), pool.ranges.len()), ("public", 3));
@@ -370,6 +369,10 @@ const FAULTS: &[(&str, &str)] = &[
     (
         "services: {ownClusterIPs: ''}",
         "8:27: error: services.ownClusterIPs: the text \"\" is not accepted; accepted: true or false",
+    ),
+    (
+        "services: {ownClusterIPs: true}",
+        "8:27: error: services.ownClusterIPs: serving clusterIPs is not supported yet; accepted: false",
     ),
     (
         "services: {sourceRangesOtherFamily: maybe}",

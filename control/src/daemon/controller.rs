@@ -7,22 +7,25 @@
 //! Invariant: a round that fails leaves everything as the last good one had it.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
+use jiff::Timestamp;
 use tidegate_core::snapshot::{BackendState, NoEndpoints, Problem, SnapshotSpec};
 use tidegate_dataplane::gateway::Dataplane;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::state::{Round, State};
 use super::{logging, reload};
+use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::config::{self, GatewayConfig};
-use crate::diagnostic::{Diagnostic, Report};
+use crate::diagnostic::Diagnostic;
 use crate::health::{Checker, Failing};
+use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
 use crate::reconcile::{DrainTarget, Input, Memory, Outcome, Settings, reconcile};
 use crate::source::directory::SourceUpdate;
 
@@ -30,15 +33,15 @@ use crate::source::directory::SourceUpdate;
 /// `/healthz` then tells.
 const APPLY_MAX: Duration = Duration::from_millis(500);
 
-/// What the operator asks of the desired state; answered once it is in force.
+/// What the operator asks of the desired state; answered when it is decided.
 #[derive(Debug)]
-pub enum Command {
-    /// No new flows for a backend, or for all of a node.
-    Drain(DrainTarget, oneshot::Sender<()>),
-    /// New flows again. The answer says whether it was drained.
-    Undrain(DrainTarget, oneshot::Sender<bool>),
+pub(super) enum Command {
+    /// No new flows for a backend, or for all of a node. The answer: all that is drained now.
+    Drain(DrainTarget, oneshot::Sender<Vec<String>>),
+    /// New flows again. The answer: all that is drained still, or `None` where it was not drained.
+    Undrain(DrainTarget, oneshot::Sender<Option<Vec<String>>>),
     /// Read configuration and manifests again.
-    Reload(oneshot::Sender<()>),
+    Reload(oneshot::Sender<ReloadAnswer>),
 }
 
 /// See the module.
@@ -49,6 +52,7 @@ pub(super) struct Controller {
     dataplane: Arc<Dataplane>,
     state: Arc<State>,
     checker: Checker,
+    node_ports: HealthCheckNodePorts,
     manifests: Option<SourceUpdate>,
     /// The revision of the manifests that the last round was made from.
     reconciled: u64,
@@ -61,7 +65,6 @@ pub(super) struct Controller {
     started: Instant,
     /// What has been logged and is still true.
     told: BTreeSet<Diagnostic>,
-    config_report: Report,
 }
 
 impl Controller {
@@ -74,6 +77,10 @@ impl Controller {
         checker: Checker,
     ) -> Self {
         let settings = settings(&config, &dataplane);
+        let own = settings.interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::addr);
+        let bind = Bind::new(&config.services.node_port_addresses, own);
+        let health = Arc::clone(&state);
+        let node_ports = HealthCheckNodePorts::start(&bind, move || health.health());
         Self {
             path: path.to_owned(),
             config,
@@ -81,6 +88,7 @@ impl Controller {
             dataplane,
             state,
             checker,
+            node_ports,
             manifests: None,
             reconciled: 0,
             failing: Failing::default(),
@@ -91,8 +99,12 @@ impl Controller {
             reconcile_at: None,
             started: Instant::now(),
             told: BTreeSet::new(),
-            config_report: Report::new(),
         }
+    }
+
+    /// Changes when a health-check node port cannot be bound, or can be again.
+    pub(super) fn unbound(&self) -> watch::Receiver<Vec<BindFailure>> {
+        self.node_ports.failures()
     }
 
     /// The configuration in force.
@@ -120,41 +132,51 @@ impl Controller {
         // Whoever asked may have gone: then nobody waits for the answer.
         match command {
             Command::Drain(target, answer) => {
-                tracing::info!("draining {target:?}");
+                tracing::info!(%target, "draining");
                 self.drained.insert(target);
-                let _ = answer.send(());
+                let _ = answer.send(self.drained());
             }
             Command::Undrain(target, answer) => {
+                tracing::info!(%target, "no longer draining");
                 let was_drained = self.drained.remove(&target);
-                tracing::info!(was_drained, "no longer draining {target:?}");
-                let _ = answer.send(was_drained);
+                let _ = answer.send(was_drained.then(|| self.drained()));
             }
             Command::Reload(answer) => {
-                self.reload();
-                let _ = answer.send(());
+                let _ = answer.send(self.reload());
             }
         }
     }
 
+    fn drained(&self) -> Vec<String> {
+        self.drained.iter().map(ToString::to_string).collect()
+    }
+
     /// Reads the configuration again. What is refused, or cannot change while the gateway runs, changes nothing.
-    pub(super) fn reload(&mut self) {
+    pub(super) fn reload(&mut self) -> ReloadAnswer {
         let loaded = config::load(&self.path);
         loaded.report.iter().for_each(logging::diagnostic);
-        match loaded.config {
-            None => tracing::error!("the configuration is refused; the last good one stays"),
+        let mut report: Vec<String> = loaded.report.iter().map(ToString::to_string).collect();
+        let accepted = match loaded.config {
+            None => {
+                tracing::error!("the configuration is refused; the last good one stays");
+                false
+            }
             Some(config) => {
-                let fixed = reload::fixed_parts_that_differ(&self.config, &config);
+                let fixed = reload::fixed_parts_that_differ(&self.config, &config).join(", ");
                 if fixed.is_empty() {
                     self.settings = settings(&config, &self.dataplane);
                     self.config = config;
                     tracing::info!("configuration reloaded");
                 } else {
-                    let fixed = fixed.join(", ");
-                    tracing::error!("a change of {fixed} needs a restart; the last good configuration stays");
+                    let refused =
+                        format!("a change of {fixed} needs a restart; the last good configuration stays");
+                    tracing::error!("{refused}");
+                    report.push(refused);
                 }
+                fixed.is_empty()
             }
-        }
-        self.config_report = loaded.report;
+        };
+        ReloadAnswer { accepted, report }
     }
 
     /// One round.
@@ -163,17 +185,16 @@ impl Controller {
         let began = Instant::now();
         let outcome = self.reconcile(&manifests);
         self.checker.set_targets(outcome.targets.clone());
+        self.node_ports.set(outcome.health_check_node_ports.clone());
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
         let problems = self.publish(&outcome.spec).await;
         self.tell(&manifests, &outcome, &problems);
         let change = (manifests.revision != self.reconciled).then(|| manifests.seen.elapsed());
         self.reconciled = manifests.revision;
-        self.state.round(
-            Round { outcome, problems, manifests, config_report: self.config_report.clone() },
-            began.elapsed(),
-            change,
-        );
+        let (drained, ended) = (self.drained.clone(), Timestamp::now());
+        let round = Round { outcome, problems, manifests, drained, ended };
+        self.state.round(round, began.elapsed(), change);
     }
 
     fn reconcile(&self, manifests: &SourceUpdate) -> Outcome {
@@ -232,9 +253,18 @@ impl Controller {
     /// Logs what is new; what is gone may be told again.
     fn tell(&mut self, manifests: &SourceUpdate, outcome: &Outcome, problems: &[Problem]) {
         let findings = outcome.findings.iter().map(|finding| finding.diagnostic.clone());
+        let unbound = self.node_ports.failures();
+        let unbound: Vec<Diagnostic> = unbound
+            .borrow()
+            .iter()
+            .map(|failure| {
+                let service = manifests.objects.services.get(&failure.service);
+                failure.finding(service.map(AsRef::as_ref)).diagnostic
+            })
+            .collect();
         let left_out = problems.iter().map(|problem| Diagnostic::warning(problem.to_string()));
         let now: BTreeSet<Diagnostic> =
-            manifests.report.iter().cloned().chain(findings).chain(left_out).collect();
+            manifests.report.iter().cloned().chain(findings).chain(unbound).chain(left_out).collect();
         now.difference(&self.told).for_each(logging::diagnostic);
         self.told = now;
     }
@@ -258,30 +288,4 @@ fn settings(config: &GatewayConfig, dataplane: &Dataplane) -> Settings {
     let ports = assemble::dataplane_config(config);
     let interfaces = tidegate_dataplane::gateway::interface_specs(&ports, dataplane.interfaces());
     assemble::settings(config, interfaces)
-}
-
-/// A backend or a node, as the operator names it: `10.0.0.1`, `10.0.0.1:8080`, `[fd00::1]:8080`, or a node's name.
-#[must_use]
-pub fn drain_target(text: &str) -> DrainTarget {
-    if let Ok(address) = text.parse() {
-        DrainTarget::Backend(address, None)
-    } else if let Ok(socket) = text.parse::<std::net::SocketAddr>() {
-        DrainTarget::Backend(socket.ip(), Some(socket.port()))
-    } else {
-        DrainTarget::Node(text.to_owned())
-    }
-}
-
-/// For the tests of [`drain_target`].
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn backends_are_named_by_address_with_or_without_port_and_nodes_by_name() {
-        let ip: IpAddr = "fd00::1".parse().expect("an address");
-        assert_eq!(drain_target("fd00::1"), DrainTarget::Backend(ip, None));
-        assert_eq!(drain_target("[fd00::1]:8080"), DrainTarget::Backend(ip, Some(8080)));
-        assert_eq!(drain_target("worker-7"), DrainTarget::Node("worker-7".into()));
-    }
 }

@@ -9,6 +9,7 @@
 
 mod controller;
 mod logging;
+mod operator;
 mod reload;
 mod start;
 mod state;
@@ -25,10 +26,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::config::{self, GatewayConfig};
-use crate::health::{Checker, TcpConnect};
+use crate::health::{Checker, Failing, TcpConnect};
+use crate::health_check_node_port::BindFailure;
 use crate::source::directory::{SourceUpdate, Watch};
-pub use controller::Command;
-use controller::Controller;
+use controller::{Command, Controller};
 use state::State;
 
 /// Exit code for a configuration that is refused.
@@ -71,7 +72,8 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
 struct Ears {
     source: Option<Watch>,
     manifests: watch::Receiver<SourceUpdate>,
-    failing: watch::Receiver<crate::health::Failing>,
+    failing: watch::Receiver<Failing>,
+    unbound: watch::Receiver<Vec<BindFailure>>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
     hangup: Signal,
@@ -101,19 +103,22 @@ async fn serve(
 ) -> anyhow::Result<ExitCode> {
     let (source, manifests) = start::source(&config)?;
     let checker = Checker::start(TcpConnect, CHECKS_MAX, u64::from(std::process::id()));
+    let failing = checker.failing();
+    let state = Arc::new(State::new(config.name.clone(), Arc::clone(&dataplane), checker.counts()));
     let (operator, commands) = mpsc::channel(16);
+    let listeners = start::listeners(&config, &state, operator).await?;
+    let mut controller = Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker);
     let mut ears = Ears {
         source,
         manifests,
-        failing: checker.failing(),
+        failing,
+        unbound: controller.unbound(),
         commands,
         failures,
         hangup: signal(SignalKind::hangup())?,
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
     };
-    let state = Arc::new(State::new(&config, Arc::clone(&dataplane), checker.counts()));
-    let mut controller = Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker);
 
     controller.take(ears.manifests.borrow_and_update().clone());
     controller.apply().await;
@@ -145,7 +150,7 @@ async fn serve(
         _ = ears.terminate.recv() => {}
         _ = ears.interrupt.recv() => {}
     }
-    drop((controller, state));
+    drop((listeners, controller, ears, state));
     stop(dataplane).await;
     tracing::info!("stopped");
     Ok(code)
@@ -183,6 +188,7 @@ impl Ears {
             Some(command) = self.commands.recv() => Wake::Command(command),
             Ok(()) = self.manifests.changed() => Wake::Changed,
             Ok(()) = self.failing.changed() => Wake::Changed,
+            Ok(()) = self.unbound.changed() => Wake::Changed,
             () = due => Wake::Changed,
         }
     }

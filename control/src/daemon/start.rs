@@ -7,11 +7,17 @@ use std::time::Instant;
 
 use anyhow::Context;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
+use super::controller::Command;
+use super::operator::Operator;
+use super::state::State;
+use crate::admin::Server;
 use crate::assemble;
 use crate::config::{GatewayConfig, SourceConfig};
+use crate::health_check_node_port::probes::Probes;
 use crate::source::directory::{DirectorySource, SourceUpdate, Watch};
+use crate::telemetry::{self, Listener};
 
 /// Starts ports and workers; `failed` hears of a worker that dies.
 pub(super) fn dataplane(
@@ -69,6 +75,49 @@ pub(super) fn source(
         seen: Instant::now(),
     };
     Ok((None, watch::channel(update).1))
+}
+
+/// What answers others; each ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Listeners {
+    _admin: Server,
+    _probes: Option<Probes>,
+    _metrics: Option<Listener>,
+}
+
+/// Opens the listeners that the configuration asks for.
+pub(super) async fn listeners(
+    config: &GatewayConfig,
+    state: &Arc<State>,
+    commands: mpsc::Sender<Command>,
+) -> anyhow::Result<Listeners> {
+    let admin = &config.admin;
+    let SourceConfig::Directory { path: source, .. } = &config.source;
+    let operator = Operator {
+        state: Arc::clone(state),
+        commands,
+        source: source.display().to_string(),
+        flow_entries: u64::from(config.dataplane.flow_entries_per_core),
+    };
+    let server = Server::start(&admin.socket, Arc::new(operator))
+        .with_context(|| format!("admin.socket: cannot listen on {}", admin.socket.display()))?;
+    let probes = match admin.healthz {
+        None => None,
+        Some(address) => {
+            let state = Arc::clone(state);
+            let started = Probes::start(address, move || state.health()).await;
+            Some(started.with_context(|| format!("admin.healthz: cannot listen on {address}"))?)
+        }
+    };
+    let metrics = match admin.listen {
+        None => None,
+        Some(address) => {
+            let state = Arc::clone(state);
+            let started = telemetry::serve(address, move || state.metrics()).await;
+            Some(started.with_context(|| format!("admin.listen: cannot listen on {address}"))?)
+        }
+    };
+    Ok(Listeners { _admin: server, _probes: probes, _metrics: metrics })
 }
 
 /// Tells the supervisor that the gateway forwards, if it asked to be told (`sd_notify(3)`).

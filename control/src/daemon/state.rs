@@ -3,18 +3,24 @@
 //! Written by the controller after each round; read by the admin socket, metrics and health ports, each of which takes
 //! an [`Arc`] and never holds up a round.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::gateway::Dataplane;
 
-use crate::config::GatewayConfig;
-use crate::diagnostic::Report;
 use crate::health::CheckCounts;
-use crate::reconcile::Outcome;
+use crate::health_check_node_port::{HealthReport, ProxyHealth};
+use crate::reconcile::{DrainTarget, Outcome};
 use crate::source::directory::SourceUpdate;
+use crate::telemetry::{self, Generations, Process, Sample, Timings};
+
+/// An update that the workers have not taken up after this long makes the gateway unhealthy: twice kube-proxy's
+/// default sync period, as there.
+const UPDATE_MAX: Duration = Duration::from_secs(60);
 
 /// What a round of the controller came to.
 #[derive(Debug, Clone)]
@@ -25,74 +31,76 @@ pub(super) struct Round {
     pub(super) problems: Vec<Problem>,
     /// What it was made from.
     pub(super) manifests: SourceUpdate,
-    /// Faults of the configuration when it was last read.
-    pub(super) config_report: Report,
+    /// What the operator took out.
+    pub(super) drained: BTreeSet<DrainTarget>,
+    /// When it ended.
+    pub(super) ended: Timestamp,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State {
+    /// `metadata.name` of the configuration.
     pub(super) name: String,
     pub(super) dataplane: Arc<Dataplane>,
-    pub(super) checks: Arc<CheckCounts>,
-    pub(super) started: SystemTime,
+    pub(super) started: Timestamp,
+    checks: Arc<CheckCounts>,
+    timings: Timings,
+    health: ProxyHealth,
+    /// What the monotonic times of `health` count from.
+    epoch: Instant,
     desired: AtomicU64,
-    /// Since when the workers have owed the desired generation; `None` while they owe nothing.
-    owed_since: RwLock<Option<Instant>>,
-    last: RwLock<Option<(Arc<Round>, SystemTime)>>,
+    last: RwLock<Option<Arc<Round>>>,
     leaving: AtomicBool,
 }
 
 impl State {
-    pub(super) fn new(config: &GatewayConfig, dataplane: Arc<Dataplane>, checks: Arc<CheckCounts>) -> Self {
+    pub(super) fn new(name: String, dataplane: Arc<Dataplane>, checks: Arc<CheckCounts>) -> Self {
+        let started = Timestamp::now();
         Self {
-            name: config.name.clone(),
+            name,
             dataplane,
+            started,
             checks,
-            started: SystemTime::now(),
+            timings: Timings::default(),
+            health: ProxyHealth::new(UPDATE_MAX, started),
+            epoch: Instant::now(),
             desired: AtomicU64::new(0),
-            owed_since: RwLock::new(None),
             last: RwLock::new(None),
             leaving: AtomicBool::new(false),
         }
     }
 
-    /// A round is over. `took` from reconcile to applied; `change` from when a change of the manifests was seen.
-    pub(super) fn round(&self, round: Round, took: Duration, change: Option<Duration>) {
-        let _ = (took, change);
-        *self.last.write().unwrap_or_else(PoisonError::into_inner) =
-            Some((Arc::new(round), SystemTime::now()));
+    /// This generation was given to the workers.
+    pub(super) fn desire(&self, generation: u64) {
+        self.desired.store(generation, Ordering::Relaxed);
+        self.health.update_queued(self.epoch.elapsed());
     }
 
-    /// The last round and when it ended.
-    pub(super) fn last(&self) -> Option<(Arc<Round>, SystemTime)> {
+    /// A round is over; `took` from its beginning until it was applied, `change` since the change of the manifests
+    /// that it was made for was seen.
+    pub(super) fn round(&self, round: Round, took: Duration, change: Option<Duration>) {
+        self.timings.observe_sync(took);
+        if let Some(change) = change {
+            self.timings.observe_programming(change);
+        }
+        *self.last.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(round));
+    }
+
+    /// The last round.
+    pub(super) fn last(&self) -> Option<Arc<Round>> {
         self.last.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What the dataplane leaves out since the last round.
     pub(super) fn problems(&self) -> Vec<Problem> {
-        self.last().map(|(round, _)| round.problems.clone()).unwrap_or_default()
+        self.last().map(|round| round.problems.clone()).unwrap_or_default()
     }
 
-    /// This generation is to be applied.
-    pub(super) fn desire(&self, generation: u64) {
-        self.desired.store(generation, Ordering::Relaxed);
-        let mut owed = self.owed_since.write().unwrap_or_else(PoisonError::into_inner);
-        owed.get_or_insert_with(Instant::now);
-    }
-
-    /// The newest generation that was to be applied.
-    pub(super) fn desired(&self) -> u64 {
-        self.desired.load(Ordering::Relaxed)
-    }
-
-    /// For how long the workers have owed the newest generation.
-    pub(super) fn overdue(&self) -> Duration {
-        let mut owed = self.owed_since.write().unwrap_or_else(PoisonError::into_inner);
-        if self.dataplane.applied_generation() >= self.desired() {
-            *owed = None;
-        }
-        owed.map_or(Duration::ZERO, |since| since.elapsed())
+    /// Generations of the newest snapshot, and of the oldest that a worker forwards by.
+    pub(super) fn generations(&self) -> Generations {
+        let desired = self.desired.load(Ordering::Relaxed);
+        Generations { desired, applied: self.dataplane.applied_generation() }
     }
 
     /// The end has begun: not ready any more.
@@ -100,8 +108,40 @@ impl State {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the end has begun.
-    pub(super) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Relaxed)
+    /// What health ports and probes answer now.
+    pub(super) fn health(&self) -> HealthReport {
+        let Generations { desired, applied } = self.generations();
+        let now = Timestamp::now();
+        if desired > 0 && applied >= desired {
+            self.health.applied(now);
+        }
+        self.health.set_workers_run(self.dataplane.healthy());
+        let report = self.health.report(self.epoch.elapsed(), now);
+        let leaving = self.leaving.load(Ordering::Relaxed);
+        HealthReport { ready: report.ready && !leaving, ..report }
+    }
+
+    /// The page of `/metrics`.
+    pub(super) fn metrics(&self) -> String {
+        let last = self.last();
+        let outcome = last.as_ref().map(|round| &round.outcome);
+        let interfaces: Vec<String> =
+            self.dataplane.interfaces().iter().map(|interface| interface.name.clone()).collect();
+        telemetry::render(&Sample {
+            version: env!("CARGO_PKG_VERSION"),
+            interfaces: &interfaces,
+            stats: &self.dataplane.stats(),
+            service_stats: &self.dataplane.service_stats(),
+            services: outcome.map_or(&[], |outcome| &outcome.services),
+            findings: outcome.map_or(&[], |outcome| &outcome.findings),
+            pools: outcome.map_or(&[], |outcome| &outcome.pools),
+            generations: self.generations(),
+            timings: &self.timings,
+            health_checks: &self.checks.read(),
+            stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
+            packet_buffers: self.dataplane.buffers(),
+            process: Process::read().ok().as_ref(),
+            per_backend: true,
+        })
     }
 }

@@ -211,6 +211,6 @@ fn milliseconds(time: Option<Duration>) -> String {
 fn frames(gateway: &Gateway) -> Result<String> {
     let count = |direction| gateway.metric("tidegate_packets_total", &[direction]);
     let sum = gateway.metric("tidegate_packets_total", &[])?;
-    let (received, sent) = (count("direction=\"receive\"")?, count("direction=\"transmit\"")?);
+    let (received, sent) = (count("direction=\"rx\"")?, count("direction=\"tx\"")?);
     Ok(format!("{sum:.0} frames at the gateway's port, {received:.0} received, {sent:.0} sent."))
 }

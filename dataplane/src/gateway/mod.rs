@@ -76,9 +76,12 @@ impl Dataplane {
             config.interfaces.iter().zip(&ports).map(|(one, port)| offer(one, port)).collect();
         let plan = place(config, &offers)?;
         let pool = PktPool::new(eal, &pool_config(config, &plan))?;
-        let (queues, interfaces) = start_ports(config, &mut ports, &plan, &pool)?;
+        let (queues, mut interfaces) = start_ports(config, &mut ports, &plan, &pool)?;
         let steering = steering(config, &ports, plan.workers.len())?;
         let (taps, silence) = open_taps(config, &interfaces)?;
+        for (interface, tap) in interfaces.iter_mut().zip(&taps) {
+            interface.tap = tap.as_ref().map(|tap| tap.name().to_owned());
+        }
         let crew_config = CrewConfig {
             places: plan.workers,
             idle: config.idle,
@@ -128,6 +131,12 @@ impl Dataplane {
     #[must_use]
     pub fn port_stats(&self) -> Vec<Option<PortStats>> {
         self.ports.iter().map(|port| port.stats().ok()).collect()
+    }
+
+    /// Whether each interface's link is up, as far as its driver can tell.
+    #[must_use]
+    pub fn links(&self) -> Vec<bool> {
+        self.ports.iter().map(|port| port.link().is_ok_and(|link| link.up)).collect()
     }
 
     /// Packet buffers in all, and those that are free now.

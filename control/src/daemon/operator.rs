@@ -1,0 +1,261 @@
+//! The answers on the admin socket: what the operator sees of the running daemon, and may change.
+//!
+//! Reading looks at [`State`] and the dataplane's counters; changes go to the controller's loop as a [`Command`] and
+//! come back when they are decided.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tidegate_core::ids::BackendId;
+use tidegate_core::snapshot::Snapshot;
+use tidegate_core::verdict::DropReason;
+use tidegate_dataplane::gateway::WorkerState;
+use tidegate_dataplane::worker::FlowFilter;
+use tokio::sync::{mpsc, oneshot};
+
+use super::controller::Command;
+use super::state::{Round, State};
+use crate::admin::{AdminBackend, AdminError, api};
+use crate::diagnostic::Severity;
+use crate::explain::{Circumstances, Explanation, KnownFlow, Packet, explain};
+use crate::reconcile::DrainTarget;
+
+/// How long a listing waits for a worker.
+const FLOWS_WAIT: Duration = Duration::from_millis(200);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Operator {
+    pub(super) state: Arc<State>,
+    pub(super) commands: mpsc::Sender<Command>,
+    /// Where the objects come from, for people.
+    pub(super) source: String,
+    /// `dataplane.flowTable.entriesPerCore`.
+    pub(super) flow_entries: u64,
+}
+
+impl Operator {
+    /// Sends a command and waits for its answer.
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, AdminError> {
+        let ending = || AdminError::Unavailable("the daemon is ending".to_owned());
+        let (answer, answered) = oneshot::channel();
+        self.commands.send(command(answer)).await.map_err(|_| ending())?;
+        answered.await.map_err(|_| ending())
+    }
+
+    fn with_round<T: Default>(&self, read: impl FnOnce(&Round) -> T) -> T {
+        self.state.last().map(|round| read(&round)).unwrap_or_default()
+    }
+}
+
+impl AdminBackend for Operator {
+    fn status(&self) -> api::Status {
+        let (health, generations) = (self.state.health(), self.state.generations());
+        let stats = self.state.dataplane.stats();
+        let mut status = api::Status {
+            name: self.state.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started: self.state.started.to_string(),
+            uptime_seconds: u64::try_from(Timestamp::now().duration_since(self.state.started).as_secs())
+                .unwrap_or(0),
+            healthy: health.healthy,
+            ready: health.ready,
+            generation_desired: generations.desired,
+            generation_applied: generations.applied,
+            workers: stats.workers.iter().map(worker).collect(),
+            interfaces: self.interfaces(&stats),
+            ..api::Status::default()
+        };
+        if let Some(round) = self.state.last() {
+            let outcome = &round.outcome;
+            let ports = || outcome.services.iter().flat_map(|service| &service.ports);
+            status.services = outcome.services.len();
+            status.services_pending = outcome.services.iter().filter(|s| s.pending.is_some()).count();
+            status.backends_active = ports().map(|port| port.count(api::BackendViewState::Active)).sum();
+            status.backends = ports().map(|port| port.backends.len()).sum();
+            status.drained = round.drained.iter().map(ToString::to_string).collect();
+            status.findings = outcome.findings.iter().map(Into::into).collect();
+            status.source = source(&self.source, &round);
+        }
+        status
+    }
+
+    fn services(&self) -> api::ServicesAnswer {
+        self.with_round(|round| api::ServicesAnswer {
+            services: round.outcome.services.clone(),
+            findings: round.outcome.findings.iter().map(Into::into).collect(),
+        })
+    }
+
+    fn backends(&self) -> api::BackendsAnswer {
+        let mut connections = BTreeMap::new();
+        for service in self.state.dataplane.service_stats() {
+            for backend in &service.backends {
+                let key = (service.key.vip, service.key.protocol.as_str(), service.key.port);
+                connections.insert((key, backend.address.ip(), backend.port), backend.connections);
+            }
+        }
+        self.with_round(|round| api::BackendsAnswer {
+            backends: api::BackendRow::of_services(&round.outcome.services, |port, backend| {
+                let key = (port.vip, port.protocol.as_str(), port.port);
+                connections.get(&(key, backend.address, backend.port)).copied()
+            }),
+        })
+    }
+
+    fn flows(&self) -> api::FlowsAnswer {
+        let stats = self.state.dataplane.stats();
+        let worker = |worker: &tidegate_dataplane::gateway::WorkerStats| api::WorkerFlows {
+            worker: worker.worker,
+            flows: worker.flows,
+            capacity: self.flow_entries,
+        };
+        api::FlowsAnswer {
+            workers: stats.workers.iter().map(worker).collect(),
+            evictions: stats.evictions.iter().map(|(why, n)| reason(why.as_str(), *n)).collect(),
+            refused: stats.flows_refused,
+        }
+    }
+
+    fn drops(&self) -> api::DropsAnswer {
+        let stats = self.state.dataplane.stats();
+        let mut counts: BTreeMap<usize, u64> = BTreeMap::new();
+        for (why, count) in &stats.drops {
+            *counts.entry(why.index()).or_default() += count;
+        }
+        let drops = DropReason::all()
+            .map(|why| reason(why.as_str(), counts.get(&why.index()).copied().unwrap_or(0)))
+            .collect();
+        api::DropsAnswer {
+            drops,
+            punts: stats.punts.iter().map(|(why, n)| reason(why.as_str(), *n)).collect(),
+        }
+    }
+
+    fn pools(&self) -> api::PoolsAnswer {
+        self.with_round(|round| api::PoolsAnswer {
+            pools: round.outcome.pools.iter().map(Into::into).collect(),
+        })
+    }
+
+    fn metrics(&self) -> String {
+        self.state.metrics()
+    }
+
+    fn explain(&self, packet: &Packet) -> Result<Explanation, AdminError> {
+        let dataplane = &self.state.dataplane;
+        let client: IpAddr = packet.source.ip();
+        let filter = FlowFilter { service: None, backend: None, client: Some(client.into()) };
+        let (flows, _) = dataplane.flows(filter, FLOWS_MAX, FLOWS_WAIT);
+        let backend = flows.iter().find_map(|flow| {
+            dataplane.with_snapshot(|snapshot| {
+                let same = flow.client_port == packet.source.port()
+                    && snapshot.service_info(flow.service).is_some_and(|info| {
+                        info.key.vip == packet.destination.ip()
+                            && info.key.port == packet.destination.port()
+                            && info.key.protocol == packet.protocol.0
+                    });
+                same.then(|| backend_address(snapshot, flow.backend)).flatten()
+            })
+        });
+        let known_flow = backend.map(|backend| KnownFlow { backend });
+        Ok(dataplane.with_snapshot(|snapshot| {
+            let about = Circumstances { neighbors: dataplane.neighbors(), refused: None, known_flow };
+            explain(snapshot, about, packet)
+        }))
+    }
+
+    async fn drain(&self, target: DrainTarget) -> Result<api::DrainAnswer, AdminError> {
+        let backends = self.with_round(|round| covered(round, &target));
+        if backends == 0 {
+            return Err(AdminError::NotFound(format!(
+                "no backend or node {target}; accepted: what `tidegate backends` lists"
+            )));
+        }
+        let drained = self.ask(|answer| Command::Drain(target.clone(), answer)).await?;
+        Ok(api::DrainAnswer { target: target.to_string(), backends, drained })
+    }
+
+    async fn undrain(&self, target: DrainTarget) -> Result<api::DrainAnswer, AdminError> {
+        let backends = self.with_round(|round| covered(round, &target));
+        match self.ask(|answer| Command::Undrain(target.clone(), answer)).await? {
+            Some(drained) => Ok(api::DrainAnswer { target: target.to_string(), backends, drained }),
+            None => Err(AdminError::NotFound(format!(
+                "{target} is not drained; accepted: what `tidegate status` lists as drained"
+            ))),
+        }
+    }
+
+    async fn reload(&self) -> Result<api::ReloadAnswer, AdminError> {
+        self.ask(Command::Reload).await
+    }
+}
+
+/// Flows of one client that are looked through.
+const FLOWS_MAX: usize = 4096;
+
+impl Operator {
+    fn interfaces(&self, stats: &tidegate_dataplane::gateway::Stats) -> Vec<api::InterfaceStatus> {
+        let interfaces = self.state.dataplane.interfaces().iter().zip(&stats.interfaces);
+        let links = self.state.dataplane.links();
+        interfaces
+            .zip(links)
+            .map(|((interface, counts), link_up)| api::InterfaceStatus {
+                name: interface.name.clone(),
+                device: interface.device.clone(),
+                mac: interface.mac.to_string(),
+                link_up,
+                rx_packets: counts.rx_packets,
+                rx_bytes: counts.rx_bytes,
+                tx_packets: counts.tx_packets,
+                tx_bytes: counts.tx_bytes,
+            })
+            .collect()
+    }
+}
+
+fn worker(worker: &tidegate_dataplane::gateway::WorkerStats) -> api::WorkerStatus {
+    let state = match worker.state {
+        WorkerState::Starting => "starting",
+        WorkerState::Running => "running",
+        WorkerState::Stopped => "stopped",
+        WorkerState::Failed => "failed",
+    };
+    api::WorkerStatus {
+        worker: worker.worker,
+        core: worker.core,
+        state: state.to_owned(),
+        busy_ratio: worker.busy_ratio,
+        cycles_per_packet: worker.cycles_per_packet,
+        flows: worker.flows,
+    }
+}
+
+fn source(location: &str, round: &Round) -> api::SourceStatus {
+    let errors = round.manifests.report.iter().filter(|fault| fault.severity == Severity::Error);
+    api::SourceStatus {
+        kind: "directory".to_owned(),
+        location: location.to_owned(),
+        last_read: Some(round.ended.to_string()),
+        errors: errors.map(ToString::to_string).collect(),
+    }
+}
+
+/// Backends of service ports that a drain covers.
+fn covered(round: &Round, target: &DrainTarget) -> usize {
+    let ports = round.outcome.services.iter().flat_map(|service| &service.ports);
+    let backends = ports.flat_map(|port| &port.backends);
+    backends.filter(|b| target.covers(b.address, b.port, b.node.as_deref())).count()
+}
+
+fn backend_address(snapshot: &Snapshot, id: BackendId) -> Option<SocketAddr> {
+    snapshot.backend(id).map(|backend| SocketAddr::new(backend.address.ip(), backend.port))
+}
+
+fn reason(reason: &str, count: u64) -> api::ReasonCount {
+    api::ReasonCount { reason: reason.to_owned(), count }
+}

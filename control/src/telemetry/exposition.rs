@@ -1,0 +1,165 @@
+//! Writes the Prometheus text exposition format 0.0.4, and nothing else: no metric is named here.
+//!
+//! Format: <https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>.
+//!
+//! Why our own: `prometheus-client` writes OpenMetrics only, where the family of `x_total` is called `x`, so whoever
+//! asks for the older format (a browser, curl, most test tools) reads untyped samples; `prometheus` wants every
+//! series registered beforehand and rests on a crate that `deny.toml` names. What is needed is this page.
+//!
+//! Invariant: a family's samples follow its HELP and TYPE at once. Names are the caller's; values are escaped here.
+
+use std::fmt::{Display, Formatter, Write as _};
+
+use super::timings::Histogram;
+
+/// The `Content-Type` of what is written.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A page being written.
+#[derive(Debug, Default)]
+pub(super) struct Exposition {
+    text: String,
+}
+
+impl Exposition {
+    /// A family of counters: its name ends in `_total`.
+    pub(super) fn counter<const N: usize>(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        labels: [&'static str; N],
+    ) -> Family<'_, N> {
+        debug_assert!(name.ends_with("_total"), "a counter's name ends in _total: {name}");
+        self.family(name, "counter", help, labels)
+    }
+
+    /// A family of gauges.
+    pub(super) fn gauge<const N: usize>(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        labels: [&'static str; N],
+    ) -> Family<'_, N> {
+        debug_assert!(!name.ends_with("_total"), "a gauge's name does not end in _total: {name}");
+        self.family(name, "gauge", help, labels)
+    }
+
+    /// A histogram without labels of its own.
+    pub(super) fn histogram(&mut self, name: &'static str, help: &str, histogram: &Histogram) {
+        let reading = histogram.read();
+        self.header(name, "histogram", help);
+        let text = &mut self.text;
+        for (bound, count) in reading.cumulative {
+            let bound = Value::from(bound);
+            writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {count}").expect(STRING);
+        }
+        let (count, sum) = (reading.count, Value::from(reading.sum.as_secs_f64()));
+        writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {count}").expect(STRING);
+        writeln!(text, "{name}_sum {sum}\n{name}_count {count}").expect(STRING);
+    }
+
+    /// The page.
+    pub(super) fn finish(self) -> String {
+        self.text
+    }
+
+    fn family<const N: usize>(
+        &mut self,
+        name: &'static str,
+        kind: &str,
+        help: &str,
+        labels: [&'static str; N],
+    ) -> Family<'_, N> {
+        self.header(name, kind, help);
+        Family { text: &mut self.text, name, labels }
+    }
+
+    fn header(&mut self, name: &str, kind: &str, help: &str) {
+        let help = Escaped { text: help, quote: false };
+        writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}").expect(STRING);
+    }
+}
+
+const STRING: &str = "writing to a String does not fail";
+
+/// Where the samples of one family go.
+#[derive(Debug)]
+pub(super) struct Family<'a, const N: usize> {
+    text: &'a mut String,
+    name: &'static str,
+    labels: [&'static str; N],
+}
+
+impl<const N: usize> Family<'_, N> {
+    /// One series. The caller gives each set of label values once.
+    pub(super) fn sample(&mut self, values: [&str; N], value: impl Into<Value>) -> &mut Self {
+        self.text.push_str(self.name);
+        for (at, (label, text)) in self.labels.iter().zip(values).enumerate() {
+            let open = if at == 0 { '{' } else { ',' };
+            write!(self.text, "{open}{label}=\"{}\"", Escaped { text, quote: true }).expect(STRING);
+        }
+        let close = if N == 0 { "" } else { "}" };
+        writeln!(self.text, "{close} {}", value.into()).expect(STRING);
+        self
+    }
+}
+
+/// A number as the format writes it.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Value {
+    /// Written in full, so that no count is rounded here.
+    Count(u128),
+    /// `NaN`, `+Inf` and `-Inf` are legal.
+    Real(f64),
+}
+
+impl Display for Value {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Count(count) => count.fmt(f),
+            Self::Real(real) if real.is_infinite() => f.write_str(if *real > 0.0 { "+Inf" } else { "-Inf" }),
+            Self::Real(real) => real.fmt(f),
+        }
+    }
+}
+
+macro_rules! value_from {
+    ($($from:ty => $variant:ident),+) => {
+        $(impl From<$from> for Value {
+            fn from(value: $from) -> Self {
+                Self::$variant(value.into())
+            }
+        })+
+    };
+}
+
+value_from!(bool => Count, u32 => Count, u64 => Count, u128 => Count, f64 => Real);
+
+impl From<usize> for Value {
+    fn from(value: usize) -> Self {
+        Self::Count(value as u128)
+    }
+}
+
+/// Text in a HELP line, or in a label value, where the quote is escaped as well.
+struct Escaped<'a> {
+    text: &'a str,
+    quote: bool,
+}
+
+impl Display for Escaped<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let special = |c: char| matches!(c, '\\' | '\n') || (self.quote && c == '"');
+        let mut rest = self.text;
+        while let Some(at) = rest.find(special) {
+            f.write_str(&rest[..at])?;
+            f.write_str(match rest.as_bytes()[at] {
+                b'\n' => "\\n",
+                b'"' => "\\\"",
+                _ => "\\\\",
+            })?;
+            rest = &rest[at + 1..];
+        }
+        f.write_str(rest)
+    }
+}

@@ -1,0 +1,238 @@
+//! Every metric, with its name, its help and where its value comes from.
+//!
+//! Called by [`render`](super::render), once each. Names are written in full, so that they can be searched for.
+//!
+//! Invariant: what can be counted is there from the first scrape, at 0: a rate over a series that appears with its
+//! first event misses that event.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::UNIX_EPOCH;
+
+use tidegate_core::verdict::DropReason;
+use tidegate_dataplane::gateway::{ServiceStats, Stats, WorkerState};
+
+use super::exposition::Exposition;
+use super::{Process, Sample};
+use crate::reconcile::Reason;
+use crate::reconcile::view::{BackendViewState, ServiceView};
+
+/// What runs here.
+pub(super) fn build(page: &mut Exposition, version: &str) {
+    let help = "1, with the version of the binary as a label.";
+    page.gauge("tidegate_build_info", help, ["version"]).sample([version], true);
+}
+
+/// Frames by interface and by fate.
+pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
+    let name = |at: usize| match names.get(at) {
+        Some(name) => Cow::Borrowed(name.as_str()),
+        None => Cow::Owned(at.to_string()),
+    };
+    let labels = ["interface", "direction"];
+    let mut packets = page.counter("tidegate_packets_total", "Frames received and sent by workers.", labels);
+    for (at, one) in stats.interfaces.iter().enumerate() {
+        packets.sample([&name(at), "rx"], one.rx_packets).sample([&name(at), "tx"], one.tx_packets);
+    }
+    let mut bytes =
+        page.counter("tidegate_bytes_total", "Bytes of frames received and sent by workers.", labels);
+    for (at, one) in stats.interfaces.iter().enumerate() {
+        bytes.sample([&name(at), "rx"], one.rx_bytes).sample([&name(at), "tx"], one.tx_bytes);
+    }
+
+    let mut drops = page.counter("tidegate_drops_total", "Frames dropped, by reason.", ["reason"]);
+    let mut by_reason = [0; DropReason::COUNT];
+    for (why, count) in &stats.drops {
+        by_reason[why.index()] += count;
+    }
+    for why in DropReason::all() {
+        drops.sample([why.as_str()], by_reason[why.index()]);
+    }
+    let help = "Frames sent, by reason: forwarded, or answers of the gateway itself.";
+    let mut transmits = page.counter("tidegate_transmits_total", help, ["reason"]);
+    for (why, count) in &stats.transmits {
+        transmits.sample([why.as_str()], *count);
+    }
+    let mut punts =
+        page.counter("tidegate_punts_total", "Frames meant for the kernel, by reason.", ["reason"]);
+    for (why, count) in &stats.punts {
+        punts.sample([why.as_str()], *count);
+    }
+    let help = "Frames handed from a worker to the one that has their flow.";
+    page.counter("tidegate_hand_overs_total", help, []).sample([], stats.hand_overs);
+
+    let slow = &stats.slow_path;
+    page.counter("tidegate_kernel_packets_total", "Frames exchanged with the kernel.", ["direction"])
+        .sample(["to_kernel"], slow.to_kernel)
+        .sample(["from_kernel"], slow.from_kernel);
+    let help = "Frames to or from the kernel that were lost for want of room.";
+    page.counter("tidegate_kernel_drops_total", help, ["direction"])
+        .sample(["to_kernel"], slow.to_kernel_dropped)
+        .sample(["from_kernel"], slow.from_kernel_dropped);
+    let help = "ARP and neighbour discovery requests, probes and announcements made.";
+    page.counter("tidegate_neighbor_frames_total", help, []).sample([], slow.neighbor_frames);
+    let help = "Frames of the kernel and of neighbour resolution that workers sent.";
+    page.counter("tidegate_injected_packets_total", help, []).sample([], slow.injected);
+    let help = "Those that the transmit queue did not take.";
+    page.counter("tidegate_injected_drops_total", help, []).sample([], slow.injected_dropped);
+}
+
+/// Workers and their flows.
+pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
+    let workers: Vec<_> = stats.workers.iter().map(|one| (one.worker.to_string(), one)).collect();
+    let mut gauge = page.gauge("tidegate_worker_up", "1 while the worker is in its loop.", ["worker"]);
+    for (worker, one) in &workers {
+        gauge.sample([worker], one.state == WorkerState::Running);
+    }
+    let help = "Share of the worker's time with work, 0 to 1, over the last second or more.";
+    let mut gauge = page.gauge("tidegate_worker_busy_ratio", help, ["worker"]);
+    for (worker, one) in &workers {
+        gauge.sample([worker], one.busy_ratio);
+    }
+    let help = "CPU cycles a frame while there was work, over the last second or more; 0 without traffic.";
+    let mut gauge = page.gauge("tidegate_worker_cycles_per_packet", help, ["worker"]);
+    for (worker, one) in &workers {
+        gauge.sample([worker], one.cycles_per_packet);
+    }
+    let mut counter =
+        page.counter("tidegate_worker_packets_total", "Frames through the worker's pipeline.", ["worker"]);
+    for (worker, one) in &workers {
+        counter.sample([worker], one.frames);
+    }
+    let help = "News for neighbour resolution that the worker could not pass on; it comes again.";
+    let mut counter = page.counter("tidegate_neighbor_events_lost_total", help, ["worker"]);
+    for (worker, one) in &workers {
+        counter.sample([worker], one.neighbor_events_lost);
+    }
+    let mut gauge = page.gauge("tidegate_flows", "Flows that the worker remembers.", ["worker"]);
+    for (worker, one) in &workers {
+        gauge.sample([worker], one.flows);
+    }
+    let help = "Flows that left their table, by reason.";
+    let mut counter = page.counter("tidegate_flow_evictions_total", help, ["reason"]);
+    for (why, count) in &stats.evictions {
+        counter.sample([why.as_str()], *count);
+    }
+    let help = "New flows not remembered: every flow that would have to make way was established.";
+    page.counter("tidegate_flows_refused_total", help, []).sample([], stats.flows_refused);
+}
+
+/// What makes a service port one series, whatever its VIPs.
+type PortKey<'a> = [&'a str; 4];
+
+const PORT_LABELS: [&str; 4] = ["namespace", "service", "port", "protocol"];
+const BACKEND_LABELS: [&str; 5] = ["namespace", "service", "port", "protocol", "backend"];
+
+fn port_key(stats: &ServiceStats) -> PortKey<'_> {
+    [&stats.namespace, &stats.name, &stats.port_name, stats.key.protocol.as_str()]
+}
+
+/// Services.
+pub(super) fn services(page: &mut Exposition, stats: &[ServiceStats]) {
+    let mut ports: BTreeMap<PortKey<'_>, (u64, u64)> = BTreeMap::new();
+    for one in stats {
+        let (packets, bytes) = ports.entry(port_key(one)).or_default();
+        *packets += one.packets;
+        *bytes += one.bytes;
+    }
+    let help = "Packets forwarded for the service port, over all its VIPs; replies too where they pass here.";
+    let mut family = page.counter("tidegate_service_packets_total", help, PORT_LABELS);
+    for (key, (packets, _)) in &ports {
+        family.sample(*key, *packets);
+    }
+    let help = "Bytes of their IP packets.";
+    let mut family = page.counter("tidegate_service_bytes_total", help, PORT_LABELS);
+    for (key, (_, bytes)) in &ports {
+        family.sample(*key, *bytes);
+    }
+}
+
+/// Backends of services: the families that can be switched off.
+pub(super) fn backends(page: &mut Exposition, stats: &[ServiceStats], services: &[ServiceView]) {
+    let mut connections: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
+    for port in stats {
+        for one in &port.backends {
+            let backend = std::net::SocketAddr::new(one.address.ip(), one.port).to_string();
+            *connections.entry((port_key(port), backend)).or_default() += one.connections;
+        }
+    }
+    let help = "New flows given to the backend.";
+    let mut family = page.counter("tidegate_backend_connections_total", help, BACKEND_LABELS);
+    for (([namespace, service, port, protocol], backend), count) in &connections {
+        family.sample([namespace, service, port, protocol, backend], *count);
+    }
+
+    let mut up: BTreeMap<(PortKey<'_>, String), bool> = BTreeMap::new();
+    for service in services {
+        // A refused port forwards nothing.
+        for port in service.ports.iter().filter(|port| port.refused.is_none()) {
+            let key = [&*service.namespace, &*service.name, &*port.name, &*port.protocol];
+            for one in &port.backends {
+                let backend = std::net::SocketAddr::new(one.address, one.port).to_string();
+                *up.entry((key, backend)).or_default() |= one.state == BackendViewState::Active;
+            }
+        }
+    }
+    let help = "1 while the backend takes new flows; 0 while it only keeps those that it has.";
+    let mut family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
+    for (([namespace, service, port, protocol], backend), up) in &up {
+        family.sample([namespace, service, port, protocol, backend], *up);
+    }
+}
+
+/// The control plane.
+pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
+    let help = "Generation of the newest snapshot, and the one that every worker has applied.";
+    page.gauge("tidegate_snapshot_generation", help, ["kind"])
+        .sample(["desired"], sample.generations.desired)
+        .sample(["applied"], sample.generations.applied);
+    let help = "Time of one reconcile, from its inputs to a snapshot given to the workers, or refused.";
+    page.histogram("tidegate_sync_duration_seconds", help, &sample.timings.sync);
+    let help = "Time from a change seen by the source to its application by every worker.";
+    page.histogram("tidegate_network_programming_duration_seconds", help, &sample.timings.programming);
+
+    let mut checks =
+        page.counter("tidegate_health_checks_total", "Health checks of backends, by result.", ["result"]);
+    for (result, count) in sample.health_checks {
+        checks.sample([result], *count);
+    }
+    let help = "Addresses of the pool, by state; reserved ones are the gateway's own.";
+    let mut pools = page.gauge("tidegate_pool_addresses", help, ["pool", "state"]);
+    for one in sample.pools {
+        pools
+            .sample([&one.pool, "assigned"], one.assigned)
+            .sample([&one.pool, "free"], one.free())
+            .sample([&one.pool, "reserved"], one.reserved);
+    }
+    let denied = sample.findings.iter().filter(|one| one.reason == Reason::ExternalIpDenied).count();
+    let help = "External IPs that Services ask for now and no pool authorises.";
+    page.gauge("tidegate_external_ip_denied", help, []).sample([], denied);
+
+    let help = "Manifest files with errors whose last good state is kept.";
+    page.gauge("tidegate_source_stale_files", help, []).sample([], sample.stale_files.len());
+    let since = sample.stale_files.iter().map(|file| file.since).min();
+    let since = since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
+    let help = "Unix time at which the first of them turned bad; 0 while there is none.";
+    page.gauge("tidegate_source_stale_since_seconds", help, [])
+        .sample([], since.map_or(0.0, |since| since.as_secs_f64()));
+
+    let (capacity, free) = sample.packet_buffers;
+    page.gauge("tidegate_packet_buffers", "Packet buffers (mbufs), by state.", ["state"])
+        .sample(["free"], free)
+        .sample(["used"], capacity.saturating_sub(free));
+}
+
+/// The process, by the names that client libraries agree on.
+pub(super) fn process(page: &mut Exposition, process: &Process) {
+    let help = "User and system CPU time spent; workers that poll spend all of theirs.";
+    page.counter("process_cpu_seconds_total", help, []).sample([], process.cpu_seconds);
+    page.gauge("process_resident_memory_bytes", "Resident memory.", []).sample([], process.resident_bytes);
+    page.gauge("process_virtual_memory_bytes", "Virtual memory.", []).sample([], process.virtual_bytes);
+    page.gauge("process_open_fds", "Open file descriptors.", []).sample([], process.open_fds);
+    if let Some(max) = process.max_fds {
+        page.gauge("process_max_fds", "Limit of open file descriptors.", []).sample([], max);
+    }
+    page.gauge("process_threads", "Threads.", []).sample([], process.threads);
+    let help = "Start of the process, Unix time.";
+    page.gauge("process_start_time_seconds", help, []).sample([], process.start_time_seconds);
+}

@@ -1,0 +1,92 @@
+//! What operators graph and alert on: the page of `/metrics`, in the Prometheus text format 0.0.4.
+//!
+//! The daemon gathers a [`Sample`] of plain values at each scrape and [`render`]s it; [`serve`] answers the
+//! scrapes. Only [`Timings`] live from scrape to scrape. Names and labels are an interface: they change with a line
+//! in the CHANGELOG. BGP has no metric while there is no BGP.
+//!
+//! Counters are since the start of the daemon, and those of a Service since its ports are served: a Service that
+//! is removed takes its series along, one that loses a VIP falls by that VIP's share, which `rate()` reads as a reset.
+//!
+//! Invariant: [`render`] is a pure function, and no series is written twice: Services are summed over their VIPs.
+
+mod exposition;
+mod families;
+mod process;
+mod serve;
+mod timings;
+
+#[cfg(test)]
+mod tests;
+
+pub use exposition::CONTENT_TYPE;
+pub use process::Process;
+pub use serve::{Listener, serve};
+pub use timings::Timings;
+
+use tidegate_dataplane::gateway::{ServiceStats, Stats};
+
+use crate::pools::PoolUsage;
+use crate::reconcile::Finding;
+use crate::reconcile::view::ServiceView;
+use crate::source::directory::StaleFile;
+use exposition::Exposition;
+
+/// All that one page is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample<'a> {
+    /// Of the binary.
+    pub version: &'a str,
+    /// Names by interface index; an interface without one goes by its index.
+    pub interfaces: &'a [String],
+    /// What the dataplane counted.
+    pub stats: &'a Stats,
+    /// What the services of the published snapshot counted.
+    pub service_stats: &'a [ServiceStats],
+    /// The Services of the last [`Outcome`](crate::reconcile::Outcome), for the states of their backends.
+    pub services: &'a [ServiceView],
+    /// Its findings.
+    pub findings: &'a [Finding],
+    /// Its pools.
+    pub pools: &'a [PoolUsage],
+    /// Generation of the newest snapshot, and the one that every worker has applied.
+    pub generations: Generations,
+    /// How long updates took.
+    pub timings: &'a Timings,
+    /// Health checks by result, each result once.
+    pub health_checks: &'a [(&'static str, u64)],
+    /// Files whose last good state is kept.
+    pub stale_files: &'a [StaleFile],
+    /// (In all, free), as `Dataplane::buffers` tells.
+    pub packet_buffers: (u32, u32),
+    /// The process itself; `None` leaves its families out.
+    pub process: Option<&'a Process>,
+    /// Whether there are series per backend: backends times service ports is the one number here that grows large.
+    pub per_backend: bool,
+}
+
+/// Generations of snapshots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Generations {
+    /// Of the newest snapshot made.
+    pub desired: u64,
+    /// The lowest that a worker forwards by.
+    pub applied: u64,
+}
+
+/// The page.
+#[must_use]
+pub fn render(sample: &Sample<'_>) -> String {
+    let mut page = Exposition::default();
+    families::build(&mut page, sample.version);
+    families::frames(&mut page, sample.stats, sample.interfaces);
+    families::workers(&mut page, sample.stats);
+    families::services(&mut page, sample.service_stats);
+    if sample.per_backend {
+        families::backends(&mut page, sample.service_stats, sample.services);
+    }
+    families::control(&mut page, sample);
+    if let Some(process) = sample.process {
+        families::process(&mut page, process);
+    }
+    page.finish()
+}

@@ -1,0 +1,230 @@
+//! The listener of `admin.listen`: GET /metrics, made at each request, and 404 for everything else.
+//!
+//! The page is made on a blocking thread, so that a large one holds up nobody else on the runtime. One request a
+//! connection: scrapes are seconds apart, and a connection that ends by itself needs no idle timer.
+//!
+//! Invariant: connections are bounded in number and in time, and end with their [`Listener`].
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::exposition;
+
+/// Connections at a time; more wait in the kernel's backlog.
+const CONNECTIONS_MAX: usize = 16;
+
+/// A connection's whole life: request, page, response.
+const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(30);
+
+/// After an `accept` that failed: most likely no file descriptor is free, and that takes a moment.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// A listener at work; it ends when this is dropped, and every connection of it.
+#[derive(Debug)]
+pub struct Listener {
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Listener {
+    /// Where it listens: the real port where 0 was asked for.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Listens, and answers `GET /metrics` with what `render` gives at that moment. Needs a tokio runtime with I/O and
+/// time; `render` may block.
+///
+/// # Errors
+/// The address cannot be bound.
+pub async fn serve(
+    listen: SocketAddr,
+    render: impl Fn() -> String + Send + Sync + 'static,
+) -> io::Result<Listener> {
+    let listener = TcpListener::bind(listen).await?;
+    let address = listener.local_addr()?;
+    let task = tokio::spawn(accept(listener, Arc::new(render)));
+    Ok(Listener { address, task })
+}
+
+async fn accept<R: Fn() -> String + Send + Sync + 'static>(listener: TcpListener, render: Arc<R>) {
+    // Dropped with this task, and ends its connections then.
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        if connections.len() >= CONNECTIONS_MAX {
+            connections.join_next().await;
+        }
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let one = connection(stream, Arc::clone(&render));
+                connections.spawn(tokio::time::timeout(CONNECTION_LIFE_MAX, one));
+            }
+            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
+        }
+    }
+}
+
+async fn connection<R: Fn() -> String + Send + Sync + 'static>(stream: TcpStream, render: Arc<R>) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let render = Arc::clone(&render);
+        async move { Ok::<_, Infallible>(answer(&request, render).await) }
+    });
+    let mut http = hyper::server::conn::http1::Builder::new();
+    // A client that leaves or speaks no HTTP is its own affair.
+    let _ = http.keep_alive(false).serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn answer<R: Fn() -> String + Send + Sync + 'static>(
+    request: &Request<Incoming>,
+    render: Arc<R>,
+) -> Response<String> {
+    if request.uri().path() != "/metrics" {
+        return plain(StatusCode::NOT_FOUND, "404: metrics are at /metrics\n");
+    }
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "405: GET\n");
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return response;
+    }
+    match tokio::task::spawn_blocking(move || render()).await {
+        Ok(page) => {
+            let mut response = Response::new(page);
+            let kind = HeaderValue::from_static(exposition::CONTENT_TYPE);
+            response.headers_mut().insert(CONTENT_TYPE, kind);
+            response
+        }
+        // It panicked; the scrape shows it, forwarding goes on.
+        Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be made\n"),
+    }
+}
+
+fn plain(status: StatusCode, body: &str) -> Response<String> {
+    let mut response = Response::new(body.to_owned());
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+    /// The whole answer to a request that is sent byte for byte.
+    async fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.expect("the listener listens");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    fn get(path: &str) -> String {
+        format!("GET {path} HTTP/1.1\r\nHost: gateway\r\n\r\n")
+    }
+
+    #[tokio::test]
+    async fn each_request_gets_a_page_made_for_it() {
+        let made = AtomicU32::new(0);
+        let render = move || format!("n {}\n", made.fetch_add(1, Ordering::Relaxed));
+        let listener = serve(LOOPBACK, render).await.unwrap();
+        for n in 0..2 {
+            let answer = ask(listener.address(), &get("/metrics")).await;
+            let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+            assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+            assert!(
+                head.contains("\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n"),
+                "{head}"
+            );
+            assert_eq!(body, format!("n {n}\n"));
+        }
+        let query = ask(listener.address(), &get("/metrics?x=1")).await;
+        assert!(query.ends_with("n 2\n"), "{query}");
+    }
+
+    #[tokio::test]
+    async fn other_paths_and_methods_are_refused_and_make_no_page() {
+        let listener = serve(LOOPBACK, || panic!("no page is asked for")).await.unwrap();
+        for path in ["/", "/metrics/", "/metricsx"] {
+            let answer = ask(listener.address(), &get(path)).await;
+            assert!(answer.starts_with("HTTP/1.1 404 "), "{path}: {answer}");
+        }
+        let post = "POST /metrics HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\n\r\n";
+        let answer = ask(listener.address(), post).await;
+        assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+        assert!(answer.contains("\r\nallow: GET, HEAD\r\n"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_page_that_panics_is_a_500_and_the_listener_goes_on() {
+        let made = AtomicU32::new(0);
+        let render = move || {
+            assert!(made.fetch_add(1, Ordering::Relaxed) > 0, "the first page, on purpose");
+            "fine 1\n".to_owned()
+        };
+        let listener = serve(LOOPBACK, render).await.unwrap();
+        assert!(ask(listener.address(), &get("/metrics")).await.starts_with("HTTP/1.1 500 "));
+        assert!(ask(listener.address(), &get("/metrics")).await.ends_with("fine 1\n"));
+    }
+
+    #[tokio::test]
+    async fn more_clients_than_connections_are_all_served() {
+        let listener = serve(LOOPBACK, || "x 1\n".to_owned()).await.unwrap();
+        let address = listener.address();
+        let mut clients = JoinSet::new();
+        for _ in 0..3 * CONNECTIONS_MAX {
+            clients.spawn(async move { ask(address, &get("/metrics")).await });
+        }
+        let answers = clients.join_all().await;
+        assert_eq!(answers.len(), 3 * CONNECTIONS_MAX);
+        assert!(answers.iter().all(|answer| answer.ends_with("x 1\n")));
+    }
+
+    #[tokio::test]
+    async fn dropping_the_listener_closes_its_connections_and_its_port() {
+        let listener = serve(LOOPBACK, String::new).await.unwrap();
+        let address = listener.address();
+        let mut waiting = TcpStream::connect(address).await.unwrap();
+        waiting.write_all(b"GET /met").await.unwrap();
+        drop(listener);
+        let mut rest = Vec::new();
+        // A reset is an end as well.
+        let _ = waiting.read_to_end(&mut rest).await;
+        assert!(rest.is_empty());
+        assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");
+    }
+
+    #[tokio::test]
+    async fn an_address_in_use_is_an_error() {
+        let listener = serve(LOOPBACK, String::new).await.unwrap();
+        let error = serve(listener.address(), String::new).await.expect_err("it is taken");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+}

@@ -1,0 +1,510 @@
+//! Pages made from a hand-made sample, read back by a parser that forgives nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, UNIX_EPOCH};
+
+use tidegate_core::conntrack::EvictionReason;
+use tidegate_core::ids::{BackendId, ServiceId};
+use tidegate_core::snapshot::{Protocol, ServiceKey};
+use tidegate_core::verdict::{DropReason, PuntReason, Refusal, TransmitReason};
+use tidegate_dataplane::gateway::{
+    BackendStats, InterfaceStats, ServiceStats, SlowPathStats, Stats, WorkerState, WorkerStats,
+};
+
+use super::*;
+use crate::diagnostic::Diagnostic;
+use crate::model::ObjectKey;
+use crate::reconcile::Reason;
+use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, PortView};
+
+/// A page, read back.
+#[derive(Debug, Default)]
+struct Page {
+    /// TYPE by name.
+    families: BTreeMap<String, String>,
+    /// (sample name, labels) to the value.
+    series: BTreeMap<(String, Vec<(String, String)>), f64>,
+}
+
+impl Page {
+    /// Reads a page.
+    ///
+    /// # Panics
+    /// At the first thing that the format does not allow, or that a good exporter does not do.
+    fn parse(text: &str) -> Self {
+        assert!(text.ends_with('\n'), "the last line ends as well");
+        let mut page = Self::default();
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            let (name, help) = line
+                .strip_prefix("# HELP ")
+                .and_then(|rest| rest.split_once(' '))
+                .unwrap_or_else(|| panic!("a family begins with HELP and a text: {line}"));
+            assert!(is_name(name) && help.ends_with('.'), "{line}");
+            let kind = lines.next().and_then(|line| line.strip_prefix(&format!("# TYPE {name} ")));
+            let kind = kind.unwrap_or_else(|| panic!("TYPE follows HELP of {name}"));
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{name}: {kind}");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}: {kind}");
+            let twice = page.families.insert(name.to_owned(), kind.to_owned());
+            assert!(twice.is_none(), "{name} is one family");
+            while let Some(line) = lines.next_if(|line| !line.starts_with('#')) {
+                page.sample(name, kind, line);
+            }
+            if kind == "histogram" {
+                page.check_histogram(name);
+            }
+        }
+        page
+    }
+
+    fn sample(&mut self, family: &str, kind: &str, line: &str) {
+        let end = line.find(['{', ' ']).unwrap_or_else(|| panic!("a value follows: {line}"));
+        let (name, rest) = line.split_at(end);
+        match kind {
+            "histogram" => {
+                let part = name.strip_prefix(family).unwrap_or_else(|| panic!("{line} in {family}"));
+                assert!(["_bucket", "_sum", "_count"].contains(&part), "{line}");
+            }
+            _ => assert_eq!(name, family, "samples stand with their family"),
+        }
+        let (labels, rest) = labels(rest).unwrap_or_else(|what| panic!("{what}: {line}"));
+        let names: BTreeSet<_> = labels.iter().map(|(label, _)| label).collect();
+        assert_eq!(names.len(), labels.len(), "each label once: {line}");
+        let value = rest.strip_prefix(' ').unwrap_or_else(|| panic!("one space before the value: {line}"));
+        let value: f64 = value.parse().unwrap_or_else(|_| panic!("a number: {line}"));
+        assert!(kind == "gauge" || value >= 0.0, "what counts is never negative: {line}");
+        let twice = self.series.insert((name.to_owned(), labels), value);
+        assert!(twice.is_none(), "no series twice: {line}");
+    }
+
+    fn check_histogram(&self, name: &str) {
+        let buckets: Vec<(f64, f64)> = self
+            .of(&format!("{name}_bucket"))
+            .map(|(labels, count)| (labels[0].1.parse().expect("le is a number"), count))
+            .collect();
+        let mut buckets = buckets;
+        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        assert!(buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{name} is cumulative: {buckets:?}");
+        let (last, count) = *buckets.last().expect("there are buckets");
+        assert_eq!((last, count), (f64::INFINITY, self.value(&format!("{name}_count"), &[])));
+        self.value(&format!("{name}_sum"), &[]);
+    }
+
+    fn of(&self, name: &str) -> impl Iterator<Item = (&[(String, String)], f64)> {
+        self.series.iter().filter(move |((n, _), _)| n == name).map(|((_, l), v)| (l.as_slice(), *v))
+    }
+
+    /// The value of one series.
+    fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let labels: Vec<_> = labels.iter().map(|(l, v)| ((*l).to_owned(), (*v).to_owned())).collect();
+        let key = (name.to_owned(), labels);
+        *self.series.get(&key).unwrap_or_else(|| panic!("{key:?} is on the page"))
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
+type Labels = Vec<(String, String)>;
+
+/// `{a="x",b="y"}`, or nothing, and what follows.
+fn labels(text: &str) -> Result<(Labels, &str), String> {
+    let Some(mut rest) = text.strip_prefix('{') else { return Ok((Vec::new(), text)) };
+    let mut labels = Vec::new();
+    loop {
+        let (name, value) = rest.split_once("=\"").ok_or("a label has a value in quotes")?;
+        if !is_name(name) {
+            return Err(format!("{name} is no label"));
+        }
+        let mut text = String::new();
+        let mut chars = value.char_indices();
+        let end = loop {
+            match chars.next().ok_or("a label value ends")? {
+                (at, '"') => break at,
+                (_, '\\') => text.push(match chars.next() {
+                    Some((_, 'n')) => '\n',
+                    Some((_, c @ ('\\' | '"'))) => c,
+                    other => return Err(format!("no such escape: {other:?}")),
+                }),
+                (_, c) => text.push(c),
+            }
+        };
+        labels.push((name.to_owned(), text));
+        rest = &value[end + 1..];
+        match rest.as_bytes().first() {
+            Some(b',') => rest = &rest[1..],
+            Some(b'}') => return Ok((labels, &rest[1..])),
+            _ => return Err(format!("a comma or a brace after {name}")),
+        }
+    }
+}
+
+/// What a sample borrows from.
+struct World {
+    interfaces: Vec<String>,
+    stats: Stats,
+    service_stats: Vec<ServiceStats>,
+    services: Vec<ServiceView>,
+    findings: Vec<Finding>,
+    pools: Vec<PoolUsage>,
+    timings: Timings,
+    stale_files: Vec<StaleFile>,
+}
+
+impl World {
+    fn sample(&self) -> Sample<'_> {
+        Sample {
+            version: "1.2.3",
+            interfaces: &self.interfaces,
+            stats: &self.stats,
+            service_stats: &self.service_stats,
+            services: &self.services,
+            findings: &self.findings,
+            pools: &self.pools,
+            generations: Generations { desired: 8, applied: 7 },
+            timings: &self.timings,
+            health_checks: &[("success", 21), ("failure", 2)],
+            stale_files: &self.stale_files,
+            packet_buffers: (1000, 400),
+            process: None,
+            per_backend: true,
+        }
+    }
+
+    fn page(&self) -> Page {
+        Page::parse(&render(&self.sample()))
+    }
+}
+
+fn worker(worker: u8, state: WorkerState) -> WorkerStats {
+    WorkerStats {
+        worker,
+        core: 1,
+        state,
+        busy_ratio: 0.25,
+        cycles_per_packet: 120.5,
+        frames: 1000 + u64::from(worker),
+        flows: 50,
+        neighbor_events_lost: 3,
+    }
+}
+
+fn finding(reason: Reason) -> Finding {
+    let object = ObjectKey { namespace: "default".into(), name: "web".into() };
+    Finding { object, reason, diagnostic: Diagnostic::error("refused".to_owned()) }
+}
+
+/// `shop/web:http` on one VIP.
+fn service_stats(vip: &str, packets: u64, backends: &[(&str, u64)]) -> ServiceStats {
+    let backend = |(at, (address, connections)): (usize, &(&str, u64))| BackendStats {
+        id: BackendId::new(at, 0),
+        address: address.parse::<std::net::IpAddr>().unwrap().into(),
+        port: 8080,
+        connections: *connections,
+    };
+    ServiceStats {
+        id: ServiceId::new(0, 0),
+        key: ServiceKey { vip: vip.parse().unwrap(), protocol: Protocol::Tcp, port: 80 },
+        namespace: "shop".into(),
+        name: "web".into(),
+        port_name: "http".into(),
+        packets,
+        bytes: packets * 100,
+        backends: backends.iter().enumerate().map(backend).collect(),
+    }
+}
+
+fn port_view(vip: &str, backends: &[(&str, BackendViewState)]) -> PortView {
+    let backend = |(address, state): &(&str, BackendViewState)| BackendView {
+        address: address.parse().unwrap(),
+        port: 8080,
+        weight: 1,
+        state: *state,
+        why: BackendWhy::Ready,
+        node: None,
+        zone: None,
+        pod: None,
+    };
+    PortView {
+        vip: vip.parse().unwrap(),
+        name: "http".into(),
+        port: 80,
+        protocol: "TCP".into(),
+        mode: "fullnat".into(),
+        app_protocol: None,
+        refused: None,
+        backends: backends.iter().map(backend).collect(),
+    }
+}
+
+fn world() -> World {
+    let interface =
+        |n: u64| InterfaceStats { rx_packets: n, rx_bytes: n + 1, tx_packets: n + 2, tx_bytes: n + 3 };
+    let drops = DropReason::all().enumerate().map(|(at, why)| (why, at as u64));
+    let stats = Stats {
+        interfaces: vec![interface(10), interface(20)],
+        drops: drops.collect(),
+        transmits: TransmitReason::ALL.iter().map(|&why| (why, 100 + why.index() as u64)).collect(),
+        punts: PuntReason::ALL.iter().map(|&why| (why, 200 + why.index() as u64)).collect(),
+        hand_overs: 31,
+        workers: vec![worker(0, WorkerState::Running), worker(1, WorkerState::Failed)],
+        evictions: EvictionReason::ALL.iter().map(|&why| (why, 300 + why as u64)).collect(),
+        flows_refused: 32,
+        slow_path: SlowPathStats {
+            to_kernel: 41,
+            to_kernel_dropped: 42,
+            from_kernel: 43,
+            from_kernel_dropped: 44,
+            neighbor_frames: 45,
+            injected: 46,
+            injected_dropped: 47,
+        },
+    };
+    let timings = Timings::default();
+    timings.observe_sync(Duration::from_micros(500));
+    timings.observe_programming(Duration::from_millis(18));
+    timings.observe_programming(Duration::from_secs(120));
+    let (active, down) = (BackendViewState::Active, BackendViewState::Down);
+    World {
+        interfaces: vec!["uplink".into()],
+        stats,
+        service_stats: vec![
+            service_stats("203.0.113.1", 5, &[("10.0.0.1", 2), ("10.0.0.2", 1)]),
+            service_stats("2001:db8:1::1", 7, &[("2001:db8::a", 4), ("10.0.0.1", 3)]),
+        ],
+        services: vec![ServiceView {
+            namespace: "shop".into(),
+            name: "web".into(),
+            service_type: "LoadBalancer".into(),
+            vips: Vec::new(),
+            pending: None,
+            ports: vec![
+                port_view("203.0.113.1", &[("10.0.0.1", active), ("10.0.0.2", down)]),
+                port_view(
+                    "2001:db8:1::1",
+                    &[("10.0.0.1", active), ("2001:db8::a", BackendViewState::Draining)],
+                ),
+            ],
+            created: None,
+        }],
+        findings: vec![
+            finding(Reason::ExternalIpDenied),
+            finding(Reason::Conflict),
+            finding(Reason::ExternalIpDenied),
+        ],
+        pools: vec![PoolUsage {
+            pool: "public".into(),
+            total: 1 << 70,
+            assigned: 3,
+            reserved: 1,
+            disabled: false,
+        }],
+        timings,
+        stale_files: [1_700_000_100, 1_700_000_000]
+            .map(|at| StaleFile { path: "a.yaml".into(), since: UNIX_EPOCH + Duration::from_secs(at) })
+            .to_vec(),
+    }
+}
+
+const WEB: [(&str, &str); 4] =
+    [("namespace", "shop"), ("service", "web"), ("port", "http"), ("protocol", "TCP")];
+
+fn web_backend(backend: &str) -> Vec<(&str, &str)> {
+    WEB.into_iter().chain([("backend", backend)]).collect()
+}
+
+#[test]
+fn every_promised_metric_is_on_the_page_with_its_kind() {
+    let page = world().page();
+    for (name, kind) in [
+        ("packets_total", "counter"),
+        ("bytes_total", "counter"),
+        ("drops_total", "counter"),
+        ("service_packets_total", "counter"),
+        ("service_bytes_total", "counter"),
+        ("backend_connections_total", "counter"),
+        ("backend_up", "gauge"),
+        ("flows", "gauge"),
+        ("flow_evictions_total", "counter"),
+        ("worker_busy_ratio", "gauge"),
+        ("worker_cycles_per_packet", "gauge"),
+        ("snapshot_generation", "gauge"),
+        ("sync_duration_seconds", "histogram"),
+        ("network_programming_duration_seconds", "histogram"),
+        ("health_checks_total", "counter"),
+        ("pool_addresses", "gauge"),
+    ] {
+        assert_eq!(page.families.get(&format!("tidegate_{name}")).map(String::as_str), Some(kind), "{name}");
+    }
+    assert!(page.families.keys().all(|name| name.starts_with("tidegate_")));
+}
+
+#[test]
+fn values_are_those_of_the_sample() {
+    let page = world().page();
+    let check = |name: &str, labels: &[(&str, &str)], expected: f64| {
+        assert_eq!(page.value(&format!("tidegate_{name}"), labels), expected, "{name} {labels:?}");
+    };
+    check("build_info", &[("version", "1.2.3")], 1.0);
+    check("packets_total", &[("interface", "uplink"), ("direction", "rx")], 10.0);
+    check("bytes_total", &[("interface", "uplink"), ("direction", "rx")], 11.0);
+    check("packets_total", &[("interface", "uplink"), ("direction", "tx")], 12.0);
+    check("bytes_total", &[("interface", "uplink"), ("direction", "tx")], 13.0);
+    check("packets_total", &[("interface", "1"), ("direction", "rx")], 20.0);
+    for (at, why) in DropReason::all().enumerate() {
+        check("drops_total", &[("reason", why.as_str())], at as f64);
+    }
+    check("transmits_total", &[("reason", "forward")], 100.0);
+    check("transmits_total", &[("reason", "reply")], 101.0);
+    check("punts_total", &[("reason", "local")], 201.0);
+    check("hand_overs_total", &[], 31.0);
+    check("kernel_packets_total", &[("direction", "to_kernel")], 41.0);
+    check("kernel_drops_total", &[("direction", "to_kernel")], 42.0);
+    check("kernel_packets_total", &[("direction", "from_kernel")], 43.0);
+    check("kernel_drops_total", &[("direction", "from_kernel")], 44.0);
+    check("neighbor_frames_total", &[], 45.0);
+    check("injected_packets_total", &[], 46.0);
+    check("injected_drops_total", &[], 47.0);
+    check("worker_up", &[("worker", "0")], 1.0);
+    check("worker_up", &[("worker", "1")], 0.0);
+    check("worker_busy_ratio", &[("worker", "0")], 0.25);
+    check("worker_cycles_per_packet", &[("worker", "1")], 120.5);
+    check("worker_packets_total", &[("worker", "1")], 1001.0);
+    check("neighbor_events_lost_total", &[("worker", "0")], 3.0);
+    check("flows", &[("worker", "0")], 50.0);
+    check("flow_evictions_total", &[("reason", "bucket_full")], 301.0);
+    check("flows_refused_total", &[], 32.0);
+    check("snapshot_generation", &[("kind", "desired")], 8.0);
+    check("snapshot_generation", &[("kind", "applied")], 7.0);
+    check("health_checks_total", &[("result", "success")], 21.0);
+    check("health_checks_total", &[("result", "failure")], 2.0);
+    check("pool_addresses", &[("pool", "public"), ("state", "assigned")], 3.0);
+    check("pool_addresses", &[("pool", "public"), ("state", "reserved")], 1.0);
+    check("pool_addresses", &[("pool", "public"), ("state", "free")], (1_u128 << 70) as f64 - 4.0);
+    check("external_ip_denied", &[], 2.0);
+    check("source_stale_files", &[], 2.0);
+    check("source_stale_since_seconds", &[], 1_700_000_000.0);
+    check("packet_buffers", &[("state", "free")], 400.0);
+    check("packet_buffers", &[("state", "used")], 600.0);
+}
+
+#[test]
+fn timings_land_in_their_buckets() {
+    let page = world().page();
+    let bucket = |name: &str, le: &str| page.value(&format!("tidegate_{name}_bucket"), &[("le", le)]);
+    assert_eq!(bucket("sync_duration_seconds", "0.001"), 1.0);
+    assert_eq!(page.value("tidegate_sync_duration_seconds_sum", &[]), 0.0005);
+    assert_eq!(bucket("network_programming_duration_seconds", "0.015"), 0.0);
+    assert_eq!(bucket("network_programming_duration_seconds", "0.02"), 1.0);
+    assert_eq!(bucket("network_programming_duration_seconds", "60"), 1.0);
+    assert_eq!(bucket("network_programming_duration_seconds", "+Inf"), 2.0);
+    assert_eq!(page.value("tidegate_network_programming_duration_seconds_sum", &[]), 120.018);
+}
+
+#[test]
+fn two_vips_of_a_service_are_one_series_with_their_sum() {
+    let page = world().page();
+    assert_eq!(page.of("tidegate_service_packets_total").count(), 1);
+    assert_eq!(page.value("tidegate_service_packets_total", &WEB), 12.0);
+    assert_eq!(page.value("tidegate_service_bytes_total", &WEB), 1200.0);
+    let connections = |backend| page.value("tidegate_backend_connections_total", &web_backend(backend));
+    assert_eq!(connections("10.0.0.1:8080"), 5.0);
+    assert_eq!(connections("10.0.0.2:8080"), 1.0);
+    assert_eq!(connections("[2001:db8::a]:8080"), 4.0);
+}
+
+#[test]
+fn the_same_port_of_two_protocols_is_two_series() {
+    let mut world = world();
+    let mut udp = service_stats("203.0.113.1", 9, &[("10.0.0.1", 6)]);
+    udp.key.protocol = Protocol::Udp;
+    world.service_stats.push(udp);
+    let page = world.page();
+    assert_eq!(page.value("tidegate_service_packets_total", &WEB), 12.0);
+    let udp = [WEB[0], WEB[1], WEB[2], ("protocol", "UDP")];
+    assert_eq!(page.value("tidegate_service_packets_total", &udp), 9.0);
+}
+
+#[test]
+fn a_backend_is_up_while_it_takes_new_flows_on_any_vip() {
+    let mut world = world();
+    let up = |world: &World, backend| world.page().value("tidegate_backend_up", &web_backend(backend));
+    assert_eq!(up(&world, "10.0.0.1:8080"), 1.0);
+    assert_eq!(up(&world, "10.0.0.2:8080"), 0.0, "down");
+    assert_eq!(up(&world, "[2001:db8::a]:8080"), 0.0, "draining");
+    world.services[0].ports[0].backends[0].state = BackendViewState::Draining;
+    assert_eq!(up(&world, "10.0.0.1:8080"), 1.0, "still active on the other VIP");
+    world.services[0].ports[1].refused = Some("a wish that is not granted".into());
+    assert_eq!(up(&world, "10.0.0.1:8080"), 0.0, "a port that is not programmed does not count");
+}
+
+#[test]
+fn series_per_backend_can_be_left_out() {
+    let world = world();
+    let text = render(&Sample { per_backend: false, ..world.sample() });
+    let page = Page::parse(&text);
+    assert!(!page.families.keys().any(|name| name.starts_with("tidegate_backend_")));
+    assert!(page.series.keys().all(|(_, labels)| labels.iter().all(|(label, _)| label != "backend")));
+    assert_eq!(page.value("tidegate_service_packets_total", &WEB), 12.0, "services stay");
+}
+
+#[test]
+fn reasons_that_never_happened_are_there_at_zero() {
+    let mut world = world();
+    world.stats = Stats::default();
+    world.stats.drops = vec![(DropReason::Refused(Refusal::NoRoute), 4)];
+    let page = world.page();
+    assert_eq!(page.of("tidegate_drops_total").count(), DropReason::COUNT);
+    assert_eq!(page.of("tidegate_drops_total").map(|(_, count)| count).sum::<f64>(), 4.0);
+    assert_eq!(page.value("tidegate_drops_total", &[("reason", "no_route")]), 4.0);
+}
+
+#[test]
+fn label_values_come_back_whatever_is_in_them() {
+    let mut world = world();
+    let odd = "q\"b\\n\nend\\";
+    world.pools[0].pool = odd.into();
+    let text = render(&world.sample());
+    assert!(text.contains(r#"{pool="q\"b\\n\nend\\",state="free"}"#), "{text}");
+    let page = Page::parse(&text);
+    assert_eq!(page.value("tidegate_pool_addresses", &[("pool", odd), ("state", "assigned")]), 3.0);
+}
+
+#[test]
+fn numbers_that_are_none_are_written_as_the_format_wants_them() {
+    let mut world = world();
+    for (value, text) in [(f64::NAN, "NaN"), (f64::INFINITY, "+Inf"), (f64::NEG_INFINITY, "-Inf")] {
+        world.stats.workers[0].busy_ratio = value;
+        let page = render(&world.sample());
+        let line = format!("\ntidegate_worker_busy_ratio{{worker=\"0\"}} {text}\n");
+        assert!(page.contains(&line), "{text}");
+    }
+}
+
+#[test]
+fn counts_are_written_in_full() {
+    let mut world = world();
+    world.stats.hand_overs = u64::MAX;
+    assert!(render(&world.sample()).contains("\ntidegate_hand_overs_total 18446744073709551615\n"));
+}
+
+#[test]
+fn nothing_stale_is_zero_not_absent() {
+    let mut world = world();
+    world.stale_files.clear();
+    let page = world.page();
+    assert_eq!(page.value("tidegate_source_stale_files", &[]), 0.0);
+    assert_eq!(page.value("tidegate_source_stale_since_seconds", &[]), 0.0);
+}
+
+#[test]
+fn the_process_goes_by_the_names_of_client_libraries() {
+    let world = world();
+    let process = Process::read().expect("tests run where /proc is mounted");
+    let page = Page::parse(&render(&Sample { process: Some(&process), ..world.sample() }));
+    assert_eq!(page.value("process_resident_memory_bytes", &[]), process.resident_bytes as f64);
+    assert_eq!(page.value("process_cpu_seconds_total", &[]), process.cpu_seconds);
+    assert_eq!(page.value("process_start_time_seconds", &[]), process.start_time_seconds);
+}
