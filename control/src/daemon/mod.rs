@@ -28,8 +28,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::config::{self, GatewayConfig};
 use crate::health::{Checker, Failing, TcpConnect};
 use crate::health_check_node_port::BindFailure;
-use crate::source::directory::{SourceUpdate, Watch};
+use crate::source::directory::SourceUpdate;
 use controller::{Command, Controller};
+use start::Source;
 use state::State;
 
 /// Exit code for a configuration that is refused.
@@ -70,7 +71,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
 
 /// What the loop listens to.
 struct Ears {
-    source: Option<Watch>,
+    source: Source,
     manifests: watch::Receiver<SourceUpdate>,
     failing: watch::Receiver<Failing>,
     unbound: watch::Receiver<Vec<BindFailure>>,
@@ -101,7 +102,7 @@ async fn serve(
     dataplane: Arc<Dataplane>,
     failures: watch::Receiver<Option<String>>,
 ) -> anyhow::Result<ExitCode> {
-    let (source, manifests) = start::source(&config)?;
+    let source = Source::open(&config)?;
     let checker = Checker::start(TcpConnect, CHECKS_MAX, u64::from(std::process::id()));
     let failing = checker.failing();
     let state = Arc::new(State::new(config.name.clone(), Arc::clone(&dataplane), checker.counts()));
@@ -109,8 +110,8 @@ async fn serve(
     let listeners = start::listeners(&config, &state, operator).await?;
     let mut controller = Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker);
     let mut ears = Ears {
+        manifests: source.updates(),
         source,
-        manifests,
         failing,
         unbound: controller.unbound(),
         commands,
@@ -130,7 +131,7 @@ async fn serve(
             Wake::Command(command) => controller.obey(command),
             Wake::Reload => {
                 controller.reload();
-                ears.reload();
+                ears.source.reload();
             }
             Wake::End => break ExitCode::SUCCESS,
             Wake::Failed(why) => {
@@ -207,13 +208,6 @@ impl Ears {
             if timeout_at(quiet, more).await.is_err() {
                 return;
             }
-        }
-    }
-
-    /// Looks at the manifests again.
-    fn reload(&self) {
-        if let Some(source) = &self.source {
-            source.reload();
         }
     }
 }

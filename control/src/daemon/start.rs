@@ -2,6 +2,7 @@
 //!
 //! Called once by the daemon, in this order; each error says what could not be had.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -56,25 +57,50 @@ pub(super) fn confine_to(cpus: &[usize]) {
     }
 }
 
-/// Opens the directory of manifests; its first state is there on return.
-pub(super) fn source(
-    config: &GatewayConfig,
-) -> anyhow::Result<(Option<Watch>, watch::Receiver<SourceUpdate>)> {
-    let SourceConfig::Directory { path, watch: follow } = &config.source;
-    if *follow {
-        let source = DirectorySource::watch(path).context("cannot follow the directory of manifests")?;
-        let updates = source.updates();
-        return Ok((Some(source), updates));
+/// The directory of manifests, followed or read when asked to.
+pub(super) enum Source {
+    /// Changes are seen as they happen.
+    Followed(Watch),
+    /// Changes are seen at a reload.
+    OnDemand(PathBuf, watch::Sender<SourceUpdate>),
+}
+
+impl Source {
+    /// Opens the directory; its first state is there on return.
+    pub(super) fn open(config: &GatewayConfig) -> anyhow::Result<Self> {
+        let SourceConfig::Directory { path, watch: follow } = &config.source;
+        if *follow {
+            let source = DirectorySource::watch(path).context("cannot follow the directory of manifests")?;
+            return Ok(Self::Followed(source));
+        }
+        Ok(Self::OnDemand(path.clone(), watch::Sender::new(read(path, 1))))
     }
+
+    /// The newest state, and the next ones.
+    pub(super) fn updates(&self) -> watch::Receiver<SourceUpdate> {
+        match self {
+            Self::Followed(source) => source.updates(),
+            Self::OnDemand(_, updates) => updates.subscribe(),
+        }
+    }
+
+    /// Reads the directory again.
+    pub(super) fn reload(&self) {
+        match self {
+            Self::Followed(source) => source.reload(),
+            Self::OnDemand(path, updates) => {
+                let revision = updates.borrow().revision + 1;
+                updates.send_replace(read(path, revision));
+            }
+        }
+    }
+}
+
+fn read(path: &Path, revision: u64) -> SourceUpdate {
+    let seen = Instant::now();
     let (objects, report) = DirectorySource::load(path);
-    let update = SourceUpdate {
-        revision: 1,
-        objects: Arc::new(objects),
-        report: Arc::new(report),
-        stale: Arc::from([]),
-        seen: Instant::now(),
-    };
-    Ok((None, watch::channel(update).1))
+    let (objects, report) = (Arc::new(objects), Arc::new(report));
+    SourceUpdate { revision, objects, report, stale: Arc::from([]), seen }
 }
 
 /// What answers others; each ends when it is dropped.

@@ -5,7 +5,7 @@
 //! memory of the last call says who left. The weight of an endpoint is `tidegate.dev/weight` on its Pod, else
 //! on its Node, else 1: twice the flows is 2, none is 0.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_core::snapshot::{BackendSpec, BackendState, ServiceKey};
@@ -17,8 +17,10 @@ use super::options::{annotation_field, key};
 use super::programme::{Context, obstacle};
 use super::view::{BackendView, BackendViewState, BackendWhy};
 use crate::diagnostic::Diagnostic;
-use crate::health::Target;
-use crate::model::{Choice, Metadata, Port, ResolvedEndpoint, TrafficPolicy, Viewpoint, choose};
+use crate::health::{Failing, Target};
+use crate::model::{
+    Choice, Metadata, Port, PortEndpoints, Protocol, ResolvedEndpoint, TrafficPolicy, Viewpoint, choose,
+};
 
 /// Weight of an endpoint that says nothing.
 const WEIGHT: u16 = 1;
@@ -36,12 +38,39 @@ pub(super) struct Backends {
     pub(super) only_elsewhere: bool,
 }
 
+/// The checked ports of a Service, by endpoint address: what is known of the ports that cannot be checked.
+///
+/// A UDP port answers no handshake, so it is taken as down when every TCP port of the same endpoint and Service fails.
+#[derive(Debug, Default)]
+pub(super) struct Witnesses(BTreeMap<IpAddr, Vec<Target>>);
+
+impl Witnesses {
+    /// Those of a Service whose ports resolve to `ports`.
+    pub(super) fn new(plan: &Plan<'_>, ports: &[PortEndpoints]) -> Self {
+        let mut witnesses = Self::default();
+        for port in ports.iter().filter(|port| port.protocol == Protocol::Tcp) {
+            for endpoint in port.endpoints.iter().filter(|endpoint| endpoint.ready) {
+                let number = plan.options.probe_port.unwrap_or(endpoint.port).get();
+                let target =
+                    Target { address: SocketAddr::new(endpoint.ip, number), probe: plan.options.probe };
+                witnesses.0.entry(endpoint.ip).or_default().push(target);
+            }
+        }
+        witnesses
+    }
+
+    fn all_fail(&self, ip: IpAddr, failing: &Failing) -> bool {
+        self.0.get(&ip).is_some_and(|targets| targets.iter().all(|target| failing.contains(target)))
+    }
+}
+
 /// Decides the state of every endpoint, and carries over those that left.
 pub(super) fn backends(
     context: &Context<'_>,
     plan: &Plan<'_>,
     service_key: ServiceKey,
     endpoints: &[ResolvedEndpoint],
+    witnesses: &Witnesses,
     drains: &mut Drains,
     findings: &mut Vec<Finding>,
 ) -> Backends {
@@ -73,7 +102,9 @@ pub(super) fn backends(
             .drained
             .iter()
             .any(|d| d.covers(endpoint.ip, endpoint.port.get(), endpoint.node.as_deref()));
-        let fails = is_checked && context.input.failing.contains(&target);
+        let failing = context.input.failing;
+        let fails =
+            if is_checked { failing.contains(&target) } else { witnesses.all_fail(endpoint.ip, failing) };
         let (state, why) = state(endpoint, is_chosen, fails, drained, weight);
         if state == BackendState::Active && endpoint.ready {
             result.forwardable.insert(endpoint.ip);

@@ -11,7 +11,7 @@ use tidegate_core::snapshot::{
     ForwardingMode, NoEndpoints, Protocol as CoreProtocol, ServiceKey, ServiceSpec,
 };
 
-use super::backends::{self, Backends};
+use super::backends::{self, Backends, Witnesses};
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
@@ -71,6 +71,7 @@ pub(super) fn programme(
         targets: BTreeSet::new(),
         forwardable: BTreeSet::new(),
     };
+    let witnesses = Witnesses::new(plan, &endpoints.ports);
     for (i, port) in service.ports.iter().enumerate() {
         let unsupported = unsupported_port(context, plan, i, findings);
         let usable = usable_endpoints(context, service, &endpoints.ports[i].endpoints, findings);
@@ -84,7 +85,8 @@ pub(super) fn programme(
                 Err(why) => (Some(why), Backends::default()),
                 Ok(reachable) => {
                     let key = service_key(*address, port);
-                    let backends = backends::backends(context, plan, key, &reachable, drains, findings);
+                    let backends =
+                        backends::backends(context, plan, key, &reachable, &witnesses, drains, findings);
                     (None, backends)
                 }
             };

@@ -89,6 +89,11 @@ fn iperf3_runs_over_every_mode_and_family() {
             let rate = iperf_tcp(world.lab.client(), to, direction).unwrap();
             assert!(rate > 1e6, "{} {} {direction:?}: {rate} bit/s", path.label(), path.family);
         }
+        // iperf3's server answers UDP from the address of its route, not from the VIP that it was asked at: with
+        // direct server return its client hears nobody. UDP there is `curl_udp_and_tcp_...`'s.
+        if !path.forwarding.contains("nat") {
+            continue;
+        }
         let rate = iperf_udp(world.lab.client(), to).unwrap();
         assert!(rate > 10e6, "{} {}: {rate} bit/s of 20 Mbit/s arrived", path.label(), path.family);
     }
