@@ -20,7 +20,7 @@ use super::controller::Command;
 use super::state::{Round, State};
 use crate::admin::{AdminBackend, AdminError, api};
 use crate::diagnostic::Severity;
-use crate::explain::{Circumstances, Explanation, KnownFlow, Packet, explain};
+use crate::explain::{Circumstances, Explanation, KnownFlow, Packet, explain, refusal};
 use crate::reconcile::DrainTarget;
 
 /// How long a listing waits for a worker.
@@ -163,8 +163,10 @@ impl AdminBackend for Operator {
             })
         });
         let known_flow = backend.map(|backend| KnownFlow { backend });
+        let refused = self.with_round(|round| refusal(&round.outcome.services, packet));
+        let refused = refused.as_deref();
         Ok(dataplane.with_snapshot(|snapshot| {
-            let about = Circumstances { neighbors: dataplane.neighbors(), refused: None, known_flow };
+            let about = Circumstances { neighbors: dataplane.neighbors(), refused, known_flow };
             explain(snapshot, about, packet)
         }))
     }
