@@ -182,6 +182,7 @@ enum Destination<'s> {
 }
 
 /// A packet that only has to be rewritten and sent.
+#[derive(Clone, Copy)]
 struct Delivery<'s> {
     /// Position of its packet.
     packet: u8,
@@ -275,7 +276,9 @@ impl Pipeline {
         let mut burst =
             Burst { view, now, arrival, interface, frames, packets, deliveries, later_fragments, out };
         self.check(&mut burst);
-        let (mut requests, mut replies) = self.sort_out(&mut burst);
+        // Made here and filled in place: an array of a burst is too long to be moved for nothing.
+        let (mut requests, mut replies) = (Requests::new(), Replies::new());
+        self.sort_out(&mut burst, &mut requests, &mut replies);
         self.find_service_flows(&mut burst, &mut requests);
         self.find_reply_flows(&mut burst, &mut replies);
         self.choose_backends(&mut burst, &requests);
@@ -304,7 +307,7 @@ impl Pipeline {
     }
 
     /// Checks the headers of every frame and asks the cache for the service of each packet.
-    #[inline]
+    #[inline(never)]
     fn check<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
         let (snapshot, interface) = (burst.view.snapshot, burst.interface);
         for frame in burst.frames.iter().take(AHEAD) {
@@ -336,10 +339,14 @@ impl Pipeline {
     }
 
     /// Tells packets for a service port from those that may come back from a backend, and ends all others.
-    #[inline]
-    fn sort_out<'s, F: Frame>(&mut self, burst: &mut Burst<'s, '_, F>) -> (Requests<'s>, Replies) {
+    #[inline(never)]
+    fn sort_out<'s, F: Frame>(
+        &mut self,
+        burst: &mut Burst<'s, '_, F>,
+        requests: &mut Requests<'s>,
+        replies: &mut Replies,
+    ) {
         let snapshot = burst.view.snapshot;
-        let (mut requests, mut replies) = (Requests::new(), Replies::new());
         for at in 0..burst.packets.len() {
             let Packet { headers: h, frame, service_hash } = &burst.packets[at];
             let (frame, packet) = (usize::from(*frame), at as u8);
@@ -362,7 +369,6 @@ impl Pipeline {
                 }
             }
         }
-        (requests, replies)
     }
 
     /// A packet without ports of its own, or of a protocol that no service has.

@@ -153,7 +153,7 @@ fn lookup<const A: usize, const W: usize, const K: usize, const B: usize>(
 ) -> Option<DsrHit> {
     let place = table.find_alive(key, hash, now)?;
     let before = table.state(place)?;
-    let reopened = packet.is_opening() && matches!(before.phase(), Phase::Closing | Phase::Closed);
+    let reopened = matches!(before.phase(), Phase::Closing | Phase::Closed) && packet.is_opening();
     let state = if reopened { State::first(packet) } else { before.next(packet) };
     table.touch(place, state, now);
     Some(DsrHit { backend: BackendId::from_raw(table.value(place)), phase: state.phase(), reopened })

@@ -13,10 +13,9 @@ use crate::wire::{Headers, rewrite};
 /// [`NoRoom`]; then the frame is as it came.
 #[inline]
 pub fn forward<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link) -> Result<(), NoRoom> {
-    let before = *h;
-    link.put_on(frame, &before)?;
+    link.put_on(frame, h)?;
     // The header may have moved with the tag; all offsets move alike.
-    let shift = link.header_len() as i32 - i32::from(before.l3);
+    let shift = link.header_len() as i32 - i32::from(h.l3);
     shift_offsets(h, shift);
     let alive = rewrite::decrement_hop_limit(frame.bytes_mut(), h);
     debug_assert!(alive, "the pipeline has answered packets whose hop limit ends here");

@@ -29,10 +29,14 @@ struct Way {
 
 impl Pipeline {
     /// Rewrites and sends what the stages before have decided.
+    #[inline(never)]
     pub(super) fn deliver<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
-        for delivery in std::mem::take(&mut burst.deliveries) {
+        // By position: taking the array out of the burst would copy all of it.
+        for at in 0..burst.deliveries.len() {
+            let delivery = burst.deliveries[at];
             self.deliver_one(burst, &delivery);
         }
+        burst.deliveries.clear();
     }
 
     #[inline]
@@ -69,7 +73,11 @@ impl Pipeline {
             burst.answer_or(at, answered, TransmitReason::PacketTooBig, Refusal::TooBig);
             return;
         }
-        let before = *h;
+        // As it came: later fragments come like this too.
+        let first = match h.fragment {
+            Fragment::First { id } => Some((id, *h)),
+            Fragment::None | Fragment::Later { .. } => None,
+        };
         let (service, why) = match destination {
             Destination::Backend { service, .. } => (service, TransmitReason::Forward),
             Destination::Client { service, .. } => (service, TransmitReason::Reply),
@@ -78,7 +86,7 @@ impl Pipeline {
         if let Err(refusal) = rewrite(burst, at, h, destination, &way.link) {
             return burst.set(at, refusal);
         }
-        if let Fragment::First { id } = before.fragment {
+        if let Some((id, before)) = first {
             self.fragments.remember(&before, id, decision(destination), burst.now);
         }
         burst.view.tallies.forwarded(service.id, usize::from(ip_len));

@@ -43,7 +43,7 @@ impl Pipeline {
     }
 
     /// Stage 3: tells the endpoint and asks for the bucket of the flow; what is from no endpoint ends here.
-    #[inline]
+    #[inline(never)]
     pub(super) fn find_reply_flows<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, replies: &mut Replies) {
         let snapshot = burst.view.snapshot;
         for reply in replies.iter_mut() {
@@ -73,7 +73,7 @@ impl Pipeline {
     }
 
     /// Stage 4: finds the client of each reply.
-    #[inline]
+    #[inline(never)]
     pub(super) fn choose_clients<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, replies: &Replies) {
         let snapshot = burst.view.snapshot;
         for reply in replies {

@@ -99,7 +99,7 @@ impl Pipeline {
     }
 
     /// Stage 3: reads the flow entries; asks for the backend of each hit and for the slot of each miss.
-    #[inline]
+    #[inline(never)]
     pub(super) fn find_service_flows<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -130,19 +130,19 @@ impl Pipeline {
     /// What the flow tables know of a request; the packet is noted there.
     #[inline]
     fn known(&mut self, request: &Request<'_>, now: Now) -> Option<Known> {
-        let Request { key, flow_hash, kind, service, .. } = *request;
+        let Request { key, flow_hash, kind, service, .. } = request;
         if service.mode.is_dsr() {
-            let hit = self.flows.dsr.lookup(&key, flow_hash, kind, now)?;
+            let hit = self.flows.dsr.lookup(key, *flow_hash, *kind, now)?;
             return Some(Known { backend: hit.backend, local: None, reopened: hit.reopened });
         }
-        let hit = self.flows.nat.lookup(&key, flow_hash, kind, now)?;
+        let hit = self.flows.nat.lookup(key, *flow_hash, *kind, now)?;
         let local = (service.mode == ForwardingMode::FullNat)
             .then_some(Endpoint { addr: hit.source, port: hit.source_port });
         Some(Known { backend: hit.backend, local, reopened: hit.reopened })
     }
 
     /// Stage 4: settles the backend of each request.
-    #[inline]
+    #[inline(never)]
     pub(super) fn choose_backends<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
