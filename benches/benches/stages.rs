@@ -25,7 +25,7 @@ fn header_checks(c: &mut Criterion) {
         ("ipv4-udp", udp().build()),
         ("ipv4-udp-vlan", udp().vlan(100).build()),
         ("ipv4-udp-options", udp().ip_options(&[1; 8]).build()),
-        ("ipv4-first-fragment", udp().fragment(7, 0, true).build()),
+        ("ipv4-first-fragment", udp().payload_len(24).fragment(7, 0, true).build()),
         ("ipv6-tcp", Builder::tcp(v6.0, v6.1).flags(flags::ACK).build()),
         ("ipv6-udp", Builder::udp(v6.0, v6.1).build()),
         ("ipv6-udp-extension", Builder::udp(v6.0, v6.1).extension(60, &[1, 4, 0, 0, 0, 0]).build()),
