@@ -1,9 +1,6 @@
 //! Flow tables take all their memory at construction: nothing that a worker does with them allocates, at the
-//! bound, beyond it, or while ageing. Shown with an allocator that counts for this thread.
-#![allow(unsafe_code, reason = "a counting global allocator has no safe form; this is a test of its own")]
+//! bound, beyond it, or while ageing.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Duration;
 
 use tidegate_core::conntrack::{FlowKey, FlowTables, IdleTimeout, Packet};
@@ -11,53 +8,6 @@ use tidegate_core::ids::{BackendId, EndpointId, ServiceId};
 use tidegate_core::now::Now;
 use tidegate_core::wire::Addr;
 use tidegate_core::wire::tcp::flags::{ACK, FIN, SYN};
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-impl Counting {
-    fn count() {
-        // Threads that end have no counter any more, and none of them is the test's.
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-    }
-}
-
-// SAFETY: every call goes to `System` unchanged, whose contract is the same; counting touches a `Cell` of this
-// thread that needs no allocation and no destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        Self::count();
-        // SAFETY: the caller's promise about `layout` is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: `place` came from `System` with this layout, by the caller's promise and the above.
-        unsafe { System.dealloc(place, layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        Self::count();
-        // SAFETY: as in `alloc`.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        Self::count();
-        // SAFETY: as in `dealloc`, and the caller's promise about `size` is passed on.
-        unsafe { System.realloc(place, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn allocations() -> u64 {
-    ALLOCATIONS.with(Cell::get)
-}
 
 /// Three times the bound of flows, half of them established, with hits, endings and ageing among them.
 fn work(tables: &mut FlowTables, bound: u32) {
@@ -98,12 +48,12 @@ fn work(tables: &mut FlowTables, bound: u32) {
 #[test]
 fn flow_tables_allocate_nothing_after_construction() {
     let bound = 2000;
-    let before = allocations();
-    let mut tables = FlowTables::new(bound as usize, 7);
-    let constructed = allocations();
-    assert!(constructed > before, "the allocator counts");
-    work(&mut tables, bound);
-    assert_eq!(allocations(), constructed);
+    let mut tables = None;
+    let made = allocation_counter::measure(|| tables = Some(FlowTables::new(bound as usize, 7)));
+    assert!(made.count_total > 0, "the allocator counts");
+    let mut tables = tables.expect("the closure ran");
+    let worked = allocation_counter::measure(|| work(&mut tables, bound));
+    assert_eq!(worked.count_total, 0);
     let counters = tables.counters();
     assert!(counters.evictions.iter().sum::<u64>() > 0, "there was more than fits: {counters:?}");
 }
