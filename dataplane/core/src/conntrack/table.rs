@@ -11,7 +11,7 @@
 //! pair name each other by key, not by place, so either can be moved without touching the other.
 
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
-use super::tcp_state::{CLOSED_MS, IdleTimeout, Phase, State};
+use super::tcp_state::{CLOSED_MS, IDLE_MIN_MS, IdleTimeout, Phase, State};
 use super::{EvictionReason, FlowCounters};
 use crate::now::Now;
 use crate::prefetch;
@@ -150,6 +150,20 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if self.live > 0 && self.find_in(self.primary(hash), key).is_none() {
             self.prefetch_bucket(self.secondary(hash));
         }
+    }
+
+    /// Looks into the first bucket alone, which has been asked for, and asks for the second one where the key is not
+    /// in the first.
+    #[inline]
+    pub(super) fn find_first(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
+        if self.live == 0 {
+            return None;
+        }
+        let found = self.find_in(self.primary(hash), key);
+        if found.is_none() {
+            self.prefetch_bucket(self.secondary(hash));
+        }
+        found
     }
 
     #[inline]
@@ -330,6 +344,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Whether the flow is over. Exact, and without a look at the peer for flows that are in use.
     #[inline]
     pub(super) fn is_expired(&self, place: Place, now: Now) -> bool {
+        // No timeout of any state is shorter, so a flow in use costs one comparison.
+        if now.millis().wrapping_sub(self.entry(place)[SEEN]) < IDLE_MIN_MS {
+            return false;
+        }
         let Some(own) = self.own_vitality(place, now) else { return false };
         if !Self::PAIRED {
             return own.expired;
@@ -351,6 +369,12 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     #[inline]
     pub(super) fn find_alive(&mut self, key: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
         let place = self.find(key, hash)?;
+        self.alive(place, now)
+    }
+
+    /// The entry, if its flow is not over. One that is over is removed.
+    #[inline]
+    pub(super) fn alive(&mut self, place: Place, now: Now) -> Option<Place> {
         if self.is_expired(place, now) {
             self.remove(place, EvictionReason::Expired);
             return None;

@@ -21,6 +21,11 @@ pub const CLOSING_MS: u32 = 120_000;
 /// After a RST: long enough for stragglers.
 pub const CLOSED_MS: u32 = 10_000;
 
+/// No flow is forgotten sooner: the least [`IdleTimeout`], and below every constant above.
+pub(super) const IDLE_MIN_MS: u32 = 1_000;
+
+const _: () = assert!(IDLE_MIN_MS <= CLOSED_MS && IDLE_MIN_MS <= OPENING_MS && IDLE_MIN_MS <= CLOSING_MS);
+
 /// What a packet says about the state of its flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packet {

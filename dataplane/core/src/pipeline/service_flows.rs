@@ -10,7 +10,7 @@ use arrayvec::ArrayVec;
 
 use super::{Arrival, Burst, Delivery, Destination, FlowNote, Pipeline, answers};
 use crate::backend::Backend;
-use crate::conntrack::{FlowHash, FlowKey, FlowTables, IdleTimeout, Packet, PairError};
+use crate::conntrack::{DsrHit, FlowHash, FlowKey, FlowTables, IdleTimeout, NatHit, Packet, PairError};
 use crate::forward::snat_ports::Candidates;
 use crate::frame::Frame;
 use crate::hash::{client_hash, key_hash, scale, selection_hash};
@@ -48,6 +48,20 @@ struct Known {
     local: Option<Endpoint>,
     /// The packet begins a new connection of the same ports.
     reopened: bool,
+}
+
+impl From<DsrHit> for Known {
+    fn from(hit: DsrHit) -> Self {
+        Self { backend: hit.backend, local: None, reopened: hit.reopened }
+    }
+}
+
+impl Known {
+    fn translated(hit: &NatHit, mode: ForwardingMode) -> Self {
+        let local = Endpoint { addr: hit.source, port: hit.source_port };
+        let local = (mode == ForwardingMode::FullNat).then_some(local);
+        Self { backend: hit.backend, local, reopened: hit.reopened }
+    }
 }
 
 impl<'s> Request<'s> {
@@ -105,14 +119,13 @@ impl Pipeline {
         burst: &mut Burst<'_, '_, F>,
         requests: &mut Requests<'_>,
     ) {
-        for request in requests.iter() {
-            if request.service.mode.is_dsr() {
-                self.flows.dsr.prefetch_rest(&request.key, request.flow_hash);
-            } else {
-                self.flows.nat.prefetch_rest(&request.key, request.flow_hash);
+        for request in requests.iter_mut() {
+            request.found = self.known_first(request, burst.now);
+            if let Some(known) = request.found {
+                burst.view.snapshot.prefetch_backend(known.backend);
             }
         }
-        for request in requests.iter_mut() {
+        for request in requests.iter_mut().filter(|request| request.found.is_none()) {
             request.found = self.known(request, burst.now);
             if let Some(known) = request.found {
                 burst.view.snapshot.prefetch_backend(known.backend);
@@ -127,18 +140,27 @@ impl Pipeline {
         }
     }
 
-    /// What the flow tables know of a request; the packet is noted there.
+    /// What the first bucket of the flow's table knows of a request; the packet is noted there.
     #[inline]
+    fn known_first(&mut self, request: &Request<'_>, now: Now) -> Option<Known> {
+        let Request { key, flow_hash, kind, service, .. } = request;
+        if service.mode.is_dsr() {
+            self.flows.dsr.lookup_first(key, *flow_hash, *kind, now).map(Known::from)
+        } else {
+            let hit = self.flows.nat.lookup_first(key, *flow_hash, *kind, now)?;
+            Some(Known::translated(&hit, service.mode))
+        }
+    }
+
+    /// What the flow tables know of a request; the packet is noted there.
     fn known(&mut self, request: &Request<'_>, now: Now) -> Option<Known> {
         let Request { key, flow_hash, kind, service, .. } = request;
         if service.mode.is_dsr() {
-            let hit = self.flows.dsr.lookup(key, *flow_hash, *kind, now)?;
-            return Some(Known { backend: hit.backend, local: None, reopened: hit.reopened });
+            self.flows.dsr.lookup(key, *flow_hash, *kind, now).map(Known::from)
+        } else {
+            let hit = self.flows.nat.lookup(key, *flow_hash, *kind, now)?;
+            Some(Known::translated(&hit, service.mode))
         }
-        let hit = self.flows.nat.lookup(key, *flow_hash, *kind, now)?;
-        let local = (service.mode == ForwardingMode::FullNat)
-            .then_some(Endpoint { addr: hit.source, port: hit.source_port });
-        Some(Known { backend: hit.backend, local, reopened: hit.reopened })
     }
 
     /// Stage 4: settles the backend of each request.
