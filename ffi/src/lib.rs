@@ -27,6 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod advice;
 pub mod burst;
 pub mod cycles;
 pub mod eal;

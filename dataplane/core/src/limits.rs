@@ -47,8 +47,9 @@ pub const SNAT_PORT_MIN: u16 = 1024;
 /// headers. DPDK's default headroom is 128.
 pub const HEADROOM_MIN: usize = 96;
 
-/// Flow entries looked at for ageing with each burst.
-pub const AGEING_BUCKETS_PER_BURST: usize = 8;
+/// Buckets of flows looked at for ageing with each burst: at 30,000 bursts a second all of a table for a million
+/// flows in 3 seconds. Eight cost 4 % of the time of a packet more.
+pub const AGEING_BUCKETS_PER_BURST: usize = 4;
 
 /// Replies that a worker makes itself (RST, ICMP errors) per second, and at once.
 pub const REPLIES_PER_SECOND: u32 = 1000;

@@ -320,6 +320,12 @@ impl<F> Crew<F> {
         // Made on the worker's own thread, after it is pinned: its memory then lies on its own NUMA node.
         let make = move || {
             let pipeline = Pipeline::new(&pipeline);
+            for region in pipeline.flows().regions() {
+                // Nobody has touched it yet. Without huge pages a look-up costs a walk of the page table more.
+                if let Err(error) = dpdk::advice::huge_pages(region) {
+                    tracing::debug!("flow tables stay on small pages: {error}");
+                }
+            }
             let worker = place.worker;
             Worker::new(WorkerParts {
                 worker,

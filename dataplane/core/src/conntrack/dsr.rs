@@ -172,10 +172,16 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
 ) -> Option<DsrHit> {
     let place = table.alive(place, now)?;
     let before = table.state(place)?;
+    let backend = BackendId::from_raw(table.value(place));
+    if packet.is_plain() && before.is_steady() {
+        // One branch for TCP and datagrams alike: traffic of both kinds would mispredict any other.
+        table.see(place, now);
+        return Some(DsrHit { backend, phase: Phase::Established, reopened: false });
+    }
     let reopened = matches!(before.phase(), Phase::Closing | Phase::Closed) && packet.is_opening();
     let state = if reopened { State::first(packet) } else { before.next(packet) };
     table.touch(place, state, now);
-    Some(DsrHit { backend: BackendId::from_raw(table.value(place)), phase: state.phase(), reopened })
+    Some(DsrHit { backend, phase: state.phase(), reopened })
 }
 
 /// What a flow of the table looks like from outside.

@@ -279,6 +279,12 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         entry[TAG] = entry[TAG] & !STATE_MASK | (state as u32) << STATE_SHIFT;
     }
 
+    /// Notes the time of a packet that leaves the state as it is.
+    #[inline]
+    pub(super) fn see(&mut self, place: Place, now: Now) {
+        self.entry_mut(place)[SEEN] = now.millis();
+    }
+
     /// Puts an entry into an empty slot of its other bucket.
     pub(super) fn relocate(&mut self, from: Place, to: Place) {
         debug_assert!(!self.is_empty(from) && self.is_empty(to));

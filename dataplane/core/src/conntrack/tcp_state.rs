@@ -36,6 +36,16 @@ pub enum Packet {
 }
 
 impl Packet {
+    /// Whether it is neither beginning nor end: what nearly all packets of a flow are.
+    #[inline]
+    pub(super) fn is_plain(self) -> bool {
+        let control = match self {
+            Self::Tcp(f) => f & (flags::SYN | flags::FIN | flags::RST),
+            Self::Datagram => 0,
+        };
+        control == 0
+    }
+
     /// Whether it opens a connection: SYN alone.
     #[inline]
     #[must_use]
@@ -94,6 +104,12 @@ impl State {
             6 => Some(Self::DatagramStream),
             _ => None,
         }
+    }
+
+    /// Whether a plain packet leaves it as it is.
+    #[inline]
+    pub(super) fn is_steady(self) -> bool {
+        matches!(self, Self::TcpEstablished | Self::DatagramStream)
     }
 
     /// The state after the first packet of a direction. One from the middle of a connection (after a

@@ -21,7 +21,7 @@ pub struct Tunnel {
     pub source: Addr,
     /// The backend.
     pub destination: Addr,
-    /// A hash of the flow.
+    /// A hash of the flow, for the flow label of an IPv6 header.
     pub flow_hash: u32,
 }
 

@@ -18,7 +18,7 @@ use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
 use crate::wire::quote;
 use crate::wire::rewrite::Endpoint;
-use crate::wire::{Addr, Fragment, Headers};
+use crate::wire::{Addr, Family, Fragment, Headers};
 
 /// A next hop whose link address is known, and what may pass to it.
 struct Way {
@@ -150,9 +150,13 @@ fn rewrite<F: Frame>(
         }
         Destination::Backend { backend, .. } if backend.mode == ForwardingMode::DsrIpip => {
             let source = snapshot.tunnel_source(backend.family).ok_or(Refusal::NoRoute)?;
-            let hash = selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto);
-            // The high half chose the slot and is much the same for all flows of a backend.
-            let tunnel = Tunnel { source, destination: backend.address, flow_hash: hash as u32 };
+            // Only an IPv6 header has a flow label for it. The high half chose the slot and is much the same for all
+            // flows of a backend.
+            let flow_hash = match backend.family {
+                Family::V4 => 0,
+                Family::V6 => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto) as u32,
+            };
+            let tunnel = Tunnel { source, destination: backend.address, flow_hash };
             forward::dsr_ipip::forward(frame, h, link, &tunnel)
         }
         Destination::Backend { .. } | Destination::Client { .. } => {
