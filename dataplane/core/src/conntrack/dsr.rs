@@ -70,13 +70,6 @@ impl DsrTable {
         if key.addr().is_v4() { self.v4.prefetch(hash) } else { self.v6.prefetch(hash) }
     }
 
-    /// Looks into the first bucket, and asks for the second where the key is not in the first. For the whole
-    /// burst, some work after [`Self::prefetch`].
-    #[inline]
-    pub fn prefetch_rest(&self, key: &FlowKey, hash: FlowHash) {
-        by_family!(self, key, |table, packed| table.prefetch_rest(&packed, hash));
-    }
-
     /// Finds a flow and notes the packet in it.
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<DsrHit> {

@@ -1,8 +1,8 @@
 //! The flows that a worker knows: which backend a connection has, and how to translate it.
 //!
 //! Each worker has its own [`FlowTables`]: nothing is shared or locked. A packet costs one cache line that was
-//! asked for before: [`FlowTables::hash`] for the burst, `prefetch`, other work, `prefetch_rest`, other work,
-//! then `lookup` or `insert`. With DSR ([`DsrTable`]) a flow is one entry, with NAT ([`NatTable`]) two.
+//! asked for before: [`FlowTables::hash`] and `prefetch` for the burst, other work, `lookup_first`, and for what that
+//! does not find `lookup` and `insert`. With DSR ([`DsrTable`]) a flow is one entry, with NAT ([`NatTable`]) two.
 //!
 //! What is promised of full tables: a flow that is established is never pushed out, by anything. So a flood
 //! of SYNs, or of any packets that come one to a 5-tuple, only turns over its own entries; beyond that new
