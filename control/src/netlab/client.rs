@@ -5,6 +5,7 @@
 
 use super::namespace::{Namespace, output_of};
 use super::poll::wait_for;
+use super::server::Server;
 use anyhow::{Context, Result, bail, ensure};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::collections::BTreeMap;
@@ -95,23 +96,25 @@ pub enum Direction {
     Download,
 }
 
-/// Runs iperf3 over TCP for a second and returns the bits per second that the receiver saw.
+/// Runs iperf3 over TCP for a second, from `from` over `to` to `server`, and returns the bits per second that the
+/// receiver saw.
 ///
 /// # Errors
 /// When it fails or nothing arrived.
-pub fn iperf_tcp(from: &Namespace, to: SocketAddr, direction: Direction) -> Result<f64> {
-    iperf(from, to, if direction == Direction::Download { &["-R"] } else { &[] })
+pub fn iperf_tcp(from: &Namespace, server: &Server, to: SocketAddr, direction: Direction) -> Result<f64> {
+    iperf(from, server, to, if direction == Direction::Download { &["-R"] } else { &[] })
 }
 
 /// Runs iperf3 over UDP for a second at 20 Mbit/s with datagrams of 1,000 bytes.
 ///
 /// # Errors
 /// When it fails or nothing arrived.
-pub fn iperf_udp(from: &Namespace, to: SocketAddr) -> Result<f64> {
-    iperf(from, to, &["-u", "-b", "20M", "-l", "1000"])
+pub fn iperf_udp(from: &Namespace, server: &Server, to: SocketAddr) -> Result<f64> {
+    iperf(from, server, to, &["-u", "-b", "20M", "-l", "1000"])
 }
 
-fn iperf(from: &Namespace, to: SocketAddr, options: &[&str]) -> Result<f64> {
+fn iperf(from: &Namespace, server: &Server, to: SocketAddr, options: &[&str]) -> Result<f64> {
+    let _server = server.offer_iperf()?;
     let (host, port) = (to.ip().to_string(), to.port().to_string());
     let base = ["-c", &host, "-p", &port, "-t", "1", "-J", "--connect-timeout", "3000"];
     let text = output_of(from.command("timeout").args(["20", "iperf3"]).args(base).args(options))?;

@@ -105,15 +105,21 @@ pub fn manifests(servers: &[u8]) -> Vec<Manifest> {
         }
         let http = PortSpec::tcp("http", HTTP_PORT);
         let http = if path.forwarding.contains("nat") { http.to(HTTP_TARGET_PORT) } else { http };
-        let ports = vec![
-            http,
-            PortSpec::tcp("tell", TELL_PORT),
-            PortSpec::udp("echo", ECHO_PORT),
-            PortSpec::tcp("iperf", IPERF_PORT),
-            PortSpec::udp("iperf-udp", IPERF_PORT),
-        ];
+        let ports = vec![http, PortSpec::tcp("tell", TELL_PORT), PortSpec::udp("echo", ECHO_PORT)];
         manifests
             .push(Manifest::new(path.service, path.forwarding, &[path.vip], ports).with_endpoints(endpoints));
+    }
+    manifests
+}
+
+/// The same with ports for iperf3 ([`super::server::Server::offer_iperf`]). Checked at another port: iperf3 takes a
+/// probe for a client that broke off, and closes its listening socket with whoever waits there.
+#[must_use]
+pub fn manifests_for_bulk(servers: &[u8]) -> Vec<Manifest> {
+    let mut manifests = manifests(servers);
+    for manifest in &mut manifests {
+        manifest.ports.extend([PortSpec::tcp("iperf", IPERF_PORT), PortSpec::udp("iperf-udp", IPERF_PORT)]);
+        manifest.annotations.push(("tidegate.dev/health-check-port", TELL_PORT.to_string()));
     }
     manifests
 }

@@ -68,8 +68,6 @@ impl Server {
         let directory = self.directory.display().to_string();
         let nginx = ["-p", &directory, "-c", "nginx.conf", "-e", "nginx-error.log"].map(str::to_owned);
         self.launch("nginx", Path::new("nginx"), &nginx)?;
-        let iperf = ["-s", "-p", &IPERF_PORT.to_string(), "--forceflush"].map(str::to_owned);
-        self.launch("iperf3", Path::new("iperf3"), &iperf)?;
 
         let tidegate = self.tidegate.clone();
         let own = Family::BOTH.map(|family| self.address(family));
@@ -91,7 +89,7 @@ impl Server {
     pub fn wait_until_up(&mut self) -> Result<()> {
         for family in Family::BOTH {
             let address = self.address(family);
-            for port in [HTTP_PORT, HTTP_TARGET_PORT, TELL_PORT, IPERF_PORT] {
+            for port in [HTTP_PORT, HTTP_TARGET_PORT, TELL_PORT] {
                 self.until_it_answers(&format!("TCP port {port} ({family})"), || {
                     let to = SocketAddr::new(address, port);
                     TcpStream::connect_timeout(&to, Duration::from_millis(200)).ok().map(drop)
@@ -106,6 +104,22 @@ impl Server {
         }
         let tun = "/proc/sys/net/ipv6/conf/decap0";
         self.until_it_answers("decap's TUN device", || Path::new(tun).exists().then_some(()))
+    }
+
+    /// Starts iperf3 for one run and returns when it listens. One process a run: between two runs iperf3 closes its
+    /// listening socket, and a client that comes too early is reset.
+    ///
+    /// # Errors
+    /// When it does not start to listen.
+    pub fn offer_iperf(&self) -> Result<LabProcess> {
+        let args = ["-s", "-1", "-p", &IPERF_PORT.to_string(), "--forceflush"];
+        let log = self.directory.join("iperf3.log");
+        if log.exists() {
+            fs::remove_file(&log)?;
+        }
+        let iperf = LabProcess::start(&self.namespace, &self.directory, "iperf3", "iperf3", &args)?;
+        wait_for("iperf3 to listen", START_BOUND, || iperf.log().contains("Server listening").then_some(()))?;
+        Ok(iperf)
     }
 
     /// Kills every program of the server, without a farewell.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::client;
 use tidegate::netlab::client::{Direction, curl, curl_many, iperf_tcp, iperf_udp, spread, udp_ask};
-use tidegate::netlab::modes::{all_paths, manifests};
+use tidegate::netlab::modes::{all_paths, manifests, manifests_for_bulk};
 use tidegate::netlab::server::LARGE_FILE_BYTES;
 
 #[test]
@@ -81,12 +81,12 @@ fn bulk_data_flows_both_ways_and_full_frames_fit_the_tunnels() {
 fn iperf3_runs_over_every_mode_and_family() {
     let _turn = alone();
     // Its control and data connections must meet at one server: one endpoint a Service.
-    let world = World::start(1, GatewayOptions::default(), &manifests(&[1]));
+    let world = World::start(1, GatewayOptions::default(), &manifests_for_bulk(&[1]));
     for path in all_paths() {
         let to = SocketAddr::new(path.vip, tidegate::netlab::addresses::IPERF_PORT);
         world.wait_until_served(path);
         for direction in [Direction::Upload, Direction::Download] {
-            let rate = iperf_tcp(world.lab.client(), to, direction).unwrap();
+            let rate = iperf_tcp(world.lab.client(), world.lab.server(1), to, direction).unwrap();
             assert!(rate > 1e6, "{} {} {direction:?}: {rate} bit/s", path.label(), path.family);
         }
         // iperf3's server answers UDP from the address of its route, not from the VIP that it was asked at: with
@@ -94,7 +94,7 @@ fn iperf3_runs_over_every_mode_and_family() {
         if !path.forwarding.contains("nat") {
             continue;
         }
-        let rate = iperf_udp(world.lab.client(), to).unwrap();
+        let rate = iperf_udp(world.lab.client(), world.lab.server(1), to).unwrap();
         assert!(rate > 10e6, "{} {}: {rate} bit/s of 20 Mbit/s arrived", path.label(), path.family);
     }
 }

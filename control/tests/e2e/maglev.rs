@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use tidegate::netlab::GatewayOptions;
-use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, IPERF_PORT, TELL_PORT};
+use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, TELL_PORT};
 use tidegate::netlab::client::Tell;
 use tidegate::netlab::gateway::config_of;
 use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
@@ -25,7 +25,6 @@ fn a_thousand_connections_land_as_maglev_says() {
         PortSpec::tcp("http", HTTP_PORT),
         PortSpec::tcp("tell", TELL_PORT),
         PortSpec::udp("echo", ECHO_PORT),
-        PortSpec::tcp("iperf", IPERF_PORT),
     ];
     let endpoints = (1..).zip(WEIGHTS).map(|(n, weight)| EndpointSpec {
         weight: Some(weight),
