@@ -71,7 +71,7 @@ for driver in net_af_packet net_ring net_null net_pcap net_tap mempool_ring; do
 done
 
 cargo=${CARGO:-cargo}
-command -v "$cargo" >/dev/null || die "no cargo: install a Rust toolchain (1.88 or newer, https://rustup.rs)"
+command -v "$cargo" >/dev/null || die "no cargo: install a Rust toolchain (1.89 or newer, https://rustup.rs)"
 "$cargo" fmt --version >/dev/null 2>&1 || say "note: no rustfmt; 'rustup component add rustfmt' for make lint and make test"
 "$cargo" clippy --version >/dev/null 2>&1 || say "note: no clippy; 'rustup component add clippy' for make lint and make test"
 say "DPDK $(pkg-config --modversion libdpdk), $("$cargo" --version | cut -d' ' -f1,2)"
