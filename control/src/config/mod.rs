@@ -23,10 +23,9 @@ mod tests;
 pub use admin::AdminConfig;
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource};
 pub use health::{HealthConfig, HealthProtocol};
-pub use pools::PoolConfig;
 pub use services::{
-    FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, SCHEDULER_ACCEPTED, Scheduler,
-    ServiceDefaults, ServicesConfig, TABLE_SIZE_ACCEPTED, TARGET_ACCEPTED, TableSize, Target, Word,
+    FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,
+    ServiceDefaults, ServicesConfig, TABLE_SIZE_ACCEPTED, TARGET_ACCEPTED, TableSize, Target, VENDORS, Word,
     forwarding, scheduler, table_size, target,
 };
 pub use source::{LOAD_BALANCER_CLASS, SourceConfig};
@@ -36,6 +35,7 @@ use std::path::Path;
 
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::model::Origin;
+use crate::pools::Pool;
 use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
 
 /// `apiVersion` of the configuration.
@@ -60,7 +60,7 @@ pub struct GatewayConfig {
     /// `services`.
     pub services: ServicesConfig,
     /// `pools`, in the order written. Default none.
-    pub pools: Vec<PoolConfig>,
+    pub pools: Vec<Pool>,
     /// `health`.
     pub health: HealthConfig,
     /// `announce.l2` is always on and has no keys: the gateway answers ARP and neighbour solicitations for

@@ -3,25 +3,18 @@
 use std::collections::BTreeMap;
 
 use super::dataplane::once;
-use crate::model::{Expression, Labels, Operator, Selector};
+use crate::model::{Expression, Operator, Selector};
 use crate::pools::{AddressRange, Pool};
 use crate::yaml::{Field, Fields, Unknown, text};
 
-/// One of `pools`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PoolConfig {
-    /// What allocation works on. Its keys: `name` (unique), `addresses` (CIDRs and ranges `a-b`, at least
-    /// one), `autoAssign` (give to Services that name no pool; default true), `externalIPs` (honour
-    /// `spec.externalIPs` inside it; default false), `disabled` (give out nothing new; default false),
-    /// `namespaceSelector` and `serviceSelector` (`matchLabels`, `matchExpressions`; default all),
-    /// `quotaPerNamespace` (addresses one namespace may hold; default no limit), `shareAcrossNamespaces`
-    /// (Services of different namespaces may share an address under one sharing key; default false).
-    pub pool: Pool,
-    /// `labels`: by which annotations choose among pools, such as `scope: internal`. Default none.
-    pub labels: Labels,
-}
-
-pub(super) fn decode(parent: &Fields<'_>) -> Vec<PoolConfig> {
+/// Reads `pools`. The keys of each: `name` (unique), `addresses` (CIDRs and ranges `a-b`, at least
+/// one), `autoAssign` (give to Services that name no pool; default true), `externalIPs` (honour
+/// `spec.externalIPs` inside it; default false), `disabled` (give out nothing new; default false),
+/// `namespaceSelector` and `serviceSelector` (`matchLabels`, `matchExpressions`; default all),
+/// `quotaPerNamespace` (addresses one namespace may hold; default no limit), `shareAcrossNamespaces`
+/// (Services of different namespaces may share an address under one sharing key; default false), `labels` (by
+/// which annotations choose among pools: `scope: internal`; default none).
+pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
     let mut names = BTreeMap::new();
     let mut seen: Vec<(AddressRange, String)> = Vec::new();
     let mut decoded = Vec::new();
@@ -46,10 +39,10 @@ pub(super) fn decode(parent: &Fields<'_>) -> Vec<PoolConfig> {
                 .and_then(|f| f.integer(1..=i64::from(u32::MAX)))
                 .and_then(|n| u32::try_from(n).ok()),
             shared_across_namespaces: flag("shareAcrossNamespaces", false),
+            labels: fields.get("labels").map(|f| f.labels()).unwrap_or_default(),
         };
-        let labels = fields.get("labels").map(|f| f.labels()).unwrap_or_default();
         fields.finish(Unknown::Refused);
-        decoded.push(PoolConfig { pool, labels });
+        decoded.push(pool);
     }
     decoded
 }

@@ -3,6 +3,7 @@
 //! The words of annotations and of this section are the same; [`forwarding`], [`target`], [`scheduler`] and
 //! [`table_size`] read both. A word that is known but not done yet is told apart from one nobody knows.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -21,8 +22,29 @@ pub struct ServicesConfig {
     /// Default none: no nodePorts, and health-check node ports on all addresses.
     pub node_port_addresses: Vec<IpNet>,
     /// `sourceRangesOtherFamily`: the family that `loadBalancerSourceRanges` does not name on a dual-stack
-    /// VIP. Default `deny`. Its neighbour `ownClusterIPs` may be `false` only: serving `clusterIPs` is not supported yet.
+    /// VIP. Default `deny`.
     pub source_ranges_other_family: OtherFamily,
+    /// `ownClusterIPs`: serve `clusterIPs` too; the operator routes the service network to the gateway. Default
+    /// `false`.
+    pub own_cluster_ips: bool,
+    /// `podRoutes`: how Pod addresses are reached with target `pod`: `route`, by the gateway's own routes, or
+    /// `node`, by the node whose `spec.podCIDRs` hold them. Default `route`.
+    pub pod_routes: PodRoutes,
+    /// `compat`: balancers whose annotations count, of [`VENDORS`]. Default none.
+    pub compat: BTreeSet<String>,
+}
+
+/// What `services.compat` takes. `tencent` is another word for `tke`.
+pub const VENDORS: [&str; 11] =
+    ["alibaba", "aws", "azure", "baidu", "cilium", "gcp", "ibm", "kube-vip", "metallb", "openstack", "tke"];
+
+/// How Pod addresses are reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodRoutes {
+    /// By `dataplane.routes` and connected networks alone.
+    Route,
+    /// By the InternalIP of the node whose `spec.podCIDRs` hold them.
+    Node,
 }
 
 /// `services.defaults`.
@@ -47,6 +69,8 @@ pub struct ServiceDefaults {
 pub enum Target {
     /// The endpoint itself.
     Pod,
+    /// The node that has it.
+    Node,
 }
 
 /// How a backend is chosen.
@@ -137,6 +161,9 @@ pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
         },
         node_port_addresses: Vec::new(),
         source_ranges_other_family: OtherFamily::Deny,
+        own_cluster_ips: false,
+        pod_routes: PodRoutes::Route,
+        compat: BTreeSet::new(),
     };
     section(parent, "services", |fields| {
         section(fields, "defaults", |defaults| {
@@ -150,10 +177,13 @@ pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
         {
             field.error("serving clusterIPs is not supported yet", "false");
         }
+        let choices = [("route", PodRoutes::Route)];
+        let routes = fields.get("podRoutes").and_then(|f| f.one_of(&choices));
+        config.pod_routes = routes.unwrap_or(PodRoutes::Route);
         let choices = [("deny", OtherFamily::Deny), ("allow", OtherFamily::Allow)];
         let other = fields.get("sourceRangesOtherFamily").and_then(|f| f.one_of(&choices));
         config.source_ranges_other_family = other.unwrap_or(OtherFamily::Deny);
-        fields.items("compat").iter().for_each(compat);
+        config.compat = fields.items("compat").iter().filter_map(compat).collect();
         Some(())
     });
     config
@@ -214,25 +244,16 @@ fn word<T>(field: Option<Field<'_>>, read: impl Fn(&str) -> Word<T>, accepted: &
     }
 }
 
-/// Aliases of other balancers' annotations: known by name, none is done yet.
-fn compat(field: &Field<'_>) {
-    const KNOWN: [&str; 11] = [
-        "aws",
-        "tke",
-        "gcp",
-        "azure",
-        "ibm",
-        "openstack",
-        "baidu",
-        "alibaba",
-        "metallb",
-        "cilium",
-        "kube-vip",
-    ];
-    let Some(name) = field.string() else { return };
-    if KNOWN.contains(&name) {
-        field.error(format_args!("{name} is not supported yet"), "compat: []");
-    } else {
-        field.error(format_args!("{name:?} is not known"), "compat: []");
+/// A vendor of `compat`.
+fn compat(field: &Field<'_>) -> Option<String> {
+    const SYNONYM: (&str, &str) = ("tencent", "tke");
+    let written = field.string()?;
+    let vendor = if written == SYNONYM.0 { SYNONYM.1 } else { written };
+    if VENDORS.contains(&vendor) {
+        return Some(vendor.to_owned());
     }
+    let near = text::nearest(written, &VENDORS).join(", ");
+    let hint = if near.is_empty() { String::new() } else { format!(" (nearest: {near})") };
+    field.error(format_args!("{written:?} is not known{hint}"), VENDORS.join(", "));
+    None
 }

@@ -87,7 +87,7 @@ fn every_key_arrives_in_the_validated_configuration() {
     );
     assert_eq!(config.services.node_port_addresses.len(), 1);
     assert_eq!(config.services.source_ranges_other_family, OtherFamily::Allow);
-    let PoolConfig { pool, labels } = &config.pools[0];
+    let pool = &config.pools[0];
     assert_eq!((pool.name.as_str(), pool.ranges.len()), ("public", 3));
     assert_eq!(pool.ranges[1].to_string(), "203.0.113.32-203.0.113.40");
     assert!(!pool.auto_assign && pool.external_ips && pool.disabled && pool.shared_across_namespaces);
@@ -100,7 +100,7 @@ fn every_key_arrives_in_the_validated_configuration() {
             Expression { key: "legacy".into(), operator: Operator::DoesNotExist },
         ]
     );
-    assert_eq!(labels.get("scope").map(String::as_str), Some("internal"));
+    assert_eq!(pool.labels.get("scope").map(String::as_str), Some("internal"));
     assert_eq!(
         config.health,
         HealthConfig {
@@ -140,7 +140,7 @@ fn every_key_has_the_default_of_the_contract() {
     let base = valid(BASE).dataplane;
     assert_eq!(base.interfaces[0].mtu, 1500);
     assert_eq!(base.tunnel_source, written.tunnel_source, "defaults to the interface's addresses");
-    let pool = valid(&format!("{HEAD}pools: [{{name: p, addresses: [203.0.113.1]}}]\n")).pools.remove(0).pool;
+    let pool = valid(&format!("{HEAD}pools: [{{name: p, addresses: [203.0.113.1]}}]\n")).pools.remove(0);
     assert!(pool.auto_assign && !pool.external_ips && !pool.disabled && !pool.shared_across_namespaces);
     assert_eq!(pool.quota_per_namespace, None);
     assert!(pool.admits(&Labels::new(), &Labels::new()));
@@ -379,12 +379,12 @@ const FAULTS: &[(&str, &str)] = &[
         "8:37: error: services.sourceRangesOtherFamily: the text \"maybe\" is not accepted; accepted: deny, allow",
     ),
     (
-        "services: {compat: [aws]}",
-        "8:21: error: services.compat[0]: aws is not supported yet; accepted: compat: []",
+        "services: {compat: [awss]}",
+        "8:21: error: services.compat[0]: \"awss\" is not known (nearest: aws); accepted: alibaba, aws, azure, baidu, cilium, gcp, ibm, kube-vip, metallb, openstack, tke",
     ),
     (
         "services: {compat: [f5]}",
-        "8:21: error: services.compat[0]: \"f5\" is not known; accepted: compat: []",
+        "8:21: error: services.compat[0]: \"f5\" is not known; accepted: alibaba, aws, azure, baidu, cilium, gcp, ibm, kube-vip, metallb, openstack, tke",
     ),
     (
         "pools: [{addresses: [203.0.113.0/28]}]",

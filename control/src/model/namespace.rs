@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::Metadata;
+use ipnet::IpNet;
+
+use super::{IpFamily, Metadata};
 
 /// A Namespace: its labels are what `namespaceSelector` sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,9 +22,21 @@ pub struct Node {
     pub internal_ips: Vec<IpAddr>,
     /// `status.addresses` of type ExternalIP.
     pub external_ips: Vec<IpAddr>,
+    /// `spec.podCIDRs` (or `podCIDR`): whose Pods have addresses of these.
+    pub pod_cidrs: Vec<IpNet>,
 }
 
 impl Node {
+    /// A node with only a name.
+    pub fn new(meta: Metadata) -> Self {
+        Self { meta, internal_ips: Vec::new(), external_ips: Vec::new(), pod_cidrs: Vec::new() }
+    }
+
+    /// The address by which the gateway reaches it in a family: its first InternalIP of it.
+    pub fn internal_ip(&self, family: IpFamily) -> Option<IpAddr> {
+        self.internal_ips.iter().copied().find(|ip| IpFamily::of(*ip) == family)
+    }
+
     /// Its zone, by the label `topology.kubernetes.io/zone`.
     pub fn zone(&self) -> Option<&str> {
         self.meta.labels.get("topology.kubernetes.io/zone").map(String::as_str).filter(|z| !z.is_empty())

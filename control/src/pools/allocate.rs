@@ -10,7 +10,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::{Allocations, Assigned, Claim, ClaimKind, Ledger, Pool, Problem, ProblemKind, Span};
+use super::{
+    Allocations, Assigned, Claim, ClaimKind, Ledger, Pool, PoolWish, Problem, ProblemKind, Span, WantedPool,
+};
 use crate::diagnostic::Severity;
 use crate::model::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Protocol, Service, refused_endpoint};
 
@@ -25,8 +27,8 @@ pub struct Applicant<'a> {
     pub wants_load_balancer: bool,
     /// Addresses that it requests, each with the path of the field that says so.
     pub requested: Vec<(IpAddr, String)>,
-    /// `tidegate.dev/address-pool`: the only pool that it takes addresses from, with the path of the field.
-    pub pool: Option<(String, String)>,
+    /// The only pools that it takes addresses from.
+    pub pool: Option<PoolWish>,
     /// `tidegate.dev/allow-shared-ip`.
     pub sharing_key: Option<String>,
 }
@@ -317,9 +319,9 @@ impl<'p> Allocation<'p> {
         let Some(pool) = containing().find(|at| usable.contains(at)) else {
             let name = &self.pools[first].name;
             return match &applicant.pool {
-                Some((wanted, _)) if wanted != name => Err((
-                    format!("it is in pool {name}, and the Service asks for pool {wanted}"),
-                    Some(format!("an address of pool {wanted}")),
+                Some(wish) if !wish.wanted.is(&self.pools[first]) => Err((
+                    format!("it is in pool {name}, and the Service asks for {}", wish.wanted),
+                    Some(format!("an address of {}", wish.wanted)),
                 )),
                 _ => Err((
                     format!("the selectors of pool {name} do not match this Service and namespace"),
@@ -355,17 +357,13 @@ impl<'p> Allocation<'p> {
             return;
         }
         let field = match &applicant.pool {
-            Some((name, field)) if !self.pools.iter().any(|p| p.name == *name) => {
-                let names: Vec<&str> = self.pools.iter().map(|p| p.name.as_str()).collect();
-                let what =
-                    format!("Service {} asks for pool {name:?}, which is not configured", applicant.key());
+            Some(wish) if !self.pools.iter().any(|p| wish.wanted.is(p)) => {
+                let (what, accepted) = self.no_such_pool(applicant, &wish.wanted);
                 granted.pending = Some(what.clone());
-                let accepted =
-                    if names.is_empty() { "no pool is configured".to_owned() } else { names.join(", ") };
-                granted.problems.push(failed(field.clone(), what, Some(accepted)));
+                granted.problems.push(failed(wish.field.clone(), what, Some(accepted)));
                 return;
             }
-            Some((_, field)) => field.clone(),
+            Some(wish) => wish.field.clone(),
             None => "spec.type".to_owned(),
         };
         let mut chosen: Vec<(usize, IpAddr)> = Vec::new();
@@ -408,6 +406,25 @@ impl<'p> Allocation<'p> {
         self.all_or_nothing(applicant, granted);
     }
 
+    /// What is said of a wish that no pool answers to.
+    fn no_such_pool(&self, applicant: &Applicant<'_>, wanted: &WantedPool) -> (String, String) {
+        let key = applicant.key();
+        match wanted {
+            WantedPool::Named(name) => {
+                let names: Vec<&str> = self.pools.iter().map(|p| p.name.as_str()).collect();
+                let none = "no pool is configured".to_owned();
+                (
+                    format!("Service {key} asks for pool {name:?}, which is not configured"),
+                    if names.is_empty() { none } else { names.join(", ") },
+                )
+            }
+            WantedPool::Internal => (
+                format!("Service {key} asks for an internal address, and there is not {wanted}"),
+                "tidegate.dev/address-pool with the name of a pool, or that label on one".to_owned(),
+            ),
+        }
+    }
+
     /// A free address of the family, from the first pool that has one for this applicant.
     fn free_address(
         &self,
@@ -418,7 +435,7 @@ impl<'p> Allocation<'p> {
         let mut why = Vec::new();
         for at in 0..self.pools.len() {
             let pool = &self.pools[at];
-            let named = applicant.pool.as_ref().is_some_and(|(name, _)| *name == pool.name);
+            let named = applicant.pool.as_ref().is_some_and(|wish| wish.wanted.is(pool));
             if applicant.pool.is_some() && !named {
                 continue;
             }
@@ -520,7 +537,7 @@ impl<'p> Allocation<'p> {
     fn usable_pools(&self, applicant: &Applicant<'_>) -> impl Iterator<Item = usize> {
         (0..self.pools.len()).filter(|at| {
             let pool = &self.pools[*at];
-            applicant.pool.as_ref().is_none_or(|(name, _)| *name == pool.name)
+            applicant.pool.as_ref().is_none_or(|wish| wish.wanted.is(pool))
                 && pool.admits(&applicant.service.meta.labels, &applicant.namespace_labels)
         })
     }

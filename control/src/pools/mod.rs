@@ -49,6 +49,51 @@ pub struct Pool {
     pub quota_per_namespace: Option<u32>,
     /// Whether Services of different namespaces may share an address (they need the same sharing key as well).
     pub shared_across_namespaces: bool,
+    /// Its own labels: `scope: internal` is what annotations that ask for an internal address choose by.
+    pub labels: Labels,
+}
+
+/// The label of pools whose addresses are not reachable from the internet, with its value.
+pub const INTERNAL_LABEL: (&str, &str) = ("scope", "internal");
+
+/// The pools that a Service takes addresses from, where it does not leave the choice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolWish {
+    /// Which.
+    pub wanted: WantedPool,
+    /// Path of the field that says so.
+    pub field: String,
+}
+
+/// Which pools a [`PoolWish`] is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WantedPool {
+    /// The one of this name (`tidegate.dev/address-pool`).
+    Named(String),
+    /// Those with [`INTERNAL_LABEL`].
+    Internal,
+}
+
+impl WantedPool {
+    /// Whether it is such a pool.
+    #[must_use]
+    pub fn is(&self, pool: &Pool) -> bool {
+        match self {
+            Self::Named(name) => pool.name == *name,
+            Self::Internal => {
+                pool.labels.get(INTERNAL_LABEL.0).is_some_and(|value| value == INTERNAL_LABEL.1)
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for WantedPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Named(name) => write!(f, "pool {name}"),
+            Self::Internal => write!(f, "a pool labelled {}: {}", INTERNAL_LABEL.0, INTERNAL_LABEL.1),
+        }
+    }
 }
 
 impl Pool {

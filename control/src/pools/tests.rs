@@ -23,6 +23,7 @@ fn pool(name: &str, networks: &[&str]) -> Pool {
         service_selector: Selector::default(),
         quota_per_namespace: None,
         shared_across_namespaces: false,
+        labels: Labels::new(),
     }
 }
 
@@ -170,7 +171,10 @@ fn a_named_pool_is_the_only_one_looked_at_and_need_not_be_automatic() {
     named.auto_assign = false;
     let pools = [pool("public", &["203.0.113.0/28"]), named];
     let of = |name: &str| Applicant {
-        pool: Some((name.into(), "metadata.annotations[tidegate.dev/address-pool]".into())),
+        pool: Some(PoolWish {
+            wanted: WantedPool::Named(name.into()),
+            field: "metadata.annotations[tidegate.dev/address-pool]".into(),
+        }),
         ..applicant(&web)
     };
     let allocated = run(&pools, &[of("named")]);

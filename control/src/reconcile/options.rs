@@ -17,6 +17,7 @@ use crate::config::{self, Word};
 use crate::diagnostic::Diagnostic;
 use crate::health::Probe;
 use crate::model::{Metadata, Port, Service};
+use crate::pools::{PoolWish, WantedPool};
 use crate::yaml::text;
 
 /// Our annotations.
@@ -98,8 +99,8 @@ pub(super) struct Options {
     pub(super) probe_port: Option<Port>,
     /// Requested addresses with the field that says so.
     pub(super) requested: Vec<(IpAddr, String)>,
-    /// The only pool to take addresses from, with the field that says so.
-    pub(super) pool: Option<(String, String)>,
+    /// The only pools to take addresses from.
+    pub(super) pool: Option<PoolWish>,
     pub(super) sharing_key: Option<String>,
     /// Why no address may be chosen for it, if so.
     pub(super) no_allocation: Option<String>,
@@ -155,13 +156,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         && options.pool.is_none()
         && options.requested.is_empty()
     {
-        let what = format!(
-            "annotation {annotation} asks for an internal address, and none is chosen by itself: \
-             it could be a public one"
-        );
-        options.no_allocation = Some(what.clone());
-        let accepted = "tidegate.dev/address-pool with the name of an internal pool";
-        read.push(&annotation_field(annotation), Reason::AllocationFailed, error(what, accepted));
+        // An address chosen from any pool could be a public one.
+        options.pool = Some(PoolWish { wanted: WantedPool::Internal, field: annotation_field(annotation) });
     }
     deprecated_address(service, &mut options, &mut read);
     options
@@ -218,6 +214,9 @@ impl Reader<'_> {
             },
             key::TARGET => match config::target(value) {
                 Word::Known(config::Target::Pod) => {}
+                Word::Known(config::Target::Node) => {
+                    self.refuse(options, annotation, value, config::TARGET_ACCEPTED);
+                }
                 Word::NotYet => self.refuse(options, annotation, value, config::TARGET_ACCEPTED),
                 Word::Unknown => self.invalid(annotation, value, config::TARGET_ACCEPTED),
             },
@@ -248,7 +247,10 @@ impl Reader<'_> {
             },
             key::LOAD_BALANCER_IPS => self.addresses(options, annotation, value),
             key::ADDRESS_POOL if value.is_empty() => self.invalid(annotation, value, "the name of a pool"),
-            key::ADDRESS_POOL => options.pool = Some((value.to_owned(), annotation_field(annotation))),
+            key::ADDRESS_POOL => {
+                let wanted = WantedPool::Named(value.to_owned());
+                options.pool = Some(PoolWish { wanted, field: annotation_field(annotation) });
+            }
             key::ALLOW_SHARED_IP if value.is_empty() => {
                 self.invalid(
                     annotation,

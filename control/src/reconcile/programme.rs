@@ -151,7 +151,7 @@ fn unsupported_port(
     let meta = &plan.service.meta;
     let port = &plan.service.ports[i];
     if let Some(node_port) = port.node_port
-        && context.settings().serves_node_ports
+        && !context.settings().node_port_addresses.is_empty()
     {
         let what = format!(
             "node port {node_port} of port {} of Service {} is not served yet",

@@ -7,10 +7,12 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tidegate_core::snapshot::{
     ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, RouteSpec, TableSize,
 };
 
+use crate::config::{self, PodRoutes};
 use crate::health::Probe;
 use crate::model::IpFamily;
 use crate::pools::Pool;
@@ -38,14 +40,20 @@ pub struct Settings {
     pub pools: Vec<Pool>,
     /// `services.defaults.forwarding`.
     pub forwarding: ForwardingMode,
+    /// `services.defaults.target`.
+    pub target: config::Target,
     /// `services.defaults.tableSize`.
     pub table_size: TableSize,
     /// `services.defaults.drainTimeout`.
     pub drain_timeout: Duration,
     /// `services.defaults.noEndpoints`.
     pub no_endpoints: NoEndpoints,
-    /// Whether `services.nodePortAddresses` has any: node ports are asked for then.
-    pub serves_node_ports: bool,
+    /// `services.nodePortAddresses`: of the gateway's own addresses those inside serve node ports.
+    pub node_port_addresses: Vec<IpNet>,
+    /// `services.ownClusterIPs`: cluster IPs are routed to the gateway, and served.
+    pub own_cluster_ips: bool,
+    /// `services.podRoutes`.
+    pub pod_routes: PodRoutes,
     /// `services.sourceRangesOtherFamily: allow`.
     pub source_ranges_allow_other_family: bool,
     /// `services.compat`: vendors whose annotations count.
@@ -71,10 +79,13 @@ impl Default for Settings {
             tunnel_source_v6: None,
             pools: Vec::new(),
             forwarding: ForwardingMode::FullNat,
+            target: config::Target::Pod,
             table_size: TableSize::Auto,
             drain_timeout: Duration::from_secs(300),
             no_endpoints: NoEndpoints::Reject,
-            serves_node_ports: false,
+            node_port_addresses: Vec::new(),
+            own_cluster_ips: false,
+            pod_routes: PodRoutes::Route,
             source_ranges_allow_other_family: false,
             compat: BTreeSet::new(),
             probe: Probe {

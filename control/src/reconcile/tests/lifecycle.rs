@@ -160,7 +160,7 @@ fn weights_come_from_the_pod_then_the_node_and_zero_drains() {
     }
     let mut meta = Metadata::new(ObjectKey::new("", "large"));
     meta.annotations.insert("tidegate.dev/weight".into(), "2".into());
-    let node = Node { meta, internal_ips: vec![], external_ips: vec![] };
+    let node = Node::new(meta);
     world.objects.nodes.insert("large".into(), Arc::new(node));
     let outcome = world.look();
     let weights: Vec<(u16, BackendState)> =

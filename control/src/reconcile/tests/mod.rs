@@ -14,8 +14,8 @@ use tidegate_core::wire::MacAddr;
 
 use super::*;
 use crate::model::{
-    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, IpFamily, IpFamilyPolicy, Metadata, Node,
-    ObjectRef, Pod, Protocol, Selector, ServicePort, TargetPort,
+    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, IpFamily, IpFamilyPolicy, Labels,
+    Metadata, Node, ObjectRef, Pod, Protocol, Selector, ServicePort, TargetPort,
 };
 use crate::pools::Pool;
 
@@ -38,6 +38,7 @@ pub(super) fn pool(name: &str, networks: &[&str]) -> Pool {
         service_selector: Selector::default(),
         quota_per_namespace: None,
         shared_across_namespaces: false,
+        labels: Labels::new(),
     }
 }
 

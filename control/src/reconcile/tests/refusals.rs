@@ -247,7 +247,7 @@ fn node_ports_are_named_where_they_are_asked_for() {
     web.ports[0].node_port = Some(port(30_080));
     let mut world = World::new(vec![web], vec![]);
     assert!(world.look().findings.is_empty(), "nobody asked the gateway");
-    world.settings.serves_node_ports = true;
+    world.settings.node_port_addresses = vec!["0.0.0.0/0".parse().expect("a network")];
     assert_eq!(
         messages(&world.look()),
         ["error: node port 30080 of port http of Service default/web is not served yet; \
@@ -305,7 +305,16 @@ fn aliases_count_for_vendors_in_compat_and_are_never_passed_over() {
     world.put(annotated(service("web"), &format!("{aws}internal"), "true"));
     let outcome = world.look();
     assert!(outcome.services[0].vips.is_empty(), "a public address for an internal Service is unsafe");
-    assert!(outcome.services[0].pending.is_some());
+    let pending = outcome.services[0].pending.as_deref().expect("it waits");
+    assert!(pending.contains("there is not a pool labelled scope: internal"), "{pending}");
+    let mut internal = pool("internal", &["192.168.0.0/28"]);
+    internal.labels.insert("scope".into(), "internal".into());
+    internal.auto_assign = false;
+    world.settings.pools.push(internal);
+    let outcome = world.look();
+    assert_eq!(outcome.services[0].vips[0].pool, "internal");
+    assert_eq!(messages(&outcome), [] as [String; 0]);
+    world.settings.pools.pop();
     world.put(annotated(
         annotated(service("web"), &format!("{aws}internal"), "true"),
         "tidegate.dev/address-pool",

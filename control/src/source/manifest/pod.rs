@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::service::PROTOCOLS;
 use super::{Object, meta};
 use crate::model::{ContainerPort, Metadata, Namespace, Node, Pod, Protocol};
-use crate::yaml::Fields;
+use crate::yaml::{Field, Fields, text};
 
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut pod =
@@ -64,7 +64,13 @@ pub(super) fn read_namespace(_: &Fields<'_>, meta: Metadata) -> Option<Object> {
 }
 
 pub(super) fn read_node(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
-    let mut node = Node { meta, internal_ips: vec![], external_ips: vec![] };
+    let mut node = Node::new(meta);
+    if let Some(spec) = object.mapping("spec") {
+        let network = |f: &Field<'_>| f.parsed(text::cidr, text::CIDR).map(|net| net.trunc());
+        let one = spec.get("podCIDR").filter(|f| !meta::is_empty(f)).and_then(|f| network(&f));
+        let many: Vec<_> = spec.items("podCIDRs").iter().filter_map(network).collect();
+        node.pod_cidrs = if many.is_empty() { one.into_iter().collect() } else { many };
+    }
     if let Some(status) = object.mapping("status") {
         for item in status.items("addresses") {
             let fields = item.fields()?;
