@@ -19,6 +19,7 @@ pub mod model;
 pub mod netlab;
 pub mod pools;
 pub mod reconcile;
+pub mod shared_map;
 pub mod source;
 pub mod telemetry;
 pub mod yaml;

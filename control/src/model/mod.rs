@@ -38,6 +38,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::shared_map::SharedMap;
+
 /// Labels, annotations and `matchLabels`.
 pub type Labels = BTreeMap<String, String>;
 
@@ -105,22 +107,22 @@ impl Metadata {
 
 /// All objects a source has, at one moment.
 ///
-/// Objects are shared: a new state after an edit costs one pointer for each object that did not change.
+/// A copy is a few pointers, and an edit of one costs what it changes: see [`SharedMap`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Objects {
     /// Services by namespace and name.
-    pub services: BTreeMap<ObjectKey, Arc<Service>>,
+    pub services: SharedMap<ObjectKey, Arc<Service>>,
     /// EndpointSlices by their own namespace and name (not their Service's).
-    pub endpoint_slices: BTreeMap<ObjectKey, Arc<EndpointSlice>>,
+    pub endpoint_slices: SharedMap<ObjectKey, Arc<EndpointSlice>>,
     /// Legacy Endpoints; the key is that of their Service.
-    pub endpoints: BTreeMap<ObjectKey, Arc<Endpoints>>,
+    pub endpoints: SharedMap<ObjectKey, Arc<Endpoints>>,
     /// Pods.
-    pub pods: BTreeMap<ObjectKey, Arc<Pod>>,
+    pub pods: SharedMap<ObjectKey, Arc<Pod>>,
     /// Namespaces by name. One that has objects but is not itself given is not here: see
     /// [`Objects::namespace_labels`].
-    pub namespaces: BTreeMap<String, Arc<Namespace>>,
+    pub namespaces: SharedMap<String, Arc<Namespace>>,
     /// Nodes by name.
-    pub nodes: BTreeMap<String, Arc<Node>>,
+    pub nodes: SharedMap<String, Arc<Node>>,
 }
 
 impl Objects {

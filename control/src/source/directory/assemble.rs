@@ -1,12 +1,11 @@
 //! From the objects of all files to one state: keyed, each object once, node ports given out.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use super::node_ports;
 use crate::diagnostic::{Diagnostic, Report};
 use crate::model::{Metadata, Objects};
+use crate::shared_map::SharedMap;
 use crate::source::manifest::Object;
 
 /// Puts objects together. Of an object in two places the one whose place comes first stays, and both places
@@ -34,8 +33,8 @@ pub(super) fn assemble<'a>(all: impl Iterator<Item = &'a Object>, report: &mut R
     objects
 }
 
-fn insert<K: Ord, T>(
-    into: &mut BTreeMap<K, Arc<T>>,
+fn insert<K: Ord + Clone, T>(
+    into: &mut SharedMap<K, Arc<T>>,
     key: K,
     object: &Arc<T>,
     meta: &Metadata,
@@ -43,18 +42,15 @@ fn insert<K: Ord, T>(
     kind: &str,
     report: &mut Report,
 ) {
-    match into.entry(key) {
-        Entry::Vacant(vacant) => {
-            vacant.insert(object.clone());
-        }
-        Entry::Occupied(first) => {
-            let place = meta_of(first.get()).origin.location();
-            let place = place.map_or_else(|| "another place".to_owned(), |l| l.to_string());
-            report.push(
-                Diagnostic::error(format!("{kind} {} is also at {place}", meta.key))
-                    .accepting("each object once")
-                    .at(meta.origin.location()),
-            );
-        }
-    }
+    let Some(first) = into.get(&key) else {
+        into.insert(key, object.clone());
+        return;
+    };
+    let place = meta_of(first).origin.location();
+    let place = place.map_or_else(|| "another place".to_owned(), |l| l.to_string());
+    report.push(
+        Diagnostic::error(format!("{kind} {} is also at {place}", meta.key))
+            .accepting("each object once")
+            .at(meta.origin.location()),
+    );
 }

@@ -1,0 +1,103 @@
+//! The map against [`BTreeMap`], over random edits and their copies.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn whole(map: &SharedMap<u16, u8>) -> BTreeMap<u16, u8> {
+    for chunk in map.chunks.iter() {
+        assert!(!chunk.is_empty() && chunk.len() <= CHUNK_MAX, "a chunk of {}", chunk.len());
+    }
+    map.iter().map(|(k, v)| (*k, *v)).collect()
+}
+
+fn edit(map: &mut SharedMap<u16, u8>, model: &mut BTreeMap<u16, u8>, key: u16, value: Option<u8>) {
+    match value {
+        Some(value) => assert_eq!(map.insert(key, value), model.insert(key, value)),
+        None => assert_eq!(map.remove(&key), model.remove(&key)),
+    }
+}
+
+proptest! {
+    #[test]
+    fn it_holds_what_a_btree_map_holds(
+        first in proptest::collection::vec((0_u16..2_000, any::<u8>()), 0..1_500),
+        edits in proptest::collection::vec((0_u16..2_000, proptest::option::of(any::<u8>())), 0..400),
+    ) {
+        let mut model: BTreeMap<u16, u8> = first.iter().copied().collect();
+        let mut map: SharedMap<u16, u8> = first.into_iter().collect();
+        prop_assert_eq!(&whole(&map), &model);
+        for (key, value) in edits {
+            edit(&mut map, &mut model, key, value);
+        }
+        prop_assert_eq!(&whole(&map), &model);
+        prop_assert_eq!(map.len(), model.len());
+        prop_assert!(map.iter().rev().eq(model.iter().rev()));
+        prop_assert!((0..2_000).all(|key| map.get(&key) == model.get(&key)));
+        prop_assert_eq!(map.iter().len(), model.len());
+    }
+
+    #[test]
+    fn a_copy_stays_as_it_was_and_the_difference_is_what_was_edited(
+        first in proptest::collection::vec((0_u16..1_000, any::<u8>()), 0..800),
+        edits in proptest::collection::vec((0_u16..1_000, proptest::option::of(any::<u8>())), 0..60),
+    ) {
+        let before: SharedMap<u16, u8> = first.into_iter().collect();
+        let (mut after, kept) = (before.clone(), whole(&before));
+        let mut model = kept.clone();
+        for (key, value) in edits {
+            edit(&mut after, &mut model, key, value);
+        }
+        prop_assert_eq!(&whole(&before), &kept);
+        let differing: Vec<(u16, Option<u8>, Option<u8>)> =
+            before.diff(&after).map(|d| (*d.key, d.before.copied(), d.after.copied())).collect();
+        let expected: Vec<(u16, Option<u8>, Option<u8>)> = (0..1_000)
+            .map(|key| (key, kept.get(&key).copied(), model.get(&key).copied()))
+            .filter(|(_, a, b)| a != b)
+            .collect();
+        prop_assert_eq!(differing, expected);
+        prop_assert_eq!(before == after, kept == model);
+        let rebuilt: SharedMap<u16, u8> = model.into_iter().collect();
+        prop_assert!(rebuilt == after, "the cut into chunks takes no part in equality");
+    }
+
+    #[test]
+    fn front_and_back_meet_in_the_middle(count in 0_usize..300, ends in proptest::collection::vec(any::<bool>(), 300)) {
+        let map: SharedMap<u16, u8> = (0..count).map(|n| (n as u16, 0)).collect();
+        let mut iter = map.iter();
+        let mut seen: Vec<u16> = Vec::new();
+        for from_back in ends {
+            let next = if from_back { iter.next_back() } else { iter.next() };
+            seen.extend(next.map(|(key, _)| *key));
+        }
+        seen.sort_unstable();
+        prop_assert_eq!(seen, (0..count as u16).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn an_edit_copies_one_chunk_of_a_map_that_others_hold() {
+    let before: SharedMap<u32, u8> = (0..10_000).map(|n| (n, 0)).collect();
+    let mut after = before.clone();
+    after.insert(5_000, 1);
+    after.remove(&7_000);
+    let shared = before.chunks.iter().filter(|a| after.chunks.iter().any(|b| Arc::ptr_eq(a, b))).count();
+    assert_eq!(shared, before.chunks.len() - 2);
+}
+
+#[test]
+fn the_last_of_equal_keys_counts() {
+    let map: SharedMap<&str, u8> = [("a", 1), ("b", 2), ("a", 3)].into();
+    assert_eq!((map["a"], map.len()), (3, 2));
+}
+
+#[test]
+fn keys_in_order_fill_chunks_to_the_end() {
+    let mut map = SharedMap::new();
+    (0..1_000_u32).for_each(|n| {
+        map.insert(n, n);
+    });
+    assert_eq!(map.chunks.len(), 1_000_usize.div_ceil(CHUNK_MAX));
+}
