@@ -89,6 +89,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
             healthy_threshold: config.health.healthy_threshold,
             unhealthy_threshold: config.health.unhealthy_threshold,
         },
+        load_balancer_class: config.source.load_balancer_class().to_owned(),
         claims_unclassed: config.source.claims_classless(),
     }
 }

@@ -42,6 +42,10 @@ pub(super) fn offline(path: &Path) -> Offline {
             report.merge(&faults);
             objects
         }
+        Some(SourceConfig::Kubernetes(_)) => {
+            report.push(Diagnostic::error("source.kubernetes is not read offline by this build"));
+            Objects::default()
+        }
         None => Objects::default(),
     };
     let outcome = loaded.config.as_ref().map(|config| {

@@ -1,12 +1,19 @@
 //! `source`: where the Kubernetes objects come from. Exactly one of the two.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::section;
-use crate::yaml::Fields;
+use crate::yaml::{Fields, text};
 
-/// `spec.loadBalancerClass` of the Services that are ours.
+/// Default of `source.kubernetes.loadBalancerClass`, and the class in directory mode.
 pub const LOAD_BALANCER_CLASS: &str = "tidegate.dev/gateway";
+/// Default of `source.kubernetes.stateDirectory`.
+const STATE_DIRECTORY: &str = "/var/lib/tidegate";
+/// Default of `source.kubernetes.apiLossGrace`: an etcd member is restored, or a control plane fails over, in less.
+const API_LOSS_GRACE: Duration = Duration::from_secs(300);
+/// Largest `apiLossGrace`: a week.
+const API_LOSS_GRACE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The validated `source` section. Default: `directory` with its defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +26,38 @@ pub enum SourceConfig {
         /// `watch`: follow changes. Default true.
         watch: bool,
     },
+    /// `kubernetes`: an API server.
+    Kubernetes(KubernetesConfig),
+}
+
+/// The validated `source.kubernetes` section.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KubernetesConfig {
+    /// `kubeconfig`: the file that says how to reach the API server, relative to the file that names it. Default
+    /// `""`: the first of `$KUBECONFIG`, `~/.kube/config`, and the service account of the Pod.
+    pub kubeconfig: Option<PathBuf>,
+    /// `loadBalancerClass`: the class of the Services that are ours. Default `tidegate.dev/gateway`.
+    pub load_balancer_class: String,
+    /// `default`: Services without a class are ours too. Default false.
+    pub default: bool,
+    /// `apiLossGrace`: how long objects are kept that an API server no longer has, or has older, when it is back from
+    /// a loss. Up to a week; 0s believes it at once. Default 5m.
+    pub api_loss_grace: Duration,
+    /// `stateDirectory`: where the last objects are kept, to forward by when the API server is down at the start;
+    /// `""` keeps none. Default `/var/lib/tidegate`.
+    pub state_directory: Option<PathBuf>,
+}
+
+impl Default for KubernetesConfig {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
+            default: false,
+            api_loss_grace: API_LOSS_GRACE,
+            state_directory: Some(PathBuf::from(STATE_DIRECTORY)),
+        }
+    }
 }
 
 impl SourceConfig {
@@ -31,6 +70,15 @@ impl SourceConfig {
     pub fn claims_classless(&self) -> bool {
         match self {
             Self::Directory { .. } => true,
+            Self::Kubernetes(kubernetes) => kubernetes.default,
+        }
+    }
+
+    /// The `loadBalancerClass` of the Services that are ours.
+    pub fn load_balancer_class(&self) -> &str {
+        match self {
+            Self::Directory { .. } => LOAD_BALANCER_CLASS,
+            Self::Kubernetes(kubernetes) => &kubernetes.load_balancer_class,
         }
     }
 }
@@ -38,7 +86,9 @@ impl SourceConfig {
 pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
     let Some(fields) = parent.get("source") else { return Some(SourceConfig::default_in(base)) };
     let fields = fields.fields()?;
-    let both = fields.get("directory").is_some() && fields.get("kubernetes").is_some();
+    // A key without a value asks for the defaults, and counts as written.
+    let written = |key| fields.itself().node.entry(key).is_some();
+    let both = written("directory") && written("kubernetes");
     if both {
         fields.itself().error("both directory and kubernetes", "exactly one of them");
     }
@@ -53,22 +103,42 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
         watch = directory.get("watch").and_then(|f| f.boolean()).unwrap_or(true);
         Some(())
     });
-    section(&fields, "kubernetes", |kubernetes| {
-        for key in ["kubeconfig", "loadBalancerClass"] {
-            kubernetes.get(key).and_then(|f| f.string());
-        }
-        kubernetes.get("default").and_then(|f| f.boolean());
-        Some(())
-    });
-    let kubernetes = fields.get("kubernetes");
-    if let Some(field) = &kubernetes {
-        let what = "the gateway does not read from an API server yet";
-        field.error(what, "source.directory with the manifests in files");
-    }
+    let kubernetes = section(&fields, "kubernetes", |kubernetes| Some(decode_kubernetes(kubernetes, base)));
     if fields.is_empty() {
         fields.itself().error("neither directory nor kubernetes", "exactly one of them");
     }
-    let only_kubernetes = kubernetes.is_some() && !both;
+    let directory = SourceConfig::Directory { path: base.join(path), watch };
+    // With both named there is no telling which was meant: the manifests are at least there to be checked.
+    let source = if written("kubernetes") && !both {
+        SourceConfig::Kubernetes(kubernetes.unwrap_or_default())
+    } else {
+        directory
+    };
     fields.finish(crate::yaml::Unknown::Refused);
-    (!only_kubernetes).then(|| SourceConfig::Directory { path: base.join(path), watch })
+    Some(source)
+}
+
+fn decode_kubernetes(fields: &Fields<'_>, base: &Path) -> KubernetesConfig {
+    let path = |key, accepted| {
+        let text = fields.get(key)?.string_where(|t| !t.contains('\0'), accepted)?;
+        Some(text.trim())
+    };
+    let kubeconfig = path("kubeconfig", "the path of a kubeconfig file, or \"\" for the default");
+    let class = fields.get("loadBalancerClass").and_then(|f| {
+        f.string_where(text::is_qualified_name, "a name such as tidegate.dev/gateway").map(str::to_owned)
+    });
+    let grace = fields.get("apiLossGrace").and_then(|f| f.duration(Duration::ZERO..=API_LOSS_GRACE_MAX));
+    let state_directory = path("stateDirectory", "the path of a directory, or \"\" for none");
+    let defaults = KubernetesConfig::default();
+    KubernetesConfig {
+        kubeconfig: kubeconfig.filter(|t| !t.is_empty()).map(|t| base.join(t)),
+        load_balancer_class: class.unwrap_or(defaults.load_balancer_class),
+        default: fields.get("default").and_then(|f| f.boolean()).unwrap_or(defaults.default),
+        api_loss_grace: grace.unwrap_or(defaults.api_loss_grace),
+        state_directory: match state_directory {
+            None => defaults.state_directory,
+            Some("") => None,
+            Some(text) => Some(base.join(text)),
+        },
+    }
 }

@@ -310,8 +310,16 @@ const FAULTS: &[(&str, &str)] = &[
         "8:29: error: source.directory.watch: the number 1 is not accepted; accepted: true or false",
     ),
     (
-        "source: {kubernetes: {kubeconfig: ''}}",
-        "8:22: error: source.kubernetes: the gateway does not read from an API server yet; accepted: source.directory with the manifests in files",
+        "source: {kubernetes: {loadBalancerClass: 'a b'}}",
+        "8:42: error: source.kubernetes.loadBalancerClass: the text \"a b\" is not accepted; accepted: a name such as tidegate.dev/gateway",
+    ),
+    (
+        "source: {kubernetes: {apiLossGrace: 8d}}",
+        "8:37: error: source.kubernetes.apiLossGrace: the text \"8d\" is not accepted; accepted: a duration such as 500ms, 2s, 1m30s or 1h",
+    ),
+    (
+        "source: {kubernetes: {token: x}}",
+        "8:23: error: unknown key \"token\" in source.kubernetes; accepted: kubeconfig, loadBalancerClass, apiLossGrace, stateDirectory, default",
     ),
     ("source: {files: {}}", "8:10: error: unknown key \"files\" in source; accepted: directory, kubernetes"),
     (
@@ -523,6 +531,32 @@ fn the_head_of_the_file_is_checked() {
         lines("- a\n"),
         ["gateway.yaml:1:1: error: a list is not accepted; accepted: a mapping of keys to values"]
     );
+}
+
+#[test]
+fn the_kubernetes_source_has_defaults_for_every_key_and_paths_relative_to_the_file() {
+    let source = |rest: &str| {
+        let loaded = parse(&format!("{BASE}{rest}"), "gateway.yaml", Path::new("/etc/tidegate"), 2);
+        loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)).source
+    };
+    for defaults in ["source: {kubernetes: {}}\n", "source:\n  kubernetes:\n"] {
+        assert_eq!(source(defaults), SourceConfig::Kubernetes(KubernetesConfig::default()));
+    }
+    assert!(!source("source: {kubernetes: {}}\n").claims_classless());
+    let written = source(
+        "source: {kubernetes: {kubeconfig: kc, loadBalancerClass: example.com/lb, default: true, \
+         apiLossGrace: 90s, stateDirectory: ''}}\n",
+    );
+    let expected = KubernetesConfig {
+        kubeconfig: Some("/etc/tidegate/kc".into()),
+        load_balancer_class: "example.com/lb".into(),
+        default: true,
+        api_loss_grace: Duration::from_secs(90),
+        state_directory: None,
+    };
+    assert_eq!(written, SourceConfig::Kubernetes(expected));
+    assert!(written.claims_classless());
+    assert_eq!(written.load_balancer_class(), "example.com/lb");
 }
 
 #[test]

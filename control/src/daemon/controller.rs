@@ -27,7 +27,7 @@ use crate::diagnostic::Diagnostic;
 use crate::health::{Checker, Failing};
 use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
 use crate::reconcile::{DrainTarget, Input, Memory, Outcome, Settings, reconcile};
-use crate::source::directory::SourceUpdate;
+use crate::source::SourceUpdate;
 
 /// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
 /// `/healthz` then tells.

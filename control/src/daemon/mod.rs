@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::config::{self, GatewayConfig};
 use crate::health::{Checker, Failing, TcpConnect};
 use crate::health_check_node_port::BindFailure;
-use crate::source::directory::SourceUpdate;
+use crate::source::SourceUpdate;
 use controller::{Command, Controller};
 use start::Source;
 use state::State;

@@ -17,7 +17,8 @@ use crate::admin::Server;
 use crate::assemble;
 use crate::config::{GatewayConfig, SourceConfig};
 use crate::health_check_node_port::probes::Probes;
-use crate::source::directory::{DirectorySource, SourceUpdate, Watch};
+use crate::source::SourceUpdate;
+use crate::source::directory::{DirectorySource, Watch};
 use crate::telemetry::{self, Listener};
 
 /// Starts ports and workers; `failed` hears of a worker that dies.
@@ -68,7 +69,9 @@ pub(super) enum Source {
 impl Source {
     /// Opens the directory; its first state is there on return.
     pub(super) fn open(config: &GatewayConfig) -> anyhow::Result<Self> {
-        let SourceConfig::Directory { path, watch: follow } = &config.source;
+        let SourceConfig::Directory { path, watch: follow } = &config.source else {
+            anyhow::bail!("source.kubernetes is not served by this build");
+        };
         if *follow {
             let source = DirectorySource::watch(path).context("cannot follow the directory of manifests")?;
             return Ok(Self::Followed(source));
@@ -118,11 +121,14 @@ pub(super) async fn listeners(
     commands: mpsc::Sender<Command>,
 ) -> anyhow::Result<Listeners> {
     let admin = &config.admin;
-    let SourceConfig::Directory { path: source, .. } = &config.source;
+    let source = match &config.source {
+        SourceConfig::Directory { path, .. } => path.display().to_string(),
+        SourceConfig::Kubernetes(_) => "kubernetes".to_owned(),
+    };
     let operator = Operator {
         state: Arc::clone(state),
         commands,
-        source: source.display().to_string(),
+        source,
         flow_entries: u64::from(config.dataplane.flow_entries_per_core),
     };
     let server = Server::start(&admin.socket, Arc::new(operator))

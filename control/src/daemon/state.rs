@@ -15,7 +15,7 @@ use tidegate_dataplane::gateway::Dataplane;
 use crate::health::CheckCounts;
 use crate::health_check_node_port::{HealthReport, ProxyHealth};
 use crate::reconcile::{DrainTarget, Outcome};
-use crate::source::directory::SourceUpdate;
+use crate::source::SourceUpdate;
 use crate::telemetry::{self, Generations, Process, Sample, Timings};
 
 /// An update that the workers have not taken up after this long makes the gateway unhealthy: twice kube-proxy's

@@ -34,7 +34,6 @@ use std::time::Duration;
 
 use tidegate_core::snapshot::SnapshotSpec;
 
-use crate::config::LOAD_BALANCER_CLASS;
 use crate::diagnostic::Diagnostic;
 use crate::health::{Failing, Target};
 use crate::model::{EndpointIndex, ObjectKey, Objects, Port, Service, ServiceType, TrafficPolicy};
@@ -189,7 +188,7 @@ fn plans<'a>(input: &Input<'a>, findings: &mut Vec<Finding>) -> Vec<Plan<'a>> {
 fn wants_load_balancer(service: &Service, settings: &Settings) -> bool {
     service.service_type == ServiceType::LoadBalancer
         && match service.load_balancer_class.as_deref() {
-            Some(class) => class == LOAD_BALANCER_CLASS,
+            Some(class) => class == settings.load_balancer_class,
             None => settings.claims_unclassed,
         }
 }

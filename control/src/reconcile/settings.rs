@@ -12,7 +12,7 @@ use tidegate_core::snapshot::{
     ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, RouteSpec, TableSize,
 };
 
-use crate::config::{self, PodRoutes};
+use crate::config::{self, LOAD_BALANCER_CLASS, PodRoutes};
 use crate::health::Probe;
 use crate::model::IpFamily;
 use crate::pools::Pool;
@@ -60,6 +60,8 @@ pub struct Settings {
     pub compat: BTreeSet<String>,
     /// `health`, for Services that say nothing else.
     pub probe: Probe,
+    /// `source.kubernetes.loadBalancerClass`: the `spec.loadBalancerClass` of the Services that are ours.
+    pub load_balancer_class: String,
     /// Whether a Service without `loadBalancerClass` is ours: always for the directory source, whose objects
     /// were put there for this gateway; `source.kubernetes.default` for the API server.
     pub claims_unclassed: bool,
@@ -94,6 +96,7 @@ impl Default for Settings {
                 healthy_threshold: 2,
                 unhealthy_threshold: 3,
             },
+            load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
             claims_unclassed: true,
         }
     }

@@ -1,7 +1,103 @@
-//! Where the desired state comes from: a directory of manifests; later the API server.
+//! Where the desired state comes from: a directory of manifests, or the API server.
 //!
-//! Every source fills the one [`crate::model::Objects`] with objects that are defaulted and valid, so that
-//! nobody after it needs to know which source it was. What cannot be taken is in a report, with its place.
+//! Every source fills the one [`crate::model::Objects`] with objects that are defaulted and valid, and gives it out as
+//! [`SourceUpdate`]s, so that nobody after it needs to know which source it was. What cannot be taken is in a report,
+//! with its place. How a source gets on is in its [`SourceState`], for metrics, `status` and conditions.
+//!
+//! Invariant: the same objects give equal [`Objects`], whichever source they came through ([`manifest`] decodes for
+//! both).
 
 pub mod directory;
 mod manifest;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use jiff::Timestamp;
+
+use crate::diagnostic::Report;
+use crate::model::Objects;
+
+/// A state of the objects.
+#[derive(Debug, Clone)]
+pub struct SourceUpdate {
+    /// Counts states from 1.
+    pub revision: u64,
+    /// All objects; where something stands in for them (a file with errors, an API server that lost them), those of
+    /// their last good state. What did not change since the last update is the same `Arc` as there: see
+    /// [`Objects`] for finding what did.
+    pub objects: Arc<Objects>,
+    /// All faults.
+    pub report: Arc<Report>,
+    /// The files that stand at an older state, with the time since when.
+    pub stale: Arc<[StaleFile]>,
+    /// When the change was first seen, for the time from change to programmed.
+    pub seen: Instant,
+}
+
+/// A file whose last good objects are kept because what it holds now has errors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaleFile {
+    /// The file.
+    pub path: PathBuf,
+    /// When it turned bad.
+    pub since: SystemTime,
+}
+
+/// How the source gets on. A directory is always connected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceState {
+    /// Whether every watch is in place now. While it is not, the gateway goes on with the last objects.
+    pub connected: bool,
+    /// Since when that is so.
+    pub since: Timestamp,
+    /// When the objects were last known to be those of the source: now, while connected.
+    pub last_sync: Option<Timestamp>,
+    /// Why the last attempt failed, until a connection stands again.
+    pub last_error: Option<String>,
+    /// The objects are those that were on disk when the gateway started: the API server has not answered yet.
+    pub from_disk: bool,
+    /// Objects that the API server no longer has since it came back, and that are kept for `apiLossGrace`.
+    pub kept: Arc<[KeptObjects]>,
+    /// Attempts to list or watch that failed, since the start.
+    pub failures: u64,
+    /// Files of objects on disk that could not be read, since the start.
+    pub corrupt_files: u64,
+}
+
+impl SourceState {
+    /// A source that has just been read in full.
+    #[must_use]
+    pub fn connected_since(since: Timestamp) -> Self {
+        Self { connected: true, last_sync: Some(since), ..Self::unconnected_since(since) }
+    }
+
+    /// A source that has not answered yet.
+    #[must_use]
+    pub fn unconnected_since(since: Timestamp) -> Self {
+        Self {
+            connected: false,
+            since,
+            last_sync: None,
+            last_error: None,
+            from_disk: false,
+            kept: Arc::from([]),
+            failures: 0,
+            corrupt_files: 0,
+        }
+    }
+}
+
+/// Objects of one kind that are kept though the API server lost them, or has older ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptObjects {
+    /// Such as `Service`.
+    pub kind: &'static str,
+    /// How many.
+    pub count: usize,
+    /// The first few by name.
+    pub some: Vec<String>,
+    /// When the first of them goes, unless it comes back.
+    pub until: Timestamp,
+}

@@ -28,7 +28,7 @@ use tidegate_dataplane::gateway::{ServiceStats, Stats};
 use crate::pools::PoolUsage;
 use crate::reconcile::Finding;
 use crate::reconcile::view::ServiceView;
-use crate::source::directory::StaleFile;
+use crate::source::StaleFile;
 use exposition::Exposition;
 
 /// All that one page is made of.

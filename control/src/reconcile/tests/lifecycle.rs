@@ -338,7 +338,7 @@ fn services_that_are_not_ours_are_left_alone() {
     world.settings.claims_unclassed = false;
     world.put(service("unclassed"));
     let mut ours = service("ours");
-    ours.load_balancer_class = Some(LOAD_BALANCER_CLASS.into());
+    ours.load_balancer_class = Some(world.settings.load_balancer_class.clone());
     world.put(ours);
     let names: Vec<String> = world.look().services.into_iter().map(|s| s.name).collect();
     assert_eq!(names, ["ours"]);

@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime};
 use super::assemble::assemble;
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::model::Objects;
+use crate::source::StaleFile;
 use crate::source::manifest::{self, Object};
 use crate::yaml::Sheet;
 
@@ -26,15 +27,6 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 const DEPTH_MAX: usize = 16;
 /// Age at which the metadata of a file are trusted to show its next change.
 const SETTLED: Duration = Duration::from_secs(2);
-
-/// A file whose last good objects are kept because what it holds now has errors.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StaleFile {
-    /// The file.
-    pub path: PathBuf,
-    /// When it turned bad.
-    pub since: SystemTime,
-}
 
 /// What is known of the directory.
 #[derive(Debug)]

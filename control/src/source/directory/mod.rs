@@ -22,8 +22,7 @@ use std::path::Path;
 use crate::diagnostic::Report;
 use crate::model::Objects;
 
-pub use files::StaleFile;
-pub use watch::{SourceUpdate, Watch};
+pub use watch::Watch;
 
 /// A directory of manifests.
 #[derive(Debug, Clone, Copy)]

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::{ObjectKey, Objects};
+use crate::source::SourceUpdate;
 
 fn service(name: &str, port: u16) -> String {
     format!(

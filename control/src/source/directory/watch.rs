@@ -16,9 +16,8 @@ use std::time::{Duration, Instant};
 use notify::{EventKind, RecursiveMode, Watcher};
 use tokio::sync::watch;
 
-use super::files::{Files, StaleFile};
-use crate::diagnostic::Report;
-use crate::model::Objects;
+use super::files::Files;
+use crate::source::SourceUpdate;
 
 /// Changes are taken together until this long passes without another.
 const QUIET: Duration = Duration::from_millis(10);
@@ -26,21 +25,6 @@ const QUIET: Duration = Duration::from_millis(10);
 const DEBOUNCE_MAX: Duration = Duration::from_secs(1);
 /// The directory is looked at this often without an event.
 const RESCAN: Duration = Duration::from_secs(3);
-
-/// A state of the directory.
-#[derive(Debug, Clone)]
-pub struct SourceUpdate {
-    /// Counts states from 1.
-    pub revision: u64,
-    /// All objects; of files with errors those of their last good state.
-    pub objects: Arc<Objects>,
-    /// All faults.
-    pub report: Arc<Report>,
-    /// The files that stand at an older state, with the time since when.
-    pub stale: Arc<[StaleFile]>,
-    /// When the change was first seen, for the time from change to programmed.
-    pub seen: Instant,
-}
 
 /// A directory being followed. Dropping it ends the thread.
 #[derive(Debug)]
