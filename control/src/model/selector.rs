@@ -1,8 +1,9 @@
 //! Label selectors in the two forms Kubernetes has: `matchLabels` and `matchExpressions`.
 //!
-//! Pools choose by them who may take their addresses. Pure.
+//! Pools choose by them who may take their addresses, annotations choose nodes by their text form. Pure.
 
 use super::Labels;
+use crate::yaml::text;
 
 /// A label selector: all of its requirements must hold. The empty one selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,6 +37,38 @@ pub enum Operator {
 }
 
 impl Selector {
+    /// What [`Selector::parse`] takes.
+    pub const ACCEPTED: &'static str =
+        "a label selector such as disk=ssd,zone in (a, b),!spot (key, !key, =, ==, !=, in, notin)";
+
+    /// Reads the text form that `kubectl -l` takes; the requirements are separated by commas and must all hold.
+    ///
+    /// ```
+    /// use tidegate::model::{Labels, Selector};
+    /// let selector = Selector::parse("disk=ssd, zone in (a, b)").expect("it is one");
+    /// assert!(selector.matches(&Labels::from([("disk".into(), "ssd".into()), ("zone".into(), "b".into())])));
+    /// assert!(Selector::parse("disk=ssd=fast").is_none());
+    /// ```
+    pub fn parse(selector: &str) -> Option<Self> {
+        let mut rest = selector.trim();
+        let mut parsed = Self::default();
+        while !rest.is_empty() {
+            // A comma inside of parentheses belongs to a list of values.
+            let end = match (rest.find('('), rest.find(',')) {
+                (Some(open), Some(comma)) if open < comma => rest.find(')')? + 1,
+                (_, Some(comma)) => comma,
+                (_, None) => rest.len(),
+            };
+            let (requirement, after) = rest.split_at(end);
+            parsed.match_expressions.push(Expression::parse(requirement.trim())?);
+            rest = match after.trim_start() {
+                "" => "",
+                after => Some(after.strip_prefix(',')?.trim_start()).filter(|more| !more.is_empty())?,
+            };
+        }
+        Some(parsed)
+    }
+
     /// Whether it holds for an object with these labels.
     pub fn matches(&self, labels: &Labels) -> bool {
         self.match_labels.iter().all(|(k, v)| labels.get(k) == Some(v))
@@ -44,6 +77,33 @@ impl Selector {
 }
 
 impl Expression {
+    fn parse(requirement: &str) -> Option<Self> {
+        let one = |value: &str| text::is_label_value(value.trim()).then(|| vec![value.trim().to_owned()]);
+        let (key, operator) = if let Some((key, value)) = requirement.split_once("!=") {
+            (key, Operator::NotIn(one(value)?))
+        } else if let Some((key, value)) =
+            requirement.split_once("==").or_else(|| requirement.split_once('='))
+        {
+            (key, Operator::In(one(value)?))
+        } else if let Some(list) = requirement.strip_suffix(')') {
+            let (head, values) = list.split_once('(')?;
+            let values = values.split(',').map(str::trim);
+            let values: Option<Vec<String>> =
+                values.map(|v| text::is_label_value(v).then(|| v.to_owned())).collect();
+            match head.trim().rsplit_once(char::is_whitespace)? {
+                (key, "in") => (key, Operator::In(values?)),
+                (key, "notin") => (key, Operator::NotIn(values?)),
+                _ => return None,
+            }
+        } else if let Some(key) = requirement.strip_prefix('!') {
+            (key, Operator::DoesNotExist)
+        } else {
+            (requirement, Operator::Exists)
+        };
+        let key = key.trim();
+        text::is_qualified_name(key).then(|| Self { key: key.to_owned(), operator })
+    }
+
     fn matches(&self, labels: &Labels) -> bool {
         let value = labels.get(&self.key);
         match &self.operator {
@@ -58,6 +118,30 @@ impl Expression {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_text_form_is_that_of_kubectl() {
+        let labels = Labels::from([("disk".into(), "ssd".into()), ("zone".into(), "b".into())]);
+        for (selector, expected) in [
+            ("", true),
+            ("disk=ssd", true),
+            ("disk == ssd , zone in (a,b)", true),
+            ("zone in (a, c)", false),
+            ("zone notin (a, c),!spot", true),
+            ("disk", true),
+            ("!disk", false),
+            ("disk!=hdd", true),
+            ("spot!=yes", true),
+            ("disk=", false),
+        ] {
+            assert_eq!(Selector::parse(selector).map(|s| s.matches(&labels)), Some(expected), "{selector}");
+        }
+        for faulty in
+            [",", "disk=ssd,", "disk=a=b", "disk=a b", "zone in a", "zone in (a", "zone of (a)", "a b", "=x"]
+        {
+            assert_eq!(Selector::parse(faulty), None, "{faulty}");
+        }
+    }
 
     #[test]
     fn a_selector_holds_only_when_every_requirement_does() {

@@ -5,18 +5,20 @@
 //! that is understood and not granted yet lands in [`Options::refused`]: no port of the Service is programmed
 //! then, since serving it another way than asked (without its rate limit, to nodes it excludes) is worse.
 
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use tidegate_core::snapshot::{ForwardingMode, TableSize};
 
-use super::aliases::{self, Meaning};
+use super::aliases::{self, Said};
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
 use crate::config::{self, Word};
 use crate::diagnostic::Diagnostic;
 use crate::health::Probe;
-use crate::model::{Metadata, Port, Service};
+use crate::model::{Labels, Metadata, Port, Selector, Service};
 use crate::pools::{PoolWish, WantedPool};
 use crate::yaml::text;
 
@@ -90,6 +92,10 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) mode: ForwardingMode,
+    /// Whether endpoints or their nodes are the backends.
+    pub(super) target: config::Target,
+    /// The nodes that may be backends, or have them; all where it is not said.
+    pub(super) node_selector: Option<Selector>,
     pub(super) table_size: TableSize,
     pub(super) drain_timeout: Duration,
     pub(super) idle_timeout_tcp: Duration,
@@ -110,37 +116,12 @@ pub(super) struct Options {
 
 /// Reads the annotations of a Service.
 pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec<Finding>) -> Options {
+    let annotations = &service.meta.annotations;
     let mut options = defaults(settings);
-    let mut read = Reader { meta: &service.meta, findings };
-    let mut asks_internal = None;
+    let mut read = Reader { meta: &service.meta, findings, written: None };
     // Aliases first, so that an annotation of ours overrides what an alias says.
-    for (annotation, value) in &service.meta.annotations {
-        let Some(alias) = aliases::known(annotation) else { continue };
-        let enabled = settings.compat.iter().any(|v| *v == alias.vendor);
-        match alias.meaning {
-            Meaning::Same(ours) if enabled => {
-                if !service.meta.annotations.contains_key(ours) {
-                    read.apply(&mut options, ours, annotation, value);
-                }
-            }
-            Meaning::Same(ours) => {
-                read.ignored(annotation, &format!("{} is not in services.compat", alias.vendor), ours);
-            }
-            Meaning::Internal if enabled && aliases::asks_internal(alias, value) => {
-                asks_internal = Some(annotation);
-            }
-            Meaning::Internal if !aliases::asks_internal(alias, value) => {}
-            Meaning::Internal => read.ignored(
-                annotation,
-                &format!("{} is not in services.compat", alias.vendor),
-                "tidegate.dev/address-pool with the name of an internal pool",
-            ),
-            Meaning::Unsupported => {
-                read.ignored(annotation, "it is not supported yet", "annotations of tidegate.dev/");
-            }
-        }
-    }
-    for (annotation, value) in &service.meta.annotations {
+    let internal = read.aliases(&mut options, annotations, &settings.compat);
+    for (annotation, value) in annotations {
         if annotation.starts_with("tidegate.dev/") {
             read.apply(&mut options, annotation, annotation, value);
         }
@@ -152,7 +133,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         read.invalid_at(&field, what, "at most the interval");
         options.probe.timeout = interval;
     }
-    if let Some(annotation) = asks_internal
+    if let Some(annotation) = internal
         && options.pool.is_none()
         && options.requested.is_empty()
     {
@@ -166,6 +147,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
 fn defaults(settings: &Settings) -> Options {
     Options {
         mode: settings.forwarding,
+        target: settings.target,
+        node_selector: None,
         table_size: settings.table_size,
         drain_timeout: settings.drain_timeout,
         idle_timeout_tcp: IDLE_TIMEOUT_TCP,
@@ -199,9 +182,62 @@ fn deprecated_address(service: &Service, options: &mut Options, read: &mut Reade
 struct Reader<'a> {
     meta: &'a Metadata,
     findings: &'a mut Vec<Finding>,
+    /// The value of an alias as its author wrote it, while it is applied.
+    written: Option<String>,
 }
 
 impl Reader<'_> {
+    /// Applies what the annotations of other balancers say. The one that asks for an internal address, if any.
+    fn aliases<'a>(
+        &mut self,
+        options: &mut Options,
+        annotations: &'a Labels,
+        compat: &BTreeSet<String>,
+    ) -> Option<&'a str> {
+        if compat.contains("aws") {
+            aliases::probe_defaults(annotations, &mut options.probe);
+        }
+        let mut internal = None;
+        let mut said: BTreeMap<&'static str, (&str, Cow<'_, str>)> = BTreeMap::new();
+        for (annotation, value) in annotations {
+            let Some(alias) = aliases::known(annotation) else { continue };
+            let meaning = alias.read(value, annotations);
+            let enabled = compat.contains(alias.vendor);
+            let unless_ours = |ours: &str| !annotations.contains_key(ours);
+            match meaning {
+                Said::Nothing => {}
+                Said::Ignored(why, accepted) => self.ignored(annotation, &why, accepted),
+                _ if !enabled => {
+                    let why = format!("{} is not in services.compat", alias.vendor);
+                    self.ignored(
+                        annotation,
+                        &why,
+                        "services.compat with it, or annotations of tidegate.dev/",
+                    );
+                }
+                Said::Ours(ours, translated) if unless_ours(ours) => match said.get(ours) {
+                    Some((first, before)) if *before != translated => {
+                        let why = format!("it contradicts the annotation {first}");
+                        self.ignored(annotation, &why, "one of the two");
+                    }
+                    Some(_) => {}
+                    None => {
+                        self.written = Some(value.clone());
+                        self.apply(options, ours, annotation, &translated);
+                        self.written = None;
+                        said.insert(ours, (annotation, translated));
+                    }
+                },
+                Said::Ours(..) => {}
+                Said::Internal => internal = Some(annotation.as_str()),
+                Said::Invalid(accepted) => self.invalid(annotation, value, &accepted),
+                Said::InvalidPort(accepted) => self.invalid_port(options, annotation, value, &accepted),
+                Said::InvalidAddress(accepted) => self.invalid_address(options, annotation, value, &accepted),
+            }
+        }
+        internal
+    }
+
     /// Applies the value of one of our annotations, written as `annotation` (an alias perhaps).
     fn apply(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         let value = value.trim();
@@ -213,10 +249,7 @@ impl Reader<'_> {
                 Word::Unknown => self.invalid(annotation, value, config::FORWARDING_ACCEPTED),
             },
             key::TARGET => match config::target(value) {
-                Word::Known(config::Target::Pod) => {}
-                Word::Known(config::Target::Node) => {
-                    self.refuse(options, annotation, value, config::TARGET_ACCEPTED);
-                }
+                Word::Known(target) => options.target = target,
                 Word::NotYet => self.refuse(options, annotation, value, config::TARGET_ACCEPTED),
                 Word::Unknown => self.invalid(annotation, value, config::TARGET_ACCEPTED),
             },
@@ -238,9 +271,14 @@ impl Reader<'_> {
                 self.refuse(options, annotation, value, "0 (no limit), or no annotation");
             }
             key::BACKEND_NODE_SELECTOR if value.is_empty() => {}
-            key::BACKEND_NODE_SELECTOR => {
-                self.refuse(options, annotation, value, "no annotation (all nodes)");
-            }
+            key::BACKEND_NODE_SELECTOR => match Selector::parse(value) {
+                Some(selector) => {
+                    options.node_selector = Some(selector);
+                    self.refuse(options, annotation, value, "no annotation (all nodes)");
+                }
+                // All nodes would be more than were meant.
+                None => self.invalid_port(options, annotation, value, Selector::ACCEPTED),
+            },
             key::TABLE_SIZE => match config::table_size(value) {
                 Some(size) => options.table_size = size,
                 None => self.invalid(annotation, value, config::TABLE_SIZE_ACCEPTED),
@@ -313,10 +351,7 @@ impl Reader<'_> {
                 options.requested = addresses.into_iter().map(|ip| (ip, field.clone())).collect();
             }
             // Another address than the one meant is worse than none: DNS does not point there.
-            _ => {
-                self.invalid(annotation, value, ACCEPTED);
-                options.no_allocation = Some(format!("annotation {annotation}: {value:?} is not understood"));
-            }
+            _ => self.invalid_address(options, annotation, value, ACCEPTED),
         }
     }
 
@@ -336,12 +371,29 @@ impl Reader<'_> {
 
     /// A wish that is understood and not granted yet.
     fn refuse(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
+        let written = self.written.clone();
+        let value = written.as_deref().unwrap_or(value);
         let what = format!("annotation {annotation}: {value:?} is not supported yet, no port is programmed");
         options.refused.push(format!("{annotation}: {value} is not supported yet"));
         self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
     }
 
+    /// A value that is not understood, where the default would be another thing than what was meant to be kept out.
+    fn invalid_port(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
+        let what = format!("annotation {annotation}: {value:?} is not understood, no port is programmed");
+        options.refused.push(format!("{annotation}: {value} is not understood"));
+        self.invalid_at(&annotation_field(annotation), what, accepted);
+    }
+
+    fn invalid_address(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
+        let what = format!("annotation {annotation}: {value:?} is not understood, no address is given");
+        options.no_allocation = Some(what.clone());
+        self.invalid_at(&annotation_field(annotation), what, accepted);
+    }
+
     fn invalid(&mut self, annotation: &str, value: &str, accepted: &str) {
+        let written = self.written.clone();
+        let value = written.as_deref().unwrap_or(value);
         let what = format!("annotation {annotation}: {value:?} is not understood, the default is used");
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }

@@ -1,5 +1,6 @@
 //! Stories about Services: each ends in an assertion on the outcome. Here the world that they start from.
 
+mod aliases;
 mod lifecycle;
 mod order;
 mod refusals;

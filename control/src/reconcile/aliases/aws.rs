@@ -1,0 +1,182 @@
+//! `service.beta.kubernetes.io/aws-load-balancer-*`, with the ranges and defaults of AWS.
+//!
+//! Pure functions of a value, and of the other annotations where one counts only beside another.
+
+use std::time::Duration;
+
+use super::super::options::key;
+use super::{Said, boolean, number};
+use crate::health::Probe;
+use crate::model::Labels;
+
+macro_rules! key_of {
+    ($rest:literal) => {
+        concat!("service.beta.kubernetes.io/aws-load-balancer-", $rest)
+    };
+}
+
+pub(super) const PREFIX: &str = key_of!("");
+pub(super) const PROXY_PROTOCOL: &str = key_of!("proxy-protocol");
+pub(super) const DRAINING_ENABLED: &str = key_of!("connection-draining-enabled");
+pub(super) const DRAINING_TIMEOUT: &str = key_of!("connection-draining-timeout");
+pub(super) const IDLE_TIMEOUT: &str = key_of!("connection-idle-timeout");
+pub(super) const HEALTHY_THRESHOLD: &str = key_of!("healthcheck-healthy-threshold");
+pub(super) const UNHEALTHY_THRESHOLD: &str = key_of!("healthcheck-unhealthy-threshold");
+pub(super) const HEALTH_INTERVAL: &str = key_of!("healthcheck-interval");
+pub(super) const HEALTH_TIMEOUT: &str = key_of!("healthcheck-timeout");
+pub(super) const HEALTH_PROTOCOL: &str = key_of!("healthcheck-protocol");
+pub(super) const HEALTH_PORT: &str = key_of!("healthcheck-port");
+pub(super) const HEALTH_PATH: &str = key_of!("healthcheck-path");
+pub(super) const TARGET_NODE_LABELS: &str = key_of!("target-node-labels");
+pub(super) const TARGET_TYPE: &str = key_of!("nlb-target-type");
+pub(super) const INTERNAL: &str = key_of!("internal");
+pub(super) const TYPE: &str = key_of!("type");
+pub(super) const ACCESS_LOG: &str = key_of!("access-log-");
+pub(super) const CROSS_ZONE: &str = key_of!("cross-zone-load-balancing-enabled");
+
+/// Seconds between checks where none are written.
+const INTERVAL: u32 = 10;
+/// Seconds that a check may take where none are written.
+const TIMEOUT: u32 = 5;
+
+/// How AWS checks where one of its health-check annotations stands on the Service and the others do not: every 10 s,
+/// 5 s each, 2 successes bring a target back, 6 failures take it out.
+pub(in super::super) fn probe_defaults(annotations: &Labels, probe: &mut Probe) {
+    let any = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
+    if !any.iter().any(|key| annotations.contains_key(*key)) {
+        return;
+    }
+    let seconds = |n: u32| Duration::from_secs(u64::from(n));
+    probe.interval = seconds(INTERVAL);
+    // The default has to stay below an interval that is written.
+    probe.timeout = seconds(TIMEOUT.min(interval(annotations) - 1));
+    probe.healthy_threshold = 2;
+    probe.unhealthy_threshold = 6;
+}
+
+/// The interval in seconds, 5 at least.
+fn interval(annotations: &Labels) -> u32 {
+    let written = annotations.get(HEALTH_INTERVAL).and_then(|v| number(v.trim(), &(5..=300)));
+    written.unwrap_or(INTERVAL)
+}
+
+pub(super) fn proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    match value {
+        "*" => Said::Ours(key::PROXY_PROTOCOL, "v1".into()),
+        // Backends that expect the header would take the client's first bytes for it.
+        _ => Said::InvalidPort("\"*\"".into()),
+    }
+}
+
+pub(super) fn draining_enabled<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    match boolean(value) {
+        Some(true) => Said::Nothing,
+        Some(false) => Said::Ours(key::DRAIN_TIMEOUT, "0s".into()),
+        None => Said::Invalid("true, false".into()),
+    }
+}
+
+pub(super) fn draining_timeout<'a>(value: &'a str, annotations: &'a Labels) -> Said<'a> {
+    if annotations.get(DRAINING_ENABLED).map(|v| v.trim()) != Some("true") {
+        let why = "aws-load-balancer-connection-draining-enabled is not \"true\"";
+        return Said::Ignored(why.into(), "the two together");
+    }
+    seconds(key::DRAIN_TIMEOUT, value, 1, 3600)
+}
+
+pub(super) fn idle_timeout<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    seconds(key::IDLE_TIMEOUT_TCP, value, 1, 4000)
+}
+
+pub(super) fn healthy_threshold<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    threshold(key::HEALTHY_THRESHOLD, value)
+}
+
+pub(super) fn unhealthy_threshold<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    threshold(key::UNHEALTHY_THRESHOLD, value)
+}
+
+fn threshold<'a>(ours: &'static str, value: &'a str) -> Said<'a> {
+    match number(value, &(2..=10)) {
+        Some(_) => Said::Ours(ours, value.into()),
+        None => Said::Invalid("a number, 2 to 10".into()),
+    }
+}
+
+pub(super) fn health_interval<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    seconds(key::HEALTH_INTERVAL, value, 5, 300)
+}
+
+pub(super) fn health_timeout<'a>(value: &'a str, annotations: &'a Labels) -> Said<'a> {
+    let interval = interval(annotations);
+    match number(value, &(2..=60)) {
+        Some(timeout) if timeout < interval => Said::Ours(key::HEALTH_TIMEOUT, format!("{timeout}s").into()),
+        _ => Said::Invalid(
+            format!("seconds, 2 to 60, less than the interval of {interval}; the default is {TIMEOUT}")
+                .into(),
+        ),
+    }
+}
+
+pub(super) fn health_protocol<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    Said::Ours(key::HEALTH_PROTOCOL, value.to_ascii_lowercase().into())
+}
+
+pub(super) fn health_port<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    // The port of the endpoint itself.
+    if value == "traffic-port" { Said::Nothing } else { Said::Ours(key::HEALTH_PORT, value.into()) }
+}
+
+pub(super) fn health_path<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    Said::Ours(key::HEALTH_PATH, value.into())
+}
+
+/// `key=value,key=value`; the syntax of selectors contains it.
+pub(super) fn target_node_labels<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    let pair = |p: &str| p.split_once('=').is_some_and(|(k, v)| !k.trim().is_empty() && !v.contains('='));
+    if value.split(',').all(pair) {
+        Said::Ours(key::BACKEND_NODE_SELECTOR, value.into())
+    } else {
+        Said::InvalidPort("labels of nodes such as disk=ssd,zone=a".into())
+    }
+}
+
+pub(super) fn target_type<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    match value {
+        "ip" => Said::Ours(key::TARGET, "pod".into()),
+        "instance" => Said::Ours(key::TARGET, "node".into()),
+        _ => Said::Invalid("ip, instance".into()),
+    }
+}
+
+/// A network load balancer is what the gateway is.
+pub(super) fn balancer_type<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    match value {
+        "nlb" | "external" => Said::Nothing,
+        "nlb-ip" => Said::Ours(key::TARGET, "pod".into()),
+        _ => Said::Invalid("nlb, nlb-ip, external".into()),
+    }
+}
+
+pub(super) fn access_log<'a>(_: &'a str, _: &'a Labels) -> Said<'a> {
+    Said::Ignored("a flow log is not supported yet".into(), "no annotation")
+}
+
+pub(super) fn cross_zone<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    match boolean(value) {
+        // Every ready endpoint takes flows, unless all carry hints.
+        Some(true) => Said::Nothing,
+        Some(false) => Said::Ignored(
+            "flows are kept in a zone by the hints of EndpointSlices".into(),
+            "spec.trafficDistribution: PreferClose",
+        ),
+        None => Said::Invalid("true, false".into()),
+    }
+}
+
+fn seconds(ours: &'static str, value: &str, min: u32, max: u32) -> Said<'static> {
+    match number(value, &(min..=max)) {
+        Some(n) => Said::Ours(ours, format!("{n}s").into()),
+        None => Said::Invalid(format!("seconds, {min} to {max}").into()),
+    }
+}

@@ -1,0 +1,160 @@
+//! Annotations of other load balancers, and what each of them says in ours (kubernetes.md, section 8).
+//!
+//! A table of keys, each with a pure function from the value as written to [`Said`]; the vendors' own rules (ranges,
+//! defaults, spellings of yes and no) are in `aws`, `tke` and `internal`. `options` applies what they say, for the
+//! vendors in `services.compat` only, and names in a finding whatever has no effect.
+//!
+//! Invariant: a known alias is never passed over in silence, unless it says what the gateway does anyway.
+
+mod aws;
+mod internal;
+mod tke;
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::ops::RangeInclusive;
+
+use super::options::key;
+use crate::model::Labels;
+
+pub(super) use aws::probe_defaults;
+
+/// What the value of an alias says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Said<'a> {
+    /// The same as this annotation of ours with this value.
+    Ours(&'static str, Cow<'a, str>),
+    /// What the gateway does anyway.
+    Nothing,
+    /// Only an address that is not reachable from the internet will do.
+    Internal,
+    /// Known, and without effect, for this reason; with what would have an effect.
+    Ignored(Cow<'static, str>, &'static str),
+    /// Not understood: what would be. The default goes on.
+    Invalid(Cow<'static, str>),
+    /// Not understood, and to go on with the default would be unsafe: no port is programmed.
+    InvalidPort(Cow<'static, str>),
+    /// Not understood, and an address chosen without it could be the wrong one: no address is given.
+    InvalidAddress(Cow<'static, str>),
+}
+
+/// A known annotation of another balancer.
+#[derive(Clone, Copy)]
+pub(super) struct Alias {
+    /// As in `services.compat`.
+    pub(super) vendor: &'static str,
+    /// The key; one that ends in `-`, `.` or `/` stands for all that begin with it.
+    key: &'static str,
+    read: Read,
+}
+
+/// From the value, and the other annotations of the Service, to what it says.
+type Read = for<'a> fn(&'a str, &'a Labels) -> Said<'a>;
+
+impl Alias {
+    /// What a value says, beside the other annotations of the Service.
+    pub(super) fn read<'a>(&self, value: &'a str, annotations: &'a Labels) -> Said<'a> {
+        (self.read)(value.trim(), annotations)
+    }
+}
+
+/// The alias that an annotation is, if it is a known one.
+pub(super) fn known(annotation: &str) -> Option<&'static Alias> {
+    ALIASES.iter().find(|a| {
+        if a.key.ends_with(['-', '.', '/']) { annotation.starts_with(a.key) } else { annotation == a.key }
+    })
+}
+
+const fn alias(vendor: &'static str, key: &'static str, read: Read) -> Alias {
+    Alias { vendor, key, read }
+}
+
+/// Exact keys before the prefixes that contain them.
+const ALIASES: &[Alias] = &[
+    alias("metallb", "metallb.io/loadBalancerIPs", addresses),
+    alias("metallb", "metallb.io/address-pool", pool),
+    alias("metallb", "metallb.io/allow-shared-ip", shared),
+    alias("metallb", "metallb.io/", unsupported),
+    alias("metallb", "metallb.universe.tf/loadBalancerIPs", addresses),
+    alias("metallb", "metallb.universe.tf/address-pool", pool),
+    alias("metallb", "metallb.universe.tf/allow-shared-ip", shared),
+    alias("metallb", "metallb.universe.tf/", unsupported),
+    alias("cilium", "lbipam.cilium.io/ips", addresses),
+    alias("cilium", "lbipam.cilium.io/sharing-key", shared),
+    alias("cilium", "lbipam.cilium.io/", unsupported),
+    alias("cilium", "io.cilium/lb-ipam-ips", addresses),
+    alias("cilium", "io.cilium/lb-ipam-sharing-key", shared),
+    alias("cilium", "io.cilium/lb-ipam-", unsupported),
+    alias("kube-vip", "kube-vip.io/loadbalancerIPs", addresses),
+    alias("kube-vip", "kube-vip.io/", unsupported),
+    alias("aws", aws::PROXY_PROTOCOL, aws::proxy_protocol),
+    alias("aws", aws::DRAINING_ENABLED, aws::draining_enabled),
+    alias("aws", aws::DRAINING_TIMEOUT, aws::draining_timeout),
+    alias("aws", aws::IDLE_TIMEOUT, aws::idle_timeout),
+    alias("aws", aws::HEALTHY_THRESHOLD, aws::healthy_threshold),
+    alias("aws", aws::UNHEALTHY_THRESHOLD, aws::unhealthy_threshold),
+    alias("aws", aws::HEALTH_INTERVAL, aws::health_interval),
+    alias("aws", aws::HEALTH_TIMEOUT, aws::health_timeout),
+    alias("aws", aws::HEALTH_PROTOCOL, aws::health_protocol),
+    alias("aws", aws::HEALTH_PORT, aws::health_port),
+    alias("aws", aws::HEALTH_PATH, aws::health_path),
+    alias("aws", aws::TARGET_NODE_LABELS, aws::target_node_labels),
+    alias("aws", aws::TARGET_TYPE, aws::target_type),
+    alias("aws", aws::INTERNAL, internal::aws),
+    alias("aws", aws::TYPE, aws::balancer_type),
+    alias("aws", aws::ACCESS_LOG, aws::access_log),
+    alias("aws", aws::CROSS_ZONE, aws::cross_zone),
+    alias("aws", aws::PREFIX, unsupported),
+    alias("tke", tke::BACKENDS_LABEL, tke::backends_label),
+    alias("tke", tke::ONLY_NODES_WITH_PODS, tke::only_nodes_with_pods),
+    alias("tke", tke::BANDWIDTH, tke::bandwidth),
+    alias("tke", tke::INTERNAL_SUBNET, internal::tke),
+    alias("tke", tke::PREFIX, unsupported),
+    alias("gcp", "cloud.google.com/load-balancer-type", internal::gcp),
+    alias("gcp", "networking.gke.io/load-balancer-type", internal::gcp),
+    alias("gcp", "networking.gke.io/load-balancer-", unsupported),
+    alias("azure", "service.beta.kubernetes.io/azure-load-balancer-internal", internal::yes_or_no),
+    alias("azure", "service.beta.kubernetes.io/azure-", unsupported),
+    alias("ibm", "service.kubernetes.io/ibm-load-balancer-cloud-provider-ip-type", internal::ibm),
+    alias("ibm", "service.kubernetes.io/ibm-load-balancer-", unsupported),
+    alias("openstack", "service.beta.kubernetes.io/openstack-internal-load-balancer", internal::yes_or_no),
+    alias("openstack", "loadbalancer.openstack.org/", unsupported),
+    alias("baidu", "service.beta.kubernetes.io/cce-load-balancer-internal-vpc", internal::yes_or_no),
+    alias("baidu", "service.beta.kubernetes.io/cce-", unsupported),
+    alias("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", internal::alibaba),
+    alias("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-", unsupported),
+];
+
+fn addresses<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    Said::Ours(key::LOAD_BALANCER_IPS, value.into())
+}
+
+fn pool<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    Said::Ours(key::ADDRESS_POOL, value.into())
+}
+
+fn shared<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    Said::Ours(key::ALLOW_SHARED_IP, value.into())
+}
+
+fn unsupported<'a>(_: &'a str, _: &'a Labels) -> Said<'a> {
+    Said::Ignored("it is not supported".into(), "annotations of tidegate.dev/")
+}
+
+/// A whole number in a range.
+fn number(value: &str, range: &RangeInclusive<u32>) -> Option<u32> {
+    // `u32::from_str` takes a sign, which nobody writes on purpose.
+    let plain = value.bytes().all(|b| b.is_ascii_digit());
+    value.parse().ok().filter(|n| plain && range.contains(n))
+}
+
+/// `true` or `false`.
+fn boolean(value: &str) -> Option<bool> {
+    match value {
+        "true" => Some(true),
+        "false" => Some(false),
+        _ => None,
+    }
+}

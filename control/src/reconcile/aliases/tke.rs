@@ -1,0 +1,36 @@
+//! Annotations of Tencent's TKE.
+
+use super::super::options::key;
+use super::{Said, boolean, number};
+use crate::model::Labels;
+
+pub(super) const PREFIX: &str = "service.kubernetes.io/qcloud-loadbalancer-";
+pub(super) const BACKENDS_LABEL: &str = "service.kubernetes.io/qcloud-loadbalancer-backends-label";
+pub(super) const ONLY_NODES_WITH_PODS: &str = "service.kubernetes.io/local-svc-only-bind-node-with-pod";
+pub(super) const BANDWIDTH: &str = "service.kubernetes.io/qcloud-loadbalancer-internet-max-bandwidth-out";
+pub(super) const INTERNAL_SUBNET: &str = "service.kubernetes.io/qcloud-loadbalancer-internal-subnetid";
+
+/// A label selector of the nodes that are backends.
+pub(super) fn backends_label<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    Said::Ours(key::BACKEND_NODE_SELECTOR, value.into())
+}
+
+/// With policy Local only nodes with endpoints are backends in any case.
+pub(super) fn only_nodes_with_pods<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    match boolean(value) {
+        Some(true) => Said::Nothing,
+        Some(false) => Said::Ignored(
+            "with externalTrafficPolicy Local a node without endpoints would drop what it is sent".into(),
+            "true, or externalTrafficPolicy: Cluster",
+        ),
+        None => Said::Invalid("true, false".into()),
+    }
+}
+
+/// Mbit/s, 1 to 2000. Without a limit the line that it protects is open.
+pub(super) fn bandwidth<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+    match number(value, &(1..=2000)) {
+        Some(megabits) => Said::Ours(key::MAX_BANDWIDTH, format!("{megabits}M").into()),
+        None => Said::InvalidPort("Mbit/s, 1 to 2000".into()),
+    }
+}
