@@ -32,6 +32,8 @@ fn service(
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(7440),
         idle_timeout_udp: Duration::from_secs(300),
+        source_ranges: None,
+        announced: true,
         backends: backends.iter().map(backend).collect(),
     }
 }

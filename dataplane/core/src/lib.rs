@@ -28,6 +28,7 @@ mod reply_limit;
 pub mod routes;
 pub mod service;
 pub mod snapshot;
+pub mod source_ranges;
 pub mod testing;
 pub mod verdict;
 pub mod wire;

@@ -28,6 +28,9 @@ pub const SERVICES_MAX: usize = 1 << 20;
 /// Backends of all service ports together.
 pub const BACKENDS_MAX: usize = 1 << 22;
 
+/// Prefixes that one service may admit clients by: more than an object of the Kubernetes API can hold.
+pub const SOURCE_RANGES_MAX: usize = 1 << 17;
+
 /// Routes beside the connected prefixes: a look-up is a binary search for each prefix length.
 pub const ROUTES_MAX: usize = 1 << 16;
 
@@ -50,6 +53,10 @@ pub const HEADROOM_MIN: usize = 96;
 /// Buckets of flows looked at for ageing with each burst: at 30,000 bursts a second all of a table for a million
 /// flows in 3 seconds. Eight cost 4 % of the time of a packet more.
 pub const AGEING_BUCKETS_PER_BURST: usize = 4;
+
+/// Buckets of flows asked for their source range each turn after a change of ranges: some 10 µs, and all of a table for
+/// a million flows in a second at 10,000 turns.
+pub const RECHECK_BUCKETS_PER_TURN: u64 = 256;
 
 /// Replies that a worker makes itself (RST, ICMP errors) per second, and at once.
 pub const REPLIES_PER_SECOND: u32 = 1000;

@@ -15,6 +15,7 @@
 //! Invariant: every frame gets exactly one verdict. A frame that is punted, handed over or dropped is
 //! unchanged, so that the kernel, another worker or a later try sees what came.
 
+mod admission;
 mod answers;
 mod deliver;
 mod icmp_errors;
@@ -42,6 +43,7 @@ use crate::snapshot::{Interface, Snapshot};
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::rewrite::Endpoint;
 use crate::wire::{Addr, Fragment, Headers, MacAddr, Parsed, ethernet};
+use admission::Recheck;
 use reply_flows::Replies;
 use service_flows::Requests;
 
@@ -238,6 +240,7 @@ pub struct Pipeline {
     flows: FlowTables,
     fragments: Fragments,
     reply_limit: ReplyLimit,
+    recheck: Recheck,
 }
 
 impl Pipeline {
@@ -252,6 +255,7 @@ impl Pipeline {
             flows: FlowTables::new(config.entries, config.seed),
             fragments: Fragments::default(),
             reply_limit: ReplyLimit::default(),
+            recheck: Recheck::default(),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::key_index::KeyIndex;
 use crate::maglev::NO_BACKEND;
 use crate::prefetch;
 use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, ServiceKey, TableSize};
+use crate::source_ranges::SourceRanges;
 use crate::wire::Addr;
 
 /// What the packet path needs of a service port: one cache line.
@@ -33,6 +34,8 @@ pub struct Service {
     pub idle_udp_ms: u32,
     /// Where its list begins in the snapshot's [`BackendId`]s.
     pub(crate) backends_start: u32,
+    /// One more than the place of its source ranges among the snapshot's; 0 where everyone may come in.
+    pub(crate) source_ranges: u32,
     /// Length of its list.
     pub(crate) backends_len: u16,
     /// The port, in host order.
@@ -109,6 +112,8 @@ pub struct ServiceInfo {
     pub mode: ForwardingMode,
     /// How the Maglev table is sized.
     pub table_size: TableSize,
+    /// Who may come in; everyone without.
+    pub source_ranges: Option<Arc<SourceRanges>>,
     /// The backends that are programmed, by (address, port): their order is their position.
     pub backends: Box<[BackendInfo]>,
 }
@@ -211,6 +216,7 @@ fn vacant_service() -> Service {
         idle_tcp_ms: 0,
         idle_udp_ms: 0,
         backends_start: 0,
+        source_ranges: 0,
         backends_len: 0,
         port: 0,
         protocol: Protocol::Tcp,

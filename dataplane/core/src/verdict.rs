@@ -107,6 +107,8 @@ reasons! {
         VlanMismatch => "vlan_mismatch",
         /// To a VIP, but to no port that it serves.
         NoService => "no_service",
+        /// Of a client that the service's source ranges leave out.
+        SourceRange => "source_range",
         /// A protocol that VIPs do not serve.
         UnsupportedProtocol => "unsupported_protocol",
         /// The service has no backend and is to be silent, or the answer is over the rate limit.

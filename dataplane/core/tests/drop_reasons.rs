@@ -3,6 +3,8 @@
 //! A reason that is added without a line in [`dropped`] does not compile; one that can no longer be produced fails.
 //! Only what the drivers count, which this crate never does, is excused, by name.
 
+use std::sync::Arc;
+
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::pipeline::Arrival;
 use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Protocol, ServiceSpec, SnapshotSpec};
@@ -92,6 +94,11 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         Refusal::OtherStation => question().mac(ROUTER_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build(),
         Refusal::VlanMismatch => to_gateway(question().vlan(7)),
         Refusal::NoService => to_gateway(Builder::udp(CLIENT, "203.0.113.5:54")),
+        Refusal::SourceRange => {
+            let ranges: Arc<[ipnet::IpNet]> = Arc::new(["203.0.113.0/24".parse().expect("a prefix")]);
+            let closed = ServiceSpec { source_ranges: Some(ranges), ..one(DsrL2, Protocol::Udp, VIP) };
+            return (Lab::new(vec![closed]), to_gateway(question()));
+        }
         Refusal::UnsupportedProtocol => to_gateway(Builder::ip(client, vip, proto::GRE)),
         Refusal::NoEndpoints => {
             let silent =

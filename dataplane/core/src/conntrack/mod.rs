@@ -154,18 +154,36 @@ impl FlowTables {
 
     /// Forgets the flows for which `keep` says no, counted as removed. Walks all tables: for drains and
     /// tests, not between bursts under load.
-    pub fn retain(&mut self, now: Now, mut keep: impl FnMut(&FlowView) -> bool) {
+    pub fn retain(&mut self, now: Now, keep: impl FnMut(&FlowView) -> bool) {
+        let _whole = self.sweep(0, u64::MAX, now, keep);
+    }
+
+    /// As [`Self::retain`], over up to `buckets` buckets from `cursor` on (0 at first), and returns where to go on, or
+    /// `None` after the last. Flows that are moved meanwhile may be missed.
+    pub fn sweep(
+        &mut self,
+        cursor: u64,
+        buckets: u64,
+        now: Now,
+        mut keep: impl FnMut(&FlowView) -> bool,
+    ) -> Option<u64> {
+        let end = cursor.saturating_add(buckets);
+        let mut base = 0;
         each_table!(self[&mut], |table, view| {
-            if table.live > 0 {
-                for bucket in 0..table.buckets {
-                    for place in table.places(bucket) {
-                        if table.is_flow(place) && view(table, place, now).is_some_and(|flow| !keep(&flow)) {
-                            table.remove(place, EvictionReason::Removed);
-                        }
+            let count = u64::from(table.buckets);
+            // A table without flows is passed over at no cost.
+            let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
+            for bucket in first..count.min(end.saturating_sub(base)) {
+                let bucket = u32::try_from(bucket).expect("below the number of buckets");
+                for place in table.places(bucket) {
+                    if table.is_flow(place) && view(table, place, now).is_some_and(|flow| !keep(&flow)) {
+                        table.remove(place, EvictionReason::Removed);
                     }
                 }
             }
+            base += count;
         });
+        (end < base).then_some(end)
     }
 
     /// Shows the flows of up to `buckets` buckets from `cursor` on (0 at first) and returns where to go on, or

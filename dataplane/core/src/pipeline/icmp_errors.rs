@@ -11,7 +11,7 @@ use crate::conntrack::FlowKey;
 use crate::frame::Frame;
 use crate::hash::{client_hash, selection_hash};
 use crate::snapshot::{ForwardingMode, Snapshot};
-use crate::verdict::Verdict;
+use crate::verdict::{Refusal, Verdict};
 use crate::wire::quote::{self, Quote};
 use crate::wire::rewrite::Endpoint;
 
@@ -67,7 +67,10 @@ impl Pipeline {
             return Some(Ok(Destination::Backend { service, backend, local }));
         }
         let known = self.flows.dsr.peek(&key, hash, burst.now).map(|hit| hit.backend);
-        // A flow that is not known here still goes where its packets go.
+        // A flow that is not known here still goes where its packets go, if they go anywhere.
+        if known.is_none() && !snapshot.admits(service, &quoted.dst) {
+            return Some(Err(Refusal::SourceRange.into()));
+        }
         let choice = || match service.affinity_ms {
             0 => selection_hash(&quoted.dst, quoted.dst_port, &quoted.src, quoted.src_port, quoted.proto),
             _ => client_hash(&quoted.dst),

@@ -222,6 +222,9 @@ impl Pipeline {
         {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
+        if !snapshot.admits(service, &h.src) {
+            return Err(Refusal::SourceRange);
+        }
         let stray = matches!(request.kind, Packet::Tcp(_)) && !request.kind.is_opening();
         if stray && !service.mode.is_dsr() {
             return Err(Refusal::NoFlow);

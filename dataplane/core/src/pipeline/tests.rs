@@ -7,3 +7,4 @@ mod choice;
 mod dsr;
 mod faults;
 mod nat;
+mod source_ranges;

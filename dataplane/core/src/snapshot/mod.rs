@@ -28,6 +28,7 @@ use crate::neighbors::NeighborSlot;
 use crate::prefetch;
 use crate::routes::{NextHop, Routes};
 use crate::service::{Service, ServiceInfo, Services};
+use crate::source_ranges::Sets;
 use crate::wire::{Addr, Family};
 use indices::Generations;
 
@@ -58,6 +59,9 @@ pub struct Snapshot {
     /// What the next compile carries on: not read by workers.
     generations: Generations,
     tables: Tables,
+    source_ranges: Sets,
+    /// The generation in which a service's source ranges last changed.
+    admission: u64,
     next_hops: Box<[NeighborSlot]>,
     static_neighbors: Box<[NeighborSlot]>,
 }
@@ -90,6 +94,25 @@ impl Snapshot {
     #[must_use]
     pub fn service_by_id(&self, id: ServiceId) -> Option<&Service> {
         self.services.by_id(id)
+    }
+
+    /// Whether a client may begin a flow with a service: one comparison where the service has no source ranges, else
+    /// some cache lines ([`source_ranges`](crate::source_ranges)).
+    #[inline]
+    #[must_use]
+    pub fn admits(&self, service: &Service, client: &Addr) -> bool {
+        match service.source_ranges.checked_sub(1) {
+            None => true,
+            Some(at) => self.source_ranges.get(at).admits(client),
+        }
+    }
+
+    /// The generation in which the source ranges of a service that has flows last changed: who has asked
+    /// [`Self::admits`] of all its flows since need not ask again.
+    #[inline]
+    #[must_use]
+    pub fn admission(&self) -> u64 {
+        self.admission
     }
 
     /// The backend that takes a new flow with this selection hash: all steps at once.

@@ -138,6 +138,14 @@ pub enum CompileError {
         /// How many it has.
         count: usize,
     },
+    /// One service port has more source ranges than it may have.
+    #[error("{service}: {count} source ranges; accepted: at most {}", limits::SOURCE_RANGES_MAX)]
+    TooManySourceRanges {
+        /// The service port.
+        service: ServiceKey,
+        /// How many it has.
+        count: usize,
+    },
     /// Two services have the same (VIP, protocol, port).
     #[error("{service} belongs to two services")]
     DuplicateService {

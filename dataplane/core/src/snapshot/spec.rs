@@ -7,6 +7,7 @@
 //! that decide alike, whatever the order they were listed in: `compile` sorts by stable identity.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -215,6 +216,12 @@ pub struct ServiceSpec {
     pub idle_timeout_tcp: Duration,
     /// Idle time after which a UDP flow is forgotten.
     pub idle_timeout_udp: Duration,
+    /// Clients that may come in, by prefix; `None`: everyone. Of a family without a prefix in the list: nobody. New
+    /// flows are asked for it, and known ones once it changes.
+    pub source_ranges: Option<Arc<[IpNet]>>,
+    /// Whether the links are told about the VIP when it is new (`announce.l2`); not where routes lead it here. One port
+    /// of several on a VIP is enough.
+    pub announced: bool,
     /// Backends in any order; (address, port) unique.
     pub backends: Vec<BackendSpec>,
 }

@@ -40,6 +40,8 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(60),
+        source_ranges: None,
+        announced: true,
         backends,
     }
 }

@@ -88,6 +88,8 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),
         idle_timeout_udp: Duration::from_secs(120),
+        source_ranges: None,
+        announced: true,
         backends: backends.iter().map(|text| backend(text, BackendState::Active)).collect(),
     }
 }
@@ -207,6 +209,7 @@ impl Lab {
         let (snapshot, _) =
             Snapshot::compile(&self.spec, Some(&self.snapshot), &self.neighbors).expect("compiles");
         self.snapshot = snapshot;
+        while self.pipeline.recheck(&self.snapshot, self.now) {}
     }
 
     /// Sets the clock on.

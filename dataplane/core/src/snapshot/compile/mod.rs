@@ -11,6 +11,7 @@ mod network;
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use identity::Ids;
@@ -25,6 +26,7 @@ use crate::limits;
 use crate::maglev::{self, Member, Tables};
 use crate::neighbors::{NeighborSlot, NeighborTable};
 use crate::service::{BackendInfo, Service, ServiceInfo, Services};
+use crate::source_ranges::{Sets, SourceRanges};
 use crate::wire::{Addr, Family};
 
 impl Snapshot {
@@ -141,6 +143,11 @@ fn sorted_service(spec: &ServiceSpec) -> Result<Sorted<'_>, CompileError> {
     if spec.backends.len() > limits::BACKENDS_PER_SERVICE_MAX {
         return Err(CompileError::TooManyBackends { service, count: spec.backends.len() });
     }
+    if let Some(ranges) = &spec.source_ranges
+        && ranges.len() > limits::SOURCE_RANGES_MAX
+    {
+        return Err(CompileError::TooManySourceRanges { service, count: ranges.len() });
+    }
     let mut backends: Vec<_> =
         spec.backends.iter().map(|backend| (Addr::from(backend.address), backend)).collect();
     let key = |&(address, backend): &(Addr, &BackendSpec)| (address, backend.port);
@@ -164,7 +171,8 @@ fn assemble(
     static_neighbors: Box<[NeighborSlot]>,
     problems: &mut Vec<Problem>,
 ) -> Snapshot {
-    let mut tables = Tables::default();
+    let (mut tables, mut sets) = (Tables::default(), Sets::default());
+    let mut admission = previous.map_or(0, |snapshot| snapshot.admission);
     let mut next_hops = network.routers;
     let mut services = Vec::with_capacity(programmed.len());
     let mut backends = Vec::with_capacity(ids.backends.len());
@@ -186,7 +194,15 @@ fn assemble(
             });
         }
         let table = table(service, &mut tables, previous, problems);
-        services.push((hot_service(service, id, start, table), info(service.spec, id, infos)));
+        let admitted = service.spec.source_ranges.as_ref();
+        let ranges = admitted.map(|nets| sets.place(nets, previous.map(|snapshot| &snapshot.source_ranges)));
+        let source_ranges = ranges.map(|at| Arc::clone(sets.get(at)));
+        let before = previous.and_then(|snapshot| snapshot.services.info(id));
+        if source_ranges.is_some() && before.is_some_and(|before| before.source_ranges != source_ranges) {
+            admission = spec.generation;
+        }
+        let hot = hot_service(service, id, start, ranges.map_or(0, |at| at + 1), table);
+        services.push((hot, info(service.spec, id, source_ranges, infos)));
     }
     next_hops.sort_unstable();
     next_hops.dedup();
@@ -205,6 +221,8 @@ fn assemble(
         tunnel_source_v6: network.tunnel_source_v6,
         generations: ids.generations,
         tables,
+        source_ranges: sets,
+        admission,
         next_hops: next_hops.into(),
         static_neighbors,
     }
@@ -216,7 +234,7 @@ fn table(
     tables: &mut Tables,
     previous: Option<&Snapshot>,
     problems: &mut Vec<Problem>,
-) -> std::sync::Arc<[u16]> {
+) -> Arc<[u16]> {
     let weight =
         |backend: &BackendSpec| if backend.state == BackendState::Active { backend.weight } else { 0 };
     let members: Vec<Member> = service
@@ -262,7 +280,8 @@ fn hot_service(
     service: &Programmed<'_>,
     id: ServiceId,
     start: usize,
-    table: std::sync::Arc<[u16]>,
+    source_ranges: u32,
+    table: Arc<[u16]>,
 ) -> Service {
     Service {
         vip: service.vip,
@@ -271,6 +290,7 @@ fn hot_service(
         idle_tcp_ms: millis(service.spec.idle_timeout_tcp),
         idle_udp_ms: millis(service.spec.idle_timeout_udp),
         backends_start: u32::try_from(start).expect("below limits::BACKENDS_MAX"),
+        source_ranges,
         backends_len: u16::try_from(service.backends.len())
             .expect("at most limits::BACKENDS_PER_SERVICE_MAX"),
         port: service.spec.key.port,
@@ -281,7 +301,12 @@ fn hot_service(
     }
 }
 
-fn info(spec: &ServiceSpec, id: ServiceId, backends: Vec<BackendInfo>) -> ServiceInfo {
+fn info(
+    spec: &ServiceSpec,
+    id: ServiceId,
+    source_ranges: Option<Arc<SourceRanges>>,
+    backends: Vec<BackendInfo>,
+) -> ServiceInfo {
     ServiceInfo {
         id,
         key: spec.key,
@@ -290,6 +315,7 @@ fn info(spec: &ServiceSpec, id: ServiceId, backends: Vec<BackendInfo>) -> Servic
         port_name: spec.port_name.clone(),
         mode: spec.mode,
         table_size: spec.table_size,
+        source_ranges,
         backends: backends.into(),
     }
 }

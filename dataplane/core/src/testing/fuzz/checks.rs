@@ -87,6 +87,11 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
     let backend = seen.note.backend.and_then(|id| snapshot.backend(id));
     if let (TransmitReason::Forward, Some(backend)) = (why, backend) {
         seen.assert(Some(backend.service) == seen.note.service, "a backend of another service");
+        let service = snapshot.service_by_id(backend.service);
+        seen.assert(
+            service.is_some_and(|service| snapshot.admits(service, &before.src)),
+            "of a client outside the source ranges",
+        );
     }
     // In a tunnel the packet begins behind the outer header. What neither changes hides no tunnel: VIPs serve none.
     let tunnelled = matches!(after.proto, proto::IPIP | proto::IPV6) && before.proto != after.proto

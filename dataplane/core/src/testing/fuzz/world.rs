@@ -4,7 +4,10 @@
 //! neighbours that were asked for. What must hold is in `checks`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
+
+use ipnet::IpNet;
 
 use super::checks::{self, Seen};
 use super::choices::Choices;
@@ -94,7 +97,7 @@ impl World {
     /// Publishes another snapshot: a backend changes, comes or goes, a service goes, or all is new.
     pub(super) fn change(&mut self, choices: &mut Choices<'_>) {
         let at = choices.below(self.spec.services.len().max(1));
-        match (choices.below(6), self.spec.services.get_mut(at)) {
+        match (choices.below(7), self.spec.services.get_mut(at)) {
             (0, _) | (_, None) => {
                 let new = spec(choices);
                 (self.spec.services, self.spec.routes) = (new.services, new.routes);
@@ -109,6 +112,7 @@ impl World {
             (3, Some(service)) if !service.backends.is_empty() => {
                 service.backends.remove(choices.below(service.backends.len()));
             }
+            (6, Some(service)) => service.source_ranges = ranges(choices),
             (4, _) => self.spec.interfaces = interfaces(choices),
             (_, Some(service)) => {
                 for backend in &mut service.backends {
@@ -120,6 +124,9 @@ impl World {
         // A spec that is refused leaves the last one in place, as in a running gateway.
         if let Ok((snapshot, _)) = Snapshot::compile(&self.spec, Some(&self.snapshot), &self.neighbors) {
             self.snapshot = snapshot;
+            for worker in &mut self.workers {
+                while worker.pipeline.recheck(&self.snapshot, self.now) {}
+            }
         }
     }
 
@@ -306,8 +313,11 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         no_endpoints: choices.pick(&[NoEndpoints::Reject, NoEndpoints::Reject, NoEndpoints::Drop]),
         idle_timeout_tcp: seconds(choices.pick(&[900, 5, 86_400])),
         idle_timeout_udp: seconds(choices.pick(&[120, 1])),
+        source_ranges: None,
+        announced: true,
         backends: Vec::new(),
     };
+    service.source_ranges = ranges(choices);
     for _ in 0..choices.below(5) {
         let new = backend(choices, &service);
         if !service.backends.iter().any(|b| (b.address, b.port) == (new.address, new.port)) {
@@ -315,6 +325,17 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         }
     }
     service
+}
+
+/// Few services have ranges; those cut the clients of the traces in two.
+fn ranges(choices: &mut Choices<'_>) -> Option<Arc<[IpNet]>> {
+    let nets: &[&str] = match choices.below(8) {
+        5 => &["198.51.100.0/25", "2001:db8::/33"],
+        6 => &["198.51.100.128/25", "10.0.0.0/8", "::/0"],
+        7 => &[],
+        _ => return None,
+    };
+    Some(nets.iter().map(|net| net.parse().expect("written right")).collect())
 }
 
 fn state(choices: &mut Choices<'_>) -> BackendState {

@@ -1,0 +1,333 @@
+//! `SourceRanges`: which clients may come in, a set of prefixes asked once for each new flow.
+//!
+//! Only whether any prefix holds a client matters to a packet, so the prefixes become disjoint intervals, and the ends
+//! of these a static B-tree of one (IPv4) or two (IPv6) cache lines a node: a client is inside when the number of ends
+//! up to its address is odd. 10,000 IPv4 prefixes are four nodes deep, 15 a line of one. Built by the compile of a
+//! snapshot, one for all services with equal prefixes, and kept from snapshot to snapshot; [`SourceRanges::longest`]
+//! names the prefix, for people.
+//!
+//! Invariant: immutable, and `admits` says what a scan of all prefixes would say (a property test).
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::wire::Addr;
+
+/// See the module.
+///
+/// ```
+/// use tidegate_core::source_ranges::SourceRanges;
+/// use tidegate_core::wire::Addr;
+///
+/// let ranges = SourceRanges::new(&["198.51.100.0/24".parse()?, "198.51.100.7/32".parse()?]);
+/// assert!(ranges.admits(&Addr::v4([198, 51, 100, 9])));
+/// assert!(!ranges.admits(&Addr::v4([203, 0, 113, 9])));
+/// assert_eq!(ranges.longest(&Addr::v4([198, 51, 100, 7])), Some("198.51.100.7/32".parse()?));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct SourceRanges {
+    v4: Ends<u32, 16>,
+    v6: Ends<u128, 8>,
+    nets: Arc<[IpNet]>,
+}
+
+impl SourceRanges {
+    /// The set of these prefixes, of either family and in any order; host bits do not count. Of a family without any,
+    /// nobody is inside.
+    #[must_use]
+    pub fn new(nets: &[IpNet]) -> Self {
+        Self::of(normalised(nets))
+    }
+
+    fn of(nets: Arc<[IpNet]>) -> Self {
+        let v4 = nets.iter().filter_map(|net| match net {
+            IpNet::V4(net) => Some((u32::from(net.network()), u32::from(net.broadcast()).checked_add(1))),
+            IpNet::V6(_) => None,
+        });
+        let v6 = nets.iter().filter_map(|net| match net {
+            IpNet::V6(net) => Some((u128::from(net.network()), u128::from(net.broadcast()).checked_add(1))),
+            IpNet::V4(_) => None,
+        });
+        Self { v4: Ends::build(v4.collect()), v6: Ends::build(v6.collect()), nets }
+    }
+
+    /// Whether this client may come in.
+    #[inline]
+    #[must_use]
+    pub fn admits(&self, client: &Addr) -> bool {
+        if client.is_v4() {
+            self.v4.encloses(u32::from_be_bytes(client.v4_bytes()))
+        } else {
+            self.v6.encloses(u128::from_be_bytes(*client.bytes()))
+        }
+    }
+
+    /// The longest prefix that holds this client. Looks at all of them: for people.
+    #[must_use]
+    pub fn longest(&self, client: &Addr) -> Option<IpNet> {
+        let client: IpAddr = client.ip();
+        self.nets.iter().filter(|net| net.contains(&client)).max_by_key(|net| net.prefix_len()).copied()
+    }
+
+    /// The prefixes, sorted, each once.
+    #[must_use]
+    pub fn nets(&self) -> &[IpNet] {
+        &self.nets
+    }
+}
+
+impl PartialEq for SourceRanges {
+    fn eq(&self, other: &Self) -> bool {
+        self.nets == other.nets
+    }
+}
+
+/// Sorted, each once, without host bits.
+fn normalised(nets: &[IpNet]) -> Arc<[IpNet]> {
+    let mut nets: Vec<IpNet> = nets.iter().map(IpNet::trunc).collect();
+    nets.sort_unstable();
+    nets.dedup();
+    nets.into()
+}
+
+/// The sets of one snapshot, each made once.
+#[derive(Debug, Default)]
+pub(crate) struct Sets {
+    made: HashMap<Arc<[IpNet]>, u32>,
+    sets: Vec<Arc<SourceRanges>>,
+}
+
+impl Sets {
+    /// The place of the set of these prefixes: one of these sets, or of `previous`, or a new one.
+    pub(crate) fn place(&mut self, nets: &[IpNet], previous: Option<&Self>) -> u32 {
+        let nets = normalised(nets);
+        if let Some(&at) = self.made.get(&nets) {
+            return at;
+        }
+        let kept = previous.and_then(|sets| Some(Arc::clone(sets.get(*sets.made.get(&nets)?))));
+        let set = kept.unwrap_or_else(|| Arc::new(SourceRanges::of(Arc::clone(&nets))));
+        let at = u32::try_from(self.sets.len()).expect("no more sets than services");
+        self.sets.push(set);
+        self.made.insert(nets, at);
+        at
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, at: u32) -> &Arc<SourceRanges> {
+        &self.sets[at as usize]
+    }
+}
+
+/// The ends of disjoint intervals, in the order start, end, start, ...: the end is the first value outside. The last
+/// interval has no end where it reaches the largest value.
+#[derive(Debug)]
+struct Ends<T, const N: usize> {
+    /// The root first. A key of a level above the last is the first key of the node below it.
+    levels: Box<[Level<T, N>]>,
+}
+
+#[derive(Debug)]
+struct Level<T, const N: usize> {
+    nodes: Box<[Node<T, N>]>,
+    /// Keys that are in use; those behind them are the largest value.
+    len: usize,
+}
+
+#[repr(align(64))]
+#[derive(Debug, Clone, Copy)]
+struct Node<T, const N: usize>([T; N]);
+
+/// What addresses are as numbers.
+trait Number: Copy + Ord {
+    const MAX: Self;
+}
+
+impl Number for u32 {
+    const MAX: Self = u32::MAX;
+}
+
+impl Number for u128 {
+    const MAX: Self = u128::MAX;
+}
+
+impl<T: Number, const N: usize> Ends<T, N> {
+    /// Of intervals that may overlap, each with its first value and the first one behind it.
+    fn build(mut intervals: Vec<(T, Option<T>)>) -> Self {
+        intervals.sort_unstable_by_key(|&(start, _)| start);
+        let mut ends: Vec<T> = Vec::with_capacity(intervals.len() * 2);
+        for (start, end) in intervals {
+            match (ends.len() % 2, ends.last().copied()) {
+                // The interval before has no end.
+                (1, _) => break,
+                // It is touched or overlapped: one longer interval.
+                (_, Some(before)) if start <= before => {
+                    if end.is_none_or(|end| end > before) {
+                        ends.pop();
+                        ends.extend(end);
+                    }
+                }
+                _ => {
+                    ends.push(start);
+                    ends.extend(end);
+                }
+            }
+        }
+        let mut levels = Vec::new();
+        let mut keys = ends;
+        while !keys.is_empty() {
+            let level = Level::new(&keys);
+            let is_root = level.nodes.len() == 1;
+            keys = if is_root { Vec::new() } else { level.nodes.iter().map(|node| node.0[0]).collect() };
+            levels.push(level);
+        }
+        levels.reverse();
+        Self { levels: levels.into() }
+    }
+
+    /// Whether the value lies in an interval.
+    #[inline]
+    fn encloses(&self, value: T) -> bool {
+        let mut at = 0;
+        let mut found = false;
+        for level in &self.levels {
+            let below = level.nodes[at].0.iter().filter(|&&key| key <= value).count();
+            // Below the very first start; further right a node's first key is at most the value.
+            let Some(last) = (at * N + below).checked_sub(1) else { return false };
+            // The largest value meets the keys that are not in use, too.
+            at = last.min(level.len - 1);
+            found = at.is_multiple_of(2);
+        }
+        found
+    }
+}
+
+impl<T: Number, const N: usize> Level<T, N> {
+    fn new(keys: &[T]) -> Self {
+        let node = |keys: &[T]| {
+            let mut node = Node([T::MAX; N]);
+            node.0[..keys.len()].copy_from_slice(keys);
+            node
+        };
+        Self { nodes: keys.chunks(N).map(node).collect(), len: keys.len() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    fn set(nets: &[&str]) -> SourceRanges {
+        SourceRanges::new(&nets.iter().map(|net| net.parse().unwrap()).collect::<Vec<_>>())
+    }
+
+    fn admits(set: &SourceRanges, client: &str) -> bool {
+        set.admits(&client.parse::<IpAddr>().unwrap().into())
+    }
+
+    #[test]
+    fn prefixes_admit_what_they_hold_and_nobody_of_the_other_family() {
+        let set = set(&["198.51.100.0/25", "198.51.100.128/25", "10.0.0.7/32"]);
+        for (client, inside) in [
+            ("198.51.99.255", false),
+            ("198.51.100.0", true),
+            ("198.51.100.127", true),
+            ("198.51.100.128", true),
+            ("198.51.100.255", true),
+            ("198.51.101.0", false),
+            ("10.0.0.6", false),
+            ("10.0.0.7", true),
+            ("10.0.0.8", false),
+            ("2001:db8::1", false),
+            ("255.255.255.255", false),
+        ] {
+            assert_eq!(admits(&set, client), inside, "{client}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_of_length_zero_admits_everyone_of_its_family() {
+        let v4 = set(&["0.0.0.0/0", "10.0.0.0/8"]);
+        assert!(admits(&v4, "0.0.0.0") && admits(&v4, "255.255.255.255") && !admits(&v4, "::"));
+        let v6 = set(&["::/0"]);
+        assert!(admits(&v6, "::") && admits(&v6, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"));
+        assert!(!admits(&v6, "10.0.0.1"));
+        assert!(!admits(&set(&[]), "10.0.0.1"), "an empty set admits nobody");
+    }
+
+    #[test]
+    fn ten_thousand_prefixes_are_four_nodes_deep() {
+        let nets: Vec<IpNet> = (0..10_000_u32)
+            .map(|n| IpNet::new(Ipv4Addr::from(0x0a00_0000 | n << 9).into(), 24).unwrap())
+            .collect();
+        let set = SourceRanges::new(&nets);
+        assert_eq!(set.v4.levels.len(), 4);
+        assert_eq!(size_of::<Node<u32, 16>>(), 64);
+        for n in 0..10_000_u32 {
+            assert!(set.admits(&Addr::v4((0x0a00_00ff | n << 9).to_be_bytes())));
+            assert!(!set.admits(&Addr::v4((0x0a00_0100 | n << 9).to_be_bytes())));
+        }
+    }
+
+    #[test]
+    fn equal_prefixes_share_one_set_within_and_between_snapshots() {
+        let nets = |text: &[&str]| text.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
+        let mut first = Sets::default();
+        let a = first.place(&nets(&["10.0.0.0/8", "192.0.2.0/24"]), None);
+        let b = first.place(&nets(&["192.0.2.9/24", "10.0.0.0/8", "10.0.0.0/8"]), None);
+        assert_eq!((a, b, first.sets.len()), (0, 0, 1));
+        let mut second = Sets::default();
+        second.place(&nets(&["10.0.0.0/16"]), Some(&first));
+        let kept = second.place(&nets(&["10.0.0.0/8", "192.0.2.0/24"]), Some(&first));
+        assert!(Arc::ptr_eq(second.get(kept), first.get(a)));
+    }
+
+    /// Nested, adjacent, at both ends of the address space, and none at all.
+    fn any_nets() -> impl Strategy<Value = Vec<IpNet>> {
+        let v4 = (prop_oneof![0_u32..64, u32::MAX - 64..=u32::MAX, any::<u32>()], 0_u8..=32)
+            .prop_map(|(net, len)| IpNet::new(Ipv4Addr::from(net).into(), len).unwrap());
+        let v6 = (prop_oneof![0_u128..64, u128::MAX - 64..=u128::MAX, any::<u128>()], 0_u8..=128)
+            .prop_map(|(net, len)| IpNet::new(Ipv6Addr::from(net).into(), len).unwrap());
+        // Short prefixes would cover all the others: rare.
+        let long = prop_oneof![9 => 24_u8..=32, 1 => 0_u8..=32];
+        let v4 = (v4, long).prop_map(|(net, len)| IpNet::new(net.addr(), len).unwrap());
+        let long = prop_oneof![9 => 120_u8..=128, 1 => 0_u8..=128];
+        let v6 = (v6, long).prop_map(|(net, len)| IpNet::new(net.addr(), len).unwrap());
+        proptest::collection::vec(prop_oneof![v4, v6], 0..300)
+    }
+
+    proptest! {
+        #[test]
+        fn admits_whom_a_scan_of_all_prefixes_admits(nets in any_nets(), v4 in proptest::collection::vec(any::<u32>(), 20), v6 in proptest::collection::vec(any::<u128>(), 20)) {
+            let set = SourceRanges::new(&nets);
+            // Around every end of every prefix, and anywhere.
+            let ends = nets.iter().flat_map(|net| match net {
+                IpNet::V4(net) => {
+                    let (a, b) = (u32::from(net.network()), u32::from(net.broadcast()));
+                    [a, a.wrapping_sub(1), b, b.wrapping_add(1)].map(|n| IpAddr::from(Ipv4Addr::from(n)))
+                }
+                IpNet::V6(net) => {
+                    let (a, b) = (u128::from(net.network()), u128::from(net.broadcast()));
+                    [a, a.wrapping_sub(1), b, b.wrapping_add(1)].map(|n| IpAddr::from(Ipv6Addr::from(n)))
+                }
+            });
+            let v4 = v4.iter().map(|&n| IpAddr::from(Ipv4Addr::from(n)));
+            let v6 = v6.iter().map(|&n| IpAddr::from(Ipv6Addr::from(n)));
+            for client in ends.chain(v4).chain(v6) {
+                // An IPv4-mapped address is none that an IPv6 packet can have.
+                if matches!(client, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()) {
+                    continue;
+                }
+                let expected = nets.iter().any(|net| net.contains(&client));
+                prop_assert_eq!(set.admits(&client.into()), expected, "{}", client);
+                let longest = nets.iter().filter(|net| net.contains(&client)).map(IpNet::prefix_len).max();
+                prop_assert_eq!(set.longest(&client.into()).map(|net| net.prefix_len()), longest);
+            }
+        }
+    }
+}
