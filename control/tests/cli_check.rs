@@ -95,12 +95,6 @@ fn every_kind_of_manifest_fault_is_named_with_its_place() {
         fault("forwarding: nat", "forwarding: dsr-gue", "dsr-gue", &["not supported yet"]),
         fault("forwarding: nat", "max-bandwidth: 1M", "max-bandwidth", &["not supported yet"]),
         fault("\"203.0.113.1\"", "\"198.51.100.9\"", "198.51.100.9", &["198.51.100.9"]),
-        fault(
-            "spec:\n",
-            "spec:\n  loadBalancerSourceRanges: [10.0.0.0/8]\n",
-            "10.0.0.0/8",
-            &["not supported yet"],
-        ),
         fault("spec:\n", "spec:\n  loadBalancerSourceRanges: [10/8]\n", "[10/8]", &["10/8"]),
         fault("spec:\n", "spec:\n  externalIPs: [8.8.8.8]\n", "8.8.8.8", &["8.8.8.8"]),
         fault("spec:\n", "spec:\n  sessionAffinity: Client\n", "Client", &["ClientIP", "None"]),

@@ -87,6 +87,25 @@ fn the_same_packets_give_the_same_bytes_for_any_order_of_manifests_and_backends(
 }
 
 #[test]
+fn a_client_outside_the_source_ranges_is_a_drop_with_its_reason_and_explain_names_the_step() {
+    let closed = service("closed", "nat", "203.0.113.9").replacen(
+        "spec:\n",
+        "spec:\n  loadBalancerSourceRanges: [\" 198.51.100.0/24 \", 10.0.0.0/8]\n",
+        1,
+    );
+    let manifests = [closed, slice("closed", "v4", "IPv4", &V4)].join("---\n");
+    let site = Site::new(GATEWAY, &[("closed.yaml", &manifests)]);
+    let from = |client: &str| Builder::tcp(format!("{client}:40000").as_str(), "203.0.113.9:80");
+    let frames = ["198.51.100.7", "203.0.113.200"].map(|client| from(client).flags(flags::SYN).build());
+    let replay = site.replay(&frames);
+    assert_eq!((replay.end(0), replay.end(1)), ("transmit forward".into(), "drop source_range".into()));
+    assert_eq!(
+        (&replay.lines[1]["service"], &replay.lines[1]["vip"]),
+        (&"default/closed:http".into(), &"203.0.113.9".into())
+    );
+}
+
+#[test]
 fn each_mode_sends_the_frame_that_it_promises_in_both_families() {
     for (mode, v4, v6) in MODES {
         for vip in [v4, v6] {

@@ -123,6 +123,7 @@ fn compile_error(
 ) -> Diagnostic {
     let place = match error {
         CompileError::TooManyBackends { service, .. }
+        | CompileError::TooManySourceRanges { service, .. }
         | CompileError::DuplicateService { service }
         | CompileError::DuplicateBackend { service, .. }
         | CompileError::ServicePortZero { service }

@@ -118,7 +118,7 @@ pub struct Explanation {
 /// One step of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// What was asked: `destination`, `service`, `source`, `flow`, `slot`, `backend`, `mode`, `next hop`, `mtu`.
+    /// What was asked: `destination`, `service`, `source range`, `flow`, `slot`, `backend`, `mode`, `next hop`, `mtu`.
     pub step: String,
     /// What was found.
     pub found: String,
@@ -193,7 +193,10 @@ fn decide(
         told.step("source", format!("{src} cannot be answered: it is not one host's"));
         return Err(("drop", Refusal::BadSource.as_str()));
     }
-    told.step("source", "everyone may come in: the Service has no source ranges".to_owned());
+    told.step("source range", text::source_range(info, &src));
+    if !snapshot.admits(service, &src) {
+        return Err(("drop", Refusal::SourceRange.as_str()));
+    }
 
     let backend = choose(snapshot, about, packet, (service, info), told)?;
     told.0.backend = Some(SocketAddr::new(backend.address.ip(), backend.port));

@@ -93,7 +93,8 @@ fn a_forwarded_packet_is_followed_from_vip_to_link_address() {
     let spec = spec(vec![service(ForwardingMode::FullNat, "203.0.113.1", 80, &[("10.0.0.1", 8080, ACTIVE)])]);
     let told = ask(&spec, "203.0.113.1:80");
     let steps: Vec<&str> = told.steps.iter().map(|s| s.step.as_str()).collect();
-    let expected = ["destination", "service", "source", "flow", "slot", "backend", "mode", "next hop", "mtu"];
+    let expected =
+        ["destination", "service", "source range", "flow", "slot", "backend", "mode", "next hop", "mtu"];
     assert_eq!(steps, expected);
     assert_eq!((told.verdict.as_str(), told.reason.as_str(), told.generation), ("transmit", "forward", 7));
     assert_eq!(told.service.as_deref(), Some("default/web:http"));
@@ -164,6 +165,29 @@ fn each_refusal_says_why() {
     assert_eq!(end(&ask(&one, "203.0.113.1:80")), "drop neighbor_unresolved");
     assert_eq!(end(&ask_about(&one, "127.0.0.1:5", "203.0.113.1:80", None)), "drop bad_source");
     assert_eq!(end(&ask_about(&one, "[2001:db8::9]:5", "203.0.113.1:80", None)), "drop bad_source");
+}
+
+#[test]
+fn the_source_range_that_lets_a_client_in_is_named_and_who_is_left_out_is_told() {
+    let net = |text: &str| text.parse().expect("a net");
+    let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)]);
+    web.source_ranges = Some([net("198.51.0.0/16"), net("198.51.100.0/24"), net("192.0.2.0/24")].into());
+    let closed = spec(vec![web]);
+    let inside = ask(&closed, "203.0.113.1:80");
+    assert_eq!(
+        found(&inside, "source range"),
+        "198.51.100.7 may come in: 198.51.100.0/24 is the longest range that holds it"
+    );
+    assert_eq!(inside.verdict, "transmit");
+    let outside = ask_about(&closed, "8.8.8.8:40000", "203.0.113.1:80", None);
+    assert_eq!((outside.verdict.as_str(), outside.reason.as_str()), ("drop", "source_range"));
+    assert_eq!(
+        found(&outside, "source range"),
+        "8.8.8.8 may not come in: none of the 3 ranges of its family holds it"
+    );
+    assert_eq!(outside.backend, None);
+    let open = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
+    assert!(found(&ask(&open, "203.0.113.1:80"), "source range").starts_with("everyone may come in"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use tidegate_core::backend::Backend;
 use tidegate_core::neighbors::NeighborState;
 use tidegate_core::service::{Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, Snapshot};
-use tidegate_core::wire::Family;
+use tidegate_core::wire::{Addr, Family};
 
 use super::{Explanation, KnownFlow, Packet};
 
@@ -39,6 +39,19 @@ pub(super) fn service(service: &Service, info: &ServiceInfo) -> String {
     };
     let (label, key, count) = (info.label(), info.key, info.backends.len());
     format!("{label} has {key}: forwarding {}, {count} backends{affinity}", info.mode)
+}
+
+pub(super) fn source_range(info: &ServiceInfo, client: &Addr) -> String {
+    let Some(ranges) = &info.source_ranges else {
+        return "everyone may come in: the Service has no source ranges for this VIP".to_owned();
+    };
+    let of_family = ranges.nets().iter().filter(|net| net.addr().is_ipv4() == client.is_v4()).count();
+    match (ranges.longest(client), of_family) {
+        (Some(range), _) => format!("{client} may come in: {range} is the longest range that holds it"),
+        (None, 0) => format!("{client} may not come in: there is no range of its family"),
+        (None, 1) => format!("{client} may not come in: the one range of its family does not hold it"),
+        (None, n) => format!("{client} may not come in: none of the {n} ranges of its family holds it"),
+    }
 }
 
 pub(super) fn flow(known: Option<KnownFlow>, still_there: bool) -> String {

@@ -21,6 +21,8 @@ pub enum Reason {
     InvalidValue,
     /// A wish that the gateway does not grant yet: what depends on it is not programmed.
     NotSupported,
+    /// Source ranges that name one family, on an address of the other.
+    SourceRangesOtherFamily,
     /// A port that is not served for another reason: the mode cannot reach its endpoints.
     PortNotProgrammed,
     /// An endpoint that cannot be a backend.
@@ -42,6 +44,7 @@ impl Reason {
             Self::Conflict => "Conflict",
             Self::InvalidValue => "InvalidValue",
             Self::NotSupported => "NotSupported",
+            Self::SourceRangesOtherFamily => "SourceRangesOtherFamily",
             Self::PortNotProgrammed => "PortNotProgrammed",
             Self::EndpointRefused => "EndpointRefused",
             Self::AliasIgnored => "AliasIgnored",

@@ -20,6 +20,7 @@ mod finding;
 mod options;
 mod programme;
 mod settings;
+mod source_ranges;
 pub mod view;
 
 #[cfg(test)]

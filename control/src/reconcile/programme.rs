@@ -1,12 +1,14 @@
 //! One Service onto its addresses: each port on each VIP becomes a [`ServiceSpec`] or a refusal that says why.
 //!
 //! The order of questions for a port on a VIP: does the gateway do what the Service asks; is the port the
-//! Service's own there; may everyone come in; which endpoints can the mode reach. Who of these takes flows is
+//! Service's own there; which endpoints can the mode reach. Who of these takes flows is
 //! decided in `backends`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use ipnet::IpNet;
 use tidegate_core::snapshot::{
     ForwardingMode, NoEndpoints, Protocol as CoreProtocol, ServiceKey, ServiceSpec,
 };
@@ -15,6 +17,7 @@ use super::backends::{self, Backends, Witnesses};
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
+use super::source_ranges::Admission;
 use super::view::{PortView, ServiceView, VipView};
 use super::{Input, Plan};
 use crate::diagnostic::Diagnostic;
@@ -64,7 +67,9 @@ pub(super) fn programme(
 ) -> Programmed {
     let service = plan.service;
     let vips = vips_of(granted);
-    source_range_findings(context, service, &vips, findings);
+    let admission = Admission::new(context.settings(), service);
+    let load_balancer_vips = vips.iter().filter(|(_, vip)| vip.load_balancer_pool.is_some());
+    admission.warn_of_other_family(service, load_balancer_vips.map(|(address, _)| *address), findings);
     let mut programmed = Programmed {
         specs: Vec::new(),
         view: service_view(service, &vips, granted),
@@ -78,7 +83,7 @@ pub(super) fn programme(
         for (address, vip) in &vips {
             let served = match &unsupported {
                 Some(why) => Err(why.clone()),
-                None => may_serve(context, service, port, *address, vip),
+                None => may_serve(port, vip),
             };
             let reachable = served.and_then(|()| reachable(context, plan, i, *address, &usable, findings));
             let (refused, backends) = match reachable {
@@ -91,7 +96,10 @@ pub(super) fn programme(
                 }
             };
             if refused.is_none() {
-                programmed.specs.push(service_spec(context, plan, *address, port, &backends));
+                let is_load_balancer = vip.load_balancer_pool.is_some();
+                let source_ranges = is_load_balancer.then(|| admission.of_load_balancer(*address)).flatten();
+                let spec = service_spec(context, plan, *address, port, source_ranges, &backends);
+                programmed.specs.push(spec);
                 programmed.targets.extend(backends.targets);
                 programmed.forwardable.extend(backends.forwardable);
             }
@@ -208,62 +216,14 @@ fn usable_endpoints(
     usable
 }
 
-/// Whether the Service may serve this port on this VIP to everyone.
-fn may_serve(
-    context: &Context<'_>,
-    service: &Service,
-    port: &ServicePort,
-    address: IpAddr,
-    vip: &Vip,
-) -> Result<(), String> {
+/// Whether the port is the Service's own on this VIP.
+fn may_serve(port: &ServicePort, vip: &Vip) -> Result<(), String> {
     let own_external =
         vip.external.as_ref().is_some_and(|(_, p)| p.contains(&(port.protocol, port.port.get())));
-    let as_load_balancer = vip.load_balancer_pool.is_some();
-    let open = admits_everyone(context.settings(), service, IpFamily::of(address));
-    if own_external || (as_load_balancer && open) {
+    if own_external || vip.load_balancer_pool.is_some() {
         Ok(())
-    } else if as_load_balancer {
-        Err("loadBalancerSourceRanges are not supported yet".to_owned())
     } else {
         Err("another Service has this port on this address".to_owned())
-    }
-}
-
-/// Whether the source ranges let every client of the family in. What they keep out is not filtered yet.
-fn admits_everyone(settings: &Settings, service: &Service, family: IpFamily) -> bool {
-    let mut of_family = service.source_ranges.iter().filter(|r| IpFamily::of(r.addr()) == family).peekable();
-    if of_family.peek().is_none() {
-        return service.source_ranges.is_empty() || settings.source_ranges_allow_other_family;
-    }
-    of_family.any(|r| r.prefix_len() == 0)
-}
-
-fn source_range_findings(
-    context: &Context<'_>,
-    service: &Service,
-    vips: &BTreeMap<IpAddr, Vip>,
-    findings: &mut Vec<Finding>,
-) {
-    const LEGACY: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
-    let meta = &service.meta;
-    let mut field = "spec.loadBalancerSourceRanges".to_owned();
-    // Where the field was not written its place is that of `spec`: the ranges come from the annotation then.
-    if meta.annotations.contains_key(LEGACY) && meta.origin.field(&field) == meta.origin.field("spec") {
-        field = super::options::annotation_field(LEGACY);
-    }
-    for (address, _) in vips.iter().filter(|(_, vip)| vip.load_balancer_pool.is_some()) {
-        let family = IpFamily::of(*address);
-        if admits_everyone(context.settings(), service, family) {
-            continue;
-        }
-        let what = format!(
-            "address {address} of Service {} is not served: its loadBalancerSourceRanges do not admit every \
-             {family} client, and filtering is not supported yet",
-            meta.key
-        );
-        let everyone = if family == IpFamily::V4 { "0.0.0.0/0" } else { "::/0" };
-        let diagnostic = Diagnostic::error(what).accepting(format!("no ranges, or {everyone}"));
-        findings.push(Finding::at(meta, &field, Reason::NotSupported, diagnostic));
     }
 }
 
@@ -393,6 +353,7 @@ fn service_spec(
     plan: &Plan<'_>,
     vip: IpAddr,
     port: &ServicePort,
+    source_ranges: Option<Arc<[IpNet]>>,
     backends: &Backends,
 ) -> ServiceSpec {
     let Plan { service, options, .. } = plan;
@@ -411,6 +372,8 @@ fn service_spec(
         },
         idle_timeout_tcp: options.idle_timeout_tcp,
         idle_timeout_udp: options.idle_timeout_udp,
+        source_ranges,
+        announced: true,
         backends: backends.specs.clone(),
     }
 }

@@ -136,6 +136,8 @@ pub struct Worker<Q: PortQueue> {
     /// The listing being made.
     asked: Option<FlowQuestion>,
     turn: u32,
+    /// Known flows are being asked for source ranges that changed.
+    rechecking: bool,
 }
 
 /// Frames for one port, each with the reason that it is sent for; `None` for injected ones, which have no verdict.
@@ -159,6 +161,7 @@ impl<Q: PortQueue> Worker<Q> {
             held: None,
             asked: None,
             turn: 0,
+            rechecking: true,
         }
     }
 
@@ -187,8 +190,13 @@ impl<Q: PortQueue> Worker<Q> {
 
     /// One turn of the loop, at a time; returns whether there was anything to do.
     pub fn turn(&mut self, now: Now) -> bool {
-        self.parts.forwarding.refresh();
+        self.rechecking |= self.parts.forwarding.refresh();
         let mut worked = false;
+        if self.rechecking {
+            let Forwarding { snapshot, .. } = self.parts.forwarding.get();
+            self.rechecking = self.parts.pipeline.recheck(snapshot, now);
+            worked = true;
+        }
         for port in 0..self.parts.ports.len() {
             worked |= self.receive(now, port);
         }

@@ -4,6 +4,7 @@ mod aliases;
 mod lifecycle;
 mod order;
 mod refusals;
+mod source_ranges;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

@@ -187,37 +187,6 @@ fn a_mode_without_its_source_address_is_refused_by_name() {
 }
 
 #[test]
-fn source_ranges_never_open_to_everyone_what_they_meant_to_close() {
-    let net = |s: &str| s.parse::<ipnet::IpNet>().expect("a network");
-    for (ranges, allow_other, v4, v6) in [
-        (vec![], false, true, true),
-        (vec!["10.0.0.0/8"], false, false, false),
-        (vec!["10.0.0.0/8"], true, false, true),
-        (vec!["0.0.0.0/0"], false, true, false),
-        (vec!["0.0.0.0/0", "::/0"], false, true, true),
-        (vec!["10.0.0.0/8", "0.0.0.0/0"], true, true, true),
-        (vec!["::/0"], true, true, true),
-    ] {
-        let mut web = service("web");
-        web.ip_family_policy = IpFamilyPolicy::RequireDualStack;
-        web.source_ranges = ranges.iter().map(|r| net(r)).collect();
-        web.external_ips = vec![ip("198.51.100.1")];
-        let mut world = World::new(vec![web], vec![]);
-        world.settings.source_ranges_allow_other_family = allow_other;
-        let outcome = world.look();
-        let serves = |pool: &str, is_v4: bool| {
-            let vips = &outcome.services[0].vips;
-            let of_pool = |address: IpAddr| vips.iter().any(|v| v.address == address && v.pool == pool);
-            outcome.spec.services.iter().any(|s| s.key.vip.is_ipv4() == is_v4 && of_pool(s.key.vip))
-        };
-        assert_eq!((serves("public", true), serves("public", false)), (v4, v6), "{ranges:?} {allow_other}");
-        assert!(serves("edge", true), "external IPs have no source ranges");
-        assert_eq!(outcome.findings.len(), usize::from(!v4) + usize::from(!v6));
-        assert!(outcome.findings.iter().all(|f| f.reason == Reason::NotSupported));
-    }
-}
-
-#[test]
 fn an_external_ip_without_authority_is_denied_and_counted() {
     let mut web = external("web", "198.51.100.1");
     web.external_ips.push(ip("203.0.113.1"));

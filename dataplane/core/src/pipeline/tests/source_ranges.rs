@@ -51,10 +51,8 @@ fn clients_outside_the_source_ranges_are_refused_and_leave_nothing_behind() {
 #[test]
 fn ranges_of_one_family_admit_nobody_of_the_other() {
     let nets = ["198.51.100.0/24"];
-    let services = vec![
-        closed(ForwardingMode::FullNat, VIP, &nets),
-        closed(ForwardingMode::FullNat, VIP6, &nets),
-    ];
+    let services =
+        vec![closed(ForwardingMode::FullNat, VIP, &nets), closed(ForwardingMode::FullNat, VIP6, &nets)];
     let mut lab = Lab::new(services);
     let v6 = |port: u16| Builder::tcp(format!("[2001:db8::7]:{port}").as_str(), VIP6).flags(flags::SYN);
     assert_eq!(lab.send(v6(40_000)).refused(), Refusal::SourceRange);

@@ -1,0 +1,81 @@
+//! Who may come in by a LoadBalancer VIP: `loadBalancerSourceRanges` as the dataplane is given them.
+//!
+//! Pure leaf of `programme`. The ranges filter LoadBalancer VIPs only: node ports and externalIPs are open to everyone,
+//! but for an address that is a LoadBalancer VIP as well. Which of field and annotation counts is decided where
+//! manifests are read.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use super::finding::{Finding, Reason};
+use super::settings::Settings;
+use crate::diagnostic::Diagnostic;
+use crate::model::{IpFamily, Service};
+
+/// The annotation that counts when the field is empty.
+const LEGACY: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+
+/// The source ranges of one Service.
+pub(super) struct Admission {
+    /// All of them, shared by the VIPs of both families; a client is judged by those of its own.
+    ranges: Arc<[IpNet]>,
+    allow_other_family: bool,
+}
+
+impl Admission {
+    pub(super) fn new(settings: &Settings, service: &Service) -> Self {
+        let mut ranges: Vec<IpNet> = service.source_ranges.iter().map(IpNet::trunc).collect();
+        ranges.sort_unstable();
+        ranges.dedup();
+        Self { ranges: ranges.into(), allow_other_family: settings.source_ranges_allow_other_family }
+    }
+
+    /// Who may come in by a LoadBalancer VIP; `None`: everyone. A /0 means everyone of its family.
+    pub(super) fn of_load_balancer(&self, vip: IpAddr) -> Option<Arc<[IpNet]>> {
+        let family = IpFamily::of(vip);
+        let mut of_family = self.ranges.iter().filter(|r| IpFamily::of(r.addr()) == family).peekable();
+        let everyone = match of_family.peek() {
+            None => self.ranges.is_empty() || self.allow_other_family,
+            Some(_) => of_family.any(|range| range.prefix_len() == 0),
+        };
+        (!everyone).then(|| Arc::clone(&self.ranges))
+    }
+
+    /// Warns of each LoadBalancer VIP whose family the ranges do not name: nobody comes in there.
+    pub(super) fn warn_of_other_family(
+        &self,
+        service: &Service,
+        load_balancer_vips: impl Iterator<Item = IpAddr>,
+        findings: &mut Vec<Finding>,
+    ) {
+        for vip in load_balancer_vips {
+            let family = IpFamily::of(vip);
+            let named = self.ranges.iter().any(|range| IpFamily::of(range.addr()) == family);
+            if named || self.of_load_balancer(vip).is_none() {
+                continue;
+            }
+            let what = format!(
+                "address {vip} of Service {} admits nobody: its loadBalancerSourceRanges have no {family} range",
+                service.meta.key
+            );
+            let everyone = if family == IpFamily::V4 { "0.0.0.0/0" } else { "::/0" };
+            let diagnostic = Diagnostic::warning(what).accepting(format!(
+                "{family} ranges too ({everyone}: everyone), or services.sourceRangesOtherFamily: allow"
+            ));
+            let reason = Reason::SourceRangesOtherFamily;
+            findings.push(Finding::at(&service.meta, &field(service), reason, diagnostic));
+        }
+    }
+}
+
+/// Where the ranges were written.
+fn field(service: &Service) -> String {
+    let (meta, field) = (&service.meta, "spec.loadBalancerSourceRanges");
+    // Where the field was not written its place is that of `spec`: the ranges come from the annotation then.
+    if meta.annotations.contains_key(LEGACY) && meta.origin.field(field) == meta.origin.field("spec") {
+        return super::options::annotation_field(LEGACY);
+    }
+    field.to_owned()
+}
