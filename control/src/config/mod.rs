@@ -23,6 +23,7 @@ mod tests;
 pub use admin::AdminConfig;
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource};
 pub use health::{HealthConfig, HealthProtocol};
+pub(crate) use pools::pool;
 pub use services::{
     FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,
     ServiceDefaults, ServicesConfig, TABLE_SIZE_ACCEPTED, TARGET_ACCEPTED, TableSize, Target, VENDORS, Word,

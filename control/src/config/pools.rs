@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::dataplane::once;
-use crate::model::{Expression, Operator, Selector};
+use crate::model::{Expression, Labels, Operator, Selector};
 use crate::pools::{AddressRange, Pool};
 use crate::yaml::{Field, Fields, Unknown, text};
 
@@ -24,27 +24,33 @@ pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
             let name = f.string_where(text::is_rfc1123_subdomain, NAME)?.to_owned();
             once(&mut names, name.clone(), &f).then_some(name)
         });
-        let ranges = addresses(&fields, &mut seen);
-        let flag = |key, default| fields.get(key).and_then(|f| f.boolean()).unwrap_or(default);
-        let pool = Pool {
-            name: name.unwrap_or_default(),
-            ranges,
-            auto_assign: flag("autoAssign", true),
-            external_ips: flag("externalIPs", false),
-            disabled: flag("disabled", false),
-            namespace_selector: selector(fields.get("namespaceSelector")),
-            service_selector: selector(fields.get("serviceSelector")),
-            quota_per_namespace: fields
-                .get("quotaPerNamespace")
-                .and_then(|f| f.integer(1..=i64::from(u32::MAX)))
-                .and_then(|n| u32::try_from(n).ok()),
-            shared_across_namespaces: flag("shareAcrossNamespaces", false),
-            labels: fields.get("labels").map(|f| f.labels()).unwrap_or_default(),
-        };
+        let mut pool = pool(&fields, name.unwrap_or_default(), &mut seen);
+        pool.labels = fields.get("labels").map(|f| f.labels()).unwrap_or_default();
         fields.finish(Unknown::Refused);
         decoded.push(pool);
     }
     decoded
+}
+
+/// The keys that pools of the configuration and `AddressPool` objects have in common. `seen` are the ranges read so
+/// far with their places: one that overlaps is a warning. Labels are the caller's: an object has them in its metadata.
+pub(crate) fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, String)>) -> Pool {
+    let flag = |key, default| fields.get(key).and_then(|f| f.boolean()).unwrap_or(default);
+    Pool {
+        name,
+        ranges: addresses(fields, seen),
+        auto_assign: flag("autoAssign", true),
+        external_ips: flag("externalIPs", false),
+        disabled: flag("disabled", false),
+        namespace_selector: selector(fields.get("namespaceSelector")),
+        service_selector: selector(fields.get("serviceSelector")),
+        quota_per_namespace: fields
+            .get("quotaPerNamespace")
+            .and_then(|f| f.integer(1..=i64::from(u32::MAX)))
+            .and_then(|n| u32::try_from(n).ok()),
+        shared_across_namespaces: flag("shareAcrossNamespaces", false),
+        labels: Labels::new(),
+    }
 }
 
 const NAME: &str = "a name of a-z, 0-9, - and . (RFC 1123)";

@@ -7,18 +7,23 @@
 //! Invariant: [`Objects`] is keyed by name, so that the order in which objects arrive never shows.
 //! Invariant: where an object was written ([`Origin`]) never takes part in comparing objects.
 
+mod address_range;
 mod choice;
 mod endpoints;
 mod namespace;
 mod origin;
 mod pod;
+mod pool;
 mod resolve;
 mod selector;
 mod service;
+mod stored;
 
 #[cfg(test)]
 mod tests;
 
+pub use address_range::AddressRange;
+pub(crate) use address_range::number;
 pub use choice::{Choice, Viewpoint, choose};
 pub use endpoints::{
     AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, ObjectRef,
@@ -28,11 +33,13 @@ pub use namespace::{Namespace, Node};
 pub use origin::Origin;
 pub(crate) use origin::{PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
+pub use pool::{AddressPool, AddressPoolStatus, Pool};
 pub use resolve::{EndpointIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, refused_endpoint};
 pub use selector::{Expression, Operator, Selector};
 pub use service::{
     IpFamily, IpFamilyPolicy, Protocol, Service, ServicePort, ServiceType, TargetPort, TrafficPolicy,
 };
+pub use stored::{Condition, FINALIZER, Ingress, IngressPort, Stored};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -123,6 +130,8 @@ pub struct Objects {
     pub namespaces: SharedMap<String, Arc<Namespace>>,
     /// Nodes by name.
     pub nodes: SharedMap<String, Arc<Node>>,
+    /// AddressPools by name; those of the configuration are not here.
+    pub address_pools: SharedMap<String, Arc<AddressPool>>,
 }
 
 impl Objects {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::{Labels, Metadata, Port};
+use super::{Labels, Metadata, Port, Stored};
 
 /// A Service of any type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub struct Service {
     pub publish_not_ready_addresses: bool,
     /// `status.loadBalancer.ingress[].ip` as read.
     pub ingress_ips: Vec<IpAddr>,
+    /// What controllers wrote: finalizers, status, and who owns it.
+    pub stored: Stored,
 }
 
 impl Service {
@@ -78,6 +80,7 @@ impl Service {
             health_check_node_port: None,
             publish_not_ready_addresses: false,
             ingress_ips: Vec::new(),
+            stored: Stored::default(),
         }
     }
 

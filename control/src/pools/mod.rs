@@ -12,46 +12,30 @@
 //! one only where both hash to the same address.
 
 mod allocate;
+mod authority;
+mod choose;
+mod external;
 mod ledger;
+mod merge;
 mod range;
+mod requested;
 
 #[cfg(test)]
 mod tests;
 
 pub use allocate::{Allocated, Applicant, Granted, PoolUsage, allocate};
+pub use authority::{Authority, FIELD_MANAGER, adopt};
 pub use ledger::{Claim, ClaimKind, Ledger, Taken};
-pub use range::{AddressRange, Band, Span};
+pub use merge::{PoolFault, merge};
+pub use range::{Band, Span};
+
+pub use crate::model::{AddressRange, Pool};
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::diagnostic::Severity;
-use crate::model::{IpFamily, Labels, ObjectKey, Selector};
-
-/// A pool of addresses, validated.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pool {
-    /// Its name, unique.
-    pub name: String,
-    /// What it has, in the order written.
-    pub ranges: Vec<AddressRange>,
-    /// Whether Services that name no pool get addresses from it.
-    pub auto_assign: bool,
-    /// Whether `spec.externalIPs` inside it are honoured.
-    pub external_ips: bool,
-    /// Being emptied: nothing new is given out, what is given stays.
-    pub disabled: bool,
-    /// Namespaces that may use it; the empty selector admits all.
-    pub namespace_selector: Selector,
-    /// Services that may use it; the empty selector admits all.
-    pub service_selector: Selector,
-    /// Addresses that one namespace may hold.
-    pub quota_per_namespace: Option<u32>,
-    /// Whether Services of different namespaces may share an address (they need the same sharing key as well).
-    pub shared_across_namespaces: bool,
-    /// Its own labels: `scope: internal` is what annotations that ask for an internal address choose by.
-    pub labels: Labels,
-}
+use crate::model::{IpFamily, ObjectKey};
 
 /// The label of pools whose addresses are not reachable from the internet, with its value.
 pub const INTERNAL_LABEL: (&str, &str) = ("scope", "internal");
@@ -97,24 +81,6 @@ impl std::fmt::Display for WantedPool {
 }
 
 impl Pool {
-    /// Whether the address is one of its own.
-    #[must_use]
-    pub fn contains(&self, ip: IpAddr) -> bool {
-        self.ranges.iter().any(|r| r.contains(ip))
-    }
-
-    /// Whether it has addresses of the family.
-    #[must_use]
-    pub fn has_family(&self, family: IpFamily) -> bool {
-        self.ranges.iter().any(|r| r.family() == family)
-    }
-
-    /// Whether a Service with these labels in a namespace with those may use it.
-    #[must_use]
-    pub fn admits(&self, service: &Labels, namespace: &Labels) -> bool {
-        self.service_selector.matches(service) && self.namespace_selector.matches(namespace)
-    }
-
     /// Its addresses of one family, laid end to end.
     #[must_use]
     pub fn span(&self, family: IpFamily) -> Span {

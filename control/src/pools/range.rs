@@ -1,79 +1,12 @@
-//! Address ranges of a pool, and the bands in which addresses are chosen (kubernetes.md, Address pools).
+//! A pool's ranges laid end to end, and the bands in which addresses are chosen (kubernetes.md, Address pools).
 //!
 //! Arithmetic only. An address becomes a number, a pool's ranges of one family become one [`Span`] of offsets
 //! from 0, and the span has a static band below an offset and a dynamic band above it, as Kubernetes has for
 //! cluster IPs (KEP-3070).
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
-
-use crate::model::IpFamily;
-
-/// First to last address, both included, of one family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AddressRange {
-    first: IpAddr,
-    last: IpAddr,
-}
-
-impl AddressRange {
-    /// The range from `first` to `last`, or `None` where the families differ or `last` comes before `first`.
-    #[must_use]
-    pub fn new(first: IpAddr, last: IpAddr) -> Option<Self> {
-        (IpFamily::of(first) == IpFamily::of(last) && first <= last).then_some(Self { first, last })
-    }
-
-    /// The first address.
-    #[must_use]
-    pub fn first(&self) -> IpAddr {
-        self.first
-    }
-
-    /// The last address.
-    #[must_use]
-    pub fn last(&self) -> IpAddr {
-        self.last
-    }
-
-    /// The family of both ends.
-    #[must_use]
-    pub fn family(&self) -> IpFamily {
-        IpFamily::of(self.first)
-    }
-
-    /// Whether the address lies within.
-    #[must_use]
-    pub fn contains(&self, ip: IpAddr) -> bool {
-        IpFamily::of(ip) == self.family() && self.first <= ip && ip <= self.last
-    }
-
-    /// Whether the two have an address in common.
-    #[must_use]
-    pub fn overlaps(&self, other: &Self) -> bool {
-        self.contains(other.first) || other.contains(self.first)
-    }
-
-    /// How many addresses; the whole of IPv6 counts as one less, to stay a `u128`.
-    #[must_use]
-    pub fn size(&self) -> u128 {
-        (number(self.last) - number(self.first)).saturating_add(1)
-    }
-}
-
-impl From<IpNet> for AddressRange {
-    /// Every address of the CIDR, network and broadcast included.
-    fn from(net: IpNet) -> Self {
-        Self { first: net.network(), last: net.broadcast() }
-    }
-}
-
-impl fmt::Display for AddressRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.first, self.last)
-    }
-}
+use crate::model::{AddressRange, IpFamily, number};
 
 /// The addresses of a pool and family, laid end to end without gaps or repetition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +34,7 @@ impl Span {
         let mut merged: Vec<AddressRange> = Vec::with_capacity(sorted.len());
         for range in sorted {
             match merged.last_mut() {
-                Some(last) if last.contains(range.first) => last.last = last.last.max(range.last),
+                Some(last) if last.contains(range.first()) => *last = last.up_to(range.last()),
                 _ => merged.push(range),
             }
         }
@@ -120,7 +53,7 @@ impl Span {
     pub fn at(&self, mut offset: u128) -> Option<IpAddr> {
         for range in &self.ranges {
             if offset < range.size() {
-                return Some(address(range.family(), number(range.first) + offset));
+                return Some(address(range.family(), number(range.first()) + offset));
             }
             offset -= range.size();
         }
@@ -140,13 +73,6 @@ fn static_band_size(size: u128) -> u128 {
     if size <= 16 { 0 } else { (size / 16).clamp(16, 256) }
 }
 
-fn number(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(v4) => u128::from(u32::from(v4)),
-        IpAddr::V6(v6) => u128::from(v6),
-    }
-}
-
 fn address(family: IpFamily, number: u128) -> IpAddr {
     match family {
         IpFamily::V4 => {
@@ -158,6 +84,8 @@ fn address(family: IpFamily, number: u128) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
+    use ipnet::IpNet;
+
     use super::*;
 
     fn net(s: &str) -> AddressRange {

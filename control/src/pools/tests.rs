@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{IpFamilyPolicy, Metadata, Port, Protocol, Service, ServicePort, ServiceType, TargetPort};
+use crate::model::{
+    IpFamilyPolicy, Labels, Metadata, Port, Protocol, Selector, Service, ServicePort, ServiceType, TargetPort,
+};
 
 fn ip(s: &str) -> IpAddr {
     s.parse().expect("tests use valid addresses")
@@ -61,6 +63,7 @@ fn applicant(service: &Service) -> Applicant<'_> {
             service.meta.key.namespace.clone(),
         )]),
         wants_load_balancer: service.service_type == ServiceType::LoadBalancer,
+        leaving: false,
         requested: vec![],
         pool: None,
         sharing_key: None,
@@ -72,7 +75,7 @@ fn requesting<'a>(service: &'a Service, address: &str) -> Applicant<'a> {
 }
 
 fn run(pools: &[Pool], applicants: &[Applicant<'_>]) -> Allocated {
-    allocate(pools, &BTreeSet::new(), applicants, &Allocations::default())
+    allocate(pools, &BTreeSet::new(), applicants, &Allocations::default(), &Authority::default())
 }
 
 fn addresses(allocated: &Allocated, namespace: &str, name: &str) -> Vec<IpAddr> {
@@ -151,7 +154,13 @@ fn refused_requests_say_why_and_what_would_be_given() {
         ("203.0.113.1", "an address of the gateway itself", "a free address"),
         ("2001:db8::1", "it is in no pool", "public"),
     ] {
-        let allocated = allocate(&pools, &reserved, &[requesting(&web, address)], &Allocations::default());
+        let allocated = allocate(
+            &pools,
+            &reserved,
+            &[requesting(&web, address)],
+            &Allocations::default(),
+            &Authority::default(),
+        );
         let problem = &problems(&allocated, "web")[0];
         assert!(problem.what.contains(why), "{}", problem.what);
         assert!(problem.accepted.as_ref().is_some_and(|a| a.contains(accepted)), "{:?}", problem.accepted);
@@ -259,7 +268,13 @@ fn an_address_once_given_stays_across_calls_even_in_a_disabled_pool() {
     let older = created(service("default", "older"), 1);
     let asks = requesting(&older, &had[0].to_string());
     pools[0].disabled = true;
-    let then = allocate(&pools, &BTreeSet::new(), &[applicant(&web), asks], &first.allocations);
+    let then = allocate(
+        &pools,
+        &BTreeSet::new(),
+        &[applicant(&web), asks],
+        &first.allocations,
+        &Authority::default(),
+    );
     assert_eq!(addresses(&then, "default", "web"), had);
     assert!(then.granted[&older.meta.key].pending.is_some());
 }
@@ -280,7 +295,13 @@ fn a_changed_request_lets_go_of_the_old_address() {
     let web = service("default", "web");
     let pools = [pool("public", &["203.0.113.0/28"])];
     let first = run(&pools, &[requesting(&web, "203.0.113.3")]);
-    let then = allocate(&pools, &BTreeSet::new(), &[requesting(&web, "203.0.113.4")], &first.allocations);
+    let then = allocate(
+        &pools,
+        &BTreeSet::new(),
+        &[requesting(&web, "203.0.113.4")],
+        &first.allocations,
+        &Authority::default(),
+    );
     assert_eq!(addresses(&then, "default", "web"), [ip("203.0.113.4")]);
     assert_eq!(then.usage[0].assigned, 1);
 }
@@ -317,7 +338,7 @@ fn external_ips_need_a_pool_that_authorises_them() {
     assert!(granted.problems.iter().all(|p| p.kind == ProblemKind::ExternalIpDenied));
 
     let reserved = BTreeSet::from([ip("203.0.113.3")]);
-    let own = allocate(&pools, &reserved, &[applicant(&web)], &Allocations::default());
+    let own = allocate(&pools, &reserved, &[applicant(&web)], &Allocations::default(), &Authority::default());
     assert!(own.granted[&web.meta.key].external.is_empty(), "never the gateway's own address");
 
     edge.namespace_selector.match_labels.insert("kubernetes.io/metadata.name".into(), "edge".into());
@@ -403,7 +424,53 @@ proptest! {
                 prop_assert!(owners.insert((address, port.0, port.1), key).is_none(), "{} has two owners", address);
             }
         }
-        let again = allocate(&pools, &BTreeSet::new(), &applicants, &one.allocations);
+        let again = allocate(&pools, &BTreeSet::new(), &applicants, &one.allocations, &Authority::default());
         prop_assert_eq!(one.allocations, again.allocations);
     }
+}
+
+#[test]
+fn who_follows_gives_nothing_out_and_keeps_what_status_says() {
+    let (had, new) = (service("default", "had"), service("default", "new"));
+    let had = Service { ingress_ips: vec![ip("203.0.113.4")], ..had };
+    let applicants = [applicant(&had), requesting(&new, "203.0.113.5")];
+    let pools = [pool("public", &["203.0.113.0/28"])];
+    let follows = Authority::Follows;
+    let allocated = allocate(&pools, &BTreeSet::new(), &applicants, &Allocations::default(), &follows);
+    assert_eq!(addresses(&allocated, "default", "had"), [ip("203.0.113.4")]);
+    assert_eq!(addresses(&allocated, "default", "new"), [] as [IpAddr; 0]);
+    let pending = allocated.granted[&ObjectKey::new("default", "new")].pending.clone();
+    assert_eq!(
+        pending.as_deref(),
+        Some("Service default/new waits for the leading gateway to give it an address")
+    );
+    assert_eq!(problems(&allocated, "new"), [], "that is no fault of the Service");
+}
+
+#[test]
+fn an_address_that_is_given_back_is_nobodys_until_it_is_let_go() {
+    let old = Service { ingress_ips: vec![ip("203.0.113.7")], ..service("default", "old") };
+    let new = created(service("default", "new"), 9);
+    let pools = [pool("one", &["203.0.113.7/32"])];
+    let leaving = Applicant { wants_load_balancer: false, leaving: true, ..applicant(&old) };
+    let allocated = run(&pools, &[leaving, applicant(&new)]);
+    assert_eq!(addresses(&allocated, "default", "old"), [] as [IpAddr; 0]);
+    assert_eq!(addresses(&allocated, "default", "new"), [] as [IpAddr; 0]);
+    assert_eq!(allocated.usage[0].free(), 0);
+    let remembered = &allocated.allocations.by_service[&ObjectKey::new("default", "old")];
+    assert_eq!(remembered[0].address, ip("203.0.113.7"));
+    assert_eq!(addresses(&run(&pools, &[applicant(&new)]), "default", "new"), [ip("203.0.113.7")]);
+}
+
+#[test]
+fn an_address_that_another_gateway_still_serves_is_given_to_nobody() {
+    let web = service("default", "web");
+    let pools = [pool("two", &["203.0.113.6/31"])];
+    let authority = Authority::Decides { withheld: BTreeSet::from([ip("203.0.113.6")]) };
+    let none = (BTreeSet::new(), Allocations::default());
+    let chosen = allocate(&pools, &none.0, &[applicant(&web)], &none.1, &authority);
+    assert_eq!(addresses(&chosen, "default", "web"), [ip("203.0.113.7")]);
+    let asked = allocate(&pools, &none.0, &[requesting(&web, "203.0.113.6")], &none.1, &authority);
+    assert_eq!(addresses(&asked, "default", "web"), [] as [IpAddr; 0]);
+    assert_eq!(problems(&asked, "web")[0].kind, ProblemKind::AllocationFailed);
 }

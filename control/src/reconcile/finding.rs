@@ -31,6 +31,10 @@ pub enum Reason {
     AliasIgnored,
     /// A health-check node port that cannot be served.
     FailedToStartServiceHealthcheck,
+    /// An AddressPool, or a part of it, that is not used.
+    PoolNotAccepted,
+    /// An AddressPool that has addresses in common with another pool.
+    PoolsOverlap,
 }
 
 impl Reason {
@@ -49,6 +53,8 @@ impl Reason {
             Self::EndpointRefused => "EndpointRefused",
             Self::AliasIgnored => "AliasIgnored",
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
+            Self::PoolNotAccepted => "PoolNotAccepted",
+            Self::PoolsOverlap => "PoolsOverlap",
         }
     }
 }
@@ -62,7 +68,7 @@ impl std::fmt::Display for Reason {
 /// One thing that was not granted. Ordered by object, then by place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// The Service that it is about.
+    /// The Service that it is about; without a namespace, the AddressPool.
     pub object: ObjectKey,
     /// The kind of refusal.
     pub reason: Reason,

@@ -18,6 +18,7 @@ mod backends;
 mod drain;
 mod finding;
 mod options;
+mod pools_of;
 mod programme;
 mod settings;
 mod source_ranges;
@@ -37,8 +38,8 @@ use tidegate_core::snapshot::SnapshotSpec;
 
 use crate::diagnostic::Diagnostic;
 use crate::health::{Failing, Target};
-use crate::model::{EndpointIndex, ObjectKey, Objects, Port, Service, ServiceType, TrafficPolicy};
-use crate::pools::{self, Allocations, Applicant, Granted, PoolUsage};
+use crate::model::{EndpointIndex, Labels, ObjectKey, Objects, Port, Service, ServiceType, TrafficPolicy};
+use crate::pools::{self, Allocations, Applicant, Granted, Pool, PoolUsage};
 use options::Options;
 use programme::Context;
 use view::ServiceView;
@@ -84,8 +85,10 @@ pub struct Outcome {
     pub targets: BTreeSet<Target>,
     /// What to listen on for upstream load balancers, sorted by port.
     pub health_check_node_ports: Vec<HealthCheckNodePort>,
-    /// How full the pools are.
+    /// How full the pools are: those of the configuration, then AddressPools by name.
     pub pools: Vec<PoolUsage>,
+    /// Services whose LoadBalancer address is ours to give.
+    pub claimed: BTreeSet<ObjectKey>,
     /// For the next call.
     pub memory: Memory,
     /// When to call again though nothing changes: the next drain ends then.
@@ -108,7 +111,8 @@ pub struct HealthCheckNodePort {
 pub fn reconcile(input: &Input<'_>) -> Outcome {
     let mut findings = Vec::new();
     let plans = plans(input, &mut findings);
-    let allocated = allocate(input, &plans);
+    let pools = pools_of::pools_of(input, &mut findings);
+    let allocated = allocate(input, &pools, &plans);
 
     let vips = allocated.granted.values().flat_map(|g| {
         g.load_balancer.iter().map(|a| a.address).chain(g.external.iter().map(|(a, _)| a.address))
@@ -158,6 +162,7 @@ pub fn reconcile(input: &Input<'_>) -> Outcome {
         targets,
         health_check_node_ports,
         pools: allocated.usage,
+        claimed: plans.iter().filter(|p| p.wants_load_balancer).map(|p| p.service.meta.key.clone()).collect(),
         reconcile_at: drains.next_deadline(),
         memory: Memory { allocations: allocated.allocations, drains },
     }
@@ -195,20 +200,41 @@ fn wants_load_balancer(service: &Service, settings: &Settings) -> bool {
 }
 
 /// Step 2.
-fn allocate(input: &Input<'_>, plans: &[Plan<'_>]) -> pools::Allocated {
-    let applicants: Vec<Applicant<'_>> = plans
+fn allocate(input: &Input<'_>, pools: &[Pool], plans: &[Plan<'_>]) -> pools::Allocated {
+    let mut applicants: Vec<Applicant<'_>> = plans
         .iter()
         .map(|plan| Applicant {
             service: plan.service,
             namespace_labels: input.objects.namespace_labels(&plan.service.meta.key.namespace),
             wants_load_balancer: plan.wants_load_balancer && plan.options.no_allocation.is_none(),
+            leaving: !plan.wants_load_balancer && plan.service.stored.is_finalized_by_us(),
             requested: plan.options.requested.clone(),
             pool: plan.options.pool.clone(),
             sharing_key: plan.options.sharing_key.clone(),
         })
         .collect();
+    applicants.extend(leaving(input.objects, plans));
     let settings = input.settings;
-    pools::allocate(&settings.pools, &settings.own_addresses(), &applicants, &input.memory.allocations)
+    let (services, memory) = (&input.objects.services, &input.memory.allocations);
+    let previous = pools::adopt(services, memory, &settings.authority);
+    pools::allocate(pools, &settings.own_addresses(), &applicants, &previous, &settings.authority)
+}
+
+/// Services that are served no more and still carry our finalizer: their addresses are nobody's until it is gone.
+fn leaving<'a>(objects: &'a Objects, plans: &[Plan<'_>]) -> Vec<Applicant<'a>> {
+    let planned: BTreeSet<&ObjectKey> = plans.iter().map(|plan| &plan.service.meta.key).collect();
+    let finalized = objects.services.values().filter(|service| service.stored.is_finalized_by_us());
+    let gone = finalized.filter(|service| !planned.contains(&service.meta.key));
+    gone.map(|service| Applicant {
+        service,
+        namespace_labels: Labels::new(),
+        wants_load_balancer: false,
+        leaving: true,
+        requested: Vec::new(),
+        pool: None,
+        sharing_key: None,
+    })
+    .collect()
 }
 
 /// What was granted, with the reason of an allocation that was never tried.

@@ -15,7 +15,7 @@ use tidegate_core::snapshot::{
 use crate::config::{self, LOAD_BALANCER_CLASS, PodRoutes};
 use crate::health::Probe;
 use crate::model::IpFamily;
-use crate::pools::Pool;
+use crate::pools::{Authority, Pool};
 
 /// The gateway's own side of the desired state.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,6 +65,8 @@ pub struct Settings {
     /// Whether a Service without `loadBalancerClass` is ours: always for the directory source, whose objects
     /// were put there for this gateway; `source.kubernetes.default` for the API server.
     pub claims_unclassed: bool,
+    /// Who decides on LoadBalancer addresses: this gateway, unless another one leads at the API server.
+    pub authority: Authority,
 }
 
 impl Default for Settings {
@@ -98,6 +100,7 @@ impl Default for Settings {
             },
             load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
             claims_unclassed: true,
+            authority: Authority::default(),
         }
     }
 }

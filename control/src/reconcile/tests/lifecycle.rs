@@ -343,3 +343,57 @@ fn services_that_are_not_ours_are_left_alone() {
     let names: Vec<String> = world.look().services.into_iter().map(|s| s.name).collect();
     assert_eq!(names, ["ours"]);
 }
+
+fn address_pool(name: &str, networks: &[&str]) -> Arc<crate::model::AddressPool> {
+    let meta = Metadata::new(ObjectKey::new("", name));
+    let (faults, status) = (Vec::new(), crate::model::AddressPoolStatus::default());
+    Arc::new(crate::model::AddressPool { meta, pool: pool(name, networks), faults, generation: 1, status })
+}
+
+#[test]
+fn pool_exhausted_then_grown_by_an_object() {
+    let mut world = World::new(vec![service("web")], vec![]);
+    world.settings.pools.clear();
+    let outcome = world.step();
+    assert!(outcome.services[0].pending.is_some());
+    world.objects.address_pools.insert("late".into(), address_pool("late", &["203.0.113.0/32"]));
+    let outcome = world.step();
+    assert_eq!(outcome.services[0].vips[0].address, ip("203.0.113.0"));
+    assert_eq!((outcome.pools[0].pool.as_str(), outcome.pools[0].assigned), ("late", 1));
+    assert_eq!(outcome.claimed.len(), 1);
+}
+
+#[test]
+fn overlapping_pools_are_a_finding_and_everything_goes_on() {
+    let mut world = World::new(vec![service("web")], vec![]);
+    world.objects.address_pools.insert("extra".into(), address_pool("extra", &["203.0.113.8/29"]));
+    world.objects.address_pools.insert("public".into(), address_pool("public", &["192.0.2.0/28"]));
+    let outcome = world.step();
+    let told: Vec<(String, Reason)> =
+        outcome.findings.iter().map(|f| (f.object.to_string(), f.reason)).collect();
+    assert_eq!(
+        told,
+        [("extra".to_owned(), Reason::PoolsOverlap), ("public".to_owned(), Reason::PoolNotAccepted)]
+    );
+    assert_eq!(
+        outcome.services[0].vips[0].pool, "public",
+        "the configuration's pool is the one of that name"
+    );
+}
+
+#[test]
+fn an_address_of_a_deleted_service_is_free_when_its_finalizer_is_gone() {
+    let mut world = World::new(vec![service("web")], vec![]);
+    world.settings.pools = vec![pool("one", &["203.0.113.7/32"])];
+    world.step();
+    let mut deleted = service("web");
+    deleted.stored.finalizers = vec![crate::model::FINALIZER.to_owned()];
+    deleted.meta.deletion_time = Some(jiff::Timestamp::UNIX_EPOCH);
+    world.put(deleted);
+    world.put(service("next"));
+    let outcome = world.step();
+    assert_eq!(outcome.spec.services, [], "what is deleted is served no more");
+    assert!(outcome.services[0].pending.is_some(), "and its address is nobody's");
+    world.objects.services.remove(&ObjectKey::new("default", "web"));
+    assert_eq!(world.step().services[0].vips[0].address, ip("203.0.113.7"));
+}

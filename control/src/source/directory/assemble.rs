@@ -27,6 +27,9 @@ pub(super) fn assemble<'a>(all: impl Iterator<Item = &'a Object>, report: &mut R
                 insert(&mut objects.namespaces, key.name, o, meta, |o| &o.meta, kind, report);
             }
             Object::Node(o) => insert(&mut objects.nodes, key.name, o, meta, |o| &o.meta, kind, report),
+            Object::AddressPool(o) => {
+                insert(&mut objects.address_pools, key.name, o, meta, |o| &o.meta, kind, report);
+            }
         }
     }
     node_ports::allocate(&mut objects, report);

@@ -7,14 +7,18 @@
 mod endpoints;
 mod meta;
 mod pod;
+mod pool;
 mod service;
+mod stored;
 
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-use crate::model::{EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, Pod, Service};
+use crate::model::{
+    AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, Pod, Service,
+};
 use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
 
 /// An object of a kind that the gateway reads; shared, so that putting files together copies none.
@@ -26,6 +30,7 @@ pub(crate) enum Object {
     Pod(Arc<Pod>),
     Namespace(Arc<Namespace>),
     Node(Arc<ClusterNode>),
+    AddressPool(Arc<AddressPool>),
 }
 
 impl Object {
@@ -38,6 +43,7 @@ impl Object {
             Self::Pod(_) => "Pod",
             Self::Namespace(_) => "Namespace",
             Self::Node(_) => "Node",
+            Self::AddressPool(_) => "AddressPool",
         }
     }
 
@@ -49,6 +55,7 @@ impl Object {
             Self::Pod(o) => &o.meta,
             Self::Namespace(o) => &o.meta,
             Self::Node(o) => &o.meta,
+            Self::AddressPool(o) => &o.meta,
         }
     }
 }
@@ -56,13 +63,14 @@ impl Object {
 type Read = fn(&Fields<'_>, Metadata) -> Option<Object>;
 
 /// (kind, apiVersion, rule for its name, how to read it)
-const KINDS: [(&str, &str, meta::Scope, Read); 6] = [
+const KINDS: [(&str, &str, meta::Scope, Read); 7] = [
     ("Service", "v1", meta::SERVICE, service::read),
     ("EndpointSlice", "discovery.k8s.io/v1", meta::NAMESPACED, endpoints::read_slice),
     ("Endpoints", "v1", meta::NAMESPACED, endpoints::read_legacy),
     ("Pod", "v1", meta::NAMESPACED, pod::read),
     ("Namespace", "v1", meta::NAMESPACE, pod::read_namespace),
     ("Node", "v1", meta::CLUSTER, pod::read_node),
+    ("AddressPool", crate::config::API_VERSION, meta::CLUSTER, pool::read),
 ];
 
 /// The sound objects of a document; faults go to the sheet.

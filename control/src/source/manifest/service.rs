@@ -1,7 +1,6 @@
 //! `Service`: defaults and validation of core/v1 (kubernetes.md, Services and ports, and the policies).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -46,7 +45,7 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     service.publish_not_ready_addresses = published.unwrap_or(false);
     spec.allow(&["externalName", "trafficDistribution"]);
     spec.finish(Unknown::Warned);
-    status(object, &mut service);
+    super::stored::read(object, &mut service);
     Some(Object::Service(Arc::new(service)))
 }
 
@@ -317,25 +316,4 @@ fn policies(spec: &Fields<'_>, service: &mut Service) {
             field.error("goes with type LoadBalancer and externalTrafficPolicy Local only", accepted);
         }
     }
-}
-
-/// `status.loadBalancer.ingress[].ip`; conditions are of no use here.
-fn status(object: &Fields<'_>, service: &mut Service) {
-    let Some(status) = object.mapping("status") else { return };
-    status.allow(&["conditions"]);
-    if let Some(load_balancer) = status.mapping("loadBalancer") {
-        let mut ips: BTreeSet<IpAddr> = BTreeSet::new();
-        for item in load_balancer.items("ingress") {
-            let Some(fields) = item.fields() else { continue };
-            fields.allow(&["hostname", "ipMode", "ports"]);
-            if let Some(ip) = fields.get("ip").filter(|f| !meta::is_empty(f)).and_then(|f| f.ip())
-                && ips.insert(ip)
-            {
-                service.ingress_ips.push(ip);
-            }
-            fields.finish(Unknown::Warned);
-        }
-        load_balancer.finish(Unknown::Warned);
-    }
-    status.finish(Unknown::Warned);
 }

@@ -338,7 +338,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
 const OTHER_FAULTS: &[(&str, &str)] = &[
     (
         "apiVersion: v1\nmetadata: {name: a}",
-        "1:1: error: kind is missing; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node",
+        "1:1: error: kind is missing; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool",
     ),
     (
         "kind: Service\nmetadata: {name: a}\nspec: {clusterIP: None}",
@@ -483,7 +483,7 @@ fn other_kinds_are_warned_about_by_name() {
     assert!(objects.is_empty() && !report.has_errors());
     assert_eq!(
         report.to_string(),
-        "f.yaml:1:1: warning: kind Deployment is not read by the gateway; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node\n"
+        "f.yaml:1:1: warning: kind Deployment is not read by the gateway; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool\n"
     );
 }
 
@@ -553,4 +553,40 @@ fn a_slice_without_a_service_is_warned_about() {
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a}\naddressType: IPv4\n",
     );
     assert_eq!((objects.len(), report.has_errors(), report.len()), (1, false, 1));
+}
+
+#[test]
+fn an_address_pool_is_a_pool_of_the_configuration_as_an_object() {
+    let Object::AddressPool(read_pool) = one(
+        "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public, generation: 3}\nspec:\n  addresses: [203.0.113.0/28, 2001:db8::1-2001:db8::9]\n  autoAssign: false\n  externalIPs: true\n  quotaPerNamespace: 4\n  namespaceSelector: {matchLabels: {team: a}}\nstatus: {total: 25, used: 1, available: 24, conditions: [{type: Accepted, status: 'True', reason: Accepted}]}\n",
+    ) else {
+        panic!("not an AddressPool")
+    };
+    let pool = &read_pool.pool;
+    assert_eq!((pool.name.as_str(), pool.ranges.len(), pool.quota_per_namespace), ("public", 2, Some(4)));
+    assert!(!pool.auto_assign && pool.external_ips && !pool.disabled);
+    assert_eq!((read_pool.generation, read_pool.status.available), (3, 24));
+    assert_eq!(read_pool.status.conditions[0].kind, "Accepted");
+
+    let (objects, report) = read(
+        "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public}\nspec: {addresses: [203.0.113.0/33]}\n",
+    );
+    assert_eq!(objects, []);
+    assert!(report.to_string().starts_with("f.yaml:4:20: error: spec.addresses[0]: "), "{report}");
+}
+
+#[test]
+fn what_controllers_wrote_on_a_service_arrives() {
+    let service = service(
+        "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  generation: 2\n  resourceVersion: '77'\n  finalizers: [tidegate.dev/cleanup]\n  managedFields:\n  - {manager: kubectl, fieldsV1: {'f:spec': {}}}\n  - {manager: tidegate, subresource: status, fieldsV1: {'f:status': {'f:loadBalancer': {'f:ingress': {}}}}}\nspec: {type: LoadBalancer, ports: [{port: 80}]}\nstatus:\n  loadBalancer: {ingress: [{ip: 203.0.113.5, ipMode: Proxy, ports: [{port: 80, protocol: TCP, error: PortNotProgrammed}]}]}\n  conditions: [{type: tidegate.dev/Allocated, status: 'True', reason: Allocated, observedGeneration: 2, lastTransitionTime: '2026-01-01T00:00:00Z'}]\n",
+    );
+    let stored = &service.stored;
+    assert!(stored.is_finalized_by_us());
+    assert_eq!((stored.generation, stored.resource_version.as_str()), (2, "77"));
+    assert_eq!(stored.ingress_managers, ["tidegate"]);
+    assert_eq!(service.ingress_ips.len(), 1);
+    assert_eq!(stored.ingress[0].ports[0].error.as_deref(), Some("PortNotProgrammed"));
+    let condition = stored.condition("tidegate.dev/Allocated").expect("it is there");
+    assert_eq!((condition.status.as_str(), condition.observed_generation), ("True", 2));
+    assert!(condition.last_transition.is_some());
 }

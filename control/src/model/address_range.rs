@@ -1,0 +1,89 @@
+//! First to last address of one family: what pools are made of.
+//!
+//! Arithmetic only; which address of a range is given to whom is up to `pools`.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::IpFamily;
+
+/// First to last address, both included, of one family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AddressRange {
+    first: IpAddr,
+    last: IpAddr,
+}
+
+impl AddressRange {
+    /// The range from `first` to `last`, or `None` where the families differ or `last` comes before `first`.
+    #[must_use]
+    pub fn new(first: IpAddr, last: IpAddr) -> Option<Self> {
+        (IpFamily::of(first) == IpFamily::of(last) && first <= last).then_some(Self { first, last })
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn first(&self) -> IpAddr {
+        self.first
+    }
+
+    /// The last address.
+    #[must_use]
+    pub fn last(&self) -> IpAddr {
+        self.last
+    }
+
+    /// The same range to a later last address, which must be of its family.
+    #[must_use]
+    pub(crate) fn up_to(self, last: IpAddr) -> Self {
+        debug_assert_eq!(IpFamily::of(last), self.family(), "a range is of one family");
+        Self { last: self.last.max(last), ..self }
+    }
+
+    /// The family of both ends.
+    #[must_use]
+    pub fn family(&self) -> IpFamily {
+        IpFamily::of(self.first)
+    }
+
+    /// Whether the address lies within.
+    #[must_use]
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        IpFamily::of(ip) == self.family() && self.first <= ip && ip <= self.last
+    }
+
+    /// Whether the two have an address in common.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.contains(other.first) || other.contains(self.first)
+    }
+
+    /// How many addresses; the whole of IPv6 counts as one less, to stay a `u128`.
+    #[must_use]
+    pub fn size(&self) -> u128 {
+        (number(self.last) - number(self.first)).saturating_add(1)
+    }
+}
+
+/// An address as a number of its family's width.
+pub(crate) fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(v4) => u128::from(u32::from(v4)),
+        IpAddr::V6(v6) => u128::from(v6),
+    }
+}
+
+impl From<IpNet> for AddressRange {
+    /// Every address of the CIDR, network and broadcast included.
+    fn from(net: IpNet) -> Self {
+        Self { first: net.network(), last: net.broadcast() }
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}

@@ -1,0 +1,88 @@
+//! Pools of addresses, as the configuration writes them and as `AddressPool` objects (tidegate.dev/v1alpha1) do.
+//!
+//! Values only: `pools` decides who gets which address, `cluster` writes the status of the objects.
+
+use std::net::IpAddr;
+
+use super::{AddressRange, Condition, IpFamily, Labels, Metadata, Selector};
+use crate::diagnostic::Diagnostic;
+
+/// A pool of addresses, validated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name, unique.
+    pub name: String,
+    /// What it has, in the order written.
+    pub ranges: Vec<AddressRange>,
+    /// Whether Services that name no pool get addresses from it.
+    pub auto_assign: bool,
+    /// Whether `spec.externalIPs` inside it are honoured.
+    pub external_ips: bool,
+    /// Being emptied: nothing new is given out, what is given stays.
+    pub disabled: bool,
+    /// Namespaces that may use it; the empty selector admits all.
+    pub namespace_selector: Selector,
+    /// Services that may use it; the empty selector admits all.
+    pub service_selector: Selector,
+    /// Addresses that one namespace may hold.
+    pub quota_per_namespace: Option<u32>,
+    /// Whether Services of different namespaces may share an address (they need the same sharing key as well).
+    pub shared_across_namespaces: bool,
+    /// Its own labels: `scope: internal` is what annotations that ask for an internal address choose by.
+    pub labels: Labels,
+}
+
+impl Pool {
+    /// Whether the address is one of its own.
+    #[must_use]
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        self.ranges.iter().any(|r| r.contains(ip))
+    }
+
+    /// Whether it has addresses of the family.
+    #[must_use]
+    pub fn has_family(&self, family: IpFamily) -> bool {
+        self.ranges.iter().any(|r| r.family() == family)
+    }
+
+    /// Whether a Service with these labels in a namespace with those may use it.
+    #[must_use]
+    pub fn admits(&self, service: &Labels, namespace: &Labels) -> bool {
+        self.service_selector.matches(service) && self.namespace_selector.matches(namespace)
+    }
+
+    /// A range of its own that has an address in common with one of the other pool, and that one.
+    #[must_use]
+    pub fn overlap(&self, other: &Self) -> Option<(AddressRange, AddressRange)> {
+        let pairs = self.ranges.iter().flat_map(|a| other.ranges.iter().map(move |b| (a, b)));
+        pairs.into_iter().find(|(a, b)| a.overlaps(b)).map(|(a, b)| (*a, *b))
+    }
+}
+
+/// An `AddressPool` object. It is cluster-wide; the pool's name is the object's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddressPool {
+    /// Name, labels, origin.
+    pub meta: Metadata,
+    /// What it offers. Ranges that are not understood are left out and told in `faults`.
+    pub pool: Pool,
+    /// What of its spec cannot be used; only an API server without our schema lets such an object in.
+    pub faults: Vec<Diagnostic>,
+    /// `metadata.generation`, 0 where the source has none.
+    pub generation: i64,
+    /// `status` as read.
+    pub status: AddressPoolStatus,
+}
+
+/// The status of an `AddressPool` as the API server has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AddressPoolStatus {
+    /// Addresses that it has.
+    pub total: i64,
+    /// Addresses that Services hold.
+    pub used: i64,
+    /// Addresses that can still be given out.
+    pub available: i64,
+    /// `Accepted`, `Overlaps`.
+    pub conditions: Vec<Condition>,
+}

@@ -1,0 +1,83 @@
+//! What an API server keeps of a Service beside what its user wrote: what `cluster` compares with before it writes.
+//!
+//! Filled by the sources; the desired state never depends on it but for the addresses that a restart adopts
+//! ([`Service::ingress_ips`](super::Service::ingress_ips)) and for the finalizer, which holds an address that is
+//! given back until every gateway has withdrawn it.
+
+use std::net::IpAddr;
+
+/// Our finalizer. Not the standard `service.kubernetes.io/load-balancer-cleanup`: any cloud controller strips that
+/// one, whatever the class.
+pub const FINALIZER: &str = "tidegate.dev/cleanup";
+
+/// The parts of a Service that controllers write.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// `metadata.generation`: 0 for Services of older API servers and of the directory.
+    pub generation: i64,
+    /// `metadata.resourceVersion`, opaque; empty where the source has none.
+    pub resource_version: String,
+    /// `metadata.finalizers`.
+    pub finalizers: Vec<String>,
+    /// `status.loadBalancer.ingress`.
+    pub ingress: Vec<Ingress>,
+    /// `status.conditions`.
+    pub conditions: Vec<Condition>,
+    /// Field managers that own `status.loadBalancer.ingress`, by `metadata.managedFields`.
+    pub ingress_managers: Vec<String>,
+}
+
+impl Stored {
+    /// Whether it carries [`FINALIZER`].
+    #[must_use]
+    pub fn is_finalized_by_us(&self) -> bool {
+        self.finalizers.iter().any(|f| f == FINALIZER)
+    }
+
+    /// The condition of a type.
+    #[must_use]
+    pub fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|c| c.kind == kind)
+    }
+}
+
+/// One of `status.loadBalancer.ingress`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ingress {
+    /// `ip`; absent with a host name.
+    pub ip: Option<IpAddr>,
+    /// `hostname`.
+    pub hostname: Option<String>,
+    /// `ipMode`: `VIP` or `Proxy`.
+    pub ip_mode: Option<String>,
+    /// `ports`.
+    pub ports: Vec<IngressPort>,
+}
+
+/// One of `ports` of an ingress point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IngressPort {
+    /// Port number.
+    pub port: u16,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    /// Why it is not served, a CamelCase name.
+    pub error: Option<String>,
+}
+
+/// A condition (meta/v1 `Condition`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    /// `type`.
+    pub kind: String,
+    /// `status`: `True`, `False` or `Unknown`.
+    pub status: String,
+    /// A CamelCase word.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// The generation of the spec that it was judged by.
+    pub observed_generation: i64,
+    /// When `status` last changed.
+    pub last_transition: Option<jiff::Timestamp>,
+}

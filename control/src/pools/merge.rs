@@ -1,0 +1,150 @@
+//! One list of pools from two places: those of the configuration first, then `AddressPool` objects by name.
+//!
+//! A name that is there twice and ranges that overlap are told, never a crash: the first one of a name counts, and an
+//! address that several pools have is looked up in their order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{AddressRange, Pool};
+use crate::model::AddressPool;
+use crate::shared_map::SharedMap;
+
+/// What is wrong with an `AddressPool` among the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PoolFault {
+    /// The configuration has a pool of this name: the object is not used.
+    NameTaken,
+    /// It has addresses in common with another pool.
+    Overlaps {
+        /// The other pool.
+        other: String,
+        /// Its own range.
+        range: AddressRange,
+        /// The other's.
+        other_range: AddressRange,
+    },
+}
+
+/// All pools, and what is wrong with objects, by the object's name; at most one overlap is told for each.
+#[must_use]
+pub fn merge(
+    configured: &[Pool],
+    objects: &SharedMap<String, Arc<AddressPool>>,
+) -> (Vec<Pool>, BTreeMap<String, Vec<PoolFault>>) {
+    let mut pools = configured.to_vec();
+    let mut faults: BTreeMap<String, Vec<PoolFault>> = BTreeMap::new();
+    if objects.is_empty() {
+        return (pools, faults);
+    }
+    let taken: BTreeSet<&str> = configured.iter().map(|p| p.name.as_str()).collect();
+    for (name, object) in objects {
+        if taken.contains(name.as_str()) {
+            faults.entry(name.clone()).or_default().push(PoolFault::NameTaken);
+        } else {
+            pools.push(object.pool.clone());
+        }
+    }
+    for (at, fault) in overlaps(&pools) {
+        if at >= configured.len() {
+            faults.entry(pools[at].name.clone()).or_default().push(fault);
+        }
+    }
+    (pools, faults)
+}
+
+/// One overlap of each pool that has one, in a sweep over all ranges by their first address.
+fn overlaps(pools: &[Pool]) -> BTreeMap<usize, PoolFault> {
+    let mut all: Vec<(AddressRange, usize)> =
+        pools.iter().enumerate().flat_map(|(at, p)| p.ranges.iter().map(move |r| (*r, at))).collect();
+    all.sort_unstable();
+    let mut found = BTreeMap::new();
+    // Of the ranges so far the one that reaches furthest, and the one of another pool that does.
+    let mut furthest: Vec<(AddressRange, usize)> = Vec::with_capacity(2);
+    for (range, at) in all {
+        if let Some((other_range, other)) = furthest.iter().find(|(r, p)| *p != at && r.overlaps(&range)) {
+            let fault = |of: usize, range: AddressRange, other_range: AddressRange| PoolFault::Overlaps {
+                other: pools[of].name.clone(),
+                range,
+                other_range,
+            };
+            found.entry(at).or_insert_with(|| fault(*other, range, *other_range));
+            found.entry(*other).or_insert_with(|| fault(at, *other_range, range));
+        }
+        furthest.push((range, at));
+        furthest.sort_by_key(|(r, _)| std::cmp::Reverse(r.last()));
+        let first = furthest[0].1;
+        let second = furthest.iter().skip(1).find(|(_, p)| *p != first).copied();
+        furthest.truncate(1);
+        furthest.extend(second);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{AddressPoolStatus, Metadata, ObjectKey, Selector};
+
+    fn pool(name: &str, networks: &[&str]) -> Pool {
+        Pool {
+            name: name.into(),
+            ranges: networks
+                .iter()
+                .map(|n| n.parse::<ipnet::IpNet>().expect("tests use networks").into())
+                .collect(),
+            auto_assign: true,
+            external_ips: false,
+            disabled: false,
+            namespace_selector: Selector::default(),
+            service_selector: Selector::default(),
+            quota_per_namespace: None,
+            shared_across_namespaces: false,
+            labels: crate::model::Labels::new(),
+        }
+    }
+
+    fn objects(pools: impl IntoIterator<Item = Pool>) -> SharedMap<String, Arc<AddressPool>> {
+        let object = |pool: Pool| {
+            let meta = Metadata::new(ObjectKey::new("", pool.name.clone()));
+            let status = AddressPoolStatus::default();
+            (pool.name.clone(), Arc::new(AddressPool { meta, pool, faults: vec![], generation: 1, status }))
+        };
+        pools.into_iter().map(object).collect()
+    }
+
+    #[test]
+    fn pools_of_the_configuration_come_first_and_keep_their_names() {
+        let (pools, faults) = merge(
+            &[pool("zulu", &["203.0.113.0/28"])],
+            &objects([
+                pool("zulu", &["198.51.100.0/28"]),
+                pool("beta", &["192.0.2.0/28"]),
+                pool("alpha", &["192.0.2.16/28"]),
+            ]),
+        );
+        let names: Vec<&str> = pools.iter().map(|p| p.name.as_str()).collect();
+        assert_eq!(names, ["zulu", "alpha", "beta"]);
+        assert_eq!(pools[0].ranges[0].to_string(), "203.0.113.0-203.0.113.15");
+        assert_eq!(faults, BTreeMap::from([("zulu".to_owned(), vec![PoolFault::NameTaken])]));
+    }
+
+    #[test]
+    fn overlapping_pools_are_told_of_each_object_and_of_no_pool_twice() {
+        let (pools, faults) = merge(
+            &[pool("config", &["203.0.113.0/24"])],
+            &objects([
+                pool("a", &["203.0.113.64/28", "203.0.113.80/28", "198.51.100.0/28"]),
+                pool("b", &["198.51.100.8/29"]),
+                pool("c", &["2001:db8::/64"]),
+            ]),
+        );
+        assert_eq!(pools.len(), 4, "an overlap leaves every pool in use");
+        let with = |name: &str| match faults.get(name).map(Vec::as_slice) {
+            Some([PoolFault::Overlaps { other, .. }]) => other.clone(),
+            other => panic!("{name}: {other:?}"),
+        };
+        assert_eq!((with("a").as_str(), with("b").as_str()), ("b", "a"));
+        assert!(!faults.contains_key("c") && !faults.contains_key("config"));
+    }
+}

@@ -1,0 +1,113 @@
+//! Pass 2 of [`allocate`](super::allocate()), the addresses that Services name themselves.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::Authority;
+use super::allocate::{Allocation, Applicant, Granted, describe, failed};
+use crate::model::IpFamily;
+
+impl Allocation<'_> {
+    /// Pass 2: addresses that the applicant names.
+    pub(super) fn grant_requested(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
+        let decides = matches!(self.authority, Authority::Decides { .. });
+        if !applicant.wants_load_balancer || applicant.requested.is_empty() || !decides {
+            return;
+        }
+        let families = self.families(applicant);
+        let mut by_family: BTreeMap<IpFamily, IpAddr> = BTreeMap::new();
+        for (ip, field) in &applicant.requested {
+            let family = IpFamily::of(*ip);
+            if granted.load_balancer.iter().any(|a| a.address == *ip) {
+                by_family.insert(family, *ip);
+                continue;
+            }
+            let refused = match by_family.insert(family, *ip) {
+                Some(other) => Err((
+                    format!("{other} is requested as well, and a Service has one {family} address"),
+                    Some("one address for each family".to_owned()),
+                )),
+                None if !families.contains(&family) => {
+                    let wanted: Vec<&str> = families.iter().map(|f| f.as_str()).collect();
+                    Err((
+                        format!("the Service is not {family}"),
+                        Some(format!("{} (spec.ipFamilies, spec.ipFamilyPolicy)", wanted.join(" and "))),
+                    ))
+                }
+                None => self.pool_of_request(applicant, *ip),
+            };
+            match refused {
+                Ok(pool) => self.give(applicant, granted, pool, *ip),
+                Err((why, accepted)) => {
+                    let what = format!("address {ip} of Service {} is not given: {why}", applicant.key());
+                    granted.pending = Some(what.clone());
+                    granted.problems.push(failed(field.clone(), what, accepted));
+                }
+            }
+        }
+        self.all_or_nothing(applicant, granted);
+    }
+
+    fn pool_of_request(
+        &self,
+        applicant: &Applicant<'_>,
+        ip: IpAddr,
+    ) -> Result<usize, (String, Option<String>)> {
+        if self.reserved.contains(&ip) {
+            return Err((
+                "an address of the gateway itself".to_owned(),
+                Some("a free address of a pool".to_owned()),
+            ));
+        }
+        let containing = || (0..self.pools.len()).filter(|at| self.pools[*at].contains(ip));
+        let Some(first) = containing().next() else {
+            let shown: Vec<String> = self.pools.iter().map(describe).collect();
+            let accepted = if shown.is_empty() {
+                "an address of a pool; there is none".to_owned()
+            } else {
+                shown.join("; ")
+            };
+            return Err(("it is in no pool".to_owned(), Some(accepted)));
+        };
+        let usable: Vec<usize> = self.usable_pools(applicant).collect();
+        let Some(pool) = containing().find(|at| usable.contains(at)) else {
+            let name = &self.pools[first].name;
+            return match &applicant.pool {
+                Some(wish) if !wish.wanted.is(&self.pools[first]) => Err((
+                    format!("it is in pool {name}, and the Service asks for {}", wish.wanted),
+                    Some(format!("an address of {}", wish.wanted)),
+                )),
+                _ => Err((
+                    format!("the selectors of pool {name} do not match this Service and namespace"),
+                    Some("an address of a pool whose selectors match".to_owned()),
+                )),
+            };
+        };
+        if self.pools[pool].disabled {
+            return Err((
+                format!("pool {} is disabled", self.pools[pool].name),
+                Some("an address of a pool that is not disabled".to_owned()),
+            ));
+        }
+        if self.over_quota(pool, applicant, ip, &[]) {
+            return Err((self.quota_reached(pool, applicant), None));
+        }
+        if self.is_withheld(ip) {
+            return Err((
+                "another gateway still serves it for a Service that gave it back".to_owned(),
+                Some("the same address, in a moment".to_owned()),
+            ));
+        }
+        self.admits(pool, ip, applicant).map_err(|taken| {
+            (
+                taken.to_string(),
+                Some(
+                    "a free address, or the same tidegate.dev/allow-shared-ip key on all Services that share it, \
+                     with ports that differ"
+                        .to_owned(),
+                ),
+            )
+        })?;
+        Ok(pool)
+    }
+}

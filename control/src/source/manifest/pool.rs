@@ -1,0 +1,34 @@
+//! `AddressPool` (tidegate.dev/v1alpha1): the pools of the configuration as objects.
+
+use std::sync::Arc;
+
+use super::{Object, stored};
+use crate::config;
+use crate::model::{AddressPool, AddressPoolStatus, Metadata};
+use crate::yaml::{Fields, Unknown};
+
+/// Reads an AddressPool; the keys of its `spec` are those of a pool of the configuration.
+pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
+    object.allow(&["status"]);
+    let spec = object.required("spec", "spec with addresses")?.fields()?;
+    let name = meta.key.name.clone();
+    let mut pool = config::pool(&spec, name, &mut Vec::new());
+    pool.labels.clone_from(&meta.labels);
+    spec.finish(Unknown::Warned);
+    let mut read =
+        AddressPool { meta, pool, faults: Vec::new(), generation: 0, status: AddressPoolStatus::default() };
+    let metadata = object.mapping("metadata");
+    let generation = metadata.and_then(|m| m.get("generation")).and_then(|f| f.integer(0..=i64::MAX));
+    read.generation = generation.unwrap_or(0);
+    if let Some(status) = object.mapping("status") {
+        let count = |key| status.get(key).and_then(|f| f.integer(0..=i64::MAX)).unwrap_or(0);
+        read.status = AddressPoolStatus {
+            total: count("total"),
+            used: count("used"),
+            available: count("available"),
+            conditions: stored::conditions(&status),
+        };
+        status.finish(Unknown::Ignored);
+    }
+    Some(Object::AddressPool(Arc::new(read)))
+}
