@@ -9,7 +9,6 @@ use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
 
 use crate::config::{GatewayConfig, Idle, Interface, OtherFamily};
-use crate::health::Probe;
 use crate::reconcile::Settings;
 
 /// The dataplane of a configuration, without a word on failures.
@@ -83,12 +82,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         pod_routes: config.services.pod_routes,
         source_ranges_allow_other_family: config.services.source_ranges_other_family == OtherFamily::Allow,
         compat: config.services.compat.clone(),
-        probe: Probe {
-            interval: config.health.interval,
-            timeout: config.health.timeout,
-            healthy_threshold: config.health.healthy_threshold,
-            unhealthy_threshold: config.health.unhealthy_threshold,
-        },
+        health: config.health.clone(),
         load_balancer_class: config.source.load_balancer_class().to_owned(),
         claims_unclassed: config.source.claims_classless(),
         authority: crate::pools::Authority::default(),

@@ -32,6 +32,7 @@ fn backend(last: u8, state: BackendViewState, why: BackendWhy) -> BackendView {
         node: Some("node-a".into()),
         zone: None,
         pod: Some(format!("default/web-{last}")),
+        health: HealthView::default(),
     }
 }
 
@@ -44,6 +45,7 @@ fn port(name: &str, number: u16, refused: Option<&str>) -> PortView {
         mode: "nat".into(),
         app_protocol: None,
         refused: refused.map(str::to_owned),
+        fail_open: false,
         backends: match refused {
             Some(_) => vec![],
             None => vec![

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::pools::PoolUsage;
 use crate::reconcile::Finding;
-pub use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, PortView, ServiceView, VipView};
+pub use crate::reconcile::view::{
+    BackendView, BackendViewState, BackendWhy, HealthState, HealthView, PortView, ServiceView, VipView,
+};
 
 /// `GET /v1/status`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

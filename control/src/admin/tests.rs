@@ -24,6 +24,7 @@ fn backend_view() -> BackendView {
         node: None,
         zone: None,
         pod: Some("default/web-0".into()),
+        health: HealthView::default(),
     }
 }
 
@@ -43,6 +44,7 @@ fn service_view() -> ServiceView {
             mode: "nat".into(),
             app_protocol: None,
             refused: None,
+            fail_open: false,
             backends: vec![backend_view()],
         }],
         created: None,

@@ -15,7 +15,7 @@ use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
 use crate::assemble;
 use crate::config::{self, GatewayConfig, SourceConfig};
 use crate::diagnostic::{Diagnostic, Location, Report};
-use crate::health::Failing;
+use crate::health::Verdicts;
 use crate::model::Objects;
 use crate::reconcile::{Input, Memory, Outcome, reconcile};
 use crate::source::directory::DirectorySource;
@@ -62,7 +62,7 @@ fn reconcile_offline(config: &GatewayConfig, objects: &Objects) -> Outcome {
     reconcile(&Input {
         settings: &assemble::settings(config, assemble::offline_interfaces(config)),
         objects,
-        failing: &Failing::default(),
+        verdicts: &Verdicts::default(),
         drained: &BTreeSet::new(),
         memory: &Memory::default(),
         generation: 1,

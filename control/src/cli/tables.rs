@@ -11,8 +11,8 @@ use jiff::Timestamp;
 
 use super::output::{Format, Style, Table, age};
 use crate::admin::api::{
-    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowsAnswer, PoolView, PortView, ServiceView,
-    SourceStatus, Status,
+    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowsAnswer, HealthState, HealthView, PoolView,
+    PortView, ServiceView, SourceStatus, Status,
 };
 use crate::reconcile::DrainTarget;
 
@@ -106,6 +106,7 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
         "REASON",
         "WEIGHT",
         "CONNECTIONS",
+        "+HEALTH",
         "+NODE",
         "+ZONE",
         "+POD",
@@ -124,6 +125,7 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
             why(backend.why).to_owned(),
             backend.weight.to_string(),
             row.connections.map_or_else(String::new, |n| n.to_string()),
+            health(&backend.health),
             text(&backend.node),
             text(&backend.zone),
             text(&backend.pod),
@@ -147,10 +149,25 @@ fn why(why: BackendWhy) -> &'static str {
         BackendWhy::Terminating => "Terminating",
         BackendWhy::NotReady => "NotReady",
         BackendWhy::Unhealthy => "Unhealthy",
+        BackendWhy::FailOpen => "FailOpen",
         BackendWhy::Drained => "Drained",
         BackendWhy::WeightZero => "WeightZero",
         BackendWhy::OtherZone => "OtherZone",
         BackendWhy::Removed => "Removed",
+    }
+}
+
+/// What the checks say: `Passing`, `Failing: connection refused, damped x4`; nothing where there are none.
+fn health(health: &HealthView) -> String {
+    let state = match (health.state, &health.failure) {
+        (HealthState::Unchecked, _) => return String::new(),
+        (HealthState::Passing, _) => "Passing".to_owned(),
+        (HealthState::Failing, None) => "Failing".to_owned(),
+        (HealthState::Failing, Some(why)) => format!("Failing: {why}"),
+    };
+    match health.damping {
+        0 => state,
+        level => format!("{state}, damped x{}", 1_u32 << level.min(31)),
     }
 }
 

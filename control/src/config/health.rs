@@ -1,71 +1,132 @@
-//! `health`: how backends are probed.
+//! `health`: how backends are checked, for Services that do not say otherwise by annotation.
+//!
+//! The words and ranges of annotations and of this section are the same; [`health_protocol`] and [`health_path`]
+//! read both.
 
+use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::section;
+use super::{Word, section};
+use crate::health::Rules;
 use crate::yaml::{Fields, text};
 
 /// The validated `health` section.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthConfig {
-    /// `interval`: between probes of one backend, 100ms to 1h. Default 2s.
-    pub interval: Duration,
-    /// `timeout`: of one probe, 10ms to `interval`. Default 1s.
-    pub timeout: Duration,
-    /// `healthyThreshold`: probes in a row that bring a backend in, 1 to 100. Default 2.
-    pub healthy_threshold: u32,
-    /// `unhealthyThreshold`: probes in a row that take it out, 1 to 100. Default 3.
-    pub unhealthy_threshold: u32,
-    /// `protocol`: `tcp`. Default `tcp`.
+    /// `protocol`: `tcp`, `http`, `https`, `udp` (of UDP ports; TCP ports by `tcp`), or `none`. Default `tcp`.
     pub protocol: HealthProtocol,
+    /// `path`: what `http` and `https` ask for. Default `/`.
+    pub path: Arc<str>,
+    /// `interval`: between checks of one backend, 100ms to 1h, default 2s. `timeout`: of one check, 10ms to
+    /// `interval`, default 1s. `healthyThreshold`: checks in a row that bring a backend in, 1 to 100, default 2.
+    /// `unhealthyThreshold`: checks in a row that take it out, 1 to 100, default 3. `damping`: whether a backend that
+    /// turns more than 4 times within 60 checks needs more of them, default `true`.
+    pub rules: Rules,
+    /// `failOpen`: whether none is set aside where all checked backends of a service port fail at once. Default
+    /// `true`: Kubernetes calls them ready, so the check or the gateway's own way to them is the likelier fault, and a
+    /// backend that may answer is better than none.
+    pub fail_open: bool,
 }
 
-/// What a probe is.
+impl Default for HealthConfig {
+    fn default() -> Self {
+        Self { protocol: HealthProtocol::Tcp, path: "/".into(), rules: Rules::default(), fail_open: true }
+    }
+}
+
+/// What a check is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthProtocol {
     /// A TCP connection that is accepted.
     Tcp,
+    /// A GET that is answered with 200 to 399.
+    Http,
+    /// The same by TLS, whatever the certificate.
+    Https,
+    /// A datagram that is not answered with port unreachable.
+    Udp,
+    /// No check.
+    None,
+}
+
+/// What [`health_protocol`] takes.
+pub const HEALTH_PROTOCOL_ACCEPTED: &str = "tcp, http, https, udp, none";
+/// What [`health_path`] takes.
+pub const HEALTH_PATH_ACCEPTED: &str = "a path such as /healthz, at most 1024 bytes";
+/// How often a backend may be checked.
+pub const HEALTH_INTERVAL: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(3600);
+/// How long a check may take; at most the interval beside.
+pub const HEALTH_TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(3600);
+/// How many checks in a row may be asked for.
+pub const HEALTH_THRESHOLD: RangeInclusive<u32> = 1..=100;
+
+/// Reads the protocol of a check.
+pub fn health_protocol(word: &str) -> Word<HealthProtocol> {
+    match word {
+        "tcp" => Word::Known(HealthProtocol::Tcp),
+        "http" => Word::Known(HealthProtocol::Http),
+        "https" => Word::Known(HealthProtocol::Https),
+        "udp" => Word::Known(HealthProtocol::Udp),
+        "none" => Word::Known(HealthProtocol::None),
+        // SCTP checks come with SCTP ports.
+        "sctp" | "grpc" | "http2" | "icmp" => Word::NotYet,
+        _ => Word::Unknown,
+    }
+}
+
+/// Reads a path with its query, as it goes into the request line.
+pub fn health_path(text: &str) -> Option<Arc<str>> {
+    let well_formed = text.starts_with('/') && !text.contains('#') && text.len() <= 1024;
+    (well_formed && text.parse::<hyper::http::uri::PathAndQuery>().is_ok()).then(|| text.into())
 }
 
 pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
-    let mut config = HealthConfig {
-        interval: Duration::from_secs(2),
-        timeout: Duration::from_secs(1),
-        healthy_threshold: 2,
-        unhealthy_threshold: 3,
-        protocol: HealthProtocol::Tcp,
-    };
+    let mut config = HealthConfig::default();
     section(parent, "health", |fields| {
+        let rules = &mut config.rules;
         let (interval, timeout) = (fields.get("interval"), fields.get("timeout"));
-        let hour = Duration::from_secs(3600);
-        if let Some(value) = interval.as_ref().and_then(|f| f.duration(Duration::from_millis(100)..=hour)) {
-            config.interval = value;
+        if let Some(value) = interval.as_ref().and_then(|f| f.duration(HEALTH_INTERVAL)) {
+            rules.interval = value;
         }
-        if let Some(value) = timeout.as_ref().and_then(|f| f.duration(Duration::from_millis(10)..=hour)) {
-            config.timeout = value;
+        if let Some(value) = timeout.as_ref().and_then(|f| f.duration(HEALTH_TIMEOUT)) {
+            rules.timeout = value;
         }
-        if config.timeout > config.interval
+        if rules.timeout > rules.interval
             && let Some(field) = timeout.as_ref().or(interval.as_ref())
         {
-            let [timeout, interval] = [config.timeout, config.interval].map(text::show_duration);
+            let [timeout, interval] = [rules.timeout, rules.interval].map(text::show_duration);
             let what = format_args!("timeout {timeout} is longer than interval {interval}");
             field.error(what, format!("a timeout of at most the interval, {interval}"));
         }
-        let threshold =
-            |key| fields.get(key).and_then(|f| f.integer(1..=100)).and_then(|n| u32::try_from(n).ok());
-        config.healthy_threshold = threshold("healthyThreshold").unwrap_or(config.healthy_threshold);
-        config.unhealthy_threshold = threshold("unhealthyThreshold").unwrap_or(config.unhealthy_threshold);
-        if let Some(field) = fields.get("protocol") {
-            const NOT_YET: [&str; 6] = ["http", "https", "grpc", "udp", "sctp", "icmp"];
-            match field.string() {
-                Some(word) if NOT_YET.contains(&word) => {
-                    field.error(format_args!("{word} is not supported yet"), "tcp");
+        let thresholds = i64::from(*HEALTH_THRESHOLD.start())..=i64::from(*HEALTH_THRESHOLD.end());
+        let threshold = |key| {
+            let number = fields.get(key).and_then(|f| f.integer(thresholds.clone()));
+            number.and_then(|n| u32::try_from(n).ok())
+        };
+        rules.healthy_threshold = threshold("healthyThreshold").unwrap_or(rules.healthy_threshold);
+        rules.unhealthy_threshold = threshold("unhealthyThreshold").unwrap_or(rules.unhealthy_threshold);
+        rules.damping = fields.get("damping").and_then(|f| f.boolean()).unwrap_or(rules.damping);
+        config.fail_open = fields.get("failOpen").and_then(|f| f.boolean()).unwrap_or(config.fail_open);
+        if let Some(field) = fields.get("protocol")
+            && let Some(word) = field.string()
+        {
+            match health_protocol(word) {
+                Word::Known(protocol) => config.protocol = protocol,
+                Word::NotYet => {
+                    field.error(format_args!("{word} is not supported yet"), HEALTH_PROTOCOL_ACCEPTED);
                 }
-                Some(_) => {
-                    config.protocol =
-                        field.one_of(&[("tcp", HealthProtocol::Tcp)]).unwrap_or(config.protocol);
+                Word::Unknown => {
+                    field.error(format_args!("the text {word:?} is not accepted"), HEALTH_PROTOCOL_ACCEPTED);
                 }
-                None => {}
+            }
+        }
+        if let Some(field) = fields.get("path") {
+            config.path = field.parsed(health_path, HEALTH_PATH_ACCEPTED).unwrap_or(config.path.clone());
+            if !matches!(config.protocol, HealthProtocol::Http | HealthProtocol::Https) {
+                // Services may choose http by annotation and have this path then.
+                field
+                    .warning("path has an effect on checks by http and https only", "protocol http or https");
             }
         }
         Some(())

@@ -22,7 +22,10 @@ mod tests;
 
 pub use admin::AdminConfig;
 pub use dataplane::{DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource};
-pub use health::{HealthConfig, HealthProtocol};
+pub use health::{
+    HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD, HEALTH_TIMEOUT,
+    HealthConfig, HealthProtocol, health_path, health_protocol,
+};
 pub(crate) use pools::pool;
 pub use services::{
     FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tidegate_core::wire::MacAddr;
 
 use super::*;
+use crate::health::Rules;
 use crate::model::{Expression, Labels, Operator};
 
 const FULL: &str = include_str!("../../tests/fixtures/config/full.yaml");
@@ -104,11 +105,16 @@ fn every_key_arrives_in_the_validated_configuration() {
     assert_eq!(
         config.health,
         HealthConfig {
-            interval: Duration::from_secs(5),
-            timeout: Duration::from_millis(500),
-            healthy_threshold: 4,
-            unhealthy_threshold: 5,
-            protocol: HealthProtocol::Tcp,
+            protocol: HealthProtocol::Https,
+            path: "/readyz?verbose".into(),
+            rules: Rules {
+                interval: Duration::from_secs(5),
+                timeout: Duration::from_millis(500),
+                healthy_threshold: 4,
+                unhealthy_threshold: 5,
+                damping: false,
+            },
+            fail_open: false,
         }
     );
     assert!(config.announce.l2);
@@ -470,10 +476,21 @@ const FAULTS: &[(&str, &str)] = &[
         "health: {unhealthyThreshold: 101}",
         "8:30: error: health.unhealthyThreshold: the number 101 is not accepted; accepted: a whole number from 1 to 100",
     ),
-    ("health: {protocol: http}", "8:20: error: health.protocol: http is not supported yet; accepted: tcp"),
+    (
+        "health: {protocol: sctp}",
+        "8:20: error: health.protocol: sctp is not supported yet; accepted: tcp, http, https, udp, none",
+    ),
+    (
+        "health: {protocol: http, path: healthz}",
+        "8:32: error: health.path: the text \"healthz\" is not accepted; accepted: a path such as /healthz, at most 1024 bytes",
+    ),
+    (
+        "health: {failOpen: maybe}",
+        "8:20: error: health.failOpen: the text \"maybe\" is not accepted; accepted: true or false",
+    ),
     (
         "health: {protocol: ping}",
-        "8:20: error: health.protocol: the text \"ping\" is not accepted; accepted: tcp",
+        "8:20: error: health.protocol: the text \"ping\" is not accepted; accepted: tcp, http, https, udp, none",
     ),
     (
         "announce: {bgp: {asn: 64512}}",

@@ -24,7 +24,7 @@ use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::config::{self, GatewayConfig};
 use crate::diagnostic::Diagnostic;
-use crate::health::{Checker, Failing};
+use crate::health::{Checker, Verdicts};
 use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
 use crate::reconcile::{DrainTarget, Input, Memory, Outcome, Settings, reconcile};
 use crate::source::SourceUpdate;
@@ -56,7 +56,7 @@ pub(super) struct Controller {
     manifests: Option<SourceUpdate>,
     /// The revision of the manifests that the last round was made from.
     reconciled: u64,
-    failing: Failing,
+    verdicts: Verdicts,
     drained: BTreeSet<DrainTarget>,
     memory: Memory,
     spec: Option<SnapshotSpec>,
@@ -91,7 +91,7 @@ impl Controller {
             node_ports,
             manifests: None,
             reconciled: 0,
-            failing: Failing::default(),
+            verdicts: Verdicts::default(),
             drained: BTreeSet::new(),
             memory: Memory::default(),
             spec: None,
@@ -122,9 +122,9 @@ impl Controller {
         self.manifests = Some(manifests);
     }
 
-    /// These fail now.
-    pub(super) fn hear(&mut self, failing: Failing) {
-        self.failing = failing;
+    /// This is what the checks found out.
+    pub(super) fn hear(&mut self, verdicts: Verdicts) {
+        self.verdicts = verdicts;
     }
 
     /// Does what the operator asks; in force with the next round.
@@ -201,7 +201,7 @@ impl Controller {
         reconcile(&Input {
             settings: &self.settings,
             objects: &manifests.objects,
-            failing: &self.failing,
+            verdicts: &self.verdicts,
             drained: &self.drained,
             memory: &self.memory,
             generation: self.generation + 1,

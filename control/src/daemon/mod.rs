@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::config::{self, GatewayConfig};
-use crate::health::{Checker, Failing, TcpConnect};
+use crate::health::{Checker, NetworkProber, Verdicts};
 use crate::health_check_node_port::BindFailure;
 use crate::source::SourceUpdate;
 use controller::{Command, Controller};
@@ -73,7 +73,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
 struct Ears {
     source: Source,
     manifests: watch::Receiver<SourceUpdate>,
-    failing: watch::Receiver<Failing>,
+    verdicts: watch::Receiver<Verdicts>,
     unbound: watch::Receiver<Vec<BindFailure>>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
@@ -103,8 +103,8 @@ async fn serve(
     failures: watch::Receiver<Option<String>>,
 ) -> anyhow::Result<ExitCode> {
     let source = Source::open(&config)?;
-    let checker = Checker::start(TcpConnect, CHECKS_MAX, u64::from(std::process::id()));
-    let failing = checker.failing();
+    let checker = Checker::start(NetworkProber::new(), CHECKS_MAX, u64::from(std::process::id()));
+    let verdicts = checker.verdicts();
     let state = Arc::new(State::new(config.name.clone(), Arc::clone(&dataplane), checker.counts()));
     let (operator, commands) = mpsc::channel(16);
     let listeners = start::listeners(&config, &state, operator).await?;
@@ -112,7 +112,7 @@ async fn serve(
     let mut ears = Ears {
         manifests: source.updates(),
         source,
-        failing,
+        verdicts,
         unbound: controller.unbound(),
         commands,
         failures,
@@ -140,7 +140,7 @@ async fn serve(
             }
         }
         controller.take(ears.manifests.borrow_and_update().clone());
-        controller.hear(ears.failing.borrow_and_update().clone());
+        controller.hear(ears.verdicts.borrow_and_update().clone());
         controller.apply().await;
     };
     tracing::info!("withdrawing: no new flows");
@@ -188,7 +188,7 @@ impl Ears {
             _ = self.hangup.recv() => Wake::Reload,
             Some(command) = self.commands.recv() => Wake::Command(command),
             Ok(()) = self.manifests.changed() => Wake::Changed,
-            Ok(()) = self.failing.changed() => Wake::Changed,
+            Ok(()) = self.verdicts.changed() => Wake::Changed,
             Ok(()) = self.unbound.changed() => Wake::Changed,
             () = due => Wake::Changed,
         }
@@ -202,7 +202,7 @@ impl Ears {
             let more = async {
                 tokio::select! {
                     Ok(()) = self.manifests.changed() => {}
-                    Ok(()) = self.failing.changed() => {}
+                    Ok(()) = self.verdicts.changed() => {}
                 }
             };
             if timeout_at(quiet, more).await.is_err() {

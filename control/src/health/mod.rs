@@ -1,17 +1,21 @@
 //! Active health checks: which endpoints answer.
 //!
-//! `reconcile` says what to check ([`Target`]), the [`Checker`] checks it on tokio and tells what fails
-//! ([`Failing`]), and the daemon reconciles again. [`Tally`] is the rule of thresholds, without a clock or a
-//! socket. Checks go out by the kernel, like any connection of this host.
+//! `reconcile` says what to check ([`Target`]), the [`Checker`] checks it on tokio and tells what it found
+//! ([`Verdicts`]), and the daemon reconciles again. [`Tally`] is the rule of thresholds, `schedule` that of turns;
+//! neither has a clock or a socket. Checks go out by the kernel, like any connection of this host.
 //!
 //! Invariant: a target that was never checked passes. A gateway that starts forwards at once by what Kubernetes
 //! says, and takes out what it then finds failing.
 //! Invariant: a fault of the gateway itself (no file descriptor, no local port) says nothing about a target.
 
+mod network;
 mod runner;
 mod tally;
 mod target;
+mod verdicts;
 
-pub use runner::{CheckCounts, Checker, Connect, TcpConnect};
-pub use tally::Tally;
-pub use target::{Failing, Probe, Target};
+pub use network::NetworkProber;
+pub use runner::{Answer, CheckCounts, CheckResult, Checker, Prober};
+pub use tally::{DAMPING_MAX, TURNS_MAX, Tally, WINDOW};
+pub use target::{Check, NODE_PROXY_PORT, Probe, Rules, Target};
+pub use verdicts::{Failure, Standing, Verdicts};

@@ -5,7 +5,7 @@
 //! memory of the last call says who left. The weight of an endpoint is `tidegate.dev/weight` on its Pod, else
 //! on its Node, else 1: twice the flows is 2, none is 0.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_core::snapshot::{BackendSpec, BackendState, ServiceKey};
@@ -13,14 +13,13 @@ use tidegate_core::snapshot::{BackendSpec, BackendState, ServiceKey};
 use super::Plan;
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
+use super::judged::{self, Judged, Witnesses};
 use super::options::{annotation_field, key};
 use super::programme::{Context, obstacle};
-use super::view::{BackendView, BackendViewState, BackendWhy};
+use super::view::{BackendView, BackendViewState, BackendWhy, HealthView};
 use crate::diagnostic::Diagnostic;
-use crate::health::{Failing, Target};
-use crate::model::{
-    Choice, Metadata, Port, PortEndpoints, Protocol, ResolvedEndpoint, TrafficPolicy, Viewpoint, choose,
-};
+use crate::health::Target;
+use crate::model::{Choice, Metadata, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, Viewpoint, choose};
 
 /// Weight of an endpoint that says nothing.
 const WEIGHT: u16 = 1;
@@ -36,32 +35,8 @@ pub(super) struct Backends {
     pub(super) forwardable: BTreeSet<IpAddr>,
     /// Policy Local, and endpoints on other nodes only.
     pub(super) only_elsewhere: bool,
-}
-
-/// The checked ports of a Service, by endpoint address: what is known of the ports that cannot be checked.
-///
-/// A UDP port answers no handshake, so it is taken as down when every TCP port of the same endpoint and Service fails.
-#[derive(Debug, Default)]
-pub(super) struct Witnesses(BTreeMap<IpAddr, Vec<Target>>);
-
-impl Witnesses {
-    /// Those of a Service whose ports resolve to `ports`.
-    pub(super) fn new(plan: &Plan<'_>, ports: &[PortEndpoints]) -> Self {
-        let mut witnesses = Self::default();
-        for port in ports.iter().filter(|port| port.protocol == Protocol::Tcp) {
-            for endpoint in port.endpoints.iter().filter(|endpoint| endpoint.ready) {
-                let number = plan.options.probe_port.unwrap_or(endpoint.port).get();
-                let target =
-                    Target { address: SocketAddr::new(endpoint.ip, number), probe: plan.options.probe };
-                witnesses.0.entry(endpoint.ip).or_default().push(target);
-            }
-        }
-        witnesses
-    }
-
-    fn all_fail(&self, ip: IpAddr, failing: &Failing) -> bool {
-        self.0.get(&ip).is_some_and(|targets| targets.iter().all(|target| failing.contains(target)))
-    }
+    /// All fail their checks, and none is set aside.
+    pub(super) fail_open: bool,
 }
 
 /// Decides the state of every endpoint, and carries over those that left.
@@ -79,44 +54,52 @@ pub(super) fn backends(
     let viewpoint = Viewpoint { node: settings.node.as_deref(), zone: settings.zone.as_deref() };
     let choice = choose(endpoints, policy, viewpoint);
     let chosen: HashSet<(IpAddr, Port)> = choice.endpoints().iter().map(|e| (e.ip, e.port)).collect();
-    let is_checked = service_key.protocol == tidegate_core::snapshot::Protocol::Tcp;
-    let is_checked = is_checked || plan.options.probe_port.is_some();
-
-    let mut result = Backends { only_elsewhere: choice == Choice::OnlyElsewhere, ..Backends::default() };
-    let mut listed = BTreeSet::new();
-    for endpoint in endpoints {
-        if policy == TrafficPolicy::Local
-            && viewpoint.node.is_some_and(|n| endpoint.node.as_deref() != Some(n))
-        {
-            continue;
-        }
-        let is_chosen = chosen.contains(&(endpoint.ip, endpoint.port));
-        let probe_port = plan.options.probe_port.unwrap_or(endpoint.port).get();
-        let target = Target { address: SocketAddr::new(endpoint.ip, probe_port), probe: plan.options.probe };
-        if is_checked && (is_chosen || endpoint.ready) {
-            result.targets.push(target);
-        }
-        let weight = weight(context, endpoint, findings);
-        let drained = context
-            .input
-            .drained
-            .iter()
-            .any(|d| d.covers(endpoint.ip, endpoint.port.get(), endpoint.node.as_deref()));
-        let failing = context.input.failing;
-        let fails =
-            if is_checked { failing.contains(&target) } else { witnesses.all_fail(endpoint.ip, failing) };
-        let (state, why) = state(endpoint, is_chosen, fails, drained, weight);
-        if state == BackendState::Active && endpoint.ready {
-            result.forwardable.insert(endpoint.ip);
-        }
-        listed.insert(SocketAddr::new(endpoint.ip, endpoint.port.get()));
-        result.push(endpoint.ip, endpoint.port.get(), weight, state, why, Some(endpoint));
-    }
-
     let port = plan.service.ports.iter().find(|p| {
         p.port.get() == service_key.port && super::programme::service_key(service_key.vip, p) == service_key
     });
     let port = port.expect("the key was made from one of the Service's ports");
+
+    let is_listed = |endpoint: &&ResolvedEndpoint| {
+        let here = viewpoint.node.is_none_or(|node| endpoint.node.as_deref() == Some(node));
+        policy == TrafficPolicy::Cluster || here
+    };
+    let candidates: Vec<Candidate<'_>> = endpoints
+        .iter()
+        .filter(is_listed)
+        .map(|endpoint| {
+            let (ip, number, node) = (endpoint.ip, endpoint.port, endpoint.node.as_deref());
+            let verdicts = context.input.verdicts;
+            Candidate {
+                endpoint,
+                is_chosen: chosen.contains(&(ip, number)),
+                weight: weight(context, endpoint, findings),
+                drained: context.input.drained.iter().any(|d| d.covers(ip, number.get(), node)),
+                judged: Judged::new(&plan.options.checks, witnesses, port.protocol, endpoint, verdicts),
+            }
+        })
+        .collect();
+    let would_take = candidates.iter().filter(|c| c.is_chosen && !c.drained && c.weight > 0);
+    let fail_open = judged::fails_open(settings.health.fail_open, would_take.map(|c| c.judged.fails()));
+
+    let mut result =
+        Backends { only_elsewhere: choice == Choice::OnlyElsewhere, fail_open, ..Backends::default() };
+    let mut listed = BTreeSet::new();
+    for candidate in &candidates {
+        let endpoint = candidate.endpoint;
+        if candidate.is_chosen || endpoint.ready {
+            result.targets.extend(candidate.judged.target.clone());
+        }
+        let (state, why) = state(candidate, fail_open);
+        if state == BackendState::Active && endpoint.ready && !candidate.judged.fails() {
+            result.forwardable.insert(endpoint.ip);
+        }
+        listed.insert(SocketAddr::new(endpoint.ip, endpoint.port.get()));
+        result.push(endpoint.ip, endpoint.port.get(), candidate.weight, state, why, Some(candidate));
+    }
+    if fail_open {
+        findings.push(fail_open_finding(plan, port, service_key.vip, &candidates));
+    }
+
     let kept = drains.step(
         &context.input.memory.drains,
         service_key,
@@ -147,8 +130,9 @@ impl Backends {
         weight: u16,
         state: BackendState,
         why: BackendWhy,
-        endpoint: Option<&ResolvedEndpoint>,
+        candidate: Option<&Candidate<'_>>,
     ) {
+        let endpoint = candidate.map(|candidate| candidate.endpoint);
         self.specs.push(BackendSpec { address, port, weight, state });
         self.views.push(BackendView {
             address,
@@ -163,28 +147,54 @@ impl Backends {
             node: endpoint.and_then(|e| e.node.clone()),
             zone: endpoint.and_then(|e| e.zone.clone()),
             pod: endpoint.and_then(|e| e.pod.as_ref()).map(ToString::to_string),
+            health: candidate.map_or_else(HealthView::default, |candidate| candidate.judged.view()),
         });
     }
 }
 
-/// The state of an endpoint that is listed.
-fn state(
-    endpoint: &ResolvedEndpoint,
+/// An endpoint that is listed, with all that decides its state.
+struct Candidate<'a> {
+    endpoint: &'a ResolvedEndpoint,
     is_chosen: bool,
-    fails: bool,
-    drained: bool,
     weight: u16,
-) -> (BackendState, BackendWhy) {
+    drained: bool,
+    judged: Judged,
+}
+
+/// The state of an endpoint that is listed.
+fn state(candidate: &Candidate<'_>, fail_open: bool) -> (BackendState, BackendWhy) {
+    let Candidate { endpoint, is_chosen, weight, drained, judged } = candidate;
+    let (is_chosen, fails) = (*is_chosen, judged.fails());
     match () {
-        () if is_chosen && fails => (BackendState::Down, BackendWhy::Unhealthy),
-        () if drained => (BackendState::Draining, BackendWhy::Drained),
-        () if is_chosen && weight == 0 => (BackendState::Draining, BackendWhy::WeightZero),
+        () if is_chosen && fails && !fail_open => (BackendState::Down, BackendWhy::Unhealthy),
+        () if *drained => (BackendState::Draining, BackendWhy::Drained),
+        () if is_chosen && *weight == 0 => (BackendState::Draining, BackendWhy::WeightZero),
+        () if is_chosen && fails => (BackendState::Active, BackendWhy::FailOpen),
         () if is_chosen && endpoint.terminating => (BackendState::Active, BackendWhy::TerminatingChosen),
         () if is_chosen => (BackendState::Active, BackendWhy::Ready),
         () if endpoint.terminating => (BackendState::Draining, BackendWhy::Terminating),
         () if endpoint.ready => (BackendState::Draining, BackendWhy::OtherZone),
         () => (BackendState::Down, BackendWhy::NotReady),
     }
+}
+
+fn fail_open_finding(
+    plan: &Plan<'_>,
+    port: &ServicePort,
+    vip: IpAddr,
+    candidates: &[Candidate<'_>],
+) -> Finding {
+    let failed = candidates.iter().find_map(|c| c.judged.failure().map(|why| (c.endpoint.ip, why)));
+    let example = failed.map_or_else(String::new, |(ip, why)| format!(" ({ip}: {why})"));
+    let meta = &plan.service.meta;
+    let what = format!(
+        "every backend of port {} of Service {} on {vip} fails its health check{example}: none is set aside",
+        port.label(),
+        meta.key
+    );
+    let diagnostic = Diagnostic::warning(what)
+        .accepting("a check that passes (tidegate.dev/health-check-*), or health.failOpen false");
+    Finding::at(meta, "spec", Reason::HealthFailOpen, diagnostic)
 }
 
 /// The weight of an endpoint: its Pod's, else its Node's, else 1.

@@ -27,6 +27,8 @@ pub enum Reason {
     PortNotProgrammed,
     /// An endpoint that cannot be a backend.
     EndpointRefused,
+    /// All backends of a service port fail their checks, and none is set aside.
+    HealthFailOpen,
     /// An annotation of another balancer that has no effect here.
     AliasIgnored,
     /// A health-check node port that cannot be served.
@@ -51,6 +53,7 @@ impl Reason {
             Self::SourceRangesOtherFamily => "SourceRangesOtherFamily",
             Self::PortNotProgrammed => "PortNotProgrammed",
             Self::EndpointRefused => "EndpointRefused",
+            Self::HealthFailOpen => "HealthFailOpen",
             Self::AliasIgnored => "AliasIgnored",
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
             Self::PoolNotAccepted => "PoolNotAccepted",

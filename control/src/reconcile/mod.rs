@@ -17,6 +17,8 @@ mod aliases;
 mod backends;
 mod drain;
 mod finding;
+mod health_options;
+mod judged;
 mod options;
 mod pools_of;
 mod programme;
@@ -37,7 +39,7 @@ use std::time::Duration;
 use tidegate_core::snapshot::SnapshotSpec;
 
 use crate::diagnostic::Diagnostic;
-use crate::health::{Failing, Target};
+use crate::health::{Target, Verdicts};
 use crate::model::{EndpointIndex, Labels, ObjectKey, Objects, Port, Service, ServiceType, TrafficPolicy};
 use crate::pools::{self, Allocations, Applicant, Granted, Pool, PoolUsage};
 use options::Options;
@@ -51,8 +53,8 @@ pub struct Input<'a> {
     pub settings: &'a Settings,
     /// What the source has.
     pub objects: &'a Objects,
-    /// Targets whose checks fail.
-    pub failing: &'a Failing,
+    /// What the checks found out.
+    pub verdicts: &'a Verdicts,
     /// What the operator drained.
     pub drained: &'a BTreeSet<DrainTarget>,
     /// [`Outcome::memory`] of the last call; the default at the start.

@@ -14,11 +14,11 @@ use tidegate_core::snapshot::{ForwardingMode, TableSize};
 
 use super::aliases::{self, Said};
 use super::finding::{Finding, Reason};
+use super::health_options::{Checks, HealthOptions};
 use super::settings::Settings;
 use crate::config::{self, Word};
 use crate::diagnostic::Diagnostic;
-use crate::health::Probe;
-use crate::model::{Labels, Metadata, Port, Selector, Service};
+use crate::model::{Labels, Metadata, Selector, Service};
 use crate::pools::{PoolWish, WantedPool};
 use crate::yaml::text;
 
@@ -84,8 +84,6 @@ const IDLE_TIMEOUT_TCP: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
 /// Idle time of a UDP flow: RFC 4787 REQ-5 recommends 5 minutes.
 const IDLE_TIMEOUT_UDP: Duration = Duration::from_secs(300);
 
-const HEALTH_NOT_YET: &[&str] = &["http", "https", "http2", "grpc", "udp", "sctp", "icmp", "none"];
-
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// How one Service is to be served.
@@ -100,9 +98,9 @@ pub(super) struct Options {
     pub(super) drain_timeout: Duration,
     pub(super) idle_timeout_tcp: Duration,
     pub(super) idle_timeout_udp: Duration,
-    pub(super) probe: Probe,
-    /// Checked in the stead of each endpoint's own port.
-    pub(super) probe_port: Option<Port>,
+    /// What is asked for; [`checks`](Self::checks) is what follows from it.
+    health: HealthOptions,
+    pub(super) checks: Checks,
     /// Requested addresses with the field that says so.
     pub(super) requested: Vec<(IpAddr, String)>,
     /// The only pools to take addresses from.
@@ -126,13 +124,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
             read.apply(&mut options, annotation, annotation, value);
         }
     }
-    if options.probe.timeout > options.probe.interval {
-        let field = annotation_field(key::HEALTH_TIMEOUT);
-        let (timeout, interval) = (options.probe.timeout, options.probe.interval);
-        let what = format!("health-check timeout {timeout:?} is longer than the interval {interval:?}");
-        read.invalid_at(&field, what, "at most the interval");
-        options.probe.timeout = interval;
-    }
+    let protocols = service.ports.iter().map(|port| port.protocol);
+    options.checks = options.health.clone().checks(&mut read, protocols);
     if let Some(annotation) = internal
         && options.pool.is_none()
         && options.requested.is_empty()
@@ -153,8 +146,8 @@ fn defaults(settings: &Settings) -> Options {
         drain_timeout: settings.drain_timeout,
         idle_timeout_tcp: IDLE_TIMEOUT_TCP,
         idle_timeout_udp: IDLE_TIMEOUT_UDP,
-        probe: settings.probe,
-        probe_port: None,
+        health: HealthOptions::new(&settings.health),
+        checks: Checks::default(),
         requested: Vec::new(),
         pool: None,
         sharing_key: None,
@@ -179,7 +172,8 @@ fn deprecated_address(service: &Service, options: &mut Options, read: &mut Reade
     }
 }
 
-struct Reader<'a> {
+/// One Service's annotations, and where what is wrong with them goes.
+pub(super) struct Reader<'a> {
     meta: &'a Metadata,
     findings: &'a mut Vec<Finding>,
     /// The value of an alias as its author wrote it, while it is applied.
@@ -195,7 +189,7 @@ impl Reader<'_> {
         compat: &BTreeSet<String>,
     ) -> Option<&'a str> {
         if compat.contains("aws") {
-            aliases::probe_defaults(annotations, &mut options.probe);
+            aliases::probe_defaults(annotations, options.health.rules_mut());
         }
         let mut internal = None;
         let mut said: BTreeMap<&'static str, (&str, Cow<'_, str>)> = BTreeMap::new();
@@ -241,7 +235,6 @@ impl Reader<'_> {
     /// Applies the value of one of our annotations, written as `annotation` (an alias perhaps).
     fn apply(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         let value = value.trim();
-        let probe = &mut options.probe;
         match ours {
             key::FORWARDING => match config::forwarding(value) {
                 Word::Known(mode) => options.mode = mode,
@@ -309,26 +302,13 @@ impl Reader<'_> {
             key::IDLE_TIMEOUT_SCTP => {
                 self.ignored(annotation, "SCTP is not supported yet", "no annotation");
             }
-            key::HEALTH_PROTOCOL => match value {
-                "tcp" => {}
-                _ if HEALTH_NOT_YET.contains(&value.to_ascii_lowercase().as_str()) => {
-                    let what =
-                        format!("annotation {annotation}: {value:?} is not supported yet; tcp is used");
-                    self.push(&annotation_field(annotation), Reason::NotSupported, error(what, "tcp"));
-                }
-                _ => self.invalid(annotation, value, "tcp"),
-            },
-            key::HEALTH_PATH => {
-                self.ignored(annotation, "checks by HTTP are not supported yet", "no annotation");
-            }
-            key::HEALTH_PORT => match value.parse::<Port>() {
-                Ok(port) => options.probe_port = Some(port),
-                Err(_) => self.invalid(annotation, value, "a port number, 1 to 65535"),
-            },
-            key::HEALTH_INTERVAL => self.duration(&mut probe.interval, annotation, value, HEALTH_MIN, HOUR),
-            key::HEALTH_TIMEOUT => self.duration(&mut probe.timeout, annotation, value, HEALTH_MIN, HOUR),
-            key::HEALTHY_THRESHOLD => self.count(&mut probe.healthy_threshold, annotation, value),
-            key::UNHEALTHY_THRESHOLD => self.count(&mut probe.unhealthy_threshold, annotation, value),
+            key::HEALTH_PROTOCOL
+            | key::HEALTH_PORT
+            | key::HEALTH_PATH
+            | key::HEALTH_INTERVAL
+            | key::HEALTH_TIMEOUT
+            | key::HEALTHY_THRESHOLD
+            | key::UNHEALTHY_THRESHOLD => options.health.apply(self, ours, annotation, value),
             key::WEIGHT => {
                 self.ignored(annotation, "it has an effect on Pods and Nodes only", "no annotation");
             }
@@ -362,13 +342,6 @@ impl Reader<'_> {
         }
     }
 
-    fn count(&mut self, to: &mut u32, annotation: &str, value: &str) {
-        match value.parse() {
-            Ok(count @ 1..=100) => *to = count,
-            _ => self.invalid(annotation, value, "a number, 1 to 100"),
-        }
-    }
-
     /// A wish that is understood and not granted yet.
     fn refuse(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
         let written = self.written.clone();
@@ -391,21 +364,31 @@ impl Reader<'_> {
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 
-    fn invalid(&mut self, annotation: &str, value: &str, accepted: &str) {
+    pub(super) fn invalid(&mut self, annotation: &str, value: &str, accepted: &str) {
         let written = self.written.clone();
         let value = written.as_deref().unwrap_or(value);
         let what = format!("annotation {annotation}: {value:?} is not understood, the default is used");
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 
-    fn invalid_at(&mut self, field: &str, what: String, accepted: &str) {
+    pub(super) fn invalid_at(&mut self, field: &str, what: String, accepted: &str) {
         self.push(field, Reason::InvalidValue, error(what, accepted));
     }
 
-    fn ignored(&mut self, annotation: &str, why: &str, accepted: &str) {
+    pub(super) fn ignored(&mut self, annotation: &str, why: &str, accepted: &str) {
         let what = format!("annotation {annotation} has no effect: {why}");
         let finding = Diagnostic::warning(what).accepting(accepted);
         self.push(&annotation_field(annotation), Reason::AliasIgnored, finding);
+    }
+
+    /// A wish that is understood and not granted yet, and something else goes on in its stead.
+    pub(super) fn not_supported(&mut self, annotation: &str, what: String, accepted: &str) {
+        self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
+    }
+
+    /// Whether the Service has an annotation.
+    pub(super) fn has(&self, annotation: &str) -> bool {
+        self.meta.annotations.contains_key(annotation)
     }
 
     fn push(&mut self, field: &str, reason: Reason, diagnostic: Diagnostic) {
@@ -414,9 +397,6 @@ impl Reader<'_> {
 }
 
 const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
-/// Checks more often than this cost more than they tell.
-const HEALTH_MIN: Duration = Duration::from_millis(100);
 
 fn error(what: String, accepted: &str) -> Diagnostic {
     Diagnostic::error(what).accepting(accepted)

@@ -13,9 +13,10 @@ use tidegate_core::snapshot::{
     ForwardingMode, NoEndpoints, Protocol as CoreProtocol, ServiceKey, ServiceSpec,
 };
 
-use super::backends::{self, Backends, Witnesses};
+use super::backends::{self, Backends};
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
+use super::judged::Witnesses;
 use super::settings::Settings;
 use super::source_ranges::Admission;
 use super::view::{PortView, ServiceView, VipView};
@@ -76,7 +77,7 @@ pub(super) fn programme(
         targets: BTreeSet::new(),
         forwardable: BTreeSet::new(),
     };
-    let witnesses = Witnesses::new(plan, &endpoints.ports);
+    let witnesses = Witnesses::new(&plan.options.checks, &endpoints.ports);
     for (i, port) in service.ports.iter().enumerate() {
         let unsupported = unsupported_port(context, plan, i, findings);
         let usable = usable_endpoints(context, service, &endpoints.ports[i].endpoints, findings);
@@ -111,6 +112,7 @@ pub(super) fn programme(
                 mode: plan.options.mode.to_string(),
                 app_protocol: port.app_protocol.clone(),
                 refused,
+                fail_open: backends.fail_open,
                 backends: backends.views,
             });
         }

@@ -12,8 +12,7 @@ use tidegate_core::snapshot::{
     ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, RouteSpec, TableSize,
 };
 
-use crate::config::{self, LOAD_BALANCER_CLASS, PodRoutes};
-use crate::health::Probe;
+use crate::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
 use crate::model::IpFamily;
 use crate::pools::{Authority, Pool};
 
@@ -59,7 +58,7 @@ pub struct Settings {
     /// `services.compat`: vendors whose annotations count.
     pub compat: BTreeSet<String>,
     /// `health`, for Services that say nothing else.
-    pub probe: Probe,
+    pub health: HealthConfig,
     /// `source.kubernetes.loadBalancerClass`: the `spec.loadBalancerClass` of the Services that are ours.
     pub load_balancer_class: String,
     /// Whether a Service without `loadBalancerClass` is ours: always for the directory source, whose objects
@@ -92,12 +91,7 @@ impl Default for Settings {
             pod_routes: PodRoutes::Route,
             source_ranges_allow_other_family: false,
             compat: BTreeSet::new(),
-            probe: Probe {
-                interval: Duration::from_secs(2),
-                timeout: Duration::from_secs(1),
-                healthy_threshold: 2,
-                unhealthy_threshold: 3,
-            },
+            health: HealthConfig::default(),
             load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
             claims_unclassed: true,
             authority: Authority::default(),

@@ -62,6 +62,9 @@ pub struct PortView {
     /// Why it is not programmed; absent where it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// All its backends fail their checks, and none is set aside for that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fail_open: bool,
     /// Its backends, sorted by address and port.
     pub backends: Vec<BackendView>,
 }
@@ -97,6 +100,40 @@ pub struct BackendView {
     /// The Pod, `namespace/name`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
+    /// What the gateway's checks say.
+    #[serde(default)]
+    pub health: HealthView,
+}
+
+/// What the gateway's checks say about a backend.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthView {
+    /// Whether it passes.
+    pub state: HealthState,
+    /// Why it fails.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// How often its thresholds were raised because it flaps: 0 to 3.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub damping: u8,
+}
+
+fn is_zero(n: &u8) -> bool {
+    *n == 0
+}
+
+/// Whether a backend passes its checks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HealthState {
+    /// It has none.
+    #[default]
+    Unchecked,
+    /// It passes, or was not checked yet.
+    Passing,
+    /// It fails.
+    Failing,
 }
 
 /// [`BackendState`](tidegate_core::snapshot::spec::BackendState) for people.
@@ -125,6 +162,8 @@ pub enum BackendWhy {
     NotReady,
     /// Its health check fails.
     Unhealthy,
+    /// Its health check fails as all others do, and none is set aside.
+    FailOpen,
     /// Taken out by the operator.
     Drained,
     /// Weight 0.

@@ -15,7 +15,7 @@ use super::*;
 use crate::diagnostic::Diagnostic;
 use crate::model::ObjectKey;
 use crate::reconcile::Reason;
-use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, PortView};
+use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
 
 /// A page, read back.
 #[derive(Debug, Default)]
@@ -226,6 +226,7 @@ fn port_view(vip: &str, backends: &[(&str, BackendViewState)]) -> PortView {
         node: None,
         zone: None,
         pod: None,
+        health: HealthView::default(),
     };
     PortView {
         vip: vip.parse().unwrap(),
@@ -235,6 +236,7 @@ fn port_view(vip: &str, backends: &[(&str, BackendViewState)]) -> PortView {
         mode: "fullnat".into(),
         app_protocol: None,
         refused: None,
+        fail_open: false,
         backends: backends.iter().map(backend).collect(),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::options::key;
 use super::{Said, boolean, number};
-use crate::health::Probe;
+use crate::health::Rules;
 use crate::model::Labels;
 
 macro_rules! key_of {
@@ -41,17 +41,17 @@ const TIMEOUT: u32 = 5;
 
 /// How AWS checks where one of its health-check annotations stands on the Service and the others do not: every 10 s,
 /// 5 s each, 2 successes bring a target back, 6 failures take it out.
-pub(in super::super) fn probe_defaults(annotations: &Labels, probe: &mut Probe) {
+pub(in super::super) fn probe_defaults(annotations: &Labels, rules: &mut Rules) {
     let any = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
     if !any.iter().any(|key| annotations.contains_key(*key)) {
         return;
     }
     let seconds = |n: u32| Duration::from_secs(u64::from(n));
-    probe.interval = seconds(INTERVAL);
+    rules.interval = seconds(INTERVAL);
     // The default has to stay below an interval that is written.
-    probe.timeout = seconds(TIMEOUT.min(interval(annotations) - 1));
-    probe.healthy_threshold = 2;
-    probe.unhealthy_threshold = 6;
+    rules.timeout = seconds(TIMEOUT.min(interval(annotations) - 1));
+    rules.healthy_threshold = 2;
+    rules.unhealthy_threshold = 6;
 }
 
 /// The interval in seconds, 5 at least.

@@ -114,7 +114,7 @@ fn health_checks_of_aws_have_the_defaults_of_aws() {
         let keyed: Vec<_> = annotations.iter().map(|(k, v)| (format!("{AWS}healthcheck-{k}"), *v)).collect();
         let keyed: Vec<_> = keyed.iter().map(|(k, v)| (k.as_str(), *v)).collect();
         let outcome = compat(&keyed, &["aws"]).look();
-        let probe = outcome.targets.first().expect("one target").probe;
+        let probe = outcome.targets.first().expect("one target").probe.rules;
         let seconds = (probe.interval.as_secs(), probe.timeout.as_secs());
         (seconds, (probe.healthy_threshold, probe.unhealthy_threshold), outcome.findings.len())
     };

@@ -78,12 +78,10 @@ fn terminating_endpoints_drain_while_others_are_ready_and_serve_when_none_is() {
 fn a_backend_that_fails_its_checks_is_out_until_it_passes() {
     let mut world =
         World::new(vec![service("web")], vec![http("web", vec![endpoint("10.0.1.1"), endpoint("10.0.1.2")])]);
-    let failed = *world.look().targets.first().expect("two targets");
-    world.failing = [failed].into_iter().collect();
+    let failed = world.look().targets.first().expect("two targets").clone();
+    world.verdicts = [failed].into_iter().collect();
     assert_eq!(states(only(&world.step())), ["10.0.1.1:8080 down", "10.0.1.2:8080 active"]);
-    world.failing = world.look().targets.into_iter().collect();
-    assert_eq!(states(only(&world.step())), ["10.0.1.1:8080 down", "10.0.1.2:8080 down"]);
-    world.failing = Failing::default();
+    world.verdicts = Verdicts::default();
     assert_eq!(states(only(&world.step())), ["10.0.1.1:8080 active", "10.0.1.2:8080 active"]);
 }
 
@@ -224,7 +222,7 @@ fn failing_checks_count_for_an_appliance_and_policy_cluster_has_no_health_check_
     web.external_traffic_policy = TrafficPolicy::Local;
     web.health_check_node_port = Some(port(30_500));
     let mut world = World::new(vec![web.clone()], vec![http("web", vec![endpoint("10.0.1.1")])]);
-    world.failing = world.look().targets.into_iter().collect();
+    world.verdicts = world.look().targets.into_iter().collect();
     assert_eq!(world.look().health_check_node_ports[0].local_endpoints, 0);
     web.external_traffic_policy = TrafficPolicy::Cluster;
     world.put(web);
@@ -300,7 +298,7 @@ fn annotations_and_affinity_reach_the_spec() {
     assert_eq!(spec.affinity, Some(Duration::from_secs(60)));
     assert_eq!(spec.idle_timeout_tcp, Duration::from_secs(3600));
     assert_eq!(spec.idle_timeout_udp, Duration::from_secs(30));
-    let probe = outcome.targets.first().expect("one target").probe;
+    let probe = outcome.targets.first().expect("one target").probe.rules;
     assert_eq!((probe.interval, probe.timeout), (Duration::from_secs(5), Duration::from_secs(3)));
     assert_eq!((probe.healthy_threshold, probe.unhealthy_threshold), (1, 5));
     world.set_slices(vec![]);

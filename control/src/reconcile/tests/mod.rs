@@ -1,6 +1,7 @@
 //! Stories about Services: each ends in an assertion on the outcome. Here the world that they start from.
 
 mod aliases;
+mod health;
 mod lifecycle;
 mod order;
 mod refusals;
@@ -153,7 +154,7 @@ pub(super) fn http(of: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
 pub(super) struct World {
     pub(super) settings: Settings,
     pub(super) objects: Objects,
-    pub(super) failing: Failing,
+    pub(super) verdicts: Verdicts,
     pub(super) drained: BTreeSet<DrainTarget>,
     pub(super) memory: Memory,
     pub(super) now: Duration,
@@ -164,7 +165,7 @@ impl World {
         let mut world = Self {
             settings: settings(),
             objects: Objects::default(),
-            failing: Failing::default(),
+            verdicts: Verdicts::default(),
             drained: BTreeSet::new(),
             memory: Memory::default(),
             now: Duration::from_secs(100),
@@ -188,7 +189,7 @@ impl World {
         reconcile(&Input {
             settings: &self.settings,
             objects: &self.objects,
-            failing: &self.failing,
+            verdicts: &self.verdicts,
             drained: &self.drained,
             memory: &self.memory,
             generation: 1,

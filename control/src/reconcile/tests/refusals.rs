@@ -52,10 +52,6 @@ fn values_not_understood_are_named_and_the_default_goes_on() {
         ("drain-timeout", "soon", "0ns to 86400s"),
         ("idle-timeout-tcp", "0s", "1s to"),
         ("idle-timeout-udp", "2d", "a duration such as"),
-        ("health-check-interval", "1ms", "100ms to 3600s"),
-        ("health-check-port", "0", "a port number, 1 to 65535"),
-        ("health-check-healthy-threshold", "0", "1 to 100"),
-        ("health-check-protocol", "smtp", "tcp"),
         ("address-pool", "", "the name of a pool"),
         ("allow-shared-ip", "", "any text"),
     ] {
@@ -82,32 +78,6 @@ fn an_unknown_annotation_of_ours_is_a_warning_that_lists_the_known() {
         messages(&outcome)[0]
             .starts_with("warning: annotation tidegate.dev/fowarding is not known; accepted: ")
     );
-}
-
-#[test]
-fn a_health_check_by_http_is_refused_and_tcp_goes_on() {
-    let outcome = World::new(
-        vec![annotated(service("web"), "tidegate.dev/health-check-protocol", "https")],
-        vec![http("web", vec![endpoint("10.0.1.1")])],
-    )
-    .look();
-    assert_eq!(outcome.targets.len(), 1);
-    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
-    assert_eq!(
-        messages(&outcome),
-        [
-            "error: annotation tidegate.dev/health-check-protocol: \"https\" is not supported yet; tcp is used; \
-          accepted: tcp"
-        ]
-    );
-}
-
-#[test]
-fn a_timeout_longer_than_the_interval_is_cut() {
-    let web = annotated(service("web"), "tidegate.dev/health-check-timeout", "5s");
-    let outcome = World::new(vec![web], vec![http("web", vec![endpoint("10.0.1.1")])]).look();
-    assert_eq!(outcome.targets.first().expect("one").probe.timeout, Duration::from_secs(2));
-    assert!(messages(&outcome)[0].contains("accepted: at most the interval"));
 }
 
 #[test]

@@ -1,0 +1,271 @@
+//! The real checks: TCP, HTTP, TLS and UDP by this host's kernel.
+//!
+//! One connection a check and nothing kept between checks: a check tells what a new client would meet. Memory of a
+//! check under way is bounded: heads of HTTP answers up to [`HEAD_BYTES_MAX`], bodies are not read.
+//!
+//! Connections are closed by RST, so that thousands of checks a second leave no TIME_WAIT behind.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Empty;
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, CONNECTION, HOST, HeaderMap, USER_AGENT};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use rustix::io::Errno;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ClientConfig, Resumption};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio_rustls::TlsConnector;
+
+use super::runner::{Answer, CheckResult, Prober};
+use super::{Check, Failure, Target};
+
+/// The longest head of an answer that is read; a longer one is not taken for HTTP.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// What servers see in their logs.
+const AGENT: &str = concat!("tidegate-health/", env!("CARGO_PKG_VERSION"));
+/// The header by which a node tells how many ready endpoints of the Service it has.
+const ENDPOINT_WEIGHT: &str = "x-load-balancing-endpoint-weight";
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct NetworkProber {
+    tls: TlsConfig,
+}
+
+#[derive(Debug, Clone)]
+struct TlsConfig(Arc<ClientConfig>);
+
+impl NetworkProber {
+    /// A prober; cheap to clone.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { tls: TlsConfig::that_takes_any_certificate() }
+    }
+
+    async fn result(&self, target: &Target) -> Result<Option<u16>, Fault> {
+        let address = target.address;
+        match &target.probe.check {
+            Check::Tcp => connect(address).await.map(|_| None),
+            Check::Udp => datagram(address).await.map(|()| None),
+            Check::Http { path } => {
+                let head = get(connect(address).await?, address, path).await?;
+                good(&head, 200..400).map(|()| None)
+            }
+            Check::Https { path } => {
+                let tls = TlsConnector::from(Arc::clone(&self.tls.0));
+                let stream = connect(address).await?;
+                let stream = tls.connect(ServerName::from(address.ip()), stream).await;
+                let head = get(stream.map_err(|_| Failure::Tls)?, address, path).await?;
+                good(&head, 200..400).map(|()| None)
+            }
+            Check::NodeProxy => {
+                let head = get(connect(address).await?, address, "/healthz").await?;
+                good(&head, 200..201).map(|()| None)
+            }
+            Check::NodeHealthPort => {
+                let head = get(connect(address).await?, address, "/").await?;
+                let weight = weight(head.headers());
+                good(&head, 200..201).map(|()| weight).map_err(|fault| Fault { weight, ..fault })
+            }
+        }
+    }
+}
+
+impl Default for NetworkProber {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Prober for NetworkProber {
+    async fn ask(&self, target: &Target) -> Answer {
+        match self.result(target).await {
+            Ok(weight) => Answer { result: CheckResult::Success, weight },
+            Err(fault) => Answer { result: fault.result, weight: fault.weight },
+        }
+    }
+}
+
+/// A check that was not good.
+struct Fault {
+    result: CheckResult,
+    weight: Option<u16>,
+}
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Self {
+        Self { result: CheckResult::Failure(failure), weight: None }
+    }
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Self { result: result_of(&error), weight: None }
+    }
+}
+
+/// A TCP handshake.
+async fn connect(address: SocketAddr) -> Result<TcpStream, Fault> {
+    let stream = TcpStream::connect(address).await?;
+    // Closing politely is all that is lost where this is refused.
+    let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+    Ok(stream)
+}
+
+/// An empty datagram; ends with a good result only when one comes back.
+async fn datagram(address: SocketAddr) -> Result<(), Fault> {
+    let any: IpAddr =
+        if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    // Connected, so that the kernel tells this socket of ICMP errors.
+    socket.connect(address).await?;
+    socket.send(&[]).await?;
+    socket.recv(&mut [0]).await?;
+    Ok(())
+}
+
+/// The head of the answer to a GET.
+async fn get(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    address: SocketAddr,
+    path: &str,
+) -> Result<Response<()>, Fault> {
+    let request = Request::get(path)
+        .header(HOST, address.to_string())
+        .header(USER_AGENT, AGENT)
+        .header(ACCEPT, "*/*")
+        .header(CONNECTION, "close")
+        .body(Empty::<Bytes>::new())
+        .expect("paths were parsed as such when they were configured");
+    let mut http = http1::Builder::new();
+    http.max_buf_size(HEAD_BYTES_MAX).title_case_headers(true);
+    let (mut sender, connection) = http.handshake(TokioIo::new(stream)).await.map_err(|e| http_fault(&e))?;
+    let answer = sender.send_request(request);
+    // The connection does the reading and writing; when it ends, the request is told so.
+    let drive = async {
+        let _ = connection.await;
+        std::future::pending::<std::convert::Infallible>().await
+    };
+    tokio::select! {
+        biased;
+        answer = answer => answer.map(|response| response.map(drop)).map_err(|e| http_fault(&e)),
+        never = drive => match never {},
+    }
+}
+
+fn good(head: &Response<()>, accepted: std::ops::Range<u16>) -> Result<(), Fault> {
+    let status = head.status().as_u16();
+    if accepted.contains(&status) { Ok(()) } else { Err(Failure::Status(status).into()) }
+}
+
+fn weight(headers: &HeaderMap) -> Option<u16> {
+    let told: u64 = headers.get(ENDPOINT_WEIGHT)?.to_str().ok()?.trim().parse().ok()?;
+    Some(u16::try_from(told).unwrap_or(u16::MAX))
+}
+
+fn http_fault(error: &hyper::Error) -> Fault {
+    if error.is_parse() || error.is_parse_too_large() {
+        return Failure::NotHttp.into();
+    }
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    source.map_or(Failure::Closed.into(), |error| Fault { result: result_of(error), weight: None })
+}
+
+/// What an error of the system says: about this host (no descriptor, no memory, no local port, forbidden by its
+/// firewall), or about the target.
+fn result_of(error: &io::Error) -> CheckResult {
+    let ours = [
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+        Errno::ADDRNOTAVAIL,
+        Errno::AGAIN,
+        Errno::PERM,
+        Errno::ACCESS,
+    ];
+    if error.raw_os_error().is_some_and(|raw| ours.contains(&Errno::from_raw_os_error(raw))) {
+        return CheckResult::Inconclusive;
+    }
+    CheckResult::Failure(match error.kind() {
+        io::ErrorKind::ConnectionRefused => Failure::Refused,
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Failure::Unreachable,
+        io::ErrorKind::TimedOut => Failure::Timeout,
+        // Only rustls finds data invalid.
+        io::ErrorKind::InvalidData => Failure::Tls,
+        io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::UnexpectedEof => Failure::Closed,
+        _ => Failure::System(error.raw_os_error()),
+    })
+}
+
+impl TlsConfig {
+    fn that_takes_any_certificate() -> Self {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = AnyCertificate(Arc::clone(&provider));
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("the provider has cipher suites of TLS 1.2 and 1.3")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
+        // Each check is a whole handshake, and none leaves a session to remember.
+        config.resumption = Resumption::disabled();
+        Self(Arc::new(config))
+    }
+}
+
+/// Takes every certificate: a check asks whether the server at this address works, and sends it no secret.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+#[path = "network_tests.rs"]
+mod tests;

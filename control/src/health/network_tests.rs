@@ -1,0 +1,272 @@
+//! Each kind of check against real servers on loopback: HTTP by hyper, HTTPS by rustls with a certificate made
+//! here, raw ones for servers that misbehave.
+
+use std::convert::Infallible;
+use std::sync::Mutex;
+
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use super::super::{Probe, Rules};
+use super::*;
+
+const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+async fn ask(address: SocketAddr, check: Check) -> Answer {
+    let target = Target::new(address, &Probe { check, rules: Rules::default() }.into());
+    let bound = Duration::from_secs(10);
+    tokio::time::timeout(bound, NetworkProber::new().ask(&target)).await.expect("an answer within bounds")
+}
+
+fn failed(failure: Failure) -> Answer {
+    CheckResult::Failure(failure).into()
+}
+
+const GOOD: Answer = Answer { result: CheckResult::Success, weight: None };
+
+async fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind(LOOPBACK).await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    (listener, address)
+}
+
+/// Answers one connection after the other, and notes what it was asked.
+#[derive(Clone, Default)]
+struct Server(Arc<Mutex<Vec<Request<()>>>>);
+
+impl Server {
+    /// By HTTP: the path says with what status, as in `/204`; other paths get 404. The weight is 7 or as in
+    /// `/503?weight=0`.
+    async fn http(&self) -> SocketAddr {
+        let (listener, address) = listener().await;
+        let server = self.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.expect("it listens");
+                server.serve(stream).await;
+            }
+        });
+        address
+    }
+
+    /// By HTTPS, with a certificate for another name that nobody signed.
+    async fn https(&self, versions: &[&'static rustls::SupportedProtocolVersion]) -> SocketAddr {
+        let made =
+            rcgen::generate_simple_self_signed(["elsewhere.example".to_owned()]).expect("a certificate");
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+        let config =
+            rustls::ServerConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
+                .with_protocol_versions(versions)
+                .expect("the provider has them")
+                .with_no_client_auth()
+                .with_single_cert(vec![made.cert.der().clone()], key)
+                .expect("the key fits");
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let (listener, address) = listener().await;
+        let server = self.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.expect("it listens");
+                if let Ok(stream) = acceptor.accept(stream).await {
+                    server.serve(stream).await;
+                }
+            }
+        });
+        address
+    }
+
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let answer = |request: Request<Incoming>| {
+            let uri = request.uri().clone();
+            self.0.lock().expect("no test panics with the lock").push(request.map(drop));
+            let status = uri.path().trim_start_matches('/').parse().unwrap_or(404);
+            let weight = uri.query().and_then(|q| q.strip_prefix("weight=")).unwrap_or("7").to_owned();
+            async move {
+                let answer =
+                    Response::builder().status(status).header("X-Load-Balancing-Endpoint-Weight", weight);
+                Ok::<_, Infallible>(answer.body(Full::<Bytes>::from("body")).expect("a response"))
+            }
+        };
+        // The client leaves without a farewell.
+        let _ = hyper::server::conn::http1::Builder::new()
+            .serve_connection(TokioIo::new(stream), service_fn(answer))
+            .await;
+    }
+
+    fn asked(&self) -> Vec<Request<()>> {
+        std::mem::take(&mut self.0.lock().expect("no test panics with the lock"))
+    }
+}
+
+/// Accepts once, sends these bytes whatever was asked, and closes.
+async fn raw(answer: &'static [u8]) -> SocketAddr {
+    let (listener, address) = listener().await;
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("it listens");
+        let _ = stream.read(&mut [0; 4096]).await;
+        let _ = stream.write_all(answer).await;
+    });
+    address
+}
+
+/// A port where nothing listens.
+async fn closed() -> SocketAddr {
+    let (_listener, address) = listener().await;
+    address
+}
+
+#[tokio::test]
+async fn a_tcp_check_wants_a_handshake_and_nothing_more() {
+    let (listener, address) = listener().await;
+    assert_eq!(ask(address, Check::Tcp).await, GOOD);
+    let (mut stream, _) = listener.accept().await.expect("the check connected");
+    assert!(stream.read(&mut [0]).await.is_err(), "closed by RST: no TIME_WAIT is left");
+    assert_eq!(ask(closed().await, Check::Tcp).await, failed(Failure::Refused));
+}
+
+#[tokio::test]
+async fn an_http_check_is_good_with_200_to_399() {
+    let server = Server::default();
+    let address = server.http().await;
+    for (status, good) in
+        [(200, true), (204, true), (302, true), (399, true), (400, false), (404, false), (503, false)]
+    {
+        let answer = ask(address, Check::Http { path: format!("/{status}").into() }).await;
+        assert_eq!(answer, if good { GOOD } else { failed(Failure::Status(status)) });
+    }
+    assert_eq!(server.asked().len(), 7, "redirections are not followed");
+}
+
+#[tokio::test]
+async fn an_http_check_sends_path_host_and_who_asks() {
+    let server = Server::default();
+    let address = server.http().await;
+    ask(address, Check::Http { path: "/200?full=1".into() }).await;
+    let asked = server.asked().remove(0);
+    assert_eq!((asked.method().as_str(), asked.uri().to_string().as_str()), ("GET", "/200?full=1"));
+    assert_eq!(asked.version(), hyper::Version::HTTP_11);
+    let header = |name| asked.headers().get(name).and_then(|value| value.to_str().ok());
+    assert_eq!(header("host"), Some(address.to_string().as_str()));
+    assert_eq!(header("connection"), Some("close"));
+    assert!(header("user-agent").is_some_and(|agent| agent.starts_with("tidegate-health/")));
+}
+
+#[tokio::test]
+async fn servers_that_misbehave_fail_by_name() {
+    let check = || Check::Http { path: "/".into() };
+    assert_eq!(ask(raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n").await, check()).await, failed(Failure::NotHttp));
+    assert_eq!(ask(raw(b"").await, check()).await, failed(Failure::Closed));
+    assert_eq!(ask(raw(b"HTTP/1.1 200").await, check()).await, failed(Failure::Closed));
+    assert_eq!(ask(closed().await, check()).await, failed(Failure::Refused));
+    let endless = Box::leak(
+        [b"HTTP/1.1 200 OK\r\nx: ", [b'x'; 2 * HEAD_BYTES_MAX].as_slice()].concat().into_boxed_slice(),
+    );
+    assert_eq!(ask(raw(endless).await, check()).await, failed(Failure::NotHttp));
+    assert_eq!(ask(raw(b"HTTP/1.0 200 OK\r\n\r\n").await, check()).await, GOOD, "an old server is a server");
+}
+
+/// kubernetes.md, section 9: as an API server answers.
+#[tokio::test]
+async fn an_https_check_takes_any_certificate_and_judges_the_answer() {
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let server = Server::default();
+        let address = server.https(&[version]).await;
+        assert_eq!(ask(address, Check::Https { path: "/200".into() }).await, GOOD);
+        assert_eq!(ask(address, Check::Https { path: "/500".into() }).await, failed(Failure::Status(500)));
+        assert_eq!(server.asked().len(), 2);
+    }
+    let plain = Server::default().http().await;
+    assert_eq!(ask(plain, Check::Https { path: "/200".into() }).await, failed(Failure::Tls));
+}
+
+#[tokio::test]
+async fn http_to_a_tls_port_is_no_success() {
+    let address = Server::default().https(&[&rustls::version::TLS13]).await;
+    let answer = ask(address, Check::Http { path: "/200".into() }).await;
+    assert!(matches!(answer.result, CheckResult::Failure(Failure::NotHttp | Failure::Closed)), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_udp_check_fails_by_port_unreachable_alone() {
+    let socket = UdpSocket::bind(LOOPBACK).await.expect("a free port");
+    let address = socket.local_addr().expect("it is bound");
+    let echo = tokio::spawn(async move {
+        let (n, from) = socket.recv_from(&mut [0; 8]).await.expect("a datagram comes");
+        socket.send_to(b"here", from).await.expect("it is sent");
+        (n, socket)
+    });
+    assert_eq!(ask(address, Check::Udp).await, GOOD);
+    let (n, socket) = echo.await.expect("it answered");
+    assert_eq!(n, 0, "an empty datagram");
+    // Silence: the runner ends the check after the timeout, and that is good.
+    let silent = tokio::time::timeout(Duration::from_millis(50), datagram(address)).await;
+    assert!(silent.is_err() && Check::Udp.passes_in_silence());
+    drop(socket);
+    assert_eq!(ask(address, Check::Udp).await, failed(Failure::Refused));
+}
+
+#[tokio::test]
+async fn a_nodes_health_check_node_port_tells_its_weight_with_503_too() {
+    let answers = |status: &'static str, weight: &'static str| async move {
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Length: 0\r\nX-Load-Balancing-Endpoint-Weight: {weight}\r\n\r\n"
+        );
+        ask(raw(head.leak().as_bytes()).await, Check::NodeHealthPort).await
+    };
+    assert_eq!(answers("200 OK", "3").await, Answer { weight: Some(3), ..GOOD });
+    let gone = Answer { weight: Some(0), ..failed(Failure::Status(503)) };
+    assert_eq!(answers("503 Service Unavailable", "0").await, gone);
+    assert_eq!(answers("200 OK", "70000").await.weight, Some(u16::MAX));
+    assert_eq!(answers("200 OK", "many").await.weight, None);
+    assert_eq!(answers("302 Found", "3").await.result, CheckResult::Failure(Failure::Status(302)));
+}
+
+/// What the gateway serves itself is what it asks of nodes.
+#[tokio::test]
+async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
+    use crate::health_check_node_port::answer;
+    use crate::model::{ObjectKey, Port};
+    use crate::reconcile::HealthCheckNodePort;
+    for (local_endpoints, result) in
+        [(2, CheckResult::Success), (0, CheckResult::Failure(Failure::Status(503)))]
+    {
+        let (listener, address) = listener().await;
+        let port = Port::new(address.port()).expect("it is bound");
+        let served = HealthCheckNodePort { port, service: ObjectKey::new("default", "web"), local_endpoints };
+        let serving = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.expect("it listens");
+            let answer = service_fn(|_| async { Ok::<_, Infallible>(answer::service(&served, true)) });
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), answer)
+                .await;
+        });
+        let weight = u16::try_from(local_endpoints).ok();
+        assert_eq!(ask(address, Check::NodeHealthPort).await, Answer { result, weight });
+        serving.abort();
+    }
+}
+
+#[tokio::test]
+async fn the_proxys_healthz_is_good_with_200() {
+    let server = Server::default();
+    let address = server.http().await;
+    assert_eq!(ask(address, Check::NodeProxy).await, failed(Failure::Status(404)));
+    assert_eq!(server.asked()[0].uri().path(), "/healthz");
+    assert_eq!(ask(raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await, Check::NodeProxy).await, GOOD);
+}
+
+#[test]
+fn faults_of_the_gateway_itself_are_told_from_those_of_the_target() {
+    let of = |errno: Errno| result_of(&io::Error::from_raw_os_error(errno.raw_os_error()));
+    for ours in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::ADDRNOTAVAIL, Errno::PERM] {
+        assert_eq!(of(ours), CheckResult::Inconclusive, "{ours}");
+    }
+    assert_eq!(of(Errno::CONNREFUSED), CheckResult::Failure(Failure::Refused));
+    assert_eq!(of(Errno::HOSTUNREACH), CheckResult::Failure(Failure::Unreachable));
+    assert_eq!(of(Errno::CONNRESET), CheckResult::Failure(Failure::Closed));
+}

@@ -1,0 +1,191 @@
+//! How the endpoints of one Service are checked: its `health-check-*` annotations over the configuration's `health`.
+//!
+//! [`HealthOptions::apply`] takes one annotation, [`HealthOptions::checks`] decides when all are in. The rule of who
+//! is checked how is [`Checks::target`], for every endpoint of every port.
+//!
+//! Invariant: a value that is not understood, or not in its range, is said with what is accepted, and the
+//! configuration's goes on in its stead.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::options::{Reader, key};
+use crate::config::{self, HealthConfig, HealthProtocol, Word};
+use crate::health::{Check, Probe, Rules, Target};
+use crate::model::{Port, Protocol};
+use crate::yaml::text;
+
+/// What is asked for so far.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct HealthOptions {
+    protocol: HealthProtocol,
+    path: Arc<str>,
+    port: Option<Port>,
+    rules: Rules,
+    /// The annotation that gave the timeout, the path.
+    timeout_said: Option<String>,
+    path_said: Option<String>,
+}
+
+impl HealthOptions {
+    /// Those of a Service that says nothing.
+    pub(super) fn new(config: &HealthConfig) -> Self {
+        Self {
+            protocol: config.protocol,
+            path: Arc::clone(&config.path),
+            port: None,
+            rules: config.rules,
+            timeout_said: None,
+            path_said: None,
+        }
+    }
+
+    /// What goes on in the stead of annotations that do not stand there.
+    pub(super) fn rules_mut(&mut self) -> &mut Rules {
+        &mut self.rules
+    }
+
+    /// Takes the value of one of our annotations `ours`, written as `annotation` (an alias perhaps).
+    pub(super) fn apply(&mut self, read: &mut Reader<'_>, ours: &str, annotation: &str, value: &str) {
+        match ours {
+            key::HEALTH_PROTOCOL => self.protocol(read, annotation, value),
+            key::HEALTH_PATH => match config::health_path(value) {
+                Some(path) => {
+                    self.path = path;
+                    self.path_said = Some(annotation.to_owned());
+                }
+                None => read.invalid(annotation, value, config::HEALTH_PATH_ACCEPTED),
+            },
+            key::HEALTH_PORT => match value.parse::<Port>() {
+                Ok(port) => self.port = Some(port),
+                Err(_) => read.invalid(annotation, value, "a port number, 1 to 65535"),
+            },
+            key::HEALTH_INTERVAL => {
+                duration(&mut self.rules.interval, read, annotation, value, config::HEALTH_INTERVAL);
+            }
+            key::HEALTH_TIMEOUT => {
+                duration(&mut self.rules.timeout, read, annotation, value, config::HEALTH_TIMEOUT);
+                self.timeout_said = Some(annotation.to_owned());
+            }
+            key::HEALTHY_THRESHOLD => count(&mut self.rules.healthy_threshold, read, annotation, value),
+            key::UNHEALTHY_THRESHOLD => count(&mut self.rules.unhealthy_threshold, read, annotation, value),
+            _ => unreachable!("options passes on the keys of health checks"),
+        }
+    }
+
+    fn protocol(&mut self, read: &mut Reader<'_>, annotation: &str, value: &str) {
+        match config::health_protocol(&value.to_ascii_lowercase()) {
+            Word::Known(protocol) => self.protocol = protocol,
+            Word::NotYet => {
+                let used = name(self.protocol);
+                let what = format!("annotation {annotation}: {value:?} is not supported yet; {used} is used");
+                read.not_supported(annotation, what, config::HEALTH_PROTOCOL_ACCEPTED);
+            }
+            Word::Unknown => read.invalid(annotation, value, config::HEALTH_PROTOCOL_ACCEPTED),
+        }
+    }
+
+    /// The checks of a Service whose ports have these protocols; what does not fit together is said.
+    pub(super) fn checks(mut self, read: &mut Reader<'_>, ports: impl Iterator<Item = Protocol>) -> Checks {
+        if self.rules.timeout > self.rules.interval {
+            let annotation = self.timeout_said.as_deref().unwrap_or(key::HEALTH_INTERVAL);
+            let [timeout, interval] = [self.rules.timeout, self.rules.interval].map(text::show_duration);
+            let what = format!("health-check timeout {timeout} is longer than the interval {interval}");
+            read.invalid_at(&super::options::annotation_field(annotation), what, "at most the interval");
+            self.rules.timeout = self.rules.interval;
+        }
+        let by_http = matches!(self.protocol, HealthProtocol::Http | HealthProtocol::Https);
+        if let Some(annotation) = self.path_said.as_deref().filter(|_| !by_http) {
+            let why = format!("checks are by {}", name(self.protocol));
+            read.ignored(annotation, &why, "tidegate.dev/health-check-protocol http or https");
+        }
+        if self.protocol == HealthProtocol::Udp
+            && read.has(key::HEALTH_PROTOCOL)
+            && !ports.into_iter().any(|protocol| protocol == Protocol::Udp)
+        {
+            read.ignored(
+                key::HEALTH_PROTOCOL,
+                "the Service has no UDP port; tcp is used",
+                "tcp, http, https, none",
+            );
+        }
+        let probe = |check| Some(Arc::new(Probe { check, rules: self.rules }));
+        let path = || Arc::clone(&self.path);
+        let (stream, datagram) = match self.protocol {
+            HealthProtocol::Tcp => (probe(Check::Tcp), None),
+            HealthProtocol::Http => (probe(Check::Http { path: path() }), None),
+            HealthProtocol::Https => (probe(Check::Https { path: path() }), None),
+            HealthProtocol::Udp => (probe(Check::Tcp), probe(Check::Udp)),
+            HealthProtocol::None => (None, None),
+        };
+        Checks { stream, datagram, port: self.port, rules: self.rules }
+    }
+}
+
+/// How the endpoints of a Service are checked.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Checks {
+    /// The check of TCP ports, unless there is none.
+    stream: Option<Arc<Probe>>,
+    /// The check of UDP ports, where they have one of their own.
+    datagram: Option<Arc<Probe>>,
+    /// Checked in the stead of each endpoint's own port.
+    port: Option<Port>,
+    /// The rules of whatever checks there are, for those of nodes.
+    #[allow(dead_code, reason = "for target node")]
+    pub(super) rules: Rules,
+}
+
+impl Checks {
+    /// The check of an endpoint at one of its ports, unless it has none: by the Service's check, at the port that it
+    /// names or the endpoint's own.
+    ///
+    /// `health-check-port` belongs to the Service's check: with `udp` it is a UDP port, and TCP ports are checked at
+    /// their own. With a check by TCP or HTTP it speaks for UDP ports too; without one these are judged by the
+    /// TCP ports beside them ([`Witnesses`](super::judged::Witnesses)).
+    pub(super) fn target(&self, protocol: Protocol, ip: IpAddr, own: Port) -> Option<Target> {
+        let (probe, port) = match (protocol, &self.datagram) {
+            (Protocol::Tcp, Some(_)) => (self.stream.as_ref(), None),
+            (Protocol::Tcp, None) => (self.stream.as_ref(), self.port),
+            (Protocol::Udp, Some(datagram)) => (Some(datagram), self.port),
+            (Protocol::Udp, None) => (self.stream.as_ref().filter(|_| self.port.is_some()), self.port),
+            (Protocol::Sctp, _) => (None, None),
+        };
+        probe.map(|probe| Target::new(SocketAddr::new(ip, port.unwrap_or(own).get()), probe))
+    }
+}
+
+fn name(protocol: HealthProtocol) -> &'static str {
+    match protocol {
+        HealthProtocol::Tcp => "tcp",
+        HealthProtocol::Http => "http",
+        HealthProtocol::Https => "https",
+        HealthProtocol::Udp => "udp",
+        HealthProtocol::None => "none",
+    }
+}
+
+fn duration(
+    to: &mut Duration,
+    read: &mut Reader<'_>,
+    annotation: &str,
+    value: &str,
+    range: RangeInclusive<Duration>,
+) {
+    match text::duration(value) {
+        Some(parsed) if range.contains(&parsed) => *to = parsed,
+        _ => {
+            let [min, max] = [*range.start(), *range.end()].map(text::show_duration);
+            read.invalid(annotation, value, &format!("{}, {min} to {max}", text::DURATION));
+        }
+    }
+}
+
+fn count(to: &mut u32, read: &mut Reader<'_>, annotation: &str, value: &str) {
+    match value.parse() {
+        Ok(count) if config::HEALTH_THRESHOLD.contains(&count) => *to = count,
+        _ => read.invalid(annotation, value, "a number, 1 to 100"),
+    }
+}

@@ -1,0 +1,122 @@
+//! What the gateway's checks say about endpoints: who is checked how, who fails, and when none is set aside.
+//!
+//! Pure, and per service port. A UDP port answers no handshake: without a check of its own it is judged by the
+//! checked TCP ports of the same endpoint and Service ([`Witnesses`]).
+//!
+//! Invariant: with [`HealthConfig::fail_open`](crate::config::HealthConfig::fail_open) checks never take the last
+//! endpoint away: Kubernetes calls it ready, and when all fail at once, the check or the way to them is the
+//! likelier fault.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::health_options::Checks;
+use super::view::{HealthState, HealthView};
+use crate::health::{Standing, Target, Verdicts};
+use crate::model::{PortEndpoints, Protocol, ResolvedEndpoint};
+
+/// The checked ports of a Service, by endpoint address: what is known of the ports that cannot be checked.
+///
+/// A UDP port without a check of its own is taken as down when every TCP port of the same endpoint and Service fails.
+#[derive(Debug, Default)]
+pub(super) struct Witnesses(BTreeMap<IpAddr, Vec<Target>>);
+
+impl Witnesses {
+    /// Those of a Service whose ports resolve to `ports`.
+    pub(super) fn new(checks: &Checks, ports: &[PortEndpoints]) -> Self {
+        let mut witnesses = Self::default();
+        let has_udp = ports.iter().any(|port| port.protocol == Protocol::Udp);
+        for port in ports.iter().filter(|port| has_udp && port.protocol == Protocol::Tcp) {
+            for endpoint in port.endpoints.iter().filter(|endpoint| endpoint.ready) {
+                if let Some(target) = checks.target(port.protocol, endpoint.ip, endpoint.port) {
+                    witnesses.0.entry(endpoint.ip).or_default().push(target);
+                }
+            }
+        }
+        witnesses
+    }
+
+    fn all_fail(&self, ip: IpAddr, verdicts: &Verdicts) -> bool {
+        self.0.get(&ip).is_some_and(|targets| targets.iter().all(|target| verdicts.fails(target)))
+    }
+}
+
+/// What is known of one endpoint of a service port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Judged {
+    /// Its check; none where it has none of its own.
+    pub(super) target: Option<Target>,
+    standing: Standing,
+    by_witnesses: bool,
+}
+
+impl Judged {
+    /// Asks the verdicts about an endpoint.
+    pub(super) fn new(
+        checks: &Checks,
+        witnesses: &Witnesses,
+        protocol: Protocol,
+        endpoint: &ResolvedEndpoint,
+        verdicts: &Verdicts,
+    ) -> Self {
+        let target = checks.target(protocol, endpoint.ip, endpoint.port);
+        let standing = target.as_ref().map_or_else(Standing::default, |target| verdicts.of(target));
+        let by_witnesses =
+            target.is_none() && protocol == Protocol::Udp && witnesses.all_fail(endpoint.ip, verdicts);
+        Self { target, standing, by_witnesses }
+    }
+
+    /// Whether its check fails, or all that speak for it do.
+    pub(super) fn fails(&self) -> bool {
+        self.standing.failure.is_some() || self.by_witnesses
+    }
+
+    /// Why it fails, for people.
+    pub(super) fn failure(&self) -> Option<String> {
+        let beside = || "the TCP ports beside it fail".to_owned();
+        self.standing.failure.map(|why| why.to_string()).or_else(|| self.by_witnesses.then(beside))
+    }
+
+    /// For `backends`.
+    pub(super) fn view(&self) -> HealthView {
+        HealthView {
+            state: match (&self.target, self.fails()) {
+                (_, true) => HealthState::Failing,
+                (Some(_), false) => HealthState::Passing,
+                (None, false) => HealthState::Unchecked,
+            },
+            failure: self.failure(),
+            damping: self.standing.damping,
+        }
+    }
+}
+
+/// Whether none is set aside: there are endpoints that would take flows but for their checks, and all of them fail.
+pub(super) fn fails_open(enabled: bool, candidates_fail: impl IntoIterator<Item = bool>) -> bool {
+    let mut candidates_fail = candidates_fail.into_iter().peekable();
+    enabled && candidates_fail.peek().is_some() && candidates_fail.all(|fails| fails)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn checks_never_take_the_last_endpoint_away(candidates in prop::collection::vec(any::<bool>(), 1..20)) {
+            let open = fails_open(true, candidates.iter().copied());
+            let taking = candidates.iter().filter(|fails| open || !**fails).count();
+            prop_assert!(taking > 0);
+            // And one that passes is enough to set the others aside.
+            prop_assert_eq!(open, !candidates.contains(&false));
+            prop_assert!(!fails_open(false, candidates));
+        }
+    }
+
+    #[test]
+    fn without_a_candidate_nothing_is_open() {
+        assert!(!fails_open(true, []));
+    }
+}
