@@ -1,4 +1,4 @@
-//! The one thread beside the workers: the kernel's taps, and the resolver of neighbours.
+//! The one thread beside the workers: the kernel's taps with their routes, and the resolver of neighbours.
 //!
 //! Frames that workers punt go into the interface's tap, what the kernel sends there goes to a worker to be sent;
 //! what workers tell about neighbours goes to the state machine, whose requests go out the same way. Workers neither
@@ -21,11 +21,13 @@ use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::NeighborEvent;
+use tidegate_core::snapshot::SnapshotSpec;
 
 use crate::clock::Clock;
 use crate::drivers::FrameSource;
 use crate::neighbors;
 use crate::neighbors::resolver::{Action, Resolver, Surroundings};
+use crate::punt::routes::{Routes, TapRoutes};
 use crate::punt::tap::Tap;
 use crate::worker::Exchange;
 
@@ -54,6 +56,38 @@ pub struct SlowPathCounters {
     pub neighbor_frames_dropped: Counter,
 }
 
+/// What a forwarding state says about the world outside of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outside {
+    /// For the resolver.
+    pub around: Surroundings,
+    /// For the kernel.
+    pub routes: Routes,
+}
+
+impl Outside {
+    /// Of a forwarding state. `announce`: tell the links about VIPs and SNAT addresses.
+    #[must_use]
+    pub fn of(spec: &SnapshotSpec, announce: bool) -> Self {
+        let around = neighbors::surroundings(spec, announce);
+        Self { routes: neighbors::tap_routes(spec, &around), around }
+    }
+}
+
+/// What the thread remembers between turns.
+#[derive(Debug)]
+pub struct Memory {
+    resolver: Resolver,
+    routes: TapRoutes,
+    buffer: Vec<u8>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { resolver: Resolver::default(), routes: TapRoutes::default(), buffer: vec![0; FRAME_MAX] }
+    }
+}
+
 /// What the thread is made of.
 pub struct SlowPath<S: FrameSource> {
     /// Queues from and to the workers.
@@ -64,8 +98,8 @@ pub struct SlowPath<S: FrameSource> {
     pub taps: Vec<Option<Tap>>,
     /// Where link addresses go.
     pub table: Arc<NeighborTable>,
-    /// New forwarding states, as far as neighbours care; only the newest counts.
-    pub surroundings: Arc<ArrayQueue<Surroundings>>,
+    /// New forwarding states, as far as this thread cares; only the newest counts.
+    pub outside: Arc<ArrayQueue<Outside>>,
     /// What it counts.
     pub counters: Arc<SlowPathCounters>,
     /// The time.
@@ -78,11 +112,10 @@ impl<S: FrameSource> SlowPath<S> {
     /// # Errors
     /// When waiting for the taps fails, which the kernel does only when out of memory.
     pub fn run(&self, stop: &AtomicBool) -> io::Result<()> {
-        let mut resolver = Resolver::default();
-        let mut buffer = vec![0; FRAME_MAX];
+        let mut memory = Memory::default();
         let mut wait = WAIT_FIRST;
         while !stop.load(Ordering::Relaxed) {
-            let worked = self.turn(&mut resolver, &mut buffer, self.clock.now());
+            let worked = self.turn(&mut memory, self.clock.now());
             if worked {
                 wait = WAIT_FIRST;
             } else {
@@ -94,7 +127,8 @@ impl<S: FrameSource> SlowPath<S> {
     }
 
     /// One round of all duties; returns whether there was anything to do.
-    pub fn turn(&self, resolver: &mut Resolver, buffer: &mut [u8], now: Now) -> bool {
+    pub fn turn(&self, memory: &mut Memory, now: Now) -> bool {
+        let Memory { resolver, routes, buffer } = memory;
         let mut worked = self.punt();
         for (n, tap) in self.taps.iter().enumerate() {
             if let Some(tap) = tap {
@@ -102,6 +136,11 @@ impl<S: FrameSource> SlowPath<S> {
                 worked |= self.send_for_kernel(interface, tap, buffer);
             }
         }
+        if let Some(Outside { around, routes: wanted }) = self.outside.pop() {
+            self.act(resolver.configure(now, around));
+            routes.want(&wanted);
+        }
+        worked |= routes.turn(&self.taps);
         worked | self.resolve(resolver, now)
     }
 
@@ -136,10 +175,6 @@ impl<S: FrameSource> SlowPath<S> {
 
     fn resolve(&self, resolver: &mut Resolver, now: Now) -> bool {
         let mut worked = false;
-        if let Some(surroundings) = self.surroundings.pop() {
-            self.act(resolver.configure(now, surroundings));
-            worked = true;
-        }
         for _ in 0..PER_TURN {
             let Some(event) = self.exchange.neighbor_events.pop() else { break };
             let actions = match event {

@@ -12,6 +12,7 @@ use std::process::Command;
 use common::*;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::{Frame, MemoryFrame};
+use tidegate_core::snapshot::{RouteSpec, SnapshotSpec};
 use tidegate_core::testing::Builder;
 use tidegate_core::wire::arp::{ArpOperation, ArpPacket};
 use tidegate_core::wire::{MacAddr, Parsed, VlanId, ethernet, parse};
@@ -51,22 +52,10 @@ fn inside() {
         mtu: 1400,
         vlan: VlanId::new(VLAN),
         addresses: vec!["192.0.2.2/24".parse().unwrap(), "2001:db8::2/64".parse().unwrap()],
-        routes: vec![
-            ("198.51.100.0/24".parse().unwrap(), ip("192.0.2.1")),
-            ("203.0.113.0/24".parse().unwrap(), ip("2001:db8::1")),
-            ("::/0".parse().unwrap(), ip("2001:db8::1")),
-        ],
     })
     .unwrap();
-    for (arguments, wanted) in [
-        (&["route"][..], "198.51.100.0/24 via 192.0.2.1 dev tg-uplink proto static metric 4096"),
-        (&["route"], "203.0.113.0/24 via inet6 2001:db8::1 dev tg-uplink"),
-        (&["-6", "route"], "default via 2001:db8::1 dev tg-uplink"),
-        (&["link"], "tg-uplink: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1400"),
-        (&["link"], "link/ether 02:00:00:00:00:02"),
-    ] {
-        let output = Command::new("ip").args(arguments).output().expect("iproute2 is needed");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    for wanted in ["tg-uplink: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1400", "link/ether 02:00:00:00:00:02"] {
+        let said = iproute(&["link"]);
         assert!(said.contains(wanted), "{wanted:?} is not in:\n{said}");
     }
 
@@ -82,9 +71,17 @@ fn inside() {
     };
     let mut first = spec(1);
     first.interfaces[0].vlan = Some(VLAN);
+    first.routes = routes(&[
+        ("198.51.100.0/24", "192.0.2.1"),
+        ("203.0.113.0/24", "2001:db8::1"),
+        ("10.0.0.0/24", "192.0.2.1"),
+        ("::/0", "2001:db8::1"),
+    ]);
     let queues = ends.into_iter().map(|end| vec![end]).collect();
     let enter = |_: &WorkerPlace| Ok::<(), String>(());
     let mut crew = Crew::start(&config, queues, Heap, vec![Some(tap)], &first, enter, None).unwrap();
+
+    the_kernels_routes_follow(&crew, &first);
 
     let server = UdpSocket::bind("192.0.2.2:7").unwrap();
     let question = Builder::udp("192.0.2.50:4000", "192.0.2.2:7")
@@ -118,6 +115,48 @@ fn inside() {
     assert!(stats.to_kernel >= 2 && stats.from_kernel >= 2, "{stats:?}");
     crew.stop();
     assert!(!std::path::Path::new("/sys/class/net/tg-uplink").exists(), "the tap goes with the crew");
+}
+
+/// The kernel has the routes of the first forwarding state, and then those of the next ones.
+fn the_kernels_routes_follow(crew: &Crew<MemoryFrame>, first: &SnapshotSpec) {
+    let has = |arguments: &[&str], wanted: &str| iproute(arguments).contains(wanted);
+    wait_until("the first routes", || {
+        has(&["route"], "198.51.100.0/24 via 192.0.2.1 dev tg-uplink proto static metric 4096")
+            && has(&["route"], "203.0.113.0/24 via inet6 2001:db8::1 dev tg-uplink")
+            && has(&["route"], "10.0.0.0/24 via 192.0.2.1 dev tg-uplink")
+            && has(&["-6", "route"], "default via 2001:db8::1 dev tg-uplink")
+    });
+    // A route of the host's own, which nobody here may take away.
+    iproute(&["route", "add", "10.9.0.0/16", "via", "192.0.2.77", "dev", "tg-uplink"]);
+    let mut next = SnapshotSpec { generation: 2, ..first.clone() };
+    let node = |n: u32| (format!("10.244.{n}.0/24"), format!("192.0.2.{}", 100 + n % 100));
+    let nodes: Vec<_> = (0..250).map(node).collect();
+    let nodes = nodes.iter().map(|(to, via)| (to.as_str(), via.as_str()));
+    let kept = [("198.51.100.0/24", "192.0.2.1"), ("10.0.0.0/24", "192.0.2.9")];
+    next.routes = routes(&kept.into_iter().chain(nodes).collect::<Vec<_>>());
+    crew.publish(&next).unwrap();
+    wait_until("the routes of the next state", || {
+        let said = iproute(&["route"]);
+        said.matches("10.244.").count() == 250
+            && said.contains("10.244.249.0/24 via 192.0.2.149 dev tg-uplink")
+            && said.contains("10.0.0.0/24 via 192.0.2.9 dev tg-uplink")
+            && !said.contains("203.0.113.0/24")
+            && !has(&["-6", "route"], "default")
+    });
+    let said = iproute(&["route"]);
+    assert_eq!(said.matches("10.0.0.0/24").count(), 1, "the router was replaced:\n{said}");
+    assert!(said.contains("198.51.100.0/24") && said.contains("10.9.0.0/16"), "{said}");
+    crew.publish(&SnapshotSpec { generation: 3, ..first.clone() }).unwrap();
+    wait_until("the first routes again", || !has(&["route"], "10.244.") && has(&["-6", "route"], "default"));
+}
+
+fn routes(list: &[(&str, &str)]) -> Vec<RouteSpec> {
+    list.iter().map(|(to, via)| RouteSpec { to: to.parse().unwrap(), via: ip(via) }).collect()
+}
+
+fn iproute(arguments: &[&str]) -> String {
+    let output = Command::new("ip").args(arguments).output().expect("iproute2 is needed");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 fn client() -> Ipv4Addr {

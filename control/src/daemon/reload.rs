@@ -14,8 +14,6 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("dataplane.memory", old_plane.memory != new_plane.memory),
         ("dataplane.flowTable", old_plane.flow_entries_per_core != new_plane.flow_entries_per_core),
         ("dataplane.interfaces", old_plane.interfaces != new_plane.interfaces),
-        // The kernel's side of the interfaces has them too.
-        ("dataplane.routes", old_plane.routes != new_plane.routes),
         ("source", now.source != new.source),
         ("announce", now.announce != new.announce),
         ("admin", now.admin != new.admin),
@@ -37,9 +35,9 @@ mod tests {
     }
 
     #[test]
-    fn pools_defaults_and_neighbors_may_change() {
+    fn pools_defaults_routes_and_neighbors_may_change() {
         let changed = config(
-            "  neighbors: [{ip: 10.0.0.9, mac: '02:00:00:00:00:09'}]\n\
+            "  routes: [{to: 0.0.0.0/0, via: 10.0.0.254}]\n  neighbors: [{ip: 10.0.0.9, mac: '02:00:00:00:00:09'}]\n\
              pools: [{name: public, addresses: [203.0.113.0/28]}]\nservices: {defaults: {drainTimeout: 5s}}\n",
         );
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), Vec::<&str>::new());
@@ -47,8 +45,7 @@ mod tests {
 
     #[test]
     fn what_is_made_at_the_start_is_named() {
-        let changed =
-            config("  routes: [{to: 0.0.0.0/0, via: 10.0.0.254}]\nadmin: {listen: '127.0.0.1:9999'}\n");
-        assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.routes", "admin"]);
+        let changed = config("  idle: poll\nadmin: {listen: '127.0.0.1:9999'}\n");
+        assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.idle", "admin"]);
     }
 }

@@ -23,7 +23,7 @@ pub struct DataplaneConfig {
     pub flow_entries_per_core: usize,
     /// The ports; the position is the interface index.
     pub interfaces: Vec<InterfaceConfig>,
-    /// Routes, given to the kernel's side too, each by the interface that its next hop is on.
+    /// Routes to begin with, for the kernel's side too, until the first forwarding state brings its own.
     pub routes: Vec<(IpNet, IpAddr)>,
     /// Whether the kernel gets a tap for each interface. Without, what is punted is dropped.
     pub taps: bool,

@@ -30,10 +30,9 @@ use super::ledger::Ledger;
 use super::stats::{Reading, Window, WorkerStats};
 use crate::clock::Clock;
 use crate::drivers::{FrameSource, PortQueue};
-use crate::neighbors::{self, resolver::Surroundings};
 use crate::publish::Publisher;
 use crate::punt::tap::Tap;
-use crate::slow_path::{SlowPath, SlowPathCounters};
+use crate::slow_path::{Outside, SlowPath, SlowPathCounters};
 use crate::topology::{Idle, WorkerPlace};
 use crate::worker::{Exchange, FlowFilter, FlowQuestion, Forwarding, Question, Shared, Worker, WorkerParts};
 
@@ -180,7 +179,7 @@ pub struct Crew<F> {
     slow_path_counters: Arc<SlowPathCounters>,
     stop: Arc<AtomicBool>,
     stop_slow_path: Arc<AtomicBool>,
-    surroundings: Arc<ArrayQueue<Surroundings>>,
+    outside: Arc<ArrayQueue<Outside>>,
     neighbors: Arc<NeighborTable>,
     ports: usize,
     announce: bool,
@@ -276,14 +275,14 @@ impl<F> Crew<F> {
             slow_path_counters: Arc::default(),
             stop: Arc::default(),
             stop_slow_path: Arc::default(),
-            surroundings: Arc::new(ArrayQueue::new(1)),
+            outside: Arc::new(ArrayQueue::new(1)),
             neighbors,
             ports,
             announce: config.announce,
             control: Mutex::new(Control { publisher, ledger }),
             clock: Clock::calibrated(),
         };
-        crew.surroundings.force_push(neighbors::surroundings(first, config.announce));
+        crew.outside.force_push(Outside::of(first, config.announce));
         for (place, queues) in config.places.iter().zip(queues) {
             crew.start_worker(config, *place, queues, enter.clone(), on_failure.cloned())?;
         }
@@ -369,7 +368,7 @@ impl<F> Crew<F> {
             source,
             taps,
             table: Arc::clone(&self.neighbors),
-            surroundings: Arc::clone(&self.surroundings),
+            outside: Arc::clone(&self.outside),
             counters: Arc::clone(&self.slow_path_counters),
             clock: self.clock,
         };
@@ -408,7 +407,7 @@ impl<F> Crew<F> {
         let (snapshot, problems) = Snapshot::compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
-        self.surroundings.force_push(neighbors::surroundings(spec, self.announce));
+        self.outside.force_push(Outside::of(spec, self.announce));
         Ok(Published { generation: spec.generation, problems })
     }
 

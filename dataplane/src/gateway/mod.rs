@@ -7,14 +7,12 @@
 //! each worker's loop. After it, or after a failed start, no thread, port, tap or packet memory is left.
 
 use std::hash::{BuildHasher, RandomState};
-use std::net::IpAddr;
 use std::ops::Deref;
 
 use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port, PortConfig, Queues, RssHash};
-use ipnet::IpNet;
 use tidegate_core::forward::snat_ports::{Rss, Steering};
 use tidegate_core::limits::BURST;
-use tidegate_core::snapshot::{InterfaceSpec, SnapshotSpec};
+use tidegate_core::snapshot::{InterfaceSpec, RouteSpec, SnapshotSpec};
 use tidegate_core::wire::{MacAddr, VlanId};
 
 use crate::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource};
@@ -91,8 +89,11 @@ impl Dataplane {
             announce: config.announce,
             main_cpus: plan.main_cpus.clone(),
         };
-        let first =
-            SnapshotSpec { interfaces: interface_specs(config, &interfaces), ..SnapshotSpec::default() };
+        let first = SnapshotSpec {
+            interfaces: interface_specs(config, &interfaces),
+            routes: config.routes.iter().map(|&(to, via)| RouteSpec { to, via }).collect(),
+            ..SnapshotSpec::default()
+        };
         let enter = {
             let eal = eal.clone();
             move |place: &topology::WorkerPlace| {
@@ -314,7 +315,6 @@ fn open_taps(config: &DataplaneConfig, interfaces: &[InterfaceState]) -> Result<
                 mtu: state.mtu,
                 vlan,
                 addresses: one.addresses.clone(),
-                routes: routes_by(&config.routes, one),
             })?)
         } else {
             None
@@ -327,11 +327,6 @@ fn open_taps(config: &DataplaneConfig, interfaces: &[InterfaceState]) -> Result<
 fn kernel_interface(device: &str) -> Option<&str> {
     let shared = device.starts_with("net_af_packet");
     device.split(',').find_map(|argument| argument.strip_prefix("iface=")).filter(|_| shared)
-}
-
-/// The routes whose next hop is on the link of this interface.
-fn routes_by(routes: &[(IpNet, IpAddr)], one: &InterfaceConfig) -> Vec<(IpNet, IpAddr)> {
-    routes.iter().filter(|(_, via)| one.addresses.iter().any(|net| net.contains(via))).copied().collect()
 }
 
 #[cfg(test)]

@@ -7,12 +7,14 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::snapshot::SnapshotSpec;
 use tidegate_core::wire::{Addr, MacAddr, VlanId};
 
 pub mod resolver;
 
+use crate::punt;
 use resolver::{Link, Surroundings};
 
 /// What a forwarding state wants to know of its links. `announce`: tell the links about VIPs and SNAT addresses.
@@ -25,7 +27,10 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
     });
     let backends =
         spec.services.iter().flat_map(|service| service.backends.iter().map(|backend| backend.address));
-    let vips = spec.services.iter().map(|service| service.key.vip);
+    let vips = spec.services.iter().filter(|service| service.announced).map(|service| service.key.vip);
+    // Most backends are Pods behind routers: left out here, since each of the others is looked for in trees.
+    let networks: Vec<IpNet> = spec.interfaces.iter().flat_map(|i| i.addresses.iter().copied()).collect();
+    let on_link = |address: &IpAddr| networks.iter().any(|net| net.contains(address));
     let own = |address: &IpAddr| {
         spec.interfaces.iter().any(|interface| interface.addresses.iter().any(|net| net.addr() == *address))
     };
@@ -37,7 +42,7 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
             .iter()
             .map(|route| route.via)
             .chain(backends)
-            .filter(|address| !own(address))
+            .filter(|address| on_link(address) && !own(address))
             .collect(),
         // The kernel's side of the tap answers and announces the interfaces' own addresses.
         owned: vips
@@ -45,6 +50,14 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
             .filter(|address| announce && !own(address))
             .collect(),
     }
+}
+
+/// The routes of a forwarding state by the interface that the router is on, as the kernel's side of the taps has them.
+/// What is no network of an interface leads nowhere there, as in the snapshot.
+#[must_use]
+pub fn tap_routes(spec: &SnapshotSpec, around: &Surroundings) -> punt::routes::Routes {
+    let way = |via: IpAddr| Some((around.interface_of(via)?, via));
+    spec.routes.iter().filter_map(|route| Some((route.to.trunc(), way(route.via)?))).collect()
 }
 
 /// Puts a link address into the table. With no room for another next hop it stays unresolved, and that is logged.
@@ -63,5 +76,84 @@ pub fn forget(table: &NeighborTable, interface: u8, address: IpAddr) {
     if let Some(slot) = table.lookup(interface, &Addr::from(address)) {
         table.clear_static(slot);
         table.forget(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+    use tidegate_core::snapshot::{
+        BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NoEndpoints, Protocol, RouteSpec,
+        ServiceKey, ServiceSpec, TableSize,
+    };
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn service(vip: &str, announced: bool, backend: &str) -> ServiceSpec {
+        ServiceSpec {
+            key: ServiceKey { vip: ip(vip), protocol: Protocol::Tcp, port: 80 },
+            namespace: "default".into(),
+            name: "web".into(),
+            port_name: "http".into(),
+            mode: ForwardingMode::FullNat,
+            table_size: TableSize::Auto,
+            affinity: None,
+            no_endpoints: NoEndpoints::Reject,
+            idle_timeout_tcp: Duration::from_secs(900),
+            idle_timeout_udp: Duration::from_secs(60),
+            source_ranges: Some(Arc::from([])),
+            announced,
+            backends: vec![BackendSpec {
+                address: ip(backend),
+                port: 80,
+                weight: 1,
+                state: BackendState::Active,
+            }],
+        }
+    }
+
+    fn spec() -> SnapshotSpec {
+        let route = |to: &str, via| RouteSpec { to: to.parse().unwrap(), via: ip(via) };
+        SnapshotSpec {
+            interfaces: vec![InterfaceSpec {
+                name: "uplink".into(),
+                mac: MacAddr([2, 0, 0, 0, 0, 2]),
+                mtu: 1500,
+                vlan: None,
+                addresses: vec!["192.0.2.2/24".parse().unwrap()],
+            }],
+            routes: vec![route("10.244.0.9/24", "192.0.2.10"), route("0.0.0.0/0", "198.51.100.1")],
+            services: vec![
+                service("203.0.113.1", true, "10.244.0.7"),
+                service("10.96.0.10", false, "192.0.2.20"),
+                service("192.0.2.2", true, "192.0.2.20"),
+            ],
+            ..SnapshotSpec::default()
+        }
+    }
+
+    #[test]
+    fn vips_that_routes_lead_here_are_not_announced_and_own_addresses_are_the_kernels() {
+        assert_eq!(Vec::from_iter(surroundings(&spec(), true).owned), [ip("203.0.113.1")]);
+        assert!(surroundings(&spec(), false).owned.is_empty());
+    }
+
+    #[test]
+    fn next_hops_are_the_routers_and_backends_on_a_link() {
+        assert_eq!(
+            Vec::from_iter(surroundings(&spec(), true).next_hops),
+            [ip("192.0.2.10"), ip("192.0.2.20")]
+        );
+    }
+
+    #[test]
+    fn the_kernel_gets_the_routes_whose_router_is_on_a_link() {
+        let spec = spec();
+        let routes = tap_routes(&spec, &surroundings(&spec, true));
+        assert_eq!(Vec::from_iter(routes), [("10.244.0.0/24".parse().unwrap(), (0, ip("192.0.2.10")))]);
     }
 }

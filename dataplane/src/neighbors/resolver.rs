@@ -381,7 +381,7 @@ impl Resolver {
 
 impl Surroundings {
     /// The interface on whose link an address is: the one with the longest prefix that has it.
-    fn interface_of(&self, address: IpAddr) -> Option<InterfaceIndex> {
+    pub(super) fn interface_of(&self, address: IpAddr) -> Option<InterfaceIndex> {
         let on_link = self.interfaces.iter().enumerate().flat_map(|(n, link)| {
             link.addresses
                 .iter()

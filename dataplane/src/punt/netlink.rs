@@ -1,6 +1,6 @@
 //! Addresses and routes of a tap, set through rtnetlink: one request, one answer, nothing kept.
 //!
-//! Called at the start and on a reload, never per packet. They go when the tap goes.
+//! Called at the start and with a new forwarding state, never per packet. They go when the tap goes.
 
 use std::io;
 use std::net::IpAddr;
@@ -64,29 +64,16 @@ impl Netlink {
     /// # Errors
     /// What the kernel says.
     pub fn add_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<()> {
-        let mut message = RouteMessage::default();
-        message.header = RouteHeader {
-            address_family: family(to.addr()),
-            destination_prefix_length: to.prefix_len(),
-            table: RouteHeader::RT_TABLE_MAIN,
-            protocol: RouteProtocol::Static,
-            scope: RouteScope::Universe,
-            kind: RouteType::Unicast,
-            ..RouteHeader::default()
-        };
-        if to.prefix_len() > 0 {
-            message.attributes.push(RouteAttribute::Destination(RouteAddress::from(to.network())));
-        }
-        let gateway = match (to.addr(), via) {
-            (IpAddr::V4(_), IpAddr::V6(via)) => RouteAttribute::Via(RouteVia::Inet6(via)),
-            (_, via) => RouteAttribute::Gateway(RouteAddress::from(via)),
-        };
-        message.attributes.extend([
-            gateway,
-            RouteAttribute::Oif(if_index),
-            RouteAttribute::Priority(ROUTE_METRIC),
-        ]);
-        self.request(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_REPLACE)
+        let message = RouteNetlinkMessage::NewRoute(route(if_index, to, via));
+        self.request(message, NLM_F_CREATE | NLM_F_REPLACE)
+    }
+
+    /// Takes away a route that [`Self::add_route`] added.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn remove_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<()> {
+        self.request(RouteNetlinkMessage::DelRoute(route(if_index, to, via)), 0)
     }
 
     fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
@@ -113,6 +100,33 @@ impl Netlink {
             }
         }
     }
+}
+
+/// A route by a next hop on an interface, of either family, with [`ROUTE_METRIC`].
+fn route(if_index: u32, to: IpNet, via: IpAddr) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header = RouteHeader {
+        address_family: family(to.addr()),
+        destination_prefix_length: to.prefix_len(),
+        table: RouteHeader::RT_TABLE_MAIN,
+        protocol: RouteProtocol::Static,
+        scope: RouteScope::Universe,
+        kind: RouteType::Unicast,
+        ..RouteHeader::default()
+    };
+    if to.prefix_len() > 0 {
+        message.attributes.push(RouteAttribute::Destination(RouteAddress::from(to.network())));
+    }
+    let gateway = match (to.addr(), via) {
+        (IpAddr::V4(_), IpAddr::V6(via)) => RouteAttribute::Via(RouteVia::Inet6(via)),
+        (_, via) => RouteAttribute::Gateway(RouteAddress::from(via)),
+    };
+    message.attributes.extend([
+        gateway,
+        RouteAttribute::Oif(if_index),
+        RouteAttribute::Priority(ROUTE_METRIC),
+    ]);
+    message
 }
 
 fn family(address: IpAddr) -> AddressFamily {

@@ -1,4 +1,4 @@
-//! A kernel tap that mirrors an interface: same address, MTU, IP addresses and routes, so that ssh, BGP daemons and
+//! A kernel tap that mirrors an interface: same address, MTU and IP addresses (routes: [`super::routes`]), so that ssh, BGP daemons and
 //! the control plane's own health checks work through the gateway's own address.
 //!
 //! The tap carries untagged frames; the interface's 802.1Q tag is taken off and put on here. Without IFF_VNET_HDR the
@@ -7,7 +7,6 @@
 //! Invariant: not persistent. The device, its addresses and routes are gone with the process, however it ends.
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use ipnet::IpNet;
@@ -33,8 +32,6 @@ pub struct TapConfig {
     pub vlan: Option<VlanId>,
     /// Own addresses with their prefixes.
     pub addresses: Vec<IpNet>,
-    /// Routes by a neighbour on this interface.
-    pub routes: Vec<(IpNet, IpAddr)>,
 }
 
 /// Why there is no tap.
@@ -48,7 +45,7 @@ pub enum TapError {
         /// What the kernel says.
         source: io::Error,
     },
-    /// An address or a route was refused.
+    /// An address was refused.
     #[error("tap {name}: cannot {what}: {source}")]
     Configure {
         /// Its name.
@@ -80,7 +77,7 @@ pub fn tap_name(interface: &str) -> String {
 }
 
 impl Tap {
-    /// Makes the device in this thread's network namespace, gives it its addresses and routes, and brings it up.
+    /// Makes the device in this thread's network namespace, gives it its addresses, and brings it up.
     ///
     /// # Errors
     /// What was tried, and what the kernel said.
@@ -96,11 +93,6 @@ impl Tap {
             netlink
                 .add_address(index, net)
                 .map_err(|source| tap.failed(format!("add address {net}"), source))?;
-        }
-        for &(to, via) in &config.routes {
-            netlink
-                .add_route(index, to, via)
-                .map_err(|source| tap.failed(format!("add route {to} via {via}"), source))?;
         }
         Ok(tap)
     }
@@ -125,6 +117,14 @@ impl Tap {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The device's index.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn index(&self) -> io::Result<u32> {
+        self.device.if_index()
     }
 
     /// Gives the kernel a frame from the wire, its tag taken off.

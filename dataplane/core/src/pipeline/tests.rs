@@ -8,3 +8,4 @@ mod dsr;
 mod faults;
 mod nat;
 mod source_ranges;
+mod ways;

@@ -37,6 +37,7 @@ impl Network {
     ) -> Self {
         let mut list = connected(&interfaces);
         let connected = Routes::build(&list);
+        let links = list.len();
         let mut routers = Vec::new();
         let mut by_prefix: Vec<_> = spec.routes.iter().collect();
         by_prefix.sort_by_key(|route| route.to);
@@ -51,7 +52,7 @@ impl Network {
                 continue;
             };
             let route = Route::new(&to, NextHop { interface, via: Some(via.into()), neighbor: Some(slot) });
-            if list.iter().any(|known| known.hop.via.is_none() && known.same_prefix(&route)) {
+            if list[..links].iter().any(|link| link.same_prefix(&route)) {
                 problems.push(Problem::RouteShadowed { to, via });
                 continue;
             }

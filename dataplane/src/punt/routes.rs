@@ -1,0 +1,145 @@
+//! The kernel's copy of the routes: what the forwarding state routes, the kernel routes through the taps, so that the
+//! gateway's own connections (health checks, the API server) take the way that its packets take.
+//!
+//! [`TapRoutes`] is told the routes of each new forwarding state and changes the kernel's some at a time, driven by
+//! the slow path. A route that the kernel refuses is logged once and not tried again until it changes.
+//!
+//! Invariant: only routes made here are taken away; those of the host are not touched (`netlink::ROUTE_METRIC`).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tidegate_core::ids::InterfaceIndex;
+
+use super::netlink::Netlink;
+use super::tap::Tap;
+
+/// Where a prefix leads: the link, and the router on it.
+pub type Way = (InterfaceIndex, IpAddr);
+
+/// Routes by prefix (without host bits).
+pub type Routes = BTreeMap<IpNet, Way>;
+
+/// Changes made at once: some 5 ms.
+const CHANGES_PER_TURN: usize = 256;
+
+/// The routes that the kernel has by the taps, and those that it is to have.
+#[derive(Debug, Default)]
+pub struct TapRoutes {
+    have: Routes,
+    pending: Vec<Change>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// In place of another one to the same prefix, if there is one.
+    Put(IpNet, Way),
+    Remove(IpNet, Way),
+}
+
+impl TapRoutes {
+    /// These are the routes from now on.
+    pub fn want(&mut self, wanted: &Routes) {
+        self.pending = changes(&self.have, wanted);
+        // Taken from the end.
+        self.pending.reverse();
+    }
+
+    /// Makes some of the changes that are left; returns whether there were any.
+    pub fn turn(&mut self, taps: &[Option<Tap>]) -> bool {
+        if self.pending.is_empty() {
+            return false;
+        }
+        let mut netlink = match Netlink::open() {
+            Ok(netlink) => netlink,
+            Err(error) => {
+                tracing::warn!(%error, "the kernel's routes stay as they are");
+                self.pending.clear();
+                return true;
+            }
+        };
+        for _ in 0..CHANGES_PER_TURN {
+            let Some(change) = self.pending.pop() else { break };
+            let (to, (interface, via)) = match change {
+                Change::Put(to, way) => {
+                    self.have.insert(to, way);
+                    (to, way)
+                }
+                Change::Remove(to, way) => {
+                    self.have.remove(&to);
+                    (to, way)
+                }
+            };
+            let Some(tap) = taps.get(usize::from(interface)).and_then(Option::as_ref) else { continue };
+            let made = tap.index().and_then(|index| match change {
+                Change::Put(..) => netlink.add_route(index, to, via),
+                Change::Remove(..) => netlink.remove_route(index, to, via),
+            });
+            match (change, made) {
+                (_, Ok(())) => {}
+                // Taken away by somebody else, or with its address.
+                (Change::Remove(..), Err(error)) if is_absent(&error) => {}
+                (_, Err(error)) => {
+                    let tap = tap.name();
+                    tracing::warn!(%to, %via, tap, %error, "the kernel does not take a change of its routes");
+                }
+            }
+        }
+        true
+    }
+}
+
+/// ESRCH: no such route.
+fn is_absent(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
+/// What leads from one set of routes to another; first what comes, so that a longer prefix that stands in for a
+/// shorter one is there before that one goes.
+fn changes(have: &Routes, wanted: &Routes) -> Vec<Change> {
+    let put = wanted.iter().filter(|(to, way)| have.get(to) != Some(way));
+    let put = put.map(|(&to, &way)| Change::Put(to, way));
+    // One by another interface stays beside the new one: it is taken away, not replaced.
+    let gone = have
+        .iter()
+        .filter(|(to, (interface, _))| wanted.get(to).is_none_or(|(another, _)| another != interface));
+    put.chain(gone.map(|(&to, &way)| Change::Remove(to, way))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routes(list: &[(&str, InterfaceIndex, &str)]) -> Routes {
+        list.iter().map(|(to, on, via)| (to.parse().unwrap(), (*on, via.parse().unwrap()))).collect()
+    }
+
+    #[test]
+    fn only_what_differs_is_changed_and_new_routes_come_before_old_ones_go() {
+        let have = routes(&[("10.0.0.0/24", 0, "192.0.2.1"), ("10.0.1.0/24", 0, "192.0.2.2")]);
+        let wanted = routes(&[
+            ("10.0.0.0/24", 0, "192.0.2.1"),
+            ("10.0.2.0/24", 0, "192.0.2.3"),
+            ("::/0", 1, "2001:db8::1"),
+        ]);
+        let (net, ip) = (|text: &str| text.parse::<IpNet>().unwrap(), |text: &str| text.parse().unwrap());
+        assert_eq!(
+            changes(&have, &wanted),
+            [
+                Change::Put(net("10.0.2.0/24"), (0, ip("192.0.2.3"))),
+                Change::Put(net("::/0"), (1, ip("2001:db8::1"))),
+                Change::Remove(net("10.0.1.0/24"), (0, ip("192.0.2.2"))),
+            ]
+        );
+        assert_eq!(changes(&wanted, &wanted), []);
+    }
+
+    #[test]
+    fn a_router_is_replaced_in_place_and_a_route_by_another_interface_is_taken_away() {
+        let have = routes(&[("10.0.0.0/24", 0, "192.0.2.1")]);
+        assert_eq!(changes(&have, &routes(&[("10.0.0.0/24", 0, "192.0.2.9")])).len(), 1);
+        assert_eq!(changes(&have, &routes(&[("10.0.0.0/24", 1, "198.51.100.1")])).len(), 2);
+    }
+}
