@@ -9,12 +9,15 @@
 
 mod ask;
 mod check;
+mod crds;
 mod explain;
 mod load;
 pub mod output;
 mod replay;
 mod tables;
 mod yaml;
+
+pub(crate) use yaml::to_string as to_yaml;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -57,6 +60,8 @@ enum Command {
     Ask(ask::Question),
     /// Show the gateway at work, in network namespaces of its own
     Demo(DemoArgs),
+    /// Print the definitions of AddressPool and GatewayStatus, or write them to a directory
+    Crds(crds::CrdsArgs),
     /// Peers of the gateway in the demo and the tests
     #[command(hide = true)]
     Lab {
@@ -144,6 +149,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Demo(DemoArgs { keep, no_hugepages }) => {
             Ok(crate::demo::run(&crate::demo::DemoOptions { keep, no_hugepages }))
         }
+        Command::Crds(args) => crds::run(&args),
         Command::Lab { args } => crate::netlab::tools::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -15,8 +15,6 @@ pub const FINALIZER: &str = "tidegate.dev/cleanup";
 pub struct Stored {
     /// `metadata.generation`: 0 for Services of older API servers and of the directory.
     pub generation: i64,
-    /// `metadata.resourceVersion`, opaque; empty where the source has none.
-    pub resource_version: String,
     /// `metadata.finalizers`.
     pub finalizers: Vec<String>,
     /// `status.loadBalancer.ingress`.

@@ -14,7 +14,6 @@ pub(super) fn read(object: &Fields<'_>, service: &mut Service) {
     if let Some(metadata) = object.mapping("metadata") {
         let stored = &mut service.stored;
         stored.generation = metadata.get("generation").and_then(|f| f.integer(0..=i64::MAX)).unwrap_or(0);
-        stored.resource_version = text(&metadata, "resourceVersion").unwrap_or_default();
         stored.finalizers = metadata.items("finalizers").iter().filter_map(owned).collect();
         stored.ingress_managers =
             metadata.items("managedFields").iter().filter_map(ingress_manager).collect();

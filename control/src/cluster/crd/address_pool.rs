@@ -1,0 +1,160 @@
+//! `AddressPool`: addresses that Services may have, and which Services. Cluster-wide.
+
+use std::collections::BTreeMap;
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Condition;
+
+/// An entry is an address, a CIDR or a range of one family, and each part of it an address: by the CEL libraries for
+/// IP addresses and CIDRs (Kubernetes 1.30).
+const ADDRESS_RULE: &str = "self.contains('-') \
+    ? self.split('-').size() == 2 && self.split('-').all(a, isIP(a.trim())) \
+      && ip(self.split('-')[0].trim()).family() == ip(self.split('-')[1].trim()).family() \
+    : (self.contains('/') ? isCIDR(self) && cidr(self) == cidr(self).masked() : isIP(self))";
+
+/// Addresses that Services may have.
+#[derive(Debug, Clone, Default, PartialEq, Eq, CustomResource, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[kube(
+    group = "tidegate.dev",
+    version = "v1alpha1",
+    kind = "AddressPool",
+    status = "AddressPoolStatus",
+    derive = "PartialEq",
+    shortname = "tgpool",
+    category = "tidegate",
+    doc = "Addresses that Tidegate gives to Services of type LoadBalancer and honours as externalIPs.",
+    printcolumn = r#"{"name":"Total","type":"integer","jsonPath":".status.total","description":"Addresses that it has"}"#,
+    printcolumn = r#"{"name":"Used","type":"integer","jsonPath":".status.used","description":"Addresses that Services hold"}"#,
+    printcolumn = r#"{"name":"Available","type":"integer","jsonPath":".status.available","description":"Addresses that can still be given out"}"#,
+    printcolumn = r#"{"name":"Accepted","type":"string","jsonPath":".status.conditions[?(@.type==\"Accepted\")].status"}"#,
+    printcolumn = r#"{"name":"Overlaps","type":"string","jsonPath":".status.conditions[?(@.type==\"Overlaps\")].status"}"#,
+    printcolumn = r#"{"name":"Auto","type":"boolean","jsonPath":".spec.autoAssign","priority":1}"#,
+    printcolumn = r#"{"name":"ExternalIPs","type":"boolean","jsonPath":".spec.externalIPs","priority":1}"#,
+    printcolumn = r#"{"name":"Disabled","type":"boolean","jsonPath":".spec.disabled","priority":1}"#,
+    printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".spec.addresses","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+pub struct AddressPoolSpec {
+    /// CIDRs such as 203.0.113.0/28, ranges such as 203.0.113.10-203.0.113.20, single addresses. Every address is
+    /// used, the first and the last of a CIDR too.
+    #[schemars(
+        length(min = 1, max = 64),
+        inner(length(min = 2, max = 79)),
+        extend("x-kubernetes-list-type" = "set"),
+        schema_with = "addresses"
+    )]
+    pub addresses: Vec<String>,
+    /// Give addresses to Services that name no pool.
+    #[serde(default = "yes")]
+    pub auto_assign: bool,
+    /// Honour spec.externalIPs inside it.
+    #[serde(default, rename = "externalIPs")]
+    pub external_ips: bool,
+    /// Give out nothing new; what is given stays.
+    #[serde(default)]
+    pub disabled: bool,
+    /// Namespaces that may use it; all without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace_selector: Option<Selector>,
+    /// Services that may use it; all without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_selector: Option<Selector>,
+    /// Addresses that one namespace may hold; no limit without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4294967295_i64))]
+    pub quota_per_namespace: Option<i64>,
+    /// Services of different namespaces may share an address under one tidegate.dev/allow-shared-ip key.
+    #[serde(default)]
+    pub share_across_namespaces: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn addresses(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 64,
+        "x-kubernetes-list-type": "set",
+        "items": {
+            "type": "string",
+            "minLength": 2,
+            "maxLength": 79,
+            "x-kubernetes-validations": [{
+                "rule": ADDRESS_RULE,
+                "message": "an address, a CIDR such as 203.0.113.0/28 without bits after its prefix, \
+                    or a range of one family such as 203.0.113.10-203.0.113.20"
+            }]
+        }
+    })
+}
+
+/// A label selector.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "LabelSelector")]
+pub struct Selector {
+    /// Labels that must be there with exactly these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "labels")]
+    pub match_labels: BTreeMap<String, String>,
+    /// Requirements that must hold as well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub match_expressions: Vec<Requirement>,
+}
+
+fn labels(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "type": "object",
+        "maxProperties": 16,
+        "additionalProperties": {"type": "string", "maxLength": 63}
+    })
+}
+
+/// One requirement of a selector.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "self.operator in ['In', 'NotIn'] ? has(self.values) && self.values.size() > 0 : !has(self.values) || self.values.size() == 0",
+    "message": "values with In and NotIn, none with Exists and DoesNotExist"
+}]))]
+pub struct Requirement {
+    /// Label key.
+    #[schemars(length(min = 1, max = 317))]
+    pub key: String,
+    /// In, NotIn, Exists or DoesNotExist.
+    #[schemars(extend("enum" = ["In", "NotIn", "Exists", "DoesNotExist"]))]
+    pub operator: String,
+    /// Values of In and NotIn.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 63)))]
+    pub values: Vec<String>,
+}
+
+/// How full it is, and whether it is used.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AddressPoolStatus {
+    /// Addresses that it has, of both families; 2^63 - 1 where there are more.
+    #[serde(default)]
+    pub total: i64,
+    /// Addresses that Services hold.
+    #[serde(default)]
+    pub used: i64,
+    /// Addresses that can still be given out.
+    #[serde(default)]
+    pub available: i64,
+    /// Accepted, Overlaps.
+    #[serde(default)]
+    #[schemars(
+        length(max = 16),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
+    )]
+    pub conditions: Vec<Condition>,
+}
