@@ -336,7 +336,7 @@ pub fn spec(scenario: &Scenario) -> SnapshotSpec {
             .collect(),
         tunnel_source_v4: Some("10.255.255.254".parse().expect("an address of the lab")),
         tunnel_source_v6: Some("2001:db8:0:bac:ffff::fe".parse().expect("an address of the lab")),
-        services: (0..scenario.services).map(|n| service(scenario, n)).collect(),
+        services: (0..scenario.services).map(|n| service(scenario, n).into()).collect(),
     }
 }
 

@@ -167,7 +167,7 @@ fn gateway() {
         generation: 1,
         interfaces: interface_specs(&config, gateway.interfaces()),
         snat_addresses: vec![ip(SNAT), ip("2001:db8::3")],
-        services: vec![v4, v6],
+        services: vec![v4.into(), v6.into()],
         ..SnapshotSpec::default()
     };
     let published = gateway.publish(&spec).unwrap();

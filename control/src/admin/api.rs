@@ -190,11 +190,11 @@ impl BackendRow {
     /// The rows of services, in their order; `connections` is asked for each, by (VIP, protocol, port) and
     /// backend.
     pub fn of_services(
-        services: &[ServiceView],
+        services: &[impl std::borrow::Borrow<ServiceView>],
         connections: impl Fn(&PortView, &BackendView) -> Option<u64>,
     ) -> Vec<Self> {
         let mut rows = Vec::new();
-        for service in services {
+        for service in services.iter().map(std::borrow::Borrow::borrow) {
             for port in &service.ports {
                 rows.extend(port.backends.iter().map(|backend| Self {
                     namespace: service.namespace.clone(),

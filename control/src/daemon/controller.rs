@@ -184,8 +184,8 @@ impl Controller {
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
         let outcome = self.reconcile(&manifests);
-        self.checker.set_targets(outcome.targets.clone());
-        self.node_ports.set(outcome.health_check_node_ports.clone());
+        self.checker.set_targets(outcome.targets.iter().copied().collect());
+        self.node_ports.set(outcome.health_check_node_ports.to_vec());
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
         let problems = self.publish(&outcome.spec).await;

@@ -86,7 +86,7 @@ impl AdminBackend for Operator {
 
     fn services(&self) -> api::ServicesAnswer {
         self.with_round(|round| api::ServicesAnswer {
-            services: round.outcome.services.clone(),
+            services: round.outcome.services.iter().map(|service| api::ServiceView::clone(service)).collect(),
             findings: round.outcome.findings.iter().map(Into::into).collect(),
         })
     }

@@ -13,6 +13,7 @@ mod text;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidegate_core::addresses::AddressKind;
@@ -155,7 +156,7 @@ pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -
 /// Why the port that the packet is to is not programmed, if a Service asks for it: for
 /// [`Circumstances::refused`].
 #[must_use]
-pub fn refusal(services: &[ServiceView], packet: &Packet) -> Option<String> {
+pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String> {
     let to = packet.destination;
     let asked = services.iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
     let mut same = asked

@@ -60,7 +60,7 @@ fn spec(services: Vec<ServiceSpec>) -> SnapshotSpec {
         snat_addresses: vec!["192.0.2.3".parse().expect("an address")],
         tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
         tunnel_source_v6: Some("2001:db8::2".parse().expect("an address")),
-        services,
+        services: services.into_iter().map(Into::into).collect(),
     }
 }
 

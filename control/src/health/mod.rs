@@ -12,10 +12,12 @@ mod network;
 mod runner;
 mod tally;
 mod target;
+mod targets;
 mod verdicts;
 
 pub use network::NetworkProber;
 pub use runner::{Answer, CheckCounts, CheckResult, Checker, Prober};
 pub use tally::{DAMPING_MAX, TURNS_MAX, Tally, WINDOW};
 pub use target::{Check, NODE_PROXY_PORT, Probe, Rules, Target};
+pub use targets::Targets;
 pub use verdicts::{Failure, Standing, Verdicts};

@@ -34,7 +34,9 @@ pub use origin::Origin;
 pub(crate) use origin::{PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
 pub use pool::{AddressPool, AddressPoolStatus, Pool};
-pub use resolve::{EndpointIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, refused_endpoint};
+pub use resolve::{
+    EndpointIndex, PodIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, SliceIndex, refused_endpoint,
+};
 pub use selector::{Expression, Operator, Selector};
 pub use service::{
     IpFamily, IpFamilyPolicy, Protocol, Service, ServicePort, ServiceType, TargetPort, TrafficPolicy,

@@ -8,8 +8,11 @@
 //!
 //! Invariant: the result does not depend on the order of slices, of endpoints in them, or of Pods.
 
+use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::{
     AddressType, EndpointPort, EndpointSlice, Endpoints, IpFamily, Metadata, ObjectKey, Objects, Pod, Port,
@@ -102,35 +105,84 @@ pub fn refused_endpoint(ip: IpAddr) -> Option<&'static str> {
 /// Look-up from a Service to what describes its endpoints, over one state of objects.
 pub struct EndpointIndex<'a> {
     objects: &'a Objects,
-    slices: HashMap<ObjectKey, Vec<&'a EndpointSlice>>,
-    pods: HashMap<&'a str, Vec<&'a Pod>>,
+    slices: Cow<'a, SliceIndex>,
+    pods: Cow<'a, PodIndex<'a>>,
+}
+
+/// EndpointSlices by the Service that they belong to. Kept from one state of objects to the next.
+#[derive(Debug, Clone, Default)]
+pub struct SliceIndex(HashMap<ObjectKey, Vec<Arc<EndpointSlice>>>);
+
+impl SliceIndex {
+    /// One pass over all slices.
+    pub fn new(objects: &Objects) -> Self {
+        let mut index = Self::default();
+        for slice in objects.endpoint_slices.values() {
+            drop(index.replace(None, Some(slice)));
+        }
+        index
+    }
+
+    /// Takes over that a slice was added, changed or removed; the Services that it matters to.
+    pub fn replace(
+        &mut self,
+        before: Option<&Arc<EndpointSlice>>,
+        after: Option<&Arc<EndpointSlice>>,
+    ) -> impl Iterator<Item = ObjectKey> + use<> {
+        let service = |slice: Option<&Arc<EndpointSlice>>| slice?.service();
+        let (was, is) = (service(before), service(after));
+        if let (Some(service), Some(slice)) = (&was, before)
+            && let Some(slices) = self.0.get_mut(service)
+        {
+            slices.retain(|known| known.meta.key != slice.meta.key);
+            if slices.is_empty() {
+                self.0.remove(service);
+            }
+        }
+        if let (Some(service), Some(slice)) = (&is, after) {
+            self.0.entry(service.clone()).or_default().push(Arc::clone(slice));
+        }
+        was.into_iter().chain(is)
+    }
+}
+
+/// Pods by namespace, made when the first Service asks for them.
+#[derive(Debug, Clone, Default)]
+pub struct PodIndex<'a>(OnceCell<HashMap<&'a str, Vec<&'a Pod>>>);
+
+impl<'a> PodIndex<'a> {
+    fn of_namespace(&self, objects: &'a Objects, namespace: &str) -> &[&'a Pod] {
+        let all = self.0.get_or_init(|| {
+            let mut pods: HashMap<&str, Vec<&Pod>> = HashMap::new();
+            for (key, pod) in &objects.pods {
+                pods.entry(key.namespace.as_str()).or_default().push(pod);
+            }
+            pods
+        });
+        all.get(namespace).map_or(&[], Vec::as_slice)
+    }
 }
 
 impl<'a> EndpointIndex<'a> {
-    /// Indexes the objects: one pass over slices and Pods.
+    /// Indexes the objects: one pass over slices, and one over Pods where a Service needs it.
     pub fn new(objects: &'a Objects) -> Self {
-        let mut slices: HashMap<ObjectKey, Vec<&EndpointSlice>> = HashMap::new();
-        for slice in objects.endpoint_slices.values() {
-            if let Some(service) = slice.service() {
-                slices.entry(service).or_default().push(slice);
-            }
-        }
-        let mut pods: HashMap<&str, Vec<&Pod>> = HashMap::new();
-        for (key, pod) in &objects.pods {
-            pods.entry(key.namespace.as_str()).or_default().push(pod);
-        }
-        Self { objects, slices, pods }
+        Self { objects, slices: Cow::Owned(SliceIndex::new(objects)), pods: Cow::Owned(PodIndex::default()) }
+    }
+
+    /// The same with indices that are there already; they have to be of these objects.
+    pub fn over(objects: &'a Objects, slices: &'a SliceIndex, pods: &'a PodIndex<'a>) -> Self {
+        Self { objects, slices: Cow::Borrowed(slices), pods: Cow::Borrowed(pods) }
     }
 
     /// The endpoints of every port of `service`.
     pub fn resolve(&self, service: &Service) -> ServiceEndpoints {
         let mut merge = Merge::new(self.objects, service);
-        if let Some(slices) = self.slices.get(&service.meta.key) {
+        if let Some(slices) = self.slices.0.get(&service.meta.key) {
             slices.iter().for_each(|slice| merge.slice(slice));
         } else if let Some(endpoints) = self.objects.endpoints.get(&service.meta.key) {
             merge.legacy(endpoints);
         } else if !service.selector.is_empty() {
-            let pods = self.pods.get(service.meta.key.namespace.as_str()).map_or(&[][..], Vec::as_slice);
+            let pods = self.pods.of_namespace(self.objects, &service.meta.key.namespace);
             let selected = |p: &&&Pod| service.selector.iter().all(|(k, v)| p.meta.labels.get(k) == Some(v));
             pods.iter().filter(selected).for_each(|pod| merge.pod(pod));
         }

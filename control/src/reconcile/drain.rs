@@ -7,16 +7,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::snapshot::ServiceKey;
 
 use crate::model::ObjectKey;
+use crate::shared_map::SharedMap;
 
 /// Backends of each service port as last seen, carried from one reconcile to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Drains {
-    ports: BTreeMap<ServiceKey, PortMemory>,
+    ports: SharedMap<ServiceKey, Arc<PortMemory>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,9 +62,30 @@ impl Drains {
             }
         }
         if !backends.is_empty() {
-            self.ports.insert(key, PortMemory { owner: owner.clone(), backends });
+            self.ports.insert(key, Arc::new(PortMemory { owner: owner.clone(), backends }));
         }
         kept
+    }
+
+    /// Puts the memory of one Service in the place of an older one of it.
+    pub(super) fn replace(&mut self, old: &Self, new: &Self) {
+        for (key, memory) in &old.ports {
+            // Another Service may have the port by now.
+            if new.ports.get(key).is_none() && self.ports.get(key).is_some_and(|m| m.owner == memory.owner) {
+                self.ports.remove(key);
+            }
+        }
+        self.ports.extend(new.ports.iter().map(|(key, memory)| (*key, Arc::clone(memory))));
+    }
+
+    /// Addresses of everyone remembered.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.ports.values().flat_map(|memory| memory.backends.keys().map(SocketAddr::ip))
+    }
+
+    /// Whether both are the same memory, without looking inside.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.ports.is_same(&other.ports)
     }
 
     /// When the next backend is forgotten.

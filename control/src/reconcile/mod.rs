@@ -4,14 +4,20 @@
 //! `now` give an [`Outcome`]: the [`SnapshotSpec`] for the dataplane, what to check and to listen on, what to
 //! show, and every wish that was not granted, with its place. The steps:
 //!
-//! 1. [`options`](options::options): what each Service's annotations ask for;
-//! 2. [`pools::allocate`]: which addresses each Service has;
-//! 3. [`EndpointIndex::resolve`]: who answers for each of its ports;
-//! 4. [`programme`](programme::programme): ports on addresses, with backends and their states;
-//! 5. health-check node ports.
+//! 1. [`plan`]: whether a Service concerns us, and what its annotations ask for ([`options`](options::options));
+//! 2. [`allocate`]: which addresses each Service has;
+//! 3. [`EndpointIndex::resolve`](crate::model::EndpointIndex::resolve): who answers for each of its ports;
+//! 4. [`one_service`]: ports on addresses, with backends and their states ([`programme`](programme::programme));
+//! 5. [`one_owner_each`]: health-check node ports.
+//!
+//! Steps 1, 3 and 4 are about one Service at a time. [`Reconciler`] keeps what they gave, and takes them again for
+//! the Services whose inputs changed: it gives what [`reconcile`] gives, at the price of what changed.
 //!
 //! Invariant: the order in which objects were read never shows, and nothing here reads a clock or a file.
 //! Invariant: what is asked for and not done is a [`Finding`]; what cannot be done safely is not programmed.
+//! Invariant: what steps 1 and 4 make of a Service depends on the settings, nodes, Pods, namespaces and drained
+//! targets; on the Service itself, its slices or Endpoints, and what it was granted; on whether its endpoints are
+//! VIPs and whether checks of their addresses fail; and on its own drains. Whoever adds to this adds to `incremental`.
 
 mod aliases;
 mod backends;
@@ -19,6 +25,7 @@ mod drain;
 mod finding;
 mod health_options;
 mod judged;
+mod incremental;
 mod options;
 mod pools_of;
 mod programme;
@@ -31,16 +38,19 @@ mod tests;
 
 pub use drain::{DrainTarget, Drains};
 pub use finding::{Finding, Reason};
+pub use incremental::Reconciler;
 pub use settings::Settings;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::SnapshotSpec;
+use tidegate_core::snapshot::{SharedService, SnapshotSpec};
 
 use crate::diagnostic::Diagnostic;
-use crate::health::{Target, Verdicts};
-use crate::model::{EndpointIndex, Labels, ObjectKey, Objects, Port, Service, ServiceType, TrafficPolicy};
+use crate::health::{Target, Targets, Verdicts};
+use crate::model::{Labels, ObjectKey, Objects, Port, Service, ServiceEndpoints, ServiceType, TrafficPolicy};
 use crate::pools::{self, Allocations, Applicant, Granted, Pool, PoolUsage};
 use options::Options;
 use programme::Context;
@@ -69,28 +79,28 @@ pub struct Input<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Addresses given, so that they stay.
-    pub allocations: Allocations,
+    pub allocations: Arc<Allocations>,
     /// Backends that left, so that their flows stay.
     pub drains: Drains,
 }
 
-/// The desired state.
+/// The desired state. A copy shares what it is made of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// For the dataplane.
     pub spec: SnapshotSpec,
-    /// What was not granted, sorted, each once.
-    pub findings: Vec<Finding>,
+    /// What was not granted, sorted, each once. The same slice as long as nothing changes there.
+    pub findings: Arc<[Finding]>,
     /// Services that ask for an address, sorted by namespace and name.
-    pub services: Vec<ServiceView>,
+    pub services: Vec<Arc<ServiceView>>,
     /// What to check.
-    pub targets: BTreeSet<Target>,
-    /// What to listen on for upstream load balancers, sorted by port.
-    pub health_check_node_ports: Vec<HealthCheckNodePort>,
+    pub targets: Targets,
+    /// What to listen on for upstream load balancers, sorted by port. The same slice as long as nothing changes there.
+    pub health_check_node_ports: Arc<[HealthCheckNodePort]>,
     /// How full the pools are: those of the configuration, then AddressPools by name.
     pub pools: Vec<PoolUsage>,
     /// Services whose LoadBalancer address is ours to give.
-    pub claimed: BTreeSet<ObjectKey>,
+    pub claimed: Arc<BTreeSet<ObjectKey>>,
     /// For the next call.
     pub memory: Memory,
     /// When to call again though nothing changes: the next drain ends then.
@@ -111,85 +121,28 @@ pub struct HealthCheckNodePort {
 /// Makes the desired state.
 #[must_use]
 pub fn reconcile(input: &Input<'_>) -> Outcome {
-    let mut findings = Vec::new();
-    let plans = plans(input, &mut findings);
-    let pools = pools_of::pools_of(input, &mut findings);
-    let allocated = allocate(input, &pools, &plans);
-
-    let vips = allocated.granted.values().flat_map(|g| {
-        g.load_balancer.iter().map(|a| a.address).chain(g.external.iter().map(|(a, _)| a.address))
-    });
-    let vips = vips.collect();
-    let context = Context { input, vips: &vips };
-    let index = EndpointIndex::new(input.objects);
-    let mut drains = Drains::default();
-    let mut spec = gateway(input);
-    let (mut services, mut targets, mut listeners) = (Vec::new(), BTreeSet::new(), Vec::new());
-
-    for plan in &plans {
-        let meta = &plan.service.meta;
-        let granted = &allocated.granted[&meta.key];
-        findings.extend(granted.problems.iter().map(|p| Finding::from_problem(meta, p)));
-        let endpoints = index.resolve(plan.service);
-        findings.extend(endpoints.findings.iter().map(|d| Finding {
-            object: meta.key.clone(),
-            reason: Reason::EndpointRefused,
-            diagnostic: d.clone(),
-        }));
-        let granted = pending(plan, granted);
-        let programmed =
-            programme::programme(&context, plan, &granted, &endpoints, &mut drains, &mut findings);
-        spec.services.extend(programmed.specs);
-        services.push(programmed.view);
-        targets.extend(programmed.targets);
-        if let Some(port) = health_check_node_port(plan.service) {
-            let local_endpoints = match input.settings.node.as_deref() {
-                Some(node) => {
-                    let ready = endpoints.ports.iter().flat_map(|p| p.ready_addresses(Some(node)));
-                    ready.filter(|ip| !vips.contains(ip)).collect::<BTreeSet<_>>().len()
-                }
-                None => programmed.forwardable.len(),
-            };
-            listeners.push((plan, HealthCheckNodePort { port, service: meta.key.clone(), local_endpoints }));
-        }
-    }
-    spec.services.sort_by_key(|s| s.key);
-    let health_check_node_ports = one_owner_each(listeners, &mut findings);
-    findings.sort_unstable();
-    findings.dedup();
-    Outcome {
-        spec,
-        findings,
-        services,
-        targets,
-        health_check_node_ports,
-        pools: allocated.usage,
-        claimed: plans.iter().filter(|p| p.wants_load_balancer).map(|p| p.service.meta.key.clone()).collect(),
-        reconcile_at: drains.next_deadline(),
-        memory: Memory { allocations: allocated.allocations, drains },
-    }
+    Reconciler::default().reconcile(input)
 }
 
 /// A Service that asks the gateway for an address, and how it is to be served.
 pub(crate) struct Plan<'a> {
     pub(crate) service: &'a Service,
-    options: Options,
+    options: &'a Options,
     wants_load_balancer: bool,
 }
 
-/// Steps 0 and 1: the Services that concern us, by namespace and name, with their options.
-fn plans<'a>(input: &Input<'a>, findings: &mut Vec<Finding>) -> Vec<Plan<'a>> {
-    let mut plans = Vec::new();
-    for service in input.objects.services.values() {
-        let wants_load_balancer = wants_load_balancer(service, input.settings);
-        let asks = wants_load_balancer || !service.external_ips.is_empty();
-        if !asks || service.not_for_proxies().is_some() || service.meta.deletion_time.is_some() {
-            continue;
-        }
-        let options = options::options(service, input.settings, findings);
-        plans.push(Plan { service, options, wants_load_balancer });
+/// Steps 0 and 1: whether a Service concerns us, and its options. `wants_load_balancer` is as in [`Plan`].
+fn plan(
+    service: &Service,
+    settings: &Settings,
+    findings: &mut Vec<Finding>,
+) -> Option<(Options, /* wants_load_balancer */ bool)> {
+    let wants_load_balancer = wants_load_balancer(service, settings);
+    let asks = wants_load_balancer || !service.external_ips.is_empty();
+    if !asks || service.not_for_proxies().is_some() || service.meta.deletion_time.is_some() {
+        return None;
     }
-    plans
+    Some((options::options(service, settings, findings), wants_load_balancer))
 }
 
 /// Whether a Service's LoadBalancer address is ours to give: our class, or none where those are ours too.
@@ -239,6 +192,68 @@ fn leaving<'a>(objects: &'a Objects, plans: &[Plan<'_>]) -> Vec<Applicant<'a>> {
     .collect()
 }
 
+/// The addresses of all Services: none of them can be an endpoint.
+fn vips(granted: &BTreeMap<ObjectKey, Granted>) -> BTreeSet<IpAddr> {
+    let of_service = |g: &Granted| {
+        let external = g.external.iter().map(|(a, _)| a.address);
+        g.load_balancer.iter().map(|a| a.address).chain(external).collect::<Vec<_>>()
+    };
+    granted.values().flat_map(of_service).collect()
+}
+
+/// What one Service comes to.
+#[derive(Debug)]
+struct Served {
+    /// Sorted by key.
+    specs: Vec<SharedService>,
+    view: Arc<ServiceView>,
+    targets: BTreeSet<Target>,
+    /// Beside those of its options.
+    findings: Vec<Finding>,
+    drains: Drains,
+    listener: Option<HealthCheckNodePort>,
+}
+
+/// Steps 3 and 4 for one Service.
+fn one_service(
+    context: &Context<'_>,
+    plan: &Plan<'_>,
+    granted: &Granted,
+    endpoints: &ServiceEndpoints,
+) -> Served {
+    let meta = &plan.service.meta;
+    let mut findings: Vec<Finding> = Vec::new();
+    let mut drains = Drains::default();
+    findings.extend(granted.problems.iter().map(|p| Finding::from_problem(meta, p)));
+    findings.extend(endpoints.findings.iter().map(|d| Finding {
+        object: meta.key.clone(),
+        reason: Reason::EndpointRefused,
+        diagnostic: d.clone(),
+    }));
+    let granted = pending(plan, granted);
+    let programmed = programme::programme(context, plan, &granted, endpoints, &mut drains, &mut findings);
+    let listener = health_check_node_port(plan.service).map(|port| {
+        let local_endpoints = match context.settings().node.as_deref() {
+            Some(node) => {
+                let ready = endpoints.ports.iter().flat_map(|p| p.ready_addresses(Some(node)));
+                ready.filter(|ip| !context.vips.contains(ip)).collect::<BTreeSet<_>>().len()
+            }
+            None => programmed.forwardable.len(),
+        };
+        HealthCheckNodePort { port, service: meta.key.clone(), local_endpoints }
+    });
+    let mut specs = programmed.specs;
+    specs.sort_by_key(|spec| spec.key);
+    Served {
+        specs: specs.into_iter().map(SharedService::from).collect(),
+        view: Arc::new(programmed.view),
+        targets: programmed.targets,
+        findings,
+        drains,
+        listener,
+    }
+}
+
 /// What was granted, with the reason of an allocation that was never tried.
 fn pending(plan: &Plan<'_>, granted: &Granted) -> Granted {
     let mut granted = granted.clone();
@@ -271,15 +286,15 @@ fn health_check_node_port(service: &Service) -> Option<Port> {
 
 /// A port that two Services name is served for the one created first, as with addresses.
 fn one_owner_each(
-    mut listeners: Vec<(&Plan<'_>, HealthCheckNodePort)>,
+    mut listeners: Vec<(&Service, &HealthCheckNodePort)>,
     findings: &mut Vec<Finding>,
 ) -> Vec<HealthCheckNodePort> {
-    listeners.sort_by_key(|(plan, _)| {
-        let meta = &plan.service.meta;
+    listeners.sort_by_key(|(service, _)| {
+        let meta = &service.meta;
         (meta.creation_time.is_none(), meta.creation_time, &meta.uid, &meta.key)
     });
-    let mut by_port: BTreeMap<Port, HealthCheckNodePort> = BTreeMap::new();
-    for (plan, listener) in listeners {
+    let mut by_port: BTreeMap<Port, &HealthCheckNodePort> = BTreeMap::new();
+    for (service, listener) in listeners {
         if let Some(owner) = by_port.get(&listener.port) {
             let what = format!(
                 "healthCheckNodePort {} of Service {} is not served: it belongs to Service {}",
@@ -288,10 +303,10 @@ fn one_owner_each(
             let diagnostic = Diagnostic::error(what).accepting("a port that no other Service has");
             let field = "spec.healthCheckNodePort";
             let reason = Reason::FailedToStartServiceHealthcheck;
-            findings.push(Finding::at(&plan.service.meta, field, reason, diagnostic));
+            findings.push(Finding::at(&service.meta, field, reason, diagnostic));
         } else {
             by_port.insert(listener.port, listener);
         }
     }
-    by_port.into_values().collect()
+    by_port.into_values().cloned().collect()
 }

@@ -148,7 +148,11 @@ pub(super) fn services(page: &mut Exposition, stats: &[ServiceStats]) {
 }
 
 /// Backends of services: the families that can be switched off.
-pub(super) fn backends(page: &mut Exposition, stats: &[ServiceStats], services: &[ServiceView]) {
+pub(super) fn backends(
+    page: &mut Exposition,
+    stats: &[ServiceStats],
+    services: &[std::sync::Arc<ServiceView>],
+) {
     let mut connections: BTreeMap<(PortKey<'_>, String), u64> = BTreeMap::new();
     for port in stats {
         for one in &port.backends {

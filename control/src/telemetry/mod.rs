@@ -43,7 +43,7 @@ pub struct Sample<'a> {
     /// What the services of the published snapshot counted.
     pub service_stats: &'a [ServiceStats],
     /// The Services of the last [`Outcome`](crate::reconcile::Outcome), for the states of their backends.
-    pub services: &'a [ServiceView],
+    pub services: &'a [std::sync::Arc<ServiceView>],
     /// Its findings.
     pub findings: &'a [Finding],
     /// Its pools.

@@ -1,6 +1,7 @@
 //! Pages made from a hand-made sample, read back by a parser that forgives nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use tidegate_core::conntrack::EvictionReason;
@@ -146,7 +147,7 @@ struct World {
     interfaces: Vec<String>,
     stats: Stats,
     service_stats: Vec<ServiceStats>,
-    services: Vec<ServiceView>,
+    services: Vec<Arc<ServiceView>>,
     findings: Vec<Finding>,
     pools: Vec<PoolUsage>,
     timings: Timings,
@@ -276,7 +277,7 @@ fn world() -> World {
             service_stats("203.0.113.1", 5, &[("10.0.0.1", 2), ("10.0.0.2", 1)]),
             service_stats("2001:db8:1::1", 7, &[("2001:db8::a", 4), ("10.0.0.1", 3)]),
         ],
-        services: vec![ServiceView {
+        services: vec![Arc::new(ServiceView {
             namespace: "shop".into(),
             name: "web".into(),
             service_type: "LoadBalancer".into(),
@@ -290,7 +291,7 @@ fn world() -> World {
                 ),
             ],
             created: None,
-        }],
+        })],
         findings: vec![
             finding(Reason::ExternalIpDenied),
             finding(Reason::Conflict),
@@ -436,9 +437,9 @@ fn a_backend_is_up_while_it_takes_new_flows_on_any_vip() {
     assert_eq!(up(&world, "10.0.0.1:8080"), 1.0);
     assert_eq!(up(&world, "10.0.0.2:8080"), 0.0, "down");
     assert_eq!(up(&world, "[2001:db8::a]:8080"), 0.0, "draining");
-    world.services[0].ports[0].backends[0].state = BackendViewState::Draining;
+    Arc::make_mut(&mut world.services[0]).ports[0].backends[0].state = BackendViewState::Draining;
     assert_eq!(up(&world, "10.0.0.1:8080"), 1.0, "still active on the other VIP");
-    world.services[0].ports[1].refused = Some("a wish that is not granted".into());
+    Arc::make_mut(&mut world.services[0]).ports[1].refused = Some("a wish that is not granted".into());
     assert_eq!(up(&world, "10.0.0.1:8080"), 0.0, "a port that is not programmed does not count");
 }
 

@@ -76,7 +76,7 @@ fn to_group(builder: Builder) -> Vec<u8> {
 
 /// The second of two workers, and a frame whose flow the first holds.
 fn of_the_other_worker() -> (Lab, Vec<u8>) {
-    let spec = SnapshotSpec { services: vec![one(ForwardingMode::Nat, Protocol::Udp, VIP)], ..spec() };
+    let spec = SnapshotSpec { services: vec![one(ForwardingMode::Nat, Protocol::Udp, VIP).into()], ..spec() };
     let mut lab = Lab::worker(spec, 1, 2, Steering::Partition);
     let frame = (1024..)
         .map(|port| to_gateway(Builder::udp((ip("198.51.100.7"), port), VIP)))
@@ -108,13 +108,13 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         Refusal::TtlExceeded => to_group(question().ttl(1)),
         Refusal::TooBig => to_group(question().payload_len(1480)),
         Refusal::NoRoute => {
-            let services = vec![one(Nat, Protocol::Udp, VIP)];
+            let services = vec![one(Nat, Protocol::Udp, VIP).into()];
             let mut lab = Lab::with_spec(SnapshotSpec { services, routes: vec![], ..spec() });
             lab.receive(&to_gateway(question()));
             return (lab, to_gateway(Builder::udp("10.0.0.1:53", CLIENT)));
         }
         Refusal::NeighborUnresolved => {
-            let services = vec![one(DsrL2, Protocol::Udp, VIP)];
+            let services = vec![one(DsrL2, Protocol::Udp, VIP).into()];
             let lab = Lab::with_spec(SnapshotSpec { services, neighbors: vec![], ..spec() });
             return (lab, to_gateway(question()));
         }

@@ -68,8 +68,8 @@ pub fn spec(generation: u64) -> SnapshotSpec {
         ],
         snat_addresses: vec![ip(SNAT)],
         services: vec![
-            service(VIP_L2, "direct", ForwardingMode::DsrL2),
-            service(VIP_FULLNAT, "translated", ForwardingMode::FullNat),
+            service(VIP_L2, "direct", ForwardingMode::DsrL2).into(),
+            service(VIP_FULLNAT, "translated", ForwardingMode::FullNat).into(),
         ],
         ..SnapshotSpec::default()
     }

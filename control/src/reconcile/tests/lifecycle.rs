@@ -338,7 +338,7 @@ fn services_that_are_not_ours_are_left_alone() {
     let mut ours = service("ours");
     ours.load_balancer_class = Some(world.settings.load_balancer_class.clone());
     world.put(ours);
-    let names: Vec<String> = world.look().services.into_iter().map(|s| s.name).collect();
+    let names: Vec<String> = world.look().services.iter().map(|s| s.name.clone()).collect();
     assert_eq!(names, ["ours"]);
 }
 

@@ -31,8 +31,8 @@ pub struct SnapshotSpec {
     pub tunnel_source_v4: Option<Ipv4Addr>,
     /// Outer source of IPv6 tunnels.
     pub tunnel_source_v6: Option<Ipv6Addr>,
-    /// The service ports, in any order.
-    pub services: Vec<ServiceSpec>,
+    /// The service ports, in any order. Shared with the spec before where they are the same.
+    pub services: Vec<SharedService>,
 }
 
 /// One port of the gateway as the packet path sees it.
@@ -224,6 +224,60 @@ pub struct ServiceSpec {
     pub announced: bool,
     /// Backends in any order; (address, port) unique.
     pub backends: Vec<BackendSpec>,
+}
+
+/// A [`ServiceSpec`] that specs of several generations share; changing one makes it its holder's own.
+///
+/// ```
+/// # use tidegate_core::testing::lab;
+/// use tidegate_core::snapshot::SharedService;
+/// # let spec = lab::service(
+/// #     tidegate_core::snapshot::ForwardingMode::Nat,
+/// #     tidegate_core::snapshot::Protocol::Tcp,
+/// #     "203.0.113.5:80",
+/// #     &["10.0.0.1:80"],
+/// # );
+/// let first = SharedService::from(spec);
+/// let mut second = first.clone();
+/// assert!(second.is_same(&first));
+/// second.backends[0].weight = 2;
+/// assert_eq!((first.backends[0].weight, second.backends[0].weight), (1, 2));
+/// ```
+#[derive(Debug, Clone)]
+pub struct SharedService(Arc<ServiceSpec>);
+
+impl SharedService {
+    /// Whether both are the same one, without looking inside.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl From<ServiceSpec> for SharedService {
+    fn from(spec: ServiceSpec) -> Self {
+        Self(Arc::new(spec))
+    }
+}
+
+impl std::ops::Deref for SharedService {
+    type Target = ServiceSpec;
+
+    fn deref(&self) -> &ServiceSpec {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for SharedService {
+    fn deref_mut(&mut self) -> &mut ServiceSpec {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl PartialEq for SharedService {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_same(other) || self.0 == other.0
+    }
 }
 
 impl ServiceSpec {

@@ -65,7 +65,7 @@ fn network(services: Vec<ServiceSpec>) -> SnapshotSpec {
         snat_addresses: vec![ip("10.0.0.2"), ip("2001:db8::2")],
         tunnel_source_v4: Some(Ipv4Addr::new(10, 0, 0, 1)),
         tunnel_source_v6: Some("2001:db8::1".parse().unwrap()),
-        services,
+        services: services.into_iter().map(Into::into).collect(),
     }
 }
 
@@ -236,7 +236,7 @@ fn ids_stay_with_what_lives_and_stale_ones_find_nothing() {
     two.services[0].backends.remove(1);
     two.services[0].backends.push(backend("10.0.1.9", 80));
     two.services.remove(1);
-    two.services.push(service("203.0.113.0", 80, Nat, vec![backend("10.0.1.1", 80)]));
+    two.services.push(service("203.0.113.0", 80, Nat, vec![backend("10.0.1.1", 80)]).into());
     let second = clean(&two, Some(&first));
     let after = backend_ids(&second);
 
@@ -481,7 +481,9 @@ fn each_compile_error_refuses_the_spec_and_leaves_the_neighbour_table_alone() {
         CompileError::TooManyBackends { service, count: limits::BACKENDS_PER_SERVICE_MAX + 1 }
     );
     assert_eq!(
-        error(&|spec| spec.services.push(ServiceSpec { name: "other".into(), ..spec.services[0].clone() })),
+        error(&|spec| spec
+            .services
+            .push(ServiceSpec { name: "other".into(), ..ServiceSpec::clone(&spec.services[0]) }.into())),
         CompileError::DuplicateService { service }
     );
     assert_eq!(
@@ -600,7 +602,7 @@ proptest! {
             let spec = network(services);
             let (snapshot, problems) = Snapshot::compile(&spec, previous.as_ref(), &neighbors).unwrap();
 
-            let oracle: HashMap<ServiceKey, &ServiceSpec> = spec.services.iter().map(|s| (s.key, s)).collect();
+            let oracle: HashMap<ServiceKey, &ServiceSpec> = spec.services.iter().map(|s| (s.key, &**s)).collect();
             for vip in 0..4 {
                 for vip in [ip(&format!("203.0.113.{vip}")), ip(&format!("2001:db8:1::{vip}"))] {
                     for port in 79..83 {

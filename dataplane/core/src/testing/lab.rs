@@ -163,6 +163,7 @@ impl Lab {
     /// The gateway of [`spec`] with these services.
     #[must_use]
     pub fn new(services: Vec<ServiceSpec>) -> Self {
+        let services = services.into_iter().map(Into::into).collect();
         Self::with_spec(SnapshotSpec { services, ..spec() })
     }
 

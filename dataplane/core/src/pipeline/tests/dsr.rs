@@ -135,8 +135,9 @@ fn a_packet_that_would_not_fit_the_tunnel_is_answered_with_what_would() {
 
 #[test]
 fn a_packet_at_the_end_of_its_hop_limit_is_answered_and_not_forwarded() {
-    let mut lab =
-        Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"])]);
+    let mut lab = Lab::new(vec![
+        service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"]).into(),
+    ]);
     let fate = lab.send(syn("198.51.100.7:40000", "203.0.113.5:80").ttl(1));
     let sent = fate.sent(TransmitReason::TtlExceeded);
     let Ok(Parsed::Ip(h)) = parse(sent) else { panic!("{}", summary(sent)) };
@@ -149,7 +150,7 @@ fn a_vlan_is_put_on_and_taken_off() {
         let mut spec = super::lab::spec();
         spec.interfaces[0].vlan = vlan;
         spec.services =
-            vec![service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"])];
+            vec![service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"]).into()];
         Lab::with_spec(spec)
     };
     let (plain, tagged) =

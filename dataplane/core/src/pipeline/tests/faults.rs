@@ -69,7 +69,8 @@ fn malformed_frames_are_dropped_by_their_own_name() {
 fn a_packet_whose_next_hop_is_not_resolved_is_left_for_a_later_try_and_the_resolver_told() {
     let mut spec = spec();
     spec.neighbors.clear();
-    spec.services = vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])];
+    spec.services =
+        vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
     let fate = lab.send(question());
     assert_eq!(fate.refused(), Refusal::NeighborUnresolved);
@@ -83,7 +84,8 @@ fn a_packet_whose_next_hop_is_not_resolved_is_left_for_a_later_try_and_the_resol
 fn a_reply_without_a_route_to_its_client_is_dropped() {
     let mut spec = spec();
     spec.routes.clear();
-    spec.services = vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])];
+    spec.services =
+        vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
     lab.send(question()).sent(TransmitReason::Forward);
     let fate = lab.send(Builder::udp("10.0.0.1:53", "198.51.100.7:40000"));
@@ -145,7 +147,8 @@ fn an_icmp_error_without_room_for_a_tag_is_refused_with_its_quote_unchanged() {
         addresses: vec!["10.1.0.254/24".parse().unwrap()],
     });
     spec.neighbors.push(NeighborSpec { ip: super::lab::ip("10.1.0.1"), mac: super::lab::backend_mac(1) });
-    spec.services = vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.1.0.1:53"])];
+    spec.services =
+        vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.1.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
     let fate = lab.send(question());
     assert_eq!(fate.verdict, Verdict::Transmit { interface: 1, why: TransmitReason::Forward });
@@ -197,7 +200,8 @@ fn fragments_that_arrive_together_follow_their_first() {
 
 #[test]
 fn fragments_follow_their_first_to_the_worker_that_holds_the_flow() {
-    let services = vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])];
+    let services =
+        vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let spec = SnapshotSpec { services, ..spec() };
     let mut here = Lab::worker(spec.clone(), 1, 2, Steering::Partition);
     let mut home = Lab::worker(spec, 0, 2, Steering::Partition);
@@ -218,7 +222,9 @@ fn fragments_follow_their_first_to_the_worker_that_holds_the_flow() {
 #[test]
 fn sctp_in_fragments_is_not_translated() {
     let mut lab = Lab::with_spec(SnapshotSpec {
-        services: vec![service(ForwardingMode::FullNat, Protocol::Sctp, "203.0.113.5:53", &["10.0.0.1:53"])],
+        services: vec![
+            service(ForwardingMode::FullNat, Protocol::Sctp, "203.0.113.5:53", &["10.0.0.1:53"]).into(),
+        ],
         ..spec()
     });
     let whole = Builder::sctp("198.51.100.7:40000", "203.0.113.5:53").dont_fragment(false).payload_len(600);

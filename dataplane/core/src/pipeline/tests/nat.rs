@@ -149,7 +149,7 @@ fn what_comes_to_a_snat_address_without_a_flow_is_dropped_and_to_our_own_is_punt
 }
 
 fn two_workers(mode: ForwardingMode) -> [Lab; 2] {
-    let services = vec![service(mode, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])];
+    let services = vec![service(mode, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     [0, 1].map(|n| {
         Lab::worker(SnapshotSpec { services: services.clone(), ..spec() }, n, 2, Steering::Partition)
     })

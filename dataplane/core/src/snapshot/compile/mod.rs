@@ -121,7 +121,8 @@ fn sorted_services(spec: &SnapshotSpec) -> Result<Vec<Sorted<'_>>, CompileError>
         spec.services.iter().map(|service| service.backends.len()).sum(),
         limits::BACKENDS_MAX,
     )?;
-    let mut services = spec.services.iter().map(sorted_service).collect::<Result<Vec<_>, _>>()?;
+    let mut services =
+        spec.services.iter().map(|spec| sorted_service(spec)).collect::<Result<Vec<_>, _>>()?;
     let key = |service: &Sorted<'_>| (service.vip, service.spec.key.protocol, service.spec.key.port);
     services.sort_by_key(key);
     match services.windows(2).find(|pair| key(&pair[0]) == key(&pair[1])) {

@@ -110,7 +110,8 @@ impl World {
                 }
             }
             (3, Some(service)) if !service.backends.is_empty() => {
-                service.backends.remove(choices.below(service.backends.len()));
+                let at = choices.below(service.backends.len());
+                service.backends.remove(at);
             }
             (6, Some(service)) => service.source_ranges = ranges(choices),
             (4, _) => self.spec.interfaces = interfaces(choices),
@@ -288,7 +289,7 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
     for _ in 0..2 + choices.below(8) {
         let service = service(choices);
         if spec.services.iter().all(|other| other.key != service.key) {
-            spec.services.push(service);
+            spec.services.push(service.into());
         }
     }
     spec
