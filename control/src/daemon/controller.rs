@@ -1,7 +1,7 @@
 //! From what is known now to what the workers do: gathers, reconciles, publishes, remembers.
 //!
 //! Owned by the daemon's loop; nothing else changes the desired state. Each [`Controller::apply`] is one round: the
-//! pure [`reconcile`], a publish where the outcome differs from the last, the targets of the health checks, and a
+//! [`Reconciler`], a publish where the outcome differs from the last, the targets of the health checks, and a
 //! line in the log for every finding that is new.
 //!
 //! Invariant: a round that fails leaves everything as the last good one had it.
@@ -26,7 +26,7 @@ use crate::config::{self, GatewayConfig};
 use crate::diagnostic::Diagnostic;
 use crate::health::{Checker, Verdicts};
 use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
-use crate::reconcile::{DrainTarget, Input, Memory, Outcome, Settings, reconcile};
+use crate::reconcile::{DrainTarget, Input, Memory, Outcome, Reconciler, Settings};
 use crate::source::SourceUpdate;
 
 /// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
@@ -62,6 +62,7 @@ pub(super) struct Controller {
     spec: Option<SnapshotSpec>,
     generation: u64,
     reconcile_at: Option<Duration>,
+    reconciler: Reconciler,
     started: Instant,
     /// What has been logged and is still true.
     told: BTreeSet<Diagnostic>,
@@ -97,6 +98,7 @@ impl Controller {
             spec: None,
             generation: 0,
             reconcile_at: None,
+            reconciler: Reconciler::default(),
             started: Instant::now(),
             told: BTreeSet::new(),
         }
@@ -197,8 +199,8 @@ impl Controller {
         self.state.round(round, began.elapsed(), change);
     }
 
-    fn reconcile(&self, manifests: &SourceUpdate) -> Outcome {
-        reconcile(&Input {
+    fn reconcile(&mut self, manifests: &SourceUpdate) -> Outcome {
+        self.reconciler.reconcile(&Input {
             settings: &self.settings,
             objects: &manifests.objects,
             verdicts: &self.verdicts,
@@ -211,9 +213,7 @@ impl Controller {
 
     /// Publishes a spec that differs from the last one, and waits for the workers to take it up.
     async fn publish(&mut self, spec: &SnapshotSpec) -> Vec<Problem> {
-        let same =
-            |last: &SnapshotSpec| SnapshotSpec { generation: spec.generation, ..last.clone() } == *spec;
-        if self.spec.as_ref().is_some_and(same) {
+        if self.spec.as_ref().is_some_and(|last| last.says_the_same(spec)) {
             return self.state.problems();
         }
         let (dataplane, wanted) = (Arc::clone(&self.dataplane), spec.clone());

@@ -2,6 +2,7 @@
 
 mod aliases;
 mod health;
+mod incremental;
 mod lifecycle;
 mod order;
 mod refusals;
@@ -186,7 +187,11 @@ impl World {
 
     /// Reconciles without remembering.
     pub(super) fn look(&self) -> Outcome {
-        reconcile(&Input {
+        reconcile(&self.input())
+    }
+
+    pub(super) fn input(&self) -> Input<'_> {
+        Input {
             settings: &self.settings,
             objects: &self.objects,
             verdicts: &self.verdicts,
@@ -194,7 +199,7 @@ impl World {
             memory: &self.memory,
             generation: 1,
             now: self.now,
-        })
+        }
     }
 
     /// Reconciles and remembers, as the daemon does.

@@ -12,7 +12,7 @@ fn shuffled<T>(mut items: Vec<T>, mut seed: u64) -> Vec<T> {
     items
 }
 
-fn arbitrary_endpoint() -> impl Strategy<Value = Endpoint> {
+pub(super) fn arbitrary_endpoint() -> impl Strategy<Value = Endpoint> {
     let conditions = (any::<Option<bool>>(), any::<Option<bool>>(), any::<Option<bool>>());
     (1_u8..12, conditions, proptest::option::of(0_u8..3)).prop_map(
         |(host, (ready, serving, terminating), node)| {
@@ -24,7 +24,7 @@ fn arbitrary_endpoint() -> impl Strategy<Value = Endpoint> {
     )
 }
 
-fn arbitrary_service(name: String) -> impl Strategy<Value = Service> {
+pub(super) fn arbitrary_service(name: String) -> impl Strategy<Value = Service> {
     let annotation = prop_oneof![
         Just(("tidegate.dev/forwarding", "nat")),
         Just(("tidegate.dev/forwarding", "dsr-ipip")),

@@ -35,6 +35,29 @@ pub struct SnapshotSpec {
     pub services: Vec<SharedService>,
 }
 
+impl SnapshotSpec {
+    /// Whether both ask for the same, whatever their generations.
+    #[must_use]
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        let Self {
+            generation: _,
+            interfaces,
+            routes,
+            neighbors,
+            snat_addresses,
+            tunnel_source_v4,
+            tunnel_source_v6,
+            services,
+        } = self;
+        *interfaces == other.interfaces
+            && *routes == other.routes
+            && *neighbors == other.neighbors
+            && *snat_addresses == other.snat_addresses
+            && (*tunnel_source_v4, *tunnel_source_v6) == (other.tunnel_source_v4, other.tunnel_source_v6)
+            && *services == other.services
+    }
+}
+
 /// One port of the gateway as the packet path sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceSpec {

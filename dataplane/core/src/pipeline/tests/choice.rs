@@ -261,7 +261,7 @@ fn a_service_that_goes_takes_its_flows_along() {
     lab.change(|spec| spec.services.clear());
     assert!(!matches!(tcp(&mut lab, 40_000, flags::ACK).verdict, Verdict::Transmit { .. }));
     lab.change(|spec| {
-        spec.services = vec![service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &THREE).into()]
+        spec.services = vec![service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &THREE).into()];
     });
     assert_eq!(
         tcp(&mut lab, 40_000, flags::ACK).refused(),

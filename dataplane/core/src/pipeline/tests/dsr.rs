@@ -135,9 +135,8 @@ fn a_packet_that_would_not_fit_the_tunnel_is_answered_with_what_would() {
 
 #[test]
 fn a_packet_at_the_end_of_its_hop_limit_is_answered_and_not_forwarded() {
-    let mut lab = Lab::new(vec![
-        service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"]).into(),
-    ]);
+    let mut lab =
+        Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"])]);
     let fate = lab.send(syn("198.51.100.7:40000", "203.0.113.5:80").ttl(1));
     let sent = fate.sent(TransmitReason::TtlExceeded);
     let Ok(Parsed::Ip(h)) = parse(sent) else { panic!("{}", summary(sent)) };
