@@ -69,7 +69,7 @@ fn make(world: &mut World, edit: &Edit, last: Option<&Outcome>) {
         Edit::Fail(bits) => {
             let targets = last.into_iter().flat_map(|outcome| outcome.targets.iter());
             let failing = targets.enumerate().filter(|(n, _)| bits >> (n % 64) & 1 == 1);
-            world.failing = failing.map(|(_, target)| *target).collect();
+            world.verdicts = failing.map(|(_, target)| target.clone()).collect();
         }
         Edit::Drain(host) => {
             let target = |host: &u8| DrainTarget::Backend(ip(&format!("10.0.1.{host}")), None);
