@@ -66,7 +66,7 @@ fn replies_of_a_service_port_on_an_own_address_come_from_it() {
 fn the_kernel_keeps_arp_discovery_and_pings_of_an_own_address_that_has_service_ports() {
     let mut lab = own(ForwardingMode::FullNat);
     let v6 = service(ForwardingMode::FullNat, Protocol::Tcp, "[fd00::fe]:30080", &["[fd00::1]:8080"]);
-    lab.change(|spec| spec.services.push(v6));
+    lab.change(|spec| spec.services.push(v6.into()));
     let asked =
         arp::request(ROUTER_MAC, Ipv4Addr::new(10, 0, 0, 250), Ipv4Addr::new(10, 0, 0, 254), None, None);
     assert_eq!(lab.receive(&asked).verdict, PUNTED);
@@ -133,7 +133,7 @@ fn routes_that_change_lead_the_next_packet_of_known_flows_another_way() {
     };
     let mut with_routes = spec();
     with_routes.routes.extend((0..300).map(|n| route(n, 1 + n % 9)));
-    with_routes.services = vec![service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &pods)];
+    with_routes.services = vec![service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &pods).into()];
     let mut lab = Lab::with_spec(with_routes);
     let node = |lab: &mut Lab, port: u16, flags| {
         let fate = lab.send(Builder::tcp(format!("198.51.100.7:{port}").as_str(), VIP).flags(flags));
