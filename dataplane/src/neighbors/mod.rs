@@ -128,9 +128,9 @@ mod tests {
             }],
             routes: vec![route("10.244.0.9/24", "192.0.2.10"), route("0.0.0.0/0", "198.51.100.1")],
             services: vec![
-                service("203.0.113.1", true, "10.244.0.7"),
-                service("10.96.0.10", false, "192.0.2.20"),
-                service("192.0.2.2", true, "192.0.2.20"),
+                service("203.0.113.1", true, "10.244.0.7").into(),
+                service("10.96.0.10", false, "192.0.2.20").into(),
+                service("192.0.2.2", true, "192.0.2.20").into(),
             ],
             ..SnapshotSpec::default()
         }
