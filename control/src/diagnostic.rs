@@ -8,14 +8,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// A place in a file as editors count it.
+/// A place in a file as editors count it; or, at line 0, an object that is in no file (`Service shop/web`).
 ///
 /// The path is printed as it was given by the user or found below a directory the user gave.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     /// The file.
     pub path: Arc<str>,
-    /// Line, from 1.
+    /// Line, from 1; 0 for an object that is in no file.
     pub line: u32,
     /// Column in characters, from 1.
     pub column: u32,
@@ -35,6 +35,9 @@ impl Location {
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.line == 0 {
+            return f.write_str(&self.path);
+        }
         write!(f, "{}:{}:{}", self.path, self.line, self.column)
     }
 }

@@ -63,6 +63,24 @@ pub struct SourceStatus {
     pub kind: String,
     /// The directory, or the API server.
     pub location: String,
+    /// Whether it answers now; a directory always does. While it does not, the last objects stay.
+    #[serde(default)]
+    pub connected: bool,
+    /// Since when that is so, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// When the objects were last known to be those of the source, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_sync: Option<String>,
+    /// Why it does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// The objects are those that were on disk when the gateway started.
+    #[serde(default)]
+    pub from_disk: bool,
+    /// What is kept though the API server lost it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<String>,
     /// When it was last read without error, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_read: Option<String>,

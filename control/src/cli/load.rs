@@ -19,6 +19,7 @@ use crate::health::Verdicts;
 use crate::model::Objects;
 use crate::reconcile::{Input, Memory, Outcome, reconcile};
 use crate::source::directory::DirectorySource;
+use crate::source::kubernetes;
 
 /// What the files come to.
 pub(super) struct Offline {
@@ -42,9 +43,11 @@ pub(super) fn offline(path: &Path) -> Offline {
             report.merge(&faults);
             objects
         }
-        Some(SourceConfig::Kubernetes(_)) => {
-            report.push(Diagnostic::error("source.kubernetes is not read offline by this build"));
-            Objects::default()
+        Some(SourceConfig::Kubernetes(server)) => {
+            let gateway = loaded.config.as_ref().map_or("gateway", |config| &config.name);
+            let (objects, faults) = kubernetes::load(server, gateway);
+            report.merge(&faults);
+            objects
         }
         None => Objects::default(),
     };

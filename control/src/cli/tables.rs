@@ -245,9 +245,15 @@ pub(super) fn status(status: &Status, style: Style) -> String {
     fact("Healthy", word(status.healthy).to_owned());
     fact("Ready", word(status.ready).to_owned());
     fact("Generation", format!("{} applied of {}", status.generation_applied, status.generation_desired));
-    let SourceStatus { kind, location, errors, .. } = &status.source;
+    let SourceStatus { kind, location, errors, since, last_error, .. } = &status.source;
     let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };
     fact("Source", format!("{kind} {location}{faults}"));
+    if let Some(since) = since.as_ref().filter(|_| !status.source.connected) {
+        let objects = if status.source.from_disk { "the objects on disk" } else { "the last objects" };
+        let why = last_error.as_deref().unwrap_or("no answer yet");
+        fact("Source lost", format!("since {since}, by {objects}: {why}"));
+    }
+    status.source.kept.iter().for_each(|kept| fact("Source kept", kept.clone()));
     fact("Services", format!("{}, {} pending", status.services, status.services_pending));
     fact("Backends", format!("{} of {} active", status.backends_active, status.backends));
     let drained = if status.drained.is_empty() { "none".to_owned() } else { status.drained.join(", ") };

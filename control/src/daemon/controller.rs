@@ -119,9 +119,9 @@ impl Controller {
         self.reconcile_at.map(|at| self.started + at)
     }
 
-    /// The source has this now.
+    /// The source has this now; nothing before its first state.
     pub(super) fn take(&mut self, manifests: SourceUpdate) {
-        self.manifests = Some(manifests);
+        self.manifests = Some(manifests).filter(|update| update.revision > 0);
     }
 
     /// This is what the checks found out.

@@ -105,7 +105,8 @@ async fn serve(
     let source = Source::open(&config)?;
     let checker = Checker::start(NetworkProber::new(), CHECKS_MAX, u64::from(std::process::id()));
     let verdicts = checker.verdicts();
-    let state = Arc::new(State::new(config.name.clone(), Arc::clone(&dataplane), checker.counts()));
+    let state =
+        Arc::new(State::new(config.name.clone(), Arc::clone(&dataplane), checker.counts(), source.state()));
     let (operator, commands) = mpsc::channel(16);
     let listeners = start::listeners(&config, &state, operator).await?;
     let mut controller = Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker);

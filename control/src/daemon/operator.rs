@@ -22,6 +22,7 @@ use crate::admin::{AdminBackend, AdminError, api};
 use crate::diagnostic::Severity;
 use crate::explain::{Circumstances, Explanation, KnownFlow, Packet, explain, refusal};
 use crate::reconcile::DrainTarget;
+use crate::source::SourceState;
 
 /// How long a listing waits for a worker.
 const FLOWS_WAIT: Duration = Duration::from_millis(200);
@@ -31,8 +32,8 @@ const FLOWS_WAIT: Duration = Duration::from_millis(200);
 pub(super) struct Operator {
     pub(super) state: Arc<State>,
     pub(super) commands: mpsc::Sender<Command>,
-    /// Where the objects come from, for people.
-    pub(super) source: String,
+    /// The kind of source, and where the objects come from, for people.
+    pub(super) source: (&'static str, String),
     /// `dataplane.flowTable.entriesPerCore`.
     pub(super) flow_entries: u64,
 }
@@ -68,6 +69,7 @@ impl AdminBackend for Operator {
             generation_applied: generations.applied,
             workers: stats.workers.iter().map(worker).collect(),
             interfaces: self.interfaces(&stats),
+            source: source(&self.source, &self.state.source_state()),
             ..api::Status::default()
         };
         if let Some(round) = self.state.last() {
@@ -79,7 +81,10 @@ impl AdminBackend for Operator {
             status.backends = ports().map(|port| port.backends.len()).sum();
             status.drained = round.drained.iter().map(ToString::to_string).collect();
             status.findings = outcome.findings.iter().map(Into::into).collect();
-            status.source = source(&self.source, &round);
+            status.source.last_read = Some(round.ended.to_string());
+            let faults = round.manifests.report.iter();
+            let errors = faults.filter(|fault| fault.severity == Severity::Error);
+            status.source.errors = errors.map(ToString::to_string).collect();
         }
         status
     }
@@ -237,13 +242,17 @@ fn worker(worker: &tidegate_dataplane::gateway::WorkerStats) -> api::WorkerStatu
     }
 }
 
-fn source(location: &str, round: &Round) -> api::SourceStatus {
-    let errors = round.manifests.report.iter().filter(|fault| fault.severity == Severity::Error);
+fn source((kind, location): &(&'static str, String), state: &SourceState) -> api::SourceStatus {
     api::SourceStatus {
-        kind: "directory".to_owned(),
-        location: location.to_owned(),
-        last_read: Some(round.ended.to_string()),
-        errors: errors.map(ToString::to_string).collect(),
+        kind: (*kind).to_owned(),
+        location: location.clone(),
+        connected: state.connected,
+        since: Some(state.since.to_string()),
+        last_sync: state.last_sync(Timestamp::now()).map(|at| at.to_string()),
+        last_error: state.last_error.clone(),
+        from_disk: state.from_disk,
+        kept: state.kept.iter().map(ToString::to_string).collect(),
+        ..api::SourceStatus::default()
     }
 }
 

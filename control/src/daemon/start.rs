@@ -17,8 +17,9 @@ use crate::admin::Server;
 use crate::assemble;
 use crate::config::{GatewayConfig, SourceConfig};
 use crate::health_check_node_port::probes::Probes;
-use crate::source::SourceUpdate;
 use crate::source::directory::{DirectorySource, Watch};
+use crate::source::kubernetes::{self, KubernetesSource};
+use crate::source::{SourceState, SourceUpdate};
 use crate::telemetry::{self, Listener};
 
 /// Starts ports and workers; `failed` hears of a worker that dies.
@@ -58,25 +59,33 @@ pub(super) fn confine_to(cpus: &[usize]) {
     }
 }
 
-/// The directory of manifests, followed or read when asked to.
+/// Where the objects come from: the directory of manifests, followed or read when asked to, or an API server.
 pub(super) enum Source {
     /// Changes are seen as they happen.
     Followed(Watch),
     /// Changes are seen at a reload.
     OnDemand(PathBuf, watch::Sender<SourceUpdate>),
+    /// Changes are seen as they happen, as far as the API server tells.
+    Watched(KubernetesSource),
 }
 
 impl Source {
-    /// Opens the directory; its first state is there on return.
+    /// Opens the source. The first state of a directory is there on return; that of an API server comes when it
+    /// comes, and until then the revision is 0.
     pub(super) fn open(config: &GatewayConfig) -> anyhow::Result<Self> {
-        let SourceConfig::Directory { path, watch: follow } = &config.source else {
-            anyhow::bail!("source.kubernetes is not served by this build");
-        };
-        if *follow {
-            let source = DirectorySource::watch(path).context("cannot follow the directory of manifests")?;
-            return Ok(Self::Followed(source));
+        match &config.source {
+            SourceConfig::Directory { path, watch: true } => {
+                let source =
+                    DirectorySource::watch(path).context("cannot follow the directory of manifests")?;
+                Ok(Self::Followed(source))
+            }
+            SourceConfig::Directory { path, watch: false } => {
+                Ok(Self::OnDemand(path.clone(), watch::Sender::new(read(path, 1))))
+            }
+            SourceConfig::Kubernetes(server) => {
+                Ok(Self::Watched(KubernetesSource::start(server, &config.name)))
+            }
         }
-        Ok(Self::OnDemand(path.clone(), watch::Sender::new(read(path, 1))))
     }
 
     /// The newest state, and the next ones.
@@ -84,13 +93,25 @@ impl Source {
         match self {
             Self::Followed(source) => source.updates(),
             Self::OnDemand(_, updates) => updates.subscribe(),
+            Self::Watched(source) => source.updates(),
         }
     }
 
-    /// Reads the directory again.
+    /// How the source gets on; a directory is always there.
+    pub(super) fn state(&self) -> watch::Receiver<SourceState> {
+        match self {
+            Self::Followed(_) | Self::OnDemand(..) => {
+                watch::Sender::new(SourceState::connected_since(jiff::Timestamp::now())).subscribe()
+            }
+            Self::Watched(source) => source.state(),
+        }
+    }
+
+    /// Reads the directory again, or asks the API server without waiting any longer.
     pub(super) fn reload(&self) {
         match self {
             Self::Followed(source) => source.reload(),
+            Self::Watched(source) => source.reload(),
             Self::OnDemand(path, updates) => {
                 let revision = updates.borrow().revision + 1;
                 updates.send_replace(read(path, revision));
@@ -121,14 +142,14 @@ pub(super) async fn listeners(
     commands: mpsc::Sender<Command>,
 ) -> anyhow::Result<Listeners> {
     let admin = &config.admin;
-    let source = match &config.source {
-        SourceConfig::Directory { path, .. } => path.display().to_string(),
-        SourceConfig::Kubernetes(_) => "kubernetes".to_owned(),
+    let (kind, location) = match &config.source {
+        SourceConfig::Directory { path, .. } => ("directory", path.display().to_string()),
+        SourceConfig::Kubernetes(server) => ("kubernetes", kubernetes::location(server)),
     };
     let operator = Operator {
         state: Arc::clone(state),
         commands,
-        source,
+        source: (kind, location),
         flow_entries: u64::from(config.dataplane.flow_entries_per_core),
     };
     let server = Server::start(&admin.socket, Arc::new(operator))

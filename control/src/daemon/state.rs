@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::gateway::Dataplane;
+use tokio::sync::watch;
 
 use crate::health::CheckCounts;
 use crate::health_check_node_port::{HealthReport, ProxyHealth};
 use crate::reconcile::{DrainTarget, Outcome};
-use crate::source::SourceUpdate;
+use crate::source::{SourceState, SourceUpdate};
 use crate::telemetry::{self, Generations, Process, Sample, Timings};
 
 /// An update that the workers have not taken up after this long makes the gateway unhealthy: twice kube-proxy's
@@ -52,10 +53,16 @@ pub(super) struct State {
     desired: AtomicU64,
     last: RwLock<Option<Arc<Round>>>,
     leaving: AtomicBool,
+    source: watch::Receiver<SourceState>,
 }
 
 impl State {
-    pub(super) fn new(name: String, dataplane: Arc<Dataplane>, checks: Arc<CheckCounts>) -> Self {
+    pub(super) fn new(
+        name: String,
+        dataplane: Arc<Dataplane>,
+        checks: Arc<CheckCounts>,
+        source: watch::Receiver<SourceState>,
+    ) -> Self {
         let started = Timestamp::now();
         Self {
             name,
@@ -68,7 +75,13 @@ impl State {
             desired: AtomicU64::new(0),
             last: RwLock::new(None),
             leaving: AtomicBool::new(false),
+            source,
         }
+    }
+
+    /// How the source gets on.
+    pub(super) fn source_state(&self) -> SourceState {
+        self.source.borrow().clone()
     }
 
     /// This generation was given to the workers.
@@ -140,6 +153,7 @@ impl State {
             health_checks: &self.checks.read(),
             stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
             packet_buffers: self.dataplane.buffers(),
+            source: &self.source_state(),
             process: Process::read().ok().as_ref(),
             per_backend: true,
         })

@@ -8,6 +8,7 @@
 //! both).
 
 pub mod directory;
+pub mod kubernetes;
 mod manifest;
 
 use std::path::PathBuf;
@@ -52,7 +53,7 @@ pub struct SourceState {
     pub connected: bool,
     /// Since when that is so.
     pub since: Timestamp,
-    /// When the objects were last known to be those of the source: now, while connected.
+    /// When the connection was last lost, or the directory last read: see [`SourceState::last_sync`].
     pub last_sync: Option<Timestamp>,
     /// Why the last attempt failed, until a connection stands again.
     pub last_error: Option<String>,
@@ -67,6 +68,12 @@ pub struct SourceState {
 }
 
 impl SourceState {
+    /// When the objects were last known to be those of the source: `now` while it is connected.
+    #[must_use]
+    pub fn last_sync(&self, now: Timestamp) -> Option<Timestamp> {
+        if self.connected { Some(now) } else { self.last_sync }
+    }
+
     /// A source that has just been read in full.
     #[must_use]
     pub fn connected_since(since: Timestamp) -> Self {
@@ -100,4 +107,15 @@ pub struct KeptObjects {
     pub some: Vec<String>,
     /// When the first of them goes, unless it comes back.
     pub until: Timestamp,
+}
+
+impl std::fmt::Display for KeptObjects {
+    /// `3 Service objects that the API server lost, or has older, are kept until 2026-01-31T12:00:00Z: shop/web, ...`
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let more = if self.count > self.some.len() { ", ..." } else { "" };
+        let until = self.until.strftime("%FT%TZ");
+        let (count, kind, some) = (self.count, self.kind, self.some.join(", "));
+        let what = "objects that the API server lost, or has older, are kept until";
+        write!(f, "{count} {kind} {what} {until}: {some}{more}")
+    }
 }

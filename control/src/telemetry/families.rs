@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::UNIX_EPOCH;
 
+use jiff::Timestamp;
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{ServiceStats, Stats, WorkerState};
 
@@ -16,6 +17,7 @@ use super::exposition::Exposition;
 use super::{Process, Sample};
 use crate::reconcile::Reason;
 use crate::reconcile::view::{BackendViewState, ServiceView};
+use crate::source::SourceState;
 
 /// What runs here.
 pub(super) fn build(page: &mut Exposition, version: &str) {
@@ -220,10 +222,39 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_source_stale_since_seconds", help, [])
         .sample([], since.map_or(0.0, |since| since.as_secs_f64()));
 
+    source(page, sample.source);
+
     let (capacity, free) = sample.packet_buffers;
     page.gauge("tidegate_packet_buffers", "Packet buffers (mbufs), by state.", ["state"])
         .sample(["free"], free)
         .sample(["used"], capacity.saturating_sub(free));
+}
+
+/// The API server, or the directory, which is always there.
+fn source(page: &mut Exposition, source: &SourceState) {
+    let help = "1 while the source of objects answers; at 0 the gateway goes on with the last ones.";
+    page.gauge("tidegate_source_connected", help, []).sample([], source.connected);
+    let help = "Unix time since which the source answers, or does not.";
+    page.gauge("tidegate_source_connected_since_seconds", help, []).sample([], seconds(Some(source.since)));
+    let help =
+        "Unix time at which the objects were last known to be those of the source; 0 before the first time.";
+    let synced = source.last_sync(Timestamp::now());
+    page.gauge("tidegate_source_last_sync_timestamp_seconds", help, []).sample([], seconds(synced));
+    let help = "Attempts to read from the API server that failed.";
+    page.counter("tidegate_source_failures_total", help, []).sample([], source.failures);
+    let help = "1 while the objects are those that were on disk at the start.";
+    page.gauge("tidegate_source_from_disk", help, []).sample([], source.from_disk);
+    let help = "Files of objects on disk that could not be used at the start.";
+    page.counter("tidegate_source_corrupt_files_total", help, []).sample([], source.corrupt_files);
+    let help = "Objects that the API server lost, or has older, and that are kept for apiLossGrace.";
+    let mut kept = page.gauge("tidegate_source_kept_objects", help, ["kind"]);
+    for one in &*source.kept {
+        kept.sample([one.kind], one.count);
+    }
+}
+
+fn seconds(at: Option<Timestamp>) -> f64 {
+    at.map_or(0.0, |at| at.as_duration().as_secs_f64())
 }
 
 /// The process, by the names that client libraries agree on.

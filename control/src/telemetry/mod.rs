@@ -28,7 +28,7 @@ use tidegate_dataplane::gateway::{ServiceStats, Stats};
 use crate::pools::PoolUsage;
 use crate::reconcile::Finding;
 use crate::reconcile::view::ServiceView;
-use crate::source::StaleFile;
+use crate::source::{SourceState, StaleFile};
 use exposition::Exposition;
 
 /// All that one page is made of.
@@ -56,6 +56,8 @@ pub struct Sample<'a> {
     pub health_checks: &'a [(&'static str, u64)],
     /// Files whose last good state is kept.
     pub stale_files: &'a [StaleFile],
+    /// How the source gets on.
+    pub source: &'a SourceState,
     /// (In all, free), as `Dataplane::buffers` tells.
     pub packet_buffers: (u32, u32),
     /// The process itself; `None` leaves its families out.

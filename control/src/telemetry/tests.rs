@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+use jiff::Timestamp;
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::snapshot::{Protocol, ServiceKey};
@@ -17,6 +18,7 @@ use crate::diagnostic::Diagnostic;
 use crate::model::ObjectKey;
 use crate::reconcile::Reason;
 use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
+use crate::source::{KeptObjects, SourceState, StaleFile};
 
 /// A page, read back.
 #[derive(Debug, Default)]
@@ -152,6 +154,7 @@ struct World {
     pools: Vec<PoolUsage>,
     timings: Timings,
     stale_files: Vec<StaleFile>,
+    source: SourceState,
 }
 
 impl World {
@@ -168,6 +171,7 @@ impl World {
             timings: &self.timings,
             health_checks: &[("success", 21), ("failure", 2)],
             stale_files: &self.stale_files,
+            source: &self.source,
             packet_buffers: (1000, 400),
             process: None,
             per_backend: true,
@@ -308,6 +312,21 @@ fn world() -> World {
         stale_files: [1_700_000_100, 1_700_000_000]
             .map(|at| StaleFile { path: "a.yaml".into(), since: UNIX_EPOCH + Duration::from_secs(at) })
             .to_vec(),
+        source: SourceState {
+            last_sync: Some(Timestamp::from_second(1_700_000_300).expect("a time")),
+            last_error: Some("gone".into()),
+            from_disk: true,
+            failures: 4,
+            corrupt_files: 1,
+            kept: [KeptObjects {
+                kind: "Service",
+                count: 6,
+                some: vec!["shop/web".into()],
+                until: Timestamp::from_second(1_700_000_600).expect("a time"),
+            }]
+            .into(),
+            ..SourceState::unconnected_since(Timestamp::from_second(1_700_000_200).expect("a time"))
+        },
     }
 }
 
@@ -389,6 +408,13 @@ fn values_are_those_of_the_sample() {
     check("external_ip_denied", &[], 2.0);
     check("source_stale_files", &[], 2.0);
     check("source_stale_since_seconds", &[], 1_700_000_000.0);
+    check("source_connected", &[], 0.0);
+    check("source_connected_since_seconds", &[], 1_700_000_200.0);
+    check("source_last_sync_timestamp_seconds", &[], 1_700_000_300.0);
+    check("source_failures_total", &[], 4.0);
+    check("source_from_disk", &[], 1.0);
+    check("source_corrupt_files_total", &[], 1.0);
+    check("source_kept_objects", &[("kind", "Service")], 6.0);
     check("packet_buffers", &[("state", "free")], 400.0);
     check("packet_buffers", &[("state", "used")], 600.0);
 }

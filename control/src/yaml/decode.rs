@@ -23,12 +23,20 @@ pub struct Sheet {
     file: Arc<str>,
     report: RefCell<Report>,
     errors: Cell<usize>,
+    /// Keys that nobody asked for are no fault, unless they are refused.
+    open: bool,
 }
 
 impl Sheet {
     /// No fault yet in `file`, which is how it will be called in messages.
     pub fn new(file: impl Into<Arc<str>>) -> Self {
-        Self { file: file.into(), report: RefCell::default(), errors: Cell::new(0) }
+        Self { file: file.into(), report: RefCell::default(), errors: Cell::new(0), open: false }
+    }
+
+    /// The same for an object of an API server, called by its kind and name: keys that are not known here are not
+    /// warned of, for the API server may be newer.
+    pub fn of_object(name: impl Into<Arc<str>>) -> Self {
+        Self { open: true, ..Self::new(name) }
     }
 
     /// Reads the documents of the file's text; faults of the text itself are recorded.
@@ -328,8 +336,8 @@ impl<'a> Fields<'a> {
     pub fn finish(self, unknown: Unknown) {
         let severity = match unknown {
             Unknown::Refused => Severity::Error,
-            Unknown::Warned => Severity::Warning,
-            Unknown::Ignored => return,
+            Unknown::Warned if !self.of.sheet.open => Severity::Warning,
+            Unknown::Warned | Unknown::Ignored => return,
         };
         let mut asked = Vec::new();
         for key in self.asked.into_inner() {

@@ -7,6 +7,7 @@
 //! Invariant: bounded work for any input: depth, and what aliases and merge keys unfold to, have limits.
 
 mod decode;
+mod json;
 mod parse;
 mod scalar;
 pub mod text;
@@ -83,6 +84,14 @@ impl Node {
         }
     }
 
+    /// The text of a scalar, as written.
+    pub fn text(&self) -> Option<&str> {
+        match &self.value {
+            Value::Scalar(scalar) => Some(&scalar.text),
+            _ => None,
+        }
+    }
+
     /// The entry of a mapping, if it is one and has that key.
     pub fn entry(&self, key: &str) -> Option<&Entry> {
         match &self.value {
@@ -94,6 +103,9 @@ impl Node {
     /// The places of all fields below this node, for an object in `file` whose root it is.
     pub fn origin(&self, file: Arc<str>) -> Origin {
         let mut fields = Vec::new();
+        if !self.is_placed() {
+            return Origin::from_hashed(file, (0, 0), fields);
+        }
         hash_fields(self, PATH_START, "", &mut fields);
         Origin::from_hashed(file, (self.at.line, self.at.column), fields)
     }

@@ -16,11 +16,20 @@ use crate::model::{
 };
 use crate::yaml::{Field, Fields, Unknown, text};
 
+/// Labels of slices that no proxy serves: of a headless Service, or of one that another proxy has.
+const NOT_FOR_PROXIES: [&str; 2] =
+    ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
+
 pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let types = [("IPv4", AddressType::V4), ("IPv6", AddressType::V6), ("FQDN", AddressType::Fqdn)];
     let address_type = object.required("addressType", "IPv4, IPv6, FQDN").and_then(|f| f.one_of(&types));
     // A faulty type stands in for names, so that no address is held against it.
     let address_type = address_type.unwrap_or(AddressType::Fqdn);
+    // Watches leave these out (kubernetes.md, section 1); in a file nobody but us can.
+    if NOT_FOR_PROXIES.iter().any(|label| meta.labels.contains_key(*label)) {
+        object.allow(&["ports", "endpoints"]);
+        return None;
+    }
     if !meta.labels.contains_key(SERVICE_NAME_LABEL) {
         let what = format!("EndpointSlice {} belongs to no Service", meta.key);
         object.itself().warning(what, format!("the label {SERVICE_NAME_LABEL} with the name of the Service"));

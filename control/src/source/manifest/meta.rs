@@ -49,7 +49,9 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
     let creation_time = fields.get("creationTimestamp").and_then(|f| f.time());
     let deletion_time = fields.get("deletionTimestamp").and_then(|f| f.time());
     let labels = fields.get("labels").map(|f| labels(&f)).unwrap_or_default();
-    let annotations = fields.get("annotations").map(|f| keyed(&f)).unwrap_or_default();
+    let mut annotations = fields.get("annotations").map(|f| keyed(&f)).unwrap_or_default();
+    // The whole object again, as somebody applied it: of no use to anybody here.
+    annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
     fields.allow(&[
         "generateName",
         "selfLink",

@@ -80,6 +80,13 @@ pub(crate) fn decode(sheet: &Sheet, document: &Node) -> Vec<Object> {
     objects
 }
 
+/// The object of an API server that is of this kind, if it is sound; faults go to the sheet.
+pub(crate) fn decode_as(sheet: &Sheet, object: &Node, kind: &str) -> Option<Object> {
+    let mut objects = Vec::new();
+    collect(&Field::document(sheet, object), Some(kind), &mut objects);
+    objects.pop()
+}
+
 /// Reads an object, or the items of a list. `assumed` is the kind that a typed list gives to its items.
 fn collect(document: &Field<'_>, assumed: Option<&str>, objects: &mut Vec<Object>) {
     let names = || KINDS.map(|k| k.0).join(", ");

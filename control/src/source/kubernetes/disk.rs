@@ -1,0 +1,180 @@
+//! The last objects on disk, for a gateway that starts while the API server is down.
+//!
+//! A file of JSON lines: a head (format, API server, number of objects), one line an object (kind, version, trimmed
+//! object), and a foot with a hash of all lines before it. Written whole to a file beside it, flushed to disk, and put
+//! in its place by rename, so that there is always one whole file. Its modification time tells when its objects were
+//! last known to be those of the API server.
+//!
+//! Reading decodes the objects as if the API server had sent them. A file that is cut, altered or of another format is
+//! refused as a whole, with a reason.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use super::kinds::{KINDS, KindIndex};
+use super::object::{Content, Received};
+use crate::model::PATH_START;
+use crate::yaml::Node;
+
+/// Changes whenever the lines mean something else; files of another number are not read.
+const FORMAT: u32 = 1;
+
+/// The file of one gateway.
+#[derive(Debug, Clone)]
+pub(super) struct Disk {
+    path: PathBuf,
+}
+
+/// What was read.
+#[derive(Debug)]
+pub(super) struct Saved {
+    /// The API server that the objects are from.
+    pub(super) server: String,
+    /// When they were last known to be its objects.
+    pub(super) confirmed: SystemTime,
+    /// By kind.
+    pub(super) objects: Vec<(KindIndex, Received)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Head {
+    format: u32,
+    server: String,
+    objects: usize,
+}
+
+#[derive(Debug, Deserialize)]
+struct Line {
+    kind: String,
+    version: u64,
+    object: Node,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Foot {
+    hash: String,
+}
+
+impl Disk {
+    /// The file of the gateway of this name.
+    pub(super) fn new(directory: &Path, gateway: &str) -> Self {
+        Self { path: directory.join(format!("{gateway}.objects.jsonl")) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the file; `None` where there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not a whole file of this format.
+    pub(super) fn read(&self) -> Result<Option<Saved>, String> {
+        let file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
+        let confirmed = file.metadata().and_then(|m| m.modified()).map_err(|e| e.to_string())?;
+        let mut lines = BufReader::new(file).split(b'\n');
+        let mut hash = PATH_START;
+        let mut next = |hash: &mut u64| -> Result<(Vec<u8>, u64), String> {
+            let line = lines.next().ok_or("it ends too early")?.map_err(|e| e.to_string())?;
+            let before = *hash;
+            *hash = hashed(*hash, &line);
+            Ok((line, before))
+        };
+        let (line, _) = next(&mut hash)?;
+        let head: Head = parse(&line)?;
+        if head.format != FORMAT {
+            return Err(format!("it is of format {}, not {FORMAT}", head.format));
+        }
+        let mut objects = Vec::new();
+        for _ in 0..head.objects {
+            let (line, _) = next(&mut hash)?;
+            let Line { kind, version, object } = parse(&line)?;
+            // A kind that is not watched any more is passed over.
+            let Some(index) = KINDS.iter().position(|k| k.name == kind) else { continue };
+            let received = Received::new(&KINDS[index], object)?;
+            objects.push((index, Received { version, ..received }));
+        }
+        let (line, hash) = next(&mut hash)?;
+        let foot: Foot = parse(&line)?;
+        if foot.hash != format!("{hash:016x}") {
+            return Err("its contents were altered".to_owned());
+        }
+        Ok(Some(Saved { server: head.server, confirmed, objects }))
+    }
+
+    /// Writes the file anew.
+    ///
+    /// # Errors
+    /// When the directory or the file cannot be written; the file from before stays.
+    pub(super) fn write(&self, server: &str, objects: &[(KindIndex, u64, Content)]) -> io::Result<()> {
+        let directory = self.path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(directory)?;
+        let beside = self.path.with_extension("jsonl.new");
+        let written = (|| {
+            let mut out = Hashing { out: BufWriter::new(File::create(&beside)?), hash: PATH_START };
+            out.line(&serde_json::to_vec(&Head {
+                format: FORMAT,
+                server: server.to_owned(),
+                objects: objects.len(),
+            })?)?;
+            for (kind, version, content) in objects {
+                let mut line =
+                    format!("{{\"kind\":\"{}\",\"version\":{version},\"object\":", KINDS[*kind].name)
+                        .into_bytes();
+                line.extend_from_slice(content.json());
+                line.push(b'}');
+                out.line(&line)?;
+            }
+            let hash = format!("{:016x}", out.hash);
+            out.line(&serde_json::to_vec(&Foot { hash })?)?;
+            let file = out.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+            file.sync_all()?;
+            fs::rename(&beside, &self.path)?;
+            File::open(directory)?.sync_all()
+        })();
+        if written.is_err() {
+            // Whatever is there is of no use, and its place may be what is lacking.
+            let _ = fs::remove_file(&beside);
+        }
+        written
+    }
+
+    /// Notes that the objects in the file are still those of the API server.
+    ///
+    /// # Errors
+    /// When the file is not there or its times cannot be set.
+    pub(super) fn confirm(&self) -> io::Result<()> {
+        File::options().append(true).open(&self.path)?.set_modified(SystemTime::now())
+    }
+}
+
+struct Hashing<W> {
+    out: W,
+    hash: u64,
+}
+
+impl<W: Write> Hashing<W> {
+    fn line(&mut self, line: &[u8]) -> io::Result<()> {
+        self.hash = hashed(self.hash, line);
+        self.out.write_all(line)?;
+        self.out.write_all(b"\n")
+    }
+}
+
+/// FNV-1a over the line and its end.
+fn hashed(hash: u64, line: &[u8]) -> u64 {
+    let step = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3);
+    line.iter().chain(b"\n").fold(hash, step)
+}
+
+fn parse<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> {
+    serde_json::from_slice(line).map_err(|e| format!("a line is not understood: {e}"))
+}

@@ -1,0 +1,73 @@
+//! The kinds of objects that are watched: where, which of them, and what of them is kept.
+//!
+//! One entry of [`KINDS`] each. What their fields mean is decoded by `source::manifest`, the same as from files; a new
+//! kind is read there, and gets its place in [`Objects`] and its line here.
+
+use crate::model::{ObjectKey, Objects};
+use crate::source::manifest::Object;
+
+/// A kind that is listed and watched in all namespaces.
+#[derive(Debug)]
+pub(super) struct Kind {
+    /// As in manifests.
+    pub(super) name: &'static str,
+    /// Of the collection.
+    pub(super) path: &'static str,
+    /// Label selector; empty for all objects.
+    pub(super) labels: &'static str,
+    /// What of the object is kept beside its metadata: keys of the object with the keys below them, all of them
+    /// where none is named. Empty: everything.
+    pub(super) keep: &'static [(&'static str, &'static [&'static str])],
+    /// Whether an API server may not have it (404): then there are none.
+    pub(super) optional: bool,
+    /// Gives the object its place.
+    pub(super) put: fn(&mut Objects, &ObjectKey, &Object),
+    /// Takes the object of this key out.
+    pub(super) remove: fn(&mut Objects, &ObjectKey),
+}
+
+/// `kind!(NAME, field of Objects, key of ObjectKey, path, rest)`
+macro_rules! kind {
+    ($name:ident, $field:ident, $key:expr, $path:literal, $($rest:ident: $value:expr),*) => {
+        Kind {
+            name: stringify!($name),
+            path: $path,
+            put: |objects, key, object| {
+                if let Object::$name(object) = object {
+                    objects.$field.insert($key(key), object.clone());
+                }
+            },
+            remove: |objects, key| {
+                objects.$field.remove(&$key(key));
+            },
+            $($rest: $value,)*
+        }
+    };
+}
+
+fn whole(key: &ObjectKey) -> ObjectKey {
+    key.clone()
+}
+
+fn name(key: &ObjectKey) -> String {
+    key.name.clone()
+}
+
+/// As kube-proxy selects Services: those that another proxy has are not ours.
+const SERVICES: &str = "!service.kubernetes.io/service-proxy-name";
+/// As kube-proxy selects slices, and only those of a Service.
+const SLICES: &str =
+    "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name,kubernetes.io/service-name";
+/// A Node says much about itself every few minutes.
+const NODE: &[(&str, &[&str])] = &[("spec", &["podCIDR", "podCIDRs"]), ("status", &["addresses"])];
+
+/// Nothing is given out before all of these were listed. Pods are not here: slices say all that is needed of them.
+pub(super) const KINDS: &[Kind] = &[
+    kind!(Service, services, whole, "/api/v1/services", labels: SERVICES, keep: &[], optional: false),
+    kind!(EndpointSlice, endpoint_slices, whole, "/apis/discovery.k8s.io/v1/endpointslices", labels: SLICES, keep: &[], optional: false),
+    kind!(Node, nodes, name, "/api/v1/nodes", labels: "", keep: NODE, optional: false),
+    kind!(Namespace, namespaces, name, "/api/v1/namespaces", labels: "", keep: &[("status", &["phase"])], optional: false),
+];
+
+/// A kind, as a place in [`KINDS`].
+pub(super) type KindIndex = usize;

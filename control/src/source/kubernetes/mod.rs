@@ -1,0 +1,295 @@
+//! Objects of an API server: listed, watched, kept through its faults.
+//!
+//! [`KubernetesSource::start`] watches every kind of `KINDS` on the runtime that it is called on, until it is dropped.
+//! The way of an object: `reflect` lists and watches (`wire` is the HTTP of it, `connect` the credentials), `object`
+//! trims and decodes it by the same code as manifests in files, `retain` decides what to believe of an API server that
+//! comes back from a loss, `hub` puts the kinds together and gives out updates, `disk` keeps the last objects.
+//!
+//! Whatever the API server does, the last objects stay; [`KubernetesSource::state`] tells since when.
+//!
+//! Invariant: nothing is given out before every kind was listed, or is there from the disk.
+//! Invariant: dropping the source ends it at once: no request is waited for.
+
+mod connect;
+mod disk;
+mod hub;
+mod kinds;
+mod object;
+mod reflect;
+mod retain;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+
+use super::{SourceState, SourceUpdate};
+use crate::config::KubernetesConfig;
+use crate::diagnostic::{Diagnostic, Report};
+use crate::model::Objects;
+use disk::{Disk, Saved};
+use hub::Hub;
+use kinds::KINDS;
+use reflect::Reflector;
+
+pub use connect::{ConnectError, Connection, Connector};
+
+/// Events on their way to the hub.
+const EVENTS_MAX: usize = 1024;
+/// The hub waits this long to know whose objects are on disk.
+const IDENTIFY_MAX: Duration = Duration::from_secs(2);
+/// Longest that [`load`] waits for the API server.
+const LOAD_MAX: Duration = Duration::from_secs(20);
+
+/// Times and limits, so that tests need not wait.
+#[derive(Debug, Clone, Copy)]
+struct Tuning {
+    /// Longest wait for an answer to begin, and in a list for its next piece.
+    answer: Duration,
+    /// A watch in which nothing comes for this long is dead: bookmarks come once a minute.
+    silence: Duration,
+    /// Watches are asked to last this many seconds, from and below.
+    watch_seconds: (u64, u64),
+    /// A watch that ends sooner is a failure.
+    watch_min: Duration,
+    /// Pause after a first failure; it doubles up to the second.
+    backoff_first: Duration,
+    backoff_max: Duration,
+    /// No `Retry-After` is obeyed for longer.
+    retry_after_max: Duration,
+    /// A kind that the API server does not have is asked for this often.
+    absent: Duration,
+    /// The objects on disk are used when the API server has not answered for this long, or fails.
+    boot_wait: Duration,
+    /// The disk is written this long after a change,
+    save_settle: Duration,
+    /// and no more often than this.
+    save_interval: Duration,
+    /// Without a change it is noted this often that the objects on disk are still right.
+    confirm_interval: Duration,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            answer: Duration::from_secs(30),
+            silence: Duration::from_secs(100),
+            watch_seconds: (240, 300),
+            watch_min: Duration::from_secs(5),
+            backoff_first: Duration::from_millis(250),
+            backoff_max: Duration::from_secs(30),
+            retry_after_max: Duration::from_secs(120),
+            absent: Duration::from_secs(60),
+            boot_wait: Duration::from_secs(5),
+            save_settle: Duration::from_secs(2),
+            save_interval: Duration::from_secs(10),
+            confirm_interval: Duration::from_secs(30),
+        }
+    }
+}
+
+/// An API server being watched. Dropping it ends that.
+#[derive(Debug)]
+pub struct KubernetesSource {
+    updates: watch::Receiver<SourceUpdate>,
+    state: watch::Receiver<SourceState>,
+    connector: Arc<Connector>,
+    nudge: Arc<Notify>,
+    task: AbortHandle,
+}
+
+impl KubernetesSource {
+    /// Begins to watch, on the runtime that this is called on. `gateway` names the file of the last objects.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime with time and I/O.
+    #[must_use]
+    pub fn start(config: &KubernetesConfig, gateway: &str) -> Self {
+        Self::start_with(config, gateway, Tuning::default())
+    }
+
+    fn start_with(config: &KubernetesConfig, gateway: &str, tuning: Tuning) -> Self {
+        let (updates, updated) = watch::channel(SourceUpdate::nothing());
+        let (states, state) = watch::channel(SourceState::unconnected_since(Timestamp::now()));
+        let connector = Arc::new(Connector::new(config.kubeconfig.clone()));
+        let nudge = Arc::new(Notify::new());
+        let disk = config.state_directory.as_deref().map(|directory| Disk::new(directory, gateway));
+        let hub = Hub::new(config.api_loss_grace, tuning, disk.clone(), updates, states);
+        let run = run(hub, disk, connector.clone(), nudge.clone(), tuning);
+        let task = tokio::spawn(run).abort_handle();
+        Self { updates: updated, state, connector, nudge, task }
+    }
+
+    /// The newest state, and by `changed().await` the next one. Its revision is 0 until there is a first one.
+    #[must_use]
+    pub fn updates(&self) -> watch::Receiver<SourceUpdate> {
+        self.updates.clone()
+    }
+
+    /// How it gets on.
+    #[must_use]
+    pub fn state(&self) -> watch::Receiver<SourceState> {
+        self.state.clone()
+    }
+
+    /// Clients for the same API server, for who writes to it.
+    #[must_use]
+    pub fn connector(&self) -> Arc<Connector> {
+        self.connector.clone()
+    }
+
+    /// Ends pauses between attempts (SIGHUP): the next one is made now.
+    pub fn reload(&self) {
+        self.nudge.notify_waiters();
+    }
+}
+
+impl Drop for KubernetesSource {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn run(
+    mut hub: Hub,
+    disk: Option<Disk>,
+    connector: Arc<Connector>,
+    nudge: Arc<Notify>,
+    tuning: Tuning,
+) {
+    if let Some(disk) = disk {
+        let server = timeout(IDENTIFY_MAX, connector.connection()).await;
+        let server = server.ok().and_then(Result::ok).map(|connection| connection.server);
+        let (path, read) = (disk.path().to_owned(), tokio::task::spawn_blocking(move || disk.read()));
+        match read.await.unwrap_or_else(|panic| Err(panic.to_string())) {
+            Ok(Some(saved)) if server.as_ref().is_none_or(|server| *server == saved.server) => {
+                hub.load(saved);
+            }
+            Ok(Some(saved)) => {
+                tracing::warn!("{}: not used, its objects are of {}", path.display(), saved.server);
+            }
+            Ok(None) => {}
+            Err(why) => {
+                tracing::warn!("{}: the last objects cannot be used: {why}", path.display());
+                hub.load_failed();
+            }
+        }
+    }
+    let (events, told) = mpsc::channel(EVENTS_MAX);
+    // Ends with this task, whatever it waits for.
+    let mut tasks = JoinSet::new();
+    for index in 0..KINDS.len() {
+        let reflector = Reflector::new(index, connector.clone(), tuning, events.clone(), nudge.clone());
+        tasks.spawn(reflector.run());
+    }
+    drop(events);
+    hub.run(told).await;
+}
+
+/// Where the API server is looked for, for people: the kubeconfig, as far as the configuration says.
+#[must_use]
+pub fn location(config: &KubernetesConfig) -> String {
+    match &config.kubeconfig {
+        Some(path) => path.display().to_string(),
+        None => "by the default kubeconfig or service account".to_owned(),
+    }
+}
+
+/// Reads all objects once, for `check`, `replay` and `explain`: from the API server, or where that cannot be reached
+/// from the disk. What went wrong is in the report; without any objects to go by it has an error.
+#[must_use]
+pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return (Objects::default(), fault(Diagnostic::error(error.to_string()))),
+    };
+    let read = runtime.block_on(read_once(config, Tuning::default()));
+    // Not a plug-in that hangs.
+    runtime.shutdown_background();
+    let why = match read {
+        Ok(read) => return read,
+        Err(why) => why,
+    };
+    let disk = config.state_directory.as_deref().map(|directory| Disk::new(directory, gateway));
+    match disk.as_ref().map(Disk::read) {
+        Some(Ok(Some(saved))) => {
+            let when = Timestamp::try_from(saved.confirmed).map(|t| t.strftime("%FT%TZ").to_string());
+            let what = format!(
+                "source.kubernetes: {why}; the objects on disk are used, of {}",
+                when.as_deref().unwrap_or("an unknown time")
+            );
+            let (objects, mut report) = of_disk(saved);
+            report.push(Diagnostic::warning(what).accepting("an API server that answers"));
+            (objects, report)
+        }
+        Some(Err(unread)) => {
+            let what = format!("source.kubernetes: {why}; and the objects on disk cannot be used: {unread}");
+            (Objects::default(), fault(Diagnostic::error(what).accepting("an API server that answers")))
+        }
+        None | Some(Ok(None)) => {
+            let what = format!("source.kubernetes: {why}");
+            (Objects::default(), fault(Diagnostic::error(what).accepting("an API server that answers")))
+        }
+    }
+}
+
+async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects, Report), String> {
+    let limit = || format!("the API server has not answered within {} s", LOAD_MAX.as_secs());
+    let until = tokio::time::Instant::now() + LOAD_MAX;
+    let connector = Connector::new(config.kubeconfig.clone());
+    let connection = tokio::time::timeout_at(until, connector.connection()).await.map_err(|_| limit())?;
+    let connection = connection.map_err(|e| e.to_string())?;
+    let (mut objects, mut report) = (Objects::default(), Report::new());
+    for kind in KINDS {
+        let listed = reflect::list_all(&connection, kind, tuning.answer);
+        let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
+            Ok((received, _)) => received,
+            Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => Vec::new(),
+            Err(fault) => return Err(format!("{}{}: {fault}", connection.server, kind.path)),
+        };
+        for one in received {
+            report.merge(&one.report);
+            if let Some(object) = one.content.object() {
+                (kind.put)(&mut objects, &one.key, object);
+            }
+        }
+    }
+    Ok((objects, report))
+}
+
+fn of_disk(saved: Saved) -> (Objects, Report) {
+    let (mut objects, mut report) = (Objects::default(), Report::new());
+    for (index, one) in saved.objects {
+        report.merge(&one.report);
+        if let Some(object) = one.content.object() {
+            (KINDS[index].put)(&mut objects, &one.key, object);
+        }
+    }
+    (objects, report)
+}
+
+fn fault(diagnostic: Diagnostic) -> Report {
+    [diagnostic].into_iter().collect()
+}
+
+impl SourceUpdate {
+    /// Before the first state: revision 0, no objects.
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self {
+            revision: 0,
+            objects: Arc::default(),
+            report: Arc::default(),
+            stale: Arc::from([]),
+            seen: Instant::now(),
+        }
+    }
+}

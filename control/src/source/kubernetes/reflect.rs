@@ -1,0 +1,282 @@
+//! One kind of objects, listed and then watched for ever, whatever the API server does.
+//!
+//! A [`Reflector`] turns one kind's lists and watches into [`Event`]s for the hub. A watch that ends or breaks is taken
+//! up where it was; only a version that the API server no longer has (410), one that it has not yet reached (it went
+//! back in time), or a watch that stays silent again and again leads to a new list. Between attempts there is a pause
+//! that doubles, with jitter, and no shorter than a `Retry-After` asks for.
+//!
+//! Invariant: no wait without a limit, no loop without a pause: a request that failed, or a watch that ended at once,
+//! is followed by one.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+
+use super::Tuning;
+use super::connect::{Connection, Connector};
+use super::kinds::{KINDS, Kind, KindIndex};
+use super::object::{Received, version_number};
+use super::wire::{self, Fault, Told, Watch};
+
+/// What a reflector tells the hub.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// All that there is, as of a version.
+    Listed(KindIndex, Vec<Received>, u64),
+    /// From a watch.
+    Told(KindIndex, Told),
+    /// A watch stands.
+    Up(KindIndex, String),
+    /// An attempt failed.
+    Down(KindIndex, String),
+}
+
+/// See the module.
+pub(super) struct Reflector {
+    index: KindIndex,
+    kind: &'static Kind,
+    connector: Arc<Connector>,
+    tuning: Tuning,
+    events: mpsc::Sender<Event>,
+    nudge: Arc<Notify>,
+    backoff: Backoff,
+}
+
+/// The hub is gone: nobody listens any more.
+struct Unheard;
+
+/// Why one attempt is over.
+enum End {
+    Fault(Fault, Option<u64>),
+    Unheard,
+    /// The API server does not have the kind.
+    Absent,
+    /// A watch ended in order.
+    Ended,
+}
+
+impl From<Unheard> for End {
+    fn from(_: Unheard) -> Self {
+        Self::Unheard
+    }
+}
+
+impl Reflector {
+    pub(super) fn new(
+        index: KindIndex,
+        connector: Arc<Connector>,
+        tuning: Tuning,
+        events: mpsc::Sender<Event>,
+        nudge: Arc<Notify>,
+    ) -> Self {
+        let backoff = Backoff::new(tuning.backoff_first, tuning.backoff_max);
+        Self { index, kind: &KINDS[index], connector, tuning, events, nudge, backoff }
+    }
+
+    /// Lists and watches until the hub is gone.
+    pub(super) async fn run(mut self) {
+        let mut version: Option<String> = None;
+        // Watches in a row that told nothing, or nothing that is understood.
+        let mut useless = 0;
+        loop {
+            let begun = Instant::now();
+            let end = match &mut version {
+                None => match self.list().await {
+                    Ok(listed) => {
+                        version = Some(listed);
+                        continue;
+                    }
+                    Err(end) => end,
+                },
+                Some(version) => self.watch(version, &mut useless).await,
+            };
+            if begun.elapsed() >= self.tuning.watch_min && version.is_some() {
+                self.backoff.reset();
+            }
+            let mut pause = Duration::ZERO;
+            match end {
+                End::Unheard => return,
+                End::Absent => pause = self.tuning.absent,
+                // Taken up at once where it lasted, which is the usual end of a watch.
+                End::Ended if begun.elapsed() >= self.tuning.watch_min => {}
+                End::Ended => pause = self.backoff.next(),
+                End::Fault(fault, serial) => {
+                    if fault.is_expired() || useless >= 2 {
+                        tracing::debug!(kind = self.kind.name, %fault, "listing anew");
+                        version = None;
+                        useless = 0;
+                    }
+                    pause = pause.max(self.backoff.next());
+                    pause = pause.max(self.after(&fault, serial).await);
+                    if !fault.is_expired() && self.tell_down(&fault).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            if !pause.is_zero() {
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = self.nudge.notified() => {}
+                }
+            }
+        }
+    }
+
+    /// What a fault asks for before the next attempt: another client, or a pause.
+    async fn after(&self, fault: &Fault, serial: Option<u64>) -> Duration {
+        let renew = match fault {
+            Fault::Refused { code: 401, .. } | Fault::Silent(_) | Fault::Broken(_) => serial,
+            _ => None,
+        };
+        if let Some(serial) = renew {
+            self.connector.renew(serial).await;
+        }
+        match fault {
+            Fault::Refused { retry_after: Some(asked), .. } => (*asked).min(self.tuning.retry_after_max),
+            _ => Duration::ZERO,
+        }
+    }
+
+    async fn tell_down(&self, fault: &Fault) -> Result<(), Unheard> {
+        self.tell(Event::Down(self.index, format!("{}: {fault}", self.kind.path))).await
+    }
+
+    async fn tell(&self, event: Event) -> Result<(), Unheard> {
+        self.events.send(event).await.map_err(|_| Unheard)
+    }
+
+    async fn connection(&self) -> Result<Connection, End> {
+        let made = self.connector.connection().await;
+        made.map_err(|e| End::Fault(Fault::Connect(e.to_string()), None))
+    }
+
+    /// Reads everything; the version to watch from.
+    async fn list(&self) -> Result<String, End> {
+        let connection = self.connection().await?;
+        let serial = connection.serial;
+        match list_all(&connection, self.kind, self.tuning.answer).await {
+            Ok((items, version)) => {
+                self.tell(Event::Listed(self.index, items, version_number(&version))).await?;
+                Ok(version)
+            }
+            Err(Fault::Refused { code: 404, .. }) if self.kind.optional => {
+                self.tell(Event::Listed(self.index, Vec::new(), 0)).await?;
+                self.tell(Event::Up(self.index, connection.server)).await?;
+                Err(End::Absent)
+            }
+            Err(fault) => Err(End::Fault(fault, Some(serial))),
+        }
+    }
+
+    /// Watches from `version` on, which follows what was told.
+    async fn watch(&self, version: &mut String, useless: &mut u32) -> End {
+        let connection = match self.connection().await {
+            Ok(connection) => connection,
+            Err(end) => return end,
+        };
+        let serial = connection.serial;
+        match self.follow(connection, version, useless).await {
+            Ok(()) => End::Ended,
+            Err(End::Fault(fault, _)) => {
+                if matches!(fault, Fault::Silent(_) | Fault::Garbled(_)) {
+                    *useless += 1;
+                }
+                End::Fault(fault, Some(serial))
+            }
+            Err(end) => end,
+        }
+    }
+
+    async fn follow(
+        &self,
+        connection: Connection,
+        version: &mut String,
+        useless: &mut u32,
+    ) -> Result<(), End> {
+        let fault = |fault| End::Fault(fault, None);
+        let (low, high) = self.tuning.watch_seconds;
+        let seconds = low + random() % (high - low).max(1);
+        let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.answer).await;
+        let mut watch = opened.map_err(fault)?;
+        self.tell(Event::Up(self.index, connection.server)).await?;
+        let before = version_number(version);
+        while let Some(told) = watch.next(self.tuning.silence).await.map_err(fault)? {
+            let now = told.version();
+            if now != 0 && now < before {
+                return Err(fault(Fault::Backwards { before, now }));
+            }
+            if now > version_number(version) {
+                *version = now.to_string();
+            }
+            *useless = 0;
+            self.tell(Event::Told(self.index, told)).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads all pages. A list whose continuation expires begins anew with the next attempt.
+pub(super) async fn list_all(
+    connection: &Connection,
+    kind: &'static Kind,
+    wait: Duration,
+) -> Result<(Vec<Received>, String), Fault> {
+    let mut items = Vec::new();
+    let mut next = String::new();
+    loop {
+        let page = wire::list(connection, kind, &next, wait).await?;
+        items.extend(page.items);
+        if page.next.is_empty() {
+            return Ok((items, page.version));
+        }
+        next = page.next;
+    }
+}
+
+/// Pauses that double, each between half and all of that.
+#[derive(Debug)]
+struct Backoff {
+    first: Duration,
+    max: Duration,
+    now: Duration,
+}
+
+impl Backoff {
+    fn new(first: Duration, max: Duration) -> Self {
+        Self { first, max, now: first }
+    }
+
+    fn reset(&mut self) {
+        self.now = self.first;
+    }
+
+    fn next(&mut self) -> Duration {
+        let half = self.now / 2;
+        self.now = (self.now * 2).min(self.max);
+        half + half.mul_f64((random() % 1024) as f64 / 1024.0)
+    }
+}
+
+/// A number that differs between processes and calls: jitter needs no more.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_their_limit_and_are_never_short() {
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(2));
+        for nominal in [200, 400, 800, 1600, 2000, 2000] {
+            let (pause, nominal) = (backoff.next(), Duration::from_millis(nominal));
+            assert!(pause >= nominal / 2 && pause <= nominal, "{pause:?} of {nominal:?}");
+        }
+        backoff.reset();
+        assert!(backoff.next() <= Duration::from_millis(200));
+    }
+}

@@ -1,0 +1,378 @@
+//! Lists and watches over HTTP: one request and what comes back, each wait with its limit.
+//!
+//! A list is read page by page, each decoded object by object while it is parsed, so that no page of JSON trees is ever
+//! in memory. A watch gives one event a line. What an answer means for the next request is decided by the caller,
+//! `reflect`; here it is only told apart ([`Fault`]).
+
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
+use hyper::{Request, Response, StatusCode};
+use kube::client::Body;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use tokio::time::timeout;
+
+use super::connect::{Connection, causes};
+use super::kinds::Kind;
+use super::object::{Received, identity, version_number};
+use crate::model::ObjectKey;
+use crate::yaml::Node;
+
+/// Objects asked for in a page.
+const PAGE: u32 = 500;
+/// Largest page taken: 500 slices of 1,000 endpoints are half of it.
+const PAGE_BYTES_MAX: usize = 512 << 20;
+/// Largest event taken; etcd takes no object above 1.5 MiB.
+const EVENT_BYTES_MAX: usize = 64 << 20;
+/// Of an error's body, this much is read.
+const STATUS_BYTES_MAX: usize = 64 << 10;
+
+/// Why a request did not give what it should.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Fault {
+    /// No client: kubeconfig or credentials.
+    #[error("{0}")]
+    Connect(String),
+    /// The API server refused, with an HTTP status or in the watch.
+    #[error("the API server answers {code}: {message}")]
+    Refused { code: u16, message: String, retry_after: Option<Duration> },
+    /// Nothing came for this long.
+    #[error("the API server is silent for {0:?}")]
+    Silent(Duration),
+    /// TCP, TLS or HTTP failed, or the answer was cut.
+    #[error("{0}")]
+    Broken(String),
+    /// The answer is not what the API says.
+    #[error("the answer is not understood: {0}")]
+    Garbled(String),
+    /// The watch tells of a time before its beginning.
+    #[error("the API server went back in time: version {now} after {before}")]
+    Backwards { before: u64, now: u64 },
+}
+
+impl Fault {
+    /// The version that was asked for is too old: only a list helps.
+    pub(super) fn is_expired(&self) -> bool {
+        matches!(self, Self::Refused { code: 410, .. } | Self::Backwards { .. })
+    }
+}
+
+/// A page of a list.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    pub(super) items: Vec<Received>,
+    /// `metadata.resourceVersion`.
+    pub(super) version: String,
+    /// `metadata.continue`, empty on the last page.
+    pub(super) next: String,
+}
+
+/// Reads one page of all objects of a kind; `next` is that of the page before.
+pub(super) async fn list(
+    connection: &Connection,
+    kind: &'static Kind,
+    next: &str,
+    wait: Duration,
+) -> Result<Page, Fault> {
+    let mut query = vec![("limit", PAGE.to_string())];
+    if !next.is_empty() {
+        query.push(("continue", next.to_owned()));
+    }
+    let mut response = send(connection, kind, &query, wait).await?;
+    let mut text = Vec::new();
+    while let Some(bytes) = frame(&mut response, wait).await? {
+        if text.len() + bytes.len() > PAGE_BYTES_MAX {
+            return Err(Fault::Garbled(format!("a page of more than {PAGE_BYTES_MAX} bytes")));
+        }
+        text.extend_from_slice(&bytes);
+    }
+    // A page may take a tenth of a second: not on a thread that others wait for.
+    let parsed = tokio::task::spawn_blocking(move || parse_page(kind, &text)).await;
+    parsed.map_err(|e| Fault::Broken(e.to_string()))?
+}
+
+/// What a watch tells.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// `ADDED` or `MODIFIED`.
+    Applied(Box<Received>),
+    /// `DELETED`, at a version.
+    Deleted(ObjectKey, u64),
+    /// `BOOKMARK`: everything up to here was told.
+    Bookmark(u64),
+}
+
+impl Told {
+    pub(super) fn version(&self) -> u64 {
+        match self {
+            Self::Applied(received) => received.version,
+            Self::Deleted(_, version) | Self::Bookmark(version) => *version,
+        }
+    }
+}
+
+/// A watch under way.
+pub(super) struct Watch {
+    kind: &'static Kind,
+    response: Response<Body>,
+    buffer: Vec<u8>,
+    /// Of `buffer`, what is known to hold no line end.
+    searched: usize,
+}
+
+impl Watch {
+    /// Begins to watch after `version`, for `seconds` at most if the API server minds that.
+    pub(super) async fn open(
+        connection: &Connection,
+        kind: &'static Kind,
+        version: &str,
+        seconds: u64,
+        wait: Duration,
+    ) -> Result<Self, Fault> {
+        let query = [
+            ("watch", "true".to_owned()),
+            ("allowWatchBookmarks", "true".to_owned()),
+            ("resourceVersion", version.to_owned()),
+            ("timeoutSeconds", seconds.to_string()),
+        ];
+        let response = send(connection, kind, &query, wait).await?;
+        Ok(Self { kind, response, buffer: Vec::new(), searched: 0 })
+    }
+
+    /// The next event; `None` when the API server ended the watch in order. What is lost of an event that was cut
+    /// comes again in the next watch.
+    pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<Told>, Fault> {
+        loop {
+            if let Some(at) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') {
+                let end = self.searched + at;
+                let told = parse_event(self.kind, &self.buffer[..end]);
+                self.buffer.drain(..=end);
+                self.searched = 0;
+                match told? {
+                    Some(told) => return Ok(Some(told)),
+                    None => continue,
+                }
+            }
+            self.searched = self.buffer.len();
+            if self.searched > EVENT_BYTES_MAX {
+                return Err(Fault::Garbled(format!("an event of more than {EVENT_BYTES_MAX} bytes")));
+            }
+            match frame(&mut self.response, silence).await? {
+                Some(bytes) => self.buffer.extend_from_slice(&bytes),
+                None if self.buffer.is_empty() => return Ok(None),
+                None => return Err(Fault::Broken("the watch was cut in the middle of an event".to_owned())),
+            }
+        }
+    }
+}
+
+async fn send(
+    connection: &Connection,
+    kind: &Kind,
+    query: &[(&str, String)],
+    wait: Duration,
+) -> Result<Response<Body>, Fault> {
+    let selector = ("labelSelector", kind.labels.to_owned());
+    let selector = Some(&selector).filter(|(_, labels)| !labels.is_empty());
+    let pairs = query.iter().chain(selector).map(|(key, value)| format!("{key}={}", encoded(value)));
+    let uri = format!("{}?{}", kind.path, pairs.collect::<Vec<_>>().join("&"));
+    let request = Request::get(uri).header("accept", "application/json").body(Body::empty());
+    let request = request.expect("the parts of a URI are encoded");
+    let sent = timeout(wait, connection.client.send(request)).await.map_err(|_| Fault::Silent(wait))?;
+    let mut response = sent.map_err(|e| Fault::Broken(causes(&e)))?;
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let (status, header) = (response.status(), response.headers().get("retry-after"));
+    let header = header.and_then(|v| v.to_str().ok()?.trim().parse().ok());
+    let mut text = Vec::new();
+    while text.len() < STATUS_BYTES_MAX
+        && let Ok(Some(bytes)) = frame(&mut response, wait).await
+    {
+        text.extend_from_slice(&bytes);
+    }
+    Err(refusal(status, header, serde_json::from_slice(&text).unwrap_or_default()))
+}
+
+/// The next piece of a body.
+async fn frame(response: &mut Response<Body>, wait: Duration) -> Result<Option<Bytes>, Fault> {
+    loop {
+        let frame = timeout(wait, response.body_mut().frame()).await.map_err(|_| Fault::Silent(wait))?;
+        match frame {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(Fault::Broken(causes(&error))),
+            // Trailers say nothing.
+            Some(Ok(frame)) => {
+                if let Ok(bytes) = frame.into_data() {
+                    return Ok(Some(bytes));
+                }
+            }
+        }
+    }
+}
+
+/// `meta/v1` Status, as far as it matters.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    code: u16,
+    message: String,
+    reason: String,
+    details: Option<Details>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Details {
+    retry_after_seconds: u64,
+}
+
+fn refusal(http: StatusCode, retry_after: Option<u64>, status: Status) -> Fault {
+    let asked = status.details.map(|d| d.retry_after_seconds).filter(|s| *s > 0);
+    let message = [status.message, status.reason].into_iter().find(|text| !text.is_empty());
+    let reason = || http.canonical_reason().unwrap_or("no reason given").to_owned();
+    Fault::Refused {
+        code: http.as_u16(),
+        message: message.unwrap_or_else(reason),
+        retry_after: retry_after.or(asked).map(Duration::from_secs),
+    }
+}
+
+/// Percent-encodes a value of a query (RFC 3986, section 2.3).
+fn encoded(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}
+
+fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<Told>, Fault> {
+    #[derive(Deserialize)]
+    struct Event {
+        r#type: String,
+        object: Node,
+    }
+    if line.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let event: Event = serde_json::from_slice(line).map_err(|e| Fault::Garbled(e.to_string()))?;
+    match &*event.r#type {
+        "ADDED" | "MODIFIED" => {
+            let received = Received::new(kind, event.object).map_err(Fault::Garbled)?;
+            Ok(Some(Told::Applied(Box::new(received))))
+        }
+        "DELETED" => {
+            let (key, version) = identity(kind, &event.object).map_err(Fault::Garbled)?;
+            Ok(Some(Told::Deleted(key, version)))
+        }
+        "BOOKMARK" => {
+            let metadata = event.object.entry("metadata").and_then(|e| e.node.entry("resourceVersion"));
+            let version = metadata.map_or(0, |e| e.node.text().map_or(0, version_number));
+            Ok(Some(Told::Bookmark(version)))
+        }
+        "ERROR" => {
+            let text = serde_json::to_vec(&event.object).unwrap_or_default();
+            let status: Status = serde_json::from_slice(&text).unwrap_or_default();
+            let http = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            Err(refusal(http, None, status))
+        }
+        // Of a later API.
+        _ => Ok(None),
+    }
+}
+
+fn parse_page(kind: &'static Kind, text: &[u8]) -> Result<Page, Fault> {
+    let mut deserializer = serde_json::Deserializer::from_slice(text);
+    PageOf(kind).deserialize(&mut deserializer).map_err(|e| Fault::Garbled(e.to_string()))
+}
+
+/// Reads a `List`, its items one by one.
+struct PageOf(&'static Kind);
+
+impl<'de> DeserializeSeed<'de> for PageOf {
+    type Value = Page;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Page, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for PageOf {
+    type Value = Page;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a {}List", self.0.name)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Page, A::Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        struct ListMeta {
+            resource_version: String,
+            r#continue: Option<String>,
+        }
+        let mut page = Page::default();
+        let mut seen = false;
+        while let Some(key) = map.next_key::<String>()? {
+            match &*key {
+                "metadata" => {
+                    let meta: ListMeta = map.next_value()?;
+                    page.version = meta.resource_version;
+                    page.next = meta.r#continue.unwrap_or_default();
+                }
+                "items" => {
+                    seen = true;
+                    page.items = map.next_value_seed(Items(self.0))?;
+                }
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        if !seen || page.version.is_empty() {
+            return Err(serde::de::Error::custom(format!(
+                "no {}List with items and a resourceVersion",
+                self.0.name
+            )));
+        }
+        Ok(page)
+    }
+}
+
+struct Items(&'static Kind);
+
+impl<'de> DeserializeSeed<'de> for Items {
+    type Value = Vec<Received>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<Received>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Items {
+    type Value = Vec<Received>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a list")
+    }
+
+    /// `items: null` is an empty list.
+    fn visit_unit<E>(self) -> Result<Vec<Received>, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<Received>, A::Error> {
+        let mut items = Vec::new();
+        while let Some(node) = seq.next_element::<Node>()? {
+            items.push(Received::new(self.0, node).map_err(serde::de::Error::custom)?);
+        }
+        Ok(items)
+    }
+}

@@ -1,0 +1,143 @@
+//! JSON as the same tree as YAML: what an API server sends is decoded by the readers of manifests.
+//!
+//! Values have no place (line 0): whoever decodes names the object instead. `metadata.managedFields` is passed over
+//! while reading, for it is half of what an API server sends and nobody here reads it. A tree is written back as JSON
+//! to be kept on disk.
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
+
+use super::{Entry, Node, Position, Scalar, ScalarKind, Value};
+
+/// Of values that were not read from a file.
+const NOWHERE: Position = Position { line: 0, column: 0 };
+
+impl Node {
+    /// A value without a place.
+    fn placeless(value: Value) -> Self {
+        Self { at: NOWHERE, value }
+    }
+
+    fn scalar(text: impl Into<String>, kind: ScalarKind) -> Self {
+        Self::placeless(Value::Scalar(Scalar { text: text.into(), kind }))
+    }
+
+    /// Whether it was read from a file, and so has places.
+    pub(super) fn is_placed(&self) -> bool {
+        self.at != NOWHERE
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Json)
+    }
+}
+
+struct Json;
+
+impl<'de> Visitor<'de> for Json {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::scalar("", ScalarKind::Null))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
+        Ok(Node::scalar(value.to_string(), ScalarKind::Bool(value)))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
+        Ok(Node::scalar(value.to_string(), ScalarKind::Int(value)))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
+        let kind = i64::try_from(value).map_or(ScalarKind::Float(value as f64), ScalarKind::Int);
+        Ok(Node::scalar(value.to_string(), kind))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
+        Ok(Node::scalar(value.to_string(), ScalarKind::Float(value)))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Node, E> {
+        Ok(Node::scalar(value, ScalarKind::Text))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Node, E> {
+        Ok(Node::scalar(value, ScalarKind::Text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element()? {
+            items.push(item);
+        }
+        Ok(Node::placeless(Value::Sequence(items)))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "managedFields" {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            entries.push(Entry { key, at: NOWHERE, node: map.next_value()? });
+        }
+        Ok(Node::placeless(Value::Mapping(entries)))
+    }
+}
+
+impl Serialize for Node {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.value {
+            Value::Scalar(scalar) => match scalar.kind {
+                ScalarKind::Null => serializer.serialize_unit(),
+                ScalarKind::Bool(value) => serializer.serialize_bool(value),
+                ScalarKind::Int(value) => serializer.serialize_i64(value),
+                ScalarKind::Float(value) => serializer.serialize_f64(value),
+                ScalarKind::Text => serializer.serialize_str(&scalar.text),
+            },
+            Value::Sequence(items) => {
+                let mut seq = serializer.serialize_seq(Some(items.len()))?;
+                items.iter().try_for_each(|item| seq.serialize_element(item))?;
+                seq.end()
+            }
+            Value::Mapping(entries) => {
+                let mut map = serializer.serialize_map(Some(entries.len()))?;
+                entries.iter().try_for_each(|entry| map.serialize_entry(&entry.key, &entry.node))?;
+                map.end()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_read_as_yaml_reads_it_and_written_back() {
+        let text = r#"{"a":[1,-2,2.5,true,null,"yes","0644"],"b":{"c":{}},"d":18446744073709551615}"#;
+        let from_json: Node = serde_json::from_str(text).expect("JSON");
+        let parsed = crate::yaml::parse(text);
+        let strip = |node: &Node| serde_json::to_string(node).expect("a tree");
+        let list = |node: &Node| strip(&node.entry("a").expect("it has one").node);
+        assert_eq!(list(&from_json), list(&parsed.documents[0]));
+        assert_eq!(list(&from_json), r#"[1,-2,2.5,true,null,"yes","0644"]"#);
+        assert_eq!(strip(&from_json).split(",\"d\"").next(), text.split(",\"d\"").next());
+        assert!(!from_json.is_placed());
+    }
+
+    #[test]
+    fn managed_fields_are_not_kept() {
+        let text = r#"{"metadata":{"name":"a","managedFields":[{"f:spec":{}}],"uid":"u"}}"#;
+        let node: Node = serde_json::from_str(text).expect("JSON");
+        assert_eq!(serde_json::to_string(&node).expect("a tree"), r#"{"metadata":{"name":"a","uid":"u"}}"#);
+    }
+}
