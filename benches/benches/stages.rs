@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tidegate_bench::traffic::{self, Random};
-use tidegate_core::conntrack::{FlowHash, FlowKey, FlowTables, IdleTimeout, Packet};
+use tidegate_core::conntrack::{First, FlowHash, FlowKey, FlowTables, IdleTimeout, Packet};
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::limits::BURST;
 use tidegate_core::maglev::{Member, auto_size, build};
@@ -102,7 +102,7 @@ fn flow_look_up(c: &mut Criterion) {
                 });
                 // As the pipeline does: the first bucket of each, then the second of those not found there.
                 let first = keys.each_ref().map(|(key, hash)| {
-                    tables.dsr.lookup_first(key, *hash, Packet::Datagram, Now(1)).is_some()
+                    matches!(tables.dsr.lookup_first(key, *hash, Packet::Datagram, Now(1)), First::Steady(_))
                 });
                 let mut found = 0;
                 for ((key, hash), first) in keys.iter().zip(first) {

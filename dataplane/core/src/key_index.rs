@@ -21,6 +21,8 @@ struct Line([u32; SLOTS_PER_LINE]);
 #[derive(Debug)]
 pub(crate) struct KeyIndex {
     lines: Box<[Line]>,
+    /// Slots, a power of two, less one.
+    mask: usize,
 }
 
 impl KeyIndex {
@@ -30,12 +32,13 @@ impl KeyIndex {
     /// If a position is not below 2^22: the limits of a snapshot are checked first.
     pub(crate) fn build(entries: impl ExactSizeIterator<Item = (u64, usize)>) -> Self {
         let lines = (entries.len() * 2).next_power_of_two().div_ceil(SLOTS_PER_LINE).max(1);
-        let mut index = Self { lines: vec![Line([0; SLOTS_PER_LINE]); lines].into_boxed_slice() };
+        let mask = lines * SLOTS_PER_LINE - 1;
+        let mut index = Self { lines: vec![Line([0; SLOTS_PER_LINE]); lines].into_boxed_slice(), mask };
         for (hash, position) in entries {
             let position = u32::try_from(position).ok().filter(|&p| p <= POSITION_MASK);
             let position = position.expect("positions are within the limits of a snapshot");
             let mut at = index.start(hash);
-            while index.slot(at) != 0 {
+            while index.lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] != 0 {
                 at = index.next(at);
             }
             index.lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] = tag(hash) | position;
@@ -46,7 +49,9 @@ impl KeyIndex {
     /// Asks the cache for the line where the probe begins.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
-        prefetch::read(&self.lines[self.start(hash) / SLOTS_PER_LINE]);
+        if let Some(line) = self.lines.get(self.start(hash) / SLOTS_PER_LINE) {
+            prefetch::read(line);
+        }
     }
 
     /// The first position under `hash` that `matches`, which compares the whole key.
@@ -54,32 +59,32 @@ impl KeyIndex {
     pub(crate) fn find(&self, hash: u64, mut matches: impl FnMut(usize) -> bool) -> Option<usize> {
         let tag = tag(hash);
         let mut at = self.start(hash);
+        let mut line = &self.lines[at / SLOTS_PER_LINE].0;
         loop {
-            let slot = self.slot(at);
-            if slot == 0 {
-                return None;
-            }
+            let slot = line[at % SLOTS_PER_LINE];
             let position = (slot & POSITION_MASK) as usize;
+            // Never an empty slot: the tag has the occupied bit.
             if slot & !POSITION_MASK == tag && matches(position) {
                 return Some(position);
             }
+            if slot == 0 {
+                return None;
+            }
             at = self.next(at);
+            if at.is_multiple_of(SLOTS_PER_LINE) {
+                line = &self.lines[at / SLOTS_PER_LINE].0;
+            }
         }
     }
 
     #[inline]
     fn start(&self, hash: u64) -> usize {
-        hash as usize & (self.lines.len() * SLOTS_PER_LINE - 1)
+        hash as usize & self.mask
     }
 
     #[inline]
     fn next(&self, at: usize) -> usize {
-        (at + 1) & (self.lines.len() * SLOTS_PER_LINE - 1)
-    }
-
-    #[inline]
-    fn slot(&self, at: usize) -> u32 {
-        self.lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE]
+        (at + 1) & self.mask
     }
 }
 

@@ -42,7 +42,7 @@ use crate::service::Service;
 use crate::snapshot::{Interface, Snapshot};
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::rewrite::Endpoint;
-use crate::wire::{Addr, Fragment, Headers, MacAddr, Parsed, ethernet};
+use crate::wire::{Addr, Fragment, Headers, MacAddr, Parsed, ethernet, usual};
 use admission::Recheck;
 use reply_flows::Replies;
 use service_flows::Requests;
@@ -152,11 +152,15 @@ pub struct BurstOutput {
 
 impl BurstOutput {
     fn begin(&mut self, frames: usize) {
+        // One copy each: an iterator would push them one by one.
+        static VERDICTS: [Verdict; BURST] = [Verdict::Punt(PuntReason::NotIp); BURST];
+        static NOTES: [Note; BURST] = [Note { service: None, backend: None, flow: FlowNote::None }; BURST];
         self.verdicts.clear();
         self.notes.clear();
         self.events.clear();
-        self.verdicts.extend(std::iter::repeat_n(Verdict::Punt(PuntReason::NotIp), frames));
-        self.notes.extend(std::iter::repeat_n(Note::default(), frames));
+        let fits = "both are as long as a burst";
+        self.verdicts.try_extend_from_slice(&VERDICTS[..frames]).expect(fits);
+        self.notes.try_extend_from_slice(&NOTES[..frames]).expect(fits);
     }
 
     fn tell(&mut self, event: NeighborEvent) {
@@ -212,6 +216,21 @@ impl<F: Frame> Burst<'_, '_, F> {
         usize::from(self.packets[usize::from(packet)].frame)
     }
 
+    /// Takes in a packet whose headers are sound, if the frame is to us, and asks the cache for its service.
+    #[inline(always)]
+    fn admit(&mut self, at: usize, headers: Headers) {
+        let (snapshot, interface) = (self.view.snapshot, self.interface);
+        if !ethernet::is_to(self.frames[at].bytes(), &interface.mac) {
+            self.set(at, Refusal::OtherStation);
+        } else if headers.vlan != interface.vlan {
+            self.set(at, Refusal::VlanMismatch);
+        } else {
+            let service_hash = Snapshot::hash_service(&headers.dst, headers.proto, headers.dst_port);
+            snapshot.prefetch_service(service_hash);
+            self.packets.push(Packet { headers, frame: at as u8, service_hash });
+        }
+    }
+
     fn set(&mut self, frame: usize, verdict: impl Into<Verdict>) {
         self.out.verdicts[frame] = verdict.into();
     }
@@ -227,6 +246,18 @@ impl<F: Frame> Burst<'_, '_, F> {
         let interface = self.arrival.interface();
         self.out.verdicts[frame] =
             if answered { Verdict::Transmit { interface, why } } else { otherwise.into() };
+    }
+}
+
+/// Checks the headers of a frame by the whole parser. A function of its own, so that [`Pipeline::check`] keeps the
+/// few values of a usual packet in registers.
+#[inline(never)]
+fn check_unusual<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize) {
+    match crate::wire::parse(burst.frames[at].bytes()) {
+        Ok(Parsed::Ip(headers)) => burst.admit(at, headers),
+        Ok(Parsed::Arp(arp)) => rest::arp(burst, at, &arp),
+        Ok(Parsed::Other) => {}
+        Err(malformed) => burst.set(at, Verdict::Drop(malformed.into())),
     }
 }
 
@@ -313,7 +344,6 @@ impl Pipeline {
     /// Checks the headers of every frame and asks the cache for the service of each packet.
     #[inline(never)]
     fn check<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
-        let (snapshot, interface) = (burst.view.snapshot, burst.interface);
         for frame in burst.frames.iter().take(AHEAD) {
             frame.prefetch();
         }
@@ -321,23 +351,9 @@ impl Pipeline {
             if let Some(next) = burst.frames.get(at + AHEAD) {
                 next.prefetch();
             }
-            let bytes = burst.frames[at].bytes();
-            match crate::wire::parse(bytes) {
-                Ok(Parsed::Ip(headers)) => {
-                    let to = ethernet::destination(bytes);
-                    if to != interface.mac && !to.is_multicast() {
-                        burst.set(at, Refusal::OtherStation);
-                    } else if headers.vlan != interface.vlan {
-                        burst.set(at, Refusal::VlanMismatch);
-                    } else {
-                        let hash = Snapshot::hash_service(&headers.dst, headers.proto, headers.dst_port);
-                        snapshot.prefetch_service(hash);
-                        burst.packets.push(Packet { headers, frame: at as u8, service_hash: hash });
-                    }
-                }
-                Ok(Parsed::Arp(arp)) => rest::arp(burst, at, &arp),
-                Ok(Parsed::Other) => {}
-                Err(malformed) => burst.set(at, Verdict::Drop(malformed.into())),
+            match usual::parse(burst.frames[at].bytes()) {
+                Some(headers) => burst.admit(at, headers),
+                None => check_unusual(burst, at),
             }
         }
     }
@@ -404,7 +420,7 @@ impl Pipeline {
                 continue;
             }
             match decision.and_then(|decision| deliver::recalled(burst.view.snapshot, decision)) {
-                Some(destination) => self.deliver_one(burst, &Delivery { packet, destination }),
+                Some(destination) => self.deliver_one(burst, packet, &destination),
                 None => {
                     let at = burst.frame_of(packet);
                     rest::unserved(burst, at, &h);

@@ -28,7 +28,7 @@ fn work(tables: &mut FlowTables, bound: u32) {
         let _ = tables.dsr.insert(&key, hash, backend, syn, idle, now);
         let _ = tables.nat.insert_pair((&key, hash), (&reply, reply_hash), backend, syn, idle, now);
         tables.dsr.prefetch(&key, hash);
-        tables.nat.prefetch_rest(&key, hash);
+        tables.nat.prefetch(&key, hash);
         if n % 4 < 2 {
             tables.dsr.lookup(&key, hash, ack, now);
             tables.nat.lookup_reply(&reply, reply_hash, Packet::Tcp(SYN | ACK), now);

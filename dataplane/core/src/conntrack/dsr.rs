@@ -10,7 +10,7 @@ use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
 use super::table::{Entry, Place, Table};
 use super::tcp_state::{IdleTimeout, Packet, Phase, State};
 use super::view::{FlowKind, FlowView};
-use super::{EvictionReason, FlowCounters, Full};
+use super::{EvictionReason, First, FlowCounters, Full};
 use crate::ids::{BackendId, ServiceId};
 use crate::now::Now;
 
@@ -79,20 +79,19 @@ impl DsrTable {
         })
     }
 
-    /// As [`Self::lookup`], in the first of the key's buckets alone, where most flows are; asks for the second where
-    /// the flow is not there. For the whole burst, some work after [`Self::prefetch`]; [`Self::lookup`] those that it
-    /// does not find.
-    #[inline]
+    /// Looks into the first of the key's buckets alone, where most flows are, and asks for the second where the flow
+    /// is not there. A plain packet of an established flow is noted, which then goes to this backend. For the whole
+    /// burst, some work after [`Self::prefetch`]; [`Self::lookup`] what it leaves.
+    #[inline(always)]
     pub fn lookup_first(
         &mut self,
         key: &FlowKey,
         hash: FlowHash,
         packet: Packet,
         now: Now,
-    ) -> Option<DsrHit> {
+    ) -> First<BackendId> {
         by_family!(mut self, key, |table, packed| {
-            let place = table.find_first(&packed, hash)?;
-            note(table, place, packet, now)
+            table.see_first(&packed, hash, packet, now).map(|(_, value)| BackendId::from_raw(value))
         })
     }
 
@@ -166,11 +165,6 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
     let place = table.alive(place, now)?;
     let before = table.state(place)?;
     let backend = BackendId::from_raw(table.value(place));
-    if packet.is_plain() && before.is_steady() {
-        // One branch for TCP and datagrams alike: traffic of both kinds would mispredict any other.
-        table.see(place, now);
-        return Some(DsrHit { backend, phase: Phase::Established, reopened: false });
-    }
     let reopened = matches!(before.phase(), Phase::Closing | Phase::Closed) && packet.is_opening();
     let state = if reopened { State::first(packet) } else { before.next(packet) };
     table.touch(place, state, now);

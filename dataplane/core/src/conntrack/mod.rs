@@ -2,7 +2,7 @@
 //!
 //! Each worker has its own [`FlowTables`]: nothing is shared or locked. A packet costs one cache line that was
 //! asked for before: [`FlowTables::hash`] and `prefetch` for the burst, other work, `lookup_first`, and for what that
-//! does not find `lookup` and `insert`. With DSR ([`DsrTable`]) a flow is one entry, with NAT ([`NatTable`]) two.
+//! leaves `lookup` and `insert`. With DSR ([`DsrTable`]) a flow is one entry, with NAT ([`NatTable`]) two.
 //!
 //! What is promised of full tables: a flow that is established is never pushed out, by anything. So a flood
 //! of SYNs, or of any packets that come one to a 5-tuple, only turns over its own entries; beyond that new
@@ -217,6 +217,28 @@ fn age<const A: usize, const W: usize, const K: usize, const B: usize>(
         table.prefetch_age(buckets);
         removed
     })
+}
+
+/// What the first bucket of a key says of a packet's flow: nearly always all there is to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum First<T> {
+    /// The flow is established and in use, the packet plain, and noted.
+    Steady(T),
+    /// The flow is there; the packet changes it, or is the first for a while. Nothing is noted.
+    There,
+    /// The flow is not in this bucket, and the other one has been asked for.
+    Absent,
+}
+
+impl<T> First<T> {
+    #[inline(always)]
+    fn map<U>(self, to: impl FnOnce(T) -> U) -> First<U> {
+        match self {
+            Self::Steady(found) => First::Steady(to(found)),
+            Self::There => First::There,
+            Self::Absent => First::Absent,
+        }
+    }
 }
 
 /// Why a flow has left its table.

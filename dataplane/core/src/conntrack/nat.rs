@@ -12,7 +12,7 @@ use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::table::{Entry, Place, Table};
 use super::tcp_state::{IdleTimeout, Packet, Phase, State};
 use super::view::{FlowKind, FlowView};
-use super::{EvictionReason, FlowCounters, PairError};
+use super::{EvictionReason, First, FlowCounters, PairError};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::now::Now;
 use crate::wire::Addr;
@@ -70,13 +70,6 @@ impl NatTable {
         if key.addr().is_v4() { self.v4.prefetch(hash) } else { self.v6.prefetch(hash) }
     }
 
-    /// Looks into the first bucket, and asks for the second where the key is not in the first. For the whole
-    /// burst, some work after [`Self::prefetch`].
-    #[inline]
-    pub fn prefetch_rest(&self, key: &FlowKey, hash: FlowHash) {
-        by_family!(self, key, |table, packed| table.prefetch_rest(&packed, hash));
-    }
-
     /// Finds the flow of a packet from a client ([`FlowKey::flow`]) and notes the packet in it.
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<NatHit> {
@@ -86,20 +79,13 @@ impl NatTable {
         })
     }
 
-    /// As [`Self::lookup`], in the first of the key's buckets alone, where most flows are; asks for the second where
-    /// the flow is not there. For the whole burst, some work after [`Self::prefetch`]; [`Self::lookup`] those that it
-    /// does not find.
+    /// Looks into the first of the key's buckets alone, where most flows are, and asks for the second where the flow
+    /// is not there. A plain packet of an established flow is noted. For the whole burst, some work after
+    /// [`Self::prefetch`]; [`Self::lookup`] what it leaves.
     #[inline]
-    pub fn lookup_first(
-        &mut self,
-        key: &FlowKey,
-        hash: FlowHash,
-        packet: Packet,
-        now: Now,
-    ) -> Option<NatHit> {
+    pub fn lookup_first(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> First<NatHit> {
         by_family!(mut self, key, |table, packed| {
-            let place = table.find_first(&packed, hash)?;
-            note(table, place, packet, now)
+            table.see_first(&packed, hash, packet, now).map(|(place, _)| hit(table, place, false))
         })
     }
 
@@ -117,6 +103,20 @@ impl NatTable {
             let state = table.state(place)?.next(packet);
             table.touch(place, state, now);
             Some(reply_hit(table, place))
+        })
+    }
+
+    /// [`Self::lookup_first`] for a packet from an endpoint; [`Self::lookup_reply`] what it leaves.
+    #[inline]
+    pub fn lookup_reply_first(
+        &mut self,
+        key: &FlowKey,
+        hash: FlowHash,
+        packet: Packet,
+        now: Now,
+    ) -> First<ReplyHit> {
+        by_family!(mut self, key, |table, packed| {
+            table.see_first(&packed, hash, packet, now).map(|(place, _)| reply_hit(table, place))
         })
     }
 

@@ -11,8 +11,8 @@
 //! pair name each other by key, not by place, so either can be moved without touching the other.
 
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
-use super::tcp_state::{CLOSED_MS, IDLE_MIN_MS, IdleTimeout, Phase, State};
-use super::{EvictionReason, FlowCounters};
+use super::tcp_state::{CLOSED_MS, IDLE_MIN_MS, IdleTimeout, Packet, Phase, State};
+use super::{EvictionReason, First, FlowCounters};
 use crate::now::Now;
 use crate::prefetch;
 
@@ -54,6 +54,12 @@ const ADDR: usize = 4;
 const STATE_SHIFT: u32 = 12;
 const STATE_MASK: u32 = 7 << STATE_SHIFT;
 const IDLE_MASK: u32 = 0xfff;
+
+/// Two words that stand one after the other, read at once.
+#[inline(always)]
+const fn two(first: u32, second: u32) -> u64 {
+    first as u64 | (second as u64) << 32
+}
 
 /// A new entry.
 #[derive(Debug, Clone, Copy)]
@@ -143,18 +149,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.prefetch_bucket(self.primary(hash));
     }
 
-    /// Looks into the first bucket, which has been asked for, and asks for the second one where the key is
-    /// not in the first.
-    #[inline]
-    pub(super) fn prefetch_rest(&self, key: &PackedKey<A>, hash: FlowHash) {
-        if self.live > 0 && self.find_in(self.primary(hash), key).is_none() {
-            self.prefetch_bucket(self.secondary(hash));
-        }
-    }
-
     /// Looks into the first bucket alone, which has been asked for, and asks for the second one where the key is not
     /// in the first.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find_first(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
         if self.live == 0 {
             return None;
@@ -166,6 +163,24 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         found
     }
 
+    /// As [`Self::find_first`], and sees a plain packet of an established flow.
+    #[inline(always)]
+    pub(super) fn see_first(
+        &mut self,
+        key: &PackedKey<A>,
+        hash: FlowHash,
+        packet: Packet,
+        now: Now,
+    ) -> First<(Place, u32)> {
+        match self.find_first(key, hash) {
+            None => First::Absent,
+            Some(place) => match self.see_steady(place, packet, now) {
+                Some(value) => First::Steady((place, value)),
+                None => First::There,
+            },
+        }
+    }
+
     #[inline]
     pub(super) fn find(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
         if self.live == 0 {
@@ -175,21 +190,23 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.find_in(self.primary(hash), key).or_else(|| self.find_in(self.secondary(hash), key))
     }
 
-    #[inline]
+    #[inline(always)]
     fn find_in(&self, bucket: u32, key: &PackedKey<A>) -> Option<Place> {
         let start = self.start(bucket);
-        let words = &self.words[start..start + B];
+        let words: &[u32; B] = self.words[start..].first_chunk().expect("buckets lie within the table");
+        // All entries are compared, whichever matches: a branch on each would be mispredicted every other packet.
+        let wanted = two(key.owner, key.tag);
+        let mut hits = 0_u32;
         for n in 0..K {
             let entry = &words[n * W..(n + 1) * W];
-            if entry[OWNER] == key.owner
-                && (entry[TAG] ^ key.tag) & KEY_MASK == 0
-                && entry[TAG] & STATE_MASK != 0
-                && entry[ADDR..ADDR + A] == key.addr
-            {
-                return Some(Place(start + n * W));
+            let mut differs = (two(entry[OWNER], entry[TAG]) ^ wanted) & two(u32::MAX, KEY_MASK);
+            for a in 0..A {
+                differs |= u64::from(entry[ADDR + a] ^ key.addr[a]);
             }
+            let occupied = entry[TAG] & STATE_MASK != 0;
+            hits |= u32::from((differs == 0) & occupied) << n;
         }
-        None
+        (hits != 0).then(|| Place(start + hits.trailing_zeros() as usize * W))
     }
 
     #[inline]
@@ -279,10 +296,19 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         entry[TAG] = entry[TAG] & !STATE_MASK | (state as u32) << STATE_SHIFT;
     }
 
-    /// Notes the time of a packet that leaves the state as it is.
-    #[inline]
-    pub(super) fn see(&mut self, place: Place, now: Now) {
-        self.entry_mut(place)[SEEN] = now.millis();
+    /// Notes the time of a plain packet of a flow that is established by this direction and in use, and gives the
+    /// entry's value: what most packets need, for one look. `None`, and nothing changed, where there is more to it.
+    #[inline(always)]
+    pub(super) fn see_steady(&mut self, place: Place, packet: Packet, now: Now) -> Option<u32> {
+        let (now, entry) = (now.millis(), self.entry_mut(place));
+        // No timeout of any state is shorter, so a flow in use costs one comparison.
+        let in_use = now.wrapping_sub(entry[SEEN]) < IDLE_MIN_MS;
+        // One branch for TCP and datagrams alike: traffic of both kinds would mispredict any other.
+        let steady = entry[TAG] & STATE_MASK == (State::steady(packet) as u32) << STATE_SHIFT;
+        (in_use & steady & packet.is_plain()).then(|| {
+            entry[SEEN] = now;
+            entry[VALUE]
+        })
     }
 
     /// Puts an entry into an empty slot of its other bucket.

@@ -106,10 +106,13 @@ impl State {
         }
     }
 
-    /// Whether a plain packet leaves it as it is.
+    /// The state that a plain packet like this one leaves as it is.
     #[inline]
-    pub(super) fn is_steady(self) -> bool {
-        matches!(self, Self::TcpEstablished | Self::DatagramStream)
+    pub(super) fn steady(packet: Packet) -> Self {
+        match packet {
+            Packet::Tcp(_) => Self::TcpEstablished,
+            Packet::Datagram => Self::DatagramStream,
+        }
     }
 
     /// The state after the first packet of a direction. One from the middle of a connection (after a
@@ -252,6 +255,15 @@ mod tests {
     fn after(packets: &[u8]) -> State {
         let first = State::first(Packet::Tcp(packets[0]));
         packets[1..].iter().fold(first, |state, &f| state.next(Packet::Tcp(f)))
+    }
+
+    #[test]
+    fn a_plain_packet_leaves_the_steady_state_of_its_kind_as_it_is() {
+        for packet in [Packet::Tcp(ACK), Packet::Tcp(0), Packet::Datagram] {
+            let steady = State::steady(packet);
+            assert!(packet.is_plain() && steady.phase() == Phase::Established);
+            assert_eq!(steady.next(packet), steady);
+        }
     }
 
     #[test]

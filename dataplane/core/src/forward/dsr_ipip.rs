@@ -35,30 +35,26 @@ pub fn overhead(outer: Family) -> usize {
     }
 }
 
-/// Wraps the packet and sends it over `link`.
+/// Wraps the packet and sends it over `link`. Its hop limit is above 1.
 ///
 /// # Errors
 /// [`NoRoom`]; then the frame is as it came.
-#[inline]
-pub fn forward<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link, tunnel: &Tunnel) -> Result<(), NoRoom> {
+#[inline(always)]
+pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link, tunnel: &Tunnel) -> Result<(), NoRoom> {
     let outer = if tunnel.destination.is_v4() { Family::V4 } else { Family::V6 };
     let front = link.header_len() + overhead(outer);
     let ip_len = h.ip_len();
-    let grown = front - usize::from(h.l3);
-    if !frame.grow_front(grown) {
+    if !frame.grow_front(front - usize::from(h.l3)) {
         return Err(NoRoom);
     }
     // Ethernet padding of a short frame does not travel inside the tunnel.
     let cut = frame.resize(front + usize::from(ip_len));
     debug_assert!(cut, "a frame can always be cut to the packet it holds");
     let bytes = frame.bytes_mut();
-    let l2 = link.write(bytes, outer);
-    write_outer(&mut bytes[l2..], h, ip_len, tunnel, outer);
-    h.l3 = front as u8;
-    h.l4 += grown as u16;
-    h.ip_end += grown as u16;
-    let alive = rewrite::decrement_hop_limit(bytes, h);
-    debug_assert!(alive, "the pipeline has answered packets whose hop limit ends here");
+    let (head, inner) = bytes.split_at_mut(front);
+    let l2 = link.write(head, outer);
+    write_outer(&mut head[l2..], h, ip_len, tunnel, outer);
+    rewrite::take_hop(inner, h);
     Ok(())
 }
 

@@ -40,19 +40,27 @@ impl Link {
         if self.vlan.is_some() { ethernet::HEADER_LEN_MAX } else { ethernet::HEADER_LEN }
     }
 
-    /// Replaces the Ethernet header of a packet of `h.l3` bytes by this link's. `h.l3`, and the other offsets
-    /// of `h`, hold for the frame no longer if the tag came or went.
+    /// Replaces the Ethernet header of a packet of `h.l3` bytes by this link's, and gives the bytes of the frame.
+    /// `h.l3`, and the other offsets of `h`, hold for the frame no longer if the tag came or went.
     ///
     /// # Errors
     /// [`NoRoom`], when a tag has to be added and does not fit.
-    #[inline]
-    pub fn put_on<F: Frame>(&self, frame: &mut F, h: &Headers) -> Result<(), NoRoom> {
-        let (wanted, present) = (self.header_len(), usize::from(h.l3));
-        if wanted == present && self.vlan.is_none() {
-            // The common case: the type stays, twelve bytes change.
-            ethernet::set_addresses(frame.bytes_mut(), self.destination, self.source);
-            return Ok(());
+    #[inline(always)]
+    pub fn put_on<'f, F: Frame>(&self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoRoom> {
+        if self.vlan.is_some() || usize::from(h.l3) != ethernet::HEADER_LEN {
+            return self.put_on_with_tags(frame, h);
         }
+        // The common case: the type stays, twelve bytes change.
+        let bytes = frame.bytes_mut();
+        ethernet::set_addresses(bytes, self.destination, self.source);
+        Ok(bytes)
+    }
+
+    /// The same for a frame that came with a tag, or leaves with one. By value, so that the usual link stays in
+    /// registers.
+    #[inline(never)]
+    fn put_on_with_tags<'f, F: Frame>(self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoRoom> {
+        let (wanted, present) = (self.header_len(), usize::from(h.l3));
         if wanted > present {
             if !frame.grow_front(wanted - present) {
                 return Err(NoRoom);
@@ -60,8 +68,19 @@ impl Link {
         } else {
             frame.shrink_front(present - wanted);
         }
-        self.write(frame.bytes_mut(), h.family);
-        Ok(())
+        let bytes = frame.bytes_mut();
+        self.write(bytes, h.family);
+        Ok(bytes)
+    }
+
+    /// Makes the offsets of a packet's headers those of its frame on this link, after [`Self::put_on`].
+    #[inline]
+    fn shift(&self, h: &mut Headers) {
+        let shift = self.header_len() as i32 - i32::from(h.l3);
+        // Offsets are below 65,536 and the shift is one tag: they stay in range.
+        h.l3 = (i32::from(h.l3) + shift) as u8;
+        h.l4 = (i32::from(h.l4) + shift) as u16;
+        h.ip_end = (i32::from(h.ip_end) + shift) as u16;
     }
 
     /// Writes this link's Ethernet header for a packet of `family` and returns its length.

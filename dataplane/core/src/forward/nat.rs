@@ -50,6 +50,7 @@ pub(super) fn send<F: Frame>(
     destination: Option<Endpoint>,
 ) -> Result<(), NoRoom> {
     dsr_l2::forward(frame, h, link)?;
+    link.shift(h);
     rewrite::translate(frame.bytes_mut(), h, source, destination)
         .expect("the pipeline asks can_translate first");
     Ok(())

@@ -5,7 +5,8 @@
 //! size, room. Costs per packet: the backend's line and the next hop's, both asked for by the stage before,
 //! and the first lines of the frame.
 
-use super::{Burst, Delivery, Destination, NeighborEvent, Pipeline, answers};
+use super::{Burst, Destination, NeighborEvent, Packet, Pipeline, View, answers};
+use crate::backend::Backend;
 use crate::forward::dsr_ipip::Tunnel;
 use crate::forward::{self, Link, NoRoom};
 use crate::fragments::Decision;
@@ -13,6 +14,7 @@ use crate::frame::Frame;
 use crate::hash::selection_hash;
 use crate::ids::InterfaceIndex;
 use crate::neighbors::NeighborSlot;
+use crate::service::Service;
 use crate::snapshot::{ForwardingMode, Snapshot};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
@@ -33,64 +35,176 @@ impl Pipeline {
     pub(super) fn deliver<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
         // By position: taking the array out of the burst would copy all of it.
         for at in 0..burst.deliveries.len() {
-            let delivery = burst.deliveries[at];
-            self.deliver_one(burst, &delivery);
+            let delivery = &burst.deliveries[at];
+            match delivery.destination {
+                Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrL2 => {
+                    let packet = delivery.packet;
+                    self.send_on_link(burst, packet, service, backend);
+                }
+                Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrIpip => {
+                    let packet = delivery.packet;
+                    self.send_in_tunnel(burst, packet, service, backend);
+                }
+                _ => {
+                    let delivery = *delivery;
+                    self.send_translated(burst, delivery.packet, &delivery.destination);
+                }
+            }
         }
         burst.deliveries.clear();
     }
 
-    #[inline]
-    pub(super) fn deliver_one<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, delivery: &Delivery<'_>) {
-        let at = burst.frame_of(delivery.packet);
-        let mut h = burst.packets[usize::from(delivery.packet)].headers;
-        match way_of(burst, &delivery.destination) {
-            Ok(way) => self.send(burst, at, &mut h, &delivery.destination, &way),
-            Err(refusal) => burst.set(at, refusal),
+    /// Rewrites and sends one packet.
+    pub(super) fn deliver_one<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+    ) {
+        match *destination {
+            Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrL2 => {
+                self.send_on_link(burst, packet, service, backend);
+            }
+            Destination::Backend { service, backend, .. } if backend.mode == ForwardingMode::DsrIpip => {
+                self.send_in_tunnel(burst, packet, service, backend);
+            }
+            _ => self.send_translated(burst, packet, destination),
         }
     }
 
-    #[inline]
-    fn send<F: Frame>(
+    /// `dsr-l2`.
+    #[inline(always)]
+    fn send_on_link<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
-        at: usize,
-        h: &mut Headers,
-        destination: &Destination<'_>,
-        way: &Way,
+        packet: u8,
+        service: &Service,
+        backend: &Backend,
     ) {
-        if h.ttl <= 1 {
-            let answered = self.refuse(burst, at, h, Problem::TimeExceeded);
-            burst.answer_or(at, answered, TransmitReason::TtlExceeded, Refusal::TtlExceeded);
-            return;
-        }
-        let overhead = overhead(destination);
-        let ip_len = h.ip_len();
-        if usize::from(ip_len) + overhead > way.mtu {
-            // At most 65,535, being a difference of such numbers; a tunnel over a link too small for it
-            // leaves nothing.
-            let mtu = way.mtu.saturating_sub(overhead) as u16;
-            let answered = self.refuse(burst, at, h, Problem::TooBig { mtu });
-            burst.answer_or(at, answered, TransmitReason::PacketTooBig, Refusal::TooBig);
-            return;
-        }
-        // As it came: later fragments come like this too.
-        let first = match h.fragment {
-            Fragment::First { id } => Some((id, *h)),
-            Fragment::None | Fragment::Later { .. } => None,
+        self.send_as_it_is(burst, packet, service, backend, 0, |frame, h, link| {
+            Ok(forward::dsr_l2::forward(frame, h, link)?)
+        });
+    }
+
+    /// `dsr-ipip`.
+    #[inline(always)]
+    fn send_in_tunnel<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        service: &Service,
+        backend: &Backend,
+    ) {
+        let source = burst.view.snapshot.tunnel_source(backend.family);
+        let overhead = forward::dsr_ipip::overhead(backend.family);
+        self.send_as_it_is(burst, packet, service, backend, overhead, |frame, h, link| {
+            let source = source.ok_or(Refusal::NoRoute)?;
+            // Only an IPv6 header has a flow label for it. The high half chose the slot and is much the same for
+            // all flows of a backend.
+            let flow_hash = match backend.family {
+                Family::V4 => 0,
+                Family::V6 => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto) as u32,
+            };
+            let tunnel = Tunnel { source, destination: backend.address, flow_hash };
+            Ok(forward::dsr_ipip::forward(frame, h, link, &tunnel)?)
+        });
+    }
+
+    /// To a backend that has the VIP, with `overhead` bytes more. Of the headers only what this needs is read, where
+    /// the checks left it: copies and values that went through memory took as long as all the rest.
+    #[inline(always)]
+    fn send_as_it_is<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        service: &Service,
+        backend: &Backend,
+        overhead: usize,
+        rewrite: impl FnOnce(&mut F, &Headers, &Link) -> Result<(), Refusal>,
+    ) {
+        let Packet { headers: h, frame, .. } = &burst.packets[usize::from(packet)];
+        let at = usize::from(*frame);
+        let way = match way_by_slot(&burst.view, backend.interface, backend.neighbor) {
+            Ok(way) => way,
+            Err(no_way) => return no_way.tell(burst, at),
         };
-        let (service, why) = match destination {
+        let ip_len = usize::from(h.ip_len());
+        if h.ttl <= 1 || ip_len + overhead > way.mtu {
+            let (h, mtu) = (*h, way.mtu);
+            return self.cannot_pass(burst, at, &h, overhead, mtu);
+        }
+        if let Err(refusal) = rewrite(&mut burst.frames[at], h, &way.link) {
+            return burst.set(at, refusal);
+        }
+        let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
+        if let Fragment::First { id } = h.fragment {
+            let decision = Decision::ToBackend { service: service.id, backend: backend.id, local: None };
+            self.fragments.remember(h, id, decision, burst.now);
+        }
+        burst.view.tallies.forwarded(service.id, ip_len);
+        burst.set(at, Verdict::Transmit { interface: way.interface, why });
+    }
+
+    /// With other addresses: to a backend that must not see the VIP, or back to a client.
+    #[inline(never)]
+    fn send_translated<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        packet: u8,
+        destination: &Destination<'_>,
+    ) {
+        let Packet { headers: before, frame, .. } = &burst.packets[usize::from(packet)];
+        let (at, mut h) = (usize::from(*frame), *before);
+        let way = match way_of(&burst.view, destination) {
+            Ok(way) => way,
+            Err(no_way) => return no_way.tell(burst, at),
+        };
+        let ip_len = usize::from(h.ip_len());
+        if h.ttl <= 1 || ip_len > way.mtu {
+            return self.cannot_pass(burst, at, &h, 0, way.mtu);
+        }
+        if !forward::nat::can_translate(&h) {
+            return burst.set(at, Refusal::SctpFragment);
+        }
+        let frame = &mut burst.frames[at];
+        if let Err(no_room) = translate(frame, &mut h, destination, &way.link) {
+            return burst.set(at, Refusal::from(no_room));
+        }
+        let (service, mut why) = match destination {
             Destination::Backend { service, .. } => (service, TransmitReason::Forward),
             Destination::Client { service, .. } => (service, TransmitReason::Reply),
         };
-        let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { why };
-        if let Err(refusal) = rewrite(burst, at, h, destination, &way.link) {
-            return burst.set(at, refusal);
+        // Not before there is known to be room: a frame that is refused stays as it came.
+        if h.is_icmp_error() {
+            translate_quote(frame, &h, destination);
+            why = TransmitReason::IcmpError;
         }
-        if let Some((id, before)) = first {
-            self.fragments.remember(&before, id, decision(destination), burst.now);
+        if let Fragment::First { id } = h.fragment {
+            // As it came: later fragments come like this too.
+            self.fragments.remember(before, id, decision(destination), burst.now);
         }
-        burst.view.tallies.forwarded(service.id, usize::from(ip_len));
+        burst.view.tallies.forwarded(service.id, ip_len);
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
+    }
+
+    /// A packet whose hop limit ends here, or that does not fit the way, is answered.
+    #[cold]
+    fn cannot_pass<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        overhead: usize,
+        mtu: usize,
+    ) {
+        if h.ttl <= 1 {
+            let answered = self.refuse(burst, at, h, Problem::TimeExceeded);
+            return burst.answer_or(at, answered, TransmitReason::TtlExceeded, Refusal::TtlExceeded);
+        }
+        // At most 65,535, being a difference of such numbers; a tunnel over a link too small for it leaves nothing.
+        let mtu = mtu.saturating_sub(overhead) as u16;
+        let answered = self.refuse(burst, at, h, Problem::TooBig { mtu });
+        burst.answer_or(at, answered, TransmitReason::PacketTooBig, Refusal::TooBig);
     }
 
     /// Makes the frame an ICMP error about its packet, if one may be sent now.
@@ -113,65 +227,43 @@ impl Pipeline {
     }
 }
 
+/// Why there is no next hop to send to.
+struct NoWay {
+    refusal: Refusal,
+    /// The next hop whose link address is not known.
+    wanted: Option<(InterfaceIndex, Addr)>,
+}
+
+impl NoWay {
+    const NO_ROUTE: Self = Self { refusal: Refusal::NoRoute, wanted: None };
+
+    fn unresolved(wanted: Option<(InterfaceIndex, Addr)>) -> Self {
+        Self { refusal: Refusal::NeighborUnresolved, wanted }
+    }
+
+    /// Ends the frame, and asks for the next hop.
+    #[cold]
+    fn tell<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
+        if let Some((interface, addr)) = self.wanted {
+            burst.out.tell(NeighborEvent::Wanted { interface, addr });
+        }
+        burst.set(at, self.refusal);
+    }
+}
+
 /// The next hop of a destination.
-#[inline]
-fn way_of<F: Frame>(burst: &mut Burst<'_, '_, F>, destination: &Destination<'_>) -> Result<Way, Refusal> {
+#[inline(always)]
+fn way_of(view: &View<'_>, destination: &Destination<'_>) -> Result<Way, NoWay> {
     match destination {
-        Destination::Backend { backend, .. } => way_by_slot(burst, backend.interface, backend.neighbor),
-        Destination::Client { client, .. } => way_by_route(burst, &client.addr),
+        Destination::Backend { backend, .. } => way_by_slot(view, backend.interface, backend.neighbor),
+        Destination::Client { client, .. } => way_by_route(view, &client.addr),
     }
 }
 
-/// Bytes that the mode adds to the packet.
-#[inline]
-fn overhead(destination: &Destination<'_>) -> usize {
-    match destination {
-        Destination::Backend { backend, .. } if backend.mode == ForwardingMode::DsrIpip => {
-            forward::dsr_ipip::overhead(backend.family)
-        }
-        _ => 0,
+impl From<NoRoom> for Refusal {
+    fn from(NoRoom: NoRoom) -> Self {
+        Self::NoHeadroom
     }
-}
-
-/// The rewrite of the service's mode. On a refusal the frame is as it came.
-#[inline]
-fn rewrite<F: Frame>(
-    burst: &mut Burst<'_, '_, F>,
-    at: usize,
-    h: &mut Headers,
-    destination: &Destination<'_>,
-    link: &Link,
-) -> Result<(), Refusal> {
-    let snapshot = burst.view.snapshot;
-    let frame = &mut burst.frames[at];
-    let sent = match *destination {
-        Destination::Backend { backend, .. } if backend.mode == ForwardingMode::DsrL2 => {
-            forward::dsr_l2::forward(frame, h, link)
-        }
-        Destination::Backend { backend, .. } if backend.mode == ForwardingMode::DsrIpip => {
-            let source = snapshot.tunnel_source(backend.family).ok_or(Refusal::NoRoute)?;
-            // Only an IPv6 header has a flow label for it. The high half chose the slot and is much the same for all
-            // flows of a backend.
-            let flow_hash = match backend.family {
-                Family::V4 => 0,
-                Family::V6 => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto) as u32,
-            };
-            let tunnel = Tunnel { source, destination: backend.address, flow_hash };
-            forward::dsr_ipip::forward(frame, h, link, &tunnel)
-        }
-        Destination::Backend { .. } | Destination::Client { .. } => {
-            if !forward::nat::can_translate(h) {
-                return Err(Refusal::SctpFragment);
-            }
-            let sent = translate(frame, h, destination, link);
-            // Not before there is known to be room: a frame that is refused stays as it came.
-            if sent.is_ok() && h.is_icmp_error() {
-                translate_quote(frame, h, destination);
-            }
-            sent
-        }
-    };
-    sent.map_err(|NoRoom| Refusal::NoHeadroom)
 }
 
 #[inline]
@@ -217,42 +309,30 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
     quote::translate(frame.bytes_mut(), h, &mut quoted, src, dst);
 }
 
-#[inline]
-fn way_by_slot<F: Frame>(
-    burst: &mut Burst<'_, '_, F>,
-    index: InterfaceIndex,
-    slot: NeighborSlot,
-) -> Result<Way, Refusal> {
-    let interface = burst.view.snapshot.interface(index).ok_or(Refusal::NoRoute)?;
-    match burst.view.neighbors.mac(slot) {
+#[inline(always)]
+fn way_by_slot(view: &View<'_>, index: InterfaceIndex, slot: NeighborSlot) -> Result<Way, NoWay> {
+    let interface = view.snapshot.interface(index).ok_or(NoWay::NO_ROUTE)?;
+    match view.neighbors.mac(slot) {
         Some(destination) => Ok(Way {
             interface: index,
             link: Link { source: interface.mac, destination, vlan: interface.vlan },
             mtu: usize::from(interface.mtu),
         }),
-        None => {
-            if let Some((interface, addr)) = burst.view.neighbors.key(slot) {
-                burst.out.tell(NeighborEvent::Wanted { interface, addr });
-            }
-            Err(Refusal::NeighborUnresolved)
-        }
+        None => Err(NoWay::unresolved(view.neighbors.key(slot))),
     }
 }
 
 /// To a client: by a route, or on the link itself.
-fn way_by_route<F: Frame>(burst: &mut Burst<'_, '_, F>, client: &Addr) -> Result<Way, Refusal> {
-    let route = burst.view.snapshot.route(client).ok_or(Refusal::NoRoute)?;
+fn way_by_route(view: &View<'_>, client: &Addr) -> Result<Way, NoWay> {
+    let route = view.snapshot.route(client).ok_or(NoWay::NO_ROUTE)?;
     let addr = route.via.unwrap_or(*client);
     let slot = match route.neighbor {
         Some(slot) => Some(slot),
-        None => burst.view.neighbors.lookup(route.interface, &addr),
+        None => view.neighbors.lookup(route.interface, &addr),
     };
     match slot {
-        Some(slot) => way_by_slot(burst, route.interface, slot),
-        None => {
-            burst.out.tell(NeighborEvent::Wanted { interface: route.interface, addr });
-            Err(Refusal::NeighborUnresolved)
-        }
+        Some(slot) => way_by_slot(view, route.interface, slot),
+        None => Err(NoWay::unresolved(Some((route.interface, addr)))),
     }
 }
 

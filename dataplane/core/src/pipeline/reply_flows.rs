@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 
 use super::service_flows::{kind_of, owner_of_client};
 use super::{Burst, Delivery, Destination, FlowNote, Pipeline, rest};
-use crate::conntrack::{FlowHash, FlowKey};
+use crate::conntrack::{First, FlowHash, FlowKey, ReplyHit};
 use crate::forward::snat_ports::{Steering, owner_of_port};
 use crate::frame::Frame;
 use crate::ids::WorkerIndex;
@@ -25,6 +25,7 @@ pub(super) struct Reply {
     packet: u8,
     endpoint_hash: u64,
     flow: Option<(FlowKey, FlowHash)>,
+    found: Option<ReplyHit>,
 }
 
 /// Whether a packet has ports, and so may belong to a flow.
@@ -39,10 +40,10 @@ impl Pipeline {
     pub(super) fn reply(&self, snapshot: &Snapshot, packet: u8, h: &Headers) -> Reply {
         let endpoint_hash = Snapshot::hash_endpoint(&h.src, h.proto, h.src_port);
         snapshot.prefetch_endpoint(endpoint_hash);
-        Reply { packet, endpoint_hash, flow: None }
+        Reply { packet, endpoint_hash, flow: None, found: None }
     }
 
-    /// Stage 3: tells the endpoint and asks for the bucket of the flow; what is from no endpoint ends here.
+    /// Stage 3: tells the endpoint, asks for the bucket of the flow and reads it; what is from no endpoint ends here.
     #[inline(never)]
     pub(super) fn find_reply_flows<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, replies: &mut Replies) {
         let snapshot = burst.view.snapshot;
@@ -67,8 +68,15 @@ impl Pipeline {
             self.flows.nat.prefetch(&key, hash);
             reply.flow = Some((key, hash));
         }
-        for (key, hash) in replies.iter().filter_map(|reply| reply.flow.as_ref()) {
-            self.flows.nat.prefetch_rest(key, *hash);
+        for reply in replies.iter_mut() {
+            let Some((key, hash)) = &reply.flow else { continue };
+            let kind = kind_of(&burst.packets[usize::from(reply.packet)].headers);
+            reply.found = match self.flows.nat.lookup_reply_first(key, *hash, kind, burst.now) {
+                First::Steady(hit) => Some(hit),
+                // Now, not with those of the other bucket: packets of one flow are noted in their order.
+                First::There => self.flows.nat.lookup_reply(key, *hash, kind, burst.now),
+                First::Absent => None,
+            };
         }
     }
 
@@ -80,7 +88,11 @@ impl Pipeline {
             let Some((key, hash)) = &reply.flow else { continue };
             let at = burst.frame_of(reply.packet);
             let h = &burst.packets[usize::from(reply.packet)].headers;
-            let hit = self.flows.nat.lookup_reply(key, *hash, kind_of(h), burst.now);
+            let hit = match reply.found {
+                Some(hit) => Some(hit),
+                // In its other bucket, or begun by a request of this burst.
+                None => self.flows.nat.lookup_reply(key, *hash, kind_of(h), burst.now),
+            };
             let Some((hit, service)) = hit.and_then(|hit| Some((hit, snapshot.service_by_id(hit.service)?)))
             else {
                 let h = *h;

@@ -10,7 +10,9 @@ use arrayvec::ArrayVec;
 
 use super::{Arrival, Burst, Delivery, Destination, FlowNote, Pipeline, answers};
 use crate::backend::Backend;
-use crate::conntrack::{DsrHit, FlowHash, FlowKey, FlowTables, IdleTimeout, NatHit, Packet, PairError};
+use crate::conntrack::{
+    DsrHit, First, FlowHash, FlowKey, FlowTables, IdleTimeout, NatHit, Packet, PairError,
+};
 use crate::forward::snat_ports::Candidates;
 use crate::frame::Frame;
 use crate::hash::{client_hash, key_hash, scale, selection_hash};
@@ -120,9 +122,8 @@ impl Pipeline {
         requests: &mut Requests<'_>,
     ) {
         for request in requests.iter_mut() {
-            request.found = self.known_first(request, burst.now);
-            if let Some(known) = request.found {
-                burst.view.snapshot.prefetch_backend(known.backend);
+            if let Some(backend) = self.known_first(request, burst.now) {
+                burst.view.snapshot.prefetch_backend(backend);
             }
         }
         for request in requests.iter_mut().filter(|request| request.found.is_none()) {
@@ -140,16 +141,41 @@ impl Pipeline {
         }
     }
 
-    /// What the first bucket of the flow's table knows of a request; the packet is noted there.
-    #[inline]
-    fn known_first(&mut self, request: &Request<'_>, now: Now) -> Option<Known> {
+    /// Notes in a request what the first bucket of its flow knows, and gives the backend.
+    #[inline(always)]
+    fn known_first(&mut self, request: &mut Request<'_>, now: Now) -> Option<BackendId> {
         let Request { key, flow_hash, kind, service, .. } = request;
-        if service.mode.is_dsr() {
-            self.flows.dsr.lookup_first(key, *flow_hash, *kind, now).map(Known::from)
-        } else {
-            let hit = self.flows.nat.lookup_first(key, *flow_hash, *kind, now)?;
-            Some(Known::translated(&hit, service.mode))
+        if !service.mode.is_dsr() {
+            return self.known_first_translated(request, now);
         }
+        match self.flows.dsr.lookup_first(key, *flow_hash, *kind, now) {
+            First::Steady(backend) => {
+                request.found = Some(Known { backend, local: None, reopened: false });
+                Some(backend)
+            }
+            First::There => self.known_now(request, now),
+            First::Absent => None,
+        }
+    }
+
+    #[inline(never)]
+    fn known_first_translated(&mut self, request: &mut Request<'_>, now: Now) -> Option<BackendId> {
+        let Request { key, flow_hash, kind, service, .. } = request;
+        match self.flows.nat.lookup_first(key, *flow_hash, *kind, now) {
+            First::Steady(hit) => {
+                request.found = Some(Known::translated(&hit, service.mode));
+                Some(hit.backend)
+            }
+            First::There => self.known_now(request, now),
+            First::Absent => None,
+        }
+    }
+
+    /// A packet that changes its flow, at once: packets of one flow are noted in their order.
+    #[inline(never)]
+    fn known_now(&mut self, request: &mut Request<'_>, now: Now) -> Option<BackendId> {
+        request.found = self.known(request, now);
+        request.found.as_ref().map(|known| known.backend)
     }
 
     /// What the flow tables know of a request; the packet is noted there.
@@ -176,9 +202,14 @@ impl Pipeline {
         let mut renewed = ArrayVec::<FlowKey, BURST>::new();
         for request in requests {
             let at = burst.frame_of(request.packet);
-            let found = match request.found {
-                Some(_) if renewed.contains(&request.key) => self.known(request, burst.now),
-                found => found,
+            let again = if renewed.is_empty() || !renewed.contains(&request.key) {
+                None
+            } else {
+                Some(self.known(request, burst.now))
+            };
+            let found = match &again {
+                Some(known) => known.as_ref(),
+                None => request.found.as_ref(),
             };
             let known = found.and_then(|known| {
                 let backend = snapshot.backend(known.backend)?;

@@ -150,6 +150,15 @@ impl Delta {
     }
 }
 
+/// The IPv4 header checksum after one is taken from the TTL: [`Delta`] for that one change, in five instructions.
+#[inline]
+pub const fn after_hop(check: u16) -> u16 {
+    // ~m + m' of equation 3, whatever the TTL was: 0xffff - 0x0100.
+    let sum = !check as u32 + 0xfeff;
+    // At most 0x1fefe, so that one carry is all.
+    !((sum & 0xffff) + (sum >> 16)) as u16
+}
+
 /// End-around carry down to 16 bits; a sum that is not 0 never folds to 0.
 #[inline]
 const fn fold(mut sum: u64) -> u16 {
@@ -180,6 +189,16 @@ mod tests {
     #[test]
     fn matches_the_example_of_rfc_1071() {
         assert_eq!(checksum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), !0xddf2);
+    }
+
+    #[test]
+    fn a_hop_changes_the_checksum_as_the_difference_does() {
+        for check in 0..=u16::MAX {
+            for ttl in [2_u16, 64, 255] {
+                let difference = Delta::new().u16(ttl << 8 | 6, (ttl - 1) << 8 | 6);
+                assert_eq!(after_hop(check), difference.apply(check), "{check:#x} {ttl}");
+            }
+        }
     }
 
     #[test]

@@ -88,6 +88,12 @@ pub fn destination(frame: &[u8]) -> MacAddr {
     MacAddr(*frame.first_chunk().expect("a parsed frame has an Ethernet header"))
 }
 
+/// Whether a frame is to this station or to a group.
+#[inline]
+pub fn is_to(frame: &[u8], station: &MacAddr) -> bool {
+    frame.first_chunk().is_some_and(|to| *to == station.0 || MacAddr(*to).is_multicast())
+}
+
 /// The source of a frame of at least 12 bytes.
 ///
 /// # Panics

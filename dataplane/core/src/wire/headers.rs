@@ -77,7 +77,10 @@ pub enum L4Checksum {
 }
 
 /// One checked IP packet in an Ethernet frame.
+///
+/// In this order so that what is the same for all usual packets stands together and is written at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Headers {
     /// Source address.
     pub src: Addr,
@@ -87,26 +90,26 @@ pub struct Headers {
     pub fragment: Fragment,
     /// Offset of the transport header, or of whatever follows the IP headers.
     pub l4: u16,
-    /// Offset one past the IP packet; what follows is Ethernet padding.
-    pub ip_end: u16,
-    /// Source port; for ICMP echo the identifier; 0 where there is none.
-    pub src_port: u16,
-    /// Destination port; for ICMP echo the identifier; 0 where there is none.
-    pub dst_port: u16,
     /// The VLAN, `None` for untagged and for priority-tagged (VLAN 0) frames.
     pub vlan: Option<VlanId>,
     /// Offset of the IP header: 14, or 18 behind an 802.1Q tag.
     pub l3: u8,
     /// IP version.
     pub family: Family,
-    /// The final next header: what begins at `l4`. In a later fragment: what its fragment header names.
-    pub proto: u8,
-    /// TCP flags (`tcp::flags`), 0 for all else.
-    pub tcp_flags: u8,
     /// ICMP or ICMPv6 type, 0 for all else.
     pub icmp_type: u8,
     /// ICMP or ICMPv6 code, 0 for all else.
     pub icmp_code: u8,
+    /// Offset one past the IP packet; what follows is Ethernet padding.
+    pub ip_end: u16,
+    /// Source port; for ICMP echo the identifier; 0 where there is none.
+    pub src_port: u16,
+    /// Destination port; for ICMP echo the identifier; 0 where there is none.
+    pub dst_port: u16,
+    /// The final next header: what begins at `l4`. In a later fragment: what its fragment header names.
+    pub proto: u8,
+    /// TCP flags (`tcp::flags`), 0 for all else.
+    pub tcp_flags: u8,
     /// TTL or hop limit as received.
     pub ttl: u8,
     /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two.

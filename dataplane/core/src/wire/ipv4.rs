@@ -3,7 +3,7 @@
 //! Options are legal and left alone. Padding behind the total length is the Ethernet trailer and is ignored.
 
 use super::addr::Addr;
-use super::checksum::{Delta, checksum};
+use super::checksum::{Delta, Sum, checksum};
 use super::headers::{Family, Fragment, Headers};
 use super::malformed::Malformed;
 use super::transport::{self, Transport};
@@ -41,7 +41,7 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
     }
     let payload = &packet[header_len..total_len];
     let flags = u16::from_be_bytes([p[6], p[7]]);
-    let fragment = if flags & (MORE_FRAGMENTS | OFFSET_MASK) == 0 {
+    let fragment = if !is_fragment(p) {
         Fragment::None
     } else {
         let id = u32::from(u16::from_be_bytes([p[4], p[5]]));
@@ -69,19 +69,30 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
         icmp_code: t.icmp_code,
         ttl: p[8],
         tos: p[1],
-        dont_fragment: flags & DONT_FRAGMENT != 0,
+        dont_fragment: dont_fragment(p),
         l4_checksum: t.l4_checksum,
     })
 }
 
+/// Whether a header speaks of a fragment, the first one included.
+#[inline(always)]
+pub(super) fn is_fragment(p: &[u8; HEADER_LEN]) -> bool {
+    u16::from_be_bytes([p[6], p[7]]) & (MORE_FRAGMENTS | OFFSET_MASK) != 0
+}
+
+/// Whether a header has DF.
+#[inline(always)]
+pub(super) fn dont_fragment(p: &[u8; HEADER_LEN]) -> bool {
+    u16::from_be_bytes([p[6], p[7]]) & DONT_FRAGMENT != 0
+}
+
 /// The header check for the usual length: five words, no loop, and no byte order (RFC 1071, 2 (B)).
 #[inline(always)]
-fn sum_ok(p: &[u8; HEADER_LEN]) -> bool {
+pub(super) fn sum_ok(p: &[u8; HEADER_LEN]) -> bool {
     let (words, _) = p.as_chunks::<4>();
     let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
-    let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
-    // What is left is below 3 * 0xffff, and zero only for a header of zeros, whose version is wrong.
+    // End-around carries are a remainder of 0xffff, which folding to 16 bits would take more steps for. The sum is
+    // zero only for a header of zeros, whose version is wrong.
     sum.is_multiple_of(0xffff)
 }
 
@@ -128,18 +139,21 @@ impl Ipv4Header {
     /// The 20 bytes, checksum included.
     #[inline]
     pub fn bytes(&self) -> [u8; HEADER_LEN] {
+        // As five words, summed as they are written: bytes that were stored one by one would have to be waited for.
+        let flags = if self.dont_fragment { DONT_FRAGMENT } else { 0 };
+        let [src, dst] = [self.src.to_bits(), self.dst.to_bits()];
+        let mut words = [
+            0x4500_0000 | u32::from(self.tos) << 16 | u32::from(self.total_len),
+            u32::from(self.id) << 16 | u32::from(flags),
+            u32::from(self.ttl) << 24 | u32::from(self.proto) << 16,
+            src,
+            dst,
+        ];
+        words[2] |= u32::from(words.iter().fold(Sum::new(), |sum, &word| sum.u32(word)).finish());
         let mut b = [0; HEADER_LEN];
-        b[0] = 0x45;
-        b[1] = self.tos;
-        b[2..4].copy_from_slice(&self.total_len.to_be_bytes());
-        b[4..6].copy_from_slice(&self.id.to_be_bytes());
-        b[6] = if self.dont_fragment { (DONT_FRAGMENT >> 8) as u8 } else { 0 };
-        b[8] = self.ttl;
-        b[9] = self.proto;
-        b[12..16].copy_from_slice(&self.src.octets());
-        b[16..20].copy_from_slice(&self.dst.octets());
-        let sum = checksum(&b);
-        b[10..12].copy_from_slice(&sum.to_be_bytes());
+        for (bytes, word) in b.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *bytes = word.to_be_bytes();
+        }
         b
     }
 

@@ -27,6 +27,7 @@ pub mod sctp;
 pub mod tcp;
 mod transport;
 pub mod udp;
+pub mod usual;
 pub mod vlan;
 
 pub use addr::Addr;

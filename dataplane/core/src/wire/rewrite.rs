@@ -7,7 +7,7 @@
 //! Invariant: nothing but the named fields and the checksums over them changes (`wire/tests.rs` diffs the bytes).
 
 use super::addr::Addr;
-use super::checksum::Delta;
+use super::checksum::{Delta, after_hop};
 use super::headers::{Family, Headers, L4Checksum};
 use super::ipv4;
 
@@ -187,18 +187,28 @@ pub fn decrement_hop_limit(frame: &mut [u8], h: &mut Headers) -> bool {
     if h.ttl <= 1 {
         return false;
     }
-    let new = h.ttl - 1;
+    take_hop(&mut frame[usize::from(h.l3)..], h);
+    h.ttl -= 1;
+    true
+}
+
+/// Takes one from TTL or hop limit of the packet that `packet` begins with, wherever in its frame `h` says that it
+/// is; `h` stays as it was. The hop limit must be above 1.
+///
+/// # Panics
+/// When the packet is too short to be that of `h`.
+#[inline(always)]
+pub fn take_hop(packet: &mut [u8], h: &Headers) {
+    debug_assert!(h.ttl > 1, "packets whose hop limit ends here are answered");
     match h.family {
         Family::V4 => {
-            let ip: &mut [u8; 20] =
-                frame[usize::from(h.l3)..].first_chunk_mut().expect("parse saw a whole IPv4 header");
-            ip[8] = new;
-            ipv4::apply_delta(ip, Delta::new().u16(u16::from(h.ttl) << 8, u16::from(new) << 8));
+            let ip: &mut [u8; 20] = packet.first_chunk_mut().expect("parse saw a whole IPv4 header");
+            ip[8] = h.ttl.wrapping_sub(1);
+            let check = after_hop(u16::from_be_bytes([ip[10], ip[11]]));
+            ip[10..12].copy_from_slice(&check.to_be_bytes());
         }
-        Family::V6 => frame[usize::from(h.l3) + 7] = new,
+        Family::V6 => packet[7] = h.ttl.wrapping_sub(1),
     }
-    h.ttl = new;
-    true
 }
 
 /// Sets TOS or traffic class, DSCP and ECN together.

@@ -292,6 +292,9 @@ fn any_frame() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn check_invariants(frame: &[u8]) {
+    if let Some(h) = usual::parse(frame) {
+        assert_eq!(parse(frame), Ok(Parsed::Ip(h)), "the short cut and the whole parser agree");
+    }
     if let Ok(Parsed::Ip(h)) = parse(frame) {
         assert!(u16::from(h.l3) < h.l4 && h.l4 <= h.ip_end && usize::from(h.ip_end) <= frame.len());
         let header = match h.l4_checksum {
@@ -345,11 +348,40 @@ proptest! {
         let b = b.tos(tos).ttl(ttl).payload_len(len).dont_fragment(df);
         let frame = vlan.map_or(b.clone(), |v| b.vlan(v)).build();
         let h = ip(&frame);
+        let usual = v4 && vlan.is_none() && frame.len() >= 48;
+        prop_assert_eq!(usual::parse(&frame), usual.then_some(h));
         prop_assert_eq!((h.src.ip(), h.dst.ip(), h.src_port, h.dst_port), (src, dst, ports[0], ports[1]));
         prop_assert_eq!((h.tos, h.ttl, h.vlan.map(VlanId::value)), (tos, ttl, vlan));
         prop_assert_eq!((h.tcp_flags, h.dont_fragment), (if udp { 0 } else { flags }, df || !v4));
         prop_assert_eq!(usize::from(h.ip_end), frame.len());
         prop_assert_eq!(h.ip_end - h.l4, if udp { 8 } else { 20 } + len as u16);
+    }
+
+    #[test]
+    fn the_short_cut_says_what_the_whole_parser_says(
+        udp in any::<bool>(), len in 0usize..40, trailer in 0usize..20, cut in 0usize..40,
+        at in 12usize..50, byte in any::<u8>(), repair in any::<bool>(),
+    ) {
+        let b = if udp { Builder::udp(C4, S4) } else { Builder::tcp(C4, S4) };
+        let mut frame = b.payload_len(len).trailer(trailer).build();
+        if at < frame.len() {
+            frame[at] = byte;
+        }
+        // Else nearly every change of the IP header would end at its checksum.
+        if repair {
+            frame[24..26].fill(0);
+            let sum = checksum::checksum(&frame[14..34]);
+            frame[24..26].copy_from_slice(&sum.to_be_bytes());
+        }
+        frame.truncate(frame.len().saturating_sub(cut.saturating_sub(20)));
+        let whole = parse(&frame);
+        if let Some(h) = usual::parse(&frame) {
+            prop_assert_eq!(whole, Ok(Parsed::Ip(h)));
+        } else if let Ok(Parsed::Ip(h)) = whole {
+            let plain = matches!(h.l4_checksum, L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::UdpZero);
+            let usual = plain && h.vlan.is_none() && h.family == Family::V4 && h.l4 == 34 && !h.is_fragment();
+            prop_assert!(!usual || frame.len() < 48, "a usual packet goes the long way: {:?}", h);
+        }
     }
 
     #[test]
