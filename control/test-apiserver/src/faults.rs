@@ -1,0 +1,159 @@
+//! The switches by which a test breaks the server: per request by rules, for watches by flags.
+//!
+//! A [`Rule`] meets requests by method and by a part of `path?query`, for ever or a number of times. The flags act on
+//! open watches at once. Refusing connections and restarts belong to the handle ([`crate::TestApiServer`]), expired
+//! tokens to its tokens.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// What goes wrong with a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// Answered after this time.
+    Slow(Duration),
+    /// 429 with `Retry-After` in seconds.
+    TooManyRequests(u32),
+    /// A 5xx, with a `Status` body.
+    ServerError(u16),
+    /// 401.
+    Unauthorized,
+    /// Half of the body is sent, then the connection breaks. A watch breaks in the middle of its next event.
+    CutInMidObject,
+    /// Taken, and never answered.
+    Hang,
+}
+
+/// Which requests a fault meets.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// Method, or empty for all.
+    pub method: String,
+    /// Part of `path?query`, or empty for all.
+    pub path: String,
+    /// What happens.
+    pub fault: Fault,
+    /// How many requests it meets; `None` is all.
+    pub times: Option<u32>,
+}
+
+/// What the flags of watches are.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct WatchFlags {
+    pub(crate) silent: bool,
+    pub(crate) duplicate: bool,
+    pub(crate) reorder: bool,
+    pub(crate) no_bookmarks: bool,
+    /// Watches opened before this count end.
+    pub(crate) ended: u64,
+    /// Watches opened before this count break in the middle of an event.
+    pub(crate) cut: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rules: Vec<Rule>,
+    watches: WatchFlags,
+}
+
+/// The switches. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Faults {
+    state: Arc<Mutex<State>>,
+    /// Wakes watches.
+    wake: Arc<tokio::sync::watch::Sender<u64>>,
+}
+
+impl Faults {
+    pub(crate) fn new(wake: Arc<tokio::sync::watch::Sender<u64>>) -> Self {
+        Self { state: Arc::default(), wake }
+    }
+
+    /// Adds a rule; earlier rules come first.
+    pub fn add(&self, rule: Rule) {
+        self.state().rules.push(rule);
+    }
+
+    /// Requests whose `path?query` contains `path` meet `fault`, for ever.
+    pub fn on(&self, path: &str, fault: Fault) {
+        self.add(Rule { method: String::new(), path: path.into(), fault, times: None });
+    }
+
+    /// The next `times` requests whose `path?query` contains `path` meet `fault`.
+    pub fn on_next(&self, times: u32, path: &str, fault: Fault) {
+        self.add(Rule { method: String::new(), path: path.into(), fault, times: Some(times) });
+    }
+
+    /// Everything works again (watches that ended stay ended).
+    pub fn clear(&self) {
+        let mut state = self.state();
+        state.rules.clear();
+        let WatchFlags { ended, cut, .. } = state.watches;
+        state.watches = WatchFlags { ended, cut, ..WatchFlags::default() };
+        drop(state);
+        self.wake();
+    }
+
+    /// Watches stay open and say nothing, bookmarks neither; what they missed follows when this ends.
+    pub fn silence_watches(&self, on: bool) {
+        self.state().watches.silent = on;
+        self.wake();
+    }
+
+    /// Each event is sent twice.
+    pub fn duplicate_events(&self, on: bool) {
+        self.state().watches.duplicate = on;
+        self.wake();
+    }
+
+    /// Events are kept until there are two, and sent last first.
+    pub fn reorder_events(&self, on: bool) {
+        self.state().watches.reorder = on;
+        self.wake();
+    }
+
+    /// No bookmark is sent.
+    pub fn withhold_bookmarks(&self, on: bool) {
+        self.state().watches.no_bookmarks = on;
+    }
+
+    /// Ends every open watch in good order, as a server does after its timeout.
+    pub fn end_watches(&self) {
+        self.state().watches.ended += 1;
+        self.wake();
+    }
+
+    /// Breaks every open watch in the middle of an event.
+    pub fn cut_watches(&self) {
+        self.state().watches.cut += 1;
+        self.wake();
+    }
+
+    pub(crate) fn watches(&self) -> WatchFlags {
+        self.state().watches
+    }
+
+    /// The fault that a request meets.
+    pub(crate) fn meet(&self, method: &str, path_and_query: &str) -> Option<Fault> {
+        let mut state = self.state();
+        let at = state.rules.iter().position(|rule| {
+            (rule.method.is_empty() || rule.method == method) && path_and_query.contains(&rule.path)
+        })?;
+        let fault = state.rules[at].fault.clone();
+        if let Some(times) = &mut state.rules[at].times {
+            *times = times.saturating_sub(1);
+            if *times == 0 {
+                state.rules.remove(at);
+            }
+        }
+        Some(fault)
+    }
+
+    fn wake(&self) {
+        self.wake.send_modify(|count| *count += 1);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds the switches")
+    }
+}

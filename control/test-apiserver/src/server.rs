@@ -1,0 +1,290 @@
+//! HTTP around the API: listening, TLS, authentication, faults, the log of requests, responses.
+//!
+//! Runs on a thread of its own with a runtime of its own, so that tests with and without tokio use it alike. Commands
+//! (listen, refuse, stop) come over a channel and are answered when they are done.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request as HttpRequest, Response, header};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+
+use crate::access::User;
+use crate::api::Api;
+use crate::error::ApiError;
+use crate::faults::{Fault, Faults};
+use crate::request::{Answer, Request, query};
+use crate::tls::Tls;
+use crate::watch::{Body, follow};
+
+/// One request as it was answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logged {
+    /// Method.
+    pub method: String,
+    /// Path.
+    pub path: String,
+    /// Query as sent.
+    pub query: String,
+    /// Who asked; empty when nobody known.
+    pub user: String,
+    /// `fieldManager`, or the client's name.
+    pub field_manager: String,
+    /// Body as sent.
+    pub body: String,
+    /// HTTP status of the answer.
+    pub code: u16,
+}
+
+/// What the handle and the connections share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) api: Mutex<Api>,
+    /// Users by token; `None` is a token that has expired.
+    pub(crate) tokens: Mutex<BTreeMap<String, Option<User>>>,
+    pub(crate) faults: Faults,
+    pub(crate) requests: Mutex<Vec<Logged>>,
+    pub(crate) tls: Mutex<Option<Tls>>,
+    /// Counted up at each change of objects or switches.
+    pub(crate) wake: Arc<watch::Sender<u64>>,
+    pub(crate) bookmark_interval: Duration,
+}
+
+impl Shared {
+    pub(crate) fn api(&self) -> MutexGuard<'_, Api> {
+        self.api.lock().expect("nothing panics while it holds the objects")
+    }
+
+    pub(crate) fn poke(&self) {
+        self.wake.send_modify(|count| *count += 1);
+    }
+
+    fn user(&self, request: &HttpRequest<Incoming>) -> Option<User> {
+        let token = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")?;
+        self.tokens.lock().expect("nothing panics while it holds the tokens").get(token.trim())?.clone()
+    }
+}
+
+/// What the handle asks of the server's thread.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Listens (again) at the address.
+    Listen,
+    /// Closes the listener and every connection: connecting is refused.
+    Refuse,
+    /// Ends the thread.
+    Stop,
+}
+
+/// A command and where to say how it went.
+pub(crate) type Order = (Command, std::sync::mpsc::Sender<io::Result<SocketAddr>>);
+
+/// The life of the server's thread.
+pub(crate) fn run(shared: &Arc<Shared>, address: SocketAddr, orders: mpsc::UnboundedReceiver<Order>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime needs only a few descriptors");
+    runtime.block_on(serve(shared, address, orders));
+}
+
+async fn serve(shared: &Arc<Shared>, mut address: SocketAddr, mut orders: mpsc::UnboundedReceiver<Order>) {
+    let mut listener: Option<TcpListener> = None;
+    let (mut alive, _) = watch::channel(());
+    loop {
+        let accept = async {
+            match &listener {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            order = orders.recv() => {
+                let Some((command, done)) = order else { return };
+                let outcome = match command {
+                    Command::Listen => match TcpListener::bind(address).await {
+                        Ok(bound) => {
+                            // The port is the same after a restart.
+                            address = bound.local_addr().unwrap_or(address);
+                            listener = Some(bound);
+                            Ok(address)
+                        }
+                        Err(error) => Err(error),
+                    },
+                    Command::Refuse => {
+                        listener = None;
+                        // Dropping the sender ends every connection.
+                        alive = watch::channel(()).0;
+                        // Their tasks run once before we say so.
+                        tokio::task::yield_now().await;
+                        Ok(address)
+                    }
+                    Command::Stop => {
+                        let _ = done.send(Ok(address));
+                        return;
+                    }
+                };
+                // The handle may be gone; then nobody needs to know.
+                let _ = done.send(outcome);
+            }
+            accepted = accept => {
+                if let Ok((stream, _)) = accepted {
+                    tokio::spawn(connection(shared.clone(), stream, alive.subscribe()));
+                }
+            }
+        }
+    }
+}
+
+async fn connection(shared: Arc<Shared>, stream: TcpStream, mut alive: watch::Receiver<()>) {
+    // Events are small and must not wait for one another.
+    let _ = stream.set_nodelay(true);
+    let tls = shared.tls.lock().expect("nothing panics while it holds the certificate").clone();
+    let served = async {
+        match tls {
+            Some(tls) => {
+                if let Ok(stream) = tls.acceptor.accept(stream).await {
+                    http(shared, stream).await;
+                }
+            }
+            None => http(shared, stream).await,
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        _ = alive.changed() => {}
+    }
+}
+
+async fn http(shared: Arc<Shared>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    let service = service_fn(move |request| {
+        let shared = shared.clone();
+        async move { Ok::<_, std::convert::Infallible>(respond(&shared, request).await) }
+    });
+    // Broken connections are what tests are made of.
+    let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn respond(shared: &Arc<Shared>, http: HttpRequest<Incoming>) -> Response<Body> {
+    let user = shared.user(&http);
+    let text = |name: header::HeaderName| {
+        http.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_string()
+    };
+    let mut request = Request {
+        method: http.method().to_string(),
+        path: http.uri().path().to_string(),
+        query: query(http.uri().query().unwrap_or_default()),
+        accept: text(header::ACCEPT),
+        content_type: text(header::CONTENT_TYPE),
+        user_agent: text(header::USER_AGENT),
+        body: Vec::new(),
+        user: user.clone().unwrap_or(User { name: String::new(), groups: Vec::new() }),
+    };
+    let raw_query = http.uri().query().unwrap_or_default().to_string();
+    request.body = match http.into_body().collect().await {
+        Ok(body) => body.to_bytes().to_vec(),
+        Err(_) => Vec::new(),
+    };
+    let fault = shared.faults.meet(&request.method, &format!("{}?{raw_query}", request.path));
+    match &fault {
+        Some(Fault::Slow(time)) => tokio::time::sleep(*time).await,
+        Some(Fault::Hang) => std::future::pending().await,
+        _ => {}
+    }
+    let outcome = match (&fault, user) {
+        (Some(Fault::TooManyRequests(seconds)), _) => Err(ApiError::too_many_requests(*seconds)),
+        (Some(Fault::ServerError(code)), _) => Err(ApiError::server(*code, "broken by the test")),
+        (Some(Fault::Unauthorized), _) | (_, None) => Err(ApiError::unauthorized()),
+        (_, Some(_)) if request.path.starts_with("/test-control/") => {
+            crate::control::handle(shared, &request)
+        }
+        (_, Some(_)) => {
+            let outcome = shared.api().handle(&request);
+            if request.method != "GET" {
+                shared.poke();
+            }
+            outcome
+        }
+    };
+    let code = match &outcome {
+        Ok(Answer::Object { code, .. }) => *code,
+        Ok(_) => 200,
+        Err(error) => error.code,
+    };
+    shared.requests.lock().expect("nothing panics while it holds the log").push(Logged {
+        field_manager: request.manager().into(),
+        method: request.method,
+        path: request.path,
+        query: raw_query,
+        user: request.user.name,
+        body: String::from_utf8_lossy(&request.body).into_owned(),
+        code,
+    });
+    response(shared, outcome, fault == Some(Fault::CutInMidObject))
+}
+
+fn response(shared: &Arc<Shared>, outcome: Result<Answer, ApiError>, cut: bool) -> Response<Body> {
+    let mut builder = Response::builder();
+    let (code, kind, bytes) = match outcome {
+        Ok(Answer::Watch(order)) => {
+            let (sender, receiver) = mpsc::channel(64);
+            tokio::spawn(follow(shared.clone(), *order, sender, cut));
+            let builder = builder.header(header::CONTENT_TYPE, "application/json");
+            return builder.body(Stream(receiver).boxed_unsync()).expect("static headers");
+        }
+        Ok(Answer::Bytes(kind, bytes)) => (200, kind, bytes),
+        Ok(Answer::Object { code, body, warnings }) => {
+            for warning in warnings {
+                let value = format!("299 - {}", Value::String(warning));
+                builder = builder.header(header::WARNING, value);
+            }
+            (code, "application/json", body.to_string().into_bytes())
+        }
+        Err(error) => {
+            if let Some(seconds) = error.details["retryAfterSeconds"].as_u64() {
+                builder = builder.header(header::RETRY_AFTER, seconds);
+            }
+            (error.code, "application/json", error.status().to_string().into_bytes())
+        }
+    };
+    let builder = builder.status(code).header(header::CONTENT_TYPE, kind);
+    let body = if cut {
+        let (sender, receiver) = mpsc::channel(2);
+        let half = Bytes::from(bytes).slice(..);
+        let half = half.slice(..half.len() / 2);
+        // Two messages into a channel of two: neither waits.
+        let _ = sender.try_send(Ok(Frame::data(half)));
+        let _ = sender.try_send(Err(io::Error::other("cut in mid-object")));
+        Stream(receiver).boxed_unsync()
+    } else {
+        Full::new(Bytes::from(bytes)).map_err(|never| match never {}).boxed_unsync()
+    };
+    builder.body(body).expect("warnings are JSON texts, which are legal header values")
+}
+
+/// A body that is written as we go.
+struct Stream(mpsc::Receiver<Result<Frame<Bytes>, io::Error>>);
+
+impl hyper::body::Body for Stream {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        self.0.poll_recv(context)
+    }
+}

@@ -1,0 +1,217 @@
+//! The objects and their history, in memory.
+//!
+//! One counter of versions for everything, like etcd's revision. Each kind has its objects, ordered by namespace and
+//! name, and a log of its changes that watches read. [`Store::compact`] forgets history: watches and list pages of
+//! before then get 410. A [`Store`] clones cheaply (objects are shared), so a copy is a backup to restart from.
+//!
+//! Invariant: an object in here is never changed in place, and the version of a change is greater than any before.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+/// Namespace (empty for cluster-scoped kinds) and name.
+pub(crate) type Key = (String, String);
+
+/// Most changes of one kind that watches may still ask for.
+const LOG_ENTRIES_MAX: usize = 50_000;
+
+/// What happened to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Added,
+    Modified,
+    Deleted,
+}
+
+/// One change, as watches see it.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) version: u64,
+    pub(crate) change: Change,
+    /// The object after the change; for a deletion its last state with the version of the deletion.
+    pub(crate) object: Arc<Value>,
+    /// The object before it.
+    pub(crate) before: Option<Arc<Value>>,
+}
+
+/// Everything of one kind.
+#[derive(Debug, Clone, Default)]
+struct Shelf {
+    objects: BTreeMap<Key, Arc<Value>>,
+    log: VecDeque<Entry>,
+    /// Changes up to and with this version are forgotten.
+    forgotten: u64,
+}
+
+/// All objects.
+#[derive(Debug, Clone)]
+pub(crate) struct Store {
+    version: u64,
+    shelves: BTreeMap<Arc<str>, Shelf>,
+    /// History of before this version is forgotten.
+    compacted: u64,
+}
+
+impl Store {
+    pub(crate) fn new() -> Self {
+        Self { version: 1, shelves: BTreeMap::new(), compacted: 0 }
+    }
+
+    /// The version of the latest change.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(crate) fn get(&self, storage: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        self.shelves.get(storage)?.objects.get(&(namespace.into(), name.into())).cloned()
+    }
+
+    /// Objects of a kind in the order of their keys, those of one namespace when it is not empty.
+    pub(crate) fn list(&self, storage: &str, namespace: &str) -> Vec<Arc<Value>> {
+        let Some(shelf) = self.shelves.get(storage) else {
+            return Vec::new();
+        };
+        if namespace.is_empty() {
+            return shelf.objects.values().cloned().collect();
+        }
+        shelf
+            .objects
+            .range((namespace.to_string(), String::new())..)
+            .take_while(|((one, _), _)| one == namespace)
+            .map(|(_, object)| object.clone())
+            .collect()
+    }
+
+    /// The same as it was at a version; `None` when that is no longer known.
+    pub(crate) fn list_at(&self, storage: &str, namespace: &str, version: u64) -> Option<Vec<Arc<Value>>> {
+        let mut then: BTreeMap<Key, Arc<Value>> =
+            self.list(storage, namespace).into_iter().map(|object| (key(&object), object)).collect();
+        for entry in self.since(storage, version).ok()?.into_iter().rev() {
+            let key = key(&entry.object);
+            if !namespace.is_empty() && key.0 != namespace {
+                continue;
+            }
+            match entry.before {
+                Some(before) => then.insert(key, before),
+                None => then.remove(&key),
+            };
+        }
+        Some(then.into_values().collect())
+    }
+
+    /// Kinds that hold something in a namespace.
+    pub(crate) fn shelves_of(&self, namespace: &str) -> Vec<Arc<str>> {
+        let holds = |shelf: &Shelf| {
+            let mut from = shelf.objects.range((namespace.to_string(), String::new())..);
+            from.next().is_some_and(|((one, _), _)| one == namespace)
+        };
+        self.shelves.iter().filter(|(_, shelf)| holds(shelf)).map(|(storage, _)| storage.clone()).collect()
+    }
+
+    /// Keeps an object, new or changed, under the next version, and gives it back with that version written in.
+    pub(crate) fn put(&mut self, storage: &Arc<str>, mut object: Value) -> Arc<Value> {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let object = Arc::new(object);
+        let shelf = self.shelves.entry(storage.clone()).or_default();
+        let before = shelf.objects.insert(key(&object), object.clone());
+        let change = if before.is_some() { Change::Modified } else { Change::Added };
+        shelf.record(Entry { version: self.version, change, object: object.clone(), before });
+        object
+    }
+
+    /// Takes an object out.
+    pub(crate) fn remove(&mut self, storage: &Arc<str>, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let shelf = self.shelves.get_mut(storage)?;
+        let before = shelf.objects.remove(&(namespace.into(), name.into()))?;
+        self.version += 1;
+        let mut last = Value::clone(&before);
+        last["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let last = Arc::new(last);
+        shelf.record(Entry {
+            version: self.version,
+            change: Change::Deleted,
+            object: last.clone(),
+            before: Some(before),
+        });
+        Some(last)
+    }
+
+    /// Changes of a kind after a version, or the oldest version still known when that is later.
+    pub(crate) fn since(&self, storage: &str, version: u64) -> Result<Vec<Entry>, u64> {
+        let Some(shelf) = self.shelves.get(storage) else {
+            return if version < self.compacted { Err(self.compacted) } else { Ok(Vec::new()) };
+        };
+        let forgotten = shelf.forgotten.max(self.compacted);
+        if version < forgotten {
+            return Err(forgotten);
+        }
+        let from = shelf.log.partition_point(|entry| entry.version <= version);
+        Ok(shelf.log.range(from..).cloned().collect())
+    }
+
+    /// Forgets all history up to now.
+    pub(crate) fn compact(&mut self) {
+        self.compacted = self.version;
+        self.shelves.values_mut().for_each(|shelf| shelf.log.clear());
+    }
+}
+
+impl Shelf {
+    fn record(&mut self, entry: Entry) {
+        if self.log.len() == LOG_ENTRIES_MAX
+            && let Some(oldest) = self.log.pop_front()
+        {
+            self.forgotten = oldest.version;
+        }
+        self.log.push_back(entry);
+    }
+}
+
+/// The key of an object.
+pub(crate) fn key(object: &Value) -> Key {
+    let text = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_string();
+    (text("namespace"), text("name"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn history_is_told_from_any_version_until_it_is_compacted() {
+        let mut store = Store::new();
+        let storage: Arc<str> = "services".into();
+        let object = json!({"metadata": {"namespace": "a", "name": "x"}});
+        let first = store.version();
+        store.put(&storage, object.clone());
+        let second = store.version();
+        store.put(&storage, object);
+        store.remove(&storage, "a", "x");
+        let told: Vec<Change> =
+            store.since("services", first).expect("kept").iter().map(|one| one.change).collect();
+        assert_eq!(told, [Change::Added, Change::Modified, Change::Deleted]);
+        assert_eq!(store.since("services", second).expect("kept").len(), 2);
+        store.compact();
+        assert_eq!(store.since("services", second).expect_err("compacted"), store.version());
+        assert!(store.since("services", store.version()).expect("nothing missed").is_empty());
+    }
+
+    #[test]
+    fn a_namespace_is_listed_alone_and_in_order() {
+        let mut store = Store::new();
+        let storage: Arc<str> = "services".into();
+        for (namespace, name) in [("b", "y"), ("a", "z"), ("b", "x"), ("bb", "w")] {
+            store.put(&storage, json!({"metadata": {"namespace": namespace, "name": name}}));
+        }
+        let names: Vec<Key> = store.list("services", "b").iter().map(|object| key(object)).collect();
+        assert_eq!(names, [("b".into(), "x".into()), ("b".into(), "y".into())]);
+        assert_eq!(store.list("services", "").len(), 4);
+        assert_eq!(store.shelves_of("b"), std::slice::from_ref(&storage));
+        assert!(store.shelves_of("c").is_empty());
+    }
+}
