@@ -10,6 +10,7 @@ packages=(
   gcc g++ make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc; g++ for libFuzzer
   iproute2 ethtool procps util-linux  # the namespaces lab
   curl iperf3 nginx-light tcpdump python3
+  kubernetes-client                   # kubectl, against the test API server
 )
 if [[ ${1:-} == --bench ]]; then packages+=(valgrind); fi
 
@@ -20,6 +21,8 @@ installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == i
 
 missing=()
 for package in "${packages[@]}"; do
+  # Any kubectl in PATH serves.
+  if [[ $package == kubernetes-client ]] && command -v kubectl >/dev/null; then continue; fi
   # nginx-light is one of several packages that bring the server; any of them serves.
   if [[ $package == nginx-light ]] && command -v nginx >/dev/null; then continue; fi
   installed "$package" || missing+=("$package")
