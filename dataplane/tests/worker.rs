@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -14,11 +15,11 @@ use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::{Frame, MemoryFrame};
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
-use tidegate_core::pipeline::{Pipeline, PipelineConfig};
-use tidegate_core::snapshot::{BackendState, Snapshot};
+use tidegate_core::pipeline::{NeighborEvent, Pipeline, PipelineConfig};
+use tidegate_core::snapshot::{BackendState, NeighborSpec, Snapshot, SnapshotSpec};
 use tidegate_core::testing::Builder;
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
-use tidegate_core::wire::{Parsed, ethernet, parse, tcp};
+use tidegate_core::wire::{MacAddr, Parsed, arp, ethernet, parse, tcp};
 use tidegate_dataplane::clock::Clock;
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort, MemoryQueue};
 use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
@@ -26,6 +27,7 @@ use tidegate_dataplane::gateway::{Crew, CrewConfig, OnFailure, WorkerState};
 use tidegate_dataplane::publish::Publisher;
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 use tidegate_dataplane::worker::mailbox::HANDED_OVER_MAX;
+use tidegate_dataplane::worker::parking::FRAMES_PER_NEIGHBOR;
 use tidegate_dataplane::worker::{Exchange, FlowFilter, Forwarding, PUNTS_MAX, Worker, WorkerParts};
 
 /// Workers that the test turns itself, one port between them and the test.
@@ -33,12 +35,17 @@ struct Bench {
     wire: MemoryPort,
     workers: Vec<Worker<MemoryQueue>>,
     exchange: Arc<Exchange<MemoryFrame>>,
+    neighbors: Arc<NeighborTable>,
     _publisher: Publisher<Forwarding>,
 }
 
 fn bench(workers: u8, depth: usize) -> Bench {
+    bench_of(&spec(1), workers, depth)
+}
+
+fn bench_of(spec: &SnapshotSpec, workers: u8, depth: usize) -> Bench {
     let neighbors = Arc::new(NeighborTable::new());
-    let (snapshot, problems) = Snapshot::compile(&spec(1), None, &neighbors).unwrap();
+    let (snapshot, problems) = Snapshot::compile(spec, None, &neighbors).unwrap();
     assert!(problems.is_empty(), "{problems:?}");
     let tallies = (0..workers).map(|_| Arc::new(Tallies::with_capacity(64, 64))).collect();
     let mut publisher = Publisher::new(1, Forwarding { snapshot, tallies });
@@ -66,12 +73,22 @@ fn bench(workers: u8, depth: usize) -> Bench {
         })
     };
     let workers = (0..workers).zip(ends).map(make).collect();
-    Bench { wire, workers, exchange, _publisher: publisher }
+    Bench { wire, workers, exchange, neighbors, _publisher: publisher }
 }
 
 impl Bench {
     fn turn(&mut self, worker: usize) {
-        self.workers[worker].turn(Now(1_000_000));
+        self.turn_at(worker, 1);
+    }
+
+    fn turn_at(&mut self, worker: usize, millis: u64) {
+        self.workers[worker].turn(Now(millis * 1_000_000));
+    }
+
+    /// The resolver has found this neighbour.
+    fn learn(&self, address: &str, mac: MacAddr) {
+        let slot = self.neighbors.intern(0, ip(address).into()).unwrap();
+        assert!(self.neighbors.learn(slot, mac));
     }
 
     fn drops(&self, worker: usize, why: Refusal) -> u64 {
@@ -195,6 +212,123 @@ fn injected_frames_leave_as_they_are_and_are_no_traffic_of_a_service() {
     assert_eq!(turns.frames.value(), 0);
 }
 
+/// A gateway that knows no neighbour.
+fn alone() -> SnapshotSpec {
+    SnapshotSpec { neighbors: Vec::new(), ..spec(1) }
+}
+
+#[test]
+fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order_when_it_is_found() {
+    let mut bench = bench_of(&alone(), 1, 64);
+    for port in [4000, 4001, 4002] {
+        assert!(bench.wire.offer(0, &syn(port, VIP_L2)));
+    }
+    assert!(bench.wire.offer(0, &syn(4003, VIP_FULLNAT)));
+    bench.turn_at(0, 1);
+    let counted = |bench: &Bench| {
+        let shared = bench.workers[0].shared();
+        let interface = shared.counters.interface(0);
+        let sent = shared.counters.transmits(TransmitReason::Forward);
+        (interface.rx_packets.value(), sent, bench.drops(0, Refusal::NeighborUnresolved))
+    };
+    assert!(bench.wire.take(0).is_none());
+    assert_eq!(counted(&bench), (4, 0, 0), "nobody has told their end yet");
+    let wanted = NeighborEvent::Wanted { interface: 0, addr: ip(BACKEND_IP).into() };
+    assert_eq!(bench.exchange.neighbor_events.pop(), Some(wanted));
+
+    bench.learn(BACKEND_IP, BACKEND);
+    bench.turn_at(0, 3);
+    for (port, vip) in [(4000, VIP_L2), (4001, VIP_L2), (4002, VIP_L2)] {
+        let sent = bench.wire.take(0).expect("it waited");
+        assert_eq!(ethernet::destination(sent.bytes()), BACKEND);
+        let Ok(Parsed::Ip(headers)) = parse(sent.bytes()) else { panic!("not IP") };
+        assert_eq!((headers.src_port, headers.dst.ip()), (port, ip(vip)));
+    }
+    assert!(bench.wire.take(0).is_some() && bench.wire.take(0).is_none());
+    assert_eq!(counted(&bench), (4, 4, 0), "each frame once");
+    assert_eq!(bench.workers[0].shared().turns.frames.value(), 4);
+}
+
+#[test]
+fn a_reply_to_an_unresolved_client_waits_too() {
+    let mut spec = alone();
+    spec.neighbors = vec![NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND }];
+    let mut bench = bench_of(&spec, 2, 64);
+    let port = open_fullnat(&mut bench, 1);
+    // It comes to the other worker first, and waits where its flow is.
+    assert!(bench.wire.offer(0, &reply(port)));
+    bench.turn_at(0, 2);
+    bench.turn_at(1, 2);
+    assert_eq!((bench.wire.take(1).is_some(), bench.drops(1, Refusal::NeighborUnresolved)), (false, 0));
+    bench.learn(CLIENT_IP, CLIENT);
+    bench.turn_at(1, 3);
+    let sent = bench.wire.take(1).expect("it waited");
+    assert_eq!(ethernet::destination(sent.bytes()), CLIENT);
+    assert_eq!(bench.workers[1].shared().counters.transmits(TransmitReason::Reply), 1);
+}
+
+#[test]
+fn frames_that_waited_too_long_and_those_without_room_are_dropped_for_their_reason() {
+    let mut bench = bench_of(&alone(), 1, 64);
+    let extra = 5;
+    for n in 0..FRAMES_PER_NEIGHBOR + extra {
+        assert!(bench.wire.offer(0, &syn(4000 + n as u16, VIP_L2)));
+    }
+    bench.turn_at(0, 1);
+    assert_eq!(bench.drops(0, Refusal::NeighborUnresolved), extra as u64, "no room");
+    bench.turn_at(0, 1000);
+    assert_eq!(bench.drops(0, Refusal::NeighborUnresolved), extra as u64, "not over yet");
+    bench.turn_at(0, 1002);
+    let all = (FRAMES_PER_NEIGHBOR + extra) as u64;
+    assert_eq!(bench.drops(0, Refusal::NeighborUnresolved), all);
+    bench.learn(BACKEND_IP, BACKEND);
+    bench.turn_at(0, 1003);
+    assert!(bench.wire.take(0).is_none(), "what was dropped does not come back");
+    assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
+    bench.turn_at(0, 1004);
+    assert!(bench.wire.take(0).is_some());
+}
+
+#[test]
+fn frames_that_wait_at_the_end_are_counted_and_freed() {
+    let (wire, ends) = memory::port(1, 64);
+    let queues = ends.into_iter().map(|end| vec![end]).collect();
+    let mut crew = start_with(&alone(), 1, queues, None);
+    assert!(wire.offer(0, &syn(4000, VIP_L2)) && wire.offer(0, &syn(4001, VIP_L2)));
+    wait_until("both received", || crew.stats().interfaces[0].rx_packets == 2);
+    crew.stop();
+    let drops = crew.stats().drops;
+    let unresolved = drops.iter().find(|(why, _)| *why == Refusal::NeighborUnresolved.into());
+    assert_eq!(unresolved.map(|(_, count)| *count), Some(2));
+}
+
+#[test]
+fn the_first_packet_to_a_neighbour_arrives_once_that_one_has_answered() {
+    let (wire, ends) = memory::port(1, 64);
+    let queues = ends.into_iter().map(|end| vec![end]).collect();
+    let mut crew = start_with(&alone(), 1, queues, None);
+    assert!(wire.offer(0, &syn(4000, VIP_L2)));
+    let mut forwarded = None;
+    wait_until("forwarded", || {
+        while let Some(frame) = wire.take(0) {
+            match parse(frame.bytes()) {
+                Ok(Parsed::Arp(asked)) if IpAddr::from(asked.target_ip) == ip(BACKEND_IP) => {
+                    assert!(wire.offer(0, &arp::reply(&asked, BACKEND)));
+                }
+                Ok(Parsed::Ip(_)) => forwarded = Some(frame),
+                _ => {}
+            }
+        }
+        forwarded.is_some()
+    });
+    assert_eq!(ethernet::destination(forwarded.unwrap().bytes()), BACKEND);
+    wait_until("counted", || {
+        crew.stats().transmits.iter().any(|&(why, count)| why == TransmitReason::Forward && count == 1)
+    });
+    crew.stop();
+    assert!(crew.stats().drops.iter().all(|(_, count)| *count == 0), "{:?}", crew.stats().drops);
+}
+
 fn crew(workers: u8, depth: usize, on_failure: Option<&OnFailure>) -> (MemoryPort, Crew<MemoryFrame>) {
     let (wire, ends) = memory::port(usize::from(workers), depth);
     let queues = ends.into_iter().map(|end| vec![end]).collect();
@@ -203,6 +337,15 @@ fn crew(workers: u8, depth: usize, on_failure: Option<&OnFailure>) -> (MemoryPor
 }
 
 fn start<Q: PortQueue<Frame = MemoryFrame> + 'static>(
+    workers: u8,
+    queues: Vec<Vec<Q>>,
+    on_failure: Option<&OnFailure>,
+) -> Crew<MemoryFrame> {
+    start_with(&spec(1), workers, queues, on_failure)
+}
+
+fn start_with<Q: PortQueue<Frame = MemoryFrame> + 'static>(
+    first: &SnapshotSpec,
     workers: u8,
     queues: Vec<Vec<Q>>,
     on_failure: Option<&OnFailure>,
@@ -219,7 +362,7 @@ fn start<Q: PortQueue<Frame = MemoryFrame> + 'static>(
         main_cpus: Vec::new(),
     };
     let enter = |_: &WorkerPlace| Ok::<(), String>(());
-    Crew::start(&config, queues, Heap, vec![None], &spec(1), enter, on_failure).unwrap()
+    Crew::start(&config, queues, Heap, vec![None], first, enter, on_failure).unwrap()
 }
 
 #[test]

@@ -148,6 +148,20 @@ pub struct BurstOutput {
     pub notes: ArrayVec<Note, BURST>,
     /// News for the resolver; what does not fit comes again with the next packet.
     pub events: ArrayVec<NeighborEvent, BURST>,
+    /// The frames dropped as `neighbor_unresolved`, and for whom they could wait: a frame that comes again once the
+    /// neighbour is known goes on as if for the first time.
+    pub unresolved: ArrayVec<Unresolved, BURST>,
+}
+
+/// A frame whose next hop has no known link address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unresolved {
+    /// Its position in the burst.
+    pub frame: u8,
+    /// The link of the next hop.
+    pub interface: InterfaceIndex,
+    /// The next hop.
+    pub addr: Addr,
 }
 
 impl BurstOutput {
@@ -158,9 +172,18 @@ impl BurstOutput {
         self.verdicts.clear();
         self.notes.clear();
         self.events.clear();
+        self.unresolved.clear();
         let fits = "both are as long as a burst";
         self.verdicts.try_extend_from_slice(&VERDICTS[..frames]).expect(fits);
         self.notes.try_extend_from_slice(&NOTES[..frames]).expect(fits);
+    }
+
+    /// The frame at this position cannot be sent for want of a link address.
+    #[cold]
+    fn wants(&mut self, at: usize, interface: InterfaceIndex, addr: Addr) {
+        self.tell(NeighborEvent::Wanted { interface, addr });
+        // A frame is delivered once, so there is room; its position is below `BURST`.
+        let _ = self.unresolved.try_push(Unresolved { frame: at as u8, interface, addr });
     }
 
     fn tell(&mut self, event: NeighborEvent) {

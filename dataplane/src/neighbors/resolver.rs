@@ -170,7 +170,7 @@ impl Resolver {
         actions
     }
 
-    /// A packet waits for this neighbour (it was dropped: the sender tries again).
+    /// A packet waits for this neighbour, or was dropped and will be sent again.
     pub fn wanted(&mut self, now: Now, interface: InterfaceIndex, address: IpAddr) -> Vec<Action> {
         let mut actions = Vec::new();
         if usize::from(interface) < self.around.interfaces.len() && is_host(address) {

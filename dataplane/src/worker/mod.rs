@@ -5,7 +5,8 @@
 //! frames that other workers handed over, frames to be sent for the kernel and the resolver, and one question.
 //! Callers: [`crate::gateway`] makes workers and runs each on a thread of its own; tests run them on [`drivers::memory`].
 //!
-//! Invariant: a frame received is counted as exactly one of transmitted, punted, handed over or dropped.
+//! Invariant: a frame received is counted as exactly one of transmitted, punted, handed over or dropped; one that waits
+//! for the link address of its next hop ([`parking`]) once it has stopped waiting.
 //! Invariant: no lock, no allocation, no system call per packet (`drivers` may enter the kernel inside theirs).
 //!
 //! [`drivers::memory`]: crate::drivers::memory
@@ -32,6 +33,7 @@ use crate::topology::Idle;
 
 pub mod idle;
 pub mod mailbox;
+pub mod parking;
 pub mod questions;
 
 pub use idle::LoopCounters;
@@ -39,6 +41,7 @@ pub use mailbox::Mailbox;
 pub use questions::{FlowFilter, FlowQuestion, Question};
 
 use idle::Backoff;
+use parking::{Parking, Released};
 
 /// What is published to workers: one forwarding state, and where each worker counts.
 #[derive(Debug)]
@@ -133,11 +136,21 @@ pub struct Worker<Q: PortQueue> {
     sending: Vec<TxBatch<Q::Frame>>,
     /// A frame that was handed over by another interface than the batch being made.
     held: Option<(InterfaceIndex, Q::Frame)>,
+    /// Frames whose next hop is being asked for.
+    parking: Parking<Q::Frame>,
     /// The listing being made.
     asked: Option<FlowQuestion>,
     turn: u32,
     /// Known flows are being asked for source ranges that changed.
     rechecking: bool,
+}
+
+/// Whether a frame whose next hop has no link address yet may wait for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MayWait {
+    Yes,
+    /// It has waited.
+    No,
 }
 
 /// Frames for one port, each with the reason that it is sent for; `None` for injected ones, which have no verdict.
@@ -159,6 +172,7 @@ impl<Q: PortQueue> Worker<Q> {
             out: BurstOutput::default(),
             sending,
             held: None,
+            parking: Parking::default(),
             asked: None,
             turn: 0,
             rechecking: true,
@@ -186,6 +200,8 @@ impl<Q: PortQueue> Worker<Q> {
                 started = resumed;
             }
         }
+        let waiting = self.parking.clear();
+        self.give_up(waiting);
     }
 
     /// One turn of the loop, at a time; returns whether there was anything to do.
@@ -205,6 +221,9 @@ impl<Q: PortQueue> Worker<Q> {
             self.send_injected();
             self.answer(now);
             worked = true;
+        }
+        if !self.parking.is_empty() {
+            worked |= self.unpark(now);
         }
         self.parts.pipeline.age(now);
         self.turn = self.turn.wrapping_add(1);
@@ -238,13 +257,14 @@ impl<Q: PortQueue> Worker<Q> {
         let counters = self.parts.shared.counters.interface(interface);
         counters.rx_packets.add((self.received.len() + unusable) as u64);
         counters.rx_bytes.add(self.received.iter().map(|frame| frame.bytes().len() as u64).sum());
-        self.process(now, Arrival::Wire(interface));
+        self.parts.shared.turns.frames.add(self.received.len() as u64);
+        self.process(now, Arrival::Wire(interface), MayWait::Yes);
         true
     }
 
     /// The received batch through the pipeline, and on to where each frame belongs.
     #[inline]
-    fn process(&mut self, now: Now, arrival: Arrival) {
+    fn process(&mut self, now: Now, arrival: Arrival, may_wait: MayWait) {
         let parts = &mut self.parts;
         let forwarding = parts.forwarding.get();
         let view = View {
@@ -253,8 +273,7 @@ impl<Q: PortQueue> Worker<Q> {
             tallies: &forwarding.tallies[usize::from(parts.worker)],
         };
         parts.pipeline.process(view, now, arrival, &mut self.received, &mut self.out);
-        parts.shared.turns.frames.add(self.received.len() as u64);
-        self.dispatch(arrival.interface());
+        self.dispatch(now, arrival, may_wait);
         self.tell_resolver();
         for port in 0..self.sending.len() {
             self.flush(port);
@@ -262,9 +281,10 @@ impl<Q: PortQueue> Worker<Q> {
     }
 
     #[inline]
-    fn dispatch(&mut self, interface: InterfaceIndex) {
-        let Self { parts, received, out, sending, .. } = self;
-        for (frame, &verdict) in received.drain(..).zip(&out.verdicts) {
+    fn dispatch(&mut self, now: Now, arrival: Arrival, may_wait: MayWait) {
+        let Self { parts, received, out, sending, parking, .. } = self;
+        let interface = arrival.interface();
+        for ((n, frame), &verdict) in received.drain(..).enumerate().zip(&out.verdicts) {
             let end = match verdict {
                 Verdict::Transmit { interface, why } => {
                     let batch = &mut sending[usize::from(interface)];
@@ -283,7 +303,15 @@ impl<Q: PortQueue> Worker<Q> {
                         Err(_) => Refusal::HandOverRingFull.into(),
                     }
                 }
-                Verdict::Drop(_) => verdict,
+                Verdict::Drop(_) => {
+                    let wanted = out.unresolved.iter().find(|one| usize::from(one.frame) == n);
+                    match wanted.filter(|_| may_wait == MayWait::Yes) {
+                        Some(one) if parking.park((one.interface, one.addr), arrival, frame, now).is_ok() => {
+                            continue;
+                        }
+                        _ => verdict,
+                    }
+                }
             };
             parts.shared.counters.record(end);
         }
@@ -339,7 +367,40 @@ impl<Q: PortQueue> Worker<Q> {
                 Some((_, frame)) => self.received.push(frame),
             }
         }
-        self.process(now, Arrival::HandedOver(interface));
+        self.parts.shared.turns.frames.add(self.received.len() as u64);
+        self.process(now, Arrival::HandedOver(interface), MayWait::Yes);
+    }
+
+    /// Frames whose next hop is known by now, once more through the pipeline; those that waited too long, dropped.
+    #[cold]
+    fn unpark(&mut self, now: Now) -> bool {
+        let mut any = false;
+        while let Some(released) = self.parking.release(now, &self.parts.neighbors) {
+            any = true;
+            let mut frames = match released {
+                Released::Resolved(frames) => frames.into_iter().peekable(),
+                Released::Expired(frames) => {
+                    self.give_up(frames.len());
+                    continue;
+                }
+            };
+            // A burst has one way of arrival.
+            while let Some((arrival, frame)) = frames.next() {
+                self.received.push(frame);
+                while let Some((_, frame)) = frames.next_if(|(next, _)| *next == arrival) {
+                    self.received.push(frame);
+                }
+                self.process(now, arrival, MayWait::No);
+            }
+        }
+        any
+    }
+
+    /// Counts frames that waited in vain.
+    fn give_up(&self, frames: usize) {
+        for _ in 0..frames {
+            self.parts.shared.counters.record(Refusal::NeighborUnresolved.into());
+        }
     }
 
     /// Up to a burst of frames of the kernel's and the resolver's.

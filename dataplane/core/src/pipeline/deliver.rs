@@ -5,7 +5,7 @@
 //! size, room. Costs per packet: the backend's line and the next hop's, both asked for by the stage before,
 //! and the first lines of the frame.
 
-use super::{Burst, Destination, NeighborEvent, Packet, Pipeline, View, answers};
+use super::{Burst, Destination, Packet, Pipeline, View, answers};
 use crate::backend::Backend;
 use crate::forward::dsr_ipip::Tunnel;
 use crate::forward::{self, Link, NoRoom};
@@ -245,7 +245,7 @@ impl NoWay {
     #[cold]
     fn tell<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
         if let Some((interface, addr)) = self.wanted {
-            burst.out.tell(NeighborEvent::Wanted { interface, addr });
+            burst.out.wants(at, interface, addr);
         }
         burst.set(at, self.refusal);
     }
