@@ -52,7 +52,7 @@ pub enum PodRoutes {
 pub struct ServiceDefaults {
     /// `forwarding`: `dsr-l2`, `dsr-ipip`, `nat` or `fullnat`. Default `fullnat`.
     pub forwarding: ForwardingMode,
-    /// `target`: `pod`. Default `pod`.
+    /// `target`: `pod` or `node`. Default `pod`.
     pub target: Target,
     /// `scheduler`: `maglev`. Default `maglev`.
     pub scheduler: Scheduler,
@@ -103,7 +103,7 @@ pub enum Word<T> {
 /// What [`forwarding`] takes.
 pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, nat, fullnat";
 /// What [`target`] takes.
-pub const TARGET_ACCEPTED: &str = "pod";
+pub const TARGET_ACCEPTED: &str = "pod, node";
 /// What [`scheduler`] takes.
 pub const SCHEDULER_ACCEPTED: &str = "maglev";
 /// What [`table_size`] takes.
@@ -125,7 +125,7 @@ pub fn forwarding(word: &str) -> Word<ForwardingMode> {
 pub fn target(word: &str) -> Word<Target> {
     match word {
         "pod" => Word::Known(Target::Pod),
-        "node" => Word::NotYet,
+        "node" => Word::Known(Target::Node),
         _ => Word::Unknown,
     }
 }
@@ -172,12 +172,8 @@ pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
         });
         config.node_port_addresses =
             fields.items("nodePortAddresses").iter().filter_map(Field::network).collect();
-        if let Some(field) = fields.get("ownClusterIPs")
-            && field.boolean() == Some(true)
-        {
-            field.error("serving clusterIPs is not supported yet", "false");
-        }
-        let choices = [("route", PodRoutes::Route)];
+        config.own_cluster_ips = fields.get("ownClusterIPs").and_then(|f| f.boolean()).unwrap_or(false);
+        let choices = [("route", PodRoutes::Route), ("node", PodRoutes::Node)];
         let routes = fields.get("podRoutes").and_then(|f| f.one_of(&choices));
         config.pod_routes = routes.unwrap_or(PodRoutes::Route);
         let choices = [("deny", OtherFamily::Deny), ("allow", OtherFamily::Allow)];

@@ -349,8 +349,8 @@ const FAULTS: &[(&str, &str)] = &[
         "8:35: error: services.defaults.forwarding: \"full-nat\" is not known (nearest: fullnat); accepted: dsr-l2, dsr-ipip, nat, fullnat",
     ),
     (
-        "services: {defaults: {target: node}}",
-        "8:31: error: services.defaults.target: node is not supported yet; accepted: pod",
+        "services: {defaults: {target: nod}}",
+        "8:31: error: services.defaults.target: \"nod\" is not known (nearest: node, pod); accepted: pod, node",
     ),
     (
         "services: {defaults: {scheduler: wrr}}",
@@ -385,8 +385,8 @@ const FAULTS: &[(&str, &str)] = &[
         "8:27: error: services.ownClusterIPs: the text \"\" is not accepted; accepted: true or false",
     ),
     (
-        "services: {ownClusterIPs: true}",
-        "8:27: error: services.ownClusterIPs: serving clusterIPs is not supported yet; accepted: false",
+        "services: {podRoutes: nodes}",
+        "8:23: error: services.podRoutes: the text \"nodes\" is not accepted; accepted: route, node",
     ),
     (
         "services: {sourceRangesOtherFamily: maybe}",

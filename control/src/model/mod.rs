@@ -112,6 +112,12 @@ impl Metadata {
             origin: Origin::unknown(),
         }
     }
+
+    /// The order in which contested things are kept, first come first: by creation time, then UID, then name; what
+    /// has no creation time comes last.
+    pub fn seniority(&self) -> impl Ord + '_ {
+        (self.creation_time.is_none(), self.creation_time, &self.uid, &self.key)
+    }
 }
 
 /// All objects a source has, at one moment.

@@ -7,12 +7,12 @@
 //! So a chosen address never stands in the way of a requested one, unless it was given out before the request
 //! was made: first come keeps.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::{
-    Allocations, Assigned, Authority, Claim, ClaimKind, Ledger, Pool, PoolWish, Problem, ProblemKind, Span,
-    Taken,
+    Allocations, Assigned, Authority, Claim, ClaimKind, Holder, Ledger, Pool, PoolWish, Problem, ProblemKind,
+    Span, Taken,
 };
 use crate::diagnostic::Severity;
 use crate::model::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Protocol, Service};
@@ -95,21 +95,19 @@ pub struct Allocated {
 
 /// Gives every applicant what it may have.
 ///
-/// `reserved` are addresses of the gateway itself: nobody gets them, whatever pools and Services say. `previous` is
+/// `reserved` are addresses of the gateway itself, of nodes and of API servers: nobody gets them, whatever pools and
+/// Services say; only what was given before it became a node's stays. `previous` is
 /// what they had, as [`adopt`](super::adopt()) has it.
 #[must_use]
 pub fn allocate(
     pools: &[Pool],
-    reserved: &BTreeSet<IpAddr>,
+    reserved: &BTreeMap<IpAddr, Holder>,
     applicants: &[Applicant<'_>],
     previous: &Allocations,
     authority: &Authority,
 ) -> Allocated {
     let mut order: Vec<&Applicant<'_>> = applicants.iter().collect();
-    order.sort_by_key(|a| {
-        let meta = &a.service.meta;
-        (meta.creation_time.is_none(), meta.creation_time, &meta.uid, &meta.key)
-    });
+    order.sort_by(|a, b| a.service.meta.seniority().cmp(&b.service.meta.seniority()));
     let mut allocation = Allocation::new(pools, reserved, authority);
     let mut granted: BTreeMap<ObjectKey, Granted> =
         applicants.iter().map(|a| (a.key().clone(), Granted::default())).collect();
@@ -136,7 +134,7 @@ pub(super) struct Allocation<'p> {
     pub(super) pools: &'p [Pool],
     /// Per pool, IPv4 then IPv6.
     pub(super) spans: Vec<[Span; 2]>,
-    pub(super) reserved: &'p BTreeSet<IpAddr>,
+    pub(super) reserved: &'p BTreeMap<IpAddr, Holder>,
     pub(super) ledger: Ledger,
     /// Addresses that a namespace holds in a pool.
     held: BTreeMap<(usize, String), u32>,
@@ -146,7 +144,7 @@ pub(super) struct Allocation<'p> {
 }
 
 impl<'p> Allocation<'p> {
-    fn new(pools: &'p [Pool], reserved: &'p BTreeSet<IpAddr>, authority: &'p Authority) -> Self {
+    fn new(pools: &'p [Pool], reserved: &'p BTreeMap<IpAddr, Holder>, authority: &'p Authority) -> Self {
         let spans = pools.iter().map(|p| [p.span(IpFamily::V4), p.span(IpFamily::V6)]).collect();
         let (ledger, held, leaving) = (Ledger::default(), BTreeMap::new(), BTreeMap::new());
         Self { pools, spans, reserved, ledger, held, authority, leaving }
@@ -173,7 +171,7 @@ impl<'p> Allocation<'p> {
             if has_family || !families.contains(&family) || (requests_other && !requested()) {
                 continue;
             }
-            if self.reserved.contains(&ip) {
+            if self.reserved.get(&ip) == Some(&Holder::Gateway) {
                 continue;
             }
             let Some(pool) = self.usable_pools(applicant).find(|at| self.pools[*at].contains(ip)) else {
@@ -316,7 +314,7 @@ impl<'p> Allocation<'p> {
             pool: pool.name.clone(),
             total: self.spans[at].iter().fold(0, |n, s| n.saturating_add(s.size())),
             assigned: assigned[at],
-            reserved: self.reserved.iter().filter(|ip| pool.contains(**ip)).count() as u128,
+            reserved: self.reserved.keys().filter(|ip| pool.contains(**ip)).count() as u128,
             disabled: pool.disabled,
         };
         self.pools.iter().enumerate().map(usage).collect()

@@ -155,9 +155,9 @@ impl Allocation<'_> {
         let hash = u128::from(stable_hash(applicant.key()));
         span.bands().into_iter().find_map(|band| {
             let probes = band.size.min(probes_max);
-            (0..probes)
-                .filter_map(|i| span.at(band.start + (hash % band.size + i) % band.size))
-                .find(|ip| !self.ledger.is_held(*ip) && !self.reserved.contains(ip) && !self.is_withheld(*ip))
+            (0..probes).filter_map(|i| span.at(band.start + (hash % band.size + i) % band.size)).find(|ip| {
+                !self.ledger.is_held(*ip) && !self.reserved.contains_key(ip) && !self.is_withheld(*ip)
+            })
         })
     }
 }

@@ -80,8 +80,8 @@ impl Allocation<'_> {
         if let Some(why) = refused_endpoint(ip) {
             return Err((format!("a {why} address"), accepted));
         }
-        if self.reserved.contains(&ip) {
-            return Err(("an address of the gateway itself".to_owned(), accepted));
+        if let Some(holder) = self.reserved.get(&ip) {
+            return Err((holder.to_string(), accepted));
         }
         let containing = || self.pools.iter().enumerate().filter(|(_, p)| p.contains(ip));
         let admits = |p: &Pool| p.admits(&applicant.service.meta.labels, &applicant.namespace_labels);

@@ -88,6 +88,27 @@ impl Pool {
     }
 }
 
+/// Whose a reserved address is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// The gateway's own.
+    Gateway,
+    /// Of the node of this name.
+    Node(String),
+    /// An API server's, or the cluster IP before it.
+    ApiServer,
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Gateway => f.write_str("an address of the gateway itself"),
+            Self::Node(name) => write!(f, "an address of node {name}"),
+            Self::ApiServer => f.write_str("an address of the API server"),
+        }
+    }
+}
+
 /// An address that a Service holds, and the pool that it is from.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Assigned {

@@ -53,11 +53,8 @@ impl Allocation<'_> {
         applicant: &Applicant<'_>,
         ip: IpAddr,
     ) -> Result<usize, (String, Option<String>)> {
-        if self.reserved.contains(&ip) {
-            return Err((
-                "an address of the gateway itself".to_owned(),
-                Some("a free address of a pool".to_owned()),
-            ));
+        if let Some(holder) = self.reserved.get(&ip) {
+            return Err((holder.to_string(), Some("a free address of a pool".to_owned())));
         }
         let containing = || (0..self.pools.len()).filter(|at| self.pools[*at].contains(ip));
         let Some(first) = containing().next() else {

@@ -75,7 +75,7 @@ fn requesting<'a>(service: &'a Service, address: &str) -> Applicant<'a> {
 }
 
 fn run(pools: &[Pool], applicants: &[Applicant<'_>]) -> Allocated {
-    allocate(pools, &BTreeSet::new(), applicants, &Allocations::default(), &Authority::default())
+    allocate(pools, &BTreeMap::new(), applicants, &Allocations::default(), &Authority::default())
 }
 
 fn addresses(allocated: &Allocated, namespace: &str, name: &str) -> Vec<IpAddr> {
@@ -146,7 +146,7 @@ fn refused_requests_say_why_and_what_would_be_given() {
     let mut closed = pool("closed", &["198.51.100.8/29"]);
     closed.disabled = true;
     let pools = [pool("public", &["203.0.113.0/28"]), internal, closed];
-    let reserved = BTreeSet::from([ip("203.0.113.1")]);
+    let reserved = BTreeMap::from([(ip("203.0.113.1"), Holder::Gateway)]);
     for (address, why, accepted) in [
         ("192.0.2.1", "it is in no pool", "public (203.0.113.0-203.0.113.15); "),
         ("198.51.100.1", "the selectors of pool internal do not match", "whose selectors match"),
@@ -270,7 +270,7 @@ fn an_address_once_given_stays_across_calls_even_in_a_disabled_pool() {
     pools[0].disabled = true;
     let then = allocate(
         &pools,
-        &BTreeSet::new(),
+        &BTreeMap::new(),
         &[applicant(&web), asks],
         &first.allocations,
         &Authority::default(),
@@ -297,7 +297,7 @@ fn a_changed_request_lets_go_of_the_old_address() {
     let first = run(&pools, &[requesting(&web, "203.0.113.3")]);
     let then = allocate(
         &pools,
-        &BTreeSet::new(),
+        &BTreeMap::new(),
         &[requesting(&web, "203.0.113.4")],
         &first.allocations,
         &Authority::default(),
@@ -337,7 +337,7 @@ fn external_ips_need_a_pool_that_authorises_them() {
     );
     assert!(granted.problems.iter().all(|p| p.kind == ProblemKind::ExternalIpDenied));
 
-    let reserved = BTreeSet::from([ip("203.0.113.3")]);
+    let reserved = BTreeMap::from([(ip("203.0.113.3"), Holder::Gateway)]);
     let own = allocate(&pools, &reserved, &[applicant(&web)], &Allocations::default(), &Authority::default());
     assert!(own.granted[&web.meta.key].external.is_empty(), "never the gateway's own address");
 
@@ -424,7 +424,7 @@ proptest! {
                 prop_assert!(owners.insert((address, port.0, port.1), key).is_none(), "{} has two owners", address);
             }
         }
-        let again = allocate(&pools, &BTreeSet::new(), &applicants, &one.allocations, &Authority::default());
+        let again = allocate(&pools, &BTreeMap::new(), &applicants, &one.allocations, &Authority::default());
         prop_assert_eq!(one.allocations, again.allocations);
     }
 }
@@ -436,7 +436,7 @@ fn who_follows_gives_nothing_out_and_keeps_what_status_says() {
     let applicants = [applicant(&had), requesting(&new, "203.0.113.5")];
     let pools = [pool("public", &["203.0.113.0/28"])];
     let follows = Authority::Follows;
-    let allocated = allocate(&pools, &BTreeSet::new(), &applicants, &Allocations::default(), &follows);
+    let allocated = allocate(&pools, &BTreeMap::new(), &applicants, &Allocations::default(), &follows);
     assert_eq!(addresses(&allocated, "default", "had"), [ip("203.0.113.4")]);
     assert_eq!(addresses(&allocated, "default", "new"), [] as [IpAddr; 0]);
     let pending = allocated.granted[&ObjectKey::new("default", "new")].pending.clone();
@@ -467,7 +467,7 @@ fn an_address_that_another_gateway_still_serves_is_given_to_nobody() {
     let web = service("default", "web");
     let pools = [pool("two", &["203.0.113.6/31"])];
     let authority = Authority::Decides { withheld: BTreeSet::from([ip("203.0.113.6")]) };
-    let none = (BTreeSet::new(), Allocations::default());
+    let none = (BTreeMap::new(), Allocations::default());
     let chosen = allocate(&pools, &none.0, &[applicant(&web)], &none.1, &authority);
     assert_eq!(addresses(&chosen, "default", "web"), [ip("203.0.113.7")]);
     let asked = allocate(&pools, &none.0, &[requesting(&web, "203.0.113.6")], &none.1, &authority);

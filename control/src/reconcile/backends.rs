@@ -2,27 +2,34 @@
 //! gone, and what is to be checked.
 //!
 //! Kubernetes says who is ready ([`choose`]), the gateway's checks who answers, the operator whom to drain; the
-//! memory of the last call says who left. The weight of an endpoint is `tidegate.dev/weight` on its Pod, else
-//! on its Node, else 1: twice the flows is 2, none is 0.
+//! memory of the last call says who left. What weight they have is up to `weights` and, for nodes, to `nodes` and to
+//! what the nodes tell.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_core::snapshot::{BackendSpec, BackendState, ServiceKey};
+use tidegate_core::snapshot::{BackendSpec, BackendState};
 
 use super::Plan;
+use super::candidates::Candidates;
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
+use super::frontends::Frontend;
+use super::health_options::NodeCheck;
 use super::judged::{self, Judged, Witnesses};
-use super::options::{annotation_field, key};
 use super::programme::{Context, obstacle};
 use super::view::{BackendView, BackendViewState, BackendWhy, HealthView};
+use super::weights::{WEIGHT, Weights};
 use crate::diagnostic::Diagnostic;
 use crate::health::Target;
-use crate::model::{Choice, Metadata, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, Viewpoint, choose};
+use crate::model::{Choice, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
 
-/// Weight of an endpoint that says nothing.
-const WEIGHT: u16 = 1;
+/// A ready candidate that takes new flows.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Active {
+    pub(super) ip: IpAddr,
+    pub(super) node: Option<String>,
+}
 
 /// The backends of one service port on one VIP.
 #[derive(Default)]
@@ -31,50 +38,63 @@ pub(super) struct Backends {
     pub(super) specs: Vec<BackendSpec>,
     pub(super) views: Vec<BackendView>,
     pub(super) targets: Vec<Target>,
-    /// Addresses of ready endpoints that take new flows.
-    pub(super) forwardable: BTreeSet<IpAddr>,
+    /// Ready candidates that take new flows.
+    pub(super) forwardable: BTreeSet<Active>,
     /// Policy Local, and endpoints on other nodes only.
     pub(super) only_elsewhere: bool,
     /// All fail their checks, and none is set aside.
     pub(super) fail_open: bool,
 }
 
-/// Decides the state of every endpoint, and carries over those that left.
+/// Decides the state of every candidate, and carries over those that left.
+#[allow(clippy::too_many_arguments, reason = "the inputs of one decision, each of its own kind")]
 pub(super) fn backends(
     context: &Context<'_>,
     plan: &Plan<'_>,
-    service_key: ServiceKey,
-    endpoints: &[ResolvedEndpoint],
+    i: usize,
+    frontend: &Frontend,
+    candidates: &Candidates<'_>,
     witnesses: &Witnesses,
     drains: &mut Drains,
     findings: &mut Vec<Finding>,
 ) -> Backends {
     let settings = context.settings();
-    let policy = plan.service.external_traffic_policy;
-    let viewpoint = Viewpoint { node: settings.node.as_deref(), zone: settings.zone.as_deref() };
-    let choice = choose(endpoints, policy, viewpoint);
+    let port = &plan.service.ports[i];
+    let Candidates { endpoints, node_weights, policy, viewpoint } = candidates;
+    let choice = choose(endpoints, *policy, *viewpoint);
     let chosen: HashSet<(IpAddr, Port)> = choice.endpoints().iter().map(|e| (e.ip, e.port)).collect();
-    let port = plan.service.ports.iter().find(|p| {
-        p.port.get() == service_key.port && super::programme::service_key(service_key.vip, p) == service_key
-    });
-    let port = port.expect("the key was made from one of the Service's ports");
+    let verdicts = context.input.verdicts;
+    let weights = Weights { objects: context.input.objects };
+    let node_check = node_weights
+        .is_some()
+        .then(|| NodeCheck::new(&plan.options.checks, super::health_check_node_port(plan.service)));
 
     let is_listed = |endpoint: &&ResolvedEndpoint| {
         let here = viewpoint.node.is_none_or(|node| endpoint.node.as_deref() == Some(node));
-        policy == TrafficPolicy::Cluster || here
+        *policy == TrafficPolicy::Cluster || here
     };
     let candidates: Vec<Candidate<'_>> = endpoints
         .iter()
         .filter(is_listed)
         .map(|endpoint| {
             let (ip, number, node) = (endpoint.ip, endpoint.port, endpoint.node.as_deref());
-            let verdicts = context.input.verdicts;
+            let target = match &node_check {
+                Some(check) => check.target(ip),
+                None => plan.options.checks.target(port.protocol, ip, number),
+            };
+            let told = target.as_ref().filter(|_| node_check.is_some()).and_then(|t| verdicts.weight(t));
+            let weight = match node_weights {
+                None => weights.of_endpoint(endpoint, findings),
+                Some(weights) => {
+                    told.or_else(|| weights.get(node.unwrap_or_default()).copied()).unwrap_or(WEIGHT)
+                }
+            };
             Candidate {
                 endpoint,
                 is_chosen: chosen.contains(&(ip, number)),
-                weight: weight(context, endpoint, findings),
+                weight,
                 drained: context.input.drained.iter().any(|d| d.covers(ip, number.get(), node)),
-                judged: Judged::new(&plan.options.checks, witnesses, port.protocol, endpoint, verdicts),
+                judged: Judged::new(target, witnesses, port.protocol, ip, verdicts),
             }
         })
         .collect();
@@ -91,28 +111,28 @@ pub(super) fn backends(
         }
         let (state, why) = state(candidate, fail_open);
         if state == BackendState::Active && endpoint.ready && !candidate.judged.fails() {
-            result.forwardable.insert(endpoint.ip);
+            result.forwardable.insert(Active { ip: endpoint.ip, node: endpoint.node.clone() });
         }
         listed.insert(SocketAddr::new(endpoint.ip, endpoint.port.get()));
         result.push(endpoint.ip, endpoint.port.get(), candidate.weight, state, why, Some(candidate));
     }
     if fail_open {
-        findings.push(fail_open_finding(plan, port, service_key.vip, &candidates));
+        findings.push(fail_open_finding(plan, port, frontend.vip, &candidates));
     }
 
     let kept = drains.step(
         &context.input.memory.drains,
-        service_key,
+        frontend.key(),
         &plan.service.meta.key,
         &listed,
         plan.options.drain_timeout,
         context.input.now,
     );
     for left in kept {
-        let same_family = left.ip().is_ipv4() == service_key.vip.is_ipv4();
+        let same_family = left.ip().is_ipv4() == frontend.vip.is_ipv4();
         let crosses = plan.options.mode == tidegate_core::snapshot::ForwardingMode::DsrIpip;
         // The mode may have changed since: then its flows cannot be forwarded any more.
-        let reachable = obstacle(settings, plan.options.mode, port, left.ip(), left.port()).is_none();
+        let reachable = obstacle(settings, plan, frontend, left).is_none();
         if reachable && (same_family || crosses) && !context.vips.contains(&left.ip()) {
             result.push(left.ip(), left.port(), WEIGHT, BackendState::Down, BackendWhy::Removed, None);
         }
@@ -195,26 +215,4 @@ fn fail_open_finding(
     let diagnostic = Diagnostic::warning(what)
         .accepting("a check that passes (tidegate.dev/health-check-*), or health.failOpen false");
     Finding::at(meta, "spec", Reason::HealthFailOpen, diagnostic)
-}
-
-/// The weight of an endpoint: its Pod's, else its Node's, else 1.
-fn weight(context: &Context<'_>, endpoint: &ResolvedEndpoint, findings: &mut Vec<Finding>) -> u16 {
-    let objects = context.input.objects;
-    let pod = endpoint.pod.as_ref().and_then(|key| objects.pods.get(key)).map(|p| &p.meta);
-    let node = endpoint.node.as_ref().and_then(|name| objects.nodes.get(name)).map(|n| &n.meta);
-    let said = |meta: &Metadata| meta.annotations.get(key::WEIGHT).cloned();
-    for meta in [pod, node].into_iter().flatten() {
-        let Some(value) = said(meta) else { continue };
-        match value.trim().parse() {
-            Ok(weight) => return weight,
-            Err(_) => {
-                let what =
-                    format!("annotation {}: {value:?} is not understood, the default is used", key::WEIGHT);
-                let diagnostic = Diagnostic::error(what).accepting("a number, 0 (no new flows) to 65535");
-                let field = annotation_field(key::WEIGHT);
-                findings.push(Finding::at(meta, &field, Reason::InvalidValue, diagnostic));
-            }
-        }
-    }
-    WEIGHT
 }

@@ -29,6 +29,8 @@ pub enum Reason {
     EndpointRefused,
     /// All backends of a service port fail their checks, and none is set aside.
     HealthFailOpen,
+    /// A node whose Pods get no route of their own.
+    PodRouteRefused,
     /// An annotation of another balancer that has no effect here.
     AliasIgnored,
     /// A health-check node port that cannot be served.
@@ -54,6 +56,7 @@ impl Reason {
             Self::PortNotProgrammed => "PortNotProgrammed",
             Self::EndpointRefused => "EndpointRefused",
             Self::HealthFailOpen => "HealthFailOpen",
+            Self::PodRouteRefused => "PodRouteRefused",
             Self::AliasIgnored => "AliasIgnored",
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
             Self::PoolNotAccepted => "PoolNotAccepted",

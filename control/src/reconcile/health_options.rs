@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::options::{Reader, key};
 use crate::config::{self, HealthConfig, HealthProtocol, Word};
-use crate::health::{Check, Probe, Rules, Target};
+use crate::health::{Check, NODE_PROXY_PORT, Probe, Rules, Target};
 use crate::model::{Port, Protocol};
 use crate::yaml::text;
 
@@ -134,8 +134,7 @@ pub(super) struct Checks {
     /// Checked in the stead of each endpoint's own port.
     port: Option<Port>,
     /// The rules of whatever checks there are, for those of nodes.
-    #[allow(dead_code, reason = "for target node")]
-    pub(super) rules: Rules,
+    rules: Rules,
 }
 
 impl Checks {
@@ -154,6 +153,33 @@ impl Checks {
             (Protocol::Sctp, _) => (None, None),
         };
         probe.map(|probe| Target::new(SocketAddr::new(ip, port.unwrap_or(own).get()), probe))
+    }
+}
+
+/// How nodes are checked that stand for their endpoints (target node).
+#[derive(Debug)]
+pub(super) struct NodeCheck(Option<(Arc<Probe>, Port)>);
+
+impl NodeCheck {
+    /// The Service's own check where it names a port, none where it asks for none; else what nodes answer for
+    /// Kubernetes: the health-check node port of the Service (policy Local), which tells the weight as well, or the
+    /// node's proxy.
+    pub(super) fn new(checks: &Checks, health_check_node_port: Option<Port>) -> Self {
+        let Some(stream) = &checks.stream else { return Self(None) };
+        if let Some(port) = checks.port {
+            return Self(Some((Arc::clone(stream), port)));
+        }
+        let (check, port) = match health_check_node_port {
+            Some(port) => (Check::NodeHealthPort, port),
+            None => (Check::NodeProxy, Port::new(NODE_PROXY_PORT).expect("the constant is not zero")),
+        };
+        Self(Some((Arc::new(Probe { check, rules: checks.rules }), port)))
+    }
+
+    /// The check of the node that has this address.
+    pub(super) fn target(&self, ip: IpAddr) -> Option<Target> {
+        let (probe, port) = self.0.as_ref()?;
+        Some(Target::new(SocketAddr::new(ip, port.get()), probe))
     }
 }
 

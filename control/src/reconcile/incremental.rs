@@ -13,16 +13,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ServiceKey, SharedService};
+use tidegate_core::snapshot::{RouteSpec, ServiceKey, SharedService};
 
 use super::drain::Drains;
 use super::finding::Finding;
+use super::frontends::{self, Contested};
 use super::options::Options;
+use super::pod_routes::pod_routes;
 use super::programme::Context;
 use super::view::ServiceView;
 use super::{
     DrainTarget, HealthCheckNodePort, Input, Memory, Outcome, Plan, Served, Settings, allocate, gateway,
-    one_owner_each, one_service, plan, pools_of::pools_of, vips,
+    one_owner_each, one_service, plan, pools_of::pools_of, reserved, vips,
 };
 use crate::health::{Targets, Verdicts};
 use crate::model::{EndpointIndex, ObjectKey, Objects, PodIndex, Service, ServiceEndpoints, SliceIndex};
@@ -93,8 +95,10 @@ struct Addresses {
     granted: BTreeMap<ObjectKey, Granted>,
     usage: Vec<PoolUsage>,
     vips: BTreeSet<IpAddr>,
+    contested: Contested,
+    pod_routes: Vec<RouteSpec>,
     claimed: Arc<BTreeSet<ObjectKey>>,
-    /// About the pools.
+    /// About pools and nodes.
     findings: Vec<Finding>,
 }
 
@@ -203,6 +207,8 @@ impl Last {
         for change in old.endpoint_slices.diff(&new.endpoint_slices) {
             again.services.extend(self.slices.replace(change.before, change.after));
         }
+        // Nobody may have the addresses of the API servers.
+        again.allocate |= again.services.contains(&reserved::api_server());
         let turned = self.verdicts.differing(input.verdicts);
         let turned = turned.iter().map(|target| target.address.ip()).collect();
         again.services.extend(self.with_addresses(&turned));
@@ -258,13 +264,16 @@ impl Last {
         let mut findings = Vec::new();
         let pools = pools_of(input, &mut findings);
         let allocated = allocate(input, &pools, &plans);
+        let pod_routes = pod_routes(input.settings, &input.objects.nodes, &mut findings);
         let claimed = plans.iter().filter(|p| p.wants_load_balancer).map(|p| p.service.meta.key.clone());
         // The same memory where it says the same, so that the next call finds its input unchanged.
         let kept = allocated.allocations == **previous;
         let addresses = Addresses {
             previous: Arc::clone(previous),
             allocations: if kept { Arc::clone(previous) } else { Arc::new(allocated.allocations) },
-            vips: vips(&allocated.granted),
+            vips: vips(input.settings, &plans, &allocated.granted),
+            contested: frontends::contested(input.settings, &plans, &allocated.granted),
+            pod_routes,
             granted: allocated.granted,
             usage: allocated.usage,
             claimed: Arc::new(claimed.collect()),
@@ -277,6 +286,9 @@ impl Last {
         if let Some(last) = &self.addresses {
             let differs = |(key, granted): &(&ObjectKey, &Granted)| last.granted.get(*key) != Some(*granted);
             again.extend(addresses.granted.iter().filter(differs).map(|(key, _)| key.clone()));
+            let contested = last.contested.keys().chain(addresses.contested.keys());
+            let differs = |key: &&ObjectKey| last.contested.get(*key) != addresses.contested.get(*key);
+            again.extend(contested.filter(differs).cloned());
             let turned = last.vips.symmetric_difference(&addresses.vips).copied().collect();
             again.extend(self.with_addresses(&turned));
         }
@@ -287,7 +299,13 @@ impl Last {
     /// Steps 3 and 4 again for these.
     fn serve(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) {
         let addresses = self.addresses.as_ref().expect("step 2 comes before");
-        let context = Context { input, vips: &addresses.vips };
+        let own_addresses = input.settings.own_addresses();
+        let context = Context {
+            input,
+            vips: &addresses.vips,
+            own_addresses: &own_addresses,
+            contested: &addresses.contested,
+        };
         let pods = PodIndex::default();
         let index = EndpointIndex::over(input.objects, &self.slices, &pods);
         for key in services {
@@ -308,7 +326,7 @@ impl Last {
         let addresses = self.addresses.as_ref().expect("step 2 comes before");
         let sums = &mut self.sums;
         let health_check_node_ports = sums.health_check_node_ports(&self.plans);
-        let mut spec = gateway(input);
+        let mut spec = gateway(input, &addresses.pod_routes);
         spec.services = sums.specs.values().cloned().collect();
         self.memory = Memory { allocations: Arc::clone(&addresses.allocations), drains: sums.drains.clone() };
         Outcome {

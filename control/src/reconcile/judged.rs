@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use super::health_options::Checks;
 use super::view::{HealthState, HealthView};
 use crate::health::{Standing, Target, Verdicts};
-use crate::model::{PortEndpoints, Protocol, ResolvedEndpoint};
+use crate::model::{PortEndpoints, Protocol};
 
 /// The checked ports of a Service, by endpoint address: what is known of the ports that cannot be checked.
 ///
@@ -51,18 +51,16 @@ pub(super) struct Judged {
 }
 
 impl Judged {
-    /// Asks the verdicts about an endpoint.
+    /// Asks the verdicts about an endpoint that has this check.
     pub(super) fn new(
-        checks: &Checks,
+        target: Option<Target>,
         witnesses: &Witnesses,
         protocol: Protocol,
-        endpoint: &ResolvedEndpoint,
+        ip: IpAddr,
         verdicts: &Verdicts,
     ) -> Self {
-        let target = checks.target(protocol, endpoint.ip, endpoint.port);
         let standing = target.as_ref().map_or_else(Standing::default, |target| verdicts.of(target));
-        let by_witnesses =
-            target.is_none() && protocol == Protocol::Udp && witnesses.all_fail(endpoint.ip, verdicts);
+        let by_witnesses = target.is_none() && protocol == Protocol::Udp && witnesses.all_fail(ip, verdicts);
         Self { target, standing, by_witnesses }
     }
 

@@ -21,17 +21,23 @@
 
 mod aliases;
 mod backends;
+mod candidates;
 mod drain;
 mod finding;
+mod frontends;
 mod health_options;
 mod incremental;
 mod judged;
+mod nodes;
 mod options;
+mod pod_routes;
 mod pools_of;
 mod programme;
+mod reserved;
 mod settings;
 mod source_ranges;
 pub mod view;
+mod weights;
 
 #[cfg(test)]
 mod tests;
@@ -46,7 +52,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{SharedService, SnapshotSpec};
+use tidegate_core::snapshot::{RouteSpec, SharedService, SnapshotSpec};
 
 use crate::diagnostic::Diagnostic;
 use crate::health::{Target, Targets, Verdicts};
@@ -138,7 +144,8 @@ fn plan(
     findings: &mut Vec<Finding>,
 ) -> Option<(Options, /* wants_load_balancer */ bool)> {
     let wants_load_balancer = wants_load_balancer(service, settings);
-    let asks = wants_load_balancer || !service.external_ips.is_empty();
+    let asks =
+        wants_load_balancer || !service.external_ips.is_empty() || frontends::asks_for_own(settings, service);
     if !asks || service.not_for_proxies().is_some() || service.meta.deletion_time.is_some() {
         return None;
     }
@@ -172,7 +179,8 @@ fn allocate(input: &Input<'_>, pools: &[Pool], plans: &[Plan<'_>]) -> pools::All
     let settings = input.settings;
     let (services, memory) = (&input.objects.services, &input.memory.allocations);
     let previous = pools::adopt(services, memory, &settings.authority);
-    pools::allocate(pools, &settings.own_addresses(), &applicants, &previous, &settings.authority)
+    let reserved = reserved::reserved(settings, input.objects);
+    pools::allocate(pools, &reserved, &applicants, &previous, &settings.authority)
 }
 
 /// Services that are served no more and still carry our finalizer: their addresses are nobody's until it is gone.
@@ -193,12 +201,13 @@ fn leaving<'a>(objects: &'a Objects, plans: &[Plan<'_>]) -> Vec<Applicant<'a>> {
 }
 
 /// The addresses of all Services: none of them can be an endpoint.
-fn vips(granted: &BTreeMap<ObjectKey, Granted>) -> BTreeSet<IpAddr> {
-    let of_service = |g: &Granted| {
+fn vips(settings: &Settings, plans: &[Plan<'_>], granted: &BTreeMap<ObjectKey, Granted>) -> BTreeSet<IpAddr> {
+    let of_pools = granted.values().flat_map(|g| {
         let external = g.external.iter().map(|(a, _)| a.address);
-        g.load_balancer.iter().map(|a| a.address).chain(external).collect::<Vec<_>>()
-    };
-    granted.values().flat_map(of_service).collect()
+        g.load_balancer.iter().map(|a| a.address).chain(external)
+    });
+    let own_cluster_ips = plans.iter().filter(|_| settings.own_cluster_ips);
+    of_pools.chain(own_cluster_ips.flat_map(|plan| plan.service.cluster_ips.iter().copied())).collect()
 }
 
 /// What one Service comes to.
@@ -263,13 +272,13 @@ fn pending(plan: &Plan<'_>, granted: &Granted) -> Granted {
     granted
 }
 
-/// The part of the spec that the configuration alone decides.
-fn gateway(input: &Input<'_>) -> SnapshotSpec {
+/// The part of the spec that no Service takes part in.
+fn gateway(input: &Input<'_>, pod_routes: &[RouteSpec]) -> SnapshotSpec {
     let settings = input.settings;
     SnapshotSpec {
         generation: input.generation,
         interfaces: settings.interfaces.clone(),
-        routes: settings.routes.clone(),
+        routes: settings.routes.iter().chain(pod_routes).cloned().collect(),
         neighbors: settings.neighbors.clone(),
         snat_addresses: settings.snat_addresses.clone(),
         tunnel_source_v4: settings.tunnel_source_v4,
@@ -289,10 +298,7 @@ fn one_owner_each(
     mut listeners: Vec<(&Service, &HealthCheckNodePort)>,
     findings: &mut Vec<Finding>,
 ) -> Vec<HealthCheckNodePort> {
-    listeners.sort_by_key(|(service, _)| {
-        let meta = &service.meta;
-        (meta.creation_time.is_none(), meta.creation_time, &meta.uid, &meta.key)
-    });
+    listeners.sort_by(|(a, _), (b, _)| a.meta.seniority().cmp(&b.meta.seniority()));
     let mut by_port: BTreeMap<Port, &HealthCheckNodePort> = BTreeMap::new();
     for (service, listener) in listeners {
         if let Some(owner) = by_port.get(&listener.port) {

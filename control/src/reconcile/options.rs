@@ -265,10 +265,7 @@ impl Reader<'_> {
             }
             key::BACKEND_NODE_SELECTOR if value.is_empty() => {}
             key::BACKEND_NODE_SELECTOR => match Selector::parse(value) {
-                Some(selector) => {
-                    options.node_selector = Some(selector);
-                    self.refuse(options, annotation, value, "no annotation (all nodes)");
-                }
+                Some(selector) => options.node_selector = Some(selector),
                 // All nodes would be more than were meant.
                 None => self.invalid_port(options, annotation, value, Selector::ACCEPTED),
             },

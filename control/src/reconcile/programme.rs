@@ -1,28 +1,30 @@
 //! One Service onto its addresses: each port on each VIP becomes a [`ServiceSpec`] or a refusal that says why.
 //!
-//! The order of questions for a port on a VIP: does the gateway do what the Service asks; is the port the
-//! Service's own there; which endpoints can the mode reach. Who of these takes flows is
-//! decided in `backends`.
+//! The order of questions for a port on an address ([`Frontend`]): does the gateway do what the Service asks; is the
+//! port the Service's own there; who could be a backend (`candidates`); which of these can the mode reach. Who takes
+//! flows is decided in `backends`.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::{
-    ForwardingMode, NoEndpoints, Protocol as CoreProtocol, ServiceKey, ServiceSpec,
-};
+use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Protocol as CoreProtocol, ServiceSpec};
 
-use super::backends::{self, Backends};
+use super::backends::{self, Active, Backends};
+use super::candidates::{self, Candidates};
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
+use super::frontends::{Contested, Frontend, Frontends, Via};
 use super::judged::Witnesses;
 use super::settings::Settings;
 use super::source_ranges::Admission;
-use super::view::{PortView, ServiceView, VipView};
+use super::view::{PortView, ServiceView};
 use super::{Input, Plan};
+use crate::config::Target;
 use crate::diagnostic::Diagnostic;
-use crate::health::Target;
+use crate::health;
 use crate::model::{
     IpFamily, Protocol, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
@@ -33,10 +35,14 @@ pub(super) struct Context<'a> {
     pub(super) input: &'a Input<'a>,
     /// The VIPs of all Services: none of them can be an endpoint.
     pub(super) vips: &'a BTreeSet<IpAddr>,
+    /// [`Settings::own_addresses`].
+    pub(super) own_addresses: &'a BTreeSet<IpAddr>,
+    /// Node ports and cluster IPs that belong to other Services.
+    pub(super) contested: &'a Contested,
 }
 
-impl Context<'_> {
-    pub(super) fn settings(&self) -> &Settings {
+impl<'a> Context<'a> {
+    pub(super) fn settings(&self) -> &'a Settings {
         self.input.settings
     }
 }
@@ -45,16 +51,9 @@ impl Context<'_> {
 pub(super) struct Programmed {
     pub(super) specs: Vec<ServiceSpec>,
     pub(super) view: ServiceView,
-    pub(super) targets: BTreeSet<Target>,
+    pub(super) targets: BTreeSet<health::Target>,
     /// Addresses of ready endpoints that take new flows now, over all programmed ports.
     pub(super) forwardable: BTreeSet<IpAddr>,
-}
-
-/// An address of the Service, in one capacity or both.
-#[derive(Default)]
-struct Vip {
-    load_balancer_pool: Option<String>,
-    external: Option<(String, Vec<(Protocol, u16)>)>,
 }
 
 /// Programmes one Service.
@@ -67,47 +66,46 @@ pub(super) fn programme(
     findings: &mut Vec<Finding>,
 ) -> Programmed {
     let service = plan.service;
-    let vips = vips_of(granted);
+    let frontends = Frontends::new(context.settings(), service, granted, context.contested);
+    frontends.findings(service, findings);
     let admission = Admission::new(context.settings(), service);
-    let load_balancer_vips = vips.iter().filter(|(_, vip)| vip.load_balancer_pool.is_some());
-    admission.warn_of_other_family(service, load_balancer_vips.map(|(address, _)| *address), findings);
+    admission.warn_of_other_family(service, frontends.load_balancer(), findings);
     let mut programmed = Programmed {
         specs: Vec::new(),
-        view: service_view(service, &vips, granted),
+        view: service_view(service, &frontends, granted),
         targets: BTreeSet::new(),
         forwardable: BTreeSet::new(),
     };
     let witnesses = Witnesses::new(&plan.options.checks, &endpoints.ports);
     for (i, port) in service.ports.iter().enumerate() {
-        let unsupported = unsupported_port(context, plan, i, findings);
-        let usable = usable_endpoints(context, service, &endpoints.ports[i].endpoints, findings);
-        for (address, vip) in &vips {
-            let served = match &unsupported {
-                Some(why) => Err(why.clone()),
-                None => may_serve(port, vip),
-            };
-            let reachable = served.and_then(|()| reachable(context, plan, i, *address, &usable, findings));
-            let (refused, backends) = match reachable {
+        let unsupported = unsupported_port(plan, i, findings);
+        let endpoints = &endpoints.ports[i].endpoints;
+        for (frontend, served) in frontends.of_port(port) {
+            let served = unsupported.clone().map_or(served, Err);
+            let reached = served.and_then(|()| reached(context, plan, i, &frontend, endpoints, findings));
+            let (refused, backends) = match reached {
                 Err(why) => (Some(why), Backends::default()),
-                Ok(reachable) => {
-                    let key = service_key(*address, port);
-                    let backends =
-                        backends::backends(context, plan, key, &reachable, &witnesses, drains, findings);
+                Ok(reached) => {
+                    let backends = backends::backends(
+                        context, plan, i, &frontend, &reached, &witnesses, drains, findings,
+                    );
                     (None, backends)
                 }
             };
             if refused.is_none() {
-                let is_load_balancer = vip.load_balancer_pool.is_some();
-                let source_ranges = is_load_balancer.then(|| admission.of_load_balancer(*address)).flatten();
-                let spec = service_spec(context, plan, *address, port, source_ranges, &backends);
-                programmed.specs.push(spec);
+                let source_ranges = (frontend.via == Via::LoadBalancer)
+                    .then(|| admission.of_load_balancer(frontend.vip))
+                    .flatten();
+                programmed.specs.push(service_spec(context, plan, &frontend, port, source_ranges, &backends));
                 programmed.targets.extend(backends.targets);
-                programmed.forwardable.extend(backends.forwardable);
+                if frontend.via != Via::ClusterIp {
+                    programmed.forwardable.extend(forwardable(plan, endpoints, backends.forwardable));
+                }
             }
             programmed.view.ports.push(PortView {
-                vip: *address,
+                vip: frontend.vip,
                 name: port.label(),
-                port: port.port.get(),
+                port: frontend.port.get(),
                 protocol: port.protocol.to_string(),
                 mode: plan.options.mode.to_string(),
                 app_protocol: port.app_protocol.clone(),
@@ -120,31 +118,26 @@ pub(super) fn programme(
     programmed
 }
 
-fn vips_of(granted: &Granted) -> BTreeMap<IpAddr, Vip> {
-    let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
-    for assigned in &granted.load_balancer {
-        vips.entry(assigned.address).or_default().load_balancer_pool = Some(assigned.pool.clone());
+/// Addresses of ready endpoints that can be forwarded to: with target `node`, those on nodes that are.
+fn forwardable(
+    plan: &Plan<'_>,
+    endpoints: &[ResolvedEndpoint],
+    active: BTreeSet<Active>,
+) -> BTreeSet<IpAddr> {
+    if plan.options.target == Target::Pod {
+        return active.into_iter().map(|candidate| candidate.ip).collect();
     }
-    for (assigned, ports) in &granted.external {
-        vips.entry(assigned.address).or_default().external = Some((assigned.pool.clone(), ports.clone()));
-    }
-    vips
+    let nodes: BTreeSet<String> = active.into_iter().filter_map(|candidate| candidate.node).collect();
+    let behind = |e: &&ResolvedEndpoint| e.ready && e.node.as_ref().is_some_and(|node| nodes.contains(node));
+    endpoints.iter().filter(behind).map(|e| e.ip).collect()
 }
 
-fn service_view(service: &Service, vips: &BTreeMap<IpAddr, Vip>, granted: &Granted) -> ServiceView {
-    let view = |(address, vip): (&IpAddr, &Vip)| {
-        let (kind, pool) = match (&vip.load_balancer_pool, &vip.external) {
-            (Some(pool), _) => ("LoadBalancer", pool),
-            (None, Some((pool, _))) => ("ExternalIP", pool),
-            (None, None) => unreachable!("each VIP was made from one of the two"),
-        };
-        VipView { address: *address, kind: kind.to_owned(), pool: pool.clone() }
-    };
+fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted) -> ServiceView {
     ServiceView {
         namespace: service.meta.key.namespace.clone(),
         name: service.meta.key.name.clone(),
         service_type: service.service_type.to_string(),
-        vips: vips.iter().map(view).collect(),
+        vips: frontends.views(service),
         pending: granted.pending.clone(),
         ports: Vec::new(),
         created: service.meta.creation_time.map(|t| t.to_string()),
@@ -152,35 +145,9 @@ fn service_view(service: &Service, vips: &BTreeMap<IpAddr, Vip>, granted: &Grant
 }
 
 /// Why the gateway cannot serve this port on any address, if so.
-fn unsupported_port(
-    context: &Context<'_>,
-    plan: &Plan<'_>,
-    i: usize,
-    findings: &mut Vec<Finding>,
-) -> Option<String> {
+fn unsupported_port(plan: &Plan<'_>, i: usize, findings: &mut Vec<Finding>) -> Option<String> {
     let meta = &plan.service.meta;
     let port = &plan.service.ports[i];
-    if let Some(node_port) = port.node_port
-        && !context.settings().node_port_addresses.is_empty()
-    {
-        let what = format!(
-            "node port {node_port} of port {} of Service {} is not served yet",
-            port.label(),
-            meta.key
-        );
-        // On a LoadBalancer it was given by the API server, not asked for by anyone.
-        let diagnostic = match plan.service.service_type {
-            ServiceType::NodePort => Diagnostic::error(what),
-            _ => Diagnostic::warning(what),
-        };
-        let diagnostic = diagnostic.accepting("spec.externalIPs, or type LoadBalancer");
-        findings.push(Finding::at(
-            meta,
-            &format!("spec.ports[{i}].nodePort"),
-            Reason::NotSupported,
-            diagnostic,
-        ));
-    }
     if port.protocol == Protocol::Sctp {
         let what = format!(
             "port {} of Service {} is not programmed: SCTP is not supported yet",
@@ -199,68 +166,33 @@ fn unsupported_port(
     (!plan.options.refused.is_empty()).then(|| plan.options.refused.join("; "))
 }
 
-/// Endpoints but those that are VIPs: a packet to one would come back to us.
-fn usable_endpoints(
-    context: &Context<'_>,
-    service: &Service,
-    endpoints: &[ResolvedEndpoint],
-    findings: &mut Vec<Finding>,
-) -> Vec<ResolvedEndpoint> {
-    let own = context.settings().own_addresses();
-    let (usable, refused): (Vec<_>, Vec<_>) =
-        endpoints.iter().cloned().partition(|e| !context.vips.contains(&e.ip) && !own.contains(&e.ip));
-    for endpoint in refused {
-        let whose = if own.contains(&endpoint.ip) { "an address of the gateway itself" } else { "a VIP" };
-        let what = format!("endpoint {} of Service {} is refused: {whose}", endpoint.ip, service.meta.key);
-        let diagnostic = Diagnostic::warning(what).accepting("the address of a Pod or server");
-        findings.push(Finding::at(&service.meta, "spec", Reason::EndpointRefused, diagnostic));
-    }
-    usable
-}
-
-/// Whether the port is the Service's own on this VIP.
-fn may_serve(port: &ServicePort, vip: &Vip) -> Result<(), String> {
-    let own_external =
-        vip.external.as_ref().is_some_and(|(_, p)| p.contains(&(port.protocol, port.port.get())));
-    if own_external || vip.load_balancer_pool.is_some() {
-        Ok(())
-    } else {
-        Err("another Service has this port on this address".to_owned())
-    }
-}
-
-/// The endpoints that can serve the VIP in the Service's mode.
+/// The candidates that can serve the frontend in the Service's mode, or why the port is not programmed there.
 ///
 /// Those of the VIP's family; where there is none of it, a mode with an outer header takes the other's. Those
 /// that the mode cannot reach are left out with a warning; if none is left of many, the port is refused.
-fn reachable(
-    context: &Context<'_>,
+fn reached<'a>(
+    context: &Context<'a>,
     plan: &Plan<'_>,
     i: usize,
-    vip: IpAddr,
-    endpoints: &[ResolvedEndpoint],
+    frontend: &Frontend,
+    endpoints: &'a [ResolvedEndpoint],
     findings: &mut Vec<Finding>,
-) -> Result<Vec<ResolvedEndpoint>, String> {
-    let meta = &plan.service.meta;
+) -> Result<Candidates<'a>, String> {
     let port = &plan.service.ports[i];
     let mode = plan.options.mode;
-    let family = IpFamily::of(vip);
-    let (own, other): (Vec<_>, Vec<_>) = endpoints.iter().partition(|e| IpFamily::of(e.ip) == family);
-    let candidates = if own.is_empty() && mode == ForwardingMode::DsrIpip { other } else { own };
-    if candidates.is_empty() && !endpoints.is_empty() {
-        let what = format!(
-            "port {} of Service {} has no {family} endpoint for {vip}, and {mode} does not cross families",
-            port.label(),
-            meta.key
-        );
-        let diagnostic =
-            Diagnostic::warning(what).accepting(format!("{family} endpoints, or forwarding dsr-ipip"));
-        findings.push(Finding::at(meta, "spec.ipFamilies", Reason::EndpointRefused, diagnostic));
+    let mut candidates = candidates::candidates(context, plan, i, frontend, endpoints, findings)
+        .map_err(|obstacle| refuse(plan, i, frontend, obstacle, findings))?;
+    let family = IpFamily::of(frontend.vip);
+    let (own, other): (Vec<_>, Vec<_>) =
+        candidates.endpoints.iter().partition(|e| IpFamily::of(e.ip) == family);
+    let of_family = if own.is_empty() && mode == ForwardingMode::DsrIpip { other } else { own };
+    if of_family.is_empty() && !candidates.endpoints.is_empty() {
+        no_family(plan, i, frontend, findings);
     }
-    let mut reachable = Vec::new();
-    let mut unreachable: Vec<(&ResolvedEndpoint, Obstacle)> = Vec::new();
-    for endpoint in candidates {
-        match obstacle(context.settings(), mode, port, endpoint.ip, endpoint.port.get()) {
+    let (mut reachable, mut unreachable) = (Vec::new(), Vec::new());
+    for endpoint in of_family {
+        match obstacle(context.settings(), plan, frontend, SocketAddr::new(endpoint.ip, endpoint.port.get()))
+        {
             None => reachable.push(endpoint.clone()),
             Some(obstacle) => unreachable.push((endpoint, obstacle)),
         }
@@ -269,49 +201,82 @@ fn reachable(
         (_, Some((_, obstacle))) if reachable.is_empty() => Some(obstacle.clone()),
         // No endpoint yet, and it can be told already that none will do.
         (TargetPort::Number(target), None)
-            if endpoints.is_empty() && mode.is_dsr() && *target != port.port =>
+            if endpoints.is_empty()
+                && plan.options.target == Target::Pod
+                && mode.is_dsr()
+                && *target != frontend.port =>
         {
-            Some(port_differs(mode, port, target.get()))
+            Some(port_differs(mode, frontend, target.get()))
         }
         _ => None,
     };
-    if let Some(Obstacle { why, field, accepted }) = whole_port {
-        let what = format!("port {} of Service {} is not programmed: {why}", port.label(), meta.key);
-        let diagnostic = Diagnostic::error(what).accepting(accepted);
-        let field =
-            if field.is_empty() { format!("spec.ports[{i}]") } else { format!("spec.ports[{i}].{field}") };
-        findings.push(Finding::at(meta, &field, Reason::PortNotProgrammed, diagnostic));
-        return Err(why);
+    if let Some(obstacle) = whole_port {
+        return Err(refuse(plan, i, frontend, obstacle, findings));
     }
+    let meta = &plan.service.meta;
     for (endpoint, Obstacle { why, accepted, .. }) in unreachable {
         let what = format!("endpoint {} of Service {} is refused: {why}", endpoint.ip, meta.key);
         let diagnostic = Diagnostic::warning(what).accepting(accepted);
         findings.push(Finding::at(meta, &format!("spec.ports[{i}]"), Reason::EndpointRefused, diagnostic));
     }
-    Ok(reachable)
+    candidates.endpoints = Cow::Owned(reachable);
+    Ok(candidates)
+}
+
+/// Says why a port is not programmed on a frontend.
+fn refuse(
+    plan: &Plan<'_>,
+    i: usize,
+    frontend: &Frontend,
+    obstacle: Obstacle,
+    findings: &mut Vec<Finding>,
+) -> String {
+    let Obstacle { why, field, accepted } = obstacle;
+    let (meta, port) = (&plan.service.meta, &plan.service.ports[i]);
+    let what = format!("{} of Service {} is not programmed: {why}", frontend.describe(port), meta.key);
+    // The node port of a LoadBalancer was given out by the API server, not asked for by anyone.
+    let asked_for = frontend.via != Via::NodePort || plan.service.service_type == ServiceType::NodePort;
+    let diagnostic = if asked_for { Diagnostic::error(what) } else { Diagnostic::warning(what) };
+    let field =
+        if field.is_empty() { format!("spec.ports[{i}]") } else { format!("spec.ports[{i}].{field}") };
+    findings.push(Finding::at(meta, &field, Reason::PortNotProgrammed, diagnostic.accepting(accepted)));
+    why
+}
+
+fn no_family(plan: &Plan<'_>, i: usize, frontend: &Frontend, findings: &mut Vec<Finding>) {
+    let (meta, port, mode) = (&plan.service.meta, &plan.service.ports[i], plan.options.mode);
+    let (family, vip) = (IpFamily::of(frontend.vip), frontend.vip);
+    let whom = if plan.options.target == Target::Node { "node" } else { "endpoint" };
+    let what = format!(
+        "port {} of Service {} has no {family} {whom} for {vip}, and {mode} does not cross families",
+        port.label(),
+        meta.key
+    );
+    let diagnostic = Diagnostic::warning(what).accepting(format!("{family} {whom}s, or forwarding dsr-ipip"));
+    findings.push(Finding::at(meta, "spec.ipFamilies", Reason::EndpointRefused, diagnostic));
 }
 
 /// Why a mode cannot bring packets to an endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Obstacle {
-    why: String,
+    pub(super) why: String,
     /// Below `spec.ports[i]`.
-    field: &'static str,
-    accepted: String,
+    pub(super) field: &'static str,
+    pub(super) accepted: String,
 }
 
-/// What stands between the mode and an endpoint, if anything.
+/// What stands between the mode and a candidate, if anything.
 pub(super) fn obstacle(
     settings: &Settings,
-    mode: ForwardingMode,
-    port: &ServicePort,
-    ip: IpAddr,
-    endpoint_port: u16,
+    plan: &Plan<'_>,
+    frontend: &Frontend,
+    candidate: SocketAddr,
 ) -> Option<Obstacle> {
+    let (mode, ip) = (plan.options.mode, candidate.ip());
     let family = IpFamily::of(ip);
     let not_here = |why: String, accepted: String| Some(Obstacle { why, field: "", accepted });
-    if mode.is_dsr() && endpoint_port != port.port.get() {
-        return Some(port_differs(mode, port, endpoint_port));
+    if mode.is_dsr() && candidate.port() != frontend.port.get() {
+        return Some(port_differs(mode, frontend, candidate.port()));
     }
     match mode {
         ForwardingMode::DsrL2 if !settings.is_on_link(ip) => not_here(
@@ -330,37 +295,34 @@ pub(super) fn obstacle(
     }
 }
 
-fn port_differs(mode: ForwardingMode, port: &ServicePort, endpoint_port: u16) -> Obstacle {
+fn port_differs(mode: ForwardingMode, frontend: &Frontend, endpoint_port: u16) -> Obstacle {
+    let port = frontend.port;
     Obstacle {
-        why: format!(
-            "{mode} keeps the destination port {}, and the target port is {endpoint_port}",
-            port.port
-        ),
+        why: format!("{mode} keeps the destination port {port}, and the target port is {endpoint_port}"),
         field: "targetPort",
-        accepted: format!("targetPort {}, or forwarding nat or fullnat", port.port),
+        accepted: format!("targetPort {port}, or forwarding nat or fullnat"),
     }
 }
 
-pub(super) fn service_key(vip: IpAddr, port: &ServicePort) -> ServiceKey {
-    let protocol = match port.protocol {
+pub(super) fn core_protocol(protocol: Protocol) -> CoreProtocol {
+    match protocol {
         Protocol::Tcp => CoreProtocol::Tcp,
         Protocol::Udp => CoreProtocol::Udp,
         Protocol::Sctp => CoreProtocol::Sctp,
-    };
-    ServiceKey { vip, protocol, port: port.port.get() }
+    }
 }
 
 fn service_spec(
     context: &Context<'_>,
     plan: &Plan<'_>,
-    vip: IpAddr,
+    frontend: &Frontend,
     port: &ServicePort,
     source_ranges: Option<Arc<[IpNet]>>,
     backends: &Backends,
 ) -> ServiceSpec {
     let Plan { service, options, .. } = plan;
     ServiceSpec {
-        key: service_key(vip, port),
+        key: frontend.key(),
         namespace: service.meta.key.namespace.clone(),
         name: service.meta.key.name.clone(),
         port_name: port.label(),
@@ -375,7 +337,8 @@ fn service_spec(
         idle_timeout_tcp: options.idle_timeout_tcp,
         idle_timeout_udp: options.idle_timeout_udp,
         source_ranges,
-        announced: true,
+        // Own addresses are the kernel's, and cluster IPs are routed here.
+        announced: matches!(frontend.via, Via::LoadBalancer | Via::ExternalIp),
         backends: backends.specs.clone(),
     }
 }

@@ -109,6 +109,13 @@ impl Settings {
         interfaces.chain(self.snat_addresses.iter().copied()).chain(tunnels).collect()
     }
 
+    /// The gateway's own addresses that serve node ports, sorted.
+    pub(super) fn node_port_vips(&self) -> Vec<IpAddr> {
+        let own = self.interfaces.iter().flat_map(|i| &i.addresses).map(IpNet::addr);
+        let allowed = |ip: &IpAddr| self.node_port_addresses.iter().any(|net| net.contains(ip));
+        own.filter(allowed).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     /// Whether an address is on the link of one of the interfaces.
     #[must_use]
     pub(super) fn is_on_link(&self, ip: IpAddr) -> bool {

@@ -79,7 +79,10 @@ fn make(world: &mut World, edit: &Edit, last: Option<&Outcome>) {
         Edit::Weigh { node, weight } => {
             let mut meta = Metadata::new(ObjectKey::new("", format!("n{node}")));
             meta.annotations.extend(weight.map(|w| ("tidegate.dev/weight".to_owned(), w.to_string())));
-            let node = Node { meta, internal_ips: vec![], external_ips: vec![], pod_cidrs: vec![] };
+            // A node whose address may be in a pool, with Pods behind it.
+            let internal_ips = vec![ip(&format!("10.0.2.{node}")), ip(&format!("203.0.113.{node}"))];
+            let pod_cidrs = vec![format!("10.1.{node}.0/24").parse().expect("a network")];
+            let node = Node { internal_ips, pod_cidrs, ..Node::new(meta) };
             objects.nodes.insert(node.meta.key.name.clone(), Arc::new(node));
         }
         Edit::Pools(disabled) => world.settings.pools[0].disabled = *disabled,
@@ -102,6 +105,9 @@ proptest! {
         edits in proptest::collection::vec(proptest::collection::vec(arbitrary_edit(), 0..4), 1..14),
     ) {
         let mut world = World::new(vec![], vec![]);
+        world.settings.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
+        world.settings.own_cluster_ips = true;
+        world.settings.pod_routes = crate::config::PodRoutes::Node;
         let mut reconciler = Reconciler::default();
         let mut last = None;
         for (round, edits) in edits.iter().enumerate() {

@@ -1,10 +1,14 @@
 //! Stories about Services: each ends in an assertion on the outcome. Here the world that they start from.
 
 mod aliases;
+mod external_ips;
 mod health;
 mod incremental;
 mod lifecycle;
+mod node_target;
 mod order;
+mod own_addresses;
+mod pod_routes;
 mod refusals;
 mod source_ranges;
 
@@ -151,6 +155,22 @@ pub(super) fn http(of: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
     slice(&format!("{of}-{}", endpoints.len()), of, &[("http", Protocol::Tcp, 8080)], endpoints)
 }
 
+/// A node with these InternalIPs.
+pub(super) fn node(name: &str, internal_ips: &[&str]) -> Node {
+    let mut node = Node::new(Metadata::new(ObjectKey::new("", name)));
+    node.internal_ips = internal_ips.iter().map(|address| ip(address)).collect();
+    node
+}
+
+/// The objects of a manifest, which has to be sound.
+pub(super) fn read(yaml: &str) -> Objects {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("objects.yaml"), yaml).expect("a file");
+    let (objects, report) = crate::source::directory::DirectorySource::load(directory.path());
+    assert!(!report.has_errors(), "{report}");
+    objects
+}
+
 /// A world that is reconciled again and again.
 pub(super) struct World {
     pub(super) settings: Settings,
@@ -178,6 +198,10 @@ impl World {
 
     pub(super) fn put(&mut self, service: Service) {
         self.objects.services.insert(service.meta.key.clone(), Arc::new(service));
+    }
+
+    pub(super) fn put_node(&mut self, node: Node) {
+        self.objects.nodes.insert(node.meta.key.name.clone(), Arc::new(node));
     }
 
     pub(super) fn set_slices(&mut self, slices: Vec<EndpointSlice>) {
@@ -214,6 +238,12 @@ impl World {
 pub(super) fn only(outcome: &Outcome) -> &ServiceSpec {
     assert_eq!(outcome.spec.services.len(), 1, "{:?}\n{:#?}", outcome.spec.services, outcome.findings);
     &outcome.spec.services[0]
+}
+
+/// `address:port weight` of each active backend.
+pub(super) fn weights(service: &ServiceSpec) -> Vec<String> {
+    let active = service.backends.iter().filter(|b| b.state == BackendState::Active);
+    active.map(|b| format!("{} {}", SocketAddr::new(b.address, b.port), b.weight)).collect()
 }
 
 /// `address:port state` of each backend.

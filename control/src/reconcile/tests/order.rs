@@ -33,8 +33,17 @@ pub(super) fn arbitrary_service(name: String) -> impl Strategy<Value = Service> 
         Just(("tidegate.dev/load-balancer-ips", "203.0.113.4")),
         Just(("tidegate.dev/target", "node")),
     ];
-    (annotation, any::<bool>(), 0_i64..3, 80_u16..83, any::<bool>(), any::<bool>()).prop_map(
-        move |((key, value), is_external, time, number, local, dual)| {
+    let own = (proptest::option::of(30_080_u16..30_083), proptest::option::of(1_u8..4), any::<bool>());
+    (annotation, any::<bool>(), 0_i64..3, 80_u16..83, any::<bool>(), any::<bool>(), own).prop_map(
+        move |(
+            (key, value),
+            is_external,
+            time,
+            number,
+            local,
+            dual,
+            (node_port, cluster_ip, internal_local),
+        )| {
             let mut service = annotated(service(&name), key, value);
             service.ports[0].port = port(number);
             if is_external {
@@ -46,6 +55,11 @@ pub(super) fn arbitrary_service(name: String) -> impl Strategy<Value = Service> 
             if local {
                 service.external_traffic_policy = TrafficPolicy::Local;
                 service.health_check_node_port = Some(port(30_500));
+            }
+            service.ports[0].node_port = node_port.map(port);
+            service.cluster_ips = cluster_ip.map(|n| ip(&format!("10.96.0.{n}"))).into_iter().collect();
+            if internal_local {
+                service.internal_traffic_policy = TrafficPolicy::Local;
             }
             if dual {
                 service.ip_family_policy = IpFamilyPolicy::PreferDualStack;
@@ -76,6 +90,9 @@ proptest! {
             }).collect();
             let mut world = World::new(services, slices);
             world.settings.node = Some("n1".into());
+            world.settings.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
+            world.settings.own_cluster_ips = true;
+            world.put_node(node("n2", &["10.0.2.2", "2001:db8::2:2"]));
             world
         };
         // The same endpoint twice with different nodes is told apart only by what is written about it.

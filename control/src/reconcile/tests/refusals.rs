@@ -9,14 +9,12 @@ fn wishes_not_granted_yet_are_refused_port_by_port_and_other_services_go_on() {
     for (key, value, accepted) in [
         ("forwarding", "dsr-gue", "dsr-l2, dsr-ipip, nat, fullnat"),
         ("forwarding", "dsr-dscp", "dsr-l2, dsr-ipip, nat, fullnat"),
-        ("target", "node", "pod"),
         ("scheduler", "wrr", "maglev"),
         ("hash", "source", "no annotation"),
         ("proxy-protocol", "v2", "none"),
         ("max-bandwidth", "10M", "0 (no limit)"),
         ("max-connection-rate", "100", "0 (no limit)"),
         ("max-connections", "100", "0 (no limit)"),
-        ("backend-node-selector", "disk=ssd", "no annotation"),
     ] {
         let key = format!("tidegate.dev/{key}");
         let world = World::new(
@@ -44,7 +42,7 @@ fn wishes_not_granted_yet_are_refused_port_by_port_and_other_services_go_on() {
 fn values_not_understood_are_named_and_the_default_goes_on() {
     for (key, value, accepted) in [
         ("forwarding", "dsr", "dsr-l2, dsr-ipip, nat, fullnat"),
-        ("target", "pods", "pod"),
+        ("target", "pods", "pod, node"),
         ("scheduler", "round", "maglev"),
         ("table-size", "65536", "auto, or a prime from 251 to 655373 such as 65537"),
         ("table-size", "big", "auto, or a prime"),
@@ -177,21 +175,6 @@ fn endpoints_that_are_vips_or_the_gateway_itself_are_refused() {
     let outcome = World::new(vec![external("web", "198.51.100.1")], slices).look();
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
     assert_eq!(outcome.findings.iter().filter(|f| f.reason == Reason::EndpointRefused).count(), 2);
-}
-
-#[test]
-fn node_ports_are_named_where_they_are_asked_for() {
-    let mut web = external("web", "198.51.100.1");
-    web.service_type = ServiceType::NodePort;
-    web.ports[0].node_port = Some(port(30_080));
-    let mut world = World::new(vec![web], vec![]);
-    assert!(world.look().findings.is_empty(), "nobody asked the gateway");
-    world.settings.node_port_addresses = vec!["0.0.0.0/0".parse().expect("a network")];
-    assert_eq!(
-        messages(&world.look()),
-        ["error: node port 30080 of port http of Service default/web is not served yet; \
-          accepted: spec.externalIPs, or type LoadBalancer"]
-    );
 }
 
 #[test]

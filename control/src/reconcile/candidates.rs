@@ -1,0 +1,135 @@
+//! Who could be a backend of a port on one of its addresses, by the Service's target.
+//!
+//! Target `pod`: the endpoints, at the ports that they resolved to. Target `node`: the nodes. For a DSR mode these
+//! are sent to at the port of the VIP, which stays the destination, so that the node's own proxy (kube-proxy) takes
+//! the packet for what it is; for a NAT mode at the Service's node port. Which of them take flows is decided in
+//! `backends`, by the policy and the viewpoint that stand here.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::Plan;
+use super::finding::{Finding, Reason};
+use super::frontends::{Frontend, Via};
+use super::nodes::{self, Wish};
+use super::programme::{Context, Obstacle};
+use super::weights::Weights;
+use crate::config::Target;
+use crate::diagnostic::Diagnostic;
+use crate::model::{IpFamily, Port, ResolvedEndpoint, Service, ServiceType, TrafficPolicy, Viewpoint};
+
+/// The candidates of one frontend.
+pub(super) struct Candidates<'a> {
+    pub(super) endpoints: Cow<'a, [ResolvedEndpoint]>,
+    /// With target `node`, the weights by name of node.
+    pub(super) node_weights: Option<BTreeMap<String, u16>>,
+    /// The policy and the viewpoint by which they are chosen among.
+    pub(super) policy: TrafficPolicy,
+    pub(super) viewpoint: Viewpoint<'a>,
+}
+
+/// Candidates, or why the mode cannot serve the frontend at all.
+pub(super) fn candidates<'a>(
+    context: &Context<'a>,
+    plan: &Plan<'_>,
+    i: usize,
+    frontend: &Frontend,
+    endpoints: &'a [ResolvedEndpoint],
+    findings: &mut Vec<Finding>,
+) -> Result<Candidates<'a>, Obstacle> {
+    let settings = context.settings();
+    let (service, mode) = (plan.service, plan.options.mode);
+    let nodes = &context.input.objects.nodes;
+    let selector = plan.options.node_selector.as_ref();
+    if frontend.via == Via::NodePort && mode.is_dsr() {
+        return Err(Obstacle {
+            why: format!(
+                "{mode} would leave the gateway's own address as destination, and nobody else has it"
+            ),
+            field: "nodePort",
+            accepted: "forwarding nat or fullnat".to_owned(),
+        });
+    }
+    let own_node = settings.node.as_deref();
+    let (policy, viewpoint) = match (frontend.via, plan.options.target) {
+        (Via::ClusterIp, _) => {
+            // No node is called "": off the cluster no endpoint is on the node of the gateway.
+            let node = Some(own_node.unwrap_or_default());
+            (service.internal_traffic_policy, Viewpoint { node, zone: settings.zone.as_deref() })
+        }
+        (_, Target::Pod) => {
+            (service.external_traffic_policy, Viewpoint { node: own_node, zone: settings.zone.as_deref() })
+        }
+        // Policy Local has decided already which nodes there are.
+        (_, Target::Node) => (TrafficPolicy::Cluster, Viewpoint { node: None, zone: None }),
+    };
+    let (candidates, node_weights) = match plan.options.target {
+        Target::Pod if selector.is_none() => (Cow::Borrowed(endpoints), None),
+        Target::Pod => {
+            let selected = |e: &&ResolvedEndpoint| nodes::is_selected(nodes, selector, e.node.as_deref());
+            (endpoints.iter().filter(selected).cloned().collect(), None)
+        }
+        Target::Node => {
+            let wish = Wish {
+                policy: match frontend.via {
+                    Via::ClusterIp => service.internal_traffic_policy,
+                    _ => service.external_traffic_policy,
+                },
+                selector,
+                port: node_side_port(plan, i, frontend)?,
+                family: IpFamily::of(frontend.vip),
+            };
+            let weights = Weights { objects: context.input.objects };
+            let targets = nodes::node_targets(nodes, endpoints, wish, &weights, findings);
+            (Cow::Owned(targets.candidates), Some(targets.weights))
+        }
+    };
+    let endpoints = usable(context, service, candidates, findings);
+    Ok(Candidates { endpoints, node_weights, policy, viewpoint })
+}
+
+/// The port at which a node is sent to.
+fn node_side_port(plan: &Plan<'_>, i: usize, frontend: &Frontend) -> Result<Port, Obstacle> {
+    let mode = plan.options.mode;
+    if mode.is_dsr() {
+        return Ok(frontend.port);
+    }
+    plan.service.ports[i].node_port.ok_or_else(|| {
+        let never = match plan.service.service_type {
+            ServiceType::LoadBalancer if !plan.service.allocate_node_ports => {
+                "allocateLoadBalancerNodePorts is false"
+            }
+            ServiceType::LoadBalancer => "none was given out",
+            _ => "its type has none",
+        };
+        Obstacle {
+            why: format!("target node with {mode} sends to a node port, and {never}"),
+            field: "nodePort",
+            accepted: "a nodePort, forwarding dsr-l2 or dsr-ipip, or target pod".to_owned(),
+        }
+    })
+}
+
+/// Candidates but those that are VIPs or the gateway itself: a packet to one would come back to us.
+fn usable<'a>(
+    context: &Context<'_>,
+    service: &Service,
+    candidates: Cow<'a, [ResolvedEndpoint]>,
+    findings: &mut Vec<Finding>,
+) -> Cow<'a, [ResolvedEndpoint]> {
+    let is_ours = |ip: &IpAddr| context.vips.contains(ip) || context.own_addresses.contains(ip);
+    if !candidates.iter().any(|candidate| is_ours(&candidate.ip)) {
+        return candidates;
+    }
+    let (refused, usable): (Vec<_>, Vec<_>) =
+        candidates.into_owned().into_iter().partition(|candidate| is_ours(&candidate.ip));
+    for candidate in refused {
+        let own = context.own_addresses.contains(&candidate.ip);
+        let whose = if own { "an address of the gateway itself" } else { "a VIP" };
+        let what = format!("endpoint {} of Service {} is refused: {whose}", candidate.ip, service.meta.key);
+        let diagnostic = Diagnostic::warning(what).accepting("the address of a Pod or server");
+        findings.push(Finding::at(&service.meta, "spec", Reason::EndpointRefused, diagnostic));
+    }
+    Cow::Owned(usable)
+}

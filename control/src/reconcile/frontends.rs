@@ -1,0 +1,253 @@
+//! Where clients reach the ports of a Service: LoadBalancer addresses and external IPs, the gateway's own addresses
+//! for node ports, cluster IPs. All are one table of (address, protocol, port).
+//!
+//! Who may have an address of a pool is decided in `pools`; who has which node port and cluster IP is decided here:
+//! what a pool gave comes first, then health-check node ports, then first come by creation time and UID.
+//!
+//! Invariant: no two Services are given the same (address, protocol, port).
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use tidegate_core::snapshot::ServiceKey;
+
+use super::Plan;
+use super::finding::{Finding, Reason};
+use super::programme::core_protocol;
+use super::settings::Settings;
+use super::view::VipView;
+use crate::diagnostic::Diagnostic;
+use crate::model::{ObjectKey, Port, Protocol, Service, ServicePort};
+use crate::pools::Granted;
+
+/// In what capacity an address serves a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Via {
+    /// As LoadBalancer address: source ranges count.
+    LoadBalancer,
+    /// As one of `spec.externalIPs`.
+    ExternalIp,
+    /// As an address of the gateway, by `nodePort`.
+    NodePort,
+    /// As cluster IP: the internal traffic policy counts.
+    ClusterIp,
+}
+
+/// A port of a Service on one address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Frontend {
+    pub(super) vip: IpAddr,
+    pub(super) protocol: Protocol,
+    /// The port there: the node port for [`Via::NodePort`].
+    pub(super) port: Port,
+    pub(super) via: Via,
+}
+
+impl Frontend {
+    pub(super) fn key(&self) -> ServiceKey {
+        ServiceKey { vip: self.vip, protocol: core_protocol(self.protocol), port: self.port.get() }
+    }
+
+    /// The port as messages call it: `node port 30080 of port http`.
+    pub(super) fn describe(&self, port: &ServicePort) -> String {
+        match self.via {
+            Via::NodePort => format!("node port {} of port {}", self.port, port.label()),
+            Via::LoadBalancer | Via::ExternalIp | Via::ClusterIp => format!("port {}", port.label()),
+        }
+    }
+}
+
+/// Why another Service's claim comes before this one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Contest {
+    frontend: Frontend,
+    owner: ObjectKey,
+}
+
+/// Node ports and cluster IPs that belong to another Service, by the Service that does without.
+pub(super) type Contested = BTreeMap<ObjectKey, Vec<Contest>>;
+
+/// The addresses of one Service.
+pub(super) struct Frontends<'a> {
+    granted: &'a Granted,
+    /// The gateway's own that serve node ports.
+    node_port_vips: Vec<IpAddr>,
+    cluster_ips: &'a [IpAddr],
+    contests: &'a [Contest],
+}
+
+impl<'a> Frontends<'a> {
+    pub(super) fn new(
+        settings: &Settings,
+        service: &'a Service,
+        granted: &'a Granted,
+        contested: &'a Contested,
+    ) -> Self {
+        Self {
+            granted,
+            node_port_vips: settings.node_port_vips(),
+            cluster_ips: cluster_ips(settings, service),
+            contests: contested.get(&service.meta.key).map_or(&[], Vec::as_slice),
+        }
+    }
+
+    /// LoadBalancer addresses.
+    pub(super) fn load_balancer(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.granted.load_balancer.iter().map(|assigned| assigned.address)
+    }
+
+    /// Each address on which one of the Service's ports may be, and why it is not, where it is not; sorted by address
+    /// and port.
+    pub(super) fn of_port(&self, port: &ServicePort) -> Vec<(Frontend, Result<(), String>)> {
+        let frontend = |vip, number, via| Frontend { vip, protocol: port.protocol, port: number, via };
+        let mut found: Vec<(Frontend, Result<(), String>)> = Vec::new();
+        for vip in self.load_balancer() {
+            found.push((frontend(vip, port.port, Via::LoadBalancer), Ok(())));
+        }
+        for (assigned, own) in &self.granted.external {
+            // An address that is both is a LoadBalancer address.
+            if self.load_balancer().any(|vip| vip == assigned.address) {
+                continue;
+            }
+            let is_own = own.contains(&(port.protocol, port.port.get()));
+            let served = is_own.then_some(()).ok_or_else(|| TAKEN.to_owned());
+            found.push((frontend(assigned.address, port.port, Via::ExternalIp), served));
+        }
+        for own in own_frontends(&self.node_port_vips, self.cluster_ips, port) {
+            let contested = self.contests.iter().any(|contest| contest.frontend == own);
+            found.push((own, (!contested).then_some(()).ok_or_else(|| TAKEN.to_owned())));
+        }
+        found.sort_by_key(|(frontend, _)| (frontend.vip, frontend.port, frontend.via));
+        found
+    }
+
+    /// The addresses as people see them, sorted.
+    pub(super) fn views(&self, service: &Service) -> Vec<VipView> {
+        let view = |address: IpAddr, kind: &str, pool: &str| VipView {
+            address,
+            kind: kind.to_owned(),
+            pool: pool.to_owned(),
+        };
+        let mut views: Vec<VipView> =
+            self.granted.load_balancer.iter().map(|a| view(a.address, "LoadBalancer", &a.pool)).collect();
+        for (assigned, _) in &self.granted.external {
+            if !self.load_balancer().any(|vip| vip == assigned.address) {
+                views.push(view(assigned.address, "ExternalIP", &assigned.pool));
+            }
+        }
+        if service.ports.iter().any(|port| port.node_port.is_some()) {
+            views.extend(self.node_port_vips.iter().map(|vip| view(*vip, "NodePort", "")));
+        }
+        views.extend(self.cluster_ips.iter().map(|vip| view(*vip, "ClusterIP", "")));
+        views.sort_by(|a, b| (a.address, &a.kind).cmp(&(b.address, &b.kind)));
+        views
+    }
+
+    /// Says which ports belong to others.
+    pub(super) fn findings(&self, service: &Service, findings: &mut Vec<Finding>) {
+        let meta = &service.meta;
+        for Contest { frontend, owner } in self.contests {
+            let found = service.ports.iter().enumerate().find(|(_, port)| {
+                port.protocol == frontend.protocol
+                    && match frontend.via {
+                        Via::NodePort => port.node_port == Some(frontend.port),
+                        _ => port.port == frontend.port,
+                    }
+            });
+            let Some((i, port)) = found else { continue };
+            let (what, field, accepted) = if frontend.via == Via::NodePort {
+                (frontend.describe(port), format!("spec.ports[{i}].nodePort"), "a node port of its own")
+            } else {
+                let what = format!("port {} on cluster IP {}", port.label(), frontend.vip);
+                (what, "spec.clusterIPs".to_owned(), "a cluster IP of its own")
+            };
+            let what =
+                format!("{what} of Service {} is not programmed: it belongs to Service {owner}", meta.key);
+            let diagnostic = Diagnostic::error(what).accepting(accepted);
+            findings.push(Finding::at(meta, &field, Reason::Conflict, diagnostic));
+        }
+    }
+}
+
+const TAKEN: &str = "another Service has this port on this address";
+
+/// The cluster IPs that the gateway serves.
+fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {
+    if settings.own_cluster_ips { &service.cluster_ips } else { &[] }
+}
+
+/// Where a port is besides the addresses of pools.
+fn own_frontends(
+    node_port_vips: &[IpAddr],
+    cluster_ips: &[IpAddr],
+    port: &ServicePort,
+) -> impl Iterator<Item = Frontend> {
+    let frontend =
+        |vip: &IpAddr, number, via| Frontend { vip: *vip, protocol: port.protocol, port: number, via };
+    let by_node_port = port
+        .node_port
+        .into_iter()
+        .flat_map(move |number| node_port_vips.iter().map(move |vip| frontend(vip, number, Via::NodePort)));
+    by_node_port.chain(cluster_ips.iter().map(move |vip| frontend(vip, port.port, Via::ClusterIp)))
+}
+
+/// Whether a Service has ports besides on addresses of pools.
+pub(super) fn asks_for_own(settings: &Settings, service: &Service) -> bool {
+    let by_node_port =
+        !settings.node_port_addresses.is_empty() && service.ports.iter().any(|port| port.node_port.is_some());
+    by_node_port || !cluster_ips(settings, service).is_empty()
+}
+
+/// Which node ports and cluster IPs of which Services belong to others.
+pub(super) fn contested(
+    settings: &Settings,
+    plans: &[Plan<'_>],
+    granted: &BTreeMap<ObjectKey, Granted>,
+) -> Contested {
+    let mut contested = Contested::new();
+    let node_port_vips = settings.node_port_vips();
+    if node_port_vips.is_empty() && !settings.own_cluster_ips {
+        return contested;
+    }
+    let mut owners: HashMap<ServiceKey, &ObjectKey> = HashMap::new();
+    for plan in plans {
+        let (service, key) = (plan.service, &plan.service.meta.key);
+        let granted = &granted[key];
+        let load_balancer = granted.load_balancer.iter().map(|a| a.address);
+        let of_pools = load_balancer.chain(granted.external.iter().map(|(a, _)| a.address));
+        for vip in of_pools {
+            for port in &service.ports {
+                let frontend =
+                    Frontend { vip, protocol: port.protocol, port: port.port, via: Via::LoadBalancer };
+                owners.entry(frontend.key()).or_insert(key);
+            }
+        }
+        if let Some(port) = super::health_check_node_port(service) {
+            for vip in &node_port_vips {
+                let frontend = Frontend { vip: *vip, protocol: Protocol::Tcp, port, via: Via::NodePort };
+                owners.entry(frontend.key()).or_insert(key);
+            }
+        }
+    }
+    let mut order: Vec<&Plan<'_>> = plans.iter().collect();
+    order.sort_by(|a, b| a.service.meta.seniority().cmp(&b.service.meta.seniority()));
+    for plan in order {
+        let (service, key) = (plan.service, &plan.service.meta.key);
+        for port in &service.ports {
+            for frontend in own_frontends(&node_port_vips, cluster_ips(settings, service), port) {
+                let owner = *owners.entry(frontend.key()).or_insert(key);
+                // A Service's own LoadBalancer address that is its cluster IP as well is served as the former.
+                if owner != key || frontend_is_of_pool(&granted[key], &frontend) {
+                    let contest = Contest { frontend, owner: owner.clone() };
+                    contested.entry(key.clone()).or_default().push(contest);
+                }
+            }
+        }
+    }
+    contested
+}
+
+fn frontend_is_of_pool(granted: &Granted, frontend: &Frontend) -> bool {
+    let external = granted.external.iter().map(|(a, _)| a.address);
+    granted.load_balancer.iter().map(|a| a.address).chain(external).any(|vip| vip == frontend.vip)
+}

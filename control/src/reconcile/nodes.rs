@@ -1,0 +1,136 @@
+//! Target `node`: the nodes of the cluster as candidates for backends, in the stead of the endpoints themselves.
+//!
+//! A node is a candidate with each family's InternalIP. Policy Cluster: every node; policy Local: those that have
+//! endpoints of the Service, as ready as these, weighted by how many are ready, so that Pods and not nodes get even
+//! shares. The label `node.kubernetes.io/exclude-from-external-load-balancers` and the Service's
+//! `tidegate.dev/backend-node-selector` take nodes out; readiness flips and cordons do not: health checks decide.
+//!
+//! Pure; called by `programme` for each VIP. What comes out is [`ResolvedEndpoint`]s, so that everything after
+//! treats nodes like endpoints.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::finding::Finding;
+use super::weights::Weights;
+use crate::model::{IpFamily, Node, Port, ResolvedEndpoint, Selector, TrafficPolicy};
+use crate::shared_map::SharedMap;
+
+/// The nodes of a cluster, by name.
+pub(super) type Nodes = SharedMap<String, Arc<Node>>;
+
+/// Nodes as candidates, with the weights that they have as such.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeTargets {
+    /// Sorted by address.
+    pub(super) candidates: Vec<ResolvedEndpoint>,
+    /// By name of node; 1 where it is not here.
+    pub(super) weights: BTreeMap<String, u16>,
+}
+
+/// What is asked of the nodes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish<'a> {
+    /// Whether nodes without endpoints will do.
+    pub(super) policy: TrafficPolicy,
+    /// `tidegate.dev/backend-node-selector`.
+    pub(super) selector: Option<&'a Selector>,
+    /// The port on the node.
+    pub(super) port: Port,
+    /// The family of the VIP: the node's own proxy sends on to endpoints of it.
+    pub(super) family: IpFamily,
+}
+
+/// Whether the operator lets a node be a backend, or have backends: by the Service's selector.
+pub(super) fn is_selected(nodes: &Nodes, selector: Option<&Selector>, node: Option<&str>) -> bool {
+    let Some(selector) = selector else { return true };
+    // An endpoint that is on no node that we know of cannot be shown to be on one that was meant.
+    node.and_then(|name| nodes.get(name)).is_some_and(|node| selector.matches(&node.meta.labels))
+}
+
+/// The nodes that a service port with these endpoints may be sent to.
+pub(super) fn node_targets(
+    nodes: &Nodes,
+    endpoints: &[ResolvedEndpoint],
+    wish: Wish<'_>,
+    weights: &Weights<'_>,
+    findings: &mut Vec<Finding>,
+) -> NodeTargets {
+    let mut targets = NodeTargets::default();
+    let local = (wish.policy == TrafficPolicy::Local)
+        .then(|| Local::by_node(endpoints, wish.family, weights, findings));
+    for node in nodes.values() {
+        let name = &node.meta.key.name;
+        let selected = wish.selector.is_none_or(|selector| selector.matches(&node.meta.labels));
+        if node.is_excluded() || !selected {
+            continue;
+        }
+        let (ready, serving, terminating) = match &local {
+            None => {
+                targets.weights.insert(name.clone(), weights.of_node(node, findings));
+                (true, true, false)
+            }
+            Some(local) => {
+                let Some(local) = local.get(name.as_str()) else { continue };
+                targets.weights.insert(name.clone(), local.weight());
+                (!local.ready.is_empty(), true, local.ready.is_empty())
+            }
+        };
+        for family in [IpFamily::V4, IpFamily::V6] {
+            let Some(ip) = node.internal_ip(family) else { continue };
+            targets.candidates.push(ResolvedEndpoint {
+                ip,
+                port: wish.port,
+                ready,
+                serving,
+                terminating,
+                node: Some(name.clone()),
+                zone: node.zone().map(str::to_owned),
+                hint_zones: Vec::new(),
+                pod: None,
+            });
+        }
+    }
+    targets.candidates.sort_unstable();
+    // Two nodes that claim one address are one candidate: the first by name.
+    targets.candidates.dedup_by_key(|candidate| candidate.ip);
+    targets
+}
+
+/// The endpoints of a node that take flows there: kube-proxy's rule for policy Local.
+#[derive(Default)]
+struct Local {
+    /// Weights of ready ones by address: one with two ports is one.
+    ready: BTreeMap<IpAddr, u16>,
+    /// Of those that serve and terminate.
+    terminating: BTreeMap<IpAddr, u16>,
+}
+
+impl Local {
+    fn by_node<'e>(
+        endpoints: &'e [ResolvedEndpoint],
+        family: IpFamily,
+        weights: &Weights<'_>,
+        findings: &mut Vec<Finding>,
+    ) -> BTreeMap<&'e str, Self> {
+        let mut by_node: BTreeMap<&str, Self> = BTreeMap::new();
+        for endpoint in endpoints.iter().filter(|e| IpFamily::of(e.ip) == family) {
+            let Some(node) = endpoint.node.as_deref() else { continue };
+            if endpoint.ready {
+                let weight = weights.of_endpoint(endpoint, findings);
+                by_node.entry(node).or_default().ready.insert(endpoint.ip, weight);
+            } else if endpoint.serving && endpoint.terminating {
+                let weight = weights.of_endpoint(endpoint, findings);
+                by_node.entry(node).or_default().terminating.insert(endpoint.ip, weight);
+            }
+        }
+        by_node
+    }
+
+    /// The number of endpoints, each as often as its weight.
+    fn weight(&self) -> u16 {
+        let counted = if self.ready.is_empty() { &self.terminating } else { &self.ready };
+        counted.values().fold(0, |sum, weight| sum.saturating_add(*weight))
+    }
+}

@@ -1,0 +1,78 @@
+//! `services.podRoutes: node`: the next hop of a Pod address is its node.
+//!
+//! Each of a node's `spec.podCIDRs` becomes a route by the node's InternalIP of the same family. The gateway's own
+//! routes come first: a prefix that they have is theirs. Pure; what cannot be a route is said at the Node.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tidegate_core::snapshot::RouteSpec;
+
+use super::finding::{Finding, Reason};
+use super::nodes::Nodes;
+use super::settings::Settings;
+use crate::config::PodRoutes;
+use crate::diagnostic::Diagnostic;
+use crate::model::{IpFamily, Node};
+
+/// The routes to Pods, beside those of the configuration; sorted by prefix.
+pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<Finding>) -> Vec<RouteSpec> {
+    if settings.pod_routes == PodRoutes::Route {
+        return Vec::new();
+    }
+    let mut routes: BTreeMap<IpNet, (&str, IpAddr)> = BTreeMap::new();
+    for node in nodes.values() {
+        // The gateway's own node has its Pods behind the kernel.
+        if settings.node.as_deref() == Some(node.meta.key.name.as_str()) {
+            continue;
+        }
+        for (i, cidr) in node.pod_cidrs.iter().enumerate() {
+            if settings.routes.iter().any(|route| route.to == *cidr) {
+                continue;
+            }
+            let taken = routes.get(cidr).map(|(owner, _)| *owner);
+            match next_hop(settings, node, *cidr, taken) {
+                Ok(via) => {
+                    routes.insert(*cidr, (&node.meta.key.name, via));
+                }
+                Err((why, accepted)) => {
+                    let what =
+                        format!("Pods of node {} in {cidr} get no route of their own: {why}", node.meta.key);
+                    let diagnostic = Diagnostic::warning(what).accepting(accepted);
+                    let field = format!("spec.podCIDRs[{i}]");
+                    findings.push(Finding::at(&node.meta, &field, Reason::PodRouteRefused, diagnostic));
+                }
+            }
+        }
+    }
+    routes.into_iter().map(|(to, (_, via))| RouteSpec { to, via }).collect()
+}
+
+fn next_hop(
+    settings: &Settings,
+    node: &Node,
+    cidr: IpNet,
+    taken: Option<&str>,
+) -> Result<IpAddr, (String, &'static str)> {
+    if let Some(owner) = taken {
+        return Err((format!("node {owner} has it as well"), "a podCIDR that no other node has"));
+    }
+    let family = IpFamily::of(cidr.addr());
+    let Some(via) = node.internal_ip(family) else {
+        return Err((format!("the node has no {family} InternalIP"), "an InternalIP of the same family"));
+    };
+    if settings.own_addresses().contains(&via) {
+        return Err((
+            format!("{via} is an address of the gateway itself"),
+            "node.name with the name of this node",
+        ));
+    }
+    if !settings.is_on_link(via) {
+        return Err((
+            format!("{via} is on none of the gateway's links"),
+            "a node in a prefix of dataplane.interfaces, or podRoutes: route with routes to the Pods",
+        ));
+    }
+    Ok(via)
+}

@@ -1,0 +1,47 @@
+//! Addresses that no Service may have: the gateway's own, the nodes', the API servers' (kubernetes.md, section 7).
+//!
+//! Whoever could take one of these by `spec.externalIPs` would take the traffic of others with it. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::settings::Settings;
+use crate::model::{ObjectKey, Objects};
+use crate::pools::Holder;
+
+/// Each address with whose it is; the gateway's own first.
+pub(super) fn reserved(settings: &Settings, objects: &Objects) -> BTreeMap<IpAddr, Holder> {
+    let mut reserved = BTreeMap::new();
+    for node in objects.nodes.values() {
+        for ip in node.internal_ips.iter().chain(&node.external_ips) {
+            reserved.insert(*ip, Holder::Node(node.meta.key.name.clone()));
+        }
+    }
+    reserved.extend(api_servers(objects).into_iter().map(|ip| (ip, Holder::ApiServer)));
+    reserved.extend(settings.own_addresses().into_iter().map(|ip| (ip, Holder::Gateway)));
+    reserved
+}
+
+/// The Service of the API server.
+pub(super) fn api_server() -> ObjectKey {
+    ObjectKey::new("default", "kubernetes")
+}
+
+/// The addresses of the Service `kubernetes` of namespace `default`, and of what is behind it.
+fn api_servers(objects: &Objects) -> Vec<IpAddr> {
+    let key = api_server();
+    let mut addresses = Vec::new();
+    if let Some(service) = objects.services.get(&key) {
+        addresses.extend(service.cluster_ips.iter().copied());
+    }
+    if let Some(endpoints) = objects.endpoints.get(&key) {
+        let of_subset =
+            endpoints.subsets.iter().flat_map(|s| s.addresses.iter().chain(&s.not_ready_addresses));
+        addresses.extend(of_subset.map(|address| address.ip));
+    }
+    // API servers keep one slice, by this name.
+    if let Some(slice) = objects.endpoint_slices.get(&key) {
+        addresses.extend(slice.endpoints.iter().filter_map(|endpoint| endpoint.address));
+    }
+    addresses
+}
