@@ -16,7 +16,7 @@ help:
 	@echo 'make build    debug build        make release  release build'
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline'
-	@echo 'make bench    micro-benches and instruction counts'
+	@echo 'make bench    ns and instructions per packet, micro-benches'
 	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
 
 setup:
