@@ -1,0 +1,132 @@
+//! What is told to users in `kubectl describe`: events, as values.
+//!
+//! `plan` makes them, `record` writes them. Reasons are names that users know from other load balancers.
+
+use crate::diagnostic::Severity;
+use crate::model::ObjectKey;
+use crate::reconcile::Finding;
+
+/// Longest note that an API server takes, in bytes.
+const NOTE_BYTES_MAX: usize = 1024;
+
+/// Reasons of events that tell what was done; those of what was refused are of [`crate::reconcile::Reason`].
+pub mod reason {
+    /// A Service got an address.
+    pub const IP_ALLOCATED: &str = "IPAllocated";
+    /// A Service has none any more.
+    pub const CLEAR_ASSIGNMENT: &str = "ClearAssignment";
+    /// A Service is taken up.
+    pub const ENSURING: &str = "EnsuringLoadBalancer";
+    /// All of its ports are served.
+    pub const ENSURED: &str = "EnsuredLoadBalancer";
+    /// They are served in another way than before.
+    pub const UPDATED: &str = "UpdatedLoadBalancer";
+    /// A deleted Service is let go.
+    pub const DELETED: &str = "DeletedLoadBalancer";
+    /// Not all of its ports are served, or its status cannot be written.
+    pub const SYNC_FAILED: &str = "SyncLoadBalancerFailed";
+    /// A port without a backend.
+    pub const UNAVAILABLE: &str = "UnAvailableLoadBalancer";
+    /// Somebody else writes the same status.
+    pub const CONFLICTING: &str = "ConflictingController";
+}
+
+/// Whether an event needs attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EventType {
+    /// It does: written first.
+    Warning,
+    /// Nothing to worry about.
+    Normal,
+}
+
+impl EventType {
+    /// The word of the API.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Warning => "Warning",
+            Self::Normal => "Normal",
+        }
+    }
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Regarding {
+    /// `Service` or `AddressPool`.
+    pub kind: &'static str,
+    /// Namespace and name.
+    pub key: ObjectKey,
+    /// Its uid, by which `kubectl describe` finds the event.
+    pub uid: String,
+}
+
+impl Regarding {
+    /// A Service.
+    #[must_use]
+    pub fn service(key: &ObjectKey, uid: impl Into<String>) -> Self {
+        Self { kind: "Service", key: key.clone(), uid: uid.into() }
+    }
+
+    /// An AddressPool.
+    #[must_use]
+    pub fn address_pool(key: &ObjectKey, uid: impl Into<String>) -> Self {
+        Self { kind: "AddressPool", key: key.clone(), uid: uid.into() }
+    }
+
+    /// `apiVersion` of the kind.
+    #[must_use]
+    pub fn api_version(&self) -> &'static str {
+        if self.kind == "Service" { "v1" } else { crate::config::API_VERSION }
+    }
+}
+
+/// An event. Equal ones are told once for as long as they hold.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Event {
+    /// Normal or Warning.
+    pub event_type: EventType,
+    /// What it is about.
+    pub regarding: Regarding,
+    /// A CamelCase word.
+    pub reason: &'static str,
+    /// For people.
+    pub note: String,
+}
+
+impl Event {
+    /// An event whose note is cut to what an API server takes.
+    #[must_use]
+    pub fn new(event_type: EventType, regarding: Regarding, reason: &'static str, note: &str) -> Self {
+        Self { event_type, regarding, reason, note: cut(note, NOTE_BYTES_MAX) }
+    }
+
+    /// What was asked for and not granted, with what would be.
+    #[must_use]
+    pub fn of_finding(regarding: Regarding, finding: &Finding) -> Self {
+        let diagnostic = &finding.diagnostic;
+        let note = match &diagnostic.accepted {
+            Some(accepted) => format!("{}; accepted: {accepted}", diagnostic.what),
+            None => diagnostic.what.clone(),
+        };
+        // A warning too is something that the user did not get.
+        let event_type = match diagnostic.severity {
+            Severity::Error | Severity::Warning => EventType::Warning,
+        };
+        Self::new(event_type, regarding, finding.reason.as_str(), &note)
+    }
+}
+
+/// At most `bytes_max` of a text, cut between characters.
+pub(super) fn cut(text: &str, bytes_max: usize) -> String {
+    if text.len() <= bytes_max {
+        return text.to_owned();
+    }
+    const MORE: &str = "...";
+    let mut end = bytes_max - MORE.len();
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}{MORE}", &text[..end])
+}

@@ -1,0 +1,160 @@
+//! The conditions of Services: what they say of a Service and its view.
+//!
+//! Reasons are words for programs, messages for people; both stay the same while nothing changed, so that no counting
+//! backend makes a write.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Planner;
+use super::service::OfService;
+use crate::cluster::event::cut;
+use crate::model::{Condition, ObjectKey};
+use crate::reconcile::Reason;
+use crate::reconcile::view::{BackendViewState, PortView, ServiceView};
+
+pub(super) const ALLOCATED: &str = "tidegate.dev/Allocated";
+pub(super) const PROGRAMMED: &str = "tidegate.dev/Programmed";
+pub(super) const HEALTHY: &str = "tidegate.dev/Healthy";
+pub(super) const CONFLICTED: &str = "tidegate.dev/Conflicted";
+
+/// Of our own, by this prefix.
+pub(super) const PREFIX: &str = "tidegate.dev/";
+
+/// Longest message, in bytes; the API takes 32 KiB.
+const MESSAGE_BYTES_MAX: usize = 1024;
+
+/// What a condition says, without since when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) kind: &'static str,
+    pub(super) status: &'static str,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+fn said(kind: &'static str, is: Option<bool>, reason: &'static str, message: impl Into<String>) -> Said {
+    let status = match is {
+        Some(true) => "True",
+        Some(false) => "False",
+        None => "Unknown",
+    };
+    Said { kind, status, reason, message: message.into() }
+}
+
+/// All conditions of a Service that asks for an address; `contested` says who else writes its status.
+pub(super) fn of_service(of: &OfService<'_>, view: &ServiceView, contested: Option<&str>) -> Vec<Said> {
+    vec![allocated(of, view), programmed(view), healthy(view), conflicted(of, contested)]
+}
+
+fn allocated(of: &OfService<'_>, view: &ServiceView) -> Said {
+    let message_of = |reason: Reason| {
+        let finding = of.findings.iter().find(|f| f.reason == reason);
+        finding.map(|f| f.diagnostic.what.clone())
+    };
+    let has_load_balancer = view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
+    if of.claimed && !has_load_balancer {
+        let failed = message_of(Reason::AllocationFailed).is_some();
+        let reason = if failed { Reason::AllocationFailed.as_str() } else { "Pending" };
+        let why = view.pending.clone().unwrap_or_else(|| "waits for an address".to_owned());
+        return said(ALLOCATED, Some(false), reason, why);
+    }
+    if view.vips.is_empty() {
+        let why = message_of(Reason::ExternalIpDenied).unwrap_or_else(|| "no address is granted".to_owned());
+        return said(ALLOCATED, Some(false), Reason::ExternalIpDenied.as_str(), why);
+    }
+    let shown = view.vips.iter().map(|vip| format!("{} from pool {}", vip.address, vip.pool));
+    said(ALLOCATED, Some(true), "Allocated", shown.collect::<Vec<_>>().join(", "))
+}
+
+fn programmed(view: &ServiceView) -> Said {
+    if view.vips.is_empty() {
+        return said(PROGRAMMED, Some(false), "NoAddress", "there is no address to serve");
+    }
+    let refused: BTreeSet<String> = view
+        .ports
+        .iter()
+        .filter_map(|port| Some(format!("{}: {}", label(port), port.refused.as_ref()?)))
+        .collect();
+    if !refused.is_empty() {
+        let shown: Vec<String> = refused.into_iter().collect();
+        return said(PROGRAMMED, Some(false), "PortsNotProgrammed", shown.join("; "));
+    }
+    let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
+    let modes: Vec<&str> = modes.into_iter().collect();
+    said(PROGRAMMED, Some(true), "Programmed", format!("every port is served by {}", modes.join(", ")))
+}
+
+fn healthy(view: &ServiceView) -> Said {
+    let mut up: BTreeMap<String, bool> = BTreeMap::new();
+    for port in view.ports.iter().filter(|port| port.refused.is_none()) {
+        *up.entry(label(port)).or_default() |= port.count(BackendViewState::Active) > 0;
+    }
+    if up.is_empty() {
+        return said(HEALTHY, None, "NoPorts", "no port is served");
+    }
+    let down: Vec<String> = up.into_iter().filter_map(|(port, up)| (!up).then_some(port)).collect();
+    if down.is_empty() {
+        return said(HEALTHY, Some(true), "BackendsUp", "every port has a backend that takes flows");
+    }
+    said(HEALTHY, Some(false), "NoBackends", format!("no backend takes flows on {}", down.join(", ")))
+}
+
+fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> Said {
+    if let Some(who) = contested {
+        let message =
+            format!("field manager {who:?} writes status.loadBalancer too; it is left alone for now");
+        return said(CONFLICTED, Some(true), "ConflictingController", message);
+    }
+    match of.findings.iter().find(|f| f.reason == Reason::Conflict) {
+        Some(finding) => said(CONFLICTED, Some(true), "PortConflict", finding.diagnostic.what.clone()),
+        None => said(CONFLICTED, Some(false), "NoConflict", ""),
+    }
+}
+
+/// `80/TCP`.
+pub(super) fn label(port: &PortView) -> String {
+    format!("{}/{}", port.port, port.protocol)
+}
+
+impl Planner<'_> {
+    /// A condition as it is to be written: with the time since when it is as it is.
+    pub(super) fn dated(
+        &mut self,
+        key: &ObjectKey,
+        stored: &[Condition],
+        said: Said,
+        generation: i64,
+    ) -> Condition {
+        let Said { kind, status, reason, message } = said;
+        let before = stored.iter().find(|c| c.kind == kind && c.status == status);
+        let since = before.and_then(|c| c.last_transition);
+        let slot = (key.clone(), kind.to_owned());
+        let remembered = self.memory.since.get(&slot).filter(|(was, _)| was == status).map(|(_, at)| *at);
+        // Whole seconds: that is what the API keeps.
+        let now = jiff::Timestamp::from_second(self.situation.now.as_second()).unwrap_or(self.situation.now);
+        let since = since.or(remembered).unwrap_or(now);
+        self.memory.since.insert(slot, (status.to_owned(), since));
+        Condition {
+            kind: kind.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: cut(&message, MESSAGE_BYTES_MAX),
+            observed_generation: generation,
+            last_transition: Some(since),
+        }
+    }
+}
+
+/// Whether what is stored of our conditions says the same. Conditions of others are not looked at.
+pub(super) fn same(stored: &[Condition], wanted: &[Condition], ours: fn(&Condition) -> bool) -> bool {
+    let mut stored: Vec<&Condition> = stored.iter().filter(|c| ours(c)).collect();
+    let mut wanted: Vec<&Condition> = wanted.iter().collect();
+    stored.sort_by(|a, b| a.kind.cmp(&b.kind));
+    wanted.sort_by(|a, b| a.kind.cmp(&b.kind));
+    stored == wanted
+}
+
+/// Whether a condition of a Service is one of ours.
+pub(super) fn is_ours(condition: &Condition) -> bool {
+    condition.kind.starts_with(PREFIX)
+}

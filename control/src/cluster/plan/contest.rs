@@ -1,0 +1,94 @@
+//! Somebody else writes the same status: it is told, and not fought over.
+//!
+//! A status that we wrote and that another field manager owns now, with other addresses, is contested. It is left
+//! alone; after a minute it is written once more, and each time it is lost again the wait doubles, up to an hour. So a
+//! controller that was turned off is replaced by itself, and one that was not sees a handful of writes a day. An edit
+//! of the Service's spec is a new decision of its owner and counts at once.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::Planner;
+use super::condition::ALLOCATED;
+use crate::model::{Ingress, Service};
+use crate::pools::FIELD_MANAGER;
+
+const WAIT_MIN: SignedDuration = SignedDuration::from_mins(1);
+const WAIT_MAX: SignedDuration = SignedDuration::from_hours(1);
+
+/// A status that somebody else writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Contest {
+    /// The other field manager.
+    pub who: String,
+    /// Generation of the Service's spec when it began.
+    generation: i64,
+    /// When it is written again.
+    retry_at: Timestamp,
+    /// How long it waits the next time.
+    wait: SignedDuration,
+    /// Written again, and not lost so far.
+    retried: bool,
+}
+
+/// What a contest means for the write.
+pub(super) enum Stand {
+    /// Nobody else writes.
+    Alone,
+    /// Left alone until the time is over.
+    Yields(String),
+}
+
+impl Planner<'_> {
+    /// Whether the status of a Service may be written with these addresses now.
+    pub(super) fn stand(&mut self, service: &Service, wanted: &[Ingress]) -> Stand {
+        let key = &service.meta.key;
+        let stored = &service.stored;
+        let now = self.situation.now;
+        if stored.ingress == wanted {
+            // Won, it seems; remembered for a while, in case it is lost again.
+            let over = self.memory.contests.get(key).is_some_and(|c| now > c.retry_at + c.wait);
+            if over {
+                self.memory.contests.remove(key);
+            }
+            return Stand::Alone;
+        }
+        let stranger = stored.ingress_managers.iter().find(|manager| *manager != FIELD_MANAGER);
+        let is_lost = !stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
+        // Our condition tells that we wrote the status before: what we never wrote is taken over.
+        let was_ours = stored.condition(ALLOCATED).is_some_and(|c| c.status == "True");
+        let Some(stranger) = stranger.filter(|_| is_lost && was_ours) else { return Stand::Alone };
+        let generation = stored.generation;
+        let contest = self.memory.contests.entry(key.clone()).or_insert_with(|| Contest {
+            who: stranger.clone(),
+            generation,
+            retry_at: now + WAIT_MIN,
+            wait: WAIT_MIN + WAIT_MIN,
+            retried: false,
+        });
+        contest.who.clone_from(stranger);
+        if contest.retried {
+            // Lost again.
+            contest.retry_at = now + contest.wait;
+            contest.wait = (contest.wait + contest.wait).min(WAIT_MAX);
+            contest.retried = false;
+        }
+        if generation > contest.generation {
+            (contest.generation, contest.retry_at) = (generation, now);
+        }
+        if now >= contest.retry_at {
+            return Stand::Alone;
+        }
+        let (at, who) = (contest.retry_at, contest.who.clone());
+        self.again_at(at);
+        Stand::Yields(who)
+    }
+
+    /// The contested status was written again, and the API server has it: if it differs later, it was lost again.
+    pub(super) fn won(&mut self, service: &Service, wanted: &[Ingress]) {
+        if service.stored.ingress == wanted
+            && let Some(contest) = self.memory.contests.get_mut(&service.meta.key)
+        {
+            contest.retried = true;
+        }
+    }
+}

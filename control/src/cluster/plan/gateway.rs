@@ -1,0 +1,79 @@
+//! What a gateway says about itself in its `GatewayStatus`.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::Situation;
+use super::pool::of_model;
+use crate::cluster::crd;
+use crate::model::Condition;
+use crate::reconcile::view::BackendViewState;
+
+/// VIPs that are listed at most: as many as the schema takes.
+pub const VIPS_MAX: usize = 1024;
+/// Services given back that are listed at most.
+pub const RELEASED_MAX: usize = 1024;
+
+/// The status, but for the time of its heartbeat. `before` is the one before, for since when conditions hold.
+#[must_use]
+pub fn gateway_status(
+    situation: &Situation<'_>,
+    before: &crd::GatewayStatusStatus,
+) -> crd::GatewayStatusStatus {
+    let Situation { observation, identity, leads, now, .. } = situation;
+    let outcome = &observation.outcome;
+    let ports = || outcome.services.iter().flat_map(|service| &service.ports);
+    let vips: BTreeSet<IpAddr> =
+        outcome.services.iter().flat_map(|service| &service.vips).map(|vip| vip.address).collect();
+    let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    let generation = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let condition = |kind: &str, holds: bool, yes: &str, no: &str| {
+        let status = if holds { "True" } else { "False" };
+        let had = before.conditions.iter().find(|c| c.kind == kind && c.status == status);
+        let mut condition = of_model(&Condition {
+            kind: kind.to_owned(),
+            status: status.to_owned(),
+            reason: if holds { yes } else { no }.to_owned(),
+            message: String::new(),
+            observed_generation: 0,
+            last_transition: jiff::Timestamp::from_second(now.as_second()).ok(),
+        });
+        if let Some(had) = had {
+            condition.last_transition_time.clone_from(&had.last_transition_time);
+        }
+        condition
+    };
+    crd::GatewayStatusStatus {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        instance: identity.instance.clone(),
+        node: identity.node.clone().unwrap_or_default(),
+        leader: *leads,
+        generation_desired: generation(observation.generation_desired),
+        generation_applied: generation(observation.generation_applied),
+        services: count(outcome.services.len()),
+        services_pending: count(outcome.services.iter().filter(|s| s.pending.is_some()).count()),
+        backends_up: count(ports().map(|port| port.count(BackendViewState::Active)).sum()),
+        backends: count(ports().map(|port| port.backends.len()).sum()),
+        source_connected: observation.source_connected,
+        last_heartbeat: before.last_heartbeat.clone(),
+        vip_count: count(vips.len()),
+        vips: vips.iter().take(VIPS_MAX).map(ToString::to_string).collect(),
+        released: released(situation),
+        conditions: vec![
+            condition("Ready", observation.ready, "Forwarding", "NotReady"),
+            condition("SourceConnected", observation.source_connected, "Connected", "Disconnected"),
+        ],
+    }
+}
+
+/// UIDs of Services that give their addresses back, as far as the workers have withdrawn them.
+fn released(situation: &Situation<'_>) -> Vec<String> {
+    let observation = situation.observation;
+    if !observation.applied() {
+        return Vec::new();
+    }
+    let finalized = observation.objects.services.values().filter(|s| s.stored.is_finalized_by_us());
+    let gone = finalized
+        .filter(|s| s.meta.deletion_time.is_some() || !observation.outcome.claimed.contains(&s.meta.key));
+    gone.map(|s| s.meta.uid.clone()).take(RELEASED_MAX).collect()
+}

@@ -1,0 +1,248 @@
+//! What is to be written, as a pure function of what is known: nothing where nothing differs.
+//!
+//! [`plan`] compares the last round of the controller with what the API server has of Services and AddressPools, and
+//! gives the writes that bring them together, the events that tell about it, and what to remember. It never writes
+//! and never reads a clock; the executor does both and calls again with every change.
+//!
+//! - [`service`]: finalizer, status and conditions of one Service, from its first address to its last;
+//! - [`condition`]: what the conditions say, and since when;
+//! - [`contest`]: somebody else writes the same status;
+//! - [`pool`], [`gateway`]: the status of the kinds of our own.
+//!
+//! Invariant: writes that are done and seen are not planned again (a tested property).
+//! Invariant: an address is in a status only while the Service carries our finalizer, and the finalizer goes only when
+//! every live gateway has withdrawn.
+
+mod condition;
+mod contest;
+mod gateway;
+mod pool;
+mod service;
+
+#[cfg(test)]
+mod tests;
+
+pub use contest::Contest;
+pub use gateway::{RELEASED_MAX, VIPS_MAX, gateway_status};
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::crd;
+use super::event::{Event, Regarding};
+use crate::model::{Condition, Ingress, ObjectKey, Objects};
+use crate::reconcile::view::ServiceView;
+use crate::reconcile::{Finding, Outcome};
+
+/// What one round of the controller came to.
+#[derive(Debug, Clone)]
+pub struct Observation {
+    /// What the source has.
+    pub objects: Arc<Objects>,
+    /// What was made of it.
+    pub outcome: Arc<Outcome>,
+    /// Generation of the newest desired state.
+    pub generation_desired: u64,
+    /// Generation that all workers forward by.
+    pub generation_applied: u64,
+    /// Whether the gateway is ready to take flows.
+    pub ready: bool,
+    /// Whether the source hears the API server.
+    pub source_connected: bool,
+    /// What this gateway could not do, whatever the others do: health-check node ports that it cannot bind.
+    pub own_findings: Vec<Finding>,
+}
+
+impl Observation {
+    /// Whether the workers forward by the newest desired state.
+    #[must_use]
+    pub fn applied(&self) -> bool {
+        self.generation_applied >= self.generation_desired
+    }
+}
+
+/// Who a gateway is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// `metadata.name` of its configuration.
+    pub name: String,
+    /// This run of it.
+    pub instance: String,
+    /// Its node, if it runs on one.
+    pub node: Option<String>,
+}
+
+/// Another gateway, by its `GatewayStatus`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name.
+    pub name: String,
+    /// Whether it has been heard of lately.
+    pub live: bool,
+    /// VIPs that it serves.
+    pub vips: BTreeSet<IpAddr>,
+    /// UIDs of Services that give their addresses back and that it serves no more.
+    pub released: BTreeSet<String>,
+}
+
+/// All that a plan follows from.
+#[derive(Debug, Clone, Copy)]
+pub struct Situation<'a> {
+    /// The last round.
+    pub observation: &'a Observation,
+    /// Who we are.
+    pub identity: &'a Identity,
+    /// Whether we lead.
+    pub leads: bool,
+    /// The other gateways.
+    pub peers: &'a [Peer],
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// What one plan leaves to the next.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Since when conditions are as they are, for what is written and not seen yet.
+    pub(super) since: BTreeMap<(ObjectKey, String), (String, Timestamp)>,
+    /// Statuses that somebody else writes.
+    pub(super) contests: BTreeMap<ObjectKey, Contest>,
+    /// Events that were told and are still true.
+    told: BTreeSet<Event>,
+}
+
+/// Something to write.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Write {
+    /// Our finalizer on a Service.
+    Finalizer {
+        /// Whose.
+        service: ObjectKey,
+        /// Its uid: another object of the name is not meant.
+        uid: String,
+        /// On it, or off.
+        present: bool,
+    },
+    /// Our part of a Service's status.
+    ServiceStatus {
+        /// Whose.
+        service: ObjectKey,
+        /// Its uid.
+        uid: String,
+        /// `loadBalancer.ingress`; `None` leaves it to others.
+        ingress: Option<Vec<Ingress>>,
+        /// Our conditions.
+        conditions: Vec<Condition>,
+    },
+    /// The status of an AddressPool.
+    PoolStatus {
+        /// Its name.
+        pool: String,
+        /// The whole of it.
+        status: crd::AddressPoolStatus,
+    },
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Plan {
+    /// Writes, the most urgent first: what is given back, then what changed, then what is new.
+    pub writes: Vec<Write>,
+    /// Events that are new.
+    pub events: Vec<Event>,
+    /// When to plan again though nothing changes.
+    pub again_at: Option<Timestamp>,
+    /// Whether something waits for other gateways to withdraw.
+    pub waits_for_peers: bool,
+}
+
+/// Plans. Only the leader has writes, and events about more than itself.
+#[must_use]
+pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
+    let mut planner = Planner { situation, memory, plan: Plan::default(), events: BTreeSet::new() };
+    let observation = situation.observation;
+    if situation.leads {
+        let views = observation.outcome.services.iter();
+        let views: BTreeMap<(&str, &str), &ServiceView> =
+            views.map(|view| ((view.namespace.as_str(), view.name.as_str()), view)).collect();
+        let mut findings: BTreeMap<&ObjectKey, Vec<&Finding>> = BTreeMap::new();
+        for finding in &observation.outcome.findings {
+            findings.entry(&finding.object).or_default().push(finding);
+        }
+        for (key, service) in &observation.objects.services {
+            let of_service = service::OfService {
+                service,
+                view: views.get(&(key.namespace.as_str(), key.name.as_str())).copied(),
+                findings: findings.get(key).map_or(&[], Vec::as_slice),
+                claimed: observation.outcome.claimed.contains(key),
+            };
+            planner.service(&of_service);
+        }
+        for pool in observation.objects.address_pools.values() {
+            planner.pool(pool, findings.get(&pool.meta.key).map_or(&[], Vec::as_slice));
+        }
+        planner.plan.writes.sort_by_key(urgency);
+    } else {
+        planner.memory.contests.clear();
+    }
+    for finding in &observation.own_findings {
+        let uid = observation.objects.services.get(&finding.object).map(|s| s.meta.uid.clone());
+        let regarding = Regarding::service(&finding.object, uid.unwrap_or_default());
+        planner.event(Event::of_finding(regarding, finding));
+    }
+    planner.finish()
+}
+
+/// Least first.
+fn urgency(write: &Write) -> u8 {
+    match write {
+        Write::Finalizer { present: false, .. } => 0,
+        Write::ServiceStatus { ingress: None, .. } => 1,
+        Write::ServiceStatus { .. } | Write::PoolStatus { .. } => 2,
+        Write::Finalizer { present: true, .. } => 3,
+    }
+}
+
+/// A plan being made.
+struct Planner<'a> {
+    situation: &'a Situation<'a>,
+    memory: &'a mut Memory,
+    plan: Plan,
+    events: BTreeSet<Event>,
+}
+
+impl Planner<'_> {
+    fn event(&mut self, event: Event) {
+        self.events.insert(event);
+    }
+
+    /// Plans again at `at` at the latest.
+    fn again_at(&mut self, at: Timestamp) {
+        self.plan.again_at = Some(self.plan.again_at.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// Whether all live gateways have withdrawn a Service that gives its addresses back; we are one of them.
+    fn is_withdrawn(&self, uid: &str) -> bool {
+        let Situation { observation, identity, peers, .. } = self.situation;
+        let mut others = peers.iter().filter(|peer| peer.live && peer.name != identity.name);
+        observation.applied() && others.all(|peer| peer.released.contains(uid))
+    }
+
+    fn finish(mut self) -> Plan {
+        let told = std::mem::replace(&mut self.memory.told, self.events);
+        self.plan.events = self.memory.told.difference(&told).cloned().collect();
+        let objects = &self.situation.observation.objects;
+        let known = |key: &ObjectKey| {
+            objects.services.contains_key(key) || objects.address_pools.contains_key(&key.name)
+        };
+        // Four conditions a Service: more than that is of Services that are gone.
+        if self.memory.since.len() > 8 * objects.services.len() + 64 {
+            self.memory.since.retain(|(key, _), _| known(key));
+        }
+        self.memory.contests.retain(|key, _| known(key));
+        self.plan
+    }
+}

@@ -1,0 +1,63 @@
+//! The status of AddressPools: how full they are, and whether they are used.
+
+use super::condition::{Said, same};
+use super::{Planner, Write};
+use crate::cluster::crd;
+use crate::cluster::event::{Event, Regarding};
+use crate::model::{AddressPool, Condition};
+use crate::reconcile::{Finding, Reason};
+
+impl Planner<'_> {
+    /// Plans for one AddressPool.
+    pub(super) fn pool(&mut self, pool: &AddressPool, findings: &[&Finding]) {
+        let key = &pool.meta.key;
+        for finding in findings {
+            self.event(Event::of_finding(Regarding::address_pool(key, pool.meta.uid.as_str()), finding));
+        }
+        let not_accepted = findings.iter().find(|f| f.reason == Reason::PoolNotAccepted);
+        let overlaps = findings.iter().find(|f| f.reason == Reason::PoolsOverlap);
+        let usage = self.situation.observation.outcome.pools.iter().find(|usage| usage.pool == key.name);
+        let is_used = !findings.iter().any(|f| f.reason == Reason::PoolNotAccepted && pool.faults.is_empty());
+        let usage = usage.filter(|_| is_used);
+        let shown = |n: u128| i64::try_from(n).unwrap_or(i64::MAX);
+        let condition = |kind, holds: bool, reason: &'static str, finding: Option<&&Finding>| Said {
+            kind,
+            status: if holds { "True" } else { "False" },
+            reason,
+            message: finding.map(|f| f.diagnostic.what.clone()).unwrap_or_default(),
+        };
+        let accepted = match not_accepted {
+            None => condition("Accepted", true, "Accepted", None),
+            Some(_) => condition("Accepted", false, "NotAccepted", not_accepted),
+        };
+        let overlaps = match overlaps {
+            None => condition("Overlaps", false, "NoOverlap", None),
+            Some(_) => condition("Overlaps", true, "Overlaps", overlaps),
+        };
+        let stored = &pool.status;
+        let conditions: Vec<Condition> = [accepted, overlaps]
+            .map(|said| self.dated(key, &stored.conditions, said, pool.generation))
+            .into();
+        let (total, used, available) =
+            usage.map_or((0, 0, 0), |u| (shown(u.total), shown(u.assigned), shown(u.free())));
+        let is_same = (stored.total, stored.used, stored.available) == (total, used, available)
+            && same(&stored.conditions, &conditions, |_| true);
+        if !is_same {
+            let conditions = conditions.iter().map(of_model).collect();
+            let status = crd::AddressPoolStatus { total, used, available, conditions };
+            self.plan.writes.push(Write::PoolStatus { pool: key.name.clone(), status });
+        }
+    }
+}
+
+/// A condition as the kinds of our own have it.
+pub(super) fn of_model(condition: &Condition) -> crd::Condition {
+    crd::Condition {
+        kind: condition.kind.clone(),
+        status: condition.status.clone(),
+        reason: condition.reason.clone(),
+        message: condition.message.clone(),
+        observed_generation: condition.observed_generation,
+        last_transition_time: condition.last_transition.unwrap_or_default().to_string(),
+    }
+}

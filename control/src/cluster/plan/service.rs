@@ -1,0 +1,253 @@
+//! One Service from its first address to its last: finalizer, status, and the events that tell about it.
+
+use super::condition::{self, HEALTHY, PROGRAMMED};
+use super::contest::Stand;
+use super::{Planner, Write};
+use crate::cluster::event::{Event, EventType, Regarding, reason};
+use crate::model::{Condition, Ingress, IngressPort, Service};
+use crate::pools::FIELD_MANAGER;
+use crate::reconcile::view::ServiceView;
+use crate::reconcile::{Finding, Reason};
+
+/// A Service with what the last round made of it.
+pub(super) struct OfService<'a> {
+    pub(super) service: &'a Service,
+    /// Where it asks for an address.
+    pub(super) view: Option<&'a ServiceView>,
+    /// What it asked for and did not get.
+    pub(super) findings: &'a [&'a Finding],
+    /// Whether its LoadBalancer address is ours to give.
+    pub(super) claimed: bool,
+}
+
+impl OfService<'_> {
+    fn regarding(&self) -> Regarding {
+        Regarding::service(&self.service.meta.key, self.service.meta.uid.as_str())
+    }
+
+    /// Whether something of ours is in its status.
+    fn is_written(&self) -> bool {
+        let stored = &self.service.stored;
+        stored.conditions.iter().any(condition::is_ours)
+            || stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
+    }
+}
+
+impl Planner<'_> {
+    /// Plans for one Service.
+    pub(super) fn service(&mut self, of: &OfService<'_>) {
+        for finding in of.findings {
+            self.event(Event::of_finding(of.regarding(), finding));
+        }
+        let (service, stored) = (of.service, &of.service.stored);
+        if service.meta.deletion_time.is_some() {
+            self.deleted(of);
+        } else if of.claimed
+            && let Some(view) = of.view
+        {
+            let has_address = view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
+            if has_address && !stored.is_finalized_by_us() {
+                self.note(of, EventType::Normal, reason::ENSURING, "Ensuring load balancer");
+                self.finalizer(service, true);
+            } else {
+                self.status(of, view);
+            }
+        } else if stored.is_finalized_by_us() {
+            self.released(of);
+        } else if let Some(view) = of.view {
+            self.status(of, view);
+        } else if of.is_written() {
+            self.clear(of);
+        }
+    }
+
+    /// Deleted: it is let go when no gateway serves it any more.
+    fn deleted(&mut self, of: &OfService<'_>) {
+        if !of.service.stored.is_finalized_by_us() {
+            return;
+        }
+        if !self.is_withdrawn(&of.service.meta.uid) {
+            self.plan.waits_for_peers = true;
+            return;
+        }
+        self.note(of, EventType::Normal, reason::DELETED, "Deleted load balancer");
+        self.finalizer(of.service, false);
+    }
+
+    /// Not ours any more: its class or type changed. The status is cleared and the Service let go when no gateway
+    /// serves it any more; what it has by external IPs stays.
+    fn released(&mut self, of: &OfService<'_>) {
+        if !self.is_withdrawn(&of.service.meta.uid) {
+            self.plan.waits_for_peers = true;
+            return;
+        }
+        match of.view {
+            Some(view) => self.status(of, view),
+            None if of.is_written() => self.clear(of),
+            None => {}
+        }
+        // Once the status is as it should be, so that an address in a status is always ours to account for.
+        let is_cleared = !of.service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
+        if is_cleared && (of.view.is_some() || !of.is_written()) {
+            self.finalizer(of.service, false);
+        }
+    }
+
+    /// Takes what is ours out of a status.
+    fn clear(&mut self, of: &OfService<'_>) {
+        self.note(of, EventType::Normal, reason::CLEAR_ASSIGNMENT, "The address is given back");
+        self.plan.writes.push(Write::ServiceStatus {
+            service: of.service.meta.key.clone(),
+            uid: of.service.meta.uid.clone(),
+            ingress: None,
+            conditions: Vec::new(),
+        });
+    }
+
+    /// Status and conditions of a Service that asks for an address.
+    fn status(&mut self, of: &OfService<'_>, view: &ServiceView) {
+        let (service, stored) = (of.service, &of.service.stored);
+        let key = &service.meta.key;
+        // Forbidden unless the type is LoadBalancer, and the class is ours.
+        let wanted = if of.claimed { ingress(view, of.findings) } else { Vec::new() };
+        let stand = if wanted.is_empty() { Stand::Alone } else { self.stand(service, &wanted) };
+        if !wanted.is_empty() {
+            self.won(service, &wanted);
+        }
+        let contested = match &stand {
+            Stand::Alone => None,
+            Stand::Yields(who) => Some(who.as_str()),
+        };
+        let said = condition::of_service(of, view, contested);
+        let conditions: Vec<Condition> = said
+            .into_iter()
+            .map(|said| self.dated(key, &stored.conditions, said, stored.generation))
+            .collect();
+        let writes_ingress = contested.is_none() && !wanted.is_empty();
+        let has_ingress_of_ours = stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
+            && !stored.ingress.is_empty();
+        let ingress_differs = if writes_ingress {
+            stored.ingress != wanted
+        } else {
+            contested.is_none() && has_ingress_of_ours
+        };
+        self.tell(of, view, &wanted, &conditions, contested);
+        if ingress_differs || !condition::same(&stored.conditions, &conditions, condition::is_ours) {
+            self.plan.writes.push(Write::ServiceStatus {
+                service: key.clone(),
+                uid: service.meta.uid.clone(),
+                ingress: writes_ingress.then_some(wanted),
+                conditions,
+            });
+        }
+    }
+
+    /// The events of what is about to change; each is planned until the change is seen, and told once.
+    fn tell(
+        &mut self,
+        of: &OfService<'_>,
+        view: &ServiceView,
+        wanted: &[Ingress],
+        conditions: &[Condition],
+        contested: Option<&str>,
+    ) {
+        let stored = &of.service.stored;
+        if let Some(who) = contested {
+            let note = format!(
+                "Field manager {who:?} writes status.loadBalancer of this Service too. It is left alone for now; \
+                 one controller alone should have spec.loadBalancerClass {:?}",
+                of.service.load_balancer_class.as_deref().unwrap_or_default()
+            );
+            return self.note(of, EventType::Warning, reason::CONFLICTING, &note);
+        }
+        let is_new = |ingress: &Ingress| !stored.ingress.iter().any(|had| had.ip == ingress.ip);
+        for ip in wanted.iter().filter(|ingress| is_new(ingress)).filter_map(|ingress| ingress.ip) {
+            let pool = view.vips.iter().find(|vip| vip.address == ip).map_or("", |vip| vip.pool.as_str());
+            let note = format!("Assigned IP {ip} from pool {pool}");
+            self.note(of, EventType::Normal, reason::IP_ALLOCATED, &note);
+        }
+        let ours = stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
+        if wanted.is_empty() && ours && !stored.ingress.is_empty() {
+            let why = view.pending.as_deref().unwrap_or("the Service asks for none any more");
+            let note = format!("The address is given back: {why}");
+            self.note(of, EventType::Normal, reason::CLEAR_ASSIGNMENT, &note);
+        }
+        let before = |kind: &str| stored.condition(kind);
+        let is = |condition: Option<&Condition>, status: &str| condition.is_some_and(|c| c.status == status);
+        for condition in conditions {
+            let was = before(&condition.kind);
+            match condition.kind.as_str() {
+                PROGRAMMED if condition.status == "True" => {
+                    let ips: Vec<String> = view.vips.iter().map(|vip| vip.address.to_string()).collect();
+                    let ips = ips.join(", ");
+                    if !is(was, "True") {
+                        self.note(
+                            of,
+                            EventType::Normal,
+                            reason::ENSURED,
+                            &format!("Ensured load balancer: {ips}"),
+                        );
+                    } else if was.is_some_and(|c| c.observed_generation != condition.observed_generation) {
+                        self.note(
+                            of,
+                            EventType::Normal,
+                            reason::UPDATED,
+                            &format!("Updated load balancer: {ips}"),
+                        );
+                    }
+                }
+                PROGRAMMED if condition.reason == "PortsNotProgrammed" && !is(was, "False") => {
+                    self.note(of, EventType::Warning, reason::SYNC_FAILED, &condition.message);
+                }
+                HEALTHY if condition.status == "False" && !is(was, "False") => {
+                    self.note(of, EventType::Warning, reason::UNAVAILABLE, &condition.message);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn finalizer(&mut self, service: &Service, present: bool) {
+        let (key, uid) = (service.meta.key.clone(), service.meta.uid.clone());
+        self.plan.writes.push(Write::Finalizer { service: key, uid, present });
+    }
+
+    fn note(&mut self, of: &OfService<'_>, event_type: EventType, reason: &'static str, note: &str) {
+        self.event(Event::new(event_type, of.regarding(), reason, note));
+    }
+}
+
+/// `status.loadBalancer.ingress`: one entry for each address, with its ports where one of them is not served.
+fn ingress(view: &ServiceView, findings: &[&Finding]) -> Vec<Ingress> {
+    let vips = view.vips.iter().filter(|vip| vip.kind == "LoadBalancer");
+    vips.map(|vip| {
+        let ports: Vec<_> = view.ports.iter().filter(|port| port.vip == vip.address).collect();
+        let is_dsr = ports.iter().any(|port| port.mode.starts_with("dsr"));
+        let any_refused = ports.iter().any(|port| port.refused.is_some());
+        let status = |port: &&crate::reconcile::view::PortView| IngressPort {
+            port: port.port,
+            protocol: port.protocol.clone(),
+            error: port.refused.as_ref().map(|why| error_of(why, findings).to_owned()),
+        };
+        Ingress {
+            ip: Some(vip.address),
+            hostname: None,
+            ip_mode: Some(if is_dsr { "VIP" } else { "Proxy" }.to_owned()),
+            // Every port of the Service has an entry, or none has.
+            ports: if any_refused { ports.iter().map(status).collect() } else { Vec::new() },
+        }
+    })
+    .collect()
+}
+
+/// The word for a port that is not served; words of providers have their domain in front (core/v1 `PortStatus`).
+fn error_of(why: &str, findings: &[&Finding]) -> &'static str {
+    let about = |reason: Reason| findings.iter().any(|f| f.reason == reason);
+    if about(Reason::NotSupported) && why.contains("not supported") {
+        "tidegate.dev/NotSupported"
+    } else if about(Reason::Conflict) && why.contains("another Service") {
+        "tidegate.dev/Conflict"
+    } else {
+        "tidegate.dev/PortNotProgrammed"
+    }
+}

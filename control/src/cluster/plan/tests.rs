@@ -1,0 +1,647 @@
+//! Stories about what is written: each round reconciles, plans, and has an API server of a few lines take the writes.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use proptest::prelude::*;
+use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec};
+use tidegate_core::wire::MacAddr;
+
+use super::*;
+use crate::cluster::event::EventType;
+use crate::health::Verdicts;
+use crate::model::{
+    AddressPool, AddressPoolStatus, AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice,
+    FINALIZER, Labels, Metadata, Pool, Port, Protocol, Selector, Service, ServicePort, ServiceType,
+    TargetPort,
+};
+use crate::pools::{Authority, FIELD_MANAGER};
+use crate::reconcile::{Input, Reason, Settings, reconcile};
+
+fn ip(s: &str) -> IpAddr {
+    s.parse().expect("tests use valid addresses")
+}
+
+fn pool(name: &str, network: &str) -> Pool {
+    Pool {
+        name: name.into(),
+        ranges: vec![network.parse::<ipnet::IpNet>().expect("a network").into()],
+        auto_assign: true,
+        external_ips: true,
+        disabled: false,
+        namespace_selector: Selector::default(),
+        service_selector: Selector::default(),
+        quota_per_namespace: None,
+        shared_across_namespaces: false,
+        labels: Labels::new(),
+    }
+}
+
+fn port(name: &str, number: u16, target: u16, protocol: Protocol) -> ServicePort {
+    ServicePort {
+        name: name.into(),
+        protocol,
+        app_protocol: None,
+        port: Port::new(number).expect("not zero"),
+        target_port: TargetPort::Number(Port::new(target).expect("not zero")),
+        node_port: None,
+    }
+}
+
+fn service(name: &str) -> Service {
+    let mut service = Service::new(Metadata::new(ObjectKey::new("default", name)));
+    service.service_type = ServiceType::LoadBalancer;
+    service.ports = vec![port("http", 80, 8080, Protocol::Tcp)];
+    service.stored.generation = 1;
+    service
+}
+
+fn key(name: &str) -> ObjectKey {
+    ObjectKey::new("default", name)
+}
+
+/// An API server with a gateway at it.
+struct Cluster {
+    settings: Settings,
+    objects: Objects,
+    reconciled: crate::reconcile::Memory,
+    memory: Memory,
+    peers: Vec<Peer>,
+    leads: bool,
+    now: Timestamp,
+}
+
+impl Cluster {
+    fn new(services: impl IntoIterator<Item = Service>) -> Self {
+        let interface = InterfaceSpec {
+            name: "uplink".into(),
+            mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            mtu: 1500,
+            vlan: None,
+            addresses: vec!["10.0.0.1/16".parse().expect("a prefix")],
+        };
+        let settings = Settings {
+            interfaces: vec![interface],
+            snat_addresses: vec![ip("10.0.0.3")],
+            pools: vec![pool("public", "203.0.113.0/28")],
+            ..Settings::default()
+        };
+        let mut cluster = Self {
+            settings,
+            objects: Objects::default(),
+            reconciled: crate::reconcile::Memory::default(),
+            memory: Memory::default(),
+            peers: Vec::new(),
+            leads: true,
+            now: Timestamp::from_second(1_000_000).expect("a time"),
+        };
+        services.into_iter().for_each(|service| cluster.put(service));
+        cluster
+    }
+
+    fn put(&mut self, service: Service) {
+        self.objects.services.insert(service.meta.key.clone(), Arc::new(service));
+    }
+
+    fn edit(&mut self, name: &str, edit: impl FnOnce(&mut Service)) {
+        let mut service = Service::clone(&self.objects.services[&key(name)]);
+        edit(&mut service);
+        self.put(service);
+    }
+
+    fn of(&self, name: &str) -> &Service {
+        &self.objects.services[&key(name)]
+    }
+
+    fn endpoint(&mut self, of: &str, address: &str) {
+        let mut meta = Metadata::new(key(&format!("{of}-1")));
+        meta.labels.insert("kubernetes.io/service-name".into(), of.into());
+        let endpoint = Endpoint {
+            address: Some(ip(address)),
+            conditions: Conditions::default(),
+            node_name: None,
+            zone: None,
+            hint_zones: vec![],
+            target_ref: None,
+        };
+        let port = EndpointPort {
+            name: "http".into(),
+            protocol: Protocol::Tcp,
+            port: Port::new(8080),
+            app_protocol: None,
+        };
+        let slice = EndpointSlice {
+            meta,
+            address_type: AddressType::V4,
+            ports: vec![port],
+            endpoints: vec![endpoint],
+        };
+        self.objects.endpoint_slices.insert(slice.meta.key.clone(), Arc::new(slice));
+    }
+
+    fn observe(&mut self) -> Observation {
+        let authority = if self.leads { Authority::default() } else { Authority::Follows };
+        self.settings.authority = authority;
+        let outcome = reconcile(&Input {
+            settings: &self.settings,
+            objects: &self.objects,
+            verdicts: &Verdicts::default(),
+            drained: &BTreeSet::new(),
+            memory: &self.reconciled,
+            generation: 1,
+            now: Duration::from_secs(1),
+        });
+        self.reconciled = outcome.memory.clone();
+        Observation {
+            objects: Arc::new(self.objects.clone()),
+            outcome: Arc::new(outcome),
+            generation_desired: 1,
+            generation_applied: 1,
+            ready: true,
+            source_connected: true,
+            own_findings: Vec::new(),
+        }
+    }
+
+    /// Reconciles and plans.
+    fn plan(&mut self) -> Plan {
+        let observation = self.observe();
+        let identity = Identity { name: "edge-1".into(), instance: "a".into(), node: None };
+        let situation = Situation {
+            observation: &observation,
+            identity: &identity,
+            leads: self.leads,
+            peers: &self.peers,
+            now: self.now,
+        };
+        plan(&situation, &mut self.memory)
+    }
+
+    /// A round whose writes are taken.
+    fn round(&mut self) -> Plan {
+        let plan = self.plan();
+        plan.writes.iter().for_each(|write| self.take(write));
+        self.now += SignedDuration::from_secs(1);
+        plan
+    }
+
+    /// Rounds until nothing is written; all events on the way.
+    fn settle(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for _ in 0..8 {
+            let plan = self.round();
+            events.extend(plan.events);
+            if plan.writes.is_empty() {
+                return events;
+            }
+        }
+        panic!("it writes for ever");
+    }
+
+    fn take(&mut self, write: &Write) {
+        match write {
+            Write::Finalizer { service, present, .. } => {
+                let mut object = Service::clone(&self.objects.services[service]);
+                object.stored.finalizers.retain(|f| f != FINALIZER);
+                if *present {
+                    object.stored.finalizers.push(FINALIZER.into());
+                } else if object.meta.deletion_time.is_some() {
+                    self.objects.services.remove(service);
+                    return;
+                }
+                self.put(object);
+            }
+            Write::ServiceStatus { service, ingress, conditions, .. } => {
+                let mut object = Service::clone(&self.objects.services[service]);
+                let stored = &mut object.stored;
+                stored.conditions.retain(|c| !c.kind.starts_with("tidegate.dev/"));
+                stored.conditions.extend(conditions.iter().cloned());
+                match ingress {
+                    Some(ingress) => {
+                        stored.ingress.clone_from(ingress);
+                        stored.ingress_managers = vec![FIELD_MANAGER.into()];
+                    }
+                    None if stored.ingress_managers == [FIELD_MANAGER] => {
+                        stored.ingress.clear();
+                        stored.ingress_managers.clear();
+                    }
+                    None => stored.ingress_managers.retain(|m| m != FIELD_MANAGER),
+                }
+                object.ingress_ips = object.stored.ingress.iter().filter_map(|i| i.ip).collect();
+                assert!(
+                    object.ingress_ips.is_empty()
+                        || object.stored.is_finalized_by_us()
+                        || !object.stored.ingress_managers.contains(&FIELD_MANAGER.to_owned()),
+                    "an address without the finalizer: {object:?}"
+                );
+                self.put(object);
+            }
+            Write::PoolStatus { pool, status } => {
+                let mut object = AddressPool::clone(&self.objects.address_pools[pool]);
+                object.status = AddressPoolStatus {
+                    total: status.total,
+                    used: status.used,
+                    available: status.available,
+                    conditions: status
+                        .conditions
+                        .iter()
+                        .map(|c| Condition {
+                            kind: c.kind.clone(),
+                            status: c.status.clone(),
+                            reason: c.reason.clone(),
+                            message: c.message.clone(),
+                            observed_generation: c.observed_generation,
+                            last_transition: c.last_transition_time.parse().ok(),
+                        })
+                        .collect(),
+                };
+                self.objects.address_pools.insert(pool.clone(), Arc::new(object));
+            }
+        }
+    }
+
+    /// Somebody else writes the status.
+    fn stranger_writes(&mut self, name: &str, address: &str) {
+        self.edit(name, |service| {
+            service.stored.ingress = vec![Ingress { ip: Some(ip(address)), ..Ingress::default() }];
+            service.stored.ingress_managers = vec!["another-controller".into()];
+            service.ingress_ips = vec![ip(address)];
+        });
+    }
+
+    fn condition(&self, name: &str, kind: &str) -> String {
+        let condition = self.of(name).stored.condition(&format!("tidegate.dev/{kind}"));
+        condition.map_or_else(|| "absent".to_owned(), |c| format!("{} {}", c.status, c.reason))
+    }
+}
+
+fn reasons(events: &[Event]) -> Vec<&str> {
+    events.iter().map(|event| event.reason).collect()
+}
+
+#[test]
+fn a_service_gets_the_finalizer_then_its_address_and_its_conditions() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.endpoint("web", "10.0.1.1");
+    let first = cluster.round();
+    assert!(matches!(first.writes[..], [Write::Finalizer { present: true, .. }]), "{:?}", first.writes);
+    assert_eq!(reasons(&first.events), ["EnsuringLoadBalancer"]);
+    let second = cluster.round();
+    assert_eq!(reasons(&second.events), ["EnsuredLoadBalancer", "IPAllocated"]);
+    let stored = &cluster.of("web").stored;
+    let address = stored.ingress[0].ip.expect("an address");
+    assert!(pool("public", "203.0.113.0/28").contains(address));
+    assert_eq!((stored.ingress[0].ip_mode.as_deref(), stored.ingress[0].ports.len()), (Some("Proxy"), 0));
+    let conditions =
+        ["Allocated", "Programmed", "Healthy", "Conflicted"].map(|k| cluster.condition("web", k));
+    assert_eq!(conditions, ["True Allocated", "True Programmed", "True BackendsUp", "False NoConflict"]);
+    assert_eq!(cluster.round(), Plan::default(), "nothing differs");
+}
+
+#[test]
+fn ip_mode_follows_the_forwarding_mode() {
+    for (mode, expected) in
+        [(ForwardingMode::FullNat, "Proxy"), (ForwardingMode::Nat, "Proxy"), (ForwardingMode::DsrL2, "VIP")]
+    {
+        let mut web = service("web");
+        web.ports = vec![port("http", 80, 80, Protocol::Tcp)];
+        let mut cluster = Cluster::new([web]);
+        cluster.settings.forwarding = mode;
+        cluster.settle();
+        let ingress = &cluster.of("web").stored.ingress;
+        assert_eq!(ingress[0].ip_mode.as_deref(), Some(expected), "{mode}");
+    }
+}
+
+#[test]
+fn ports_that_cannot_be_served_have_an_error_and_the_others_an_entry() {
+    let mut web = service("web");
+    web.ports.push(port("plain", 81, 8081, Protocol::Tcp));
+    web.ports[0].target_port = TargetPort::Number(web.ports[0].port);
+    let mut cluster = Cluster::new([web]);
+    cluster.settings.forwarding = ForwardingMode::DsrL2;
+    let events = cluster.settle();
+    let ports = &cluster.of("web").stored.ingress[0].ports;
+    let shown: Vec<(u16, &str, Option<&str>)> =
+        ports.iter().map(|p| (p.port, p.protocol.as_str(), p.error.as_deref())).collect();
+    assert_eq!(shown, [(80, "TCP", None), (81, "TCP", Some("tidegate.dev/PortNotProgrammed"))]);
+    assert_eq!(cluster.condition("web", "Programmed"), "False PortsNotProgrammed");
+    assert!(reasons(&events).contains(&"SyncLoadBalancerFailed"), "{events:?}");
+    assert!(reasons(&events).contains(&"PortNotProgrammed"), "{events:?}");
+}
+
+#[test]
+fn last_transition_times_are_stable_and_move_with_the_status_alone() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.settle();
+    let healthy = |cluster: &Cluster| cluster.of("web").stored.condition("tidegate.dev/Healthy").cloned();
+    let down = healthy(&cluster).expect("it is there");
+    cluster.now += SignedDuration::from_hours(1);
+    cluster.edit("web", |web| web.stored.generation = 2);
+    cluster.settle();
+    let still_down = healthy(&cluster).expect("it is there");
+    assert_eq!((down.status.as_str(), still_down.observed_generation), ("False", 2));
+    assert_eq!(down.last_transition, still_down.last_transition);
+    cluster.endpoint("web", "10.0.1.1");
+    cluster.settle();
+    let up = healthy(&cluster).expect("it is there");
+    assert!(up.last_transition > still_down.last_transition && up.status == "True", "{up:?}");
+}
+
+#[test]
+fn what_is_written_and_not_seen_yet_is_planned_as_it_was() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.round();
+    let first = cluster.plan();
+    cluster.now += SignedDuration::from_mins(5);
+    let again = cluster.plan();
+    assert_eq!(first.writes, again.writes, "with the same times");
+    assert_eq!((first.events.is_empty(), again.events.as_slice()), (false, [].as_slice()), "told once");
+}
+
+#[test]
+fn a_deleted_service_is_let_go_when_every_live_gateway_has_withdrawn_it() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.settle();
+    let dead = Peer { name: "edge-3".into(), live: false, ..Peer::default() };
+    cluster.peers = vec![Peer { name: "edge-2".into(), live: true, ..Peer::default() }, dead];
+    cluster.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+    let plan = cluster.round();
+    assert_eq!((plan.writes.as_slice(), plan.waits_for_peers), ([].as_slice(), true));
+    let uid = cluster.of("web").meta.uid.clone();
+    cluster.peers[0].released.insert(uid);
+    let plan = cluster.round();
+    assert_eq!(reasons(&plan.events), ["DeletedLoadBalancer"]);
+    assert!(cluster.objects.services.is_empty());
+}
+
+#[test]
+fn class_removed_clears_the_status_and_then_the_finalizer() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.settle();
+    cluster.edit("web", |web| web.load_balancer_class = Some("example.com/other".into()));
+    let events = cluster.settle();
+    let stored = &cluster.of("web").stored;
+    assert_eq!((stored.ingress.as_slice(), stored.conditions.as_slice()), ([].as_slice(), [].as_slice()));
+    assert!(!stored.is_finalized_by_us());
+    assert_eq!(reasons(&events), ["ClearAssignment"]);
+}
+
+#[test]
+fn a_service_of_another_class_is_left_alone() {
+    let mut web = service("web");
+    web.load_balancer_class = Some("example.com/other".into());
+    let mut cluster = Cluster::new([web]);
+    cluster.stranger_writes("web", "198.51.100.1");
+    assert_eq!(cluster.round(), Plan::default());
+}
+
+#[test]
+fn a_service_that_is_not_load_balancer_gets_conditions_and_no_ingress() {
+    let mut web = service("web");
+    web.service_type = ServiceType::ClusterIp;
+    web.external_ips = vec![ip("203.0.113.9")];
+    let mut denied = service("denied");
+    denied.service_type = ServiceType::ClusterIp;
+    denied.external_ips = vec![ip("192.0.2.1")];
+    let mut cluster = Cluster::new([web, denied]);
+    let events = cluster.settle();
+    assert_eq!(cluster.of("web").stored.ingress, []);
+    assert!(!cluster.of("web").stored.is_finalized_by_us());
+    assert_eq!(cluster.condition("web", "Allocated"), "True Allocated");
+    assert_eq!(cluster.condition("denied", "Allocated"), "False ExternalIPDenied");
+    assert!(reasons(&events).contains(&"ExternalIPDenied"), "{events:?}");
+}
+
+#[test]
+fn another_writer_of_the_same_status_is_told_and_not_fought() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.endpoint("web", "10.0.1.1");
+    cluster.settle();
+    let address = cluster.of("web").stored.ingress[0].ip;
+    cluster.stranger_writes("web", "198.51.100.1");
+    let events = cluster.settle();
+    assert_eq!(reasons(&events), ["ConflictingController"]);
+    assert_eq!(events[0].event_type, EventType::Warning);
+    assert_eq!(cluster.condition("web", "Conflicted"), "True ConflictingController");
+    assert_eq!(cluster.of("web").stored.ingress[0].ip, Some(ip("198.51.100.1")), "left alone");
+    // A minute later once more; the stranger insists, and the wait doubles.
+    let mut writes = Vec::new();
+    for second in 0..600 {
+        let plan = cluster.round();
+        if plan.writes.iter().any(|w| matches!(w, Write::ServiceStatus { ingress: Some(_), .. })) {
+            writes.push(second);
+            cluster.round();
+            cluster.stranger_writes("web", "198.51.100.1");
+        }
+    }
+    assert!((2..=4).contains(&writes.len()), "in ten minutes: {writes:?}");
+    // An edit by the owner counts at once, and where the stranger is gone it stays.
+    cluster.edit("web", |web| web.stored.generation = 2);
+    cluster.settle();
+    assert_eq!(cluster.of("web").stored.ingress[0].ip, address);
+    assert_eq!(cluster.condition("web", "Conflicted"), "False NoConflict");
+}
+
+#[test]
+fn restart_adopts_what_status_says_and_writes_nothing() {
+    let mut cluster = Cluster::new([service("web"), service("db")]);
+    cluster.settle();
+    let before = cluster.objects.clone();
+    (cluster.memory, cluster.reconciled) = Default::default();
+    assert_eq!(cluster.round().writes, []);
+    assert_eq!(cluster.objects, before);
+}
+
+#[test]
+fn who_follows_writes_nothing_and_tells_of_itself_alone() {
+    let mut wrong = service("web");
+    wrong.meta.annotations.insert("tidegate.dev/table-size".into(), "many".into());
+    let mut cluster = Cluster::new([wrong]);
+    cluster.leads = false;
+    let observation = cluster.observe();
+    let finding = Finding {
+        reason: Reason::FailedToStartServiceHealthcheck,
+        ..observation.outcome.findings[0].clone()
+    };
+    let observation = Observation { own_findings: vec![finding], ..observation };
+    let identity = Identity { name: "edge-2".into(), instance: "b".into(), node: None };
+    let situation = Situation {
+        observation: &observation,
+        identity: &identity,
+        leads: false,
+        peers: &[],
+        now: cluster.now,
+    };
+    let plan = plan(&situation, &mut Memory::default());
+    assert_eq!(plan.writes, []);
+    assert_eq!(reasons(&plan.events), ["FailedToStartServiceHealthcheck"]);
+}
+
+#[test]
+fn a_wrong_annotation_is_found_from_the_events_alone() {
+    let mut web = service("web");
+    web.meta.annotations.insert("tidegate.dev/table-size".into(), "many".into());
+    let mut cluster = Cluster::new([web]);
+    let events = cluster.settle();
+    let wrong: Vec<&Event> = events.iter().filter(|e| e.reason == "InvalidValue").collect();
+    assert_eq!(wrong.len(), 1, "{events:?}");
+    let note = &wrong[0].note;
+    for part in ["tidegate.dev/table-size", "\"many\"", "; accepted: "] {
+        assert!(note.contains(part), "{note}");
+    }
+}
+
+#[test]
+fn a_full_pool_leaves_the_service_pending_and_says_so() {
+    let mut cluster = Cluster::new([service("a"), service("b")]);
+    cluster.settings.pools = vec![pool("one", "203.0.113.1/32")];
+    let events = cluster.settle();
+    assert!(reasons(&events).contains(&"AllocationFailed"), "{events:?}");
+    assert_eq!(cluster.condition("b", "Allocated"), "False AllocationFailed");
+    assert!(!cluster.of("b").stored.is_finalized_by_us(), "there is nothing to give back");
+    cluster.settings.pools = vec![pool("one", "203.0.113.0/31")];
+    cluster.settle();
+    assert_eq!(cluster.condition("b", "Allocated"), "True Allocated");
+}
+
+#[test]
+fn an_address_that_is_taken_away_is_cleared_from_the_status() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.settle();
+    cluster.settings.pools.clear();
+    let events = cluster.settle();
+    assert!(reasons(&events).contains(&"ClearAssignment"), "{events:?}");
+    assert_eq!(cluster.of("web").stored.ingress, []);
+    assert_eq!(cluster.condition("web", "Programmed"), "False NoAddress");
+}
+
+#[test]
+fn pools_have_their_counts_and_say_whether_they_overlap() {
+    let mut cluster = Cluster::new([service("web")]);
+    let object = |name: &str, network: &str| {
+        let meta = Metadata::new(ObjectKey::new("", name));
+        let (faults, status) = (Vec::new(), AddressPoolStatus::default());
+        Arc::new(AddressPool { meta, pool: pool(name, network), faults, generation: 3, status })
+    };
+    cluster.settings.pools.clear();
+    cluster.objects.address_pools.insert("a".into(), object("a", "203.0.113.0/28"));
+    cluster.objects.address_pools.insert("b".into(), object("b", "203.0.113.8/29"));
+    let events = cluster.settle();
+    let status = &cluster.objects.address_pools["a"].status;
+    assert_eq!((status.total, status.used, status.available), (16, 1, 15));
+    let shown: Vec<String> = status
+        .conditions
+        .iter()
+        .map(|c| format!("{} {} {}", c.kind, c.status, c.observed_generation))
+        .collect();
+    assert_eq!(shown, ["Accepted True 3", "Overlaps True 3"]);
+    assert_eq!(reasons(&events).iter().filter(|r| **r == "PoolsOverlap").count(), 2);
+}
+
+#[test]
+fn a_gateway_tells_what_it_serves_and_what_it_has_released() {
+    let mut cluster = Cluster::new([service("web"), service("gone")]);
+    cluster.settle();
+    cluster.edit("gone", |gone| gone.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+    let mut observation = cluster.observe();
+    let identity = Identity { name: "edge-2".into(), instance: "b".into(), node: Some("n1".into()) };
+    let status_of = |observation: &Observation, before: &crd::GatewayStatusStatus| {
+        let now = cluster.now;
+        let situation = Situation { observation, identity: &identity, leads: false, peers: &[], now };
+        gateway_status(&situation, before)
+    };
+    let status = status_of(&observation, &crd::GatewayStatusStatus::default());
+    let address = cluster.of("web").stored.ingress[0].ip.expect("an address").to_string();
+    assert_eq!((status.vips.as_slice(), status.vip_count), ([address].as_slice(), 1));
+    assert_eq!(status.released, [cluster.of("gone").meta.uid.clone()]);
+    assert_eq!((status.node.as_str(), status.services, status.leader), ("n1", 1, false));
+    assert_eq!(status_of(&observation, &status), status, "nothing differs, the times neither");
+    observation.generation_desired = 2;
+    assert_eq!(status_of(&observation, &status).released, [] as [String; 0], "the workers still serve it");
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Create(u8),
+    Delete(u8),
+    Class(u8, bool),
+    Type(u8),
+    Ask(u8, u8),
+    Stranger(u8),
+    Endpoint(u8),
+    Restart,
+    Pools(bool),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let n = || 0..4_u8;
+    let step = prop_oneof![
+        4 => n().prop_map(Step::Create),
+        2 => n().prop_map(Step::Delete),
+        1 => (n(), any::<bool>()).prop_map(|(n, ours)| Step::Class(n, ours)),
+        1 => n().prop_map(Step::Type),
+        1 => (n(), 0..16_u8).prop_map(|(n, host)| Step::Ask(n, host)),
+        1 => n().prop_map(Step::Stranger),
+        1 => n().prop_map(Step::Endpoint),
+        1 => Just(Step::Restart),
+        1 => any::<bool>().prop_map(Step::Pools),
+    ];
+    proptest::collection::vec(step, 1..24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Whatever happens: the writes come to an end, planning again gives nothing, no address is in a status without
+    /// the finalizer (`Cluster::take` looks), and no address of ours is in two statuses.
+    #[test]
+    fn applying_the_plan_and_planning_again_gives_nothing(steps in steps()) {
+        let mut cluster = Cluster::new([]);
+        for step in steps {
+            let name = |n: u8| format!("s{n}");
+            let known = |cluster: &Cluster, n: u8| cluster.objects.services.contains_key(&key(&name(n)));
+            match step {
+                Step::Create(n) if !known(&cluster, n) => cluster.put(service(&name(n))),
+                Step::Delete(n) if known(&cluster, n) => {
+                    if cluster.of(&name(n)).stored.finalizers.is_empty() {
+                        cluster.objects.services.remove(&key(&name(n)));
+                    } else {
+                        cluster.edit(&name(n), |s| s.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+                    }
+                }
+                Step::Class(n, ours) if known(&cluster, n) => cluster.edit(&name(n), |s| {
+                    s.load_balancer_class = (!ours).then(|| "example.com/other".into());
+                    s.stored.generation += 1;
+                }),
+                Step::Type(n) if known(&cluster, n) => cluster.edit(&name(n), |s| {
+                    s.service_type = ServiceType::ClusterIp;
+                    s.stored.generation += 1;
+                }),
+                Step::Ask(n, host) if known(&cluster, n) => cluster.edit(&name(n), |s| {
+                    s.load_balancer_ip = Some(ip(&format!("203.0.113.{host}")));
+                    s.stored.generation += 1;
+                }),
+                Step::Stranger(n) if known(&cluster, n) => cluster.stranger_writes(&name(n), "198.51.100.1"),
+                Step::Endpoint(n) => cluster.endpoint(&name(n), "10.0.1.1"),
+                Step::Restart => (cluster.memory, cluster.reconciled) = Default::default(),
+                Step::Pools(some) => {
+                    cluster.settings.pools = if some { vec![pool("public", "203.0.113.0/28")] } else { vec![] };
+                }
+                _ => continue,
+            }
+            cluster.settle();
+            let again = cluster.plan();
+            prop_assert_eq!(&again.writes, &[] as &[Write]);
+            prop_assert_eq!(&again.events, &[] as &[Event]);
+            let mut seen = BTreeSet::new();
+            for service in cluster.objects.services.values() {
+                let ours = service.stored.ingress_managers.iter().any(|m| m == FIELD_MANAGER);
+                for ip in service.ingress_ips.iter().filter(|_| ours) {
+                    prop_assert!(seen.insert(*ip), "{} is in two statuses", ip);
+                }
+            }
+        }
+    }
+}
