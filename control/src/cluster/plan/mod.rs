@@ -167,9 +167,9 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
     if situation.leads {
         let views = observation.outcome.services.iter();
         let views: BTreeMap<(&str, &str), &ServiceView> =
-            views.map(|view| ((view.namespace.as_str(), view.name.as_str()), view)).collect();
+            views.map(|view| ((view.namespace.as_str(), view.name.as_str()), &**view)).collect();
         let mut findings: BTreeMap<&ObjectKey, Vec<&Finding>> = BTreeMap::new();
-        for finding in &observation.outcome.findings {
+        for finding in observation.outcome.findings.iter() {
             findings.entry(&finding.object).or_default().push(finding);
         }
         for (key, service) in &observation.objects.services {

@@ -67,6 +67,7 @@ pub(super) const KINDS: &[Kind] = &[
     kind!(EndpointSlice, endpoint_slices, whole, "/apis/discovery.k8s.io/v1/endpointslices", labels: SLICES, keep: &[], optional: false),
     kind!(Node, nodes, name, "/api/v1/nodes", labels: "", keep: NODE, optional: false),
     kind!(Namespace, namespaces, name, "/api/v1/namespaces", labels: "", keep: &[("status", &["phase"])], optional: false),
+    kind!(AddressPool, address_pools, name, "/apis/tidegate.dev/v1alpha1/addresspools", labels: "", keep: &[], optional: true),
 ];
 
 /// A kind, as a place in [`KINDS`].

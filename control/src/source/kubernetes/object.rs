@@ -12,8 +12,18 @@ use crate::source::manifest::{self, Object};
 use crate::yaml::{Entry, Node, Sheet, Value};
 
 /// What of `metadata` is kept; `resourceVersion` lies beside the object.
-const METADATA: [&str; 7] =
-    ["name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "labels", "annotations"];
+const METADATA: [&str; 10] = [
+    "name",
+    "namespace",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "labels",
+    "annotations",
+    "generation",
+    "finalizers",
+    "managedFields",
+];
 /// The object again, as somebody applied it.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
@@ -104,6 +114,7 @@ fn trim(kind: &Kind, node: &mut Node) {
         if entry.key == "metadata" {
             let Some(metadata) = self::entries(&mut entry.node) else { continue };
             metadata.retain(|e| METADATA.contains(&&*e.key));
+            metadata.retain_mut(|e| e.key != "managedFields" || trim_owners(&mut e.node));
             let annotations = metadata.iter_mut().find(|e| e.key == "annotations");
             if let Some(annotations) = annotations.and_then(|e| self::entries(&mut e.node)) {
                 annotations.retain(|e| e.key != LAST_APPLIED);
@@ -114,6 +125,25 @@ fn trim(kind: &Kind, node: &mut Node) {
             inner.retain(|e| keys.contains(&&*e.key));
         }
     }
+}
+
+/// Of who owns which fields only who owns the addresses of a Service is kept. Whether anything is left.
+fn trim_owners(owners: &mut Node) -> bool {
+    let Value::Sequence(items) = &mut owners.value else { return false };
+    items.retain_mut(|owner| {
+        let Some(fields) = entries(owner) else { return false };
+        fields.retain(|e| matches!(&*e.key, "manager" | "fieldsV1"));
+        let Some(owned) = fields.iter_mut().find(|e| e.key == "fieldsV1") else { return false };
+        let mut node = &mut owned.node;
+        for step in ["f:status", "f:loadBalancer", "f:ingress"] {
+            let Some(below) = entries(node) else { return false };
+            below.retain(|e| e.key == step);
+            let Some(next) = below.first_mut() else { return false };
+            node = &mut next.node;
+        }
+        true
+    });
+    !items.is_empty()
 }
 
 fn entries(node: &mut Node) -> Option<&mut Vec<Entry>> {
