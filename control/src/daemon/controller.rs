@@ -186,7 +186,7 @@ impl Controller {
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
         let outcome = self.reconcile(&manifests);
-        self.checker.set_targets(outcome.targets.iter().cloned().collect());
+        self.checker.set_targets(outcome.targets.clone());
         self.node_ports.set(outcome.health_check_node_ports.to_vec());
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();

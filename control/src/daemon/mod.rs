@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::config::{self, GatewayConfig};
-use crate::health::{Checker, NetworkProber, Verdicts};
+use crate::health::{Checker, Limits, NetworkProber, Verdicts};
 use crate::health_check_node_port::BindFailure;
 use crate::source::SourceUpdate;
 use controller::{Command, Controller};
@@ -41,8 +41,6 @@ const SETTLE: Duration = Duration::from_millis(10);
 const SETTLE_MAX: Duration = Duration::from_secs(1);
 /// How long established flows live on after the end was asked for, while no new ones are taken.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Health checks under way at once.
-const CHECKS_MAX: usize = 512;
 
 /// Runs the gateway of the configuration at `path` until a signal ends it.
 ///
@@ -103,7 +101,7 @@ async fn serve(
     failures: watch::Receiver<Option<String>>,
 ) -> anyhow::Result<ExitCode> {
     let source = Source::open(&config)?;
-    let checker = Checker::start(NetworkProber::new(), CHECKS_MAX, u64::from(std::process::id()));
+    let checker = Checker::start(NetworkProber::new(), Limits::of_this_process(), &config.name);
     let verdicts = checker.verdicts();
     let state =
         Arc::new(State::new(config.name.clone(), Arc::clone(&dataplane), checker.counts(), source.state()));

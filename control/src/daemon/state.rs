@@ -151,6 +151,7 @@ impl State {
             generations: self.generations(),
             timings: &self.timings,
             health_checks: &self.checks.read(),
+            check_load: self.checks.load(),
             stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
             packet_buffers: self.dataplane.buffers(),
             source: &self.source_state(),

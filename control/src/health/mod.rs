@@ -8,15 +8,18 @@
 //! says, and takes out what it then finds failing.
 //! Invariant: a fault of the gateway itself (no file descriptor, no local port) says nothing about a target.
 
+mod limits;
 mod network;
 mod runner;
+mod schedule;
 mod tally;
 mod target;
 mod targets;
 mod verdicts;
 
+pub use limits::Limits;
 pub use network::NetworkProber;
-pub use runner::{Answer, CheckCounts, CheckResult, Checker, Prober};
+pub use runner::{Answer, CheckCounts, CheckLoad, CheckResult, Checker, Prober};
 pub use tally::{DAMPING_MAX, TURNS_MAX, Tally, WINDOW};
 pub use target::{Check, NODE_PROXY_PORT, Probe, Rules, Target};
 pub use targets::Targets;

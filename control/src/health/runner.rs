@@ -1,14 +1,10 @@
-//! Runs the checks: one task that knows when each target is due, and one short task per check under way.
+//! Runs the checks: one task that asks the [`Schedule`] whose turn it is, and one short task per check under way.
 //!
-//! A target's first check falls at a point of its interval that its address and a seed decide, so ten thousand
-//! targets do not start together; after that it keeps its cadence. Checks under way are bounded: beyond the
-//! bound they wait their turn, and are late rather than lost.
+//! The clock and the sockets are here and in the [`Prober`]; what is decided is decided in the schedule and in
+//! [`Tally`](super::Tally). A new set of targets is taken up at most every [`REPLACE_GAP`]: reconciling may be much
+//! quicker than checking.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::future::Future;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,7 +13,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{Failure, Standing, Tally, Target, Verdicts};
+use super::schedule::{self, Change, Schedule, Ticket};
+use super::{Failure, Limits, Target, Targets, Verdicts};
+
+/// From one set of targets taken up to the next.
+const REPLACE_GAP: Duration = Duration::from_millis(50);
 
 /// How a target is asked; the real one is [`NetworkProber`](super::NetworkProber).
 pub trait Prober: Clone + Send + Sync + 'static {
@@ -51,12 +51,35 @@ pub enum CheckResult {
     Inconclusive,
 }
 
-/// Results so far, for `tidegate_health_checks_total{result}`.
+/// Results so far, for `tidegate_health_checks_total{result}`, and how much there is to do.
 #[derive(Debug, Default)]
 pub struct CheckCounts {
     success: AtomicU64,
     failure: AtomicU64,
     inconclusive: AtomicU64,
+    late: AtomicU64,
+    targets: AtomicU64,
+    failing: AtomicU64,
+    damped: AtomicU64,
+    under_way: AtomicU64,
+    stretch: AtomicU64,
+}
+
+/// How much there is to check, and how well the gateway keeps up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CheckLoad {
+    /// Targets.
+    pub targets: u64,
+    /// Those that fail.
+    pub failing: u64,
+    /// Those that are damped.
+    pub damped: u64,
+    /// Checks under way.
+    pub under_way: u64,
+    /// Checks so far that began more than an interval after their time.
+    pub late: u64,
+    /// By what every interval is multiplied so that no more checks than the bound begin in a second.
+    pub stretch: u64,
 }
 
 impl CheckCounts {
@@ -71,6 +94,20 @@ impl CheckCounts {
         ]
     }
 
+    /// How much there is to do.
+    #[must_use]
+    pub fn load(&self) -> CheckLoad {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        CheckLoad {
+            targets: read(&self.targets),
+            failing: read(&self.failing),
+            damped: read(&self.damped),
+            under_way: read(&self.under_way),
+            late: read(&self.late),
+            stretch: read(&self.stretch).max(1),
+        }
+    }
+
     fn count(&self, result: CheckResult) {
         let counter = match result {
             CheckResult::Success => &self.success,
@@ -79,39 +116,45 @@ impl CheckCounts {
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
+
+    fn note(&self, schedule: &Schedule, verdicts: &Verdicts) {
+        let store = |counter: &AtomicU64, n: usize| counter.store(n as u64, Ordering::Relaxed);
+        store(&self.targets, schedule.len());
+        store(&self.under_way, schedule.under_way());
+        store(&self.failing, verdicts.failing_count());
+        store(&self.damped, verdicts.damped_count());
+        self.late.store(schedule.late(), Ordering::Relaxed);
+        self.stretch.store(u64::from(schedule.stretch()), Ordering::Relaxed);
+    }
 }
 
 /// Checks targets until it is dropped.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// use tidegate::health::{Checker, NetworkProber, Verdicts};
-/// let checker = Checker::start(NetworkProber::new(), 64, 1);
+/// use tidegate::health::{Checker, Limits, NetworkProber, Verdicts};
+/// let checker = Checker::start(NetworkProber::new(), Limits::default(), "edge-1");
 /// assert_eq!(*checker.verdicts().borrow(), Verdicts::default());
 /// # });
 /// ```
 #[derive(Debug)]
 pub struct Checker {
-    targets: watch::Sender<BTreeSet<Target>>,
+    targets: watch::Sender<Targets>,
     verdicts: watch::Receiver<Verdicts>,
     counts: Arc<CheckCounts>,
 }
 
 impl Checker {
-    /// Starts without targets, on the tokio runtime that this is called in. At most `concurrent_max` checks
-    /// (one file descriptor each) are under way at once; `seed` spreads the first checks.
-    pub fn start(prober: impl Prober, concurrent_max: usize, seed: u64) -> Self {
-        let (targets, targets_seen) = watch::channel(BTreeSet::new());
+    /// Starts without targets, on the tokio runtime that this is called in. The gateway's name decides when in its
+    /// interval each target is asked: two gateways ask the same one at different times.
+    pub fn start(prober: impl Prober, limits: Limits, gateway: &str) -> Self {
+        let (targets, targets_seen) = watch::channel(Targets::default());
         let (verdicts_out, verdicts) = watch::channel(Verdicts::default());
         let counts = Arc::new(CheckCounts::default());
         let runner = Runner {
             prober,
-            concurrent_max: concurrent_max.max(1),
-            seed,
-            known: HashMap::new(),
-            epoch: 0,
-            due: BinaryHeap::new(),
-            waiting: VecDeque::new(),
+            schedule: Schedule::new(limits, schedule::seed_of(gateway)),
+            began: Instant::now(),
             under_way: JoinSet::new(),
             verdicts: verdicts_out,
             counts: counts.clone(),
@@ -120,11 +163,11 @@ impl Checker {
         Self { targets, verdicts, counts }
     }
 
-    /// Replaces the targets. Those that stay keep their state and cadence; one whose probe changed keeps the
-    /// state that its address was in.
-    pub fn set_targets(&self, targets: BTreeSet<Target>) {
+    /// Replaces the targets. Those that stay keep their state and their time; one whose probe changed keeps the verdict
+    /// that its address had until its own checks decide. Costs what differs from the last ones.
+    pub fn set_targets(&self, targets: Targets) {
         self.targets.send_if_modified(|now| {
-            let changed = *now != targets;
+            let changed = !now.is_same(&targets);
             *now = targets;
             changed
         });
@@ -143,294 +186,72 @@ impl Checker {
     }
 }
 
-/// A check to come. The epoch tells the checks of a target that was taken out and put back from its old ones.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Due {
-    at: Instant,
-    target: Target,
-    epoch: u64,
-}
-
-struct Known {
-    tally: Tally,
-    standing: Standing,
-    epoch: u64,
-}
-
-struct Runner<C> {
-    prober: C,
-    concurrent_max: usize,
-    seed: u64,
-    known: HashMap<Target, Known>,
-    /// Of the next [`Known`].
-    epoch: u64,
-    due: BinaryHeap<Reverse<Due>>,
-    /// Due, and over the bound.
-    waiting: VecDeque<Due>,
-    under_way: JoinSet<(Due, Answer)>,
+struct Runner<P> {
+    prober: P,
+    schedule: Schedule,
+    began: Instant,
+    under_way: JoinSet<(Ticket, Answer)>,
     verdicts: watch::Sender<Verdicts>,
     counts: Arc<CheckCounts>,
 }
 
-impl<C: Prober> Runner<C> {
-    async fn run(mut self, mut targets: watch::Receiver<BTreeSet<Target>>) {
+impl<P: Prober> Runner<P> {
+    async fn run(mut self, mut targets: watch::Receiver<Targets>) {
+        let mut replace_from = self.began;
         loop {
-            let next = self.due.peek().map(|Reverse(due)| due.at);
+            let next = self.schedule.next().map(|next| self.began + next);
             tokio::select! {
-                changed = targets.changed() => {
+                changed = async { sleep_until(replace_from).await; targets.changed().await } => {
                     if changed.is_err() {
                         return; // The checker was dropped; dropping `under_way` aborts the checks.
                     }
                     let wanted = targets.borrow_and_update().clone();
-                    self.replace(&wanted);
+                    let changes = self.schedule.replace(&wanted, self.began.elapsed());
+                    self.publish(&changes);
+                    replace_from = Instant::now() + REPLACE_GAP;
                 }
-                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => self.start_due(),
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
                 Some(ended) = self.under_way.join_next() => {
-                    let (due, answer) =
-                        ended.expect("a check neither panics nor is cancelled while the runner lives");
-                    self.end(due, answer);
+                    let mut changes = Vec::new();
+                    let mut ended = Some(ended);
+                    // All that have ended make one verdict together.
+                    while let Some(one) = ended {
+                        let (ticket, answer) =
+                            one.expect("a check neither panics nor is cancelled while the runner lives");
+                        self.counts.count(answer.result);
+                        changes.extend(self.schedule.end(ticket, answer, self.began.elapsed()));
+                        ended = self.under_way.try_join_next();
+                    }
+                    self.publish(&changes);
                 }
             }
-        }
-    }
-
-    fn replace(&mut self, wanted: &BTreeSet<Target>) {
-        let mut failing_before: HashMap<SocketAddr, Option<Failure>> = HashMap::new();
-        for (target, known) in &self.known {
-            let failure = failing_before.entry(target.address).or_insert(known.standing.failure);
-            *failure = failure.and(known.standing.failure);
-        }
-        self.known.retain(|target, _| wanted.contains(target));
-        self.waiting.retain(|due| wanted.contains(&due.target));
-        self.due.retain(|Reverse(due)| wanted.contains(&due.target));
-        let now = Instant::now();
-        for target in wanted {
-            if self.known.contains_key(target) {
-                continue;
+            while let Some((ticket, target)) = self.schedule.begin(self.began.elapsed()) {
+                self.under_way.spawn(check(self.prober.clone(), ticket, target));
             }
-            let failure = failing_before.get(&target.address).copied().flatten();
-            self.epoch += 1;
-            let standing = Standing { failure, ..Standing::default() };
-            let known = Known { tally: Tally::new(failure.is_none()), standing, epoch: self.epoch };
-            self.known.insert(target.clone(), known);
-            let at = now + self.first_delay(target);
-            self.due.push(Reverse(Due { at, target: target.clone(), epoch: self.epoch }));
+            self.counts.note(&self.schedule, &self.verdicts.borrow());
         }
-        self.publish();
     }
 
-    /// Where in its interval a target begins.
-    fn first_delay(&self, target: &Target) -> Duration {
-        let mut hasher = DefaultHasher::new();
-        (self.seed, target.address).hash(&mut hasher);
-        let share = (hasher.finish() >> 11) as f64 / (1_u64 << 53) as f64;
-        target.probe.rules.interval.mul_f64(share)
-    }
-
-    fn start_due(&mut self) {
-        let now = Instant::now();
-        while let Some(Reverse(due)) = self.due.peek().cloned().filter(|Reverse(due)| due.at <= now) {
-            self.due.pop();
-            self.waiting.push_back(due);
-        }
-        self.start_waiting();
-    }
-
-    fn start_waiting(&mut self) {
-        while self.under_way.len() < self.concurrent_max {
-            let Some(due) = self.waiting.pop_front() else { break };
-            let prober = self.prober.clone();
-            self.under_way.spawn(async move {
-                let probe = &due.target.probe;
-                let answer = timeout(probe.rules.timeout, prober.ask(&due.target)).await;
-                let silence = if probe.check.passes_in_silence() {
-                    CheckResult::Success
-                } else {
-                    CheckResult::Failure(Failure::Timeout)
-                };
-                (due, answer.unwrap_or(silence.into()))
+    fn publish(&self, changes: &[Change]) {
+        if !changes.is_empty() {
+            self.verdicts.send_modify(|verdicts| {
+                changes.iter().for_each(|(target, standing)| verdicts.set(target, *standing));
             });
         }
     }
+}
 
-    fn end(&mut self, due: Due, answer: Answer) {
-        self.counts.count(answer.result);
-        let Due { at, target, epoch } = due;
-        if let Some(known) = self.known.get_mut(&target).filter(|k| k.epoch == epoch) {
-            let rules = &target.probe.rules;
-            let at = (at + rules.interval).max(Instant::now());
-            let before = known.standing;
-            known.standing.weight = answer.weight.or(before.weight);
-            let (success, failure) = match answer.result {
-                CheckResult::Success => (Some(true), None),
-                CheckResult::Failure(failure) => (Some(false), Some(failure)),
-                CheckResult::Inconclusive => (None, None),
-            };
-            if success.is_some_and(|success| known.tally.record(success, rules)) {
-                known.standing.damping = known.tally.damping();
-                known.standing.failure = match known.tally.passes() {
-                    true => None,
-                    false => before.failure.or(failure),
-                };
-            }
-            let standing = known.standing;
-            if standing != before {
-                self.verdicts.send_modify(|verdicts| verdicts.set(&target, standing));
-            }
-            self.due.push(Reverse(Due { at, target, epoch }));
-        }
-        self.start_waiting();
-    }
-
-    fn publish(&self) {
-        let known = self.known.iter();
-        let verdicts = known.map(|(target, known)| (target.clone(), known.standing)).collect::<Verdicts>();
-        self.verdicts.send_if_modified(|now| {
-            let changed = *now != verdicts;
-            *now = verdicts;
-            changed
-        });
-    }
+async fn check(prober: impl Prober, ticket: Ticket, target: Target) -> (Ticket, Answer) {
+    let probe = &target.probe;
+    let answer = timeout(probe.rules.timeout, prober.ask(&target)).await;
+    let silence = if probe.check.passes_in_silence() {
+        CheckResult::Success
+    } else {
+        CheckResult::Failure(Failure::Timeout)
+    };
+    (ticket, answer.unwrap_or(silence.into()))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-    use std::sync::Mutex;
-
-    use super::super::{Check, Probe, Rules};
-    use super::*;
-
-    fn target(address: &str, interval_ms: u64) -> Target {
-        let interval = Duration::from_millis(interval_ms);
-        let timeout = interval / 2;
-        let rules = Rules { interval, timeout, ..Rules::default() };
-        Target::new(address.parse().expect("an address"), &Probe { check: Check::Tcp, rules }.into())
-    }
-
-    /// Answers from a script and notes when it was asked.
-    #[derive(Clone, Default)]
-    struct Scripted(Arc<Mutex<Script>>);
-
-    #[derive(Default)]
-    struct Script {
-        /// By address; none is success.
-        results: BTreeMap<SocketAddr, CheckResult>,
-        /// Never answers.
-        silent: bool,
-        asked: Vec<(SocketAddr, Instant)>,
-        under_way_max: usize,
-        under_way: usize,
-    }
-
-    impl Scripted {
-        fn script(&self) -> std::sync::MutexGuard<'_, Script> {
-            self.0.lock().expect("no test panics with the lock")
-        }
-    }
-
-    impl Prober for Scripted {
-        async fn ask(&self, target: &Target) -> Answer {
-            let address = target.address;
-            let (result, silent) = {
-                let mut script = self.script();
-                script.asked.push((address, Instant::now()));
-                script.under_way += 1;
-                script.under_way_max = script.under_way_max.max(script.under_way);
-                (script.results.get(&address).copied(), script.silent)
-            };
-            if silent {
-                std::future::pending::<()>().await;
-            }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            self.script().under_way -= 1;
-            result.unwrap_or(CheckResult::Success).into()
-        }
-    }
-
-    const REFUSED: CheckResult = CheckResult::Failure(Failure::Refused);
-
-    #[tokio::test(start_paused = true)]
-    async fn a_target_fails_after_three_failures_and_is_back_after_two_successes() {
-        let scripted = Scripted::default();
-        let target = target("192.0.2.1:80", 2000);
-        scripted.script().results.insert(target.address, REFUSED);
-        let checker = Checker::start(scripted.clone(), 8, 1);
-        let mut verdicts = checker.verdicts();
-        checker.set_targets(BTreeSet::from([target.clone()]));
-        verdicts.changed().await.expect("the runner lives");
-        assert!(verdicts.borrow_and_update().fails(&target));
-        assert_eq!(scripted.script().asked.len(), 3);
-        let gaps: Vec<Duration> = scripted.script().asked.windows(2).map(|w| w[1].1 - w[0].1).collect();
-        assert_eq!(gaps, [Duration::from_secs(2); 2], "the cadence does not drift");
-
-        scripted.script().results.clear();
-        verdicts.changed().await.expect("the runner lives");
-        assert!(verdicts.borrow_and_update().failing().next().is_none());
-        assert_eq!(scripted.script().asked.len(), 5);
-        assert_eq!(checker.counts().read(), [("success", 2), ("failure", 3), ("inconclusive", 0)]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn silence_is_a_failure_after_the_timeout() {
-        let scripted = Scripted::default();
-        scripted.script().silent = true;
-        let target = target("192.0.2.1:80", 2000);
-        let checker = Checker::start(scripted, 8, 1);
-        let mut verdicts = checker.verdicts();
-        checker.set_targets(BTreeSet::from([target.clone()]));
-        verdicts.changed().await.expect("the runner lives");
-        assert!(verdicts.borrow().fails(&target));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_fault_of_the_gateway_says_nothing_about_the_target() {
-        let scripted = Scripted::default();
-        let target = target("192.0.2.1:80", 1000);
-        scripted.script().results.insert(target.address, CheckResult::Inconclusive);
-        let checker = Checker::start(scripted, 8, 1);
-        checker.set_targets(BTreeSet::from([target.clone()]));
-        tokio::time::sleep(Duration::from_secs(20)).await;
-        assert!(checker.verdicts().borrow().failing().next().is_none());
-        assert!(checker.counts().read()[2].1 >= 19);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn ten_thousand_targets_are_spread_over_the_interval_and_bounded() {
-        let scripted = Scripted::default();
-        let targets: BTreeSet<Target> =
-            (0..10_000_u32).map(|i| target(&format!("10.{}.{}.1:80", i / 250, i % 250), 2000)).collect();
-        let checker = Checker::start(scripted.clone(), 50, 7);
-        checker.set_targets(targets);
-        tokio::time::sleep(Duration::from_millis(1990)).await;
-        let script = scripted.script();
-        assert!(script.asked.len() > 9_000, "{} asked", script.asked.len());
-        assert!(script.under_way_max <= 50);
-        let start = script.asked[0].1;
-        let early = script.asked.iter().filter(|(_, at)| *at - start < Duration::from_secs(1)).count();
-        assert!((4_500..5_500).contains(&early), "{early} in the first half");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn state_survives_a_reload_even_with_another_probe() {
-        let scripted = Scripted::default();
-        let old = target("192.0.2.1:80", 1000);
-        scripted.script().results.insert(old.address, REFUSED);
-        let checker = Checker::start(scripted.clone(), 8, 1);
-        let mut verdicts = checker.verdicts();
-        checker.set_targets(BTreeSet::from([old.clone()]));
-        verdicts.changed().await.expect("the runner lives");
-        let new = target("192.0.2.1:80", 500);
-        checker.set_targets(BTreeSet::from([old.clone(), new.clone()]));
-        verdicts.changed().await.expect("the runner lives");
-        assert!(verdicts.borrow().fails(&new) && verdicts.borrow().fails(&old));
-        checker.set_targets(BTreeSet::from([new.clone()]));
-        verdicts.changed().await.expect("the runner lives");
-        assert_eq!(verdicts.borrow().failing().collect::<Vec<_>>(), [&new]);
-        checker.set_targets(BTreeSet::new());
-        verdicts.changed().await.expect("the runner lives");
-        let asked = scripted.script().asked.len();
-        tokio::time::sleep(Duration::from_secs(10)).await;
-        assert!(scripted.script().asked.len() <= asked + 1, "what is no target is not checked");
-    }
-}
+#[path = "runner_tests.rs"]
+mod tests;

@@ -67,6 +67,12 @@ pub enum Check {
 }
 
 impl Check {
+    /// Whether it costs a TLS handshake.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        matches!(self, Self::Https { .. })
+    }
+
     /// Whether an endpoint that says nothing in time passes.
     #[must_use]
     pub fn passes_in_silence(&self) -> bool {

@@ -71,13 +71,17 @@ pub struct Standing {
 /// assert!(Verdicts::from_iter([(target.clone(), refused)]).fails(&target));
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Verdicts(Arc<BTreeMap<Target, Standing>>);
+pub struct Verdicts {
+    standings: Arc<BTreeMap<Target, Standing>>,
+    failing: usize,
+    damped: usize,
+}
 
 impl Verdicts {
     /// What is known of a target.
     #[must_use]
     pub fn of(&self, target: &Target) -> Standing {
-        self.0.get(target).copied().unwrap_or_default()
+        self.standings.get(target).copied().unwrap_or_default()
     }
 
     /// Whether the target fails.
@@ -94,33 +98,53 @@ impl Verdicts {
 
     /// The targets that fail, sorted.
     pub fn failing(&self) -> impl Iterator<Item = &Target> {
-        self.0.iter().filter(|(_, standing)| standing.failure.is_some()).map(|(target, _)| target)
+        self.standings.iter().filter(|(_, standing)| standing.failure.is_some()).map(|(target, _)| target)
+    }
+
+    /// How many fail.
+    #[must_use]
+    pub fn failing_count(&self) -> usize {
+        self.failing
+    }
+
+    /// How many are damped.
+    #[must_use]
+    pub fn damped_count(&self) -> usize {
+        self.damped
     }
 
     /// The targets whose standing differs between the two: what was decided by them has to be decided anew.
     #[must_use]
     pub fn differing(&self, other: &Self) -> BTreeSet<Target> {
-        if Arc::ptr_eq(&self.0, &other.0) {
+        if Arc::ptr_eq(&self.standings, &other.standings) {
             return BTreeSet::new();
         }
         let differs = |(target, _): &(&Target, &Standing)| self.of(target) != other.of(target);
-        self.0.iter().chain(other.0.iter()).filter(differs).map(|(target, _)| target.clone()).collect()
+        let both = self.standings.iter().chain(other.standings.iter());
+        both.filter(differs).map(|(target, _)| target.clone()).collect()
     }
 
     /// Puts down what is known of a target now.
     pub(super) fn set(&mut self, target: &Target, standing: Standing) {
-        let map = Arc::make_mut(&mut self.0);
-        if standing == Standing::default() {
-            map.remove(target);
+        let standings = Arc::make_mut(&mut self.standings);
+        let before = if standing == Standing::default() {
+            standings.remove(target)
         } else {
-            map.insert(target.clone(), standing);
-        }
+            standings.insert(target.clone(), standing)
+        };
+        let before = before.unwrap_or_default();
+        self.failing += usize::from(standing.failure.is_some());
+        self.failing -= usize::from(before.failure.is_some());
+        self.damped += usize::from(standing.damping > 0);
+        self.damped -= usize::from(before.damping > 0);
     }
 }
 
 impl FromIterator<(Target, Standing)> for Verdicts {
     fn from_iter<I: IntoIterator<Item = (Target, Standing)>>(standings: I) -> Self {
-        Self(Arc::new(standings.into_iter().filter(|(_, s)| *s != Standing::default()).collect()))
+        let mut verdicts = Self::default();
+        standings.into_iter().for_each(|(target, standing)| verdicts.set(&target, standing));
+        verdicts
     }
 }
 
@@ -129,5 +153,34 @@ impl FromIterator<Target> for Verdicts {
     fn from_iter<I: IntoIterator<Item = Target>>(targets: I) -> Self {
         let standing = Standing { failure: Some(Failure::Timeout), ..Standing::default() };
         targets.into_iter().map(|target| (target, standing)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Check, Probe, Rules};
+    use super::*;
+
+    fn target(last: u8) -> Target {
+        let probe = Probe { check: Check::Tcp, rules: Rules::default() }.into();
+        Target::new(([192, 0, 2, last], 80).into(), &probe)
+    }
+
+    #[test]
+    fn what_differs_is_what_has_to_be_decided_anew_in_both_directions() {
+        let old: Verdicts = [target(1), target(2)].into_iter().collect();
+        let mut new = old.clone();
+        assert!(old.differing(&new).is_empty());
+        new.set(&target(1), Standing::default());
+        new.set(&target(2), Standing { damping: 1, ..old.of(&target(2)) });
+        new.set(&target(3), Standing { weight: Some(4), ..Standing::default() });
+        let expected = BTreeSet::from([target(1), target(2), target(3)]);
+        assert_eq!((old.differing(&new), new.differing(&old)), (expected.clone(), expected));
+        assert_eq!((new.failing_count(), new.damped_count(), new.weight(&target(3))), (1, 1, Some(4)));
+        assert_eq!(
+            (old.failing_count(), old.fails(&target(1))),
+            (2, true),
+            "others keep what they were given"
+        );
     }
 }

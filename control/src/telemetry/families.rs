@@ -186,6 +186,42 @@ pub(super) fn backends(
     }
 }
 
+/// Health checks of backends.
+pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
+    let mut checks =
+        page.counter("tidegate_health_checks_total", "Health checks of backends, by result.", ["result"]);
+    for (result, count) in sample.health_checks {
+        checks.sample([result], *count);
+    }
+    let load = &sample.check_load;
+    let help = "Health checks that began more than their interval too late.";
+    page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
+    let help = "Health checks under way.";
+    page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.under_way);
+    let help =
+        "What is checked, by state; a damped target, which flaps, is counted in one of the others too.";
+    page.gauge("tidegate_health_targets", help, ["state"])
+        .sample(["passing"], load.targets.saturating_sub(load.failing))
+        .sample(["failing"], load.failing)
+        .sample(["damped"], load.damped);
+    let help =
+        "By what all intervals are multiplied so that no more checks begin in a second than may; 1 is none.";
+    page.gauge("tidegate_health_interval_stretch_ratio", help, []).sample([], load.stretch);
+
+    let mut open: BTreeMap<PortKey<'_>, bool> = BTreeMap::new();
+    for service in sample.services {
+        for port in service.ports.iter().filter(|port| port.refused.is_none()) {
+            let key = [&*service.namespace, &*service.name, &*port.name, &*port.protocol];
+            *open.entry(key).or_default() |= port.fail_open;
+        }
+    }
+    let help = "1 while all backends of the service port fail their checks on one of its VIPs and none is set aside.";
+    let mut family = page.gauge("tidegate_health_fail_open", help, PORT_LABELS);
+    for (key, open) in &open {
+        family.sample(*key, *open);
+    }
+}
+
 /// The control plane.
 pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "Generation of the newest snapshot, and the one that every worker has applied.";
@@ -197,11 +233,6 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "Time from a change seen by the source to its application by every worker.";
     page.histogram("tidegate_network_programming_duration_seconds", help, &sample.timings.programming);
 
-    let mut checks =
-        page.counter("tidegate_health_checks_total", "Health checks of backends, by result.", ["result"]);
-    for (result, count) in sample.health_checks {
-        checks.sample([result], *count);
-    }
     let help = "Addresses of the pool, by state; reserved ones are the gateway's own.";
     let mut pools = page.gauge("tidegate_pool_addresses", help, ["pool", "state"]);
     for one in sample.pools {

@@ -25,6 +25,7 @@ pub use timings::Timings;
 
 use tidegate_dataplane::gateway::{ServiceStats, Stats};
 
+use crate::health::CheckLoad;
 use crate::pools::PoolUsage;
 use crate::reconcile::Finding;
 use crate::reconcile::view::ServiceView;
@@ -54,6 +55,8 @@ pub struct Sample<'a> {
     pub timings: &'a Timings,
     /// Health checks by result, each result once.
     pub health_checks: &'a [(&'static str, u64)],
+    /// How much there is to check.
+    pub check_load: CheckLoad,
     /// Files whose last good state is kept.
     pub stale_files: &'a [StaleFile],
     /// How the source gets on.
@@ -86,6 +89,7 @@ pub fn render(sample: &Sample<'_>) -> String {
     if sample.per_backend {
         families::backends(&mut page, sample.service_stats, sample.services);
     }
+    families::health(&mut page, sample);
     families::control(&mut page, sample);
     if let Some(process) = sample.process {
         families::process(&mut page, process);

@@ -15,6 +15,7 @@ use tidegate_dataplane::gateway::{
 
 use super::*;
 use crate::diagnostic::Diagnostic;
+use crate::health::CheckLoad;
 use crate::model::ObjectKey;
 use crate::reconcile::Reason;
 use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
@@ -170,6 +171,7 @@ impl World {
             generations: Generations { desired: 8, applied: 7 },
             timings: &self.timings,
             health_checks: &[("success", 21), ("failure", 2)],
+            check_load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
             stale_files: &self.stale_files,
             source: &self.source,
             packet_buffers: (1000, 400),
@@ -356,6 +358,7 @@ fn every_promised_metric_is_on_the_page_with_its_kind() {
         ("sync_duration_seconds", "histogram"),
         ("network_programming_duration_seconds", "histogram"),
         ("health_checks_total", "counter"),
+        ("health_fail_open", "gauge"),
         ("pool_addresses", "gauge"),
     ] {
         assert_eq!(page.families.get(&format!("tidegate_{name}")).map(String::as_str), Some(kind), "{name}");
@@ -402,6 +405,12 @@ fn values_are_those_of_the_sample() {
     check("snapshot_generation", &[("kind", "applied")], 7.0);
     check("health_checks_total", &[("result", "success")], 21.0);
     check("health_checks_total", &[("result", "failure")], 2.0);
+    check("health_checks_late_total", &[], 5.0);
+    check("health_checks_in_flight", &[], 4.0);
+    check("health_targets", &[("state", "passing")], 7.0);
+    check("health_targets", &[("state", "failing")], 2.0);
+    check("health_targets", &[("state", "damped")], 1.0);
+    check("health_interval_stretch_ratio", &[], 3.0);
     check("pool_addresses", &[("pool", "public"), ("state", "assigned")], 3.0);
     check("pool_addresses", &[("pool", "public"), ("state", "reserved")], 1.0);
     check("pool_addresses", &[("pool", "public"), ("state", "free")], (1_u128 << 70) as f64 - 4.0);
@@ -454,6 +463,15 @@ fn the_same_port_of_two_protocols_is_two_series() {
     assert_eq!(page.value("tidegate_service_packets_total", &WEB), 12.0);
     let udp = [WEB[0], WEB[1], WEB[2], ("protocol", "UDP")];
     assert_eq!(page.value("tidegate_service_packets_total", &udp), 9.0);
+}
+
+#[test]
+fn a_service_port_that_fails_open_on_one_vip_shows_it() {
+    let mut world = world();
+    assert_eq!(world.page().value("tidegate_health_fail_open", &WEB), 0.0);
+    let shop = Arc::make_mut(&mut world.services[0]);
+    shop.ports.last_mut().expect("a port").fail_open = true;
+    assert_eq!(world.page().value("tidegate_health_fail_open", &WEB), 1.0);
 }
 
 #[test]

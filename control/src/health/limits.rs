@@ -1,0 +1,61 @@
+//! How much the checks may take of this host.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Checks under way and checks a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Checks by TCP, HTTP and UDP under way at once, each with a socket.
+    pub plain_max: usize,
+    /// Checks by TLS under way at once: each costs a handshake of a millisecond, and tens of kilobytes.
+    pub tls_max: usize,
+    /// Checks begun a second. Where the intervals of all targets ask for more, all are stretched by the same whole
+    /// number.
+    pub per_second_max: u32,
+}
+
+impl Default for Limits {
+    /// 2048, 128, and 5000 a second: 10,000 targets at 2 s.
+    fn default() -> Self {
+        Self { plain_max: 2048, tls_max: 128, per_second_max: 5000 }
+    }
+}
+
+impl Limits {
+    /// The default, within half of the file descriptors that the process may open; first lets it open as many as the
+    /// system allows, up to 65,536.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        let aim = maximum.unwrap_or(u64::MAX).min(65_536);
+        let raised = current.is_some_and(|now| now < aim)
+            && setrlimit(Resource::Nofile, Rlimit { current: Some(aim), maximum }).is_ok();
+        let may_open = if raised { aim } else { current.unwrap_or(u64::MAX) };
+        Self::default().within(usize::try_from(may_open / 2).unwrap_or(usize::MAX))
+    }
+
+    /// These limits, or less so that no more than `descriptors` are taken.
+    fn within(self, descriptors: usize) -> Self {
+        let tls_max = self.tls_max.min(descriptors / 8).max(1);
+        let plain_max = self.plain_max.min(descriptors.saturating_sub(tls_max)).max(1);
+        Self { plain_max, tls_max, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_take_no_more_than_half_of_the_descriptors() {
+        for descriptors in [16, 512, 1024, 65_536] {
+            let limits = Limits::default().within(descriptors);
+            assert!(limits.plain_max + limits.tls_max <= descriptors);
+            assert!(limits.plain_max >= limits.tls_max && limits.tls_max > 0);
+        }
+        assert_eq!(Limits::default().within(65_536), Limits::default());
+        let here = Limits::of_this_process();
+        let now = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        assert!((here.plain_max + here.tls_max) as u64 <= now / 2);
+    }
+}

@@ -1,0 +1,323 @@
+//! The runner with a scripted prober and a clock that stands still unless everybody waits: counts, never durations.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::Mutex;
+
+use tokio::net::TcpListener;
+
+use super::super::{Check, NetworkProber, Probe, Rules};
+use super::*;
+
+fn target_of(address: &str, interval_ms: u64, check: Check) -> Target {
+    let interval = Duration::from_millis(interval_ms);
+    let rules = Rules { interval, timeout: interval / 2, ..Rules::default() };
+    Target::new(address.parse().expect("an address"), &Probe { check, rules }.into())
+}
+
+fn target(address: &str, interval_ms: u64) -> Target {
+    target_of(address, interval_ms, Check::Tcp)
+}
+
+fn ten_thousand() -> Targets {
+    (0..10_000_u32).map(|i| target(&format!("10.{}.{}.1:80", i / 250, i % 250), 2000)).collect()
+}
+
+fn start(scripted: &Scripted, limits: Limits) -> Checker {
+    Checker::start(scripted.clone(), limits, "edge-1")
+}
+
+/// Answers from a script and notes when it was asked.
+#[derive(Clone, Default)]
+struct Scripted(Arc<Mutex<Script>>);
+
+#[derive(Default)]
+struct Script {
+    /// By address; none is success.
+    answers: BTreeMap<SocketAddr, Answer>,
+    /// Never answers.
+    silent: bool,
+    asked: Vec<(Target, Instant)>,
+    under_way: usize,
+    under_way_max: usize,
+}
+
+/// Counts a check as under way until it ends, by itself or by its timeout.
+struct UnderWay(Scripted);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.script().under_way -= 1;
+    }
+}
+
+impl Scripted {
+    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+        self.0.lock().expect("no test panics with the lock")
+    }
+
+    fn answer(&self, target: &Target, answer: impl Into<Answer>) {
+        self.script().answers.insert(target.address, answer.into());
+    }
+
+    fn times(&self, target: &Target) -> Vec<Instant> {
+        self.script().asked.iter().filter(|(asked, _)| asked == target).map(|(_, at)| *at).collect()
+    }
+}
+
+impl Prober for Scripted {
+    async fn ask(&self, target: &Target) -> Answer {
+        let (answer, silent) = {
+            let mut script = self.script();
+            script.asked.push((target.clone(), Instant::now()));
+            script.under_way += 1;
+            script.under_way_max = script.under_way_max.max(script.under_way);
+            (script.answers.get(&target.address).copied(), script.silent)
+        };
+        let _under_way = UnderWay(self.clone());
+        if silent {
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        answer.unwrap_or(CheckResult::Success.into())
+    }
+}
+
+const REFUSED: CheckResult = CheckResult::Failure(Failure::Refused);
+
+#[tokio::test(start_paused = true)]
+async fn a_target_fails_after_three_failures_and_is_back_after_two_successes() {
+    let scripted = Scripted::default();
+    let target = target("192.0.2.1:80", 2000);
+    scripted.answer(&target, REFUSED);
+    let checker = start(&scripted, Limits::default());
+    let mut verdicts = checker.verdicts();
+    checker.set_targets(Targets::from_iter([target.clone()]));
+    verdicts.changed().await.expect("the runner lives");
+    assert_eq!(verdicts.borrow_and_update().of(&target).failure, Some(Failure::Refused));
+    assert_eq!(scripted.script().asked.len(), 3);
+
+    scripted.script().answers.clear();
+    verdicts.changed().await.expect("the runner lives");
+    assert_eq!(*verdicts.borrow_and_update(), Verdicts::default());
+    assert_eq!(scripted.script().asked.len(), 5);
+    assert_eq!(checker.counts().read(), [("success", 2), ("failure", 3), ("inconclusive", 0)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_is_a_failure_after_the_timeout_but_for_udp() {
+    let scripted = Scripted::default();
+    scripted.script().silent = true;
+    let (tcp, udp) = (target("192.0.2.1:80", 2000), target_of("192.0.2.1:53", 2000, Check::Udp));
+    let checker = start(&scripted, Limits::default());
+    let mut verdicts = checker.verdicts();
+    checker.set_targets(Targets::from_iter([tcp.clone(), udp.clone()]));
+    verdicts.changed().await.expect("the runner lives");
+    assert_eq!(verdicts.borrow().of(&tcp).failure, Some(Failure::Timeout));
+    assert!(scripted.times(&udp).len() >= 2 && !verdicts.borrow().fails(&udp));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_of_the_gateway_says_nothing_about_the_target() {
+    let scripted = Scripted::default();
+    let target = target("192.0.2.1:80", 1000);
+    scripted.answer(&target, CheckResult::Inconclusive);
+    let checker = start(&scripted, Limits::default());
+    checker.set_targets(Targets::from_iter([target]));
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(*checker.verdicts().borrow(), Verdicts::default());
+    assert!(checker.counts().read()[2].1 >= 19);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_weight_that_a_node_tells_is_known_with_the_next_answer_and_kept() {
+    let scripted = Scripted::default();
+    let node = target_of("192.0.2.1:30500", 1000, Check::NodeHealthPort);
+    scripted.answer(&node, Answer { result: CheckResult::Success, weight: Some(3) });
+    let checker = start(&scripted, Limits::default());
+    let mut verdicts = checker.verdicts();
+    checker.set_targets(Targets::from_iter([node.clone()]));
+    verdicts.changed().await.expect("the runner lives");
+    assert_eq!((verdicts.borrow_and_update().weight(&node), scripted.script().asked.len()), (Some(3), 1));
+    // The last endpoint left: the weight is 0 at once, the verdict waits for its threshold.
+    scripted.answer(&node, Answer { result: CheckResult::Failure(Failure::Status(503)), weight: Some(0) });
+    verdicts.changed().await.expect("the runner lives");
+    let now = verdicts.borrow_and_update().of(&node);
+    assert_eq!((now.weight, now.failure), (Some(0), None));
+    scripted.answer(&node, REFUSED);
+    verdicts.changed().await.expect("the runner lives");
+    let now = verdicts.borrow().of(&node);
+    assert_eq!((now.weight, now.failure), (Some(0), Some(Failure::Refused)), "the last weight known");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_targets_are_spread_over_the_interval_without_a_burst() {
+    let scripted = Scripted::default();
+    let checker = start(&scripted, Limits::default());
+    checker.set_targets(ten_thousand());
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let script = scripted.script();
+    let began = script.asked[0].1;
+    let mut in_10_ms: BTreeMap<u128, usize> = BTreeMap::new();
+    let mut by_target: HashMap<&Target, usize> = HashMap::new();
+    for (target, at) in &script.asked {
+        *in_10_ms.entry((*at - began).as_millis() / 10).or_default() += 1;
+        *by_target.entry(target).or_default() += 1;
+    }
+    // 50 on the average: a Poisson count exceeds its mean by five deviations once in millions.
+    let most = in_10_ms.values().max().expect("some");
+    assert!(*most <= 50 + 5 * 8, "{most} checks in 10 ms");
+    let (least, most) = (by_target.values().min(), by_target.values().max());
+    assert!(
+        least >= Some(&9) && most <= Some(&10),
+        "{least:?} to {most:?} checks of one target in 10 intervals"
+    );
+    assert_eq!(by_target.len(), 10_000);
+    // A check takes one or two milliseconds here: the clock of tokio is that coarse.
+    assert!(script.under_way_max <= 50, "{}", script.under_way_max);
+    assert_eq!((checker.counts().load().late, checker.counts().load().stretch), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_all_time_out_nothing_piles_up_and_everyone_has_a_turn() {
+    let scripted = Scripted::default();
+    scripted.script().silent = true;
+    let limits = Limits { plain_max: 1000, ..Limits::default() };
+    let checker = start(&scripted, limits);
+    checker.set_targets(ten_thousand());
+    // A check takes a second: 1000 a second, and a turn comes every ten seconds in the stead of two.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let load = checker.counts().load();
+    assert_eq!(load.failing, 10_000);
+    assert!(load.late > 10_000 && load.under_way <= 1000);
+    let asked = {
+        let mut script = scripted.script();
+        assert_eq!(script.under_way_max, 1000);
+        script.silent = false;
+        std::mem::take(&mut script.asked)
+    };
+    let mut by_target: HashMap<&Target, usize> = HashMap::new();
+    asked.iter().for_each(|(target, _)| *by_target.entry(target).or_default() += 1);
+    let (least, most) = (by_target.values().min(), by_target.values().max());
+    assert!(least >= Some(&5) && most <= Some(&7), "{least:?} to {most:?} checks of one target");
+
+    // When they answer again, all is as it was within a few intervals.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(*checker.verdicts().borrow(), Verdicts::default());
+    let late = checker.counts().load().late;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(checker.counts().load().late, late, "nobody is late any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_checks_than_the_bound_allows_stretch_all_intervals_alike() {
+    let scripted = Scripted::default();
+    let checker = start(&scripted, Limits { per_second_max: 1000, ..Limits::default() });
+    checker.set_targets(ten_thousand());
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert_eq!(checker.counts().load().stretch, 5);
+    let asked = scripted.script().asked.len();
+    assert!((95_000..=101_000).contains(&asked), "{asked} checks in 100 s");
+    let few: Targets = ten_thousand().into_iter().take(1000).collect();
+    checker.set_targets(few);
+    scripted.script().asked.clear();
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert_eq!(checker.counts().load().stretch, 1);
+    let asked = scripted.script().asked.len();
+    assert!((48_000..=51_000).contains(&asked), "{asked} checks in 100 s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tls_checks_have_a_bound_of_their_own_and_hold_up_nobody() {
+    let scripted = Scripted::default();
+    scripted.script().silent = true;
+    let checker = start(&scripted, Limits { tls_max: 2, ..Limits::default() });
+    let tls = |i: u32| target_of(&format!("10.0.{i}.1:443"), 2000, Check::Https { path: "/".into() });
+    let plain: Vec<Target> = (0..50).map(|i| target(&format!("10.1.{i}.1:80"), 2000)).collect();
+    checker.set_targets((0..50).map(tls).chain(plain.clone()).collect::<Targets>());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let all: usize = (0..50).map(|i| scripted.times(&tls(i)).len()).sum();
+    assert!((110..=122).contains(&all), "{all} TLS checks: two a second");
+    assert!(plain.iter().all(|target| scripted.times(target).len() >= 29));
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_that_stay_keep_their_verdict_and_their_time_over_a_reload() {
+    let scripted = Scripted::default();
+    let stays = target("192.0.2.1:80", 1000);
+    scripted.answer(&stays, REFUSED);
+    let checker = start(&scripted, Limits::default());
+    let mut verdicts = checker.verdicts();
+    checker.set_targets(Targets::from_iter([stays.clone()]));
+    verdicts.changed().await.expect("the runner lives");
+    for round in 0..200 {
+        let other = target(&format!("198.51.100.{round}:80"), 1000);
+        checker.set_targets(Targets::from_iter([stays.clone(), other]));
+        tokio::time::sleep(Duration::from_millis(70)).await;
+        assert!(verdicts.borrow_and_update().fails(&stays));
+    }
+    let gaps: Vec<Duration> = scripted.times(&stays).windows(2).map(|w| w[1] - w[0]).collect();
+    let cadence = Duration::from_millis(899)..=Duration::from_millis(1101);
+    assert!(gaps.len() >= 14 && gaps.iter().all(|gap| cadence.contains(gap)), "{gaps:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_probe_keeps_the_verdict_until_it_has_decided() {
+    let scripted = Scripted::default();
+    let old = target("192.0.2.1:80", 1000);
+    scripted.answer(&old, REFUSED);
+    let checker = start(&scripted, Limits::default());
+    let mut verdicts = checker.verdicts();
+    checker.set_targets(Targets::from_iter([old.clone()]));
+    verdicts.changed().await.expect("the runner lives");
+    let other_rules = target("192.0.2.1:80", 500);
+    checker.set_targets(Targets::from_iter([other_rules.clone()]));
+    verdicts.changed().await.expect("the runner lives");
+    assert_eq!(verdicts.borrow_and_update().failing().collect::<Vec<_>>(), [&other_rules]);
+    // Another port for the check: what was known of the endpoint goes on too.
+    let other_port = target_of("192.0.2.1:9000", 500, Check::Http { path: "/".into() });
+    checker.set_targets(Targets::from_iter([other_port.clone()]));
+    verdicts.changed().await.expect("the runner lives");
+    assert_eq!(verdicts.borrow_and_update().failing().collect::<Vec<_>>(), [&other_port]);
+    verdicts.changed().await.expect("the runner lives");
+    assert_eq!(*verdicts.borrow_and_update(), Verdicts::default());
+    assert_eq!(scripted.times(&other_port).len(), 2, "two successes have decided");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_no_target_is_not_checked() {
+    let scripted = Scripted::default();
+    let gone = target("192.0.2.1:80", 100);
+    scripted.answer(&gone, REFUSED);
+    let checker = start(&scripted, Limits::default());
+    let mut verdicts = checker.verdicts();
+    checker.set_targets(Targets::from_iter([gone.clone()]));
+    verdicts.changed().await.expect("the runner lives");
+    checker.set_targets(Targets::default());
+    verdicts.changed().await.expect("the runner lives");
+    assert_eq!(*verdicts.borrow_and_update(), Verdicts::default());
+    let asked = scripted.script().asked.len();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(scripted.script().asked.len(), asked);
+    assert_eq!(checker.counts().load(), CheckLoad { stretch: 1, ..CheckLoad::default() });
+}
+
+#[tokio::test]
+async fn a_real_listener_passes_and_fails_when_it_is_gone() {
+    let bound = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let (stays, goes) = (bound().await, bound().await);
+    let of = |l: &TcpListener| target(&l.local_addr().expect("it is bound").to_string(), 100);
+    let (stays_target, goes_target) = (of(&stays), of(&goes));
+    let checker = Checker::start(NetworkProber::new(), Limits::default(), "edge-1");
+    let mut verdicts = checker.verdicts();
+    checker.set_targets(Targets::from_iter([stays_target, goes_target.clone()]));
+    for _ in 0..2 {
+        goes.accept().await.expect("a check comes");
+    }
+    assert_eq!(*verdicts.borrow_and_update(), Verdicts::default());
+    drop(goes);
+    let bound = Duration::from_secs(20);
+    timeout(bound, verdicts.changed()).await.expect("within bounds").expect("the runner lives");
+    assert_eq!(verdicts.borrow().failing().collect::<Vec<_>>(), [&goes_target]);
+    assert!(checker.counts().read()[0].1 >= 2);
+}

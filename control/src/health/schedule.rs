@@ -1,0 +1,432 @@
+//! Whose turn it is: when each target is asked, how many at once, and what follows from the answers.
+//!
+//! A target has a place in its interval that a hash of its address and a seed decide, so thousands are spread evenly,
+//! and one that goes and comes back, or is asked otherwise, keeps its place. Every check is up to a tenth of the
+//! interval late on purpose, so that targets that fell together by chance part again. Gateways differ in their seed,
+//! and so in when they ask the same backend.
+//!
+//! What is bounded: checks under way (TLS apart, which costs the most), checks a second (beyond it all intervals are
+//! stretched alike), and memory: half a kilobyte a target, waiting or not. A target is under way, waits, or
+//! has a time; never two of them. So when all time out nothing piles up: each is asked as its turn comes, late.
+//!
+//! Invariant: nothing here reads a clock, asks anyone or rolls dice: `now` and the seed are arguments.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::runner::{Answer, CheckResult};
+use super::{Check, Failure, Limits, Probe, Rules, Standing, Tally, Target, Targets};
+
+/// What a target may cost here, the set that names it included. Checks under way cost what tasks and sockets do.
+#[cfg(test)]
+const BYTES_A_TARGET_MAX: usize = 512;
+
+/// Time since the schedule began.
+type Nanos = u64;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    limits: Limits,
+    seed: u64,
+    wanted: Targets,
+    at: BTreeMap<Target, u32>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Of the next target that comes: tells it from the one that had its slot before.
+    epoch: u32,
+    times: BinaryHeap<Reverse<Time>>,
+    /// Due, and over the bound on their class.
+    waiting: [VecDeque<Entry>; 2],
+    under_way: [usize; 2],
+    /// Sum of all targets' checks an hour, unstretched.
+    checks_an_hour: u64,
+    stretch: u32,
+    late: u64,
+}
+
+/// A check that was begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ticket {
+    entry: Entry,
+    class: Class,
+}
+
+/// Checks are bounded by class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Plain = 0,
+    Tls = 1,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    slot: u32,
+    epoch: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Time {
+    at: Nanos,
+    entry: Entry,
+}
+
+#[derive(Debug)]
+struct Slot {
+    /// None while the slot is free.
+    target: Option<Target>,
+    epoch: u32,
+    /// The number of the interval whose check is next, or waits, or is under way.
+    interval: u64,
+    /// Has a time; else it waits or is under way.
+    is_timed: bool,
+    tally: Tally,
+    standing: Standing,
+}
+
+/// What is known of a target now.
+pub(super) type Change = (Target, Standing);
+
+impl Schedule {
+    pub(super) fn new(limits: Limits, seed: u64) -> Self {
+        Self {
+            limits,
+            seed,
+            wanted: Targets::default(),
+            at: BTreeMap::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            epoch: 0,
+            times: BinaryHeap::new(),
+            waiting: Default::default(),
+            under_way: [0; 2],
+            checks_an_hour: 0,
+            stretch: 1,
+            late: 0,
+        }
+    }
+
+    /// Replaces the targets; says whose standing is another now. Those that stay keep everything. One that comes at an
+    /// address that is checked otherwise, or was until now, begins as what is known there: failing if all of it fails.
+    pub(super) fn replace(&mut self, wanted: &Targets, now: Duration) -> Vec<Change> {
+        let old = std::mem::replace(&mut self.wanted, wanted.clone());
+        let (mut come, mut gone) = (Vec::new(), BTreeSet::new());
+        for (target, is_new) in old.changes(wanted) {
+            if is_new {
+                come.push((target, self.known_at(target.address, None)));
+            } else {
+                gone.insert(target);
+            }
+        }
+        for (target, known) in &mut come {
+            *known = known.or_else(|| self.known_at(target.address, Some(&gone)));
+        }
+        let mut changes = Vec::new();
+        for target in gone {
+            changes.extend(self.remove(target));
+        }
+        let now = nanos(now);
+        for (target, known) in come {
+            let failure = known.flatten();
+            changes.extend(failure.map(|_| (target.clone(), failing(failure))));
+            self.insert(target.clone(), failure, now);
+        }
+        self.stretch_if_due(now);
+        self.forget_stale_times();
+        changes
+    }
+
+    /// When the next check is due, waiting ones aside.
+    pub(super) fn next(&self) -> Option<Duration> {
+        self.times.peek().map(|Reverse(time)| Duration::from_nanos(time.at))
+    }
+
+    /// A check to begin now, if one is due and may be.
+    pub(super) fn begin(&mut self, now: Duration) -> Option<(Ticket, Target)> {
+        let now = nanos(now);
+        while let Some(Reverse(Time { at, entry })) = self.times.peek().copied()
+            && at <= now
+        {
+            self.times.pop();
+            if let Some(slot) = self.live(entry) {
+                slot.is_timed = false;
+                let class = class(slot.target.as_ref().expect("a live slot has a target"));
+                self.waiting[class as usize].push_back(entry);
+            }
+        }
+        [Class::Plain, Class::Tls].into_iter().find_map(|class| self.begin_waiting(class, now))
+    }
+
+    /// Takes the answer of a check that was begun; says how the target stands if that is another now.
+    pub(super) fn end(&mut self, ticket: Ticket, answer: Answer, now: Duration) -> Option<Change> {
+        self.under_way[ticket.class as usize] -= 1;
+        let slot = self.live(ticket.entry)?;
+        let target = slot.target.clone().expect("a live slot has a target");
+        let before = slot.standing;
+        let (success, failure) = match answer.result {
+            CheckResult::Success => (Some(true), None),
+            CheckResult::Failure(failure) => (Some(false), Some(failure)),
+            CheckResult::Inconclusive => (None, None),
+        };
+        slot.standing.weight = answer.weight.or(before.weight);
+        if success.is_some_and(|success| slot.tally.record(success, &target.probe.rules)) {
+            slot.standing.damping = slot.tally.damping();
+            slot.standing.failure = if slot.tally.passes() { None } else { before.failure.or(failure) };
+        }
+        let standing = slot.standing;
+        let done = slot.interval;
+        let interval = self.cadence(&target).interval_at(nanos(now)).max(done + 1);
+        self.time(ticket.entry, &target, interval);
+        (standing != before).then_some((target, standing))
+    }
+
+    /// Targets.
+    pub(super) fn len(&self) -> usize {
+        self.at.len()
+    }
+
+    /// Checks under way.
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way.iter().sum()
+    }
+
+    /// Checks that began more than their interval after their time.
+    pub(super) fn late(&self) -> u64 {
+        self.late
+    }
+
+    /// By what all intervals are multiplied to stay below the bound on checks a second.
+    pub(super) fn stretch(&self) -> u32 {
+        self.stretch
+    }
+
+    fn begin_waiting(&mut self, class: Class, now: Nanos) -> Option<(Ticket, Target)> {
+        let max = match class {
+            Class::Plain => self.limits.plain_max,
+            Class::Tls => self.limits.tls_max,
+        };
+        while self.under_way[class as usize] < max {
+            let entry = self.waiting[class as usize].pop_front()?;
+            let Some(slot) = self.live(entry) else { continue };
+            let (target, interval) = (slot.target.clone().expect("a live slot has a target"), slot.interval);
+            self.under_way[class as usize] += 1;
+            let cadence = self.cadence(&target);
+            self.late += u64::from(now > cadence.time_of(interval) + cadence.period);
+            return Some((Ticket { entry, class }, target));
+        }
+        None
+    }
+
+    fn live(&mut self, entry: Entry) -> Option<&mut Slot> {
+        let slot = &mut self.slots[entry.slot as usize];
+        (slot.target.is_some() && slot.epoch == entry.epoch).then_some(slot)
+    }
+
+    fn insert(&mut self, target: Target, failure: Option<Failure>, now: Nanos) {
+        self.epoch = self.epoch.wrapping_add(1);
+        let slot = Slot {
+            target: Some(target.clone()),
+            epoch: self.epoch,
+            interval: 0,
+            is_timed: false,
+            tally: Tally::new(failure.is_none()),
+            standing: failing(failure),
+        };
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 targets")
+            }
+        };
+        self.checks_an_hour += checks_an_hour(&target);
+        let interval = self.cadence(&target).interval_after(now);
+        self.time(Entry { slot: index, epoch: self.epoch }, &target, interval);
+        self.at.insert(target, index);
+    }
+
+    fn remove(&mut self, target: &Target) -> Option<Change> {
+        let index = self.at.remove(target).expect("what was wanted has a slot");
+        let slot = &mut self.slots[index as usize];
+        slot.target = None;
+        self.free.push(index);
+        self.checks_an_hour -= checks_an_hour(target);
+        (slot.standing != Standing::default()).then(|| (target.clone(), Standing::default()))
+    }
+
+    fn time(&mut self, entry: Entry, target: &Target, interval: u64) {
+        let at = self.cadence(target).time_of(interval);
+        let slot = &mut self.slots[entry.slot as usize];
+        slot.interval = interval;
+        slot.is_timed = true;
+        self.times.push(Reverse(Time { at, entry }));
+    }
+
+    /// Takes up another stretch where the sum of all checks asks for one: everyone who has a time gets another.
+    fn stretch_if_due(&mut self, now: Nanos) {
+        let most = u64::from(self.limits.per_second_max) * 3600;
+        let stretch = u32::try_from(self.checks_an_hour.div_ceil(most)).unwrap_or(u32::MAX).max(1);
+        if stretch == self.stretch {
+            return;
+        }
+        self.stretch = stretch;
+        self.times.clear();
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            let Some(target) = slot.target.clone() else { continue };
+            let entry = Entry { slot: index as u32, epoch: slot.epoch };
+            let is_timed = slot.is_timed;
+            let interval = self.cadence(&target).interval_after(now);
+            if is_timed {
+                self.time(entry, &target, interval);
+            } else {
+                // Its check counts for the interval before.
+                self.slots[index].interval = interval.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Times of targets that went stay in the heap until they come; not more of them than of the others.
+    fn forget_stale_times(&mut self) {
+        if self.times.len() > 2 * self.at.len() + 64 {
+            let slots = &self.slots;
+            self.times.retain(|Reverse(time)| {
+                let slot = &slots[time.entry.slot as usize];
+                slot.target.is_some() && slot.epoch == time.entry.epoch
+            });
+        }
+    }
+
+    fn cadence(&self, target: &Target) -> Cadence {
+        let period = nanos(target.probe.rules.interval).max(1).saturating_mul(u64::from(self.stretch));
+        Cadence::new(place(self.seed, target.address), period)
+    }
+
+    /// What is known of an address, or where `among` is given, by these targets of its IP: a failure if all of them
+    /// fail. Nothing where there are none.
+    fn known_at(&self, address: SocketAddr, among: Option<&BTreeSet<&Target>>) -> Option<Option<Failure>> {
+        let from = if among.is_none() { address } else { SocketAddr::new(address.ip(), 0) };
+        let near = self.at.range(lowest(from)..).take_while(|(target, _)| match among {
+            None => target.address == address,
+            Some(_) => target.address.ip() == address.ip(),
+        });
+        let told = near.filter(|(target, _)| among.is_none_or(|among| among.contains(target)));
+        let failures = told.map(|(_, index)| self.slots[*index as usize].standing.failure);
+        failures.reduce(Option::and)
+    }
+
+    /// Bytes that the targets cost here, and in the set that names them.
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
+        // Of the standard library's B-tree and of the shared map: nodes are half full at worst.
+        let in_maps = 2 * std::mem::size_of::<(Target, u32)>() * 2;
+        let waiting: usize = self.waiting.iter().map(VecDeque::capacity).sum();
+        in_maps * self.wanted.len()
+            + std::mem::size_of::<Slot>() * self.slots.capacity()
+            + std::mem::size_of::<Time>() * self.times.capacity()
+            + std::mem::size_of::<Entry>() * waiting
+            + std::mem::size_of::<u32>() * self.free.capacity()
+    }
+}
+
+/// No target at the address is less than this one.
+fn lowest(address: SocketAddr) -> Target {
+    let rules = Rules {
+        interval: Duration::ZERO,
+        timeout: Duration::ZERO,
+        healthy_threshold: 0,
+        unhealthy_threshold: 0,
+        damping: false,
+    };
+    Target::new(address, &Arc::new(Probe { check: Check::Tcp, rules }))
+}
+
+/// The times of one target: interval n begins at `phase + n * period`, and its check a little after.
+#[derive(Debug, Clone, Copy)]
+struct Cadence {
+    place: u64,
+    phase: Nanos,
+    period: Nanos,
+}
+
+impl Cadence {
+    fn new(place: u64, period: Nanos) -> Self {
+        Self { place, phase: share(place, period), period }
+    }
+
+    /// The interval that `now` is in; 0 before the first as well.
+    fn interval_at(&self, now: Nanos) -> u64 {
+        now.saturating_sub(self.phase) / self.period
+    }
+
+    /// The first interval that begins after `now`.
+    fn interval_after(&self, now: Nanos) -> u64 {
+        if now < self.phase { 0 } else { self.interval_at(now) + 1 }
+    }
+
+    /// When the check of an interval is due.
+    fn time_of(&self, interval: u64) -> Nanos {
+        let jitter = share(mix(self.place ^ interval.wrapping_mul(GOLDEN)), self.period / 10);
+        let begins = self.period.saturating_mul(interval).saturating_add(self.phase);
+        begins.saturating_add(jitter)
+    }
+}
+
+fn class(target: &Target) -> Class {
+    if target.probe.check.is_tls() { Class::Tls } else { Class::Plain }
+}
+
+fn failing(failure: Option<Failure>) -> Standing {
+    Standing { failure, ..Standing::default() }
+}
+
+fn checks_an_hour(target: &Target) -> u64 {
+    (nanos(Duration::from_secs(3600)) / nanos(target.probe.rules.interval).max(1)).max(1)
+}
+
+fn nanos(time: Duration) -> Nanos {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// `place` of 2^64, of `whole`.
+fn share(place: u64, whole: u64) -> u64 {
+    ((u128::from(place) * u128::from(whole)) >> 64) as u64
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The place of an address in its interval: FNV-1a, then mixed. Stable over versions, machines and restarts.
+fn place(seed: u64, address: SocketAddr) -> u64 {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    mix(seed ^ fnv(ip.octets().into_iter().chain(address.port().to_be_bytes())))
+}
+
+/// The seed of a gateway's name.
+pub(super) fn seed_of(name: &str) -> u64 {
+    fnv(name.bytes())
+}
+
+fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(GOLDEN);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+#[path = "schedule_tests.rs"]
+mod tests;

@@ -1,0 +1,235 @@
+//! The schedule driven by hand: time is a number, and answers are made up.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::super::{Check, Probe, Rules};
+use super::*;
+
+const GOOD: CheckResult = CheckResult::Success;
+const BAD: CheckResult = CheckResult::Failure(Failure::Refused);
+
+fn probe(interval_ms: u64, check: Check) -> Arc<Probe> {
+    let interval = Duration::from_millis(interval_ms);
+    Arc::new(Probe { check, rules: Rules { interval, timeout: interval, ..Rules::default() } })
+}
+
+fn target(n: u32, probe: &Arc<Probe>) -> Target {
+    Target::new((std::net::Ipv4Addr::from_bits(0x0a00_0000 + n), 80).into(), probe)
+}
+
+fn set(targets: impl IntoIterator<Item = Target>) -> Targets {
+    targets.into_iter().collect()
+}
+
+/// Runs until `end`, each check answered at once; times of each target in milliseconds.
+fn run(schedule: &mut Schedule, end: Duration) -> BTreeMap<Target, Vec<u128>> {
+    let mut times: BTreeMap<Target, Vec<u128>> = BTreeMap::new();
+    while let Some(now) = schedule.next().filter(|next| *next <= end) {
+        while let Some((ticket, target)) = schedule.begin(now) {
+            times.entry(target).or_default().push(now.as_millis());
+            schedule.end(ticket, GOOD.into(), now);
+        }
+    }
+    times
+}
+
+#[test]
+fn the_cadence_has_jitter_and_does_not_drift() {
+    let mut schedule = Schedule::new(Limits::default(), 1);
+    let only = target(1, &probe(1000, Check::Tcp));
+    schedule.replace(&set([only.clone()]), Duration::ZERO);
+    let times = &run(&mut schedule, Duration::from_secs(1000))[&only];
+    assert_eq!(times.len(), 1000);
+    let gaps: BTreeSet<u128> = times.windows(2).map(|w| w[1] - w[0]).collect();
+    assert!(gaps.len() > 50 && *gaps.first().expect("some") >= 899 && *gaps.last().expect("some") <= 1101);
+    let off: BTreeSet<u128> = times.iter().zip(0..).map(|(at, n)| at - n * 1000).collect();
+    assert!(off.last().expect("some") - off.first().expect("some") <= 100, "within a tenth of its place");
+}
+
+#[test]
+fn two_gateways_ask_the_same_target_at_different_times_and_one_at_the_same_after_a_restart() {
+    let targets = || set((0..100).map(|n| target(n, &probe(1000, Check::Tcp))));
+    let times = |gateway: &str| {
+        let mut schedule = Schedule::new(Limits::default(), seed_of(gateway));
+        schedule.replace(&targets(), Duration::ZERO);
+        run(&mut schedule, Duration::from_secs(2))
+    };
+    assert_eq!(times("edge-1"), times("edge-1"));
+    let (one, two) = (times("edge-1"), times("edge-2"));
+    let alike = one.iter().filter(|(target, times)| times[0].abs_diff(two[target][0]) < 10).count();
+    assert!(alike < 10, "{alike} of 100 within 10 ms");
+}
+
+#[test]
+fn another_interval_keeps_the_place_of_a_target_in_it() {
+    let place_of = |interval_ms: u64| {
+        let mut schedule = Schedule::new(Limits::default(), 1);
+        let only = target(7, &probe(interval_ms, Check::Tcp));
+        schedule.replace(&set([only.clone()]), Duration::ZERO);
+        let first = run(&mut schedule, Duration::from_millis(3 * interval_ms))[&only][0];
+        first as f64 / interval_ms as f64 % 1.0
+    };
+    let apart = (place_of(1000) - place_of(60_000)).abs();
+    assert!(!(0.11..=0.89).contains(&apart), "{apart} of an interval, jitter included");
+}
+
+#[test]
+fn a_check_as_long_as_the_interval_is_followed_by_the_next_one() {
+    let mut schedule = Schedule::new(Limits::default(), 1);
+    schedule.replace(&set([target(1, &probe(1000, Check::Tcp))]), Duration::ZERO);
+    let mut begun = 0;
+    let mut now = Duration::ZERO;
+    while now < Duration::from_secs(100) {
+        now = now.max(schedule.next().expect("one target"));
+        let (ticket, _) = schedule.begin(now).expect("it is due");
+        begun += 1;
+        now += Duration::from_secs(1);
+        schedule.end(ticket, BAD.into(), now);
+    }
+    assert!(begun >= 98, "{begun} checks in 100 s");
+}
+
+#[test]
+fn memory_a_target_is_bounded_and_comes_down_to_nothing_per_change() {
+    let mut schedule = Schedule::new(Limits::default(), 1);
+    let probe = probe(3_600_000, Check::Tcp);
+    for round in 0..20 {
+        let all = set((0..10_000).map(|n| target(n + round * 5_000, &probe)));
+        schedule.replace(&all, Duration::from_secs(u64::from(round)));
+        let each = schedule.bytes() / 10_000;
+        assert!(each <= BYTES_A_TARGET_MAX, "{each} bytes a target after {round} changes of half of them");
+    }
+    assert_eq!(schedule.len(), 10_000);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Time goes on, milliseconds.
+    Wait(u64),
+    /// As many checks as may begin.
+    Begin,
+    /// The oldest check under way ends.
+    End(bool),
+    /// These are the targets now: (address, kind of check).
+    Replace(Vec<(u32, u8)>),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (1_u64..700).prop_map(Step::Wait),
+        4 => Just(Step::Begin),
+        4 => any::<bool>().prop_map(Step::End),
+        1 => prop::collection::vec((0_u32..12, 0_u8..3), 0..20).prop_map(Step::Replace),
+    ]
+}
+
+fn made(kinds: &[(u32, u8)]) -> Targets {
+    let kind = |kind: u8| match kind {
+        0 => probe(1000, Check::Tcp),
+        1 => probe(500, Check::Https { path: "/".into() }),
+        _ => probe(2000, Check::Udp),
+    };
+    set(kinds.iter().map(|(n, of)| target(*n, &kind(*of))))
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_nobody_is_asked_twice_at_once_or_forgotten_and_the_bounds_hold(
+        steps in prop::collection::vec(step(), 1..200),
+    ) {
+        let limits = Limits { plain_max: 3, tls_max: 1, per_second_max: 8 };
+        let mut schedule = Schedule::new(limits, 9);
+        let mut wanted = Targets::default();
+        let mut now = Duration::ZERO;
+        let mut under_way: Vec<(Ticket, Target)> = Vec::new();
+        // What a reader of the changes knows.
+        let mut standings: BTreeMap<Target, Standing> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Wait(ms) => now += Duration::from_millis(ms),
+                Step::Begin => while let Some((ticket, target)) = schedule.begin(now) {
+                    prop_assert!(wanted.contains(&target));
+                    under_way.push((ticket, target));
+                },
+                Step::End(success) if !under_way.is_empty() => {
+                    let (ticket, _) = under_way.remove(0);
+                    standings.extend(schedule.end(ticket, if success { GOOD } else { BAD }.into(), now));
+                }
+                Step::End(_) => {}
+                Step::Replace(kinds) => {
+                    wanted = made(&kinds);
+                    standings.extend(schedule.replace(&wanted, now));
+                }
+            }
+            let tls = under_way.iter().filter(|(_, target)| target.probe.check.is_tls()).count();
+            prop_assert!(tls <= 1 && under_way.len() - tls <= 3);
+            prop_assert_eq!((schedule.under_way(), schedule.len()), (under_way.len(), wanted.len()));
+            // One that went and came back may still have an old check under way, whose answer is nothing to it.
+            let live: Vec<_> = under_way.iter().filter(|(ticket, _)| schedule.live(ticket.entry).is_some()).collect();
+            let distinct: BTreeSet<_> = live.iter().map(|(_, target)| target).collect();
+            prop_assert_eq!(distinct.len(), live.len());
+            for (target, standing) in &standings {
+                let kept = wanted.contains(target) || *standing == Standing::default();
+                prop_assert!(kept, "{target} is gone and stands as {standing:?}");
+            }
+        }
+        // From here on all answer at once: everyone is asked within two stretched intervals.
+        for (ticket, _) in under_way {
+            schedule.end(ticket, GOOD.into(), now);
+        }
+        let end = now + 3 * Duration::from_secs(2) * schedule.stretch();
+        let mut asked = BTreeSet::new();
+        loop {
+            while let Some((ticket, target)) = schedule.begin(now) {
+                schedule.end(ticket, GOOD.into(), now);
+                asked.insert(target);
+            }
+            match schedule.next().filter(|next| *next <= end) {
+                Some(next) => now = now.max(next),
+                None => break,
+            }
+        }
+        prop_assert!(asked.iter().eq(wanted.iter()), "{asked:?} of {wanted:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_comes_begins_as_what_is_known_of_its_address(
+        // (IP, port, kind, fails) of those that were, of which the first `gone` go.
+        were in prop::collection::btree_map((0_u8..3, 0_u16..3, 0_u8..3), any::<bool>(), 0..12),
+        gone in 0_usize..12,
+        ip in 0_u8..3,
+        port in 0_u16..3,
+    ) {
+        let kinds = [probe(1000, Check::Tcp), probe(2000, Check::Tcp), probe(1000, Check::Udp)];
+        let at = |ip: u8, port: u16, kind: u8| {
+            Target::new(([10, 0, 0, ip], 80 + port).into(), &kinds[usize::from(kind)])
+        };
+        let were: Vec<(Target, bool)> = were.iter().map(|((ip, port, kind), fails)| (at(*ip, *port, *kind), *fails)).collect();
+        let mut schedule = Schedule::new(Limits::default(), 1);
+        schedule.replace(&set(were.iter().map(|(target, _)| target.clone())), Duration::ZERO);
+        for (target, fails) in &were {
+            let index = schedule.at[target] as usize;
+            schedule.slots[index].standing = failing(fails.then_some(Failure::Refused));
+        }
+        let gone = gone.min(were.len());
+        let new = Target::new(([10, 0, 0, ip], 80 + port).into(), &probe(1000, Check::Http { path: "/".into() }));
+        let stay = were[gone..].iter().map(|(target, _)| target.clone());
+        let changes = schedule.replace(&set(stay.chain([new.clone()])), Duration::ZERO);
+
+        let here: Vec<bool> =
+            were.iter().filter(|(target, _)| target.address == new.address).map(|(_, fails)| *fails).collect();
+        let gone_here: Vec<bool> = were[..gone]
+            .iter()
+            .filter(|(target, _)| target.address.ip() == new.address.ip())
+            .map(|(_, fails)| *fails)
+            .collect();
+        let told = if here.is_empty() { gone_here } else { here };
+        let begins_failing = !told.is_empty() && told.iter().all(|fails| *fails);
+        let said = changes.iter().any(|(target, standing)| *target == new && standing.failure.is_some());
+        prop_assert_eq!(said, begins_failing);
+    }
+}
