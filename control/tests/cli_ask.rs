@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::Value;
 use tempfile::TempDir;
 use tidegate::admin::api::*;
+use tidegate::admin::flows_query::FlowsQuery;
 use tidegate::admin::{AdminBackend, AdminError, Server};
 use tidegate::explain::{Explanation, Packet, Step};
 use tidegate::reconcile::DrainTarget;
@@ -77,6 +78,23 @@ fn services() -> Vec<ServiceView> {
     ]
 }
 
+fn flow(client: &str, lives: bool) -> FlowRow {
+    FlowRow {
+        namespace: "default".into(),
+        service: "web".into(),
+        port_name: "http".into(),
+        protocol: "TCP".into(),
+        client: client.parse().expect("an address"),
+        vip: "203.0.113.1:80".parse().expect("an address"),
+        backend: lives.then(|| "10.0.0.1:8080".parse().expect("an address")),
+        mode: "fullnat".into(),
+        kind: "nat".into(),
+        source: Some("192.0.2.3:1024".parse().expect("an address")),
+        state: "established".into(),
+        idle_seconds: 200,
+    }
+}
+
 impl AdminBackend for Daemon {
     fn status(&self) -> Status {
         Status {
@@ -107,9 +125,16 @@ impl AdminBackend for Daemon {
         }
     }
 
-    fn flows(&self) -> FlowsAnswer {
+    async fn flows(&self, query: FlowsQuery) -> Result<FlowsAnswer, AdminError> {
+        if let Some(service) = query.service.as_ref().filter(|service| service.name != "web") {
+            return Err(AdminError::NotFound(format!("Service {service} is not served")));
+        }
         let workers = vec![WorkerFlows { worker: 0, flows: 3, capacity: 12 }];
-        FlowsAnswer { workers, ..FlowsAnswer::default() }
+        let mut flows = vec![flow("198.51.100.7:40000", true), flow("198.51.100.8:40001", false)];
+        flows.retain(|flow| query.client.is_none_or(|client| client == flow.client.ip()));
+        let more = flows.len() > query.limit;
+        flows.truncate(query.limit);
+        Ok(FlowsAnswer { workers, flows, more, ..FlowsAnswer::default() })
     }
 
     fn drops(&self) -> DropsAnswer {
@@ -285,11 +310,39 @@ fn status_flows_drops_and_pools_show_what_matters() {
         assert!(status.contains(line), "{line} in\n{status}");
     }
     assert!(status.contains("0        1      running   12.5%   81              3"), "{status}");
-    assert_eq!(lab.shown("flows"), "WORKER   FLOWS   CAPACITY   USED\n0        3       12         25.0%\n");
+    assert_eq!(
+        lab.shown("flows --count"),
+        "WORKER   FLOWS   CAPACITY   USED\n0        3       12         25.0%\n"
+    );
     assert_eq!(lab.shown("drops --no-headers"), "drop   no_route   2\npunt   local      7\n");
     let pools = lab.shown("pools --no-headers");
     assert_eq!(pools, "public   16   16   0   Full\nold      16   12   4   Disabled\n");
     assert_eq!(lab.shown("metrics"), "tidegate_drops_total{reason=\"no_route\"} 2\n");
+}
+
+#[test]
+fn flows_are_listed_filtered_and_cut_with_a_note() {
+    let lab = Lab::new();
+    assert_eq!(
+        lab.shown("flows"),
+        "NAMESPACE   SERVICE   PROTOCOL   CLIENT               VIP              BACKEND         STATE         IDLE\n\
+         default     web       TCP        198.51.100.7:40000   203.0.113.1:80   10.0.0.1:8080   established   3m20s\n\
+         default     web       TCP        198.51.100.8:40001   203.0.113.1:80   <gone>          established   3m20s\n"
+    );
+    let wide = lab.shown("flows --client 198.51.100.7 --service default/web:http -o wide --no-headers");
+    assert!(wide.ends_with("http   fullnat   nat   192.0.2.3:1024\n"), "{wide}");
+    assert_eq!(wide.lines().count(), 1);
+    let answer = lab.json("flows -o json");
+    assert_eq!(answer["flows"][0]["client"], "198.51.100.7:40000");
+    assert_eq!((&answer["workers"][0]["flows"], &answer["more"]), (&3.into(), &false.into()));
+    let (code, out, err) = lab.ask("flows --limit 1 --no-headers");
+    assert_eq!((code, out.lines().count()), (0, 1));
+    assert_eq!(err, "Only 1 flows are shown; there are more (--limit, --count, or a filter)\n");
+    let (code, _, err) = lab.ask("flows --service api");
+    assert_eq!((code, err.as_str()), (1, "Error from gateway (NotFound): Service api is not served\n"));
+    assert_eq!(lab.ask("flows --client nobody").0, 2);
+    assert_eq!(lab.ask("flows --limit 50001").0, 2);
+    assert_eq!(lab.ask("flows --count --client 198.51.100.7").0, 2, "counts are of all");
 }
 
 #[test]

@@ -421,10 +421,17 @@ fn flows_are_listed_while_the_worker_runs() {
     }
     wait_until("forwarded", || wire.take(0).is_some() && wire.waiting(0) == 0);
     let timeout = std::time::Duration::from_secs(20);
-    wait_until("all flows", || crew.flows(FlowFilter::default(), 1000, timeout).0.len() == 100);
-    assert_eq!(crew.flows(FlowFilter::default(), 10, timeout).0.len(), 10);
+    wait_until("all flows", || crew.flows(&FlowFilter::default(), 1000, timeout).0.len() == 100);
+    assert_eq!(crew.flows(&FlowFilter::default(), 10, timeout).0.len(), 10);
     let stranger = FlowFilter { client: Some(ip("198.51.100.1").into()), ..FlowFilter::default() };
-    assert_eq!(crew.flows(stranger, 10, timeout), (Vec::new(), 0));
+    assert_eq!(crew.flows(&stranger, 10, timeout), (Vec::new(), 0));
+    let (all, _) = crew.flows(&FlowFilter::default(), 1000, timeout);
+    let of_service = FlowFilter { services: Some([all[0].service].into()), ..FlowFilter::default() };
+    assert_eq!(crew.flows(&of_service, 1000, timeout).0.len(), 100);
+    let to_backend = FlowFilter { backends: Some([all[0].backend].into()), ..of_service };
+    assert_eq!(crew.flows(&to_backend, 1000, timeout).0.len(), 100);
+    let to_none = FlowFilter { backends: Some([].into()), ..FlowFilter::default() };
+    assert_eq!(crew.flows(&to_none, 1000, timeout).0, []);
     wait_until("the gauge", || crew.stats().workers[0].flows == 100);
 }
 

@@ -3,7 +3,7 @@
 //! The field names are what `-o json` and `-o yaml` show: an interface. Fields are added, not renamed; counters
 //! count since the daemon's start.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -240,6 +240,47 @@ pub struct FlowsAnswer {
     pub evictions: Vec<ReasonCount>,
     /// New flows for which there was no room.
     pub refused: u64,
+    /// The flows asked for, sorted by Service, VIP and client.
+    #[serde(default)]
+    pub flows: Vec<FlowRow>,
+    /// There are more than were asked for.
+    #[serde(default)]
+    pub more: bool,
+    /// Workers whose flows are not listed: they have not answered in time.
+    #[serde(default)]
+    pub silent_workers: usize,
+}
+
+/// One flow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FlowRow {
+    /// Namespace of its Service.
+    pub namespace: String,
+    /// Name of its Service.
+    pub service: String,
+    /// Name of the port, or its number.
+    pub port_name: String,
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    /// The client; port 0 for affinity, which is of all its ports.
+    pub client: SocketAddr,
+    /// The VIP, with the service port.
+    pub vip: SocketAddr,
+    /// Where the flow goes; absent where the backend is gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backend: Option<SocketAddr>,
+    /// Forwarding mode.
+    pub mode: String,
+    /// `dsr`, `nat` (both directions are known), or `affinity`.
+    pub kind: String,
+    /// The local address and port towards the backend, in mode `fullnat`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<SocketAddr>,
+    /// `opening`, `established`, `closing` or `closed`.
+    pub state: String,
+    /// Seconds since its last packet.
+    pub idle_seconds: u32,
 }
 
 /// Flows of one worker.

@@ -17,6 +17,7 @@ use super::api::{
     BackendsAnswer, DrainAnswer, DropsAnswer, ErrorAnswer, FlowsAnswer, PoolsAnswer, ReloadAnswer,
     ServicesAnswer, Status,
 };
+use super::flows_query::FlowsQuery;
 use super::query;
 use crate::explain::{Explanation, Packet};
 use crate::reconcile::DrainTarget;
@@ -102,8 +103,10 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client::status`].
-    pub async fn flows(&self) -> Result<FlowsAnswer, ClientError> {
-        self.read("flows", &[]).await
+    pub async fn flows(&self, query: &FlowsQuery) -> Result<FlowsAnswer, ClientError> {
+        let pairs = query.pairs();
+        let pairs: Vec<(&str, &str)> = pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        self.read("flows", &pairs).await
     }
 
     /// `GET /v1/drops`.

@@ -6,7 +6,8 @@
 //!
 //! | Request | Answer |
 //! |---|---|
-//! | `GET /v1/status`, `services`, `backends`, `flows`, `drops`, `pools` | [`api`] |
+//! | `GET /v1/status`, `services`, `backends`, `drops`, `pools` | [`api`] |
+//! | `GET /v1/flows?service=S&backend=B&client=A&limit=N` | [`api::FlowsAnswer`] |
 //! | `GET /v1/metrics` | Prometheus text |
 //! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](crate::explain::Explanation) |
 //! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`api::DrainAnswer`] |
@@ -16,6 +17,7 @@
 
 pub mod api;
 mod client;
+pub mod flows_query;
 mod query;
 mod server;
 mod socket;
@@ -30,6 +32,7 @@ use std::future::Future;
 
 use crate::explain::{Explanation, Packet};
 use crate::reconcile::DrainTarget;
+use flows_query::FlowsQuery;
 
 /// What the daemon answers. Reading never waits for a worker; the three changes return when they are decided,
 /// not when every worker has them.
@@ -40,8 +43,11 @@ pub trait AdminBackend: Send + Sync + 'static {
     fn services(&self) -> api::ServicesAnswer;
     /// `backends`.
     fn backends(&self) -> api::BackendsAnswer;
-    /// `flows`.
-    fn flows(&self) -> api::FlowsAnswer;
+    /// `flows`. The one question for which workers are waited for, with a bound.
+    ///
+    /// # Errors
+    /// When what is asked for by name is not served.
+    fn flows(&self, query: FlowsQuery) -> impl Future<Output = Result<api::FlowsAnswer, AdminError>> + Send;
     /// `drops`.
     fn drops(&self) -> api::DropsAnswer;
     /// `pools`.

@@ -11,6 +11,7 @@ use serde::Serialize;
 use tokio::task::JoinHandle;
 
 use super::api::ErrorAnswer;
+use super::flows_query::FlowsQuery;
 use super::socket::{self, SocketFile};
 use super::{AdminBackend, AdminError, query};
 use crate::explain::{Packet, Transport};
@@ -85,7 +86,7 @@ async fn route(
         "status" => ok(&backend.status()),
         "services" => ok(&backend.services()),
         "backends" => ok(&backend.backends()),
-        "flows" => ok(&backend.flows()),
+        "flows" => ok(&backend.flows(FlowsQuery::parse(query)?).await?),
         "drops" => ok(&backend.drops()),
         "pools" => ok(&backend.pools()),
         "metrics" => answer::text(StatusCode::OK, backend.metrics()),

@@ -65,11 +65,15 @@ impl AdminBackend for Daemon {
         BackendsAnswer { backends: BackendRow::of_services(&[service_view()], |_, _| Some(5)) }
     }
 
-    fn flows(&self) -> FlowsAnswer {
-        FlowsAnswer {
-            workers: vec![WorkerFlows { worker: 0, flows: 3, capacity: 9 }],
-            ..FlowsAnswer::default()
+    async fn flows(&self, query: FlowsQuery) -> Result<FlowsAnswer, AdminError> {
+        if let Some(service) = query.service.filter(|service| service.name != "web") {
+            return Err(AdminError::NotFound(format!("Service {service} is not served")));
         }
+        Ok(FlowsAnswer {
+            workers: vec![WorkerFlows { worker: 0, flows: 3, capacity: 9 }],
+            more: query.limit < 3,
+            ..FlowsAnswer::default()
+        })
     }
 
     fn drops(&self) -> DropsAnswer {
@@ -145,7 +149,13 @@ async fn every_answer_comes_through_as_it_was_given() {
     assert_eq!(client.status().await.expect("it answers"), daemon.status());
     assert_eq!(client.services().await.expect("it answers"), daemon.services());
     assert_eq!(client.backends().await.expect("it answers"), daemon.backends());
-    assert_eq!(client.flows().await.expect("it answers"), daemon.flows());
+    let query = FlowsQuery { limit: 2, ..FlowsQuery::default() };
+    let flows = client.flows(&query).await.expect("it answers");
+    assert!(flows.more);
+    assert_eq!(flows, daemon.flows(query).await.expect("it answers"));
+    let other = FlowsQuery { service: Some("default/api".parse().expect("a name")), ..FlowsQuery::default() };
+    let refused = client.flows(&other).await.expect_err("no such Service").to_string();
+    assert_eq!(refused, "Service default/api is not served");
     assert_eq!(client.drops().await.expect("it answers"), daemon.drops());
     assert_eq!(client.metrics().await.expect("it answers"), daemon.metrics());
     assert_eq!(client.reload().await.expect("it answers"), daemon.reload().await.expect("it reports"));

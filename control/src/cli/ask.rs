@@ -4,6 +4,7 @@
 //! there, as kubectl has it; an empty list is no error. What the columns are is in [`tables`](super::tables).
 
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -13,6 +14,7 @@ use clap::{Args, Subcommand};
 use super::output::Style;
 use super::{ExplainArgs, OutputArgs, SOCKET, tables};
 use crate::admin::api::{BackendRow, ServiceView};
+use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
 use crate::admin::{Client, ClientError};
 use crate::explain::Packet;
 use crate::reconcile::DrainTarget;
@@ -26,8 +28,8 @@ pub(super) enum Question {
     Services(Listing),
     /// List the backends of every port on every VIP, with what they are given
     Backends(Listing),
-    /// Show how many flows each worker remembers
-    Flows(Common),
+    /// List flows: of a Service, to a backend, of a client; or count them
+    Flows(Flows),
     /// Count what was dropped and handed to the kernel, by reason
     Drops(Common),
     /// List the pools, with how full they are
@@ -72,6 +74,28 @@ pub(super) struct Listing {
     common: Common,
 }
 
+/// Of flows.
+#[derive(Debug, Args)]
+pub(super) struct Flows {
+    /// Of this Service: NAME or NAMESPACE/NAME, with :PORT or without
+    #[arg(long, value_name = "SERVICE")]
+    service: Option<ServiceName>,
+    /// To this backend: ADDRESS:PORT, or ADDRESS (all its ports)
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<BackendName>,
+    /// Of this client
+    #[arg(long, value_name = "ADDRESS")]
+    client: Option<IpAddr>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value = "500")]
+    limit: Limit,
+    /// How many each worker remembers, instead of the flows themselves
+    #[arg(long, conflicts_with_all = ["service", "backend", "client", "limit"])]
+    count: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
 /// Of drains.
 #[derive(Debug, Args)]
 pub(super) struct Target {
@@ -95,10 +119,7 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
             }
             Question::Services(listing) => services(&listing, out).await?,
             Question::Backends(listing) => backends(&listing, out).await?,
-            Question::Flows(Common { socket, output }) => {
-                let flows = client(&socket).flows().await?;
-                output.style().print(out, &flows, || tables::flows(&flows))?;
-            }
+            Question::Flows(asked) => flows(asked, out).await?,
             Question::Drops(Common { socket, output }) => {
                 let drops = client(&socket).drops().await?;
                 output.style().print(out, &drops, || tables::drops(&drops))?;
@@ -211,6 +232,27 @@ async fn backends(listing: &Listing, out: &mut impl Write) -> Result<(), Failure
     let missing = listing.missing(rows.iter().map(|row: &BackendRow| row.service.as_str()));
     listing.common.output.style().print_list(out, &rows, || tables::backends(&rows))?;
     listing.end(rows.len(), missing)
+}
+
+async fn flows(asked: Flows, out: &mut impl Write) -> Result<(), Failure> {
+    let Flows { service, backend, client: of_client, limit: Limit(limit), count, common } = asked;
+    let limit = if count { 0 } else { limit };
+    let query = FlowsQuery { service, backend, client: of_client, limit };
+    let answer = client(&common.socket).flows(&query).await?;
+    let style = common.output.style();
+    if limit == 0 {
+        style.print(out, &answer, || tables::flow_counts(&answer))?;
+        return Ok(());
+    }
+    style.print(out, &answer, || tables::flows(&answer.flows))?;
+    told_if_empty(answer.flows.len(), None);
+    if answer.more {
+        eprintln!("Only {limit} flows are shown; there are more (--limit, --count, or a filter)");
+    }
+    if answer.silent_workers > 0 {
+        eprintln!("Flows of {} workers are missing: they did not answer in time", answer.silent_workers);
+    }
+    Ok(())
 }
 
 impl Listing {

@@ -11,8 +11,8 @@ use jiff::Timestamp;
 
 use super::output::{Format, Style, Table, age};
 use crate::admin::api::{
-    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowsAnswer, HealthState, HealthView, PoolView,
-    PortView, ServiceView, SourceStatus, Status,
+    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowRow, FlowsAnswer, HealthState, HealthView,
+    PoolView, PortView, ServiceView, SourceStatus, Status,
 };
 use crate::reconcile::DrainTarget;
 
@@ -171,8 +171,47 @@ fn health(health: &HealthView) -> String {
     }
 }
 
-/// `flows`: a line a worker. What was forgotten, by reason, is in the data formats and in metrics.
-pub(super) fn flows(answer: &FlowsAnswer) -> Table {
+/// `flows`: a line a flow.
+pub(super) fn flows(rows: &[FlowRow]) -> Table {
+    let headers = [
+        "NAMESPACE",
+        "SERVICE",
+        "PROTOCOL",
+        "CLIENT",
+        "VIP",
+        "BACKEND",
+        "STATE",
+        "IDLE",
+        "+PORT",
+        "+MODE",
+        "+KIND",
+        "+SOURCE",
+    ];
+    let mut table = Table::new(&headers);
+    for row in rows {
+        let address = |address: Option<SocketAddr>, none: &str| {
+            address.map_or_else(|| none.to_owned(), |address| address.to_string())
+        };
+        table.row([
+            row.namespace.clone(),
+            row.service.clone(),
+            row.protocol.clone(),
+            if row.kind == "affinity" { row.client.ip().to_string() } else { row.client.to_string() },
+            row.vip.to_string(),
+            address(row.backend, "<gone>"),
+            row.state.clone(),
+            age(row.idle_seconds.into()),
+            row.port_name.clone(),
+            row.mode.clone(),
+            row.kind.clone(),
+            address(row.source, "<none>"),
+        ]);
+    }
+    table
+}
+
+/// `flows --count`: a line a worker. What was forgotten, by reason, is in the data formats and in metrics.
+pub(super) fn flow_counts(answer: &FlowsAnswer) -> Table {
     let mut table = Table::new(&["WORKER", "FLOWS", "CAPACITY", "USED"]);
     for worker in &answer.workers {
         let used = 100.0 * worker.flows as f64 / worker.capacity.max(1) as f64;

@@ -17,7 +17,9 @@ use tidegate_dataplane::worker::FlowFilter;
 use tokio::sync::{mpsc, oneshot};
 
 use super::controller::Command;
+use super::flows::{self, Listing};
 use super::state::{Round, State};
+use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
 use crate::diagnostic::Severity;
 use crate::explain::{Circumstances, Explanation, KnownFlow, Packet, explain, refusal};
@@ -45,6 +47,13 @@ impl Operator {
         let (answer, answered) = oneshot::channel();
         self.commands.send(command(answer)).await.map_err(|_| ending())?;
         answered.await.map_err(|_| ending())
+    }
+
+    /// Lists flows on a thread that may wait.
+    async fn listing(&self, query: FlowsQuery) -> Result<Listing, AdminError> {
+        let state = Arc::clone(&self.state);
+        let listing = tokio::task::spawn_blocking(move || flows::list(&state.dataplane, &query)).await;
+        listing.unwrap_or_else(|panic| Err(AdminError::Unavailable(format!("no listing: {panic}"))))
     }
 
     fn with_round<T: Default>(&self, read: impl FnOnce(&Round) -> T) -> T {
@@ -112,18 +121,29 @@ impl AdminBackend for Operator {
         })
     }
 
-    fn flows(&self) -> api::FlowsAnswer {
+    async fn flows(&self, query: FlowsQuery) -> Result<api::FlowsAnswer, AdminError> {
+        let listing = match query.limit {
+            0 => None,
+            _ => Some(self.listing(query).await?),
+        };
         let stats = self.state.dataplane.stats();
         let worker = |worker: &tidegate_dataplane::gateway::WorkerStats| api::WorkerFlows {
             worker: worker.worker,
             flows: worker.flows,
             capacity: self.flow_entries,
         };
-        api::FlowsAnswer {
+        let counts = api::FlowsAnswer {
             workers: stats.workers.iter().map(worker).collect(),
             evictions: stats.evictions.iter().map(|(why, n)| reason(why.as_str(), *n)).collect(),
             refused: stats.flows_refused,
-        }
+            ..api::FlowsAnswer::default()
+        };
+        Ok(match listing {
+            None => counts,
+            Some(Listing { rows, more, silent_workers }) => {
+                api::FlowsAnswer { flows: rows, more, silent_workers, ..counts }
+            }
+        })
     }
 
     fn drops(&self) -> api::DropsAnswer {
@@ -154,8 +174,8 @@ impl AdminBackend for Operator {
     fn explain(&self, packet: &Packet) -> Result<Explanation, AdminError> {
         let dataplane = &self.state.dataplane;
         let client: IpAddr = packet.source.ip();
-        let filter = FlowFilter { service: None, backend: None, client: Some(client.into()) };
-        let (flows, _) = dataplane.flows(filter, FLOWS_MAX, FLOWS_WAIT);
+        let filter = FlowFilter { client: Some(client.into()), ..FlowFilter::default() };
+        let (flows, _) = dataplane.flows(&filter, FLOWS_MAX, FLOWS_WAIT);
         let backend = flows.iter().find_map(|flow| {
             dataplane.with_snapshot(|snapshot| {
                 let same = flow.client_port == packet.source.port()

@@ -469,7 +469,7 @@ impl<F> Crew<F> {
     /// Lists up to `limit` flows that pass the filter, over all workers. Each worker answers when it likes; those that
     /// have not within `timeout` are left out, and the second value says how many.
     #[must_use]
-    pub fn flows(&self, filter: FlowFilter, limit: usize, timeout: Duration) -> (Vec<FlowView>, usize) {
+    pub fn flows(&self, filter: &FlowFilter, limit: usize, timeout: Duration) -> (Vec<FlowView>, usize) {
         let deadline = Instant::now() + timeout;
         let asked: Vec<_> = self
             .exchange
@@ -477,7 +477,8 @@ impl<F> Crew<F> {
             .iter()
             .map(|mailbox| {
                 let (reply, answer) = sync_channel(1);
-                mailbox.ask(Question::Flows(FlowQuestion::new(filter, limit, reply))).ok().map(|()| answer)
+                let question = FlowQuestion::new(filter.clone(), limit, reply);
+                mailbox.ask(Question::Flows(question)).ok().map(|()| answer)
             })
             .collect();
         let (mut flows, mut silent) = (Vec::new(), 0);

@@ -5,6 +5,7 @@
 //!
 //! Invariant: nothing here waits or allocates on the worker (a listing stops at its limit, which is its capacity).
 
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use tidegate_core::conntrack::{FlowTables, FlowView};
@@ -23,21 +24,21 @@ pub enum Question {
 }
 
 /// Which flows to list; what is `None` does not matter.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowFilter {
-    /// Of this service port.
-    pub service: Option<ServiceId>,
-    /// To this backend.
-    pub backend: Option<BackendId>,
+    /// Of one of these service ports.
+    pub services: Option<Arc<[ServiceId]>>,
+    /// To one of these backends: one endpoint is one behind each service port.
+    pub backends: Option<Arc<[BackendId]>>,
     /// Of this client.
     pub client: Option<Addr>,
 }
 
 impl FlowFilter {
     fn passes(&self, flow: &FlowView) -> bool {
-        self.service.is_none_or(|service| service == flow.service)
-            && self.backend.is_none_or(|backend| backend == flow.backend)
-            && self.client.is_none_or(|client| client == flow.client)
+        self.client.is_none_or(|client| client == flow.client)
+            && self.services.as_ref().is_none_or(|services| services.contains(&flow.service))
+            && self.backends.as_ref().is_none_or(|backends| backends.contains(&flow.backend))
     }
 }
 
@@ -60,9 +61,9 @@ impl FlowQuestion {
 
     /// Looks at a few more buckets; gives the question back while there is more to look at.
     pub(super) fn go_on(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
-        let (filter, limit) = (self.filter, self.limit);
-        let found = &mut self.found;
-        let next = flows.scan(self.cursor, BUCKETS_PER_TURN, now, |flow| {
+        let Self { filter, found, limit, cursor, .. } = &mut self;
+        let (limit, cursor) = (*limit, *cursor);
+        let next = flows.scan(cursor, BUCKETS_PER_TURN, now, |flow| {
             if found.len() < limit && !flow.expired && filter.passes(&flow) {
                 found.push(flow);
             }

@@ -1,0 +1,197 @@
+//! Which flows `flows` is asked for: by Service, backend and client, and how many.
+//!
+//! The same text on the command line and in the query of the request, parsed here for both.
+//!
+//! Invariant: what [`FlowsQuery::pairs`] writes, [`FlowsQuery::parse`] reads as it was.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use super::{AdminError, query};
+
+/// Flows listed where no limit is given.
+pub const LIMIT_DEFAULT: usize = 500;
+/// Flows that one listing may have: some 10 MB of answer.
+pub const LIMIT_MAX: usize = 50_000;
+
+/// What is `None` does not matter.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FlowsQuery {
+    /// Of this Service.
+    pub service: Option<ServiceName>,
+    /// To this backend.
+    pub backend: Option<BackendName>,
+    /// Of this client.
+    pub client: Option<IpAddr>,
+    /// At most so many; 0: the counts alone.
+    pub limit: usize,
+}
+
+impl FlowsQuery {
+    /// The `key=value` pairs of a request.
+    pub(super) fn pairs(&self) -> Vec<(&'static str, String)> {
+        let text = |key, value: Option<String>| value.map(|value| (key, value));
+        let pairs = [
+            text("service", self.service.as_ref().map(ToString::to_string)),
+            text("backend", self.backend.map(|backend| backend.to_string())),
+            text("client", self.client.map(|client| client.to_string())),
+            Some(("limit", self.limit.to_string())),
+        ];
+        pairs.into_iter().flatten().collect()
+    }
+
+    /// Out of the query of a request.
+    ///
+    /// # Errors
+    /// A value that is not understood.
+    pub(super) fn parse(text: &str) -> Result<Self, AdminError> {
+        fn one<T: FromStr<Err = String>>(text: &str, key: &str) -> Result<Option<T>, AdminError> {
+            let value = query::value(text, key).map(|value| value.parse());
+            value.transpose().map_err(|why| AdminError::BadRequest(format!("{key}: {why}")))
+        }
+        let Limit(limit) = one(text, "limit")?.unwrap_or(Limit(LIMIT_DEFAULT));
+        let client = one::<Client>(text, "client")?.map(|Client(client)| client);
+        Ok(Self { service: one(text, "service")?, backend: one(text, "backend")?, client, limit })
+    }
+}
+
+/// A Service, in one namespace or in any, at one port or at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceName {
+    /// Its namespace.
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: String,
+    /// The name of a port, or its number where it has none.
+    pub port: Option<String>,
+}
+
+impl FromStr for ServiceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refuse =
+            || format!("{text:?} is no Service; accepted: NAME, NAMESPACE/NAME, each with :PORT or without");
+        let (service, port) = match text.split_once(':') {
+            Some((service, port)) => (service, Some(port)),
+            None => (text, None),
+        };
+        let (namespace, name) = match service.split_once('/') {
+            Some((namespace, name)) => (Some(namespace), name),
+            None => (None, service),
+        };
+        let parts = [namespace, Some(name), port];
+        if parts.into_iter().flatten().any(|part| !crate::yaml::text::is_rfc1123_subdomain(part)) {
+            return Err(refuse());
+        }
+        let owned = |part: Option<&str>| part.map(str::to_owned);
+        Ok(Self { namespace: owned(namespace), name: name.to_owned(), port: owned(port) })
+    }
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(namespace) = &self.namespace {
+            write!(f, "{namespace}/")?;
+        }
+        f.write_str(&self.name)?;
+        self.port.as_ref().map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// A backend, at one port or at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackendName {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: Option<u16>,
+}
+
+impl FromStr for BackendName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(at) = text.parse::<SocketAddr>() {
+            return Ok(Self { address: at.ip(), port: Some(at.port()) });
+        }
+        let address = text.trim_matches(['[', ']']).parse();
+        let address =
+            address.map_err(|_| format!("{text:?} is no backend; accepted: ADDRESS:PORT, ADDRESS"))?;
+        Ok(Self { address, port: None })
+    }
+}
+
+impl fmt::Display for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            Some(port) => SocketAddr::new(self.address, port).fmt(f),
+            None => self.address.fmt(f),
+        }
+    }
+}
+
+/// A number of flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit(pub usize);
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let limit = text.parse().ok().filter(|&limit| limit <= LIMIT_MAX);
+        limit.map(Self).ok_or_else(|| format!("{text:?} is no limit; accepted: 0 to {LIMIT_MAX}"))
+    }
+}
+
+struct Client(IpAddr);
+
+impl FromStr for Client {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| format!("{text:?} is no client; accepted: an address"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_comes_back_as_it_was() {
+        for service in [None, Some("web"), Some("default/web"), Some("default/web:http"), Some("web:80")] {
+            for backend in
+                [None, Some("10.0.0.1"), Some("10.0.0.1:80"), Some("2001:db8::1"), Some("[2001:db8::1]:80")]
+            {
+                let asked = FlowsQuery {
+                    service: service.map(|text| text.parse().expect("a Service")),
+                    backend: backend.map(|text| text.parse().expect("a backend")),
+                    client: backend.map(|_| "2001:db8::9".parse().expect("an address")),
+                    limit: 7,
+                };
+                let pairs = asked.pairs();
+                let pairs: Vec<(&str, &str)> =
+                    pairs.iter().map(|(key, value)| (*key, value.as_str())).collect();
+                assert_eq!(FlowsQuery::parse(&query::encode(&pairs)), Ok(asked));
+            }
+        }
+        assert_eq!(FlowsQuery::parse("").map(|query| query.limit), Ok(LIMIT_DEFAULT));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named_with_what_would_be() {
+        for (text, named) in [
+            ("service=a/b/c", "service: \"a/b/c\" is no Service; accepted: NAME, NAMESPACE/NAME"),
+            ("service=", "service: \"\" is no Service"),
+            ("backend=web", "backend: \"web\" is no backend; accepted: ADDRESS:PORT, ADDRESS"),
+            ("client=10.0.0.0/8", "client: \"10.0.0.0/8\" is no client; accepted: an address"),
+            ("limit=-1", "limit: \"-1\" is no limit; accepted: 0 to 50000"),
+            ("limit=50001", "accepted: 0 to 50000"),
+        ] {
+            let error = FlowsQuery::parse(text).expect_err(text).to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

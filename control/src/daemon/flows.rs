@@ -1,0 +1,115 @@
+//! The listing of single flows: what was asked for in the dataplane's terms, what came back in people's.
+//!
+//! Waits for workers with a bound, so it is called on a thread of its own. Flows of Services that go meanwhile are
+//! left out.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::conntrack::{FlowKind, FlowView};
+use tidegate_core::ids::{BackendId, ServiceId};
+use tidegate_core::service::{BackendInfo, ServiceInfo};
+use tidegate_core::snapshot::Snapshot;
+use tidegate_dataplane::gateway::Dataplane;
+use tidegate_dataplane::worker::FlowFilter;
+
+use crate::admin::AdminError;
+use crate::admin::api::FlowRow;
+use crate::admin::flows_query::{BackendName, FlowsQuery, ServiceName};
+
+/// How long a listing waits for the workers: a table of a million flows takes one a tenth of it.
+const LISTING_MAX: Duration = Duration::from_secs(2);
+
+/// A listing.
+pub(super) struct Listing {
+    /// Sorted by Service, client and port.
+    pub(super) rows: Vec<FlowRow>,
+    /// There are more than the limit.
+    pub(super) more: bool,
+    /// Workers that have not answered in time.
+    pub(super) silent_workers: usize,
+}
+
+/// Lists flows. May wait.
+///
+/// # Errors
+/// When nothing is served by the names that were given.
+pub(super) fn list(dataplane: &Dataplane, query: &FlowsQuery) -> Result<Listing, AdminError> {
+    let filter = dataplane.with_snapshot(|snapshot| filter(snapshot, query))?;
+    // One more tells whether the limit cuts.
+    let (flows, silent_workers) = dataplane.flows(&filter, query.limit.saturating_add(1), LISTING_MAX);
+    let more = flows.len() > query.limit;
+    let named = |snapshot: &Snapshot| -> Vec<FlowRow> {
+        flows.iter().take(query.limit).filter_map(|flow| row(snapshot, flow)).collect()
+    };
+    let mut rows = dataplane.with_snapshot(named);
+    rows.sort_by(|a, b| {
+        let key = |row: &FlowRow| (row.vip, row.client, row.kind.clone());
+        (&a.namespace, &a.service, &a.port_name)
+            .cmp(&(&b.namespace, &b.service, &b.port_name))
+            .then(key(a).cmp(&key(b)))
+    });
+    Ok(Listing { rows, more, silent_workers })
+}
+
+/// The ids behind the names.
+fn filter(snapshot: &Snapshot, query: &FlowsQuery) -> Result<FlowFilter, AdminError> {
+    let infos = || snapshot.services().map(|(_, info)| info);
+    let services = query.service.as_ref().map(|name| {
+        let ids: Arc<[ServiceId]> =
+            infos().filter(|info| is_service(name, info)).map(|info| info.id).collect();
+        found(ids, &format!("Service {name}"))
+    });
+    let backends = query.backend.map(|name| {
+        let all = infos().flat_map(|info| &info.backends);
+        let ids: Arc<[BackendId]> = all.filter(|one| is_backend(name, one)).map(|one| one.id).collect();
+        found(ids, &format!("backend {name}"))
+    });
+    Ok(FlowFilter {
+        services: services.transpose()?,
+        backends: backends.transpose()?,
+        client: query.client.map(Into::into),
+    })
+}
+
+fn found<T>(ids: Arc<[T]>, what: &str) -> Result<Arc<[T]>, AdminError> {
+    if ids.is_empty() {
+        return Err(AdminError::NotFound(format!("{what} is not served")));
+    }
+    Ok(ids)
+}
+
+fn is_service(name: &ServiceName, info: &ServiceInfo) -> bool {
+    name.name == info.name
+        && name.namespace.as_ref().is_none_or(|namespace| *namespace == info.namespace)
+        && name.port.as_ref().is_none_or(|port| *port == info.port_name || *port == info.key.port.to_string())
+}
+
+fn is_backend(name: BackendName, info: &BackendInfo) -> bool {
+    info.address.ip() == name.address && name.port.is_none_or(|port| port == info.port)
+}
+
+fn row(snapshot: &Snapshot, flow: &FlowView) -> Option<FlowRow> {
+    let info = snapshot.service_info(flow.service)?;
+    let backend = snapshot.backend(flow.backend);
+    let (kind, source) = match flow.kind {
+        FlowKind::Dsr => ("dsr", None),
+        FlowKind::Affinity => ("affinity", None),
+        FlowKind::Nat { source, source_port, .. } => ("nat", Some(SocketAddr::new(source.ip(), source_port))),
+    };
+    Some(FlowRow {
+        namespace: info.namespace.clone(),
+        service: info.name.clone(),
+        port_name: info.port_name.clone(),
+        protocol: info.key.protocol.to_string(),
+        client: SocketAddr::new(flow.client.ip(), flow.client_port),
+        vip: SocketAddr::new(info.key.vip, info.key.port),
+        backend: backend.map(|backend| SocketAddr::new(backend.address.ip(), backend.port)),
+        mode: info.mode.to_string(),
+        kind: kind.to_owned(),
+        source: source.filter(|source| source.ip() != flow.client.ip()),
+        state: flow.phase.as_str().to_owned(),
+        idle_seconds: flow.idle_ms / 1000,
+    })
+}
