@@ -10,6 +10,7 @@ mod order;
 mod own_addresses;
 mod pod_routes;
 mod refusals;
+mod sentences;
 mod source_ranges;
 
 use std::collections::BTreeSet;

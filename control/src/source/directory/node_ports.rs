@@ -5,7 +5,7 @@
 //! hash of the Service's name and the port, so that it is the same in every run, and another Service moves it
 //! only by a collision.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::diagnostic::{Diagnostic, Report};
@@ -22,30 +22,53 @@ const STATIC_BAND: u16 = 86;
 /// Who has a port.
 type Taken = BTreeMap<(Port, Protocol), ObjectKey>;
 
-/// Notes the ports that Services ask for, then gives ports to those that should have some.
+/// A port that its Service asked for and another has: the Service, and the index of the port, none for
+/// `healthCheckNodePort`.
+type Refused = BTreeSet<(ObjectKey, Option<usize>)>;
+
+/// Notes the ports that Services ask for, first come first, then gives ports to those that should have some. A port
+/// that another Service has is taken away and not made up for: an API server would have refused the whole object.
 pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
     let mut taken = Taken::new();
-    for service in objects.services.values() {
+    let mut refused = Refused::new();
+    let mut services: Vec<&Arc<Service>> = objects.services.values().collect();
+    services.sort_by(|a, b| a.meta.seniority().cmp(&b.meta.seniority()));
+    for service in services {
+        let key = &service.meta.key;
         for (i, port) in service.ports.iter().enumerate() {
             if let Some(node_port) = port.node_port {
                 let field = format!("spec.ports[{i}].nodePort");
-                claim(&mut taken, service, node_port, port.protocol, &field, report);
+                if !claim(&mut taken, service, node_port, port.protocol, &field, report) {
+                    refused.insert((key.clone(), Some(i)));
+                }
             }
         }
-        if let Some(port) = service.health_check_node_port {
-            claim(&mut taken, service, port, Protocol::Tcp, "spec.healthCheckNodePort", report);
+        if let Some(port) = service.health_check_node_port
+            && !claim(&mut taken, service, port, Protocol::Tcp, "spec.healthCheckNodePort", report)
+        {
+            refused.insert((key.clone(), None));
         }
     }
-    for service in objects.services.values_mut().filter(|s| lacks_ports(s)) {
+    let concerned = |service: &Service| {
+        let key = &service.meta.key;
+        lacks_ports(service) || refused.range((key.clone(), None)..).next().is_some_and(|(k, _)| k == key)
+    };
+    for service in objects.services.values_mut().filter(|service| concerned(service)) {
         let wants = |protocol, what: &str| (protocol, format!("{} {what}", service.meta.key));
         let mut given = Service::clone(service);
         let numbered = matches!(service.service_type, ServiceType::NodePort)
             || (service.service_type == ServiceType::LoadBalancer && service.allocate_node_ports);
-        for port in given.ports.iter_mut().filter(|p| numbered && p.node_port.is_none()) {
-            let (protocol, seed) = wants(port.protocol, &format!("{}/{}", port.port, port.protocol));
-            port.node_port = choose(&mut taken, service, protocol, &seed, report);
+        for (i, port) in given.ports.iter_mut().enumerate() {
+            if refused.contains(&(service.meta.key.clone(), Some(i))) {
+                port.node_port = None;
+            } else if numbered && port.node_port.is_none() {
+                let (protocol, seed) = wants(port.protocol, &format!("{}/{}", port.port, port.protocol));
+                port.node_port = choose(&mut taken, service, protocol, &seed, report);
+            }
         }
-        if lacks_health_port(service) {
+        if refused.contains(&(service.meta.key.clone(), None)) {
+            given.health_check_node_port = None;
+        } else if lacks_health_port(service) {
             let (protocol, seed) = wants(Protocol::Tcp, "health");
             given.health_check_node_port = choose(&mut taken, service, protocol, &seed, report);
         }
@@ -68,6 +91,7 @@ fn lacks_health_port(service: &Service) -> bool {
         && service.health_check_node_port.is_none()
 }
 
+/// Whether the port is free for the Service, and its own from here on.
 fn claim(
     taken: &mut Taken,
     service: &Service,
@@ -75,7 +99,7 @@ fn claim(
     protocol: Protocol,
     field: &str,
     report: &mut Report,
-) {
+) -> bool {
     let key = &service.meta.key;
     if let Some(owner) = taken.get(&(port, protocol)) {
         report.push(
@@ -83,9 +107,10 @@ fn claim(
                 .accepting("a free port, or leave it out")
                 .at(service.meta.origin.field(field)),
         );
-        return;
+        return false;
     }
     taken.insert((port, protocol), key.clone());
+    true
 }
 
 fn choose(

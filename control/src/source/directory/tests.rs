@@ -187,10 +187,16 @@ fn a_node_port_asked_for_twice_is_an_error_and_one_asked_for_is_never_given_out(
     assert!(report.is_empty(), "{report}");
     assert_ne!(objects.services[&ObjectKey::new("default", "web")].ports[0].node_port, Some(given));
     write(&dir.path().join("z.yaml"), &fixed("svc-z"));
-    let (_, report) = DirectorySource::load(dir.path());
+    let (objects, report) = DirectorySource::load(dir.path());
     assert!(
         report.to_string().contains(&format!("{given}/TCP is already taken by Service default/svc-y")),
         "{report}"
+    );
+    let number = |name| objects.services[&ObjectKey::new("default", name)].ports[0].node_port;
+    assert_eq!(
+        (number("svc-y"), number("svc-z")),
+        (Some(given), None),
+        "one of them has it, none has another"
     );
 }
 

@@ -20,6 +20,8 @@ mod retain;
 mod wire;
 
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use crate::model::{
     AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, Pod, Service,
 };
-use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
+use crate::yaml::{Field, Fields, Node, Sheet, Unknown, text};
 
 /// An object of a kind that the gateway reads; shared, so that putting files together copies none.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,6 +87,26 @@ pub(crate) fn decode_as(sheet: &Sheet, object: &Node, kind: &str) -> Option<Obje
     objects.pop()
 }
 
+/// The API group of an `apiVersion`; empty for the core group.
+fn group_of(api_version: &str) -> &str {
+    api_version.rsplit_once('/').map_or("", |(group, _)| group)
+}
+
+/// A kind that the gateway has no use for, or one of its own that is misspelt: nearly the name, and the same group.
+fn not_read(document: &Field<'_>, kind: &str, group: Option<&str>) {
+    let names = KINDS.map(|k| k.0);
+    let near = text::nearest(kind, &names).into_iter().find(|name| {
+        let own = KINDS.iter().find(|(n, ..)| n == name).map(|(_, version, ..)| group_of(version));
+        group.is_none() || own == group
+    });
+    match near {
+        Some(near) => document.error(format_args!("kind {kind} is not known, {near} is"), names.join(", ")),
+        None => {
+            document.warning(format_args!("kind {kind} is not read by the gateway"), names.join(", "));
+        }
+    }
+}
+
 /// Reads an object, or the items of a list. `assumed` is the kind that a typed list gives to its items.
 fn collect(document: &Field<'_>, assumed: Option<&str>, objects: &mut Vec<Object>) {
     let names = || KINDS.map(|k| k.0).join(", ");
@@ -112,10 +132,19 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, objects: &mut Vec<Object
         fields.finish(Unknown::Warned);
         return;
     }
+    let group = fields.get("apiVersion").and_then(|f| f.string()).map(group_of);
     let Some((_, api_version, scope, read)) = KINDS.iter().find(|(name, ..)| *name == kind) else {
-        document.warning(format_args!("kind {kind} is not read by the gateway"), names());
+        not_read(document, kind, group);
         return;
     };
+    // Others have kinds of the same name: a Service of serving.knative.dev is none of ours.
+    if let Some(group) = group
+        && !KINDS.iter().any(|(_, version, ..)| group_of(version) == group)
+    {
+        document.warning(format_args!("kind {kind} of {group} is not read by the gateway"), names());
+        fields.finish(Unknown::Ignored);
+        return;
+    }
     let errors_before = document.sheet.errors();
     let version = match assumed {
         Some(_) => fields.get("apiVersion"),

@@ -477,6 +477,34 @@ fn unknown_fields_are_warnings_and_the_object_stays() {
 }
 
 #[test]
+fn a_kind_of_ours_that_is_misspelt_is_an_error_and_one_of_another_group_is_not() {
+    for (kind, version, meant) in [
+        ("Servce", "v1", Some("Service")),
+        ("service", "v1", Some("Service")),
+        ("Endpoint", "v1", Some("Endpoints")),
+        ("EndpointSlices", "discovery.k8s.io/v1", Some("EndpointSlice")),
+        ("AdressPool", "tidegate.dev/v1alpha1", Some("AddressPool")),
+        ("Job", "batch/v1", None),
+        ("Role", "rbac.authorization.k8s.io/v1", None),
+        ("ServiceAccount", "v1", None),
+        ("Secret", "v1", None),
+        ("Service", "serving.knative.dev/v1", None),
+    ] {
+        let (objects, report) =
+            read(&format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: d}}\nspec: {{x: [1]}}\n"));
+        assert!(objects.is_empty(), "{kind}");
+        assert_eq!(report.has_errors(), meant.is_some(), "{report}");
+        assert_eq!(report.len(), 1, "{report}");
+        if let Some(meant) = meant {
+            assert!(
+                report.to_string().contains(&format!("kind {kind} is not known, {meant} is")),
+                "{report}"
+            );
+        }
+    }
+}
+
+#[test]
 fn other_kinds_are_warned_about_by_name() {
     let (objects, report) =
         read("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec: {anything: [1]}\n");

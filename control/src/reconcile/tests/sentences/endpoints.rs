@@ -1,0 +1,234 @@
+//! Section 2: endpoints, their conditions, the choice among them.
+
+use super::*;
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::snapshot::{NoEndpoints, Snapshot};
+
+#[test]
+fn endpoint_slices_are_merged_over_all_slices_with_the_label_service_name() {
+    let slices = slice_of_web("a", "IPv4", &["addresses: [10.1.0.1]"])
+        + &slice_of_web("b", "IPv4", &["addresses: [10.1.0.2]"])
+        + &slice_of_web("c", "IPv4", &["addresses: [10.1.0.3]"])
+            .replace("service-name: web", "service-name: other");
+    let both = Both::new(&(web("") + &slices));
+    assert_eq!(both.backends(), ["10.1.0.1:8080 active", "10.1.0.2:8080 active"]);
+}
+
+#[test]
+fn missing_conditions_mean_ready_serving_and_not_terminating() {
+    let both = web_with(
+        "",
+        &[
+            "addresses: [10.1.0.1]",
+            "addresses: [10.1.0.2], conditions: {}",
+            "addresses: [10.1.0.3], conditions: {ready: false}",
+        ],
+    );
+    assert_eq!(both.backends(), ["10.1.0.1:8080 active", "10.1.0.2:8080 active", "10.1.0.3:8080 down"]);
+}
+
+#[test]
+fn address_types_are_ipv4_and_ipv6_only() {
+    let outcome = Both::new(&(web("") + &slice_of_web("a", "FQDN", &["addresses: [example.com]"]))).look();
+    assert_eq!(states(only(&outcome)), [] as [String; 0]);
+    assert!(outcome.findings[0].diagnostic.what.contains("lists names"), "{:?}", messages(&outcome));
+}
+
+#[test]
+fn only_the_first_address_counts() {
+    assert_eq!(web_with("", &["addresses: [10.1.0.1, 10.1.0.2]"]).backends(), ["10.1.0.1:8080 active"]);
+}
+
+#[test]
+fn a_port_with_no_number_is_ignored_and_ports_match_by_name_and_protocol() {
+    let slice = |ports: &str| {
+        slice_of_web("a", "IPv4", &["addresses: [10.1.0.1]"])
+            .replace("[{name: http, protocol: TCP, port: 8080}]", ports)
+    };
+    let backends = |ports: &str| Both::new(&(web("") + &slice(ports))).backends();
+    assert_eq!(backends("[{name: http}]"), [] as [String; 0]);
+    assert_eq!(backends("[{name: http, protocol: UDP, port: 8080}]"), [] as [String; 0]);
+    assert_eq!(backends("[{name: https, port: 8080}]"), [] as [String; 0]);
+    assert_eq!(backends("[{port: 8080}]"), [] as [String; 0]);
+    assert_eq!(backends("[{name: http, port: 8080}]"), ["10.1.0.1:8080 active"]);
+    let unnamed = web("").replace("name: http, ", "") + &slice("[{name: '', port: 8080}]");
+    assert_eq!(Both::new(&unnamed).backends(), ["10.1.0.1:8080 active"], "the unnamed port is \"\"");
+}
+
+#[test]
+fn the_same_ip_and_port_in_two_slices_is_one_backend_and_the_one_not_terminating_wins() {
+    let terminating = "addresses: [10.1.0.1], conditions: {ready: false, serving: true, terminating: true}";
+    let alive = "addresses: [10.1.0.1]";
+    for (first, second) in [(terminating, alive), (alive, terminating)] {
+        let slices = slice_of_web("a", "IPv4", &[first]) + &slice_of_web("b", "IPv4", &[second]);
+        assert_eq!(Both::new(&(web("") + &slices)).backends(), ["10.1.0.1:8080 active"]);
+    }
+}
+
+#[test]
+fn an_endpoint_that_moves_between_slices_is_never_dropped() {
+    let in_slice = |name: &str| web("") + &slice_of_web(name, "IPv4", &["addresses: [10.1.0.1]"]);
+    let mut both = Both::new(&in_slice("a"));
+    let before = both.step();
+    both.now_is(&web(""));
+    assert_eq!(states(only(&both.step())), ["10.1.0.1:8080 down"], "in neither for a moment: its flows stay");
+    both.now_is(&in_slice("b"));
+    assert_eq!(both.step().spec, before.spec);
+}
+
+#[test]
+fn legacy_endpoints_are_accepted_from_a_directory_and_a_cut_at_1000_is_a_warning() {
+    let legacy = web("")
+        + "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web, annotations: \
+           {endpoints.kubernetes.io/over-capacity: truncated}}\nsubsets: [{addresses: [{ip: 10.1.0.1}], \
+           notReadyAddresses: [{ip: 10.1.0.2}], ports: [{name: http, port: 8080}]}]\n";
+    let mut world = World::new(vec![], vec![]);
+    world.objects = read(&legacy);
+    let outcome = world.look();
+    assert_eq!(states(only(&outcome)), ["10.1.0.1:8080 active", "10.1.0.2:8080 down"]);
+    let message = &messages(&outcome)[0];
+    assert!(message.contains("warning: Endpoints default/web were cut at 1000 addresses"), "{message}");
+}
+
+#[test]
+fn tables_take_10000_backends_of_one_service() {
+    let slices: String = (0..100_u8)
+        .map(|i| {
+            let endpoints: Vec<String> = (0..100).map(|j| format!("addresses: [10.1.{i}.{j}]")).collect();
+            let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
+            slice_of_web(&format!("s{i}"), "IPv4", &endpoints)
+        })
+        .collect();
+    let both = Both::new(&(web("") + &slices)).with(|world| {
+        let to = "10.0.0.0/8".parse().expect("a network");
+        world.settings.routes = vec![tidegate_core::snapshot::RouteSpec { to, via: ip("10.0.0.9") }];
+    });
+    let outcome = both.look();
+    assert_eq!(only(&outcome).backends.len(), 10_000);
+    let compiled = Snapshot::compile(&outcome.spec, None, &NeighborTable::new());
+    let (snapshot, problems) = compiled.expect("it fits");
+    assert!(problems.is_empty(), "{:?}", problems.first());
+    let (service, _) = snapshot.services().next().expect("there is one");
+    assert!(snapshot.shares(service).iter().all(|slots| *slots > 0), "each takes flows");
+}
+
+#[test]
+fn pods_and_a_selector_make_endpoints_by_the_rule_for_directory_users_without_slices() {
+    let pod = |name: &str, address: &str, ready: &str, deleted: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: web}}{deleted}}}\nstatus: {{podIP: \
+             {address}, conditions: [{{type: Ready, status: '{ready}'}}]}}\n---\n"
+        )
+    };
+    let deleted = ", deletionTimestamp: '2026-01-01T00:00:00Z'";
+    let pods = pod("ready", "10.1.0.1", "True", "")
+        + &pod("unready", "10.1.0.2", "False", "")
+        + &pod("leaving", "10.1.0.3", "True", deleted)
+        + &pod("gone", "10.1.0.4", "False", deleted);
+    let look = |spec: &str| {
+        let mut world = World::new(vec![], vec![]);
+        world.objects = read(&(web(&format!("  selector: {{app: web}}\n{spec}")) + &pods));
+        states(only(&world.look()))
+    };
+    assert_eq!(
+        look(""),
+        ["10.1.0.1:8080 active", "10.1.0.2:8080 down", "10.1.0.3:8080 draining", "10.1.0.4:8080 draining"]
+    );
+    let published = look("  publishNotReadyAddresses: true\n");
+    assert!(published.iter().all(|state| state.ends_with(" active")), "{published:?}");
+}
+
+#[test]
+fn an_endpoint_that_is_loopback_link_local_multicast_or_a_vip_is_refused_and_the_others_stay() {
+    let both = web_with(
+        "  externalIPs: [198.51.100.1]\n  loadBalancerIP: 203.0.113.5\n",
+        &[
+            "addresses: [127.0.0.1]",
+            "addresses: [169.254.0.1]",
+            "addresses: [224.0.0.1]",
+            "addresses: [198.51.100.1]",
+            "addresses: [203.0.113.5]",
+            "addresses: [10.1.0.1]",
+        ],
+    );
+    let outcome = both.look();
+    for spec in &outcome.spec.services {
+        assert_eq!(states(spec), ["10.1.0.1:8080 active"]);
+    }
+    assert_eq!(outcome.findings.iter().filter(|f| f.reason == Reason::EndpointRefused).count(), 5);
+    let v6 = [
+        "addresses: ['::1']",
+        "addresses: ['fe80::1']",
+        "addresses: ['ff02::1']",
+        "addresses: ['2001:db8::a']",
+    ];
+    let both = Both::new(&(web("  ipFamilies: [IPv6]\n") + &slice_of_web("v6", "IPv6", &v6)));
+    assert_eq!(both.backends(), ["[2001:db8::a]:8080 active"]);
+}
+
+#[test]
+fn policy_cluster_takes_all_ready_ones_and_if_none_is_ready_those_serving_and_terminating() {
+    let terminating = "addresses: [10.1.0.3], conditions: {ready: false, serving: true, terminating: true}";
+    let gone = "addresses: [10.1.0.4], conditions: {ready: false, serving: false, terminating: true}";
+    let both = web_with("", &["addresses: [10.1.0.1]", "addresses: [10.1.0.2]", terminating, gone]);
+    assert_eq!(
+        both.backends(),
+        ["10.1.0.1:8080 active", "10.1.0.2:8080 active", "10.1.0.3:8080 draining", "10.1.0.4:8080 draining"]
+    );
+    assert_eq!(
+        web_with("", &[terminating, gone]).backends(),
+        ["10.1.0.3:8080 active", "10.1.0.4:8080 draining"]
+    );
+}
+
+#[test]
+fn topology_hints_filter_only_if_every_ready_endpoint_carries_them_and_one_names_our_zone() {
+    let hinted = |address: &str, zone: &str| {
+        format!("addresses: [{address}], zone: {zone}, hints: {{forZones: [{{name: {zone}}}]}}")
+    };
+    let (a, b) = (hinted("10.1.0.1", "a"), hinted("10.1.0.2", "b"));
+    let active = |endpoints: &[&str], zone: &str| {
+        let both = web_with("", endpoints).with(|world| world.settings.zone = Some(zone.to_owned()));
+        weights(only(&both.look())).len()
+    };
+    assert_eq!(active(&[&a, &b], "a"), 1);
+    assert_eq!(active(&[&a, &b], "c"), 2, "nobody names our zone");
+    assert_eq!(active(&[&a, &b, "addresses: [10.1.0.3]"], "a"), 3, "one carries none");
+    let unready = "addresses: [10.1.0.3], conditions: {ready: false}";
+    assert_eq!(active(&[&a, &b, unready], "a"), 1, "only ready ones are asked");
+}
+
+#[test]
+fn no_endpoint_at_all_is_rejected_or_dropped_as_configured_and_local_with_endpoints_elsewhere_is_dropped() {
+    let both = web_with("", &[]);
+    assert_eq!(only(&both.look()).no_endpoints, NoEndpoints::Reject);
+    let both = both.with(|world| world.settings.no_endpoints = NoEndpoints::Drop);
+    assert_eq!(only(&both.look()).no_endpoints, NoEndpoints::Drop);
+    let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
+    let elsewhere = web_with(local, &["addresses: [10.1.0.1], nodeName: b"])
+        .with(|world| world.settings.node = Some("a".into()));
+    assert_eq!(only(&elsewhere.look()).no_endpoints, NoEndpoints::Drop);
+    let nowhere = web_with(local, &[]).with(|world| world.settings.node = Some("a".into()));
+    assert_eq!(only(&nowhere.look()).no_endpoints, NoEndpoints::Reject);
+}
+
+#[test]
+fn a_terminating_or_removed_backend_gets_no_new_flow_and_keeps_its_flows_until_the_drain_timeout() {
+    let drain = "{name: web, annotations: {tidegate.dev/drain-timeout: 60s}}";
+    let objects = |endpoints: &[&str]| {
+        web("").replace("{name: web}", drain) + &slice_of_web("web-1", "IPv4", endpoints)
+    };
+    let mut both = Both::new(&objects(&["addresses: [10.1.0.1]", "addresses: [10.1.0.2]"]));
+    both.step();
+    both.now_is(&objects(&[
+        "addresses: [10.1.0.1]",
+        "addresses: [10.1.0.2], conditions: {ready: false, terminating: true}",
+    ]));
+    assert_eq!(states(only(&both.step())), ["10.1.0.1:8080 active", "10.1.0.2:8080 draining"]);
+    both.now_is(&objects(&["addresses: [10.1.0.1]"]));
+    assert_eq!(states(only(&both.step())), ["10.1.0.1:8080 active", "10.1.0.2:8080 down"]);
+    both.both(|world| world.now += Duration::from_secs(59));
+    assert_eq!(states(only(&both.step())).len(), 2);
+    both.both(|world| world.now += Duration::from_secs(1));
+    assert_eq!(states(only(&both.step())), ["10.1.0.1:8080 active"]);
+}

@@ -1,0 +1,244 @@
+//! Sections 1, 5, 7, 8 and 9: Services, their ports and their addresses.
+
+use super::*;
+use tidegate_core::snapshot::{ForwardingMode, Protocol as CoreProtocol};
+
+fn keys(outcome: &Outcome) -> Vec<String> {
+    outcome.spec.services.iter().map(|s| s.key.to_string()).collect()
+}
+
+#[test]
+fn protocol_defaults_to_tcp_and_target_port_to_port() {
+    let both = Both::new(
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: LoadBalancer, ports: [{port: 80}], \
+         allocateLoadBalancerNodePorts: false}\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: \
+         {name: a, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nports: [{port: 80}]\nendpoints: \
+         [{addresses: [10.1.0.1]}]\n",
+    )
+    .with(|world| world.settings.forwarding = ForwardingMode::DsrIpip);
+    let outcome = both.look();
+    assert_eq!(only(&outcome).key.protocol, CoreProtocol::Tcp);
+    assert_eq!(states(only(&outcome)), ["10.1.0.1:80 active"]);
+}
+
+#[test]
+fn the_same_port_with_tcp_udp_and_sctp_is_legal() {
+    let both = Both::new(
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  type: LoadBalancer\n  \
+         allocateLoadBalancerNodePorts: false\n  ports:\n  - {name: t, port: 53}\n  - {name: u, port: 53, protocol: \
+         UDP}\n  - {name: s, port: 53, protocol: SCTP}\n",
+    );
+    let outcome = both.look();
+    let served: Vec<(CoreProtocol, u16)> =
+        outcome.spec.services.iter().map(|s| (s.key.protocol, s.key.port)).collect();
+    assert_eq!(served, [(CoreProtocol::Tcp, 53), (CoreProtocol::Udp, 53)]);
+    let sctp = &outcome.services[0].ports[2];
+    assert_eq!((sctp.name.as_str(), sctp.refused.as_deref()), ("s", Some("SCTP is not supported yet")));
+}
+
+#[test]
+fn pods_of_one_service_may_give_a_target_port_name_different_numbers() {
+    let slice = |name: &str, number: u16, address: &str| {
+        slice_of_web(name, "IPv4", &[&format!("addresses: [{address}]")]).replace("8080", &number.to_string())
+    };
+    let service = web("").replace("targetPort: 8080", "targetPort: web");
+    let both = Both::new(&(service + &slice("a", 8080, "10.1.0.1") + &slice("b", 9090, "10.1.0.2")));
+    assert_eq!(both.backends(), ["10.1.0.1:8080 active", "10.1.0.2:9090 active"]);
+}
+
+#[test]
+fn external_name_headless_and_services_of_another_proxy_are_skipped() {
+    for spec in [
+        "metadata: {name: web}\nspec: {type: ExternalName, externalName: example.com, externalIPs: [198.51.100.1]}",
+        "metadata: {name: web}\nspec: {clusterIP: None, ports: [{port: 80}], externalIPs: [198.51.100.1]}",
+        "metadata: {name: web, labels: {service.kubernetes.io/service-proxy-name: other}}\nspec: {type: \
+         LoadBalancer, ports: [{port: 80}], allocateLoadBalancerNodePorts: false}",
+    ] {
+        let outcome = Both::new(&format!("apiVersion: v1\nkind: Service\n{spec}\n")).look();
+        assert!(outcome.services.is_empty() && outcome.spec.services.is_empty(), "{spec}");
+    }
+}
+
+#[test]
+fn slices_with_the_label_headless_are_skipped_at_the_watch() {
+    let labelled = slice_of_web("a", "IPv4", &["addresses: [10.1.0.1]"]).replace(
+        "kubernetes.io/service-name: web",
+        "kubernetes.io/service-name: web, service.kubernetes.io/headless: ''",
+    );
+    assert!(crate::source::kubernetes::testing::objects_of(&labelled).endpoint_slices.is_empty());
+}
+
+#[test]
+fn a_vip_is_any_of_load_balancer_ingress_external_ip_node_port_and_own_cluster_ip() {
+    let both = Both::new(
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  type: LoadBalancer\n  clusterIP: \
+         10.96.0.10\n  externalIPs: [198.51.100.1]\n  loadBalancerIP: 203.0.113.5\n  ports: [{port: 80, nodePort: \
+         30080}]\n",
+    );
+    assert_eq!(keys(&both.look()), ["TCP 198.51.100.1:80", "TCP 203.0.113.5:80"]);
+    let both = both.with(|world| {
+        world.settings.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
+        world.settings.own_cluster_ips = true;
+    });
+    assert_eq!(
+        keys(&both.look()),
+        ["TCP 10.0.0.1:30080", "TCP 10.96.0.10:80", "TCP 198.51.100.1:80", "TCP 203.0.113.5:80"]
+    );
+}
+
+#[test]
+fn a_vip_is_served_by_endpoints_of_its_own_family_and_only_modes_with_an_outer_header_use_the_other() {
+    for (mode, expected) in [("dsr-ipip", 1), ("nat", 0), ("fullnat", 0), ("dsr-l2", 0)] {
+        let service = web("  ipFamilies: [IPv6]\n")
+            .replace(
+                "{name: web}",
+                &format!("{{name: web, annotations: {{tidegate.dev/forwarding: {mode}}}}}"),
+            )
+            .replace("port: 80,", "port: 8080,");
+        let v4 = slice_of_web("v4", "IPv4", &["addresses: [10.0.1.1]"]);
+        let both = Both::new(&(service.clone() + &v4));
+        assert_eq!(both.backends().len(), expected, "{mode}");
+        let both = Both::new(&(service + &v4 + &slice_of_web("v6", "IPv6", &["addresses: ['2001:db8::a']"])));
+        assert_eq!(both.backends(), ["[2001:db8::a]:8080 active"], "{mode}");
+    }
+}
+
+#[test]
+fn dsr_keeps_the_destination_port_so_a_port_that_differs_from_its_target_port_is_not_programmed_and_others_are()
+ {
+    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {tidegate.dev/forwarding: \
+                   dsr-ipip}}\nspec:\n  type: LoadBalancer\n  allocateLoadBalancerNodePorts: false\n  ports: [{name: \
+                   http, port: 80, targetPort: 8080}, {name: same, port: 443}]\n";
+    let outcome = Both::new(service).look();
+    assert_eq!(only(&outcome).port_name, "same");
+    let finding = &outcome.findings[0];
+    assert_eq!(finding.reason, Reason::PortNotProgrammed);
+    assert!(finding.diagnostic.what.contains("keeps the destination port 80, and the target port is 8080"));
+}
+
+#[test]
+fn services_without_a_selector_get_their_endpoints_from_the_user_and_backends_may_lie_outside_the_cluster() {
+    assert_eq!(web_with("", &["addresses: [192.168.77.1]"]).backends(), ["192.168.77.1:8080 active"]);
+}
+
+#[test]
+fn app_protocol_is_shown_and_unknown_values_are_legal() {
+    let service = web("").replace("name: http,", "name: http, appProtocol: example.com/unheard-of,");
+    let outcome = Both::new(&service).look();
+    assert_eq!(outcome.services[0].ports[0].app_protocol.as_deref(), Some("example.com/unheard-of"));
+    assert_eq!(messages(&outcome), [] as [String; 0]);
+}
+
+#[test]
+fn our_class_is_claimed_always_none_at_all_only_by_default_and_others_are_left_alone() {
+    for (class, unclassed, claimed) in [
+        ("  loadBalancerClass: tidegate.dev/gateway\n", false, true),
+        ("", true, true),
+        ("", false, false),
+        ("  loadBalancerClass: example.com/lb\n", true, false),
+    ] {
+        let both = Both::new(&web(class)).with(|world| world.settings.claims_unclassed = unclassed);
+        assert_eq!(both.look().services.len(), usize::from(claimed), "{class:?} {unclassed}");
+    }
+}
+
+#[test]
+fn the_annotation_wins_over_load_balancer_ip_and_both_set_and_different_is_an_error() {
+    let annotated = |spec: &str| {
+        let annotations = "{name: web, annotations: {tidegate.dev/load-balancer-ips: 203.0.113.6}}";
+        Both::new(&web(spec).replace("{name: web}", annotations)).look()
+    };
+    assert_eq!(keys(&annotated("")), ["TCP 203.0.113.6:80"]);
+    assert_eq!(keys(&annotated("  loadBalancerIP: 203.0.113.6\n")), ["TCP 203.0.113.6:80"]);
+    let outcome = annotated("  loadBalancerIP: 203.0.113.7\n");
+    assert!(outcome.spec.services.is_empty());
+    assert!(messages(&outcome)[0].contains("contradicts the annotation"), "{:?}", messages(&outcome));
+}
+
+#[test]
+fn one_address_per_family_prefer_falls_back_and_require_is_all_or_nothing() {
+    let families = |policy: &str, v6: bool| {
+        let both = Both::new(&web(&format!("  ipFamilyPolicy: {policy}\n"))).with(|world| {
+            if !v6 {
+                world.settings.pools = vec![pool("public", &["203.0.113.0/28"])];
+            }
+        });
+        let outcome = both.look();
+        let reasons: Vec<Reason> = outcome.findings.iter().map(|f| f.reason).collect();
+        (outcome.spec.services.len(), reasons)
+    };
+    assert_eq!(families("RequireDualStack", true), (2, vec![]));
+    assert_eq!(families("PreferDualStack", true), (2, vec![]));
+    assert_eq!(families("SingleStack", true), (1, vec![]));
+    assert_eq!(families("PreferDualStack", false), (1, vec![Reason::FamilyFallback]));
+    assert_eq!(families("RequireDualStack", false), (0, vec![Reason::AllocationFailed]));
+}
+
+#[test]
+fn allocate_load_balancer_node_ports_false_works_with_pods_as_targets_or_dsr_to_nodes() {
+    assert_eq!(web_with("", &["addresses: [10.1.0.1]"]).backends(), ["10.1.0.1:8080 active"]);
+    let annotations =
+        "{name: web, annotations: {tidegate.dev/target: node, tidegate.dev/forwarding: dsr-l2}}";
+    let node = "apiVersion: v1\nkind: Node\nmetadata: {name: n7}\nstatus: {addresses: [{type: InternalIP, address: \
+                10.0.1.9}]}\n";
+    let both = Both::new(&(web("").replace("{name: web}", annotations) + node));
+    assert_eq!(both.backends(), ["10.0.1.9:80 active"]);
+}
+
+#[test]
+fn external_ips_are_honoured_only_inside_a_pool_that_authorises_them_else_external_ip_denied() {
+    let service = |address: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\nspec: {{ports: [{{port: 80}}], externalIPs: \
+             [{address}]}}\n---\napiVersion: v1\nkind: Node\nmetadata: {{name: n7}}\nstatus: {{addresses: [{{type: \
+             InternalIP, address: 198.51.100.9}}]}}\n"
+        )
+    };
+    let outcome = Both::new(&service("198.51.100.1")).look();
+    assert_eq!(keys(&outcome), ["TCP 198.51.100.1:80"]);
+    assert!(outcome.services[0].pending.is_none(), "a Service of another type waits for no address");
+    for (address, why) in [
+        ("203.0.113.4", "pool public does not authorise external IPs"),
+        ("192.0.2.66", "it is in no pool"),
+        ("198.51.100.9", "an address of node n7"),
+    ] {
+        let outcome = Both::new(&service(address)).look();
+        assert!(outcome.spec.services.is_empty());
+        assert_eq!(outcome.findings[0].reason.as_str(), "ExternalIPDenied");
+        assert!(outcome.findings[0].diagnostic.what.contains(why), "{}", outcome.findings[0].diagnostic);
+    }
+}
+
+#[test]
+fn a_value_that_is_not_understood_names_key_value_and_accepted_and_the_default_goes_on() {
+    for (key, value, accepted) in [
+        ("tidegate.dev/forwarding", "dsr", "dsr-l2, dsr-ipip, nat, fullnat"),
+        ("tidegate.dev/target", "pods", "pod, node"),
+        ("tidegate.dev/table-size", "12", "auto, or a prime"),
+        ("tidegate.dev/drain-timeout", "5 minutes", "a duration such as"),
+        ("tidegate.dev/health-check-interval", "soon", "a duration such as"),
+    ] {
+        let annotations = format!("{{name: web, annotations: {{{key}: '{value}'}}}}");
+        let outcome = Both::new(&web("").replace("{name: web}", &annotations)).look();
+        let diagnostic = &outcome.findings[0].diagnostic;
+        assert_eq!(outcome.findings[0].reason, Reason::InvalidValue);
+        assert!(diagnostic.what.contains(&format!("{key}: {value:?}")), "{diagnostic}");
+        assert!(diagnostic.accepted.as_deref().is_some_and(|a| a.contains(accepted)), "{diagnostic}");
+        assert_eq!(only(&outcome).mode, ForwardingMode::FullNat);
+    }
+}
+
+#[test]
+fn the_control_planes_own_vip_works_from_a_static_manifest_with_an_https_check_on_readyz() {
+    let manifest = "apiVersion: v1\nkind: Service\nmetadata: {name: api, namespace: kube-system, annotations: \
+                    {tidegate.dev/health-check-protocol: https, tidegate.dev/health-check-path: /readyz}}\nspec: \
+                    {externalIPs: [198.51.100.1], ports: [{name: https, port: 443, targetPort: \
+                    6443}]}\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: api, namespace: \
+                    kube-system, labels: {kubernetes.io/service-name: api}}\naddressType: IPv4\nports: [{name: https, \
+                    port: 6443}]\nendpoints: [{addresses: [10.0.0.11]}, {addresses: [10.0.0.12]}]\n";
+    let outcome = Both::new(manifest).look();
+    assert_eq!(keys(&outcome), ["TCP 198.51.100.1:443"]);
+    assert_eq!(states(only(&outcome)), ["10.0.0.11:6443 active", "10.0.0.12:6443 active"]);
+    let checks: Vec<String> = outcome.targets.iter().map(ToString::to_string).collect();
+    assert_eq!(checks, ["https://10.0.0.11:6443/readyz", "https://10.0.0.12:6443/readyz"]);
+}

@@ -1,0 +1,37 @@
+//! Objects of a manifest as if an API server had sent them: the way of `object` and `kinds`, without HTTP.
+//!
+//! For tests that ask whether both sources come to the same; what the watches leave out by selector or never ask for
+//! is left out here.
+
+use super::kinds::KINDS;
+use super::object::Received;
+use crate::model::{Objects, Selector};
+use crate::yaml::Sheet;
+
+/// The objects that the watches would have of these.
+pub(crate) fn objects_of(yaml: &str) -> Objects {
+    let mut objects = Objects::default();
+    let sheet = Sheet::new("objects.yaml");
+    for document in sheet.documents(yaml) {
+        let text = |path: [&str; 1]| document.entry(path[0])?.node.text().map(str::to_owned);
+        let written = text(["kind"]).expect("each document has a kind");
+        let Some(kind) = KINDS.iter().find(|kind| kind.name == written) else { continue };
+        let labels = document.entry("metadata").and_then(|m| m.node.entry("labels")).map(|labels| {
+            let crate::yaml::Value::Mapping(entries) = &labels.node.value else { return Default::default() };
+            let pairs =
+                entries.iter().map(|e| (e.key.to_string(), e.node.text().unwrap_or_default().to_owned()));
+            pairs.collect()
+        });
+        let selector = Selector::parse(kind.labels).expect("the selectors of watches are sound");
+        if !selector.matches(&labels.unwrap_or_default()) {
+            continue;
+        }
+        let received = Received::new(kind, document.clone()).expect("an object with a name");
+        assert!(!received.report.has_errors(), "{}", received.report);
+        if let Some(object) = received.content.object() {
+            (kind.put)(&mut objects, &object.meta().key, object);
+        }
+    }
+    assert_eq!(sheet.errors(), 0, "{}", sheet.into_report());
+    objects
+}
