@@ -16,6 +16,7 @@ pub mod diagnostic;
 pub mod explain;
 pub mod health;
 pub mod health_check_node_port;
+mod http;
 pub mod model;
 pub mod netlab;
 pub mod pools;

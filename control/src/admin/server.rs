@@ -15,8 +15,7 @@ use super::flows_query::FlowsQuery;
 use super::socket::{self, SocketFile};
 use super::{AdminBackend, AdminError, query};
 use crate::explain::{Packet, Transport};
-use crate::health_check_node_port::answer::{self, Answer};
-use crate::health_check_node_port::serve::serve;
+use crate::http::{self, Answer, Limits};
 use crate::reconcile::DrainTarget;
 
 /// Paths that are read.
@@ -39,7 +38,9 @@ impl Server {
     /// When another daemon answers at the path, or the file system refuses.
     pub fn start(path: &Path, backend: Arc<impl AdminBackend>) -> io::Result<Self> {
         let (listener, file) = socket::bind(path)?;
-        let task = tokio::spawn(serve(listener, move |request| answer(backend.clone(), request)));
+        let task = tokio::spawn(http::serve(listener, Limits::MANY_REQUESTS, move |request| {
+            answer(backend.clone(), request)
+        }));
         Ok(Self { _file: file, task })
     }
 }
@@ -89,7 +90,7 @@ async fn route(
         "flows" => ok(&backend.flows(FlowsQuery::parse(query)?).await?),
         "drops" => ok(&backend.drops()),
         "pools" => ok(&backend.pools()),
-        "metrics" => answer::text(StatusCode::OK, backend.metrics()),
+        "metrics" => http::text(StatusCode::OK, backend.metrics()),
         "explain" => ok(&backend.explain(&packet(query)?)?),
         "drain" => changed(backend.drain(target(query)?)).await?,
         "undrain" => changed(backend.undrain(target(query)?)).await?,
@@ -136,5 +137,5 @@ fn ok(value: &impl Serialize) -> Answer {
 
 fn json(status: StatusCode, value: &impl Serialize) -> Answer {
     let body = serde_json::to_vec(value).expect("answers have text keys and finite numbers");
-    answer::with_type(status, "application/json", Bytes::from(body))
+    http::with_type(status, "application/json", Bytes::from(body))
 }

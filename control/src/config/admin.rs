@@ -15,6 +15,9 @@ pub struct AdminConfig {
     pub listen: Option<SocketAddr>,
     /// `healthz`: address of `/healthz`, `/livez` and `/readyz`; `""` turns it off. Default `0.0.0.0:10356`.
     pub healthz: Option<SocketAddr>,
+    /// `metricsPerBackend`: whether there are series for each backend of each service port, which with many of them
+    /// are most of the page. Default true.
+    pub metrics_per_backend: bool,
 }
 
 /// Longest path of a Unix socket, by `sun_path` of unix(7) without its closing zero.
@@ -25,6 +28,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
         socket: PathBuf::from("/run/tidegate/tidegate.sock"),
         listen: Some(SocketAddr::from(([127, 0, 0, 1], 9469))),
         healthz: Some(SocketAddr::from(([0, 0, 0, 0], 10356))),
+        metrics_per_backend: true,
     };
     section(parent, "admin", |fields| {
         let fits = |t: &str| (1..=SOCKET_PATH_BYTES_MAX).contains(&t.len()) && !t.contains('\0');
@@ -35,6 +39,8 @@ pub(super) fn decode(parent: &Fields<'_>) -> AdminConfig {
         if let Some(listen) = fields.get("listen").and_then(|f| address(&f)) {
             config.listen = listen;
         }
+        config.metrics_per_backend =
+            fields.get("metricsPerBackend").and_then(|f| f.boolean()).unwrap_or(true);
         let healthz_field = fields.get("healthz");
         if let Some(healthz) = healthz_field.as_ref().and_then(address) {
             config.healthz = healthz;

@@ -124,6 +124,7 @@ fn every_key_arrives_in_the_validated_configuration() {
             socket: "/tmp/t.sock".into(),
             listen: None,
             healthz: Some("[::]:10357".parse().unwrap()),
+            metrics_per_backend: false,
         }
     );
 }

@@ -167,6 +167,7 @@ impl Controller {
                 let fixed = reload::fixed_parts_that_differ(&self.config, &config).join(", ");
                 if fixed.is_empty() {
                     self.settings = settings(&config, &self.dataplane);
+                    self.state.configure(&config);
                     self.config = config;
                     tracing::info!("configuration reloaded");
                 } else {

@@ -106,6 +106,7 @@ async fn serve(
     let verdicts = checker.verdicts();
     let state =
         Arc::new(State::new(config.name.clone(), Arc::clone(&dataplane), checker.counts(), source.state()));
+    state.configure(&config);
     let (operator, commands) = mpsc::channel(16);
     let listeners = start::listeners(&config, &state, operator).await?;
     let mut controller = Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker);

@@ -3,6 +3,9 @@
 //! Ports, cores, memory and listeners are made once, at the start; a change there is refused as a whole and named,
 //! so that the gateway never runs half of one configuration and half of another.
 
+use std::net::SocketAddr;
+use std::path::Path;
+
 use crate::config::GatewayConfig;
 
 /// The parts that differ and cannot change while the gateway runs, as keys of the configuration.
@@ -16,9 +19,15 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("dataplane.interfaces", old_plane.interfaces != new_plane.interfaces),
         ("source", now.source != new.source),
         ("announce", now.announce != new.announce),
-        ("admin", now.admin != new.admin),
+        ("admin", listeners(now) != listeners(new)),
     ];
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
+}
+
+/// What is opened once.
+fn listeners(config: &GatewayConfig) -> (&Path, Option<SocketAddr>, Option<SocketAddr>) {
+    let admin = &config.admin;
+    (&admin.socket, admin.listen, admin.healthz)
 }
 
 #[cfg(test)]
@@ -38,7 +47,7 @@ mod tests {
     fn pools_defaults_routes_and_neighbors_may_change() {
         let changed = config(
             "  routes: [{to: 0.0.0.0/0, via: 10.0.0.254}]\n  neighbors: [{ip: 10.0.0.9, mac: '02:00:00:00:00:09'}]\n\
-             pools: [{name: public, addresses: [203.0.113.0/28]}]\nservices: {defaults: {drainTimeout: 5s}}\n",
+             pools: [{name: public, addresses: [203.0.113.0/28]}]\nservices: {defaults: {drainTimeout: 5s}}\nadmin: {metricsPerBackend: false}\n",
         );
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), Vec::<&str>::new());
     }

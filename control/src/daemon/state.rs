@@ -13,6 +13,7 @@ use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::gateway::Dataplane;
 use tokio::sync::watch;
 
+use crate::config::GatewayConfig;
 use crate::health::CheckCounts;
 use crate::health_check_node_port::{HealthReport, ProxyHealth};
 use crate::reconcile::{DrainTarget, Outcome};
@@ -53,6 +54,8 @@ pub(super) struct State {
     desired: AtomicU64,
     last: RwLock<Option<Arc<Round>>>,
     leaving: AtomicBool,
+    /// `admin.metricsPerBackend`.
+    metrics_per_backend: AtomicBool,
     source: watch::Receiver<SourceState>,
 }
 
@@ -75,6 +78,7 @@ impl State {
             desired: AtomicU64::new(0),
             last: RwLock::new(None),
             leaving: AtomicBool::new(false),
+            metrics_per_backend: AtomicBool::new(true),
             source,
         }
     }
@@ -114,6 +118,11 @@ impl State {
     pub(super) fn generations(&self) -> Generations {
         let desired = self.desired.load(Ordering::Relaxed);
         Generations { desired, applied: self.dataplane.applied_generation() }
+    }
+
+    /// What of the configuration counts here.
+    pub(super) fn configure(&self, config: &GatewayConfig) {
+        self.metrics_per_backend.store(config.admin.metrics_per_backend, Ordering::Relaxed);
     }
 
     /// The end has begun: not ready any more.
@@ -156,7 +165,7 @@ impl State {
             packet_buffers: self.dataplane.buffers(),
             source: &self.source_state(),
             process: Process::read().ok().as_ref(),
-            per_backend: true,
+            per_backend: self.metrics_per_backend.load(Ordering::Relaxed),
         })
     }
 }

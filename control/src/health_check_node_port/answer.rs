@@ -1,15 +1,11 @@
 //! The texts and headers of the answers, as kube-proxy has them. Pure.
 
-use http_body_util::Full;
-use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use hyper::{Response, StatusCode};
+use hyper::StatusCode;
+use hyper::header::{HeaderName, HeaderValue};
 
 use super::HealthReport;
+use crate::http::{Answer, text, with_type};
 use crate::reconcile::HealthCheckNodePort;
-
-/// An answer with its whole body.
-pub type Answer = Response<Full<Bytes>>;
 
 const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
@@ -50,22 +46,7 @@ pub fn probe(path: &str, report: &HealthReport) -> Answer {
     json(ok, body)
 }
 
-/// A plain text.
-pub(crate) fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
-    with_type(status, "text/plain; charset=utf-8", body.into())
-}
-
 fn json(ok: bool, body: String) -> Answer {
     let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     with_type(status, "application/json", body.into())
-}
-
-/// An answer of any type.
-pub(crate) fn with_type(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
-    let mut answer = Response::new(Full::new(body));
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    answer
 }

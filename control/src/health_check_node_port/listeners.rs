@@ -16,8 +16,9 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{HealthReport, answer, serve::serve};
+use super::{HealthReport, answer};
 use crate::diagnostic::Diagnostic;
+use crate::http::{Limits, serve};
 use crate::model::{ObjectKey, Service};
 use crate::reconcile::{Finding, HealthCheckNodePort, Reason};
 
@@ -201,7 +202,7 @@ impl Listeners {
 fn serve_port(listener: TcpListener, port: &HealthCheckNodePort, report: Report) -> Open {
     let answers = Arc::new(Mutex::new(port.clone()));
     let current = answers.clone();
-    let task = tokio::spawn(serve(listener, move |_| {
+    let task = tokio::spawn(serve(listener, Limits::MANY_REQUESTS, move |_| {
         let port = current.lock().expect("nothing panics with the lock").clone();
         std::future::ready(answer::service(&port, report().healthy))
     }));

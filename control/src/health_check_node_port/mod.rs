@@ -11,7 +11,6 @@ pub mod answer;
 mod listeners;
 pub mod probes;
 mod proxy_health;
-pub(crate) mod serve;
 
 pub use listeners::{Bind, BindFailure, HealthCheckNodePorts};
 pub use proxy_health::{HealthReport, ProxyHealth};

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::{HealthReport, answer, serve::serve};
+use super::{HealthReport, answer};
+use crate::http::{Limits, serve};
 
 /// Serves the probes until it is dropped.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ impl Probes {
         let listener = TcpListener::bind(address).await?;
         let local_addr = listener.local_addr()?;
         let report = Arc::new(report);
-        let task = tokio::spawn(serve(listener, move |request| {
+        let task = tokio::spawn(serve(listener, Limits::MANY_REQUESTS, move |request| {
             let answer = answer::probe(request.uri().path(), &report());
             std::future::ready(answer)
         }));

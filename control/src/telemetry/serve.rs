@@ -3,32 +3,20 @@
 //! The page is made on a blocking thread, so that a large one holds up nobody else on the runtime. One request a
 //! connection: scrapes are seconds apart, and a connection that ends by itself needs no idle timer.
 //!
-//! Invariant: connections are bounded in number and in time, and end with their [`Listener`].
+//! Invariant: connections are bounded in number and in time ([`Limits::SCRAPES`]), and end with their [`Listener`].
 
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, JoinSet};
+use hyper::header::{ALLOW, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 use super::exposition;
-
-/// Connections at a time; more wait in the kernel's backlog.
-const CONNECTIONS_MAX: usize = 16;
-
-/// A connection's whole life: request, page, response.
-const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(30);
-
-/// After an `accept` that failed: most likely no file descriptor is free, and that takes a moment.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+use crate::http::{self, Answer, Limits};
 
 /// A listener at work; it ends when this is dropped, and every connection of it.
 #[derive(Debug)]
@@ -62,68 +50,29 @@ pub async fn serve(
 ) -> io::Result<Listener> {
     let listener = TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;
-    let task = tokio::spawn(accept(listener, Arc::new(render)));
+    let render = Arc::new(render);
+    let task =
+        tokio::spawn(http::serve(listener, Limits::SCRAPES, move |request| answer(request, render.clone())));
     Ok(Listener { address, task })
 }
 
-async fn accept<R: Fn() -> String + Send + Sync + 'static>(listener: TcpListener, render: Arc<R>) {
-    // Dropped with this task, and ends its connections then.
-    let mut connections = JoinSet::new();
-    loop {
-        while connections.try_join_next().is_some() {}
-        if connections.len() >= CONNECTIONS_MAX {
-            connections.join_next().await;
-        }
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let one = connection(stream, Arc::clone(&render));
-                connections.spawn(tokio::time::timeout(CONNECTION_LIFE_MAX, one));
-            }
-            Err(_) => tokio::time::sleep(ACCEPT_AGAIN).await,
-        }
-    }
-}
-
-async fn connection<R: Fn() -> String + Send + Sync + 'static>(stream: TcpStream, render: Arc<R>) {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let render = Arc::clone(&render);
-        async move { Ok::<_, Infallible>(answer(&request, render).await) }
-    });
-    let mut http = hyper::server::conn::http1::Builder::new();
-    // A client that leaves or speaks no HTTP is its own affair.
-    let _ = http.keep_alive(false).serve_connection(TokioIo::new(stream), service).await;
-}
-
 async fn answer<R: Fn() -> String + Send + Sync + 'static>(
-    request: &Request<Incoming>,
+    request: Request<Incoming>,
     render: Arc<R>,
-) -> Response<String> {
+) -> Answer {
     if request.uri().path() != "/metrics" {
-        return plain(StatusCode::NOT_FOUND, "404: metrics are at /metrics\n");
+        return http::text(StatusCode::NOT_FOUND, "404: metrics are at /metrics\n");
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "405: GET\n");
-        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return response;
+        let mut answer = http::text(StatusCode::METHOD_NOT_ALLOWED, "405: GET\n");
+        answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return answer;
     }
     match tokio::task::spawn_blocking(move || render()).await {
-        Ok(page) => {
-            let mut response = Response::new(page);
-            let kind = HeaderValue::from_static(exposition::CONTENT_TYPE);
-            response.headers_mut().insert(CONTENT_TYPE, kind);
-            response
-        }
+        Ok(page) => http::with_type(StatusCode::OK, exposition::CONTENT_TYPE, page.into()),
         // It panicked; the scrape shows it, forwarding goes on.
-        Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be made\n"),
+        Err(_) => http::text(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be made\n"),
     }
-}
-
-fn plain(status: StatusCode, body: &str) -> Response<String> {
-    let mut response = Response::new(body.to_owned());
-    *response.status_mut() = status;
-    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(CONTENT_TYPE, kind);
-    response
 }
 
 #[cfg(test)]
@@ -132,6 +81,8 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::task::JoinSet;
 
     use super::*;
 
@@ -160,7 +111,7 @@ mod tests {
             let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
             assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
             assert!(
-                head.contains("\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\n"),
+                head.contains("\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"),
                 "{head}"
             );
             assert_eq!(body, format!("n {n}\n"));
@@ -179,7 +130,7 @@ mod tests {
         let post = "POST /metrics HTTP/1.1\r\nHost: gateway\r\nContent-Length: 0\r\n\r\n";
         let answer = ask(listener.address(), post).await;
         assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
-        assert!(answer.contains("\r\nallow: GET, HEAD\r\n"), "{answer}");
+        assert!(answer.contains("\r\nAllow: GET, HEAD\r\n"), "{answer}");
     }
 
     #[tokio::test]
@@ -199,11 +150,11 @@ mod tests {
         let listener = serve(LOOPBACK, || "x 1\n".to_owned()).await.unwrap();
         let address = listener.address();
         let mut clients = JoinSet::new();
-        for _ in 0..3 * CONNECTIONS_MAX {
+        for _ in 0..3 * Limits::SCRAPES.connections_max {
             clients.spawn(async move { ask(address, &get("/metrics")).await });
         }
         let answers = clients.join_all().await;
-        assert_eq!(answers.len(), 3 * CONNECTIONS_MAX);
+        assert_eq!(answers.len(), 3 * Limits::SCRAPES.connections_max);
         assert!(answers.iter().all(|answer| answer.ends_with("x 1\n")));
     }
 
