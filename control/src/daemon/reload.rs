@@ -44,10 +44,12 @@ mod tests {
     }
 
     #[test]
-    fn pools_defaults_routes_and_neighbors_may_change() {
+    fn pools_defaults_routes_neighbors_and_health_checks_may_change() {
         let changed = config(
             "  routes: [{to: 0.0.0.0/0, via: 10.0.0.254}]\n  neighbors: [{ip: 10.0.0.9, mac: '02:00:00:00:00:09'}]\n\
-             pools: [{name: public, addresses: [203.0.113.0/28]}]\nservices: {defaults: {drainTimeout: 5s}}\nadmin: {metricsPerBackend: false}\n",
+             pools: [{name: public, addresses: [203.0.113.0/28]}]\nservices: {defaults: {drainTimeout: 5s}}\n\
+             health: {protocol: https, path: /readyz, interval: 5s, failOpen: false}\n\
+             admin: {metricsPerBackend: false}\n",
         );
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), Vec::<&str>::new());
     }

@@ -29,6 +29,8 @@ pub struct GatewayOptions {
     pub cores: Vec<u32>,
     /// `dataplane.memory.hugepages`.
     pub hugepages: bool,
+    /// `health.protocol`.
+    pub health_protocol: &'static str,
     /// `health.interval` (and, halved, `health.timeout`).
     pub health_interval: Duration,
     /// `health.unhealthyThreshold`.
@@ -46,6 +48,7 @@ impl Default for GatewayOptions {
         Self {
             cores: vec![1],
             hugepages: false,
+            health_protocol: "tcp",
             health_interval: Duration::from_millis(500),
             unhealthy_threshold: 2,
             drain_timeout: Duration::from_secs(300),
@@ -96,7 +99,7 @@ services:
 pools:
   - {{name: routed, addresses: {routed}, autoAssign: true, externalIPs: true}}
   - {{name: on-link, addresses: {on_link}, autoAssign: false}}
-health: {{interval: {interval}ms, timeout: {timeout}ms, healthyThreshold: 1, unhealthyThreshold: {unhealthy}}}
+health: {{protocol: {protocol}, interval: {interval}ms, timeout: {timeout}ms, healthyThreshold: 1, unhealthyThreshold: {unhealthy}}}
 admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}}
 "#,
             hugepages = self.hugepages,
@@ -113,6 +116,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}
             drain = self.drain_timeout.as_secs(),
             routed = list(plan::ROUTED_VIPS),
             on_link = list(plan::ON_LINK_VIPS),
+            protocol = self.health_protocol,
             interval = self.health_interval.as_millis(),
             timeout = self.health_interval.as_millis() / 2,
             unhealthy = self.unhealthy_threshold,

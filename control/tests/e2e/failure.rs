@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tidegate::netlab::addresses::client;
 use tidegate::netlab::client::{Load, spread, udp_ask};
 use tidegate::netlab::modes::{all_paths, manifests};
-use tidegate::netlab::{GatewayOptions, server, wait_for};
+use tidegate::netlab::{Gateway, GatewayOptions, server, wait_for};
 
 /// What a machine of two busy cores may add to the time that the checks take.
 const SLACK: Duration = Duration::from_secs(1);
@@ -75,4 +75,39 @@ fn udp_flow_of_a_dead_backend_goes_to_a_live_one() {
         });
         moved.unwrap_or_else(|error| panic!("{} {}: {error:#}", path.label(), path.family));
     }
+}
+
+#[test]
+fn a_reload_changes_the_check_and_a_check_that_all_fail_takes_nobody_out() {
+    let _turn = alone();
+    let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
+    let paths = all_paths();
+    let mut open: Vec<_> = paths.iter().map(|path| (*path, world.wait_until_served(*path))).collect();
+    let fails_open = |world: &World, port: &str| {
+        world.gateway().metric("tidegate_health_fail_open", &[&format!("port=\"{port}\"")]).unwrap()
+    };
+    assert_eq!((fails_open(&world, "http"), fails_open(&world, "tell")), (0.0, 0.0));
+
+    // Port 80 and 8080 speak HTTP; the other TCP port does not, on any backend.
+    let by_http = GatewayOptions { health_protocol: "http", ..GatewayOptions::default() };
+    Gateway::configure(&world.lab, &by_http).unwrap();
+    world.gateway_mut().reload();
+    let services = manifests(&[1]).len() as f64;
+    let bound = world.options.detection_bound() + SLACK * 5;
+    wait_for("every tell port to fail open", bound, || {
+        (fails_open(&world, "tell") == services).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(fails_open(&world, "http"), 0.0);
+    let backends = world.gateway().ask(&["backends", "-o", "wide"]).unwrap();
+    assert!(
+        backends.contains("FailOpen") && backends.contains("Failing: the answer is not HTTP"),
+        "{backends}"
+    );
+    for path in paths {
+        for n in 1..=2 {
+            world.wait_until_used(path, &server::name(n));
+        }
+    }
+    assert_alive("while their port fails open", &mut open);
 }
