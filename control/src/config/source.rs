@@ -43,6 +43,9 @@ pub struct KubernetesConfig {
     /// `apiLossGrace`: how long objects are kept that an API server no longer has, or has older, when it is back from
     /// a loss. Up to a week; 0s believes it at once. Default 5m.
     pub api_loss_grace: Duration,
+    /// `podWeights`: the annotation `tidegate.dev/weight` of Pods counts. It costs a watch on the metadata of all Pods of
+    /// the cluster; without it only Nodes have weights. Default true.
+    pub pod_weights: bool,
     /// `stateDirectory`: where the last objects are kept, to forward by when the API server is down at the start;
     /// `""` keeps none. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
@@ -55,6 +58,7 @@ impl Default for KubernetesConfig {
             load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
             default: false,
             api_loss_grace: API_LOSS_GRACE,
+            pod_weights: true,
             state_directory: Some(PathBuf::from(STATE_DIRECTORY)),
         }
     }
@@ -134,6 +138,7 @@ fn decode_kubernetes(fields: &Fields<'_>, base: &Path) -> KubernetesConfig {
         kubeconfig: kubeconfig.filter(|t| !t.is_empty()).map(|t| base.join(t)),
         load_balancer_class: class.unwrap_or(defaults.load_balancer_class),
         default: fields.get("default").and_then(|f| f.boolean()).unwrap_or(defaults.default),
+        pod_weights: fields.get("podWeights").and_then(|f| f.boolean()).unwrap_or(defaults.pod_weights),
         api_loss_grace: grace.unwrap_or(defaults.api_loss_grace),
         state_directory: match state_directory {
             None => defaults.state_directory,

@@ -326,7 +326,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "source: {kubernetes: {token: x}}",
-        "8:23: error: unknown key \"token\" in source.kubernetes; accepted: kubeconfig, loadBalancerClass, apiLossGrace, stateDirectory, default",
+        "8:23: error: unknown key \"token\" in source.kubernetes; accepted: kubeconfig, loadBalancerClass, apiLossGrace, stateDirectory, default, podWeights",
     ),
     ("source: {files: {}}", "8:10: error: unknown key \"files\" in source; accepted: directory, kubernetes"),
     (
@@ -563,13 +563,14 @@ fn the_kubernetes_source_has_defaults_for_every_key_and_paths_relative_to_the_fi
     assert!(!source("source: {kubernetes: {}}\n").claims_classless());
     let written = source(
         "source: {kubernetes: {kubeconfig: kc, loadBalancerClass: example.com/lb, default: true, \
-         apiLossGrace: 90s, stateDirectory: ''}}\n",
+         apiLossGrace: 90s, podWeights: false, stateDirectory: ''}}\n",
     );
     let expected = KubernetesConfig {
         kubeconfig: Some("/etc/tidegate/kc".into()),
         load_balancer_class: "example.com/lb".into(),
         default: true,
         api_loss_grace: Duration::from_secs(90),
+        pod_weights: false,
         state_directory: None,
     };
     assert_eq!(written, SourceConfig::Kubernetes(expected));

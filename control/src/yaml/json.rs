@@ -1,10 +1,9 @@
 //! JSON as the same tree as YAML: what an API server sends is decoded by the readers of manifests.
 //!
-//! Values have no place (line 0): whoever decodes names the object instead. `metadata.managedFields` is passed over
-//! while reading, for it is half of what an API server sends and nobody here reads it. A tree is written back as JSON
-//! to be kept on disk.
+//! Values have no place (line 0): whoever decodes names the object instead. A tree is written back as JSON to be kept
+//! on disk.
 
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 
 use super::{Entry, Node, Position, Scalar, ScalarKind, Value};
@@ -83,10 +82,6 @@ impl<'de> Visitor<'de> for Json {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
         let mut entries = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
-            if key == "managedFields" {
-                map.next_value::<IgnoredAny>()?;
-                continue;
-            }
             entries.push(Entry { key, at: NOWHERE, node: map.next_value()? });
         }
         Ok(Node::placeless(Value::Mapping(entries)))
@@ -132,12 +127,5 @@ mod tests {
         assert_eq!(list(&from_json), r#"[1,-2,2.5,true,null,"yes","0644"]"#);
         assert_eq!(strip(&from_json).split(",\"d\"").next(), text.split(",\"d\"").next());
         assert!(!from_json.is_placed());
-    }
-
-    #[test]
-    fn managed_fields_are_not_kept() {
-        let text = r#"{"metadata":{"name":"a","managedFields":[{"f:spec":{}}],"uid":"u"}}"#;
-        let node: Node = serde_json::from_str(text).expect("JSON");
-        assert_eq!(serde_json::to_string(&node).expect("a tree"), r#"{"metadata":{"name":"a","uid":"u"}}"#);
     }
 }

@@ -128,12 +128,20 @@ impl Hub {
         }
     }
 
+    /// Goes without a kind: as if there were none of it.
+    pub(super) fn leave_out(&mut self, index: KindIndex) {
+        let store = &mut self.stores[index];
+        (store.listed, store.up) = (true, true);
+    }
+
     /// Takes the objects that were on disk: used once it shows that the API server cannot be reached.
     pub(super) fn load(&mut self, saved: Saved) {
         let mut by_kind: Vec<Vec<Received>> = KINDS.iter().map(|_| Vec::new()).collect();
         saved.objects.into_iter().for_each(|(index, received)| by_kind[index].push(received));
         self.confirmed = Some(saved.confirmed);
-        for (index, received) in by_kind.into_iter().enumerate() {
+        let by_kind = by_kind.into_iter().enumerate();
+        for (index, received) in by_kind.filter(|(index, _)| !self.stores[*index].listed).collect::<Vec<_>>()
+        {
             let keys: Vec<ObjectKey> = received.iter().map(|r| r.key.clone()).collect();
             let items = received.into_iter().map(|r| self.item(index, r)).collect::<Vec<_>>();
             self.stores[index].retain.load(items);
@@ -175,6 +183,16 @@ impl Hub {
     }
 
     fn take(&mut self, event: Event, now: Instant) {
+        let index = event.kind();
+        let kept = self.stores[index].retain.kept().len();
+        self.believe(event, now);
+        // What is told of kept objects changes though none of them does.
+        if self.stores[index].retain.kept().len() != kept {
+            self.changed.get_or_insert(now);
+        }
+    }
+
+    fn believe(&mut self, event: Event, now: Instant) {
         match event {
             Event::Listed(index, received, version) => self.listed(index, received, version, now),
             Event::Told(index, Told::Applied(received)) => {

@@ -5,6 +5,7 @@
 
 use crate::model::{ObjectKey, Objects};
 use crate::source::manifest::Object;
+use crate::yaml::Node;
 
 /// A kind that is listed and watched in all namespaces.
 #[derive(Debug)]
@@ -20,15 +21,29 @@ pub(super) struct Kind {
     pub(super) keep: &'static [(&'static str, &'static [&'static str])],
     /// Whether an API server may not have it (404): then there are none.
     pub(super) optional: bool,
+    /// Which objects are kept, where that cannot be said by labels. Of these kinds only the metadata is asked for.
+    pub(super) only: Option<fn(&Node) -> bool>,
     /// Gives the object its place.
     pub(super) put: fn(&mut Objects, &ObjectKey, &Object),
     /// Takes the object of this key out.
     pub(super) remove: fn(&mut Objects, &ObjectKey),
 }
 
-/// `kind!(NAME, field of Objects, key of ObjectKey, path, rest)`
+/// All objects, whole.
+const KIND: Kind = Kind {
+    name: "",
+    path: "",
+    labels: "",
+    keep: &[],
+    optional: false,
+    only: None,
+    put: |_, _, _| {},
+    remove: |_, _| {},
+};
+
+/// `kind!(NAME, field of Objects, key of ObjectKey, path, what differs from the usual)`
 macro_rules! kind {
-    ($name:ident, $field:ident, $key:expr, $path:literal, $($rest:ident: $value:expr),*) => {
+    ($name:ident, $field:ident, $key:expr, $path:literal $(, $rest:ident: $value:expr)*) => {
         Kind {
             name: stringify!($name),
             path: $path,
@@ -41,6 +56,7 @@ macro_rules! kind {
                 objects.$field.remove(&$key(key));
             },
             $($rest: $value,)*
+            ..KIND
         }
     };
 }
@@ -61,13 +77,23 @@ const SLICES: &str =
 /// A Node says much about itself every few minutes.
 const NODE: &[(&str, &[&str])] = &[("spec", &["podCIDR", "podCIDRs"]), ("status", &["addresses"])];
 
-/// Nothing is given out before all of these were listed. Pods are not here: slices say all that is needed of them.
+/// Slices say all of Pods but their weight.
+fn has_weight(pod: &Node) -> bool {
+    let annotations = pod.entry("metadata").and_then(|e| e.node.entry("annotations"));
+    annotations.is_some_and(|e| e.node.entry("tidegate.dev/weight").is_some())
+}
+
+/// Nothing but metadata.
+const METADATA: &[(&str, &[&str])] = &[("metadata", &[])];
+
+/// Nothing is given out before all of these were listed.
 pub(super) const KINDS: &[Kind] = &[
-    kind!(Service, services, whole, "/api/v1/services", labels: SERVICES, keep: &[], optional: false),
-    kind!(EndpointSlice, endpoint_slices, whole, "/apis/discovery.k8s.io/v1/endpointslices", labels: SLICES, keep: &[], optional: false),
-    kind!(Node, nodes, name, "/api/v1/nodes", labels: "", keep: NODE, optional: false),
-    kind!(Namespace, namespaces, name, "/api/v1/namespaces", labels: "", keep: &[("status", &["phase"])], optional: false),
-    kind!(AddressPool, address_pools, name, "/apis/tidegate.dev/v1alpha1/addresspools", labels: "", keep: &[], optional: true),
+    kind!(Service, services, whole, "/api/v1/services", labels: SERVICES),
+    kind!(EndpointSlice, endpoint_slices, whole, "/apis/discovery.k8s.io/v1/endpointslices", labels: SLICES),
+    kind!(Node, nodes, name, "/api/v1/nodes", keep: NODE),
+    kind!(Namespace, namespaces, name, "/api/v1/namespaces", keep: METADATA),
+    kind!(AddressPool, address_pools, name, "/apis/tidegate.dev/v1alpha1/addresspools", optional: true),
+    kind!(Pod, pods, whole, "/api/v1/pods", only: Some(has_weight), keep: METADATA),
 ];
 
 /// A kind, as a place in [`KINDS`].

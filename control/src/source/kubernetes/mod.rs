@@ -38,7 +38,7 @@ use crate::diagnostic::{Diagnostic, Report};
 use crate::model::Objects;
 use disk::{Disk, Saved};
 use hub::Hub;
-use kinds::KINDS;
+use kinds::{KINDS, Kind, KindIndex};
 use reflect::Reflector;
 
 pub use connect::{ConnectError, Connection, Connector};
@@ -123,8 +123,12 @@ impl KubernetesSource {
         let connector = Arc::new(Connector::new(config.kubeconfig.clone()));
         let nudge = Arc::new(Notify::new());
         let disk = config.state_directory.as_deref().map(|directory| Disk::new(directory, gateway));
-        let hub = Hub::new(config.api_loss_grace, tuning, disk.clone(), updates, states);
-        let run = run(hub, disk, connector.clone(), nudge.clone(), tuning);
+        let mut hub = Hub::new(config.api_loss_grace, tuning, disk.clone(), updates, states);
+        let indices = 0..KINDS.len();
+        let (watched, left_out): (Vec<_>, Vec<_>) =
+            indices.partition(|index| is_watched(config, &KINDS[*index]));
+        left_out.into_iter().for_each(|index| hub.leave_out(index));
+        let run = run(hub, watched, disk, connector.clone(), nudge.clone(), tuning);
         let task = tokio::spawn(run).abort_handle();
         Self { updates: updated, state, connector, nudge, task }
     }
@@ -159,8 +163,14 @@ impl Drop for KubernetesSource {
     }
 }
 
+/// Whether the configuration wants objects of the kind.
+fn is_watched(config: &KubernetesConfig, kind: &Kind) -> bool {
+    kind.name != "Pod" || config.pod_weights
+}
+
 async fn run(
     mut hub: Hub,
+    watched: Vec<KindIndex>,
     disk: Option<Disk>,
     connector: Arc<Connector>,
     nudge: Arc<Notify>,
@@ -187,7 +197,7 @@ async fn run(
     let (events, told) = mpsc::channel(EVENTS_MAX);
     // Ends with this task, whatever it waits for.
     let mut tasks = JoinSet::new();
-    for index in 0..KINDS.len() {
+    for index in watched {
         let reflector = Reflector::new(index, connector.clone(), tuning, events.clone(), nudge.clone());
         tasks.spawn(reflector.run());
     }
@@ -250,7 +260,7 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
     let connection = tokio::time::timeout_at(until, connector.connection()).await.map_err(|_| limit())?;
     let connection = connection.map_err(|e| e.to_string())?;
     let (mut objects, mut report) = (Objects::default(), Report::new());
-    for kind in KINDS {
+    for kind in KINDS.iter().filter(|kind| is_watched(config, kind)) {
         let listed = reflect::list_all(&connection, kind, tuning.answer);
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
             Ok((received, _)) => received,

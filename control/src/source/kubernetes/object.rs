@@ -78,6 +78,7 @@ impl Received {
         trim(kind, &mut node);
         let json = serde_json::to_vec(&node).map_err(|e| e.to_string())?;
         let sheet = Sheet::of_object(format!("{} {key}", kind.name));
+        // Of objects whose metadata alone is asked for the kind is another.
         let object = manifest::decode_as(&sheet, &node, kind.name);
         let content = Content(Arc::new((json.into(), object)));
         Ok(Self { key, version, content, report: sheet.into_report() })

@@ -1,8 +1,8 @@
 //! One kind of objects, listed and then watched for ever, whatever the API server does.
 //!
 //! A [`Reflector`] turns one kind's lists and watches into [`Event`]s for the hub. A watch that ends or breaks is taken
-//! up where it was; only a version that the API server no longer has (410), one that it has not yet reached (it went
-//! back in time), or a watch that stays silent again and again leads to a new list. Between attempts there is a pause
+//! up where it was, once the API server is known to be of the same cluster and no further back; only where it is not,
+//! or no longer has the version (410), or stays silent again and again, everything is listed anew. Between attempts there is a pause
 //! that doubles, with jitter, and no shorter than a `Retry-After` asks for.
 //!
 //! Invariant: no wait without a limit, no loop without a pause: a request that failed, or a watch that ended at once,
@@ -34,6 +34,17 @@ pub(super) enum Event {
     Down(KindIndex, String),
 }
 
+impl Event {
+    /// What it is about.
+    pub(super) fn kind(&self) -> KindIndex {
+        match self {
+            Self::Listed(index, ..) | Self::Told(index, _) | Self::Up(index, _) | Self::Down(index, _) => {
+                *index
+            }
+        }
+    }
+}
+
 /// See the module.
 pub(super) struct Reflector {
     index: KindIndex,
@@ -43,6 +54,8 @@ pub(super) struct Reflector {
     events: mpsc::Sender<Event>,
     nudge: Arc<Notify>,
     backoff: Backoff,
+    /// Whose objects were listed.
+    cluster: String,
 }
 
 /// The hub is gone: nobody listens any more.
@@ -73,12 +86,14 @@ impl Reflector {
         nudge: Arc<Notify>,
     ) -> Self {
         let backoff = Backoff::new(tuning.backoff_first, tuning.backoff_max);
-        Self { index, kind: &KINDS[index], connector, tuning, events, nudge, backoff }
+        Self { index, kind: &KINDS[index], connector, tuning, events, nudge, backoff, cluster: String::new() }
     }
 
     /// Lists and watches until the hub is gone.
     pub(super) async fn run(mut self) {
         let mut version: Option<String> = None;
+        // The list was just made.
+        let mut fresh = false;
         // Watches in a row that told nothing, or nothing that is understood.
         let mut useless = 0;
         loop {
@@ -87,11 +102,15 @@ impl Reflector {
                 None => match self.list().await {
                     Ok(listed) => {
                         version = Some(listed);
+                        fresh = true;
                         continue;
                     }
                     Err(end) => end,
                 },
-                Some(version) => self.watch(version, &mut useless).await,
+                Some(version) => {
+                    let resumed = !std::mem::take(&mut fresh);
+                    self.watch(version, resumed, &mut useless).await
+                }
             };
             if begun.elapsed() >= self.tuning.watch_min && version.is_some() {
                 self.backoff.reset();
@@ -154,9 +173,11 @@ impl Reflector {
     }
 
     /// Reads everything; the version to watch from.
-    async fn list(&self) -> Result<String, End> {
+    async fn list(&mut self) -> Result<String, End> {
         let connection = self.connection().await?;
         let serial = connection.serial;
+        let cluster = wire::cluster(&connection, self.tuning.answer).await;
+        (self.cluster, _) = cluster.map_err(|fault| End::Fault(fault, Some(serial)))?;
         match list_all(&connection, self.kind, self.tuning.answer).await {
             Ok((items, version)) => {
                 self.tell(Event::Listed(self.index, items, version_number(&version))).await?;
@@ -172,13 +193,13 @@ impl Reflector {
     }
 
     /// Watches from `version` on, which follows what was told.
-    async fn watch(&self, version: &mut String, useless: &mut u32) -> End {
+    async fn watch(&self, version: &mut String, resumed: bool, useless: &mut u32) -> End {
         let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(end) => return end,
         };
         let serial = connection.serial;
-        match self.follow(connection, version, useless).await {
+        match self.follow(connection, version, resumed, useless).await {
             Ok(()) => End::Ended,
             Err(End::Fault(fault, _)) => {
                 if matches!(fault, Fault::Silent(_) | Fault::Garbled(_)) {
@@ -194,15 +215,26 @@ impl Reflector {
         &self,
         connection: Connection,
         version: &mut String,
+        resumed: bool,
         useless: &mut u32,
     ) -> Result<(), End> {
         let fault = |fault| End::Fault(fault, None);
+        let before = version_number(version);
+        if resumed {
+            // A watch from a version that is still to come, or of another history, would tell nothing of it.
+            let (cluster, now) = wire::cluster(&connection, self.tuning.answer).await.map_err(fault)?;
+            if cluster != self.cluster {
+                return Err(fault(Fault::OtherCluster));
+            }
+            if now != 0 && now < before {
+                return Err(fault(Fault::Backwards { before, now }));
+            }
+        }
         let (low, high) = self.tuning.watch_seconds;
         let seconds = low + random() % (high - low).max(1);
         let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.answer).await;
         let mut watch = opened.map_err(fault)?;
         self.tell(Event::Up(self.index, connection.server)).await?;
-        let before = version_number(version);
         while let Some(told) = watch.next(self.tuning.silence).await.map_err(fault)? {
             let now = told.version();
             if now != 0 && now < before {

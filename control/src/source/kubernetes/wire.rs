@@ -29,6 +29,12 @@ const EVENT_BYTES_MAX: usize = 64 << 20;
 /// Of an error's body, this much is read.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
+const JSON: &str = "application/json";
+/// Of objects of which only the metadata matters; an API server that cannot leave out the rest sends it.
+const METADATA_LIST: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+const METADATA_EVENT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+
 /// Why a request did not give what it should.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
@@ -50,13 +56,42 @@ pub(super) enum Fault {
     /// The watch tells of a time before its beginning.
     #[error("the API server went back in time: version {now} after {before}")]
     Backwards { before: u64, now: u64 },
+    /// Another history altogether: its versions say nothing about ours.
+    #[error("the API server is of another cluster than before")]
+    OtherCluster,
 }
 
 impl Fault {
     /// The version that was asked for is too old: only a list helps.
     pub(super) fn is_expired(&self) -> bool {
-        matches!(self, Self::Refused { code: 410, .. } | Self::Backwards { .. })
+        matches!(self, Self::Refused { code: 410, .. } | Self::Backwards { .. } | Self::OtherCluster)
     }
+}
+
+/// Which cluster the API server is of, and how far it is: the uid of the namespace `kube-system`, which is made with a
+/// cluster (empty where there is none), and the version now.
+pub(super) async fn cluster(connection: &Connection, wait: Duration) -> Result<(String, u64), Fault> {
+    #[derive(Deserialize)]
+    struct List {
+        metadata: Meta,
+        items: Vec<Item>,
+    }
+    #[derive(Deserialize)]
+    struct Item {
+        metadata: Meta,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Meta {
+        uid: String,
+        resource_version: String,
+    }
+    let uri = "/api/v1/namespaces?fieldSelector=metadata.name%3Dkube-system".to_owned();
+    let mut response = send(connection, uri, JSON, wait).await?;
+    let text = body(&mut response, STATUS_BYTES_MAX, wait).await?;
+    let list: List = serde_json::from_slice(&text).map_err(|e| Fault::Garbled(e.to_string()))?;
+    let uid = list.items.into_iter().next().map(|item| item.metadata.uid).unwrap_or_default();
+    Ok((uid, version_number(&list.metadata.resource_version)))
 }
 
 /// A page of a list.
@@ -80,14 +115,9 @@ pub(super) async fn list(
     if !next.is_empty() {
         query.push(("continue", next.to_owned()));
     }
-    let mut response = send(connection, kind, &query, wait).await?;
-    let mut text = Vec::new();
-    while let Some(bytes) = frame(&mut response, wait).await? {
-        if text.len() + bytes.len() > PAGE_BYTES_MAX {
-            return Err(Fault::Garbled(format!("a page of more than {PAGE_BYTES_MAX} bytes")));
-        }
-        text.extend_from_slice(&bytes);
-    }
+    let accept = if kind.only.is_some() { METADATA_LIST } else { JSON };
+    let mut response = send(connection, uri(kind, &query), accept, wait).await?;
+    let text = body(&mut response, PAGE_BYTES_MAX, wait).await?;
     // A page may take a tenth of a second: not on a thread that others wait for.
     let parsed = tokio::task::spawn_blocking(move || parse_page(kind, &text)).await;
     parsed.map_err(|e| Fault::Broken(e.to_string()))?
@@ -137,7 +167,8 @@ impl Watch {
             ("resourceVersion", version.to_owned()),
             ("timeoutSeconds", seconds.to_string()),
         ];
-        let response = send(connection, kind, &query, wait).await?;
+        let accept = if kind.only.is_some() { METADATA_EVENT } else { JSON };
+        let response = send(connection, uri(kind, &query), accept, wait).await?;
         Ok(Self { kind, response, buffer: Vec::new(), searched: 0 })
     }
 
@@ -168,17 +199,21 @@ impl Watch {
     }
 }
 
-async fn send(
-    connection: &Connection,
-    kind: &Kind,
-    query: &[(&str, String)],
-    wait: Duration,
-) -> Result<Response<Body>, Fault> {
+/// Of the objects of a kind.
+fn uri(kind: &Kind, query: &[(&str, String)]) -> String {
     let selector = ("labelSelector", kind.labels.to_owned());
     let selector = Some(&selector).filter(|(_, labels)| !labels.is_empty());
     let pairs = query.iter().chain(selector).map(|(key, value)| format!("{key}={}", encoded(value)));
-    let uri = format!("{}?{}", kind.path, pairs.collect::<Vec<_>>().join("&"));
-    let request = Request::get(uri).header("accept", "application/json").body(Body::empty());
+    format!("{}?{}", kind.path, pairs.collect::<Vec<_>>().join("&"))
+}
+
+async fn send(
+    connection: &Connection,
+    uri: String,
+    accept: &str,
+    wait: Duration,
+) -> Result<Response<Body>, Fault> {
+    let request = Request::get(uri).header("accept", accept).body(Body::empty());
     let request = request.expect("the parts of a URI are encoded");
     let sent = timeout(wait, connection.client.send(request)).await.map_err(|_| Fault::Silent(wait))?;
     let mut response = sent.map_err(|e| Fault::Broken(causes(&e)))?;
@@ -194,6 +229,18 @@ async fn send(
         text.extend_from_slice(&bytes);
     }
     Err(refusal(status, header, serde_json::from_slice(&text).unwrap_or_default()))
+}
+
+/// A whole body.
+async fn body(response: &mut Response<Body>, bytes_max: usize, wait: Duration) -> Result<Vec<u8>, Fault> {
+    let mut text = Vec::new();
+    while let Some(bytes) = frame(response, wait).await? {
+        if text.len() + bytes.len() > bytes_max {
+            return Err(Fault::Garbled(format!("an answer of more than {bytes_max} bytes")));
+        }
+        text.extend_from_slice(&bytes);
+    }
+    Ok(text)
 }
 
 /// The next piece of a body.
@@ -264,6 +311,11 @@ fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<Told>, Fault> {
     }
     let event: Event = serde_json::from_slice(line).map_err(|e| Fault::Garbled(e.to_string()))?;
     match &*event.r#type {
+        // As if it were gone: it was there before this change, or never.
+        "ADDED" | "MODIFIED" if kind.only.is_some_and(|only| !only(&event.object)) => {
+            let (key, version) = identity(kind, &event.object).map_err(Fault::Garbled)?;
+            Ok(Some(Told::Deleted(key, version)))
+        }
         "ADDED" | "MODIFIED" => {
             let received = Received::new(kind, event.object).map_err(Fault::Garbled)?;
             Ok(Some(Told::Applied(Box::new(received))))
@@ -371,6 +423,9 @@ impl<'de> Visitor<'de> for Items {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<Received>, A::Error> {
         let mut items = Vec::new();
         while let Some(node) = seq.next_element::<Node>()? {
+            if self.0.only.is_some_and(|only| !only(&node)) {
+                continue;
+            }
             items.push(Received::new(self.0, node).map_err(serde::de::Error::custom)?);
         }
         Ok(items)

@@ -1,0 +1,132 @@
+//! Stories about the objects on disk: a gateway that starts while its API server is down.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::*;
+
+fn file(world: &World) -> PathBuf {
+    world.config.state_directory.clone().expect("it is named").join("edge.objects.jsonl")
+}
+
+/// Runs a source until its objects are on disk.
+async fn saved(world: &World) {
+    world.apply_web();
+    let source = world.start();
+    until(&source, "objects", |u| service(u, "web").is_some()).await;
+    let path = file(world);
+    let whole = || fs::read_to_string(&path).is_ok_and(|text| text.contains("10.0.1.1"));
+    eventually("the file", whole).await;
+}
+
+#[tokio::test]
+async fn api_server_gone_at_boot() {
+    let world = World::new();
+    saved(&world).await;
+    world.server.refuse_connections(true).expect("it can be told");
+    let source = world.start();
+    let update = until(&source, "objects from disk", |_| true).await;
+    assert!(service(&update, "web").is_some());
+    assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
+    let state = until_state(&source, "that they are from disk", |s| s.from_disk).await;
+    assert!(!state.connected && state.last_sync.is_none(), "{state:?}");
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    world.server.refuse_connections(false).expect("it can be told");
+    until(&source, "the API server's", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+    until_state(&source, "a connection", |s| s.connected && !s.from_disk).await;
+}
+
+#[tokio::test]
+async fn api_server_that_is_back_empty_after_a_boot_from_disk_takes_nothing_away() {
+    let world = World::new();
+    saved(&world).await;
+    world.server.refuse_connections(true).expect("it can be told");
+    let source = world.start();
+    until_state(&source, "objects from disk", |s| s.from_disk).await;
+    world.server.restart_empty().expect("it can be told");
+    until_state(&source, "what is kept", |s| s.connected && s.kept.iter().any(|k| k.kind == "EndpointSlice"))
+        .await;
+    let update = source.updates().borrow().clone();
+    assert!(service(&update, "web").is_some());
+    assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
+}
+
+#[tokio::test]
+async fn list_of_a_healthy_api_server_counts_more_than_an_old_file() {
+    let mut world = World::new();
+    saved(&world).await;
+    world.config.api_loss_grace = Duration::from_secs(60);
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(120);
+    let open = fs::File::options().append(true).open(file(&world)).expect("it is there");
+    open.set_modified(long_ago).expect("it is ours");
+    world.server.delete("v1", "Service", "shop", "web");
+    let source = world.start();
+    let update = until(&source, "objects", |_| true).await;
+    assert!(service(&update, "web").is_none(), "it was deleted while the gateway was away");
+    assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
+}
+
+#[tokio::test]
+async fn file_that_is_corrupt_is_counted_and_ignored() {
+    let world = World::new();
+    saved(&world).await;
+    let good = fs::read_to_string(file(&world)).expect("it is there");
+    let cut = good[..good.len() - 20].to_owned();
+    let altered = good.replace("10.0.1.1", "10.0.1.2");
+    let newer = good.replace("\"format\":1", "\"format\":2");
+    let twice_cut = good[..good.len() / 2].to_owned();
+    world.server.refuse_connections(true).expect("it can be told");
+    for bad in [cut, altered, newer, twice_cut, String::new(), "\u{0}\u{1}".to_owned()] {
+        fs::write(file(&world), &bad).expect("it is ours");
+        let source = world.start();
+        let state = until_state(&source, "a failed attempt", |s| s.failures > 3).await;
+        assert_eq!(state.corrupt_files, 1, "{bad:?}");
+        assert_eq!(source.updates().borrow().revision, 0);
+    }
+    fs::write(file(&world), good).expect("it is ours");
+    let source = world.start();
+    until(&source, "objects from disk", |u| service(u, "web").is_some()).await;
+}
+
+#[tokio::test]
+async fn objects_of_another_api_server_are_not_used() {
+    let world = World::new();
+    saved(&world).await;
+    let other = World::new();
+    fs::create_dir_all(other.directory.path().join("state")).expect("ours");
+    fs::copy(file(&world), file(&other)).expect("both are ours");
+    other.server.refuse_connections(true).expect("it can be told");
+    let source = other.start();
+    until_state(&source, "failed attempts", |s| s.failures > 3).await;
+    assert_eq!(source.updates().borrow().revision, 0);
+}
+
+#[tokio::test]
+async fn state_directory_that_cannot_be_written_costs_nothing_else() {
+    let mut world = World::new();
+    let file = world.directory.path().join("file");
+    fs::write(&file, "").expect("ours");
+    world.config.state_directory = Some(file.join("state"));
+    world.apply_web();
+    let source = world.start();
+    until(&source, "objects", |u| service(u, "web").is_some()).await;
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+}
+
+#[test]
+fn objects_are_read_once_from_the_api_server_or_from_disk() {
+    let world = World::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(saved(&world));
+    drop(runtime);
+    let (objects, report) = load(&world.config, "edge");
+    assert!(report.is_empty() && objects.services.contains_key(&key("web")), "{report}");
+    world.server.refuse_connections(true).expect("it can be told");
+    let (objects, report) = load(&world.config, "edge");
+    assert!(objects.services.contains_key(&key("web")));
+    assert!(!report.has_errors() && report.to_string().contains("the objects on disk are used"), "{report}");
+    let (objects, report) = load(&world.config, "another");
+    assert!(objects.services.is_empty() && report.has_errors(), "{report}");
+    assert!(report.to_string().contains("accepted: an API server that answers"), "{report}");
+}

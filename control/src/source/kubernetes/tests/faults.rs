@@ -1,0 +1,358 @@
+//! Stories about API servers that misbehave: what is given out meanwhile, and after.
+
+use test_apiserver::Fault;
+
+use super::*;
+
+#[tokio::test]
+async fn nothing_is_given_out_before_every_kind_was_listed() {
+    let world = World::new();
+    world.apply_web();
+    world.server.faults().on("/apis/discovery.k8s.io/v1/endpointslices", Fault::ServerError(503));
+    let source = world.start();
+    let state = until_state(&source, "failures", |state| state.failures >= 3).await;
+    assert!(
+        !state.connected
+            && state.last_error.is_some_and(|why| why.contains("endpointslices") && why.contains("503"))
+    );
+    assert!(world.server.requests().iter().any(|r| r.path == "/api/v1/services" && r.code == 200));
+    assert_eq!(source.updates().borrow().revision, 0);
+    world.server.faults().clear();
+    let update = until(&source, "objects", |_| true).await;
+    assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
+    assert!(service(&update, "web").is_some());
+}
+
+#[tokio::test]
+async fn changes_arrive_and_what_did_not_change_stays_the_same_object() {
+    let world = World::new();
+    world.apply_web();
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    let source = world.start();
+    let before = until(&source, "both Services", |u| u.objects.services.len() == 2).await;
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    let after = until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+    let same =
+        |name| Arc::ptr_eq(service(&before, name).expect("there"), service(&after, name).expect("there"));
+    assert!(same("web") && same("api"));
+    let changed = before.objects.endpoint_slices.diff(&after.objects.endpoint_slices);
+    assert_eq!(changed.map(|d| d.key.clone()).collect::<Vec<_>>(), [key("web-1")]);
+    world.server.delete("v1", "Service", "shop", "api");
+    let gone = until(&source, "the deletion", |u| service(u, "api").is_none()).await;
+    assert!(gone.report.is_empty(), "a deletion that a healthy watch tells counts at once: {}", gone.report);
+}
+
+#[tokio::test]
+async fn what_only_status_and_annotations_of_no_interest_change_is_no_update() {
+    let world = World::new();
+    world.apply_web();
+    world.server.apply("{apiVersion: v1, kind: Node, metadata: {name: n1}}").expect("legal");
+    let source = world.start();
+    let before = until(&source, "the Node", |u| u.objects.nodes.len() == 1).await;
+    let beat = |node: &mut serde_json::Value| {
+        node["status"]["conditions"] = serde_json::json!([{"type": "Ready", "status": "True"}]);
+    };
+    world.server.edit("v1", "Node", "", "n1", beat).expect("legal");
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    let after = until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+    assert!(before.objects.nodes.is_same(&after.objects.nodes));
+}
+
+#[tokio::test]
+async fn objects_of_other_proxies_and_headless_slices_are_left_to_others() {
+    let world = World::new();
+    world.apply_web();
+    let labelled = |label: &str| {
+        let text = manifest("other", "10.0.3.1");
+        text.replace(
+            "{name: other, namespace: shop}",
+            &format!("{{name: other, namespace: shop, labels: {{{label}: x}}}}"),
+        )
+        .replace("labels: {kubernetes", "labels: {service.kubernetes.io/headless: '', kubernetes")
+    };
+    world.server.apply(&labelled("service.kubernetes.io/service-proxy-name")).expect("legal");
+    let source = world.start();
+    let update = until(&source, "objects", |_| true).await;
+    assert_eq!((update.objects.services.len(), update.objects.endpoint_slices.len()), (1, 1));
+}
+
+#[tokio::test]
+async fn pages_are_read_to_the_last() {
+    let world = World::new();
+    let service = |n: usize| {
+        serde_json::json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("s{n}"), "namespace": "default"},
+            "spec": {"ports": [{"port": 80}]}
+        })
+    };
+    world.server.load((0..1200).map(service).collect()).expect("legal");
+    let source = world.start();
+    let update = until(&source, "objects", |_| true).await;
+    assert!(update.objects.services.len() >= 1200, "{}", update.objects.services.len());
+    let pages = world
+        .server
+        .requests()
+        .iter()
+        .filter(|r| r.path == "/api/v1/services" && r.query.contains("continue="))
+        .count();
+    assert_eq!(pages, 2);
+}
+
+#[tokio::test]
+async fn watch_breaks_and_goes_on_where_it_was() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start();
+    until(&source, "objects", |_| true).await;
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.forget_requests();
+    world.server.faults().cut_watches();
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+    until_state(&source, "a connection", |s| s.connected).await;
+    let requests = world.server.requests();
+    let lists = requests.iter().filter(|r| r.query.contains("limit=")).count();
+    assert_eq!(lists, 0, "no list is needed");
+}
+
+#[tokio::test]
+async fn watch_ends_in_order_and_nothing_is_told() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    tokio::time::sleep(quick().watch_min).await;
+    world.server.faults().end_watches();
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+    assert_eq!(source.state().borrow().failures, 0);
+}
+
+#[tokio::test]
+async fn version_that_expired_leads_to_a_list_and_no_loss() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.refuse_connections(true).expect("it can be told");
+    until_state(&source, "the loss", |s| !s.connected).await;
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    world.server.compact();
+    world.server.refuse_connections(false).expect("it can be told");
+    let update = until(&source, "what came meanwhile", |u| service(u, "api").is_some()).await;
+    assert!(service(&update, "web").is_some());
+    let state = until_state(&source, "a connection", |s| s.connected).await;
+    assert_eq!((state.last_error, state.kept.len()), (None, 0));
+}
+
+#[tokio::test]
+async fn radio_silence_is_noticed() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.faults().silence_watches(true);
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    until(&source, "the change, by a list", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+    assert!(source.state().borrow().failures >= 2);
+}
+
+#[tokio::test]
+async fn answers_of_too_many_requests_server_errors_and_cut_lists_are_outlived() {
+    let world = World::new();
+    world.apply_web();
+    let faults = world.server.faults();
+    faults.on_next(1, "/api/v1/services", Fault::TooManyRequests(1));
+    faults.on_next(2, "/api/v1/nodes", Fault::ServerError(500));
+    faults.on_next(1, "/apis/discovery.k8s.io/v1/endpointslices", Fault::CutInMidObject);
+    faults.on_next(1, "/api/v1/namespaces", Fault::Unauthorized);
+    let source = world.start();
+    let update = until(&source, "objects", |_| true).await;
+    assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
+    let state = until_state(&source, "a connection", |s| s.connected).await;
+    assert!(state.failures >= 5, "{state:?}");
+}
+
+#[tokio::test]
+async fn events_twice_and_out_of_order_come_to_the_same() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.faults().duplicate_events(true);
+    world.server.faults().reorder_events(true);
+    for n in 1..10 {
+        world.server.apply(&slice("web", &format!("10.0.1.{n}"))).expect("legal");
+    }
+    until(&source, "some of it", |u| endpoints(u, "web-1") != ["10.0.1.1"]).await;
+    world.server.apply(&slice("web", "10.0.1.200")).expect("legal");
+    world.server.faults().clear();
+    until(&source, "the last", |u| endpoints(u, "web-1") == ["10.0.1.200"]).await;
+    // Events still under way change nothing any more.
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    let update = until(&source, "another", |u| service(u, "api").is_some()).await;
+    assert_eq!(endpoints(&update, "web-1"), ["10.0.1.200"]);
+}
+
+#[tokio::test]
+async fn api_server_that_comes_back_empty_takes_nothing_away_within_the_grace_time() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.restart_empty().expect("it can be told");
+    until_state(&source, "what is kept", |s| {
+        let kept = |kind| s.kept.iter().any(|k| k.kind == kind);
+        s.connected && kept("Service") && kept("EndpointSlice")
+    })
+    .await;
+    let told = |u: &SourceUpdate| u.report.to_string();
+    let update =
+        until(&source, "that it is told", |u| told(u).contains("Service objects that the API server lost"))
+            .await;
+    assert!(told(&update).contains("shop/web"), "{}", update.report);
+    assert!(service(&update, "web").is_some());
+    assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
+    // What is new there is shown beside what is kept.
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    let update = until(&source, "what is new", |u| service(u, "api").is_some()).await;
+    assert!(service(&update, "web").is_some());
+}
+
+#[tokio::test]
+async fn api_server_that_stays_empty_is_believed_after_the_grace_time() {
+    let mut world = World::new();
+    world.config.api_loss_grace = Duration::from_millis(400);
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.restart_empty().expect("it can be told");
+    let update =
+        until(&source, "the end", |u| service(u, "web").is_none() && endpoints(u, "web-1").is_empty()).await;
+    until_state(&source, "nothing kept", |s| s.kept.is_empty()).await;
+    let last = source.updates().borrow().clone();
+    assert!(last.report.is_empty() && last.revision >= update.revision, "{}", last.report);
+}
+
+#[tokio::test]
+async fn api_server_that_comes_back_older_takes_nothing_back_within_the_grace_time() {
+    let world = World::new();
+    world.apply_web();
+    let backup = world.server.snapshot();
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.restart_from(&backup).expect("it can be told");
+    until_state(&source, "what is kept", |s| {
+        let count = |kind| s.kept.iter().find(|k| k.kind == kind).map(|k| k.count);
+        (count("Service"), count("EndpointSlice")) == (Some(1), Some(2))
+    })
+    .await;
+    let update = source.updates().borrow().clone();
+    assert!(service(&update, "api").is_some());
+    assert_eq!(endpoints(&update, "web-1"), ["10.0.1.9"]);
+}
+
+#[tokio::test]
+async fn nothing_expires_while_the_api_server_is_away() {
+    let mut world = World::new();
+    world.config.api_loss_grace = Duration::from_millis(300);
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.refuse_connections(true).expect("it can be told");
+    let failures = until_state(&source, "the loss", |s| !s.connected).await.failures;
+    until_state(&source, "attempts for longer than the grace time", |s| {
+        s.failures > failures + 10 && s.since.duration_until(Timestamp::now()).as_millis() > 600
+    })
+    .await;
+    assert!(service(&source.updates().borrow(), "web").is_some());
+}
+
+#[tokio::test]
+async fn expired_token_stops_nothing_and_a_new_one_is_taken_up() {
+    let world = World::new();
+    world.apply_web();
+    let kubeconfig = |token: &str| {
+        world.server.add_token(token, test_apiserver::User::admin());
+        world.server.kubeconfig_for(world.directory.path(), token).expect("it can be written");
+    };
+    kubeconfig("first");
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.expire_token("first");
+    world.server.restart().expect("it can be told");
+    let state =
+        until_state(&source, "a refusal", |s| s.last_error.as_ref().is_some_and(|why| why.contains("401")))
+            .await;
+    assert!(!state.connected);
+    assert!(service(&source.updates().borrow(), "web").is_some());
+    kubeconfig("second");
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+}
+
+#[tokio::test]
+async fn certificate_of_another_authority_is_refused_until_the_kubeconfig_has_it() {
+    let bookmark_interval = Duration::from_millis(200);
+    let world = World::with(Options { tls: true, bookmark_interval, ..Options::default() });
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.renew_certificate().expect("a key");
+    let state = until_state(&source, "a refusal", |s| !s.connected && s.last_error.is_some()).await;
+    assert!(state.last_error.as_ref().is_some_and(|why| why.contains("/")), "{state:?}");
+    world.server.kubeconfig(world.directory.path()).expect("it can be written");
+    until_state(&source, "a connection", |s| s.connected).await;
+}
+
+#[tokio::test]
+async fn kubeconfig_that_is_missing_is_an_error_that_says_so_and_is_taken_up_when_it_comes() {
+    let world = World::new();
+    world.apply_web();
+    let path = world.config.kubeconfig.clone().expect("it is named");
+    let text = std::fs::read(&path).expect("it is there");
+    std::fs::remove_file(&path).expect("it is there");
+    let source = world.start();
+    let state = until_state(&source, "an error", |s| s.last_error.is_some()).await;
+    let shown = path.display().to_string();
+    assert!(state.last_error.as_ref().is_some_and(|why| why.contains(&shown)), "{state:?}");
+    std::fs::write(&path, text).expect("it can be written");
+    until(&source, "objects", |u| service(u, "web").is_some()).await;
+}
+
+#[tokio::test]
+async fn weights_of_pods_arrive_and_other_pods_do_not() {
+    let world = World::new();
+    let pod = |name: &str, annotation: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: shop, annotations: {{{annotation}}}}}, \
+             spec: {{containers: [{{name: a, image: b}}]}}}}"
+        )
+    };
+    world.server.apply(&pod("light", "tidegate.dev/weight: '2'")).expect("legal");
+    world.server.apply(&pod("plain", "a: b")).expect("legal");
+    let source = world.start();
+    let update = until(&source, "objects", |_| true).await;
+    assert_eq!(update.objects.pods.keys().collect::<Vec<_>>(), [&key("light")]);
+    world.server.apply(&pod("light", "a: b")).expect("legal");
+    world.server.apply(&pod("plain", "tidegate.dev/weight: '3'")).expect("legal");
+    until(&source, "the other", |u| u.objects.pods.keys().eq([&key("plain")])).await;
+}
+
+#[test]
+fn the_end_waits_for_no_api_server() {
+    let world = World::new();
+    world.server.faults().on("/", Fault::Hang);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let source = runtime.block_on(async { world.start_tuned(Tuning::default()) });
+    // Until it waits for an answer, or later: the claim is about any time.
+    runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
+    let began = Instant::now();
+    drop(source);
+    drop(runtime);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+}
