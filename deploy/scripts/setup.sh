@@ -9,8 +9,8 @@ packages=(
   libdpdk-dev libpcap-dev             # DPDK with all its drivers, and what net_pcap links
   gcc g++ make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc; g++ for libFuzzer
   iproute2 ethtool procps util-linux  # the namespaces lab
-  curl iperf3 nginx-light tcpdump python3
-  kubernetes-client                   # kubectl, against the test API server
+  curl iperf3 nginx-light tcpdump python3 python3-venv
+  kubernetes-client systemd           # kubectl against the test API server; systemd-analyze verify
 )
 if [[ ${1:-} == --bench ]]; then packages+=(valgrind); fi
 

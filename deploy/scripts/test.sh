@@ -24,6 +24,9 @@ stage "tests of the workspace"
 stage "end to end, in network namespaces"
 "$cargo" test -p tidegate --test e2e --locked
 
+stage "with an API server"
+"$cargo" test -p tidegate --test kubernetes --locked
+
 stage "lock-free code under loom"
 deploy/scripts/loom.sh
 

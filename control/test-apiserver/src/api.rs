@@ -29,8 +29,8 @@ pub(crate) const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8
 
 impl Api {
     /// A fresh cluster: the namespaces that every cluster has.
-    pub(crate) fn new(watch_list: bool) -> Self {
-        let mut api = Self { store: Store::new(), resources: built_in(), watch_list };
+    pub(crate) fn new(watch_list: bool, version: u64) -> Self {
+        let mut api = Self { store: Store::new(version), resources: built_in(), watch_list };
         for name in ["default", "kube-node-lease", "kube-public", "kube-system"] {
             api.load_namespace(name);
         }

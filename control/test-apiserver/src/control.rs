@@ -51,7 +51,7 @@ pub(crate) fn handle(shared: &Shared, request: &Request) -> ApiResult<Answer> {
         }
         "restart-empty" => {
             let watch_list = shared.api().watch_list;
-            *shared.api() = Api::new(watch_list);
+            *shared.api() = Api::new(watch_list, 1);
             faults.end_watches();
         }
         _ => return Err(ApiError::no_such_path()),

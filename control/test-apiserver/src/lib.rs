@@ -28,6 +28,7 @@ mod fields;
 mod json_path;
 mod load;
 mod patch;
+mod protobuf;
 mod request;
 mod resource;
 mod schema;
@@ -63,6 +64,9 @@ pub use server::Logged;
 
 /// The token of who may do everything.
 pub const ADMIN_TOKEN: &str = "admin-token";
+
+/// The version at which a server starts: it has been there for a while. A server that comes back empty begins at 1.
+const FIRST_VERSION: u64 = 10_000;
 
 /// How a server starts.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +113,7 @@ impl TestApiServer {
     pub fn start(options: Options) -> io::Result<Self> {
         let wake = Arc::new(tokio_watch::channel(0).0);
         let shared = Arc::new(Shared {
-            api: Mutex::new(Api::new(options.watch_list)),
+            api: Mutex::new(Api::new(options.watch_list, FIRST_VERSION)),
             tokens: Mutex::new(BTreeMap::from([(ADMIN_TOKEN.to_string(), Some(User::admin()))])),
             faults: Faults::new(wake.clone()),
             requests: Mutex::default(),
@@ -370,7 +374,7 @@ impl TestApiServer {
     pub fn restart_empty(&self) -> io::Result<()> {
         self.refuse_connections(true)?;
         let watch_list = self.shared.api().watch_list;
-        *self.shared.api() = Api::new(watch_list);
+        *self.shared.api() = Api::new(watch_list, 1);
         self.refuse_connections(false)
     }
 

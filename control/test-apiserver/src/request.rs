@@ -86,7 +86,12 @@ impl Request {
 
     /// The body as JSON or YAML.
     pub(crate) fn object(&self) -> ApiResult<Value> {
-        if self.content_type.contains("protobuf") || self.content_type.contains("cbor") {
+        if self.content_type.contains("protobuf") {
+            let decoded = crate::protobuf::decode(&self.body);
+            return decoded
+                .ok_or_else(|| ApiError::unsupported_media_type("application/json, application/yaml"));
+        }
+        if self.content_type.contains("cbor") {
             return Err(ApiError::unsupported_media_type("application/json, application/yaml"));
         }
         let refuse =

@@ -242,7 +242,7 @@ fn response(shared: &Arc<Shared>, outcome: Result<Answer, ApiError>, cut: bool) 
             let (sender, receiver) = mpsc::channel(64);
             tokio::spawn(follow(shared.clone(), *order, sender, cut));
             let builder = builder.header(header::CONTENT_TYPE, "application/json");
-            return builder.body(Stream(receiver).boxed_unsync()).expect("static headers");
+            return builder.body(Stream::of(receiver).boxed_unsync()).expect("static headers");
         }
         Ok(Answer::Bytes(kind, bytes)) => (200, kind, bytes),
         Ok(Answer::Object { code, body, warnings }) => {
@@ -262,12 +262,12 @@ fn response(shared: &Arc<Shared>, outcome: Result<Answer, ApiError>, cut: bool) 
     let builder = builder.status(code).header(header::CONTENT_TYPE, kind);
     let body = if cut {
         let (sender, receiver) = mpsc::channel(2);
-        let half = Bytes::from(bytes).slice(..);
-        let half = half.slice(..half.len() / 2);
+        let whole = Bytes::from(bytes);
+        let half = whole.slice(..whole.len() / 2);
         // Two messages into a channel of two: neither waits.
         let _ = sender.try_send(Ok(Frame::data(half)));
         let _ = sender.try_send(Err(io::Error::other("cut in mid-object")));
-        Stream(receiver).boxed_unsync()
+        Stream::of(receiver).boxed_unsync()
     } else {
         Full::new(Bytes::from(bytes)).map_err(|never| match never {}).boxed_unsync()
     };
@@ -275,16 +275,36 @@ fn response(shared: &Arc<Shared>, outcome: Result<Answer, ApiError>, cut: bool) 
 }
 
 /// A body that is written as we go.
-struct Stream(mpsc::Receiver<Result<Frame<Bytes>, io::Error>>);
+struct Stream {
+    frames: mpsc::Receiver<Frames>,
+    /// An error that is told with the next poll.
+    held: Option<io::Error>,
+}
+
+type Frames = Result<Frame<Bytes>, io::Error>;
+
+impl Stream {
+    fn of(frames: mpsc::Receiver<Frames>) -> Self {
+        Self { frames, held: None }
+    }
+}
 
 impl hyper::body::Body for Stream {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        self.0.poll_recv(context)
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Frames>> {
+        if let Some(error) = self.held.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        match self.frames.poll_recv(context) {
+            // hyper throws away what it has not written when a body fails: a pause lets it write first.
+            Poll::Ready(Some(Err(error))) => {
+                self.held = Some(error);
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            other => other,
+        }
     }
 }

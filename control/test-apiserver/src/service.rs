@@ -93,6 +93,8 @@ pub(crate) fn complete(service: &mut Value, old: Option<&Value>, taken: &mut Tak
         let number = port["port"].clone();
         default(port, "targetPort", number);
     }
+    drop_what_the_type_has_not(service, old, &kind);
+    let spec = &mut service["spec"];
     if kind == "ExternalName" {
         return validate(service, old);
     }
@@ -108,6 +110,28 @@ pub(crate) fn complete(service: &mut Value, old: Option<&Value>, taken: &mut Tak
     allocate_addresses(spec, old, taken);
     validate(service, old)?;
     allocate_ports(&mut service["spec"], &kind, old, taken)
+}
+
+/// A change of type takes fields of the old type along, unless they were changed with it; what was written into the
+/// status of a LoadBalancer goes too.
+fn drop_what_the_type_has_not(service: &mut Value, old: Option<&Value>, kind: &str) {
+    let Some(old) = old else { return };
+    let is_balancer = kind == "LoadBalancer";
+    let has_external_ips = service["spec"]["externalIPs"].as_array().is_some_and(|list| !list.is_empty());
+    let external = is_balancer || kind == "NodePort" || has_external_ips;
+    for (name, stays) in [
+        ("loadBalancerClass", is_balancer),
+        ("allocateLoadBalancerNodePorts", is_balancer),
+        ("healthCheckNodePort", is_balancer),
+        ("externalTrafficPolicy", external),
+    ] {
+        if !stays && service["spec"][name] == old["spec"][name] {
+            service["spec"].as_object_mut().map(|spec| spec.remove(name));
+        }
+    }
+    if !is_balancer && old["spec"]["type"] == "LoadBalancer" {
+        service["status"]["loadBalancer"] = json!({});
+    }
 }
 
 fn default(object: &mut Value, name: &str, value: Value) {

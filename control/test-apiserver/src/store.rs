@@ -55,8 +55,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub(crate) fn new() -> Self {
-        Self { version: 1, shelves: BTreeMap::new(), compacted: 0 }
+    pub(crate) fn new(version: u64) -> Self {
+        Self { version, shelves: BTreeMap::new(), compacted: 0 }
     }
 
     /// The version of the latest change.
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn history_is_told_from_any_version_until_it_is_compacted() {
-        let mut store = Store::new();
+        let mut store = Store::new(1);
         let storage: Arc<str> = "services".into();
         let object = json!({"metadata": {"namespace": "a", "name": "x"}});
         let first = store.version();
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_namespace_is_listed_alone_and_in_order() {
-        let mut store = Store::new();
+        let mut store = Store::new(1);
         let storage: Arc<str> = "services".into();
         for (namespace, name) in [("b", "y"), ("a", "z"), ("b", "x"), ("bb", "w")] {
             store.put(&storage, json!({"metadata": {"namespace": namespace, "name": name}}));

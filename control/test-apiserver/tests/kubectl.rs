@@ -308,8 +308,7 @@ reportingInstance: edge-1
 #[test]
 fn a_namespace_goes_with_what_is_in_it_and_takes_nothing_new() {
     let kubectl = Kubectl::new();
-    kubectl.file("shop.yaml", "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}");
-    kubectl.says("apply -f shop.yaml");
+    kubectl.says("create namespace shop");
     kubectl.file(
         "web.yaml",
         &SERVICE.replace("namespace: default", "namespace: shop, finalizers: [tidegate.dev/cleanup]"),

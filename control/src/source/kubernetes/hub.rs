@@ -245,6 +245,8 @@ impl Hub {
                  has them again",
                 self.grace
             );
+            // No object may have changed, and still there is something to tell.
+            self.changed.get_or_insert(now);
         }
         if first {
             self.changed.get_or_insert(now);

@@ -1,0 +1,180 @@
+//! The API server breaks, in every way that it can: what is forwarded stays.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use test_apiserver::Fault;
+
+use crate::world::{Setting, World, service, slice, text};
+
+fn shop(setting: &Setting) -> World {
+    let mut world = World::new();
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    world.start_with("edge-1", setting);
+    let gateway = world.gateway("edge-1");
+    world.until("a backend", || (gateway.backends("web") == ["10.244.0.1:8080 active"]).then_some(()));
+    world
+}
+
+#[test]
+fn watch_breaks_and_relists() {
+    let world = shop(&Setting::default());
+    let gateway = world.gateway("edge-1");
+    let vips = gateway.vips("web");
+    // Broken in the middle of an object, and what they missed is forgotten: only a list helps.
+    world.api.faults().on("watch=", Fault::CutInMidObject);
+    world.api.faults().cut_watches();
+    world.apply(&slice("web", &["10.244.0.1", "10.244.0.2"]));
+    world.api.compact();
+    world.api.forget_requests();
+    world.api.faults().clear();
+    world.until("the endpoint that the watch missed", || (gateway.backends("web").len() == 2).then_some(()));
+    assert_eq!(gateway.vips("web"), vips);
+    let listed = world.api.requests().iter().any(|request| {
+        request.path.ends_with("/endpointslices") && !request.query.contains("watch=") && request.code == 200
+    });
+    assert!(listed, "after 410 the kind is listed again");
+    world.apply(&slice("web", &["10.244.0.2"]));
+    world.until("changes to be followed again", || {
+        gateway.backends("web").contains(&"10.244.0.2:8080 active".to_string()).then_some(())
+    });
+}
+
+#[test]
+fn token_expires() {
+    let world = shop(&Setting::default());
+    let gateway = world.gateway("edge-1");
+    world.expire_token();
+    world.api.faults().end_watches();
+    world.until("the loss to be told", || (gateway.source()["connected"] == false).then_some(()));
+    assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"]);
+    assert!(text(&gateway.source()["lastError"]).contains("401"), "{}", gateway.source());
+    world.apply(&slice("web", &["10.244.0.2"]));
+    world.renew_token("edge-1");
+    world.until("the new token to be used", || {
+        gateway.backends("web").contains(&"10.244.0.2:8080 active".to_string()).then_some(())
+    });
+    world.until("every kind to be watched again", || (gateway.source()["connected"] == true).then_some(()));
+}
+
+#[test]
+fn comes_back_empty() {
+    let world = shop(&Setting::default());
+    let gateway = world.gateway("edge-1");
+    let vips = gateway.vips("web");
+    world.api.restart_empty().expect("listens again");
+    world.install();
+    world.until("what is kept to be told", || {
+        gateway.source()["kept"].as_array().is_some_and(|kept| !kept.is_empty()).then_some(())
+    });
+    world.until("every kind to be watched", || (gateway.source()["connected"] == true).then_some(()));
+    assert_eq!(gateway.vips("web"), vips);
+    assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"]);
+    // What is new in the cluster is served at once, beside what is kept.
+    world.apply(&(service("api") + &slice("api", &["10.244.0.7"])));
+    world.until("the new Service", || (gateway.backends("api") == ["10.244.0.7:8080 active"]).then_some(()));
+    assert_eq!(gateway.vips("web"), vips);
+    assert_ne!(gateway.vips("api"), vips, "an address that is kept is not given away");
+}
+
+#[test]
+fn comes_back_empty_and_is_believed_after_the_grace() {
+    let setting = Setting { source: "    apiLossGrace: 1s".into(), ..Setting::default() };
+    let world = shop(&setting);
+    let gateway = world.gateway("edge-1");
+    world.api.restart_empty().expect("listens again");
+    world.install();
+    world.until("the VIP to go", || gateway.vips("web").is_empty().then_some(()));
+    // The cluster is made again from its manifests.
+    world.apply(&(service("web") + &slice("web", &["10.244.0.7"])));
+    world.until("the new endpoint", || (gateway.backends("web") == ["10.244.0.7:8080 active"]).then_some(()));
+}
+
+#[test]
+fn comes_back_older() {
+    let world = shop(&Setting::default());
+    let gateway = world.gateway("edge-1");
+    let older = world.api.snapshot();
+    world.apply(
+        &(service("new") + &slice("new", &["10.244.1.1"]) + &slice("web", &["10.244.0.1", "10.244.0.2"])),
+    );
+    world.until("the new Service", || (gateway.backends("new") == ["10.244.1.1:8080 active"]).then_some(()));
+    world.until("the second endpoint", || (gateway.backends("web").len() == 2).then_some(()));
+    world.api.restart_from(&older).expect("listens again");
+    world.until("what is kept to be told", || {
+        gateway.source()["kept"].as_array().is_some_and(|kept| !kept.is_empty()).then_some(())
+    });
+    assert_eq!(gateway.vips("new").len(), 1);
+    assert_eq!(gateway.backends("new"), ["10.244.1.1:8080 active"]);
+    assert!(gateway.backends("web").contains(&"10.244.0.1:8080 active".to_string()));
+    // Changes of the older state are followed.
+    world.apply(&(service("more") + &slice("more", &["10.244.2.1"])));
+    world.until("a Service made after the loss", || (gateway.vips("more").len() == 1).then_some(()));
+}
+
+#[test]
+fn api_server_gone_at_boot() {
+    let mut world = shop(&Setting::default());
+    let vips = world.gateway("edge-1").vips("web");
+    world.until("the objects to be on disk", || world.has_state("edge-1").then_some(()));
+    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.api.refuse_connections(true).expect("the thread is there");
+    world.start_again("edge-1");
+    let gateway = world.gateway("edge-1");
+    world.until("the last snapshot from the disk", || {
+        (gateway.backends("web") == ["10.244.0.1:8080 active"]).then_some(())
+    });
+    assert_eq!(gateway.vips("web"), vips);
+    assert_eq!(gateway.source()["fromDisk"], true);
+    assert_eq!(gateway.source()["connected"], false);
+    world.apply(&slice("web", &["10.244.0.1", "10.244.0.5"]));
+    world.api.refuse_connections(false).expect("the port is still free");
+    world.until("the API server to be followed again", || (gateway.backends("web").len() == 2).then_some(()));
+    world.until("the disk not to be needed any more", || {
+        (gateway.source()["fromDisk"] == false).then_some(())
+    });
+}
+
+#[test]
+fn sigterm_with_api_server_unreachable() {
+    // The promise is 3 s; nothing is being drained.
+    const PROMISED: Duration = Duration::from_secs(3);
+    let mut world = shop(&Setting::default());
+    world.api.faults().on("", Fault::Hang);
+    world.api.faults().end_watches();
+    world.end("edge-1", Signal::TERM, PROMISED).expect("it ends in time when requests hang");
+
+    world.api.faults().clear();
+    world.start_again("edge-1");
+    world.api.refuse_connections(true).expect("the thread is there");
+    let gateway = world.gateway("edge-1");
+    world.until("the loss to be told", || (gateway.source()["connected"] == false).then_some(()));
+    world.end("edge-1", Signal::TERM, PROMISED).expect("it ends in time when connections are refused");
+}
+
+#[test]
+fn silent_watch_is_noticed_and_opened_again() {
+    let world = shop(&Setting::default());
+    let gateway = world.gateway("edge-1");
+    world.api.faults().duplicate_events(true);
+    world.api.faults().reorder_events(true);
+    world.apply(&slice("web", &["10.244.0.1", "10.244.0.2"]));
+    world.apply(&slice("web", &["10.244.0.3"]));
+    world.until("the last of what came twice and out of order", || {
+        gateway.backends("web").contains(&"10.244.0.3:8080 active".to_string()).then_some(())
+    });
+}
+
+#[test]
+fn throttling_and_errors_are_waited_out() {
+    let world = shop(&Setting::default());
+    let gateway = world.gateway("edge-1");
+    world.api.faults().on_next(4, "/services", Fault::TooManyRequests(1));
+    world.api.faults().on_next(4, "/endpointslices", Fault::ServerError(503));
+    world.api.faults().end_watches();
+    world.apply(&slice("web", &["10.244.0.2"]));
+    world.until("the change after the errors", || {
+        gateway.backends("web").contains(&"10.244.0.2:8080 active".to_string()).then_some(())
+    });
+    assert_eq!(gateway.vips("web").len(), 1);
+}

@@ -1,0 +1,123 @@
+//! What `deploy/` has is taken by the tools that operators use: kubectl and its server-side dry run, kustomize,
+//! systemd, a linter of Dockerfiles.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use test_apiserver::{Options, TestApiServer};
+
+use crate::world::deploy;
+
+/// Runs a tool; its output, or what it said.
+fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    Err(format!("{text}{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// An API server with a kubeconfig for kubectl.
+struct Cluster {
+    server: TestApiServer,
+    home: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let server = TestApiServer::start(Options::default()).expect("a free port");
+        let home = tempfile::tempdir().expect("a temporary directory");
+        server.kubeconfig(home.path()).expect("written");
+        Self { server, home }
+    }
+
+    fn kubectl(&self, arguments: &[&str], path: &Path) -> Result<String, String> {
+        let mut command = Command::new("kubectl");
+        command.env("KUBECONFIG", self.home.path().join("kubeconfig")).env("HOME", self.home.path());
+        run(command.args(arguments).arg(path))
+    }
+
+    /// A namespace and the definitions, as the first part of an installation makes them.
+    fn prepare(&self) {
+        self.kubectl(&["apply", "-f"], &deploy().join("kubernetes/base/namespace.yaml")).expect("taken");
+        self.kubectl(&["apply", "-k"], &deploy().join("kubernetes/crds")).expect("taken");
+    }
+}
+
+/// Every directory of `deploy/kubernetes` that kustomize builds.
+fn kustomizations() -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(deploy().join("kubernetes"))
+        .expect("readable")
+        .map(|entry| entry.expect("readable").path())
+        .filter(|path| path.join("kustomization.yaml").is_file())
+        .collect();
+    found.sort();
+    assert!(found.len() >= 4, "{found:?}");
+    found
+}
+
+#[test]
+fn every_kustomization_is_taken_by_a_server_side_dry_run_with_strict_validation() {
+    let cluster = Cluster::new();
+    cluster.prepare();
+    for path in kustomizations() {
+        let before = cluster.server.resource_version();
+        let said = cluster.kubectl(&["apply", "--dry-run=server", "-k"], &path);
+        let said = said.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert!(said.lines().all(|line| line.ends_with("(server dry run)")), "{said}");
+        assert!(!said.is_empty(), "{}", path.display());
+        assert_eq!(cluster.server.resource_version(), before, "a dry run keeps nothing");
+    }
+}
+
+#[test]
+fn every_kustomization_is_installed_twice_without_a_change() {
+    for path in kustomizations() {
+        let cluster = Cluster::new();
+        cluster.prepare();
+        cluster
+            .kubectl(&["apply", "-k"], &path)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let again = cluster.kubectl(&["apply", "-k"], &path).expect("taken again");
+        assert!(again.lines().all(|line| line.ends_with("unchanged")), "{}: {again}", path.display());
+    }
+}
+
+#[test]
+fn a_misspelt_field_of_a_manifest_would_be_found() {
+    let cluster = Cluster::new();
+    cluster.prepare();
+    let text =
+        std::fs::read_to_string(deploy().join("kubernetes/daemonset/daemonset.yaml")).expect("readable");
+    let file = cluster.home.path().join("typo.yaml");
+    std::fs::write(&file, text.replace("hostNetwork:", "hostNetwrk:")).expect("written");
+    let refused = cluster.kubectl(&["apply", "--dry-run=server", "-f"], &file).expect_err("a typo");
+    assert!(refused.contains("unknown field \"spec.template.spec.hostNetwrk\""), "{refused}");
+}
+
+#[test]
+fn the_systemd_unit_is_verified() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let unit = std::fs::read_to_string(deploy().join("systemd/tidegate.service")).expect("readable");
+    assert!(unit.contains("/usr/local/bin/tidegate run"), "the unit runs the binary");
+    // The binary is where the tests built it, not yet where it will be installed.
+    let file = directory.path().join("tidegate.service");
+    std::fs::write(&file, unit.replace("/usr/local/bin/tidegate", env!("CARGO_BIN_EXE_tidegate")))
+        .expect("written");
+    let said = run(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
+    said.unwrap_or_else(|error| panic!("{error}"));
+    std::fs::write(&file, unit.replace("Restart=always", "Restart=allways")).expect("written");
+    let said = run(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file));
+    assert!(said.is_err(), "a fault would be found");
+}
+
+#[test]
+fn the_dockerfile_passes_its_linter() {
+    let script = deploy().join("scripts/lint-dockerfile.sh");
+    run(Command::new(&script).arg(deploy().join("Dockerfile"))).unwrap_or_else(|error| panic!("{error}"));
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let file = directory.path().join("Dockerfile");
+    std::fs::write(&file, "FROM debian\nRUN cd /x && sudo ls\n").expect("written");
+    assert!(run(Command::new(&script).arg(&file)).is_err(), "a fault would be found");
+}

