@@ -1,0 +1,159 @@
+//! A cluster of so many Services, each with so many endpoints in slices of 100 at most, and a gateway for it.
+//!
+//! Objects as a source would hand them on: Pods with names, nodes and zones, slices with owners' labels. Pods are in
+//! 10.128.0.0/9 behind a router, Services get addresses of 172.16.0.0/12, forwarding is `fullnat`.
+//!
+//! Invariant: the same numbers give the same world.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use tidegate::model::{
+    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, Metadata, ObjectKey, ObjectRef, Objects,
+    Port, Protocol, SERVICE_NAME_LABEL, Selector, Service, ServicePort, ServiceType, TargetPort,
+};
+use tidegate::pools::Pool;
+use tidegate::reconcile::Settings;
+use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, RouteSpec};
+use tidegate_core::wire::MacAddr;
+
+/// Endpoints in a slice at most: the default of the endpoint slice controller.
+const SLICE_MAX: usize = 100;
+/// Endpoints of one node, as the kubelet allows.
+const PODS_PER_NODE: usize = 110;
+
+/// How large the cluster is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Services of type LoadBalancer with one port.
+    pub services: usize,
+    /// Endpoints of each.
+    pub endpoints: usize,
+}
+
+impl Size {
+    /// Endpoints of all Services.
+    #[must_use]
+    pub fn all(self) -> usize {
+        self.services * self.endpoints
+    }
+}
+
+/// Namespace and name of a Service: a hundred to a namespace.
+#[must_use]
+pub fn key(service: usize) -> ObjectKey {
+    ObjectKey::new(format!("team-{}", service / 100), format!("service-{service}"))
+}
+
+/// The address of the endpoint with this number.
+#[must_use]
+pub fn pod_ip(endpoint: usize) -> IpAddr {
+    let n = u32::try_from(endpoint).expect("an endpoint of 10.128.0.0/9");
+    Ipv4Addr::from_bits(0x0a80_0000 + 256 + n).into()
+}
+
+/// The cluster.
+#[must_use]
+pub fn objects(size: Size) -> Objects {
+    let services = (0..size.services).map(service).map(|s| (s.meta.key.clone(), Arc::new(s)));
+    let slices = (0..size.services).flat_map(|n| slices(size, n));
+    Objects {
+        services: services.collect(),
+        endpoint_slices: slices.map(|s| (s.meta.key.clone(), Arc::new(s))).collect(),
+        ..Objects::default()
+    }
+}
+
+/// One Service: port 80 to 8080.
+#[must_use]
+pub fn service(n: usize) -> Service {
+    let mut service = Service::new(Metadata::new(key(n)));
+    service.service_type = ServiceType::LoadBalancer;
+    service.ports = vec![ServicePort {
+        name: "http".into(),
+        protocol: Protocol::Tcp,
+        app_protocol: None,
+        port: Port::new(80).expect("not zero"),
+        target_port: TargetPort::Number(Port::new(8080).expect("not zero")),
+        node_port: None,
+    }];
+    service.allocate_node_ports = false;
+    service.meta.labels.insert("app".into(), format!("app-{n}"));
+    service.selector.insert("app".into(), format!("app-{n}"));
+    service
+}
+
+/// The slices of one Service.
+pub fn slices(size: Size, n: usize) -> impl Iterator<Item = EndpointSlice> {
+    let first = n * size.endpoints;
+    (0..size.endpoints).step_by(SLICE_MAX).map(move |from| {
+        let to = (from + SLICE_MAX).min(size.endpoints);
+        let service = key(n);
+        let name = format!("{}-{:05x}", service.name, from / SLICE_MAX);
+        let mut meta = Metadata::new(ObjectKey::new(service.namespace, name));
+        meta.labels.insert(SERVICE_NAME_LABEL.into(), service.name);
+        let managed_by = ("endpointslice.kubernetes.io/managed-by", "endpointslice-controller.k8s.io");
+        meta.labels.insert(managed_by.0.into(), managed_by.1.into());
+        EndpointSlice {
+            meta,
+            address_type: AddressType::V4,
+            ports: vec![EndpointPort {
+                name: "http".into(),
+                protocol: Protocol::Tcp,
+                port: Port::new(8080),
+                app_protocol: None,
+            }],
+            endpoints: (from..to).map(|at| endpoint(n, first + at)).collect(),
+        }
+    })
+}
+
+/// The endpoint with this number, of a Service.
+#[must_use]
+pub fn endpoint(service: usize, endpoint: usize) -> Endpoint {
+    let node = endpoint / PODS_PER_NODE;
+    let ObjectKey { namespace, name } = key(service);
+    Endpoint {
+        address: Some(pod_ip(endpoint)),
+        conditions: Conditions { ready: Some(true), serving: Some(true), terminating: Some(false) },
+        node_name: Some(format!("worker-{node}.cluster.example")),
+        zone: Some(format!("zone-{}", node % 3)),
+        hint_zones: Vec::new(),
+        target_ref: Some(ObjectRef {
+            kind: "Pod".into(),
+            key: ObjectKey::new(namespace, format!("{name}-7d9c6b8f5d-{endpoint:05x}")),
+        }),
+    }
+}
+
+/// The gateway, on one interface of this link address.
+#[must_use]
+pub fn settings(mac: MacAddr) -> Settings {
+    let parse = |text: &str| text.parse().expect("an address of this world");
+    let net = |text: &str| text.parse::<ipnet::IpNet>().expect("a network of this world");
+    Settings {
+        interfaces: vec![InterfaceSpec {
+            name: "uplink".into(),
+            mac,
+            mtu: 1500,
+            vlan: None,
+            addresses: vec![net("10.0.0.1/16")],
+        }],
+        routes: vec![RouteSpec { to: net("0.0.0.0/0"), via: parse("10.0.0.254") }],
+        neighbors: vec![NeighborSpec { ip: parse("10.0.0.254"), mac: MacAddr([2, 0, 0, 0, 0, 0xfe]) }],
+        snat_addresses: (3..35).map(|n| IpAddr::from([10, 0, 0, n])).collect(),
+        pools: vec![Pool {
+            name: "public".into(),
+            ranges: vec![net("172.16.0.0/12").into()],
+            auto_assign: true,
+            external_ips: false,
+            disabled: false,
+            namespace_selector: Selector::default(),
+            service_selector: Selector::default(),
+            quota_per_namespace: None,
+            shared_across_namespaces: false,
+            labels: tidegate::model::Labels::new(),
+        }],
+        ..Settings::default()
+    }
+}
