@@ -7,6 +7,8 @@
 //! Invariant: an address has one kind; where it is several things, the interface's own comes first (else ssh
 //! and BGP to a gateway that serves nodePorts would end), then the VIP.
 
+use std::sync::Arc;
+
 use crate::hash::key_hash;
 use crate::ids::InterfaceIndex;
 use crate::key_index::KeyIndex;
@@ -23,11 +25,11 @@ pub enum AddressKind {
     Snat,
 }
 
-/// All of them.
-#[derive(Debug)]
+/// All of them. A copy shares them.
+#[derive(Debug, Clone)]
 pub(crate) struct Addresses {
     index: KeyIndex,
-    records: Box<[(Addr, AddressKind)]>,
+    records: Arc<[(Addr, AddressKind)]>,
 }
 
 impl Addresses {

@@ -6,6 +6,8 @@
 //!
 //! Invariant: an id of a backend that is gone finds nothing, also after its index went to another.
 
+use std::sync::Arc;
+
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use crate::key_index::KeyIndex;
@@ -49,7 +51,7 @@ const _: () = assert!(size_of::<Backend>() == 64);
 #[derive(Debug)]
 pub(crate) struct Backends {
     /// By id; a vacant index holds no record that any id matches.
-    records: Box<[Option<Backend>]>,
+    records: Arc<[Option<Backend>]>,
 }
 
 const _: () = assert!(size_of::<Option<Backend>>() == 64, "the vacant mark hides in an enum of the record");
@@ -61,6 +63,19 @@ impl Backends {
             records[backend.id.index()] = Some(backend);
         }
         Self { records: records.into() }
+    }
+
+    /// The same with `indices` places, without those at some indices and with others.
+    pub(crate) fn revised(&self, indices: usize, gone: &[BackendId], new: &[Backend]) -> Self {
+        let mut records = Arc::clone(&self.records);
+        if indices > records.len() {
+            let more = indices - records.len();
+            records = self.records.iter().copied().chain(std::iter::repeat_n(None, more)).collect();
+        }
+        let places = Arc::make_mut(&mut records);
+        gone.iter().for_each(|id| places[id.index()] = None);
+        new.iter().for_each(|backend| places[backend.id.index()] = Some(*backend));
+        Self { records }
     }
 
     #[inline]
@@ -87,34 +102,145 @@ pub struct EndpointKey {
     pub protocol: Protocol,
 }
 
-/// All endpoints of a snapshot.
-#[derive(Debug)]
+impl EndpointKey {
+    fn hash(&self) -> u64 {
+        key_hash(&self.address, self.protocol.number(), self.port)
+    }
+}
+
+/// What stands at an index that no endpoint has.
+fn vacant_endpoint(index: usize) -> (EndpointKey, EndpointId) {
+    let nowhere = EndpointKey { address: Addr::UNSPECIFIED, port: 0, protocol: Protocol::Tcp };
+    (nowhere, EndpointId::from_raw(vacant_raw(index)))
+}
+
+/// All endpoints of a snapshot. A copy shares everything.
+#[derive(Debug, Clone)]
 pub(crate) struct Endpoints {
     index: KeyIndex,
     /// By index of the id.
-    records: Box<[(EndpointKey, EndpointId)]>,
+    records: Arc<[(EndpointKey, EndpointId)]>,
     /// In the order of their keys.
-    by_key: Box<[(EndpointKey, EndpointId)]>,
+    by_key: Arc<[(EndpointKey, EndpointId)]>,
+    /// By index of the id; for the next compile.
+    uses: Arc<[Uses]>,
+}
+
+/// How many backends are an endpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Uses {
+    /// Of all services.
+    pub(crate) all: u32,
+    /// Of services whose replies come back through the gateway: it can be looked up where there is one.
+    pub(crate) replies: u32,
+}
+
+/// An endpoint that is another in the next snapshot: by its id, what it is and how often, before and after.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Revision {
+    pub(crate) key: EndpointKey,
+    pub(crate) id: EndpointId,
+    pub(crate) before: Uses,
+    pub(crate) after: Uses,
 }
 
 impl Endpoints {
-    /// A table with `indices` places, of endpoints in the order of their keys; those with true can be found.
-    pub(crate) fn build(indices: usize, endpoints: &[(EndpointKey, EndpointId, bool)]) -> Self {
-        let nowhere = EndpointKey { address: Addr::UNSPECIFIED, port: 0, protocol: Protocol::Tcp };
-        let mut records: Vec<_> =
-            (0..indices).map(|index| (nowhere, EndpointId::from_raw(vacant_raw(index)))).collect();
-        for &(key, id, _) in endpoints {
+    /// A table with `indices` places, of endpoints in the order of their keys.
+    pub(crate) fn build(indices: usize, endpoints: &[(EndpointKey, EndpointId, Uses)]) -> Self {
+        let mut records: Vec<_> = (0..indices).map(vacant_endpoint).collect();
+        let mut uses = vec![Uses::default(); indices];
+        for &(key, id, used) in endpoints {
             records[id.index()] = (key, id);
+            uses[id.index()] = used;
         }
-        let found: Vec<_> = endpoints.iter().filter(|(.., found)| *found).collect();
-        let entries = found
-            .iter()
-            .map(|(key, id, _)| (key_hash(&key.address, key.protocol.number(), key.port), id.index()));
+        let found: Vec<_> = endpoints.iter().filter(|(.., uses)| uses.replies > 0).collect();
+        let entries = found.iter().map(|(key, id, _)| (key.hash(), id.index()));
         Self {
             index: KeyIndex::build(entries),
             records: records.into(),
             by_key: endpoints.iter().map(|&(key, id, _)| (key, id)).collect(),
+            uses: uses.into(),
         }
+    }
+
+    /// The same with `indices` places and some revised, in the order of their keys.
+    pub(crate) fn revised(&self, indices: usize, revisions: &[Revision]) -> Self {
+        if revisions.is_empty() {
+            return self.clone();
+        }
+        let (mut records, mut uses) = (Arc::clone(&self.records), Arc::clone(&self.uses));
+        if indices > records.len() {
+            let more = records.len()..indices;
+            records = records.iter().copied().chain(more.clone().map(vacant_endpoint)).collect();
+            uses = uses.iter().copied().chain(more.map(|_| Uses::default())).collect();
+        }
+        let comes = |r: &Revision| r.before.all == 0;
+        let goes = |r: &Revision| r.after.all == 0;
+        let found = |pick: fn(&Revision) -> bool| {
+            let entries = revisions.iter().filter(|r| pick(r));
+            entries.map(|r| (r.key.hash(), r.id.index())).collect::<Vec<_>>()
+        };
+        let lost = found(|r| r.before.replies > 0 && r.after.replies == 0);
+        let new = found(|r| r.before.replies == 0 && r.after.replies > 0);
+        let index = if lost.is_empty() && new.is_empty() {
+            Some(self.index.clone())
+        } else {
+            self.index.edited(&lost, &new, |at| self.records[at].0.hash())
+        };
+        if revisions.iter().any(|r| comes(r) || goes(r)) {
+            let places = Arc::make_mut(&mut records);
+            let vacated = revisions.iter().filter(|r| goes(r)).map(|r| vacant_endpoint(r.id.index()));
+            // One that comes may have the index of one that goes.
+            for (at, vacant) in revisions.iter().filter(|r| goes(r)).map(|r| r.id.index()).zip(vacated) {
+                places[at] = vacant;
+            }
+            revisions.iter().filter(|r| comes(r)).for_each(|r| places[r.id.index()] = (r.key, r.id));
+        }
+        let counts = Arc::make_mut(&mut uses);
+        revisions.iter().filter(|r| goes(r)).for_each(|r| counts[r.id.index()] = r.after);
+        revisions.iter().filter(|r| !goes(r)).for_each(|r| counts[r.id.index()] = r.after);
+        let by_key = self.revised_keys(revisions);
+        let index = index.unwrap_or_else(|| {
+            let found = by_key.iter().filter(|(_, id)| counts[id.index()].replies > 0);
+            let entries: Vec<_> = found.map(|(key, id)| (key.hash(), id.index())).collect();
+            KeyIndex::build(entries.into_iter())
+        });
+        Self { index, records, by_key, uses }
+    }
+
+    fn revised_keys(&self, revisions: &[Revision]) -> Arc<[(EndpointKey, EndpointId)]> {
+        let moves: Vec<&Revision> =
+            revisions.iter().filter(|r| (r.before.all == 0) != (r.after.all == 0)).collect();
+        if moves.is_empty() {
+            return Arc::clone(&self.by_key);
+        }
+        let mut keys = Vec::with_capacity(self.by_key.len() + moves.len());
+        let mut rest = &self.by_key[..];
+        for revision in moves {
+            let before = rest.partition_point(|(key, _)| *key < revision.key);
+            keys.extend_from_slice(&rest[..before]);
+            rest = &rest[before..];
+            if revision.before.all == 0 {
+                keys.push((revision.key, revision.id));
+            } else {
+                rest = &rest[1..];
+            }
+        }
+        keys.extend_from_slice(rest);
+        keys.into()
+    }
+
+    /// Everything but the index.
+    #[cfg(test)]
+    pub(crate) fn listed(&self) -> impl PartialEq + std::fmt::Debug + '_ {
+        (&self.records, &self.by_key, &self.uses)
+    }
+
+    /// The id of a key, and how many backends it is of.
+    pub(crate) fn known(&self, key: &EndpointKey) -> Option<(EndpointId, Uses)> {
+        let at = self.by_key.binary_search_by_key(key, |&(key, _)| key).ok()?;
+        let (_, id) = self.by_key[at];
+        Some((id, self.uses[id.index()]))
     }
 
     #[inline]

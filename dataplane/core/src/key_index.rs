@@ -6,6 +6,8 @@
 //!
 //! Invariant: at least half of the slots are empty, so every probe ends.
 
+use std::sync::Arc;
+
 use crate::prefetch;
 
 const SLOTS_PER_LINE: usize = 16;
@@ -17,12 +19,14 @@ const OCCUPIED: u32 = 1 << 31;
 #[derive(Debug, Clone, Copy)]
 struct Line([u32; SLOTS_PER_LINE]);
 
-/// See the module.
-#[derive(Debug)]
+/// See the module. A copy shares the slots.
+#[derive(Debug, Clone)]
 pub(crate) struct KeyIndex {
-    lines: Box<[Line]>,
+    lines: Arc<[Line]>,
     /// Slots, a power of two, less one.
     mask: usize,
+    /// Entries.
+    len: usize,
 }
 
 impl KeyIndex {
@@ -31,19 +35,32 @@ impl KeyIndex {
     /// # Panics
     /// If a position is not below 2^22: the limits of a snapshot are checked first.
     pub(crate) fn build(entries: impl ExactSizeIterator<Item = (u64, usize)>) -> Self {
-        let lines = (entries.len() * 2).next_power_of_two().div_ceil(SLOTS_PER_LINE).max(1);
-        let mask = lines * SLOTS_PER_LINE - 1;
-        let mut index = Self { lines: vec![Line([0; SLOTS_PER_LINE]); lines].into_boxed_slice(), mask };
-        for (hash, position) in entries {
-            let position = u32::try_from(position).ok().filter(|&p| p <= POSITION_MASK);
-            let position = position.expect("positions are within the limits of a snapshot");
-            let mut at = index.start(hash);
-            while index.lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] != 0 {
-                at = index.next(at);
-            }
-            index.lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE] = tag(hash) | position;
+        let len = entries.len();
+        let lines = (len * 2).next_power_of_two().div_ceil(SLOTS_PER_LINE).max(1);
+        let mut slots = Slots(vec![Line([0; SLOTS_PER_LINE]); lines]);
+        entries.for_each(|(hash, position)| slots.put(hash, position));
+        Self { mask: slots.mask(), lines: slots.0.into(), len }
+    }
+
+    /// This index without some entries and with others; `hash_of` gives the hash of a position in this one.
+    /// `None` where it would be more than half full: it is to be built anew then.
+    ///
+    /// # Panics
+    /// If an entry to be taken out is not there.
+    pub(crate) fn edited(
+        &self,
+        gone: &[(u64, usize)],
+        new: &[(u64, usize)],
+        hash_of: impl Fn(usize) -> u64,
+    ) -> Option<Self> {
+        let len = self.len - gone.len() + new.len();
+        if len * 2 > self.mask + 1 {
+            return None;
         }
-        index
+        let mut slots = Slots(self.lines.to_vec());
+        gone.iter().for_each(|&(hash, position)| slots.take(hash, position, &hash_of));
+        new.iter().for_each(|&(hash, position)| slots.put(hash, position));
+        Some(Self { lines: slots.0.into(), mask: self.mask, len })
     }
 
     /// Asks the cache for the line where the probe begins.
@@ -88,6 +105,50 @@ impl KeyIndex {
     }
 }
 
+/// The slots while they are filled.
+struct Slots(Vec<Line>);
+
+impl Slots {
+    fn put(&mut self, hash: u64, position: usize) {
+        let position = u32::try_from(position).ok().filter(|&p| p <= POSITION_MASK);
+        let position = position.expect("positions are within the limits of a snapshot");
+        let mut at = hash as usize & self.mask();
+        while *self.slot(at) != 0 {
+            at = (at + 1) & self.mask();
+        }
+        *self.slot(at) = tag(hash) | position;
+    }
+
+    /// Empties the slot of an entry, and moves those behind it that would not be found any more.
+    fn take(&mut self, hash: u64, position: usize, hash_of: &impl Fn(usize) -> u64) {
+        let (mask, mut hole) = (self.mask(), hash as usize & self.mask());
+        let of = |slot: u32| (slot & POSITION_MASK) as usize;
+        while of(*self.slot(hole)) != position || *self.slot(hole) == 0 {
+            assert!(*self.slot(hole) != 0, "an entry that is taken out is there");
+            hole = (hole + 1) & mask;
+        }
+        let mut at = (hole + 1) & mask;
+        while *self.slot(at) != 0 {
+            let slot = *self.slot(at);
+            let home = hash_of(of(slot)) as usize & mask;
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                *self.slot(hole) = slot;
+                hole = at;
+            }
+            at = (at + 1) & mask;
+        }
+        *self.slot(hole) = 0;
+    }
+
+    fn mask(&self) -> usize {
+        self.0.len() * SLOTS_PER_LINE - 1
+    }
+
+    fn slot(&mut self, at: usize) -> &mut u32 {
+        &mut self.0[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE]
+    }
+}
+
 /// The occupied bit and 9 bits of the hash that the start of the probe does not use.
 #[inline]
 fn tag(hash: u64) -> u32 {
@@ -110,6 +171,30 @@ mod tests {
             let oracle: HashMap<u32, usize> = records.iter().enumerate().map(|(at, &key)| (key, at)).collect();
             for key in 0..5_000 {
                 prop_assert_eq!(index.find(hash(key), |at| records[at] == key), oracle.get(&key).copied());
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_edited_index_finds_what_a_new_one_finds(
+            before in proptest::collection::btree_set(0_u32..400, 0..120),
+            after in proptest::collection::btree_set(0_u32..400, 0..60),
+            squeeze in 0_u32..62,
+        ) {
+            let hash = |key: u32| u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> squeeze;
+            // A key's position is the key itself.
+            let entry = |key: u32| (hash(key), key as usize);
+            let index = KeyIndex::build(before.iter().map(|&key| entry(key)).collect::<Vec<_>>().into_iter());
+            let gone: Vec<_> = before.difference(&after).map(|&key| entry(key)).collect();
+            let new: Vec<_> = after.difference(&before).map(|&key| entry(key)).collect();
+            let Some(edited) = index.edited(&gone, &new, |at| hash(at as u32)) else {
+                prop_assert!(after.len() > before.len());
+                return Ok(());
+            };
+            for key in 0..400 {
+                let found = edited.find(hash(key), |at| at == key as usize);
+                prop_assert_eq!(found.is_some(), after.contains(&key), "{}", key);
             }
         }
     }

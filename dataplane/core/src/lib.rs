@@ -10,6 +10,7 @@
 
 pub mod addresses;
 pub mod backend;
+mod chunked;
 pub mod conntrack;
 pub mod counters;
 pub mod forward;

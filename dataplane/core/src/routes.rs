@@ -7,6 +7,8 @@
 //!
 //! Invariant: `via` of every next hop is on-link at its interface, and has its slot in the neighbour table.
 
+use std::sync::Arc;
+
 use ipnet::IpNet;
 
 use crate::ids::InterfaceIndex;
@@ -47,11 +49,11 @@ impl Route {
     }
 }
 
-/// The routes of one snapshot.
-#[derive(Debug, Default)]
+/// The routes of one snapshot. A copy shares them.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Routes {
-    v4: Box<[Length]>,
-    v6: Box<[Length]>,
+    v4: Arc<[Length]>,
+    v6: Arc<[Length]>,
 }
 
 /// All prefixes of one length, sorted by network.

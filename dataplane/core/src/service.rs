@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use crate::chunked::Chunked;
 use crate::hash::{key_hash, scale};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::key_index::KeyIndex;
@@ -148,10 +149,10 @@ pub struct BackendInfo {
 pub(crate) struct Services {
     index: KeyIndex,
     /// By id; a vacant index holds a record whose id is of another index, so that no id matches it.
-    records: Box<[Service]>,
-    infos: Box<[Option<ServiceInfo>]>,
+    records: Arc<[Service]>,
+    infos: Chunked<Option<Arc<ServiceInfo>>>,
     /// Ids in the order of their keys.
-    by_key: Box<[ServiceId]>,
+    by_key: Arc<[ServiceId]>,
 }
 
 impl Services {
@@ -161,18 +162,50 @@ impl Services {
         let mut records: Vec<Service> = (0..indices)
             .map(|index| Service { id: ServiceId::from_raw(vacant_raw(index)), ..vacant.clone() })
             .collect();
-        let mut infos: Vec<Option<ServiceInfo>> = (0..indices).map(|_| None).collect();
-        let by_key: Box<[ServiceId]> = services.iter().map(|(service, _)| service.id).collect();
+        let mut infos: Vec<Option<Arc<ServiceInfo>>> = vec![None; indices];
+        let by_key: Arc<[ServiceId]> = services.iter().map(|(service, _)| service.id).collect();
         for (service, info) in services {
             let at = service.id.index();
             records[at] = service;
-            infos[at] = Some(info);
+            infos[at] = Some(Arc::new(info));
         }
         let entries = by_key.iter().map(|id| {
             let service = &records[id.index()];
             (key_hash(&service.vip, service.protocol.number(), service.port), id.index())
         });
-        Self { index: KeyIndex::build(entries), records: records.into(), infos: infos.into(), by_key }
+        let index = KeyIndex::build(entries);
+        Self { index, records: records.into(), infos: infos.into_iter().collect(), by_key }
+    }
+
+    /// The same services, some of them revised, each with its place among all in the order of their keys; from there
+    /// on, lists of backends begin so much later.
+    pub(crate) fn revised(
+        &self,
+        revised: Vec<(usize, Service, ServiceInfo)>,
+        moves: &[(usize, i64)],
+    ) -> Self {
+        let (mut records, mut infos) = (Arc::clone(&self.records), self.infos.clone());
+        let places = Arc::make_mut(&mut records);
+        for (n, &(from, by)) in moves.iter().enumerate() {
+            let to = moves.get(n + 1).map_or(self.by_key.len(), |&(next, _)| next);
+            if by != 0 {
+                for id in &self.by_key[from..to] {
+                    let start = &mut places[id.index()].backends_start;
+                    *start = u32::try_from(i64::from(*start) + by).expect("below limits::BACKENDS_MAX");
+                }
+            }
+        }
+        for (rank, service, info) in revised {
+            let at = self.by_key[rank].index();
+            places[at] = service;
+            infos.set(at, Some(Arc::new(info)));
+        }
+        Self { index: self.index.clone(), records, infos, by_key: Arc::clone(&self.by_key) }
+    }
+
+    /// Ids in the order of their keys.
+    pub(crate) fn by_key(&self) -> &[ServiceId] {
+        &self.by_key
     }
 
     #[inline]
@@ -192,13 +225,13 @@ impl Services {
     }
 
     pub(crate) fn info(&self, id: ServiceId) -> Option<&ServiceInfo> {
-        self.infos.get(id.index())?.as_ref().filter(|info| info.id == id)
+        self.infos.get(id.index())?.as_deref().filter(|info| info.id == id)
     }
 
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (&Service, &ServiceInfo)> {
         self.by_key.iter().map(|id| {
-            let info = self.infos[id.index()].as_ref().expect("an id in the list has its service");
-            (&self.records[id.index()], info)
+            let info = self.infos.get(id.index()).and_then(Option::as_deref);
+            (&self.records[id.index()], info.expect("an id in the list has its service"))
         })
     }
 }

@@ -95,7 +95,7 @@ fn normalised(nets: &[IpNet]) -> Arc<[IpNet]> {
 }
 
 /// The sets of one snapshot, each made once.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Sets {
     made: HashMap<Arc<[IpNet]>, u32>,
     sets: Vec<Arc<SourceRanges>>,

@@ -15,7 +15,7 @@ mod fill;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::BuildHasherDefault;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::hash::FoldHasher;
 use crate::limits::{MAGLEV_SLOTS_MAX, MAGLEV_SLOTS_PER_BACKEND};
@@ -87,36 +87,46 @@ struct Recipe {
     members: Box<[Member]>,
 }
 
-/// The tables of one snapshot, each made once.
+/// The tables of a chain of snapshots, each made once. A copy is the same set.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Tables {
-    made: HashMap<Recipe, Arc<[u16]>, BuildHasherDefault<FoldHasher>>,
+pub(crate) struct Tables(Arc<Mutex<Made>>);
+
+#[derive(Debug, Default)]
+struct Made {
+    tables: HashMap<Recipe, Arc<[u16]>, BuildHasherDefault<FoldHasher>>,
+    /// Tables made since those that nobody uses were last let go.
+    since: usize,
 }
 
 impl Tables {
-    /// The table of these members: one of this set, or of `previous`, or a new one.
-    pub(crate) fn table(
-        &mut self,
-        mut members: Vec<Member>,
-        size: u32,
-        previous: Option<&Tables>,
-    ) -> Arc<[u16]> {
+    /// The table of these members: one that there is, or a new one.
+    pub(crate) fn table(&self, mut members: Vec<Member>, size: u32) -> Arc<[u16]> {
         let divisor = members.iter().fold(0, |divisor, member| gcd(divisor, member.weight)).max(1);
         members.iter_mut().for_each(|member| member.weight /= divisor);
-        let place = match self.made.entry(Recipe { size, members: members.into() }) {
+        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Made { tables, since } = &mut *made;
+        let place = match tables.entry(Recipe { size, members: members.into() }) {
             Entry::Occupied(made) => return Arc::clone(made.get()),
             Entry::Vacant(place) => place,
         };
-        let kept = previous.and_then(|tables| tables.made.get(place.key())).map(Arc::clone);
-        let table = kept.unwrap_or_else(|| build(&place.key().members, size));
+        *since += 1;
+        let table = build(&place.key().members, size);
         Arc::clone(place.insert(table))
     }
 
-    /// Distinct tables.
-    pub(crate) fn len(&self) -> usize {
-        self.made.len()
+    /// Lets the tables go that no snapshot uses, once there may be some. To be called when a snapshot is made: those
+    /// of the ones before live on until then, for what comes and goes.
+    pub(crate) fn tidy(&self) {
+        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.since > UNUSED_MAX.max(made.tables.len() / 16) {
+            made.tables.retain(|_, table| Arc::strong_count(table) > 1);
+            made.since = 0;
+        }
     }
 }
+
+/// Tables that may be kept without a use, and a sixteenth of those in use more.
+const UNUSED_MAX: usize = 64;
 
 fn gcd(a: u16, b: u16) -> u16 {
     if b == 0 { a } else { gcd(b, a % b) }

@@ -6,15 +6,58 @@
 //! Invariant: an index has one holder in a snapshot, and no (index, generation) names two things in a row.
 //! Generations count modulo 2^10: a note older than 1,023 holders of one index could match again.
 
-/// Generation of the holder, or the last one, of each index in use so far.
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// All indices of a snapshot. A copy shares them.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Generations {
-    pub(super) services: Box<[u32]>,
-    pub(super) backends: Box<[u32]>,
-    pub(super) endpoints: Box<[u32]>,
+    pub(super) services: Kind,
+    pub(super) backends: Kind,
+    pub(super) endpoints: Kind,
 }
 
-/// One kind of index while a snapshot is compiled: first all [`Self::keep`], then all [`Self::fresh`].
+/// Indices of one kind of thing.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Kind {
+    /// Generation of the holder, or the last one, of each index in use so far.
+    generations: Arc<[u32]>,
+    /// Those without a holder.
+    free: Arc<BTreeSet<usize>>,
+}
+
+impl Kind {
+    /// Indices in use so far.
+    pub(super) fn len(&self) -> usize {
+        self.generations.len()
+    }
+
+    /// The same after these holders are gone and so many have come; what the new ones have, in their order.
+    pub(super) fn revised(&self, gone: impl Iterator<Item = usize>, new: usize) -> (Self, Vec<(usize, u32)>) {
+        let mut free = Arc::clone(&self.free);
+        for index in gone {
+            Arc::make_mut(&mut free).insert(index);
+        }
+        if new == 0 {
+            return (Self { generations: Arc::clone(&self.generations), free }, Vec::new());
+        }
+        let mut generations = self.generations.to_vec();
+        let fresh = (0..new).map(|_| match Arc::make_mut(&mut free).pop_first() {
+            Some(index) => {
+                generations[index] = generations[index].wrapping_add(1);
+                (index, generations[index])
+            }
+            None => {
+                generations.push(0);
+                (generations.len() - 1, 0)
+            }
+        });
+        let fresh = fresh.collect();
+        (Self { generations: generations.into(), free }, fresh)
+    }
+}
+
+/// One kind of index while a snapshot is compiled anew: first all [`Self::keep`], then all [`Self::fresh`].
 #[derive(Debug)]
 pub(super) struct Indices {
     generations: Vec<u32>,
@@ -23,8 +66,8 @@ pub(super) struct Indices {
 }
 
 impl Indices {
-    pub(super) fn resume(generations: &[u32]) -> Self {
-        Self { generations: generations.to_vec(), held: vec![false; generations.len()], next: 0 }
+    pub(super) fn resume(kind: &Kind) -> Self {
+        Self { generations: kind.generations.to_vec(), held: vec![false; kind.len()], next: 0 }
     }
 
     /// Its holder lives on.
@@ -38,16 +81,22 @@ impl Indices {
             self.next += 1;
         }
         let index = self.next;
-        self.next += 1;
         match self.generations.get_mut(index) {
-            Some(generation) => *generation = generation.wrapping_add(1),
-            None => self.generations.push(0),
+            Some(generation) => {
+                *generation = generation.wrapping_add(1);
+                self.held[index] = true;
+            }
+            None => {
+                self.generations.push(0);
+                self.held.push(true);
+            }
         }
         (index, self.generations[index])
     }
 
-    pub(super) fn finish(self) -> Box<[u32]> {
-        self.generations.into()
+    pub(super) fn finish(self) -> Kind {
+        let free = (0..self.held.len()).filter(|&index| !self.held[index]).collect();
+        Kind { generations: self.generations.into(), free: Arc::new(free) }
     }
 }
 
@@ -57,17 +106,23 @@ mod tests {
 
     #[test]
     fn the_lowest_free_index_goes_first_with_a_new_generation() {
-        let mut first = Indices::resume(&[]);
+        let mut first = Indices::resume(&Kind::default());
         assert_eq!([first.fresh(), first.fresh(), first.fresh()], [(0, 0), (1, 0), (2, 0)]);
-        let mut second = Indices::resume(&first.finish());
+        let first = first.finish();
+        let mut second = Indices::resume(&first);
         second.keep(1);
         assert_eq!([second.fresh(), second.fresh(), second.fresh()], [(0, 1), (2, 1), (3, 0)]);
-        assert_eq!(*second.finish(), [1, 0, 1, 0]);
+        let second = second.finish();
+        assert_eq!(*second.generations, [1, 0, 1, 0]);
+        let revised = first.revised([0, 2].into_iter(), 3);
+        assert_eq!(revised, (second, vec![(0, 1), (2, 1), (3, 0)]));
     }
 
     #[test]
     fn an_index_that_rests_keeps_its_generation() {
-        let rested = Indices::resume(&[5, 6]).finish();
+        let rested = Kind { generations: [5, 6].into(), free: Arc::default() };
+        let rested = Indices::resume(&rested).finish();
         assert_eq!(Indices::resume(&rested).fresh(), (0, 6));
+        assert_eq!(rested.revised(std::iter::empty(), 1).1, [(0, 6)]);
     }
 }

@@ -19,6 +19,8 @@ pub use interface::Interface;
 pub use problem::{BackendProblem, CompileError, Problem};
 pub use spec::*;
 
+use std::sync::Arc;
+
 use crate::addresses::{AddressKind, Addresses};
 use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
 use crate::hash::key_hash;
@@ -30,6 +32,7 @@ use crate::routes::{NextHop, Routes};
 use crate::service::{Service, ServiceInfo, Services};
 use crate::source_ranges::Sets;
 use crate::wire::{Addr, Family};
+use compile::Lineage;
 use indices::Generations;
 
 /// See the module.
@@ -46,14 +49,14 @@ pub struct Snapshot {
     generation: u64,
     services: Services,
     /// The lists of all services one after the other: position to id.
-    backend_ids: Box<[BackendId]>,
+    backend_ids: Arc<[BackendId]>,
     backends: Backends,
     endpoints: Endpoints,
     addresses: Addresses,
     routes: Routes,
-    interfaces: Box<[Interface]>,
-    snat_v4: Box<[Addr]>,
-    snat_v6: Box<[Addr]>,
+    interfaces: Arc<[Interface]>,
+    snat_v4: Arc<[Addr]>,
+    snat_v6: Arc<[Addr]>,
     tunnel_source_v4: Option<Addr>,
     tunnel_source_v6: Option<Addr>,
     /// What the next compile carries on: not read by workers.
@@ -62,8 +65,18 @@ pub struct Snapshot {
     source_ranges: Sets,
     /// The generation in which a service's source ranges last changed.
     admission: u64,
-    next_hops: Box<[NeighborSlot]>,
-    static_neighbors: Box<[NeighborSlot]>,
+    routers: Arc<[NeighborSlot]>,
+    static_neighbors: Arc<[NeighborSlot]>,
+    lineage: Lineage,
+}
+
+/// Ids that no snapshot before had.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fresh {
+    /// Of service ports.
+    pub services: Box<[ServiceId]>,
+    /// Of backends.
+    pub backends: Box<[BackendId]>,
 }
 
 /// Look-ups of the packet path.
@@ -258,8 +271,19 @@ impl Snapshot {
 
     /// The next hops that routes and backends need resolved, sorted.
     #[must_use]
-    pub fn next_hops(&self) -> &[NeighborSlot] {
-        &self.next_hops
+    pub fn next_hops(&self) -> Vec<NeighborSlot> {
+        let backends = self.backend_ids.iter().filter_map(|&id| self.backend(id));
+        let of_backends = backends.map(|backend| backend.neighbor);
+        let mut all: Vec<_> = self.routers.iter().copied().chain(of_backends).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// The ids that the snapshot before did not have: who counts by id begins anew with these.
+    #[must_use]
+    pub fn fresh(&self) -> &Fresh {
+        &self.lineage.fresh
     }
 
     /// How long tables indexed by [`ServiceId::index`] have to be (counters).
@@ -283,7 +307,8 @@ impl Snapshot {
     /// Distinct Maglev tables.
     #[must_use]
     pub fn tables(&self) -> usize {
-        self.tables.len()
+        let tables = self.services().map(|(service, _)| service.table.as_ptr());
+        tables.collect::<std::collections::HashSet<_>>().len()
     }
 }
 

@@ -39,6 +39,11 @@ impl SnapshotSpec {
     /// Whether both ask for the same, whatever their generations.
     #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
+        self.has_surroundings_of(other) && self.services == other.services
+    }
+
+    /// Whether both have the same interfaces, routes, neighbours and addresses of the gateway.
+    pub(super) fn has_surroundings_of(&self, other: &Self) -> bool {
         let Self {
             generation: _,
             interfaces,
@@ -47,14 +52,13 @@ impl SnapshotSpec {
             snat_addresses,
             tunnel_source_v4,
             tunnel_source_v6,
-            services,
+            services: _,
         } = self;
         *interfaces == other.interfaces
             && *routes == other.routes
             && *neighbors == other.neighbors
             && *snat_addresses == other.snat_addresses
             && (*tunnel_source_v4, *tunnel_source_v6) == (other.tunnel_source_v4, other.tunnel_source_v6)
-            && *services == other.services
     }
 }
 

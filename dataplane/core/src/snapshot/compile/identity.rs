@@ -7,13 +7,13 @@
 //! Invariant: things are numbered in the order of their keys, so equal histories give equal ids.
 
 use super::Programmed;
-use crate::backend::EndpointKey;
+use crate::backend::{EndpointKey, Uses};
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::service::{ServiceInfo, Services};
-use crate::snapshot::Snapshot;
-use crate::snapshot::indices::{Generations, Indices};
+use crate::snapshot::indices::{Generations, Indices, Kind};
 use crate::snapshot::spec::ForwardingMode;
+use crate::snapshot::{Fresh, Snapshot};
 
 /// Ids of everything programmed: services and backends in their order, endpoints by key.
 pub(super) struct Ids {
@@ -22,9 +22,11 @@ pub(super) struct Ids {
     pub(super) backends: Vec<BackendId>,
     /// Of each backend.
     pub(super) backend_endpoints: Vec<EndpointId>,
-    /// By key; whether it is behind a service whose replies come back through the gateway.
-    pub(super) endpoints: Vec<(EndpointKey, EndpointId, bool)>,
+    /// By key.
+    pub(super) endpoints: Vec<(EndpointKey, EndpointId, Uses)>,
     pub(super) generations: Generations,
+    /// Those that the previous snapshot did not have.
+    pub(super) fresh: Fresh,
 }
 
 impl Ids {
@@ -33,7 +35,7 @@ impl Ids {
 
         let kept_services: Vec<_> =
             programmed.iter().map(|service| previous?.services.known(service)).collect();
-        let (services, service_generations) = assign(
+        let (services, service_generations, fresh_services) = assign(
             &before.services,
             kept_services.iter().map(|known| known.map(|known| known.id)),
             ServiceId::index,
@@ -49,7 +51,7 @@ impl Ids {
                 Some(backends[at].id)
             })
         });
-        let (backends, backend_generations) =
+        let (backends, backend_generations, fresh_backends) =
             assign(&before.backends, kept_backends, BackendId::index, BackendId::new);
 
         let keyed = endpoint_keys(programmed);
@@ -59,7 +61,7 @@ impl Ids {
             let at = known.binary_search_by_key(&group[0].0, |&(key, _)| key).ok()?;
             Some(known[at].1)
         });
-        let (endpoint_ids, endpoint_generations) =
+        let (endpoint_ids, endpoint_generations, _) =
             assign(&before.endpoints, kept_endpoints, EndpointId::index, EndpointId::new);
         let mut backend_endpoints = vec![EndpointId::from_raw(0); keyed.len()];
         let mut endpoints = Vec::with_capacity(groups.len());
@@ -67,8 +69,11 @@ impl Ids {
             for &(_, backend, _) in *group {
                 backend_endpoints[backend] = id;
             }
-            endpoints.push((group[0].0, id, group.iter().any(|&(.., replies)| replies)));
+            let count = |count: usize| u32::try_from(count).expect("below limits::BACKENDS_MAX");
+            let replies = group.iter().filter(|&&(.., replies)| replies).count();
+            endpoints.push((group[0].0, id, Uses { all: count(group.len()), replies: count(replies) }));
         }
+        let fresh = Fresh { services: fresh_services, backends: fresh_backends };
         Self {
             services,
             backends,
@@ -79,31 +84,34 @@ impl Ids {
                 backends: backend_generations,
                 endpoints: endpoint_generations,
             },
+            fresh,
         }
     }
 }
 
 /// Whether flows of one mode can go on in the other: between DSR modes the packet inside stays the same.
-fn same_kind_of_flow(a: ForwardingMode, b: ForwardingMode) -> bool {
+pub(super) fn same_kind_of_flow(a: ForwardingMode, b: ForwardingMode) -> bool {
     a == b || a.is_dsr() && b.is_dsr()
 }
 
 /// The ids of a list of things, given those that they have already.
 fn assign<Id: Copy>(
-    generations: &[u32],
+    generations: &Kind,
     kept: impl Iterator<Item = Option<Id>>,
     index: impl Fn(Id) -> usize,
     new: impl Fn(usize, u32) -> Id,
-) -> (Vec<Id>, Box<[u32]>) {
+) -> (Vec<Id>, Kind, Box<[Id]>) {
     let mut indices = Indices::resume(generations);
     let kept: Vec<Option<Id>> =
         kept.inspect(|id| id.iter().for_each(|&id| indices.keep(index(id)))).collect();
-    let mut fresh = || {
+    let mut fresh = Vec::new();
+    let mut give = || {
         let (index, generation) = indices.fresh();
+        fresh.push(new(index, generation));
         new(index, generation)
     };
-    let ids = kept.into_iter().map(|id| id.unwrap_or_else(&mut fresh)).collect();
-    (ids, indices.finish())
+    let ids = kept.into_iter().map(|id| id.unwrap_or_else(&mut give)).collect();
+    (ids, indices.finish(), fresh.into())
 }
 
 /// The endpoint of every backend, with the backend's number over all services, sorted by endpoint.

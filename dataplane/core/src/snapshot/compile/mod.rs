@@ -8,8 +8,9 @@
 
 mod identity;
 mod network;
+mod revise;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +19,12 @@ use identity::Ids;
 use network::Network;
 
 use super::problem::{CompileError, Problem};
-use super::spec::{BackendSpec, BackendState, ServiceSpec, SnapshotSpec, TableSize};
-use super::{Interface, Snapshot};
+use super::spec::{
+    BackendSpec, BackendState, ServiceKey, ServiceSpec, SharedService, SnapshotSpec, TableSize,
+};
+use super::{Fresh, Interface, Snapshot};
 use crate::backend::{Backend, Backends, Endpoints};
+use crate::chunked::Chunked;
 use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use crate::limits;
 use crate::maglev::{self, Member, Tables};
@@ -44,18 +48,87 @@ impl Snapshot {
         previous: Option<&Snapshot>,
         neighbors: &NeighborTable,
     ) -> Result<(Snapshot, Vec<Problem>), CompileError> {
-        let interfaces = interfaces(spec)?;
-        check_network(spec)?;
-        let services = sorted_services(spec)?;
-        let mut problems = Vec::new();
+        if let Some(revised) = previous.and_then(|previous| revise::revise(spec, previous, neighbors)) {
+            return Ok(revised);
+        }
+        compile_anew(spec, previous, neighbors)
+    }
+}
 
-        let network = Network::build(spec, &services, interfaces, neighbors, &mut problems);
-        let programmed: Vec<Programmed<'_>> =
-            services.into_iter().map(|service| network.program(service, neighbors, &mut problems)).collect();
-        let ids = Ids::assign(&programmed, previous);
-        let static_neighbors = network.set_static(spec, previous, neighbors, &mut problems);
-        let snapshot = assemble(spec, previous, network, &programmed, ids, static_neighbors, &mut problems);
-        Ok((snapshot, problems))
+/// [`Snapshot::compile`] without a look at what of the previous snapshot could stay.
+pub(super) fn compile_anew(
+    spec: &SnapshotSpec,
+    previous: Option<&Snapshot>,
+    neighbors: &NeighborTable,
+) -> Result<(Snapshot, Vec<Problem>), CompileError> {
+    let interfaces = interfaces(spec)?;
+    check_network(spec)?;
+    let services = sorted_services(spec)?;
+    let mut problems = Problems::default();
+
+    let network = Network::build(spec, &services, interfaces, neighbors, &mut problems.network);
+    let programmed: Vec<Programmed<'_>> = (0..)
+        .zip(services)
+        .map(|(rank, service)| {
+            let mut found = Vec::new();
+            let programmed = network.program(service, neighbors, &mut found);
+            problems.left_out(rank, found);
+            programmed
+        })
+        .collect();
+    let ids = Ids::assign(&programmed, previous);
+    let static_neighbors = network.set_static(spec, previous, neighbors, &mut problems.neighbors);
+    let snapshot = assemble(spec, previous, network, &programmed, ids, static_neighbors, problems);
+    let problems = snapshot.lineage.problems.all();
+    Ok((snapshot, problems))
+}
+
+/// What the next compile starts from beside the tables: not read by workers.
+#[derive(Debug)]
+pub(super) struct Lineage {
+    /// The spec without its services.
+    surroundings: Arc<SnapshotSpec>,
+    /// Those, in the order that it had them in.
+    services: Chunked<SharedService>,
+    /// Of each, its place in the order of keys.
+    ranks: Arc<[u32]>,
+    /// Backends in the spec, left out or not.
+    backends: usize,
+    problems: Problems,
+    pub(super) fresh: Fresh,
+}
+
+/// Problems by what they are about, so that those of what does not change are kept.
+#[derive(Debug, Clone, Default)]
+struct Problems {
+    network: Vec<Problem>,
+    /// Of backends, by the place of their service in the order of keys.
+    left_out: BTreeMap<usize, Vec<Problem>>,
+    neighbors: Vec<Problem>,
+    /// By the place of the service in the order of keys.
+    tables: BTreeMap<usize, Problem>,
+}
+
+impl Problems {
+    fn left_out(&mut self, rank: usize, found: Vec<Problem>) {
+        if found.is_empty() {
+            self.left_out.remove(&rank);
+        } else {
+            self.left_out.insert(rank, found);
+        }
+    }
+
+    fn table(&mut self, rank: usize, found: Option<Problem>) {
+        match found {
+            Some(problem) => self.tables.insert(rank, problem),
+            None => self.tables.remove(&rank),
+        };
+    }
+
+    fn all(&self) -> Vec<Problem> {
+        let of_backends = self.left_out.values().flatten();
+        let all = self.network.iter().chain(of_backends).chain(&self.neighbors).chain(self.tables.values());
+        all.cloned().collect()
     }
 }
 
@@ -84,7 +157,7 @@ fn at_most(what: &'static str, count: usize, max: usize) -> Result<(), CompileEr
     if count > max { Err(CompileError::TooMany { what, count, max }) } else { Ok(()) }
 }
 
-fn interfaces(spec: &SnapshotSpec) -> Result<Box<[Interface]>, CompileError> {
+fn interfaces(spec: &SnapshotSpec) -> Result<Arc<[Interface]>, CompileError> {
     at_most("interfaces", spec.interfaces.len(), limits::INTERFACES_MAX)?;
     let mut seen = HashSet::<IpAddr>::new();
     for address in spec.interfaces.iter().flat_map(|interface| &interface.addresses) {
@@ -169,32 +242,22 @@ fn assemble(
     network: Network,
     programmed: &[Programmed<'_>],
     ids: Ids,
-    static_neighbors: Box<[NeighborSlot]>,
-    problems: &mut Vec<Problem>,
+    static_neighbors: Arc<[NeighborSlot]>,
+    mut problems: Problems,
 ) -> Snapshot {
-    let (mut tables, mut sets) = (Tables::default(), Sets::default());
+    let tables = previous.map(|snapshot| snapshot.tables.clone()).unwrap_or_default();
+    let mut sets = Sets::default();
     let mut admission = previous.map_or(0, |snapshot| snapshot.admission);
-    let mut next_hops = network.routers;
     let mut services = Vec::with_capacity(programmed.len());
     let mut backends = Vec::with_capacity(ids.backends.len());
-    for (service, &id) in programmed.iter().zip(&ids.services) {
+    for (rank, (service, &id)) in programmed.iter().zip(&ids.services).enumerate() {
         let start = backends.len();
-        let mut infos = Vec::with_capacity(service.backends.len());
-        for (offset, backend) in service.backends.iter().enumerate() {
-            let (id_of_backend, endpoint) =
-                (ids.backends[start + offset], ids.backend_endpoints[start + offset]);
-            next_hops.push(backend.neighbor);
-            backends.push(hot_backend(service, id, backend, id_of_backend, endpoint));
-            infos.push(BackendInfo {
-                id: id_of_backend,
-                endpoint,
-                address: backend.address,
-                port: backend.spec.port,
-                weight: backend.spec.weight,
-                state: backend.spec.state,
-            });
-        }
-        let table = table(service, &mut tables, previous, problems);
+        let end = start + service.backends.len();
+        let endpoints = ids.backend_endpoints[start..end].iter().copied();
+        let named = ids.backends[start..end].iter().copied().zip(endpoints);
+        let infos = backends_of(service, id, named, &mut backends);
+        let (table, too_small) = table(service, &tables);
+        problems.table(rank, too_small);
         let admitted = service.spec.source_ranges.as_ref();
         let ranges = admitted.map(|nets| sets.place(nets, previous.map(|snapshot| &snapshot.source_ranges)));
         let source_ranges = ranges.map(|at| Arc::clone(sets.get(at)));
@@ -205,8 +268,15 @@ fn assemble(
         let hot = hot_service(service, id, start, ranges.map_or(0, |at| at + 1), table);
         services.push((hot, info(service.spec, id, source_ranges, infos)));
     }
-    next_hops.sort_unstable();
-    next_hops.dedup();
+    tables.tidy();
+    let lineage = Lineage {
+        surroundings: Arc::new(surroundings(spec)),
+        ranks: ranks(spec, programmed),
+        backends: spec.services.iter().map(|service| service.backends.len()).sum(),
+        services: spec.services.iter().cloned().collect(),
+        problems,
+        fresh: ids.fresh,
+    };
     Snapshot {
         generation: spec.generation,
         services: Services::build(ids.generations.services.len(), services),
@@ -224,18 +294,57 @@ fn assemble(
         tables,
         source_ranges: sets,
         admission,
-        next_hops: next_hops.into(),
+        routers: network.routers.into(),
         static_neighbors,
+        lineage,
     }
 }
 
-/// The Maglev table. Backends that take no new flow keep their positions, so that a drain moves no other one.
-fn table(
+fn surroundings(spec: &SnapshotSpec) -> SnapshotSpec {
+    SnapshotSpec {
+        generation: 0,
+        interfaces: spec.interfaces.clone(),
+        routes: spec.routes.clone(),
+        neighbors: spec.neighbors.clone(),
+        snat_addresses: spec.snat_addresses.clone(),
+        tunnel_source_v4: spec.tunnel_source_v4,
+        tunnel_source_v6: spec.tunnel_source_v6,
+        services: Vec::new(),
+    }
+}
+
+/// The place in the order of keys of each service of the spec.
+fn ranks(spec: &SnapshotSpec, programmed: &[Programmed<'_>]) -> Arc<[u32]> {
+    let by_key: HashMap<ServiceKey, u32> =
+        (0..).zip(programmed).map(|(rank, service)| (service.spec.key, rank)).collect();
+    spec.services.iter().map(|service| by_key[&service.key]).collect()
+}
+
+/// The backends of a service as packets meet them, put down in `hot`, and as people do.
+fn backends_of(
     service: &Programmed<'_>,
-    tables: &mut Tables,
-    previous: Option<&Snapshot>,
-    problems: &mut Vec<Problem>,
-) -> Arc<[u16]> {
+    id: ServiceId,
+    named: impl Iterator<Item = (BackendId, EndpointId)>,
+    hot: &mut Vec<Backend>,
+) -> Vec<BackendInfo> {
+    let named = service.backends.iter().zip(named);
+    named
+        .map(|(backend, (id_of_backend, endpoint))| {
+            hot.push(hot_backend(service, id, backend, id_of_backend, endpoint));
+            BackendInfo {
+                id: id_of_backend,
+                endpoint,
+                address: backend.address,
+                port: backend.spec.port,
+                weight: backend.spec.weight,
+                state: backend.spec.state,
+            }
+        })
+        .collect()
+}
+
+/// The Maglev table. Backends that take no new flow keep their positions, so that a drain moves no other one.
+fn table(service: &Programmed<'_>, tables: &Tables) -> (Arc<[u16]>, Option<Problem>) {
     let weight =
         |backend: &BackendSpec| if backend.state == BackendState::Active { backend.weight } else { 0 };
     let members: Vec<Member> = service
@@ -248,11 +357,11 @@ fn table(
         TableSize::Auto => maglev::auto_size(members.len()),
         TableSize::Fixed(size) => size,
     };
-    if (size as usize) < taking_part {
+    let too_small = ((size as usize) < taking_part).then(|| {
         let (key, label) = (service.spec.key, service.spec.label());
-        problems.push(Problem::TableTooSmall { service: key, label, slots: size, backends: taking_part });
-    }
-    tables.table(members, size, previous.map(|snapshot| &snapshot.tables))
+        Problem::TableTooSmall { service: key, label, slots: size, backends: taking_part }
+    });
+    (tables.table(members, size), too_small)
 }
 
 fn hot_backend(

@@ -4,6 +4,8 @@
 //! is in [`Network::reach`], with its reason; nothing here refuses a spec. Next hops get their slots in the
 //! neighbour table here.
 
+use std::sync::Arc;
+
 use super::{Programmed, Reachable, Sorted, socket};
 use crate::addresses::{AddressKind, Addresses};
 use crate::ids::InterfaceIndex;
@@ -16,13 +18,13 @@ use crate::wire::{Addr, Family};
 
 /// Everything but services: what decides whether a backend can be reached.
 pub(super) struct Network {
-    pub(super) interfaces: Box<[Interface]>,
+    pub(super) interfaces: Arc<[Interface]>,
     connected: Routes,
     pub(super) routes: Routes,
     pub(super) routers: Vec<NeighborSlot>,
     pub(super) addresses: Addresses,
-    pub(super) snat_v4: Box<[Addr]>,
-    pub(super) snat_v6: Box<[Addr]>,
+    pub(super) snat_v4: Arc<[Addr]>,
+    pub(super) snat_v6: Arc<[Addr]>,
     pub(super) tunnel_source_v4: Option<Addr>,
     pub(super) tunnel_source_v6: Option<Addr>,
 }
@@ -31,7 +33,7 @@ impl Network {
     pub(super) fn build(
         spec: &SnapshotSpec,
         services: &[Sorted<'_>],
-        interfaces: Box<[Interface]>,
+        interfaces: Arc<[Interface]>,
         neighbors: &NeighborTable,
         problems: &mut Vec<Problem>,
     ) -> Self {
@@ -65,9 +67,9 @@ impl Network {
                 spec.snat_addresses.iter().map(|&addr| addr.into()).filter(of_family).collect();
             addrs.sort_unstable();
             addrs.dedup();
-            addrs.into_boxed_slice()
+            addrs.into()
         };
-        let own = (0..).zip(&interfaces).flat_map(|(index, interface)| {
+        let own = (0..).zip(&*interfaces).flat_map(|(index, interface)| {
             interface.addresses.iter().map(move |net| (net.addr().into(), AddressKind::Own(index)))
         });
         let vips = services.iter().map(|service| (service.vip, AddressKind::Vip));
@@ -83,6 +85,22 @@ impl Network {
             tunnel_source_v4: spec.tunnel_source_v4.map(Addr::from),
             tunnel_source_v6: spec.tunnel_source_v6.map(Addr::from),
             interfaces,
+        }
+    }
+
+    /// That of a snapshot, for the services of a spec with the same surroundings and VIPs.
+    pub(super) fn of(snapshot: &Snapshot) -> Self {
+        Self {
+            interfaces: Arc::clone(&snapshot.interfaces),
+            // Only for fixed neighbours, which are the same.
+            connected: Routes::default(),
+            routes: snapshot.routes.clone(),
+            routers: snapshot.routers.to_vec(),
+            addresses: snapshot.addresses.clone(),
+            snat_v4: Arc::clone(&snapshot.snat_v4),
+            snat_v6: Arc::clone(&snapshot.snat_v6),
+            tunnel_source_v4: snapshot.tunnel_source_v4,
+            tunnel_source_v6: snapshot.tunnel_source_v6,
         }
     }
 
@@ -159,7 +177,7 @@ impl Network {
         previous: Option<&Snapshot>,
         neighbors: &NeighborTable,
         problems: &mut Vec<Problem>,
-    ) -> Box<[NeighborSlot]> {
+    ) -> Arc<[NeighborSlot]> {
         let mut fixed = Vec::new();
         let mut by_address: Vec<_> = spec.neighbors.iter().collect();
         by_address.sort_by_key(|neighbor| neighbor.ip);

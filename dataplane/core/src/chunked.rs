@@ -1,0 +1,67 @@
+//! A list whose copies share what they have in common: for what is read by people and the next compile, not per packet.
+//!
+//! Items lie in chunks of 64 behind [`Arc`]s: a copy is a pointer for each chunk, changing one item copies one chunk.
+//! The length is given once.
+
+use std::sync::Arc;
+
+const CHUNK: usize = 64;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(crate) struct Chunked<T> {
+    chunks: Vec<Arc<Vec<T>>>,
+    len: usize,
+}
+
+impl<T> Chunked<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, at: usize) -> Option<&T> {
+        self.chunks.get(at / CHUNK)?.get(at % CHUNK)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.chunks.iter().flat_map(|chunk| chunk.iter())
+    }
+}
+
+impl<T: Clone> Chunked<T> {
+    /// # Panics
+    /// If there is no such item.
+    pub(crate) fn set(&mut self, at: usize, item: T) {
+        Arc::make_mut(&mut self.chunks[at / CHUNK])[at % CHUNK] = item;
+    }
+}
+
+impl<T> FromIterator<T> for Chunked<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(items: I) -> Self {
+        let mut items = items.into_iter().peekable();
+        let (mut chunks, mut len) = (Vec::new(), 0);
+        while items.peek().is_some() {
+            let chunk: Vec<T> = items.by_ref().take(CHUNK).collect();
+            len += chunk.len();
+            chunks.push(Arc::new(chunk));
+        }
+        Self { chunks, len }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_copy_shares_all_but_one_chunk() {
+        let first: Chunked<usize> = (0..200).collect();
+        let mut second = first.clone();
+        second.set(70, 7);
+        assert_eq!((first.get(70), second.get(70), second.get(200)), (Some(&70), Some(&7), None));
+        assert_eq!((second.iter().count(), second.len()), (200, 200));
+        let shared = first.chunks.iter().zip(&second.chunks).filter(|(a, b)| Arc::ptr_eq(a, b)).count();
+        assert_eq!(shared, 3);
+    }
+}

@@ -1,0 +1,382 @@
+//! From one snapshot to the next where services are the same and some of them have other backends or options.
+//!
+//! What does not change is shared; tables that packets read are copied as they are, and the places of what changed
+//! filled anew. So one endpoint's change costs some memory copies rather than a compile of everything. What this
+//! cannot do (services that come or go, other source ranges, other surroundings, a spec that is refused) is left to
+//! the compile from scratch.
+//!
+//! Invariant: the snapshot is the one that the compile from scratch makes of the same previous one (tested).
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::identity::same_kind_of_flow;
+use super::network::Network;
+use super::{Lineage, Programmed, Sorted, backends_of, hot_service, info, sorted_service, table};
+use crate::backend::{EndpointKey, Revision, Uses};
+use crate::ids::{BackendId, EndpointId, ServiceId};
+use crate::limits;
+use crate::neighbors::NeighborTable;
+use crate::service::{Service, ServiceInfo};
+use crate::snapshot::indices::{Generations, Kind};
+use crate::snapshot::problem::Problem;
+use crate::snapshot::spec::SnapshotSpec;
+use crate::snapshot::{Fresh, Snapshot};
+
+/// The snapshot of `spec` and its problems; `None` where it has to be compiled from scratch.
+pub(super) fn revise(
+    spec: &SnapshotSpec,
+    previous: &Snapshot,
+    neighbors: &NeighborTable,
+) -> Option<(Snapshot, Vec<Problem>)> {
+    let (changed, backends) = changed(spec, &previous.lineage)?;
+    let sorted: Vec<Sorted<'_>> =
+        changed.iter().map(|&(_, at)| sorted_service(&spec.services[at]).ok()).collect::<Option<_>>()?;
+    let mut problems = previous.lineage.problems.clone();
+    let network = Network::of(previous);
+    let revised: Vec<Revised<'_>> = changed
+        .iter()
+        .zip(sorted)
+        .map(|(&(rank, _), service)| {
+            let mut found = Vec::new();
+            let programmed = network.program(service, neighbors, &mut found);
+            problems.left_out(rank, found);
+            Revised::new(previous, rank, programmed)
+        })
+        .collect();
+
+    let (backend_kind, fresh, gone) = backend_ids(previous, &revised);
+    let (endpoint_kind, revisions) = endpoints(previous, &revised);
+    let new_endpoints: HashMap<EndpointKey, EndpointId> =
+        revisions.iter().map(|revision| (revision.key, revision.id)).collect();
+    let endpoint = |key: &EndpointKey| match new_endpoints.get(key) {
+        Some(&id) => id,
+        None => previous.endpoints.known(key).expect("an endpoint that is not new is known").0,
+    };
+
+    let (mut unused, mut hot, mut lists) = (fresh.iter().copied(), Vec::new(), Lists::new(previous));
+    let mut services = Vec::with_capacity(revised.len());
+    for Revised { rank, id, service, kept, record, info: before, .. } in &revised {
+        let ids: Vec<BackendId> = kept
+            .iter()
+            .map(|kept| kept.unwrap_or_else(|| unused.next().expect("one for each that is not kept")))
+            .collect();
+        let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
+        let infos = backends_of(service, *id, named, &mut hot);
+        let (table, too_small) = table(service, &previous.tables);
+        problems.table(*rank, too_small);
+        let start = lists.replace(*rank, record, &ids);
+        let source_ranges = before.source_ranges.clone();
+        let record = hot_service(service, *id, start, record.source_ranges, table);
+        services.push((*rank, record, info(service.spec, *id, source_ranges, infos)));
+    }
+    let (ids, moves) = lists.finish();
+    previous.tables.tidy();
+
+    let mut held = previous.lineage.services.clone();
+    changed.iter().for_each(|&(_, at)| held.set(at, spec.services[at].clone()));
+    let snapshot = Snapshot {
+        generation: spec.generation,
+        services: previous.services.revised(services, &moves),
+        backends: previous.backends.revised(backend_kind.len(), &gone, &hot),
+        backend_ids: ids,
+        endpoints: previous.endpoints.revised(endpoint_kind.len(), &revisions),
+        addresses: network.addresses,
+        routes: network.routes,
+        interfaces: network.interfaces,
+        snat_v4: network.snat_v4,
+        snat_v6: network.snat_v6,
+        tunnel_source_v4: network.tunnel_source_v4,
+        tunnel_source_v6: network.tunnel_source_v6,
+        generations: Generations {
+            services: previous.generations.services.clone(),
+            backends: backend_kind,
+            endpoints: endpoint_kind,
+        },
+        tables: previous.tables.clone(),
+        source_ranges: previous.source_ranges.clone(),
+        admission: previous.admission,
+        routers: Arc::clone(&previous.routers),
+        static_neighbors: Arc::clone(&previous.static_neighbors),
+        lineage: Lineage {
+            surroundings: Arc::clone(&previous.lineage.surroundings),
+            services: held,
+            ranks: Arc::clone(&previous.lineage.ranks),
+            backends,
+            problems,
+            fresh: Fresh { services: Box::default(), backends: fresh.into() },
+        },
+    };
+    let problems = snapshot.lineage.problems.all();
+    Some((snapshot, problems))
+}
+
+/// The services that are other than before, each by its place in the order of keys and in the spec, and the number of
+/// all backends.
+fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)>, usize)> {
+    if lineage.services.len() != spec.services.len() || !lineage.surroundings.has_surroundings_of(spec) {
+        return None;
+    }
+    let (mut changed, mut backends) = (Vec::new(), lineage.backends);
+    for (at, (old, new)) in lineage.services.iter().zip(&spec.services).enumerate() {
+        if old.is_same(new) {
+            continue;
+        }
+        if old.key != new.key || old.source_ranges != new.source_ranges {
+            return None;
+        }
+        backends = backends - old.backends.len() + new.backends.len();
+        changed.push((lineage.ranks[at] as usize, at));
+    }
+    changed.sort_unstable();
+    (backends <= limits::BACKENDS_MAX).then_some((changed, backends))
+}
+
+/// A service that is other than before.
+struct Revised<'a> {
+    rank: usize,
+    id: ServiceId,
+    service: Programmed<'a>,
+    /// What it was.
+    record: &'a Service,
+    info: &'a ServiceInfo,
+    /// The id that each of its backends had already.
+    kept: Vec<Option<BackendId>>,
+}
+
+impl<'a> Revised<'a> {
+    fn new(previous: &'a Snapshot, rank: usize, service: Programmed<'a>) -> Self {
+        let id = previous.services.by_key()[rank];
+        let (record, info) =
+            previous.services.by_id(id).zip(previous.services.info(id)).expect("an id of its list");
+        let known = |address, port| {
+            let at = info.backends.binary_search_by_key(&(address, port), |b| (b.address, b.port)).ok()?;
+            Some(info.backends[at].id)
+        };
+        let goes_on = same_kind_of_flow(info.mode, service.spec.mode);
+        let kept = service.backends.iter();
+        let kept = kept.map(|b| known(b.address, b.spec.port).filter(|_| goes_on)).collect();
+        Self { rank, id, service, record, info, kept }
+    }
+}
+
+/// The endpoint of each backend.
+fn keys(service: &Programmed<'_>) -> impl Iterator<Item = EndpointKey> {
+    let protocol = service.spec.key.protocol;
+    service.backends.iter().map(move |b| EndpointKey { address: b.address, port: b.spec.port, protocol })
+}
+
+/// The indices of backends, the ids of new ones in their order, and the ids that are gone.
+fn backend_ids(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<BackendId>, Vec<BackendId>) {
+    let mut gone = Vec::new();
+    for Revised { info, kept, .. } in revised {
+        let mut stay: Vec<BackendId> = kept.iter().flatten().copied().collect();
+        stay.sort_unstable();
+        gone.extend(info.backends.iter().map(|b| b.id).filter(|id| stay.binary_search(id).is_err()));
+    }
+    let new = revised.iter().flat_map(|service| &service.kept).filter(|kept| kept.is_none()).count();
+    let (kind, fresh) = previous.generations.backends.revised(gone.iter().map(|id| id.index()), new);
+    let fresh = fresh.into_iter().map(|(index, generation)| BackendId::new(index, generation)).collect();
+    (kind, fresh, gone)
+}
+
+/// The indices of endpoints, and which of them are of more or fewer backends, in the order of their keys.
+fn endpoints(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Revision>) {
+    let mut counts: BTreeMap<EndpointKey, (i64, i64)> = BTreeMap::new();
+    let mut count = |key, sign: i64, mode: crate::snapshot::ForwardingMode| {
+        let (all, replies) = counts.entry(key).or_default();
+        (*all, *replies) = (*all + sign, *replies + if mode.is_dsr() { 0 } else { sign });
+    };
+    for Revised { service, info, .. } in revised {
+        let protocol = info.key.protocol;
+        for b in &info.backends {
+            count(EndpointKey { address: b.address, port: b.port, protocol }, -1, info.mode);
+        }
+        keys(service).for_each(|key| count(key, 1, service.spec.mode));
+    }
+    let moved = |count: u32, by: i64| {
+        u32::try_from(i64::from(count) + by).expect("what is counted out was counted in")
+    };
+    let mut revisions = Vec::new();
+    let mut new = Vec::new();
+    for (key, (all, replies)) in counts.into_iter().filter(|(_, by)| *by != (0, 0)) {
+        let known = previous.endpoints.known(&key);
+        let (id, before) = known.unwrap_or((EndpointId::from_raw(0), Uses::default()));
+        if known.is_none() {
+            new.push(revisions.len());
+        }
+        let after = Uses { all: moved(before.all, all), replies: moved(before.replies, replies) };
+        revisions.push(Revision { key, id, before, after });
+    }
+    let gone = revisions.iter().filter(|r| r.after.all == 0).map(|r| r.id.index());
+    let (kind, fresh) = previous.generations.endpoints.revised(gone, new.len());
+    for (at, (index, generation)) in new.into_iter().zip(fresh) {
+        revisions[at].id = EndpointId::new(index, generation);
+    }
+    (kind, revisions)
+}
+
+/// The lists of all services one after the other, while some of them are replaced from first to last.
+struct Lists<'a> {
+    old: &'a Arc<[BackendId]>,
+    /// Where the old ones not taken over yet begin.
+    rest: usize,
+    new: Vec<BackendId>,
+    differ: bool,
+    /// From a place in the order of keys on, lists begin so much later.
+    moves: Vec<(usize, i64)>,
+    by: i64,
+}
+
+impl<'a> Lists<'a> {
+    fn new(previous: &'a Snapshot) -> Self {
+        let old = &previous.backend_ids;
+        Self { old, rest: 0, new: Vec::with_capacity(old.len() + 8), differ: false, moves: Vec::new(), by: 0 }
+    }
+
+    /// Replaces the list of a service; where it begins now.
+    fn replace(&mut self, rank: usize, record: &Service, ids: &[BackendId]) -> usize {
+        let (start, len) = (record.backends_start as usize, usize::from(record.backends_len));
+        self.differ |= self.old[start..start + len] != *ids;
+        self.new.extend_from_slice(&self.old[self.rest..start]);
+        let begins = self.new.len();
+        self.new.extend_from_slice(ids);
+        self.rest = start + len;
+        self.by += i64::try_from(ids.len()).expect("a length") - i64::try_from(len).expect("a length");
+        self.moves.push((rank + 1, self.by));
+        begins
+    }
+
+    fn finish(mut self) -> (Arc<[BackendId]>, Vec<(usize, i64)>) {
+        if !self.differ {
+            return (Arc::clone(self.old), Vec::new());
+        }
+        self.new.extend_from_slice(&self.old[self.rest..]);
+        (self.new.into(), self.moves)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::snapshot::{
+        BackendSpec, BackendState, ForwardingMode, Protocol, ServiceSpec, SharedService, TableSize,
+    };
+    use crate::testing::lab;
+    use crate::wire::Addr;
+
+    /// What may change of a service: its mode, its table, its backends by (host, port).
+    type Change = (usize, usize, BTreeMap<(u8, bool), (u16, u8)>);
+
+    /// Few hosts, so that services share endpoints; some of them are out of reach or VIPs.
+    fn any_change() -> impl Strategy<Value = (usize, Change)> {
+        let backends = proptest::collection::btree_map((0_u8..9, any::<bool>()), (0_u16..3, 0_u8..3), 0..6);
+        (0_usize..6, (0_usize..4, 0_usize..3, backends))
+    }
+
+    fn service(n: usize) -> ServiceSpec {
+        let vip = if n < 4 { format!("203.0.113.{n}:80") } else { format!("[2001:db8:f::{n}]:80") };
+        lab::service(ForwardingMode::FullNat, Protocol::Tcp, &vip, &[])
+    }
+
+    fn change(service: &mut ServiceSpec, (mode, table, backends): &Change) {
+        service.mode = ForwardingMode::ALL[*mode];
+        service.table_size = [TableSize::Auto, TableSize::Fixed(2), TableSize::Fixed(1_009)][*table];
+        let v6 = service.key.vip.is_ipv6();
+        let backend = |(&(host, odd), &(weight, state)): (&(u8, bool), &(u16, u8))| {
+            let address: IpAddr = match host {
+                7 => "192.0.2.99".parse().expect("out of reach"),
+                8 => "203.0.113.1".parse().expect("a VIP"),
+                _ if v6 => format!("2001:db8::1{host}").parse().expect("an address"),
+                _ => format!("10.0.0.1{host}").parse().expect("an address"),
+            };
+            let state =
+                [BackendState::Active, BackendState::Draining, BackendState::Down][usize::from(state)];
+            BackendSpec { address, port: if odd { 8080 } else { 80 }, weight, state }
+        };
+        service.backends = backends.iter().map(backend).collect();
+    }
+
+    /// Everything that may be asked of a snapshot, and what the next compile starts from.
+    fn assert_same(revised: &Snapshot, anew: &Snapshot) {
+        let services = |snapshot: &Snapshot| format!("{:#?}", snapshot.services().collect::<Vec<_>>());
+        assert_eq!(services(revised), services(anew));
+        assert_eq!(format!("{:?}", revised.backends), format!("{:?}", anew.backends));
+        assert_eq!(revised.backend_ids, anew.backend_ids);
+        assert_eq!(revised.endpoints.listed(), anew.endpoints.listed());
+        assert_eq!(format!("{:?}", revised.generations), format!("{:?}", anew.generations));
+        assert_eq!(revised.next_hops(), anew.next_hops());
+        assert_eq!(revised.admission, anew.admission);
+        assert_eq!(revised.lineage.fresh, anew.lineage.fresh);
+        assert_eq!(revised.lineage.ranks, anew.lineage.ranks);
+        assert_eq!(revised.lineage.backends, anew.lineage.backends);
+        assert!(revised.lineage.services.iter().eq(anew.lineage.services.iter()));
+        for (service, _) in anew.services() {
+            let (proto, port) = (service.protocol.number(), service.port);
+            let hash = Snapshot::hash_service(&service.vip, proto, port);
+            let found = revised.service(hash, &service.vip, proto, port).map(|service| service.id);
+            assert_eq!(found, Some(service.id));
+        }
+        for host in 0..8 {
+            for address in [format!("10.0.0.1{host}"), format!("2001:db8::1{host}")] {
+                let address = Addr::from(address.parse::<IpAddr>().expect("an address"));
+                for port in [80, 8080] {
+                    let hash = Snapshot::hash_endpoint(&address, 6, port);
+                    let [a, b] = [revised, anew].map(|snapshot| snapshot.endpoint(hash, &address, 6, port));
+                    assert_eq!(a, b);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn a_revised_snapshot_is_the_one_compiled_anew(
+            turns in proptest::collection::vec(proptest::collection::vec(any_change(), 0..4), 1..8),
+        ) {
+            let neighbors = NeighborTable::with_capacity(64);
+            let services = (0..6).map(|n| SharedService::from(service(n))).collect();
+            let mut spec = SnapshotSpec { generation: 1, services, ..lab::spec() };
+            let (mut previous, _) = super::super::compile_anew(&spec, None, &neighbors).expect("it compiles");
+            for changes in turns {
+                spec.generation += 1;
+                for (at, what) in &changes {
+                    change(&mut spec.services[*at], what);
+                }
+                let (revised, problems) = revise(&spec, &previous, &neighbors).expect("nothing else changed");
+                let anew = super::super::compile_anew(&spec, Some(&previous), &neighbors);
+                let (anew, same_problems) = anew.expect("it compiles");
+                prop_assert_eq!(problems, same_problems);
+                assert_same(&revised, &anew);
+                previous = revised;
+            }
+        }
+    }
+
+    #[test]
+    fn what_it_cannot_do_is_compiled_anew() {
+        let neighbors = NeighborTable::with_capacity(64);
+        let spec = SnapshotSpec { services: vec![service(0).into(), service(1).into()], ..lab::spec() };
+        let (previous, _) = Snapshot::compile(&spec, None, &neighbors).expect("it compiles");
+        let revises = |change: &dyn Fn(&mut SnapshotSpec)| {
+            let mut changed = spec.clone();
+            change(&mut changed);
+            revise(&changed, &previous, &neighbors).is_some()
+        };
+        assert!(revises(&|spec| spec.services[0].no_endpoints = crate::snapshot::NoEndpoints::Drop));
+        assert!(!revises(&|spec| drop(spec.services.pop())));
+        assert!(!revises(&|spec| spec.services.swap(0, 1)));
+        assert!(!revises(&|spec| spec.services[0].key.port = 81));
+        assert!(!revises(
+            &|spec| spec.services[0].source_ranges = Some(["10.0.0.0/8".parse().expect("a net")].into())
+        ));
+        assert!(!revises(&|spec| drop(spec.routes.pop())));
+        assert!(!revises(&|spec| spec.services[0].table_size = TableSize::Fixed(4)), "it is refused");
+    }
+}
