@@ -23,15 +23,20 @@ use super::{logging, reload};
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::config::{self, GatewayConfig};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Diagnostic, Report};
 use crate::health::{Checker, Verdicts};
 use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
-use crate::reconcile::{DrainTarget, Input, Memory, Outcome, Reconciler, Settings};
+use crate::reconcile::{
+    DrainTarget, Finding, HealthCheckNodePort, Input, Memory, Outcome, Reconciler, Settings,
+};
 use crate::source::SourceUpdate;
 
 /// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
 /// `/healthz` then tells.
 const APPLY_MAX: Duration = Duration::from_millis(500);
+/// How long it looks often, without letting the thread go.
+const APPLY_SOON: Duration = Duration::from_millis(2);
+const APPLY_POLL: Duration = Duration::from_micros(50);
 
 /// What the operator asks of the desired state; answered when it is decided.
 #[derive(Debug)]
@@ -62,10 +67,23 @@ pub(super) struct Controller {
     spec: Option<SnapshotSpec>,
     generation: u64,
     reconcile_at: Option<Duration>,
+    /// What the health-check node ports were told last.
+    listening: Arc<[HealthCheckNodePort]>,
     reconciler: Reconciler,
     started: Instant,
-    /// What has been logged and is still true.
-    told: BTreeSet<Diagnostic>,
+    told: Told,
+}
+
+/// What has been logged.
+#[derive(Default)]
+struct Told {
+    /// What is still true.
+    faults: BTreeSet<Diagnostic>,
+    /// What that was made of.
+    findings: Arc<[Finding]>,
+    report: Arc<Report>,
+    unbound: Vec<BindFailure>,
+    problems: Vec<Problem>,
 }
 
 impl Controller {
@@ -100,7 +118,8 @@ impl Controller {
             reconcile_at: None,
             reconciler: Reconciler::default(),
             started: Instant::now(),
-            told: BTreeSet::new(),
+            told: Told::default(),
+            listening: Arc::default(),
         }
     }
 
@@ -182,19 +201,26 @@ impl Controller {
         ReloadAnswer { accepted, report }
     }
 
-    /// One round.
-    pub(super) async fn apply(&mut self) {
+    /// One round; `seen` is when the first change that it is made for was seen. Reconcile and compile run here, on the
+    /// thread of the daemon's loop, which nobody else waits for: listeners, checks and sources have others.
+    pub(super) async fn apply(&mut self, seen: Option<std::time::Instant>) {
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
         let outcome = self.reconcile(&manifests);
-        self.checker.set_targets(outcome.targets.clone());
-        self.node_ports.set(outcome.health_check_node_ports.to_vec());
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
         let problems = self.publish(&outcome.spec).await;
-        self.tell(&manifests, &outcome, &problems);
-        let change = (manifests.revision != self.reconciled).then(|| manifests.seen.elapsed());
+        let seen = seen.map_or(manifests.seen, |seen| seen.min(manifests.seen));
+        let change = (manifests.revision != self.reconciled).then(|| seen.elapsed());
         self.reconciled = manifests.revision;
+        // Only now, when the workers have it: what others are told may take its time.
+        self.checker.set_targets(outcome.targets.clone());
+        if !Arc::ptr_eq(&self.listening, &outcome.health_check_node_ports) {
+            self.listening = Arc::clone(&outcome.health_check_node_ports);
+            self.node_ports.set(self.listening.to_vec());
+        }
+        self.tell(&manifests, &outcome, &problems);
+        self.dataplane.reclaim();
         let (drained, ended) = (self.drained.clone(), Timestamp::now());
         let round = Round { outcome, problems, manifests, drained, ended };
         self.state.round(round, began.elapsed(), change);
@@ -217,35 +243,36 @@ impl Controller {
         if self.spec.as_ref().is_some_and(|last| last.says_the_same(spec)) {
             return self.state.problems();
         }
-        let (dataplane, wanted) = (Arc::clone(&self.dataplane), spec.clone());
-        // A compile may take a tenth of a second: not on a thread that others wait for.
-        let published = tokio::task::spawn_blocking(move || dataplane.publish(&wanted)).await;
-        match published {
-            Ok(Ok(published)) => {
-                self.generation = spec.generation;
-                self.state.desire(spec.generation);
-                self.spec = Some(spec.clone());
-                self.applied().await;
-                tracing::info!(
-                    generation = published.generation,
-                    services = spec.services.len(),
-                    "published"
-                );
-                published.problems
-            }
-            Ok(Err(error)) => {
+        let published = match self.dataplane.publish(spec) {
+            Ok(published) => published,
+            Err(error) => {
                 tracing::error!("not published, the last good state stays: {error}");
-                self.state.problems()
+                return self.state.problems();
             }
-            Err(panic) => {
-                tracing::error!("not published, the last good state stays: {panic}");
-                self.state.problems()
-            }
+        };
+        self.generation = spec.generation;
+        self.state.desire(spec.generation);
+        self.applied().await;
+        let (generation, services) = (published.generation, spec.services.len());
+        if self.spec.as_ref().is_none_or(|last| last.services.len() != services) {
+            tracing::info!(generation, services, "published");
+        } else {
+            tracing::debug!(generation, services, "published");
         }
+        self.spec = Some(spec.clone());
+        published.problems
     }
 
     async fn applied(&self) {
-        let latest = Instant::now() + APPLY_MAX;
+        let began = Instant::now();
+        // A worker that is busy comes by within microseconds, one that sleeps within a millisecond.
+        while began.elapsed() < APPLY_SOON {
+            if self.dataplane.applied_generation() >= self.generation {
+                return;
+            }
+            std::thread::sleep(APPLY_POLL);
+        }
+        let latest = began + APPLY_MAX;
         while self.dataplane.applied_generation() < self.generation && Instant::now() < latest {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -253,21 +280,36 @@ impl Controller {
 
     /// Logs what is new; what is gone may be told again.
     fn tell(&mut self, manifests: &SourceUpdate, outcome: &Outcome, problems: &[Problem]) {
+        let unbound = self.node_ports.failures().borrow().clone();
+        let told = &mut self.told;
+        if Arc::ptr_eq(&told.findings, &outcome.findings)
+            && Arc::ptr_eq(&told.report, &manifests.report)
+            && (&*told.problems, &told.unbound) == (problems, &unbound)
+        {
+            return;
+        }
         let findings = outcome.findings.iter().map(|finding| finding.diagnostic.clone());
-        let unbound = self.node_ports.failures();
-        let unbound: Vec<Diagnostic> = unbound
-            .borrow()
-            .iter()
-            .map(|failure| {
-                let service = manifests.objects.services.get(&failure.service);
-                failure.finding(service.map(AsRef::as_ref)).diagnostic
-            })
-            .collect();
+        let unbound_findings = unbound.iter().map(|failure| {
+            let service = manifests.objects.services.get(&failure.service);
+            failure.finding(service.map(AsRef::as_ref)).diagnostic
+        });
         let left_out = problems.iter().map(|problem| Diagnostic::warning(problem.to_string()));
-        let now: BTreeSet<Diagnostic> =
-            manifests.report.iter().cloned().chain(findings).chain(unbound).chain(left_out).collect();
-        now.difference(&self.told).for_each(logging::diagnostic);
-        self.told = now;
+        let now: BTreeSet<Diagnostic> = manifests
+            .report
+            .iter()
+            .cloned()
+            .chain(findings)
+            .chain(unbound_findings)
+            .chain(left_out)
+            .collect();
+        now.difference(&told.faults).for_each(logging::diagnostic);
+        *told = Told {
+            faults: now,
+            findings: Arc::clone(&outcome.findings),
+            report: Arc::clone(&manifests.report),
+            unbound,
+            problems: problems.to_vec(),
+        };
     }
 
     /// Takes no new flows any more, so that others get them, and keeps those that there are.

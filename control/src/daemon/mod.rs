@@ -24,7 +24,7 @@ use anyhow::Context;
 use tidegate_dataplane::gateway::Dataplane;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use crate::config::{self, GatewayConfig};
 use crate::health::{Checker, Limits, NetworkProber, Verdicts};
@@ -36,10 +36,10 @@ use state::State;
 
 /// Exit code for a configuration that is refused.
 const REFUSED: u8 = 2;
-/// Changes are published when this long nothing else has changed,
-const SETTLE: Duration = Duration::from_millis(10);
-/// but no later than this after the first.
-const SETTLE_MAX: Duration = Duration::from_secs(1);
+/// The least pause between two rounds: changes that come meanwhile go together.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The longest, after a round that took as long.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long established flows live on after the end was asked for, while no new ones are taken.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -72,6 +72,8 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
 struct Ears {
     source: Source,
     manifests: watch::Receiver<SourceUpdate>,
+    /// When the change of the manifests that it woke up for was seen.
+    seen: Option<std::time::Instant>,
     verdicts: watch::Receiver<Verdicts>,
     unbound: watch::Receiver<Vec<BindFailure>>,
     commands: mpsc::Receiver<Command>,
@@ -112,6 +114,7 @@ async fn serve(
     let mut controller = Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker);
     let mut ears = Ears {
         manifests: source.updates(),
+        seen: None,
         source,
         verdicts,
         unbound: controller.unbound(),
@@ -123,12 +126,17 @@ async fn serve(
     };
 
     controller.take(ears.manifests.borrow_and_update().clone());
-    controller.apply().await;
+    controller.apply(None).await;
+    let mut pace = Pace::begin();
     start::notify_ready();
     tracing::info!(gateway = controller.config().name, "forwarding");
     let code = loop {
+        let mut seen = None;
         match ears.next(controller.due()).await {
-            Wake::Changed => ears.settle().await,
+            Wake::Changed => {
+                seen = ears.seen.take();
+                sleep_until(pace.next()).await;
+            }
             Wake::Command(command) => controller.obey(command),
             Wake::Reload => {
                 controller.reload();
@@ -142,7 +150,9 @@ async fn serve(
         }
         controller.take(ears.manifests.borrow_and_update().clone());
         controller.hear(ears.verdicts.borrow_and_update().clone());
-        controller.apply().await;
+        let began = Instant::now();
+        controller.apply(seen).await;
+        pace.ended(began);
     };
     tracing::info!("withdrawing: no new flows");
     state.leave();
@@ -188,27 +198,56 @@ impl Ears {
             },
             _ = self.hangup.recv() => Wake::Reload,
             Some(command) = self.commands.recv() => Wake::Command(command),
-            Ok(()) = self.manifests.changed() => Wake::Changed,
+            Ok(()) = self.manifests.changed() => {
+                self.seen = Some(self.manifests.borrow().seen);
+                Wake::Changed
+            }
             Ok(()) = self.verdicts.changed() => Wake::Changed,
             Ok(()) = self.unbound.changed() => Wake::Changed,
             () = due => Wake::Changed,
         }
     }
+}
 
-    /// Lets changes that come together be published together.
-    async fn settle(&mut self) {
-        let latest = Instant::now() + SETTLE_MAX;
-        loop {
-            let quiet = (Instant::now() + SETTLE).min(latest);
-            let more = async {
-                tokio::select! {
-                    Ok(()) = self.manifests.changed() => {}
-                    Ok(()) = self.verdicts.changed() => {}
-                }
-            };
-            if timeout_at(quiet, more).await.is_err() {
-                return;
-            }
+/// When the next round may begin. A change that comes alone does not wait; of many, those that come during a round and
+/// the pause after it go together, so that rounds take half of the thread's time at most.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    next: Instant,
+}
+
+impl Pace {
+    fn begin() -> Self {
+        Self { next: Instant::now() }
+    }
+
+    fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// A round that began then is over now.
+    fn ended(&mut self, began: Instant) {
+        let now = Instant::now();
+        self.next = now + (now - began).clamp(PAUSE_MIN, PAUSE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_alone_goes_at_once_and_rounds_take_half_of_the_time_at_most() {
+        let mut pace = Pace::begin();
+        let pause = |pace: Pace| pace.next().saturating_duration_since(Instant::now());
+        assert_eq!(pause(pace), Duration::ZERO);
+        for (took, expected) in [(1, 10), (10, 10), (300, 300), (5_000, 1_000)] {
+            let began = Instant::now();
+            tokio::time::advance(Duration::from_millis(took)).await;
+            pace.ended(began);
+            assert_eq!(pause(pace), Duration::from_millis(expected), "after a round of {took} ms");
+            tokio::time::advance(Duration::from_millis(2_000)).await;
+            assert_eq!(pause(pace), Duration::ZERO);
         }
     }
 }

@@ -191,6 +191,8 @@ pub struct Crew<F> {
 pub(super) struct Control {
     pub(super) publisher: Publisher<Forwarding>,
     pub(super) ledger: Ledger,
+    /// What the slow path was told last.
+    outside: Outside,
 }
 
 /// One worker, seen from outside.
@@ -267,6 +269,7 @@ impl<F> Crew<F> {
         let mut ledger = Ledger::new(config.places.len());
         let tallies = ledger.follow(&snapshot);
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
+        let outside = Outside::of(first, config.announce);
         let mut crew = Self {
             exchange: Arc::new(Exchange::new(config.places.len())),
             members: Vec::new(),
@@ -279,10 +282,10 @@ impl<F> Crew<F> {
             neighbors,
             ports,
             announce: config.announce,
-            control: Mutex::new(Control { publisher, ledger }),
+            control: Mutex::new(Control { publisher, ledger, outside: outside.clone() }),
             clock: Clock::calibrated(),
         };
-        crew.outside.force_push(Outside::of(first, config.announce));
+        crew.outside.force_push(outside);
         for (place, queues) in config.places.iter().zip(queues) {
             crew.start_worker(config, *place, queues, enter.clone(), on_failure.cloned())?;
         }
@@ -407,16 +410,23 @@ impl<F> Crew<F> {
         let (snapshot, problems) = Snapshot::compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
-        self.outside.force_push(Outside::of(spec, self.announce));
+        let outside = Outside::of(spec, self.announce);
+        if control.outside != outside {
+            self.outside.force_push(outside.clone());
+            control.outside = outside;
+        }
         Ok(Published { generation: spec.generation, problems })
     }
 
-    /// The oldest generation that a live worker forwards by. Also frees what all workers have left behind.
+    /// The oldest generation that a live worker forwards by.
     #[must_use]
     pub fn applied_generation(&self) -> u64 {
-        let mut control = self.control();
-        control.publisher.reclaim();
-        control.publisher.applied_generation()
+        self.control().publisher.applied_generation()
+    }
+
+    /// Frees, on this thread, what all workers have left behind. The next publish does it too.
+    pub fn reclaim(&self) {
+        self.control().publisher.reclaim();
     }
 
     /// The generation published last.

@@ -7,7 +7,6 @@
 //! Invariant: counts of an id that lives on never go back. What workers still count for the id that had the index
 //! before, in the moment until they take the new snapshot up, is counted for the new one.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use tidegate_core::counters::Tallies;
@@ -21,29 +20,28 @@ use super::crew::WorkerTallies;
 pub(super) struct Ledger {
     /// Every tallies that each worker has had; capacities double, so there are a few dozen at most.
     history: Vec<WorkerTallies>,
-    services: HashMap<ServiceId, (u64, u64)>,
-    backends: HashMap<BackendId, u64>,
+    /// By index of the id, what the sum was when its holder was first seen.
+    services: Vec<(u64, u64)>,
+    backends: Vec<u64>,
 }
 
 impl Ledger {
     pub(super) fn new(workers: usize) -> Self {
-        Self { history: vec![Vec::new(); workers], services: HashMap::new(), backends: HashMap::new() }
+        Self { history: vec![Vec::new(); workers], services: Vec::new(), backends: Vec::new() }
     }
 
-    /// The tallies to publish with a snapshot, whose new ids begin at zero.
+    /// The tallies to publish with a snapshot, whose new ids begin at zero. To be asked about every snapshot once, in
+    /// their order: each names the ids that the one before did not have.
     pub(super) fn follow(&mut self, snapshot: &Snapshot) -> WorkerTallies {
-        let (mut services, mut backends) = (HashMap::new(), HashMap::new());
-        for (_, info) in snapshot.services() {
-            let base = self.services.get(&info.id).copied().unwrap_or_else(|| self.service_sum(info.id));
-            services.insert(info.id, base);
-            for backend in &info.backends {
-                let base =
-                    self.backends.get(&backend.id).copied().unwrap_or_else(|| self.backend_sum(backend.id));
-                backends.insert(backend.id, base);
-            }
-        }
-        (self.services, self.backends) = (services, backends);
         let (services, backends) = (snapshot.service_indices(), snapshot.backend_indices());
+        self.services.resize(services.max(self.services.len()), (0, 0));
+        self.backends.resize(backends.max(self.backends.len()), 0);
+        for &id in &snapshot.fresh().services {
+            self.services[id.index()] = self.service_sum(id);
+        }
+        for &id in &snapshot.fresh().backends {
+            self.backends[id.index()] = self.backend_sum(id);
+        }
         for worker in &mut self.history {
             let enough = worker.last().is_some_and(|tallies| {
                 let (for_services, for_backends) = tallies.capacity();
@@ -60,13 +58,13 @@ impl Ledger {
     /// Packets and bytes of a service port.
     pub(super) fn service(&self, id: ServiceId) -> (u64, u64) {
         let (packets, bytes) = self.service_sum(id);
-        let base = self.services.get(&id).copied().unwrap_or_default();
+        let base = self.services.get(id.index()).copied().unwrap_or_default();
         (packets.saturating_sub(base.0), bytes.saturating_sub(base.1))
     }
 
     /// New flows of a backend.
     pub(super) fn connections(&self, id: BackendId) -> u64 {
-        self.backend_sum(id).saturating_sub(self.backends.get(&id).copied().unwrap_or_default())
+        self.backend_sum(id).saturating_sub(self.backends.get(id.index()).copied().unwrap_or_default())
     }
 
     fn service_sum(&self, id: ServiceId) -> (u64, u64) {
