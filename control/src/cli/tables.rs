@@ -34,7 +34,8 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
     let mut table = Table::new(&headers);
     for service in services {
         let vips: Vec<String> = service.vips.iter().map(|v| v.address.to_string()).collect();
-        let pools: BTreeSet<&str> = service.vips.iter().map(|v| v.pool.as_str()).collect();
+        let pools: BTreeSet<&str> =
+            service.vips.iter().filter(|v| v.is_of_pool()).map(|v| v.pool.as_str()).collect();
         let modes: BTreeSet<&str> = service.ports.iter().map(|p| p.mode.as_str()).collect();
         let ports: BTreeSet<(u16, &str)> =
             service.ports.iter().map(|p| (p.port, p.protocol.as_str())).collect();

@@ -117,8 +117,10 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     let annotations = &service.meta.annotations;
     let mut options = defaults(settings);
     let mut read = Reader { meta: &service.meta, findings, written: None };
-    // Aliases first, so that an annotation of ours overrides what an alias says.
-    let internal = read.aliases(&mut options, annotations, &settings.compat);
+    // Aliases first, so that an annotation of ours overrides what an alias says. Where only node ports and cluster IPs
+    // are asked of us, the load balancer is another's, and so are its annotations.
+    let is_ours = super::wants_load_balancer(service, settings) || !service.external_ips.is_empty();
+    let internal = if is_ours { read.aliases(&mut options, annotations, &settings.compat) } else { None };
     for (annotation, value) in annotations {
         if annotation.starts_with("tidegate.dev/") {
             read.apply(&mut options, annotation, annotation, value);

@@ -102,6 +102,9 @@ pub(super) fn programme(
                     programmed.forwardable.extend(forwardable(plan, endpoints, backends.forwardable));
                 }
             }
+            if refused.is_some() && !is_asked_for(plan, &frontend) {
+                continue;
+            }
             programmed.view.ports.push(PortView {
                 vip: frontend.vip,
                 name: port.label(),
@@ -223,6 +226,11 @@ fn reached<'a>(
     Ok(candidates)
 }
 
+/// Whether somebody asked for the frontend: the node port of a LoadBalancer was given out by the API server.
+fn is_asked_for(plan: &Plan<'_>, frontend: &Frontend) -> bool {
+    frontend.via != Via::NodePort || plan.service.service_type == ServiceType::NodePort
+}
+
 /// Says why a port is not programmed on a frontend.
 fn refuse(
     plan: &Plan<'_>,
@@ -234,8 +242,7 @@ fn refuse(
     let Obstacle { why, field, accepted } = obstacle;
     let (meta, port) = (&plan.service.meta, &plan.service.ports[i]);
     let what = format!("{} of Service {} is not programmed: {why}", frontend.describe(port), meta.key);
-    // The node port of a LoadBalancer was given out by the API server, not asked for by anyone.
-    let asked_for = frontend.via != Via::NodePort || plan.service.service_type == ServiceType::NodePort;
+    let asked_for = is_asked_for(plan, frontend);
     let diagnostic = if asked_for { Diagnostic::error(what) } else { Diagnostic::warning(what) };
     let field =
         if field.is_empty() { format!("spec.ports[{i}]") } else { format!("spec.ports[{i}].{field}") };

@@ -36,10 +36,19 @@ pub struct ServiceView {
 pub struct VipView {
     /// The address.
     pub address: IpAddr,
-    /// `LoadBalancer` or `ExternalIP`.
+    /// `LoadBalancer`, `ExternalIP`, `NodePort` (an address of the gateway) or `ClusterIP`.
     pub kind: String,
-    /// The pool that it is from.
+    /// The pool that it is from; empty for `NodePort` and `ClusterIP`.
     pub pool: String,
+}
+
+impl VipView {
+    /// Whether it is of a pool: a LoadBalancer address or an external IP, and not an address that is the gateway's or
+    /// the Service's own in any case.
+    #[must_use]
+    pub fn is_of_pool(&self) -> bool {
+        !self.pool.is_empty()
+    }
 }
 
 /// One port of a Service on one VIP.

@@ -10,7 +10,7 @@ use super::service::OfService;
 use crate::cluster::event::cut;
 use crate::model::{Condition, ObjectKey};
 use crate::reconcile::Reason;
-use crate::reconcile::view::{BackendViewState, PortView, ServiceView};
+use crate::reconcile::view::{BackendViewState, PortView, ServiceView, VipView};
 
 pub(super) const ALLOCATED: &str = "tidegate.dev/Allocated";
 pub(super) const PROGRAMMED: &str = "tidegate.dev/Programmed";
@@ -58,11 +58,12 @@ fn allocated(of: &OfService<'_>, view: &ServiceView) -> Said {
         let why = view.pending.clone().unwrap_or_else(|| "waits for an address".to_owned());
         return said(ALLOCATED, Some(false), reason, why);
     }
-    if view.vips.is_empty() {
+    if !view.vips.iter().any(VipView::is_of_pool) {
         let why = message_of(Reason::ExternalIpDenied).unwrap_or_else(|| "no address is granted".to_owned());
         return said(ALLOCATED, Some(false), Reason::ExternalIpDenied.as_str(), why);
     }
-    let shown = view.vips.iter().map(|vip| format!("{} from pool {}", vip.address, vip.pool));
+    let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());
+    let shown = of_pools.map(|vip| format!("{} from pool {}", vip.address, vip.pool));
     said(ALLOCATED, Some(true), "Allocated", shown.collect::<Vec<_>>().join(", "))
 }
 

@@ -23,8 +23,8 @@ pub fn gateway_status(
     let Situation { observation, identity, leads, now, .. } = situation;
     let outcome = &observation.outcome;
     let ports = || outcome.services.iter().flat_map(|service| &service.ports);
-    let vips: BTreeSet<IpAddr> =
-        outcome.services.iter().flat_map(|service| &service.vips).map(|vip| vip.address).collect();
+    let vips = outcome.services.iter().flat_map(|service| &service.vips).filter(|vip| vip.is_of_pool());
+    let vips: BTreeSet<IpAddr> = vips.map(|vip| vip.address).collect();
     let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let generation = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let condition = |kind: &str, holds: bool, yes: &str, no: &str| {

@@ -54,7 +54,8 @@ impl Planner<'_> {
             }
         } else if stored.is_finalized_by_us() {
             self.released(of);
-        } else if let Some(view) = of.view {
+        } else if let Some(view) = of.view.filter(|_| !service.external_ips.is_empty()) {
+            // Node ports and cluster IPs are served without a word in the status of what may be another's Service.
             self.status(of, view);
         } else if of.is_written() {
             self.clear(of);
@@ -178,7 +179,8 @@ impl Planner<'_> {
             let was = before(&condition.kind);
             match condition.kind.as_str() {
                 PROGRAMMED if condition.status == "True" => {
-                    let ips: Vec<String> = view.vips.iter().map(|vip| vip.address.to_string()).collect();
+                    let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());
+                    let ips: Vec<String> = of_pools.map(|vip| vip.address.to_string()).collect();
                     let ips = ips.join(", ");
                     if !is(was, "True") {
                         self.note(

@@ -39,8 +39,10 @@ fn a_load_balancer_of_any_class_has_its_node_ports_too() {
     let mut web = node_port("web", 30_080);
     web.service_type = ServiceType::LoadBalancer;
     web.load_balancer_class = Some("example.com/other".into());
-    let outcome = serving_node_ports(vec![web.clone()], &["0.0.0.0/0"]).look();
+    let of_another = annotated(web.clone(), "service.beta.kubernetes.io/aws-load-balancer-internal", "true");
+    let outcome = serving_node_ports(vec![of_another], &["0.0.0.0/0"]).look();
     assert_eq!(keys(&outcome), ["TCP 10.0.0.1:30080"], "its address is another's to give");
+    assert_eq!(messages(&outcome), [] as [String; 0], "and so are its annotations");
     web.load_balancer_class = None;
     assert_eq!(serving_node_ports(vec![web], &["0.0.0.0/0"]).look().spec.services.len(), 2);
 }
@@ -82,6 +84,7 @@ fn node_ports_need_nat() {
     let outcome = world.look();
     assert_eq!(only(&outcome).key.port, 80);
     assert!(messages(&outcome)[0].starts_with("warning: node port 30080"), "{:?}", messages(&outcome));
+    assert_eq!(outcome.services[0].ports.len(), 1, "and it is not shown as a port that is missing");
 }
 
 #[test]
