@@ -25,6 +25,7 @@ pub mod neighbors;
 pub mod now;
 pub mod pipeline;
 pub mod prefetch;
+mod ranks;
 mod reply_limit;
 pub mod routes;
 pub mod service;

@@ -31,7 +31,7 @@ pub const BACKENDS_MAX: usize = 1 << 22;
 /// Prefixes that one service may admit clients by: more than an object of the Kubernetes API can hold.
 pub const SOURCE_RANGES_MAX: usize = 1 << 17;
 
-/// Routes beside the connected prefixes: a look-up is a binary search for each prefix length.
+/// Routes beside the connected prefixes: a look-up is four or five nodes of a tree then.
 pub const ROUTES_MAX: usize = 1 << 16;
 
 /// Source addresses of FullNAT.

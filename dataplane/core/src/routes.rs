@@ -1,20 +1,22 @@
 //! Routes: from a destination to the interface and next hop that lead there, by longest prefix.
 //!
 //! Connected prefixes (those of the interfaces' addresses) and configured routes; a connected prefix beats a
-//! route of the same length. One sorted list a prefix length, longest first, binary search in each: a handful
-//! of comparisons for a handful of routes. Built by the compile of a snapshot, read for each packet that
-//! leaves towards a client.
+//! route of the same length. Nested prefixes are cut into intervals that each have one next hop, found by a static
+//! B-tree (`ranks`): one node for a handful of routes, three for a thousand (a route for each node of a
+//! cluster), whatever their lengths. Built by the compile of a snapshot, read for each packet that leaves towards a
+//! client.
 //!
 //! Invariant: `via` of every next hop is on-link at its interface, and has its slot in the neighbour table.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use crate::ids::InterfaceIndex;
 use crate::neighbors::NeighborSlot;
+use crate::ranks::{Number, Ranks};
 use crate::wire::Addr;
-use crate::wire::Family;
 
 /// Where a packet leaves, and to whom on that link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,79 +32,130 @@ pub struct NextHop {
 /// A prefix and what leads there.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
-    pub(crate) family: Family,
-    /// Length within 128 bits: an IPv4 prefix has 96 more.
-    len: u8,
-    net: u128,
+    to: IpNet,
     pub(crate) hop: NextHop,
 }
 
 impl Route {
     pub(crate) fn new(to: &IpNet, hop: NextHop) -> Self {
-        let family = if to.network().is_ipv4() { Family::V4 } else { Family::V6 };
-        let len = to.prefix_len() + if family == Family::V4 { 96 } else { 0 };
-        Self { family, len, net: bits(&to.network().into()) & mask(len), hop }
+        Self { to: to.trunc(), hop }
     }
 
     pub(crate) fn same_prefix(&self, other: &Self) -> bool {
-        (self.family, self.len, self.net) == (other.family, other.len, other.net)
+        self.to == other.to
     }
 }
 
 /// The routes of one snapshot. A copy shares them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Routes {
-    v4: Arc<[Length]>,
-    v6: Arc<[Length]>,
-}
-
-/// All prefixes of one length, sorted by network.
-#[derive(Debug)]
-struct Length {
-    mask: u128,
-    nets: Box<[u128]>,
-    hops: Box<[NextHop]>,
+    v4: Intervals<u32, 16>,
+    v6: Intervals<u128, 8>,
 }
 
 impl Routes {
     /// The table of these routes; of several to the same prefix the first one counts.
     pub(crate) fn build(routes: &[Route]) -> Self {
-        let lengths = |family| {
-            let mut of_family: Vec<&Route> = routes.iter().filter(|route| route.family == family).collect();
-            // A stable sort keeps the first of equals first.
-            of_family.sort_by_key(|route| (u8::MAX - route.len, route.net));
-            of_family.dedup_by(|later, first| later.same_prefix(first));
-            of_family
-                .chunk_by(|a, b| a.len == b.len)
-                .map(|group| Length {
-                    mask: mask(group[0].len),
-                    nets: group.iter().map(|route| route.net).collect(),
-                    hops: group.iter().map(|route| route.hop).collect(),
-                })
-                .collect()
-        };
-        Self { v4: lengths(Family::V4), v6: lengths(Family::V6) }
+        let v4 = routes.iter().filter_map(|route| match route.to {
+            IpNet::V4(to) => {
+                Some(Span { first: to.network().into(), last: to.broadcast().into(), hop: route.hop })
+            }
+            IpNet::V6(_) => None,
+        });
+        let v6 = routes.iter().filter_map(|route| match route.to {
+            IpNet::V6(to) => {
+                Some(Span { first: to.network().into(), last: to.broadcast().into(), hop: route.hop })
+            }
+            IpNet::V4(_) => None,
+        });
+        Self { v4: Intervals::build(v4.collect()), v6: Intervals::build(v6.collect()) }
     }
 
     /// The next hop of the longest prefix that holds `dst`.
     #[inline]
     pub(crate) fn find(&self, dst: &Addr) -> Option<NextHop> {
-        let lengths = if dst.is_v4() { &self.v4 } else { &self.v6 };
-        let dst = bits(dst);
-        lengths.iter().find_map(|length| {
-            let at = length.nets.binary_search(&(dst & length.mask)).ok()?;
-            Some(length.hops[at])
-        })
+        if dst.is_v4() {
+            self.v4.find(u32::from_be_bytes(dst.v4_bytes()))
+        } else {
+            self.v6.find(u128::from_be_bytes(*dst.bytes()))
+        }
     }
 }
 
-#[inline]
-fn bits(addr: &Addr) -> u128 {
-    u128::from_be_bytes(*addr.bytes())
+/// A prefix as numbers, both ends included.
+#[derive(Clone, Copy)]
+struct Span<T> {
+    first: T,
+    last: T,
+    hop: NextHop,
 }
 
-fn mask(len: u8) -> u128 {
-    u128::MAX.checked_shl(u32::from(128 - len)).unwrap_or(0)
+/// All addresses of a family cut where the next hop changes. A copy shares them.
+#[derive(Debug, Clone)]
+struct Intervals<T, const N: usize> {
+    /// The first address of each interval.
+    firsts: Ranks<T, N>,
+    /// What leads to each interval.
+    hops: Arc<[Option<NextHop>]>,
+}
+
+impl<T, const N: usize> Default for Intervals<T, N> {
+    fn default() -> Self {
+        Self { firsts: Ranks::default(), hops: Arc::default() }
+    }
+}
+
+impl<T: Successor, const N: usize> Intervals<T, N> {
+    fn build(mut spans: Vec<Span<T>>) -> Self {
+        // The shorter prefix first, within it the longer ones. A stable sort keeps the first of equals first.
+        spans.sort_by_key(|span| (span.first, Reverse(span.last)));
+        spans.dedup_by(|later, first| (later.first, later.last) == (first.first, first.last));
+        let mut cuts: Vec<(T, Option<NextHop>)> = Vec::new();
+        // Prefixes that hold the place reached so far, each within the one before.
+        let mut around: Vec<Span<T>> = Vec::new();
+        let mut cut = |first: T, hop: Option<NextHop>| match cuts.last_mut() {
+            // A longer prefix begins where the shorter one does.
+            Some((begun, before)) if *begun == first => *before = hop,
+            Some((_, before)) if *before == hop => {}
+            _ => cuts.push((first, hop)),
+        };
+        for span in spans {
+            while let Some(over) = around.pop_if(|over| over.last < span.first) {
+                let next = over.last.successor().expect("there is a prefix behind it");
+                cut(next, around.last().map(|over| over.hop));
+            }
+            cut(span.first, Some(span.hop));
+            around.push(span);
+        }
+        while let Some(over) = around.pop() {
+            // What reaches the end of all addresses has nothing behind it.
+            let Some(next) = over.last.successor() else { continue };
+            cut(next, around.last().map(|over| over.hop));
+        }
+        let (firsts, hops): (Vec<T>, Vec<Option<NextHop>>) = cuts.into_iter().unzip();
+        Self { firsts: Ranks::build(&firsts), hops: hops.into() }
+    }
+
+    #[inline]
+    fn find(&self, addr: T) -> Option<NextHop> {
+        self.hops[self.firsts.last_up_to(addr)?]
+    }
+}
+
+trait Successor: Number {
+    fn successor(self) -> Option<Self>;
+}
+
+impl Successor for u32 {
+    fn successor(self) -> Option<Self> {
+        self.checked_add(1)
+    }
+}
+
+impl Successor for u128 {
+    fn successor(self) -> Option<Self> {
+        self.checked_add(1)
+    }
 }
 
 #[cfg(test)]
@@ -146,6 +199,24 @@ mod tests {
             Routes::build(&[route("192.0.2.77/24", 1), route("192.0.2.0/24", 2), route("0.0.0.0/0", 3)]);
         assert_eq!(find(&routes, "192.0.2.1"), Some(1));
         assert_eq!(find(&routes, "198.51.100.1"), Some(3));
+    }
+
+    #[test]
+    fn a_route_for_each_of_a_thousand_nodes_is_three_nodes_deep_and_found() {
+        let nodes = |n: u32| Ipv4Addr::from(0x0af4_0000 | n << 8);
+        let mut list = vec![route("0.0.0.0/0", 9), route("10.244.0.0/14", 8), route("192.0.2.0/24", 7)];
+        list.extend(
+            (0..1000).map(|n| Route::new(&IpNet::new(nodes(n).into(), 24).unwrap(), hop((n % 6) as u8))),
+        );
+        let routes = Routes::build(&list);
+        assert_eq!(routes.v4.firsts.depth(), 3);
+        for n in 0..1000 {
+            let pod = Ipv4Addr::from(u32::from(nodes(n)) | 77);
+            assert_eq!(routes.find(&pod.into()).map(|hop| u32::from(hop.interface)), Some(n % 6));
+        }
+        assert_eq!(find(&routes, "10.247.255.255"), Some(8), "of no node");
+        assert_eq!(find(&routes, "192.0.2.1"), Some(7));
+        assert_eq!(find(&routes, "255.255.255.255"), Some(9));
     }
 
     fn any_net() -> impl Strategy<Value = IpNet> {
