@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 version=2.15.1
-tools=${CARGO_TARGET_DIR:-target}/tools
+tools=${CARGO_TARGET_DIR:-target}/tools/hadolint
 if command -v hadolint >/dev/null; then
   linter=hadolint
 else

@@ -137,7 +137,7 @@ impl Api {
                 Ok(Answer::Bytes("text/plain; charset=utf-8", b"ok".to_vec()))
             }
             "/openapi/v2" if request.accept.contains("protobuf") => Ok(Answer::Bytes(
-                "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+                "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
                 discovery::open_api_v2_protobuf(),
             )),
             "/openapi/v2" => Ok(ok(json!({

@@ -34,6 +34,22 @@ impl Kubectl {
         self.command(arguments).output().expect("kubectl is installed")
     }
 
+    /// The minor version of kubectl: Debian 12 has 1.20.
+    fn minor(&self) -> u32 {
+        let version: serde_json::Value =
+            serde_json::from_str(&self.says("version --client -o json")).expect("JSON");
+        let minor = version["clientVersion"]["minor"].as_str().expect("text");
+        minor.trim_end_matches('+').parse().expect("a number")
+    }
+
+    /// Writes a status as a controller does.
+    fn status(&self, kind: (&str, &str, &str, &str), status: serde_json::Value) {
+        let (api_version, kind, namespace, name) = kind;
+        self.server
+            .edit(api_version, kind, namespace, name, |object| object["status"] = status)
+            .expect("legal");
+    }
+
     fn says(&self, arguments: &str) -> String {
         let output = self.run(arguments);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -123,7 +139,10 @@ fn apply_get_describe_patch_and_delete_a_service() {
 
     kubectl.says("annotate svc web tidegate.dev/forwarding=nat");
     kubectl.says("label svc web app-");
-    kubectl.says(r#"patch svc web --subresource=status --type=merge -p {"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.1"}]}}}"#);
+    kubectl.status(
+        ("v1", "Service", "default", "web"),
+        serde_json::json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}),
+    );
     let described = kubectl.says("describe svc web");
     assert!(
         described.contains("203.0.113.1") && described.contains("tidegate.dev/forwarding"),
@@ -140,8 +159,10 @@ fn apply_get_describe_patch_and_delete_a_service() {
 fn validation_needs_no_switch_and_names_the_field() {
     let kubectl = Kubectl::new();
     kubectl.file("typo.yaml", &SERVICE.replace("selector:", "selektor:"));
-    let refused = kubectl.refuses("apply -f typo.yaml");
-    assert!(refused.contains("unknown field \"spec.selektor\""), "{refused}");
+    if kubectl.minor() >= 27 {
+        let refused = kubectl.refuses("apply -f typo.yaml");
+        assert!(refused.contains("unknown field \"spec.selektor\""), "{refused}");
+    }
     kubectl.file("bad.yaml", &SERVICE.replace("port: 80,", "port: 70000,"));
     let refused = kubectl.refuses("apply -f bad.yaml");
     assert!(refused.contains("spec.ports[0].port: Invalid value: 70000"), "{refused}");
@@ -165,7 +186,10 @@ fn custom_resources_are_served_printed_and_validated() {
         kubectl.says("apply --server-side --force-conflicts -f pool.yaml"),
         "pool.example.org/a serverside-applied\n"
     );
-    kubectl.says(r#"patch pl a --subresource=status --type=merge -p {"status":{"free":254,"conditions":[{"type":"Ready","status":"True"}]}}"#);
+    kubectl.status(
+        ("example.org/v1", "Pool", "", "a"),
+        serde_json::json!({"free": 254, "conditions": [{"type": "Ready", "status": "True"}]}),
+    );
     let listed = kubectl.says("get pl");
     let rows: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows, [vec!["NAME", "FREE", "READY"], vec!["a", "254", "True"]]);
@@ -174,12 +198,15 @@ fn custom_resources_are_served_printed_and_validated() {
         "pool.yaml",
         "{apiVersion: example.org/v1, kind: Pool, metadata: {name: b}, spec: {addresses: [], adresses: 1}}",
     );
-    let refused = kubectl.refuses("apply -f pool.yaml");
-    assert!(refused.contains("unknown field \"spec.adresses\""), "{refused}");
-    let refused = kubectl.refuses("apply --validate=ignore -f pool.yaml");
+    let refused = kubectl.refuses("apply -f pool.yaml --validate=false");
     assert!(refused.contains("spec.addresses: Invalid value"), "{refused}");
+    // Older ones leave validation to themselves, or have another explain.
+    if kubectl.minor() >= 27 {
+        let refused = kubectl.refuses("apply -f pool.yaml");
+        assert!(refused.contains("unknown field \"spec.adresses\""), "{refused}");
+        assert!(kubectl.says("explain pool.spec").contains("addresses"));
+    }
     assert!(kubectl.says("describe pool a").contains("10.0.0.0/24"));
-    assert!(kubectl.says("explain pool.spec").contains("addresses"));
     kubectl.says("delete crd pools.example.org");
     let refused = kubectl.refuses("get pl");
     assert!(

@@ -92,7 +92,13 @@ fn a_misspelt_field_of_a_manifest_would_be_found() {
         std::fs::read_to_string(deploy().join("kubernetes/daemonset/daemonset.yaml")).expect("readable");
     let file = cluster.home.path().join("typo.yaml");
     std::fs::write(&file, text.replace("hostNetwork:", "hostNetwrk:")).expect("written");
-    let refused = cluster.kubectl(&["apply", "--dry-run=server", "-f"], &file).expect_err("a typo");
+    let url = "/apis/apps/v1/namespaces/tidegate-system/daemonsets?dryRun=All&fieldValidation=Strict";
+    // By the raw request that a kubectl of 1.25 and newer makes: Debian's is older.
+    let create = ["create", "--raw", url, "-f"];
+    let json =
+        cluster.kubectl(&["create", "--dry-run=client", "--validate=false", "-o", "json", "-f"], &file);
+    std::fs::write(&file, json.expect("made into JSON")).expect("written");
+    let refused = cluster.kubectl(&create, &file).expect_err("a typo");
     assert!(refused.contains("unknown field \"spec.template.spec.hostNetwrk\""), "{refused}");
 }
 
@@ -120,4 +126,21 @@ fn the_dockerfile_passes_its_linter() {
     let file = directory.path().join("Dockerfile");
     std::fs::write(&file, "FROM debian\nRUN cd /x && sudo ls\n").expect("written");
     assert!(run(Command::new(&script).arg(&file)).is_err(), "a fault would be found");
+}
+
+#[test]
+fn the_admission_policies_refuse_what_the_gateway_would() {
+    let script = deploy().join("scripts/check-admission.sh");
+    let said = run(&mut Command::new(&script)).unwrap_or_else(|error| panic!("{error}"));
+    assert!(said.contains(" 0 wrong"), "{said}");
+    // A policy that lets through what it should not would be noticed.
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    for name in ["never.yaml", "pools.yaml", "ranges.yaml"] {
+        let text =
+            std::fs::read_to_string(deploy().join("kubernetes/admission").join(name)).expect("readable");
+        let text = text
+            .replace("variables.namespaceMatches && variables.serviceMatches", "variables.serviceMatches");
+        std::fs::write(directory.path().join(name), text).expect("written");
+    }
+    assert!(run(Command::new(&script).arg(directory.path())).is_err(), "a namespace that does not match");
 }

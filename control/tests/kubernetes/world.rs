@@ -48,6 +48,8 @@ pub(crate) struct Setting {
     pub(crate) source: String,
     /// Lines of the document, such as `pools`.
     pub(crate) document: String,
+    /// `services.defaults.drainTimeout`; an hour without.
+    pub(crate) drain: String,
 }
 
 impl World {
@@ -96,7 +98,8 @@ impl World {
         let config = directory.join("gateway.yaml");
         let number = self.gateways.len() + 1;
         let socket = directory.join("tidegate.sock");
-        let Setting { source, document } = setting;
+        let Setting { source, document, drain } = setting;
+        let drain = if drain.is_empty() { "1h" } else { drain };
         let document = if document.contains("pools:") {
             document.clone()
         } else {
@@ -123,7 +126,7 @@ source:
     kubeconfig: kubeconfig
     stateDirectory: state
 {source}
-services: {{defaults: {{drainTimeout: 1h}}}}
+services: {{defaults: {{drainTimeout: {drain}}}}}
 health: {{interval: 3600s, timeout: 1s}}
 admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{healthz}"}}
 {document}
