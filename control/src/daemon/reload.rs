@@ -17,6 +17,8 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("dataplane.memory", old_plane.memory != new_plane.memory),
         ("dataplane.flowTable", old_plane.flow_entries_per_core != new_plane.flow_entries_per_core),
         ("dataplane.interfaces", old_plane.interfaces != new_plane.interfaces),
+        // The health-check node ports listen where it says.
+        ("services.nodePortAddresses", now.services.node_port_addresses != new.services.node_port_addresses),
         ("source", now.source != new.source),
         ("announce", now.announce != new.announce),
         ("admin", listeners(now) != listeners(new)),

@@ -377,7 +377,9 @@ impl Reader<'_> {
     pub(super) fn ignored(&mut self, annotation: &str, why: &str, accepted: &str) {
         let what = format!("annotation {annotation} has no effect: {why}");
         let finding = Diagnostic::warning(what).accepting(accepted);
-        self.push(&annotation_field(annotation), Reason::AliasIgnored, finding);
+        let is_ours = annotation.starts_with("tidegate.dev/");
+        let reason = if is_ours { Reason::InvalidValue } else { Reason::AliasIgnored };
+        self.push(&annotation_field(annotation), reason, finding);
     }
 
     /// A wish that is understood and not granted yet, and something else goes on in its stead.

@@ -43,7 +43,7 @@ fn said(kind: &'static str, is: Option<bool>, reason: &'static str, message: imp
 
 /// All conditions of a Service that asks for an address; `contested` says who else writes its status.
 pub(super) fn of_service(of: &OfService<'_>, view: &ServiceView, contested: Option<&str>) -> Vec<Said> {
-    vec![allocated(of, view), programmed(view), healthy(view), conflicted(of, contested)]
+    vec![allocated(of, view), programmed(of, view), healthy(view), conflicted(of, contested)]
 }
 
 fn allocated(of: &OfService<'_>, view: &ServiceView) -> Said {
@@ -67,8 +67,10 @@ fn allocated(of: &OfService<'_>, view: &ServiceView) -> Said {
     said(ALLOCATED, Some(true), "Allocated", shown.collect::<Vec<_>>().join(", "))
 }
 
-fn programmed(view: &ServiceView) -> Said {
-    if view.vips.is_empty() {
+fn programmed(of: &OfService<'_>, view: &ServiceView) -> Said {
+    // Node ports and cluster IPs may be served; who waits for an address asks for that.
+    let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
+    if view.vips.is_empty() || waits {
         return said(PROGRAMMED, Some(false), "NoAddress", "there is no address to serve");
     }
     let refused: BTreeSet<String> = view
