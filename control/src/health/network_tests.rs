@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -12,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-use super::super::{Probe, Rules};
+use super::super::{Checker, Limits, Probe, Rules, Targets};
 use super::*;
 
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -37,7 +38,11 @@ async fn listener() -> (TcpListener, SocketAddr) {
 
 /// Answers one connection after the other, and notes what it was asked.
 #[derive(Clone, Default)]
-struct Server(Arc<Mutex<Vec<Request<()>>>>);
+struct Server {
+    asked: Arc<Mutex<Vec<Request<()>>>>,
+    /// `/readyz` gets 500.
+    not_ready: Arc<AtomicBool>,
+}
 
 impl Server {
     /// By HTTP: the path says with what status, as in `/204`; other paths get 404. The weight is 7 or as in
@@ -83,8 +88,12 @@ impl Server {
     async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let answer = |request: Request<Incoming>| {
             let uri = request.uri().clone();
-            self.0.lock().expect("no test panics with the lock").push(request.map(drop));
-            let status = uri.path().trim_start_matches('/').parse().unwrap_or(404);
+            self.asked.lock().expect("no test panics with the lock").push(request.map(drop));
+            let status = match uri.path() {
+                "/readyz" if self.not_ready.load(Ordering::Relaxed) => 500,
+                "/readyz" => 200,
+                path => path.trim_start_matches('/').parse().unwrap_or(404),
+            };
             let weight = uri.query().and_then(|q| q.strip_prefix("weight=")).unwrap_or("7").to_owned();
             async move {
                 let answer =
@@ -99,7 +108,7 @@ impl Server {
     }
 
     fn asked(&self) -> Vec<Request<()>> {
-        std::mem::take(&mut self.0.lock().expect("no test panics with the lock"))
+        std::mem::take(&mut self.asked.lock().expect("no test panics with the lock"))
     }
 }
 
@@ -182,6 +191,36 @@ async fn an_https_check_takes_any_certificate_and_judges_the_answer() {
     }
     let plain = Server::default().http().await;
     assert_eq!(ask(plain, Check::Https { path: "/200".into() }).await, failed(Failure::Tls));
+}
+
+/// kubernetes.md, section 9: the one of three API servers that is not ready is set aside, and comes back.
+#[tokio::test]
+async fn an_api_server_that_is_not_ready_is_found_and_found_ready_again() {
+    let servers = [Server::default(), Server::default(), Server::default()];
+    let rules = Rules {
+        interval: Duration::from_millis(100),
+        timeout: Duration::from_millis(100),
+        unhealthy_threshold: 2,
+        ..Rules::default()
+    };
+    let probe = Probe { check: Check::Https { path: "/readyz".into() }, rules }.into();
+    let mut targets = Vec::new();
+    for server in &servers {
+        targets.push(Target::new(server.https(rustls::ALL_VERSIONS).await, &probe));
+    }
+    servers[1].not_ready.store(true, Ordering::Relaxed);
+    let checker = Checker::start(NetworkProber::new(), Limits::default(), "edge-1");
+    checker.set_targets(targets.iter().cloned().collect::<Targets>());
+    let bound = Duration::from_secs(30);
+    let mut verdicts = checker.verdicts();
+    // A busy machine may let another one time out: what counts is that this state is come to.
+    let found = verdicts.wait_for(|now| {
+        now.of(&targets[1]).failure == Some(Failure::Status(500)) && now.failing_count() == 1
+    });
+    tokio::time::timeout(bound, found).await.expect("within bounds").expect("the runner lives");
+    servers[1].not_ready.store(false, Ordering::Relaxed);
+    let back = verdicts.wait_for(|now| now.failing_count() == 0);
+    tokio::time::timeout(bound, back).await.expect("within bounds").expect("the runner lives");
 }
 
 #[tokio::test]

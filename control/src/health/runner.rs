@@ -4,13 +4,14 @@
 //! [`Tally`](super::Tally). A new set of targets is taken up at most every [`REPLACE_GAP`]: reconciling may be much
 //! quicker than checking.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::schedule::{self, Change, Schedule, Ticket};
@@ -156,6 +157,7 @@ impl Checker {
             schedule: Schedule::new(limits, schedule::seed_of(gateway)),
             began: Instant::now(),
             under_way: JoinSet::new(),
+            tickets: HashMap::new(),
             verdicts: verdicts_out,
             counts: counts.clone(),
         };
@@ -190,7 +192,8 @@ struct Runner<P> {
     prober: P,
     schedule: Schedule,
     began: Instant,
-    under_way: JoinSet<(Ticket, Answer)>,
+    under_way: JoinSet<Answer>,
+    tickets: HashMap<task::Id, Ticket>,
     verdicts: watch::Sender<Verdicts>,
     counts: Arc<CheckCounts>,
 }
@@ -211,25 +214,34 @@ impl<P: Prober> Runner<P> {
                     replace_from = Instant::now() + REPLACE_GAP;
                 }
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
-                Some(ended) = self.under_way.join_next() => {
+                Some(ended) = self.under_way.join_next_with_id() => {
                     let mut changes = Vec::new();
                     let mut ended = Some(ended);
                     // All that have ended make one verdict together.
                     while let Some(one) = ended {
-                        let (ticket, answer) =
-                            one.expect("a check neither panics nor is cancelled while the runner lives");
-                        self.counts.count(answer.result);
-                        changes.extend(self.schedule.end(ticket, answer, self.began.elapsed()));
-                        ended = self.under_way.try_join_next();
+                        changes.extend(self.end(one));
+                        ended = self.under_way.try_join_next_with_id();
                     }
                     self.publish(&changes);
                 }
             }
             while let Some((ticket, target)) = self.schedule.begin(self.began.elapsed()) {
-                self.under_way.spawn(check(self.prober.clone(), ticket, target));
+                let task = self.under_way.spawn(check(self.prober.clone(), target));
+                self.tickets.insert(task.id(), ticket);
             }
             self.counts.note(&self.schedule, &self.verdicts.borrow());
         }
+    }
+
+    fn end(&mut self, ended: Result<(task::Id, Answer), JoinError>) -> Option<Change> {
+        let (id, answer) = ended.unwrap_or_else(|panic| {
+            // A target must not be able to end the checks of all others.
+            tracing::error!("a health check panicked: {panic}");
+            (panic.id(), CheckResult::Inconclusive.into())
+        });
+        self.counts.count(answer.result);
+        let ticket = self.tickets.remove(&id).expect("each task has the ticket that it was begun with");
+        self.schedule.end(ticket, answer, self.began.elapsed())
     }
 
     fn publish(&self, changes: &[Change]) {
@@ -241,7 +253,7 @@ impl<P: Prober> Runner<P> {
     }
 }
 
-async fn check(prober: impl Prober, ticket: Ticket, target: Target) -> (Ticket, Answer) {
+async fn check(prober: impl Prober, target: Target) -> Answer {
     let probe = &target.probe;
     let answer = timeout(probe.rules.timeout, prober.ask(&target)).await;
     let silence = if probe.check.passes_in_silence() {
@@ -249,7 +261,7 @@ async fn check(prober: impl Prober, ticket: Ticket, target: Target) -> (Ticket, 
     } else {
         CheckResult::Failure(Failure::Timeout)
     };
-    (ticket, answer.unwrap_or(silence.into()))
+    answer.unwrap_or(silence.into())
 }
 
 #[cfg(test)]
