@@ -1,5 +1,7 @@
 //! Logs: one line an event to standard error, `RUST_LOG` chooses which (default `info`).
 //!
+//! The client library's own errors are off by default: the source tells of them, once.
+//!
 //! Nothing is logged per packet anywhere; what happens to packets is counted.
 
 use std::io::IsTerminal;
@@ -10,7 +12,7 @@ use crate::diagnostic::{Diagnostic, Severity};
 
 /// Sends the process's events to standard error. Once in a process; again is without effect.
 pub(super) fn start() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
     let colours = std::io::stderr().is_terminal();
     // Fails only if somebody has set another subscriber, whose business logs then are.
     let _ = tracing_subscriber::fmt()

@@ -129,7 +129,10 @@ async fn serve(
     controller.apply(None).await;
     let mut pace = Pace::begin();
     start::notify_ready();
-    tracing::info!(gateway = controller.config().name, "forwarding");
+    match ears.manifests.borrow().revision {
+        0 => tracing::info!(gateway = controller.config().name, "waiting for the first objects"),
+        _ => tracing::info!(gateway = controller.config().name, "forwarding"),
+    }
     let code = loop {
         let mut seen = None;
         match ears.next(controller.due()).await {

@@ -53,7 +53,8 @@ pub struct SourceState {
     pub connected: bool,
     /// Since when that is so.
     pub since: Timestamp,
-    /// When the connection was last lost, or the directory last read: see [`SourceState::last_sync`].
+    /// When the connection was last lost, the objects on disk last confirmed, or the directory last read: see
+    /// [`SourceState::last_sync`].
     pub last_sync: Option<Timestamp>,
     /// Why the last attempt failed, until a connection stands again.
     pub last_error: Option<String>,

@@ -134,7 +134,7 @@ fn make(kubeconfig: Option<PathBuf>, serial: u64) -> Result<Current, ConnectErro
     if let Some(exec) = &mut config.auth_info.exec {
         exec.interactive_mode = Some(ExecInteractiveMode::Never);
     }
-    let server = config.cluster_url.to_string();
+    let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     let client = ClientBuilder::try_from(config).map_err(|e| error("no client for the API server", &e))?;
     Ok(Current { client: client.build(), server, serial, files })
 }

@@ -31,7 +31,8 @@ use crate::source::{KeptObjects, SourceState, SourceUpdate};
 const EVENTS_AT_ONCE: usize = 4096;
 /// Names of kept objects that are told.
 const KEPT_NAMES: usize = 3;
-/// The same error is logged again after this.
+/// An error is logged no sooner after the last one than this; the same again only after this.
+const LOG_MIN: Duration = Duration::from_secs(10);
 const LOG_AGAIN: Duration = Duration::from_secs(60);
 
 /// See the module.
@@ -139,6 +140,7 @@ impl Hub {
         let mut by_kind: Vec<Vec<Received>> = KINDS.iter().map(|_| Vec::new()).collect();
         saved.objects.into_iter().for_each(|(index, received)| by_kind[index].push(received));
         self.confirmed = Some(saved.confirmed);
+        self.state.last_sync = Timestamp::try_from(saved.confirmed).ok();
         let by_kind = by_kind.into_iter().enumerate();
         for (index, received) in by_kind.filter(|(index, _)| !self.stores[*index].listed).collect::<Vec<_>>()
         {
@@ -397,8 +399,10 @@ impl Hub {
             self.state.last_error = None;
             self.logged = None;
         } else if let Some(why) = why {
-            let again = |(text, at): &(String, Instant)| *text == why && at.elapsed() < LOG_AGAIN;
-            if !self.logged.as_ref().is_some_and(again) {
+            let pause = |(text, at): &(String, Instant)| {
+                at.elapsed() < if *text == why { LOG_AGAIN } else { LOG_MIN }
+            };
+            if !self.logged.as_ref().is_some_and(pause) {
                 tracing::warn!(since = %self.state.since, "the API server is lost, the last objects stay: {why}");
                 self.logged = Some((why.clone(), Instant::now()));
             }

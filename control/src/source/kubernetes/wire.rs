@@ -148,7 +148,8 @@ pub(super) struct Watch {
     kind: &'static Kind,
     response: Response<Body>,
     buffer: Vec<u8>,
-    /// Of `buffer`, what is known to hold no line end.
+    /// Of `buffer`, what was told, and what after that is known to hold no line end.
+    told: usize,
     searched: usize,
 }
 
@@ -169,7 +170,7 @@ impl Watch {
         ];
         let accept = if kind.only.is_some() { METADATA_EVENT } else { JSON };
         let response = send(connection, uri(kind, &query), accept, wait).await?;
-        Ok(Self { kind, response, buffer: Vec::new(), searched: 0 })
+        Ok(Self { kind, response, buffer: Vec::new(), told: 0, searched: 0 })
     }
 
     /// The next event; `None` when the API server ended the watch in order. What is lost of an event that was cut
@@ -178,14 +179,15 @@ impl Watch {
         loop {
             if let Some(at) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') {
                 let end = self.searched + at;
-                let told = parse_event(self.kind, &self.buffer[..end]);
-                self.buffer.drain(..=end);
-                self.searched = 0;
+                let told = parse_event(self.kind, &self.buffer[self.told..end]);
+                (self.told, self.searched) = (end + 1, end + 1);
                 match told? {
                     Some(told) => return Ok(Some(told)),
                     None => continue,
                 }
             }
+            self.buffer.drain(..self.told);
+            self.told = 0;
             self.searched = self.buffer.len();
             if self.searched > EVENT_BYTES_MAX {
                 return Err(Fault::Garbled(format!("an event of more than {EVENT_BYTES_MAX} bytes")));
@@ -216,7 +218,7 @@ async fn send(
     let request = Request::get(uri).header("accept", accept).body(Body::empty());
     let request = request.expect("the parts of a URI are encoded");
     let sent = timeout(wait, connection.client.send(request)).await.map_err(|_| Fault::Silent(wait))?;
-    let mut response = sent.map_err(|e| Fault::Broken(causes(&e)))?;
+    let mut response = sent.map_err(|e| Fault::Broken(causes(&e).replace("ServiceError: ", "")))?;
     if response.status().is_success() {
         return Ok(response);
     }

@@ -29,7 +29,8 @@ async fn api_server_gone_at_boot() {
     assert!(service(&update, "web").is_some());
     assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
     let state = until_state(&source, "that they are from disk", |s| s.from_disk).await;
-    assert!(!state.connected && state.last_sync.is_none(), "{state:?}");
+    assert!(!state.connected, "{state:?}");
+    assert!(state.last_sync.is_some_and(|at| at < state.since), "since when is known: {state:?}");
     world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
     world.server.refuse_connections(false).expect("it can be told");
     until(&source, "the API server's", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;

@@ -1,0 +1,100 @@
+//! `tidegate check` with `source.kubernetes`: how the API server is found, and what is said when it is not.
+
+mod cli_support;
+
+use std::fs;
+
+use cli_support::{GATEWAY, Ran, Site, service, slice};
+use test_apiserver::{Options, TestApiServer};
+
+/// A site without manifests, and an API server with one Service.
+fn world(source: &str) -> (Site, TestApiServer) {
+    let site = Site::new(&format!("{GATEWAY}source: {{kubernetes: {source}}}\n"), &[]);
+    let server = TestApiServer::start(Options::default()).expect("a free port");
+    let objects = format!(
+        "{}\n---\n{}",
+        service("web", "nat", "203.0.113.1"),
+        slice("web", "v4", "IPv4", &["192.0.2.11"])
+    );
+    server.apply(&objects).expect("legal");
+    (site, server)
+}
+
+fn put_kubeconfig(site: &Site, server: &TestApiServer, directory: &str) {
+    let directory = site.path(directory);
+    fs::create_dir_all(&directory).expect("ours");
+    server.kubeconfig(&directory).expect("it can be written");
+}
+
+fn check(site: &Site, variables: &[(&str, &str)]) -> Ran {
+    site.run_with(&["check", "-c", "gateway.yaml"], variables)
+}
+
+fn found(ran: &Ran) {
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    // `default/kubernetes` may be there as well.
+    assert!(ran.err.contains("2 service ports on VIPs"), "{}", ran.err);
+}
+
+#[test]
+fn kubeconfig_is_relative_to_the_configuration() {
+    let (site, server) = world("{default: true, stateDirectory: '', kubeconfig: secrets/kubeconfig}");
+    put_kubeconfig(&site, &server, "secrets");
+    found(&check(&site, &[]));
+}
+
+#[test]
+fn without_a_kubeconfig_the_environment_decides_then_the_home_directory() {
+    let (site, server) = world("{default: true, stateDirectory: ''}");
+    put_kubeconfig(&site, &server, "elsewhere");
+    found(&check(&site, &[("KUBECONFIG", "elsewhere/kubeconfig")]));
+    put_kubeconfig(&site, &server, "home/.kube");
+    fs::rename(site.path("home/.kube/kubeconfig"), site.path("home/.kube/config")).expect("ours");
+    found(&check(&site, &[("HOME", "home")]));
+}
+
+#[test]
+fn services_without_a_class_are_left_alone_unless_the_gateway_is_the_default() {
+    let (site, server) = world("{stateDirectory: '', kubeconfig: kubeconfig}");
+    put_kubeconfig(&site, &server, "");
+    let ran = check(&site, &[]);
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    assert!(ran.err.contains(" 0 service ports on VIPs"), "{}", ran.err);
+}
+
+#[test]
+fn api_server_that_cannot_be_found_or_reached_is_an_error_that_says_so() {
+    let (site, server) = world("{stateDirectory: '', kubeconfig: kubeconfig}");
+    let missing = check(&site, &[]);
+    assert_eq!(missing.code, 2);
+    assert!(
+        missing.out.contains("error: source.kubernetes: kubeconfig") && missing.out.contains("kubeconfig"),
+        "{}",
+        missing.out
+    );
+    put_kubeconfig(&site, &server, "");
+    let address = server.address();
+    drop(server);
+    let unreachable = check(&site, &[]);
+    assert_eq!(unreachable.code, 2);
+    assert!(unreachable.out.contains(&address.to_string()), "{}", unreachable.out);
+    assert!(unreachable.out.contains("accepted: an API server that answers"), "{}", unreachable.out);
+
+    let (site, _server) = world("{stateDirectory: ''}");
+    let nowhere = check(&site, &[]);
+    assert_eq!(nowhere.code, 2);
+    assert!(nowhere.out.contains("neither a kubeconfig nor a service account"), "{}", nowhere.out);
+}
+
+#[test]
+fn another_class_is_another_gateway() {
+    let (site, server) =
+        world("{stateDirectory: '', kubeconfig: kubeconfig, loadBalancerClass: example.com/lb}");
+    put_kubeconfig(&site, &server, "");
+    // The class of a Service never changes.
+    server.delete("v1", "Service", "default", "web");
+    let classed = "type: LoadBalancer\n  loadBalancerClass: example.com/lb\n";
+    let web = service("web", "nat", "203.0.113.1").replace("type: LoadBalancer\n", classed);
+    server.apply(&web).expect("legal");
+    found(&check(&site, &[]));
+}
