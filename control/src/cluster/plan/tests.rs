@@ -507,6 +507,23 @@ fn a_full_pool_leaves_the_service_pending_and_says_so() {
 }
 
 #[test]
+fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address() {
+    let mut waiting = service("web");
+    waiting.cluster_ips = vec!["10.96.0.10".parse().expect("an address")];
+    let mut inside = waiting.clone();
+    inside.meta.key.name = "inside".into();
+    inside.meta.uid = "inside".into();
+    inside.service_type = crate::model::ServiceType::ClusterIp;
+    inside.cluster_ips = vec!["10.96.0.11".parse().expect("an address")];
+    let mut cluster = Cluster::new([waiting, inside]);
+    cluster.settings.own_cluster_ips = true;
+    cluster.settings.pools.clear();
+    cluster.settle();
+    assert_eq!(cluster.condition("web", "Programmed"), "False NoAddress");
+    assert!(cluster.of("inside").stored.conditions.is_empty(), "it asked for nothing");
+}
+
+#[test]
 fn an_address_that_is_taken_away_is_cleared_from_the_status() {
     let mut cluster = Cluster::new([service("web")]);
     cluster.settle();
