@@ -15,6 +15,9 @@ const API_LOSS_GRACE: Duration = Duration::from_secs(300);
 /// Largest `apiLossGrace`: a week.
 const API_LOSS_GRACE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// Where control planes keep their leases, and there in every cluster.
+const LEASE_NAMESPACE: &str = "kube-system";
+
 /// The validated `source` section. Default: `directory` with its defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceConfig {
@@ -49,6 +52,9 @@ pub struct KubernetesConfig {
     /// `stateDirectory`: where the last objects are kept, to forward by when the API server is down at the start;
     /// `""` keeps none. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
+    /// `leaseNamespace`: where the Lease `tidegate` is by which several gateways agree on who writes to the cluster;
+    /// the same for all of them. Default `kube-system`.
+    pub lease_namespace: String,
 }
 
 impl Default for KubernetesConfig {
@@ -60,6 +66,7 @@ impl Default for KubernetesConfig {
             api_loss_grace: API_LOSS_GRACE,
             pod_weights: true,
             state_directory: Some(PathBuf::from(STATE_DIRECTORY)),
+            lease_namespace: LEASE_NAMESPACE.to_owned(),
         }
     }
 }
@@ -133,6 +140,9 @@ fn decode_kubernetes(fields: &Fields<'_>, base: &Path) -> KubernetesConfig {
     });
     let grace = fields.get("apiLossGrace").and_then(|f| f.duration(Duration::ZERO..=API_LOSS_GRACE_MAX));
     let state_directory = path("stateDirectory", "the path of a directory, or \"\" for none");
+    let lease_namespace = fields
+        .get("leaseNamespace")
+        .and_then(|f| f.string_where(text::is_rfc1123_label, "the name of a namespace"));
     let defaults = KubernetesConfig::default();
     KubernetesConfig {
         kubeconfig: kubeconfig.filter(|t| !t.is_empty()).map(|t| base.join(t)),
@@ -145,5 +155,6 @@ fn decode_kubernetes(fields: &Fields<'_>, base: &Path) -> KubernetesConfig {
             Some("") => None,
             Some(text) => Some(base.join(text)),
         },
+        lease_namespace: lease_namespace.map_or(defaults.lease_namespace, str::to_owned),
     }
 }

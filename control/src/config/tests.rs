@@ -326,7 +326,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "source: {kubernetes: {token: x}}",
-        "8:23: error: unknown key \"token\" in source.kubernetes; accepted: kubeconfig, loadBalancerClass, apiLossGrace, stateDirectory, default, podWeights",
+        "8:23: error: unknown key \"token\" in source.kubernetes; accepted: kubeconfig, loadBalancerClass, apiLossGrace, stateDirectory, leaseNamespace, default, podWeights",
     ),
     ("source: {files: {}}", "8:10: error: unknown key \"files\" in source; accepted: directory, kubernetes"),
     (
@@ -563,7 +563,7 @@ fn the_kubernetes_source_has_defaults_for_every_key_and_paths_relative_to_the_fi
     assert!(!source("source: {kubernetes: {}}\n").claims_classless());
     let written = source(
         "source: {kubernetes: {kubeconfig: kc, loadBalancerClass: example.com/lb, default: true, \
-         apiLossGrace: 90s, podWeights: false, stateDirectory: ''}}\n",
+         apiLossGrace: 90s, podWeights: false, stateDirectory: '', leaseNamespace: edge}}\n",
     );
     let expected = KubernetesConfig {
         kubeconfig: Some("/etc/tidegate/kc".into()),
@@ -572,6 +572,7 @@ fn the_kubernetes_source_has_defaults_for_every_key_and_paths_relative_to_the_fi
         api_loss_grace: Duration::from_secs(90),
         pod_weights: false,
         state_directory: None,
+        lease_namespace: "edge".to_owned(),
     };
     assert_eq!(written, SourceConfig::Kubernetes(expected));
     assert!(written.claims_classless());

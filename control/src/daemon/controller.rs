@@ -22,10 +22,13 @@ use super::state::{Round, State};
 use super::{logging, reload};
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
+use crate::cluster::ClusterWriter;
+use crate::cluster::plan::Observation;
 use crate::config::{self, GatewayConfig};
 use crate::diagnostic::{Diagnostic, Report};
 use crate::health::{Checker, Verdicts};
 use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
+use crate::pools::Authority;
 use crate::reconcile::{
     DrainTarget, Finding, HealthCheckNodePort, Input, Memory, Outcome, Reconciler, Settings,
 };
@@ -37,6 +40,9 @@ const APPLY_MAX: Duration = Duration::from_millis(500);
 /// How long it looks often, without letting the thread go.
 const APPLY_SOON: Duration = Duration::from_millis(2);
 const APPLY_POLL: Duration = Duration::from_micros(50);
+/// A round that the workers had not taken up in time is looked at again after this long: other gateways may wait to
+/// hear that something is withdrawn.
+const APPLY_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the operator asks of the desired state; answered when it is decided.
 #[derive(Debug)]
@@ -71,6 +77,10 @@ pub(super) struct Controller {
     listening: Arc<[HealthCheckNodePort]>,
     reconciler: Reconciler,
     started: Instant,
+    /// What is written to the cluster, where the objects come from one.
+    cluster: Option<ClusterWriter>,
+    /// When the last round is to be offered to it again.
+    offer_at: Option<Instant>,
     told: Told,
 }
 
@@ -94,6 +104,7 @@ impl Controller {
         dataplane: Arc<Dataplane>,
         state: Arc<State>,
         checker: Checker,
+        cluster: Option<ClusterWriter>,
     ) -> Self {
         let settings = settings(&config, &dataplane);
         let own = settings.interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::addr);
@@ -118,6 +129,8 @@ impl Controller {
             reconcile_at: None,
             reconciler: Reconciler::default(),
             started: Instant::now(),
+            cluster,
+            offer_at: None,
             told: Told::default(),
             listening: Arc::default(),
         }
@@ -135,7 +148,22 @@ impl Controller {
 
     /// When a round is due though nothing changes.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.reconcile_at.map(|at| self.started + at)
+        let reconcile_at = self.reconcile_at.map(|at| self.started + at);
+        reconcile_at.into_iter().chain(self.offer_at).min()
+    }
+
+    /// Who decides on addresses now.
+    pub(super) fn heed(&mut self, authority: &Authority) {
+        if self.settings.authority != *authority {
+            self.settings.authority = authority.clone();
+        }
+    }
+
+    /// Says goodbye to the cluster.
+    pub(super) async fn leave_cluster(&mut self) {
+        if let Some(cluster) = self.cluster.take() {
+            cluster.leave().await;
+        }
     }
 
     /// The source has this now; nothing before its first state.
@@ -221,9 +249,35 @@ impl Controller {
         }
         self.tell(&manifests, &outcome, &problems);
         self.dataplane.reclaim();
+        self.offer(&manifests, &outcome);
         let (drained, ended) = (self.drained.clone(), Timestamp::now());
         let round = Round { outcome, problems, manifests, drained, ended };
         self.state.round(round, began.elapsed(), change);
+    }
+
+    /// Hands the round to who writes it to the cluster.
+    fn offer(&mut self, manifests: &SourceUpdate, outcome: &Outcome) {
+        self.offer_at = None;
+        let Some(cluster) = &self.cluster else { return };
+        let generations = self.state.generations();
+        if generations.applied < generations.desired {
+            self.offer_at = Some(Instant::now() + APPLY_AGAIN);
+        }
+        let failures = self.node_ports.failures();
+        let own = failures.borrow();
+        let own = own.iter().map(|failure| {
+            let service = manifests.objects.services.get(&failure.service);
+            failure.finding(service.map(AsRef::as_ref))
+        });
+        cluster.offer(Observation {
+            objects: Arc::clone(&manifests.objects),
+            outcome: Arc::new(outcome.clone()),
+            generation_desired: generations.desired,
+            generation_applied: generations.applied,
+            ready: self.state.health().ready,
+            source_connected: true,
+            own_findings: own.collect(),
+        });
     }
 
     fn reconcile(&mut self, manifests: &SourceUpdate) -> Outcome {

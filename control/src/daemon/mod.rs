@@ -29,6 +29,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::config::{self, GatewayConfig};
 use crate::health::{Checker, Limits, NetworkProber, Verdicts};
 use crate::health_check_node_port::BindFailure;
+use crate::pools::Authority;
 use crate::source::SourceUpdate;
 use controller::{Command, Controller};
 use start::Source;
@@ -76,6 +77,7 @@ struct Ears {
     seen: Option<std::time::Instant>,
     verdicts: watch::Receiver<Verdicts>,
     unbound: watch::Receiver<Vec<BindFailure>>,
+    authority: watch::Receiver<Authority>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
     hangup: Signal,
@@ -111,13 +113,24 @@ async fn serve(
     state.configure(&config);
     let (operator, commands) = mpsc::channel(16);
     let listeners = start::listeners(&config, &state, operator).await?;
-    let mut controller = Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker);
+    let cluster = start::cluster(&config, &source);
+    let authority = match &cluster {
+        Some(cluster) => cluster.authority(),
+        // Nobody else reads the directory.
+        None => watch::Sender::new(Authority::default()).subscribe(),
+    };
+    if let Some(cluster) = &cluster {
+        state.writes(cluster.counts());
+    }
+    let mut controller =
+        Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker, cluster);
     let mut ears = Ears {
         manifests: source.updates(),
         seen: None,
         source,
         verdicts,
         unbound: controller.unbound(),
+        authority,
         commands,
         failures,
         hangup: signal(SignalKind::hangup())?,
@@ -126,6 +139,7 @@ async fn serve(
     };
 
     controller.take(ears.manifests.borrow_and_update().clone());
+    controller.heed(&ears.authority.borrow_and_update());
     controller.apply(None).await;
     let mut pace = Pace::begin();
     start::notify_ready();
@@ -153,6 +167,7 @@ async fn serve(
         }
         controller.take(ears.manifests.borrow_and_update().clone());
         controller.hear(ears.verdicts.borrow_and_update().clone());
+        controller.heed(&ears.authority.borrow_and_update());
         let began = Instant::now();
         controller.apply(seen).await;
         pace.ended(began);
@@ -160,11 +175,14 @@ async fn serve(
     tracing::info!("withdrawing: no new flows");
     state.leave();
     controller.withdraw().await;
-    tokio::select! {
-        () = tokio::time::sleep(FAREWELL) => {}
-        _ = ears.terminate.recv() => {}
-        _ = ears.interrupt.recv() => {}
-    }
+    let flows = async {
+        tokio::select! {
+            () = tokio::time::sleep(FAREWELL) => {}
+            _ = ears.terminate.recv() => {}
+            _ = ears.interrupt.recv() => {}
+        }
+    };
+    tokio::join!(flows, controller.leave_cluster());
     drop((listeners, controller, ears, state));
     stop(dataplane).await;
     tracing::info!("stopped");
@@ -207,6 +225,7 @@ impl Ears {
             }
             Ok(()) = self.verdicts.changed() => Wake::Changed,
             Ok(()) = self.unbound.changed() => Wake::Changed,
+            Ok(()) = self.authority.changed() => Wake::Changed,
             () = due => Wake::Changed,
         }
     }

@@ -15,6 +15,7 @@ use super::operator::Operator;
 use super::state::State;
 use crate::admin::Server;
 use crate::assemble;
+use crate::cluster::ClusterWriter;
 use crate::config::{GatewayConfig, SourceConfig};
 use crate::health_check_node_port::probes::Probes;
 use crate::source::directory::{DirectorySource, Watch};
@@ -118,6 +119,16 @@ impl Source {
             }
         }
     }
+}
+
+/// Begins to write to the cluster that the objects come from, if they come from one.
+pub(super) fn cluster(config: &GatewayConfig, source: &Source) -> Option<ClusterWriter> {
+    let (Source::Watched(watched), SourceConfig::Kubernetes(server)) = (source, &config.source) else {
+        return None;
+    };
+    let (connector, namespace) = (watched.connector(), &server.lease_namespace);
+    let node = config.node_name.as_deref();
+    Some(ClusterWriter::start(&connector, &config.name, node, namespace, watched.state()))
 }
 
 fn read(path: &Path, revision: u64) -> SourceUpdate {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -13,6 +13,7 @@ use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::gateway::Dataplane;
 use tokio::sync::watch;
 
+use crate::cluster;
 use crate::config::GatewayConfig;
 use crate::health::CheckCounts;
 use crate::health_check_node_port::{HealthReport, ProxyHealth};
@@ -57,6 +58,8 @@ pub(super) struct State {
     /// `admin.metricsPerBackend`.
     metrics_per_backend: AtomicBool,
     source: watch::Receiver<SourceState>,
+    /// What is written to the cluster, where the objects come from one.
+    cluster: OnceLock<Arc<cluster::Counts>>,
 }
 
 impl State {
@@ -80,7 +83,19 @@ impl State {
             leaving: AtomicBool::new(false),
             metrics_per_backend: AtomicBool::new(true),
             source,
+            cluster: OnceLock::new(),
         }
+    }
+
+    /// These are the counts of what is written to the cluster.
+    pub(super) fn writes(&self, counts: Arc<cluster::Counts>) {
+        // Told once, at the start.
+        let _ = self.cluster.set(counts);
+    }
+
+    /// What is written to the cluster, where the objects come from one.
+    pub(super) fn cluster(&self) -> Option<cluster::Reading> {
+        self.cluster.get().map(|counts| counts.read())
     }
 
     /// How the source gets on.
@@ -164,6 +179,7 @@ impl State {
             stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
             packet_buffers: self.dataplane.buffers(),
             source: &self.source_state(),
+            cluster: self.cluster(),
             process: Process::read().ok().as_ref(),
             per_backend: self.metrics_per_backend.load(Ordering::Relaxed),
         })

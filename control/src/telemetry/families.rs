@@ -288,6 +288,24 @@ fn seconds(at: Option<Timestamp>) -> f64 {
     at.map_or(0.0, |at| at.as_duration().as_secs_f64())
 }
 
+/// What is written to the cluster.
+pub(super) fn cluster(page: &mut Exposition, cluster: &crate::cluster::Reading) {
+    let help = "1 while this gateway leads: it writes the status of Services.";
+    page.gauge("tidegate_leader", help, []).sample([], cluster.leads);
+    let help = "Writes to Services and AddressPools that wait.";
+    page.gauge("tidegate_cluster_writes_pending", help, []).sample([], cluster.pending);
+    let help = "Writes to Services and AddressPools, by result.";
+    let mut writes = page.counter("tidegate_cluster_writes_total", help, ["result"]);
+    for (result, count) in cluster.writes {
+        writes.sample([result], count);
+    }
+    let help = "Events, by what became of them; dropped ones were over their budget.";
+    let mut events = page.counter("tidegate_events_total", help, ["result"]);
+    for (result, count) in cluster.events {
+        events.sample([result], count);
+    }
+}
+
 /// The process, by the names that client libraries agree on.
 pub(super) fn process(page: &mut Exposition, process: &Process) {
     let help = "User and system CPU time spent; workers that poll spend all of theirs.";

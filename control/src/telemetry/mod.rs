@@ -61,6 +61,8 @@ pub struct Sample<'a> {
     pub stale_files: &'a [StaleFile],
     /// How the source gets on.
     pub source: &'a SourceState,
+    /// What is written to the cluster; `None` leaves its families out.
+    pub cluster: Option<crate::cluster::Reading>,
     /// (In all, free), as `Dataplane::buffers` tells.
     pub packet_buffers: (u32, u32),
     /// The process itself; `None` leaves its families out.
@@ -91,6 +93,9 @@ pub fn render(sample: &Sample<'_>) -> String {
     }
     families::health(&mut page, sample);
     families::control(&mut page, sample);
+    if let Some(cluster) = &sample.cluster {
+        families::cluster(&mut page, cluster);
+    }
     if let Some(process) = sample.process {
         families::process(&mut page, process);
     }

@@ -174,6 +174,7 @@ impl World {
             check_load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
             stale_files: &self.stale_files,
             source: &self.source,
+            cluster: None,
             packet_buffers: (1000, 400),
             process: None,
             per_backend: true,

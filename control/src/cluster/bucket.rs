@@ -1,0 +1,58 @@
+//! A token bucket: so many at once, so many a second after that.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// See the module. Time is an argument.
+#[derive(Debug, Clone)]
+pub(super) struct Bucket {
+    interval: Duration,
+    burst: u32,
+    /// The time at which the bucket would be empty: what is taken moves it on by an interval.
+    spent_until: Option<Instant>,
+}
+
+impl Bucket {
+    /// A full bucket of `burst` that gains one each `interval`.
+    pub(super) fn new(burst: u32, interval: Duration) -> Self {
+        Self { interval, burst, spent_until: None }
+    }
+
+    /// Takes one, or says when there is one again.
+    pub(super) fn take(&mut self, now: Instant) -> Result<(), Instant> {
+        let from = self.spent_until.map_or(now, |until| until.max(now));
+        let full = self.interval * self.burst;
+        let until = from + self.interval;
+        if until > now + full {
+            return Err(until - full);
+        }
+        self.spent_until = Some(until);
+        Ok(())
+    }
+
+    /// Whether it is full again: nothing is remembered of what was taken.
+    pub(super) fn is_full(&self, now: Instant) -> bool {
+        self.spent_until.is_none_or(|until| until <= now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_followed_by_a_steady_rate_and_rest_fills_it_up() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut bucket = Bucket::new(3, Duration::from_millis(20));
+        for _ in 0..3 {
+            assert_eq!(bucket.take(start), Ok(()));
+        }
+        assert_eq!(bucket.take(start), Err(at(20)));
+        assert_eq!(bucket.take(at(20)), Ok(()));
+        assert_eq!(bucket.take(at(39)), Err(at(40)));
+        assert!(!bucket.is_full(at(79)) && bucket.is_full(at(80)));
+        assert_eq!((0..9).filter(|_| bucket.take(at(1000)).is_ok()).count(), 3);
+    }
+}

@@ -1,0 +1,94 @@
+//! What the writing comes to, for metrics and status.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Counters since the start, and how it stands now.
+#[derive(Debug, Default)]
+pub struct Counts {
+    leads: AtomicBool,
+    pending: AtomicU64,
+    done: AtomicU64,
+    conflict: AtomicU64,
+    throttled: AtomicU64,
+    failed: AtomicU64,
+    events_sent: AtomicU64,
+    events_dropped: AtomicU64,
+    events_failed: AtomicU64,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    Done,
+    Conflict,
+    Throttled,
+    Failed,
+}
+
+/// What became of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EventEnded {
+    Sent,
+    Dropped,
+    Failed,
+}
+
+/// [`Counts`] at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Whether this gateway leads.
+    pub leads: bool,
+    /// Writes that wait.
+    pub pending: u64,
+    /// Writes by result.
+    pub writes: [(&'static str, u64); 4],
+    /// Events by result.
+    pub events: [(&'static str, u64); 3],
+}
+
+impl Counts {
+    pub(super) fn ended(&self, how: Ended) {
+        let counter = match how {
+            Ended::Done => &self.done,
+            Ended::Conflict => &self.conflict,
+            Ended::Throttled => &self.throttled,
+            Ended::Failed => &self.failed,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn event(&self, how: EventEnded) {
+        let counter = match how {
+            EventEnded::Sent => &self.events_sent,
+            EventEnded::Dropped => &self.events_dropped,
+            EventEnded::Failed => &self.events_failed,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn stands(&self, leads: bool, pending: usize) {
+        self.leads.store(leads, Ordering::Relaxed);
+        self.pending.store(pending as u64, Ordering::Relaxed);
+    }
+
+    /// All of it now.
+    #[must_use]
+    pub fn read(&self) -> Reading {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Reading {
+            leads: self.leads.load(Ordering::Relaxed),
+            pending: read(&self.pending),
+            writes: [
+                ("success", read(&self.done)),
+                ("conflict", read(&self.conflict)),
+                ("throttled", read(&self.throttled)),
+                ("failure", read(&self.failed)),
+            ],
+            events: [
+                ("success", read(&self.events_sent)),
+                ("dropped", read(&self.events_dropped)),
+                ("failure", read(&self.events_failed)),
+            ],
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Asks the API server for the lease, again and again, and tells who leads.
+//!
+//! One attempt each two seconds, each with a limit; [`Election`] decides, this only asks.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, PostParams};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::lease::{Ask, Election, LEASE, RETRY};
+use super::request::{RequestError, within};
+use crate::source::kubernetes::Connector;
+
+/// How it stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Leadership {
+    /// Until when we lead, if we do: nothing is written after this.
+    pub(super) until: Option<Instant>,
+    /// Who leads, as far as we know.
+    pub(super) holder: Option<String>,
+}
+
+impl Leadership {
+    pub(super) fn leads(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+}
+
+/// Takes part in the election until `ends` says to leave; then gives the lease back, if it is ours.
+pub(super) async fn run(
+    connector: Arc<Connector>,
+    namespace: String,
+    identity: String,
+    leadership: watch::Sender<Leadership>,
+    mut ends: watch::Receiver<bool>,
+) {
+    let mut election = Election::new(identity, namespace.as_str());
+    let mut told: Option<String> = None;
+    while !*ends.borrow() {
+        let began = Instant::now();
+        let attempt = tokio::select! {
+            attempt = attempt(&connector, &namespace, &mut election) => attempt,
+            _ = ends.changed() => break,
+        };
+        let error = attempt.err();
+        // Once for each new reason.
+        if error != told {
+            match &error {
+                Some(error) => tracing::warn!("the lease {namespace}/{LEASE}: {error}"),
+                None => tracing::info!("the lease {namespace}/{LEASE} is had again"),
+            }
+            told = error;
+        }
+        tell(&leadership, &election);
+        tokio::select! {
+            () = sleep(RETRY.saturating_sub(began.elapsed())) => {}
+            _ = ends.changed() => break,
+        }
+    }
+    let release = election.released(Timestamp::now());
+    tell(&leadership, &election);
+    if let Some(ask) = release
+        && let Err(error) = request(&connector, &namespace, &ask).await
+    {
+        tracing::info!("the lease {namespace}/{LEASE} is not given back: {error}; it runs out by itself");
+    }
+}
+
+fn tell(leadership: &watch::Sender<Leadership>, election: &Election) {
+    let now = Leadership { until: election.leads_until(), holder: election.holder().map(str::to_owned) };
+    leadership.send_if_modified(|before| {
+        let is_new = *before != now;
+        if before.leads(Instant::now()) != now.leads(Instant::now()) {
+            tracing::info!(leads = now.leads(Instant::now()), holder = now.holder, "election");
+        }
+        *before = now;
+        is_new
+    });
+}
+
+async fn attempt(connector: &Connector, namespace: &str, election: &mut Election) -> Result<(), String> {
+    let mut ask = election.ask(Timestamp::now());
+    // A look, and what follows from it; or a renewal, and where that is refused a look.
+    for _ in 0..3 {
+        let began = Instant::now();
+        match request(connector, namespace, &ask).await {
+            Ok(lease) if ask == Ask::Get => {
+                match election.found(Some(lease), Instant::now(), Timestamp::now()) {
+                    Some(next) => ask = next,
+                    None => return Ok(()),
+                }
+            }
+            Ok(lease) => {
+                election.granted(lease, began);
+                return Ok(());
+            }
+            Err(Refused::NotFound) if ask == Ask::Get => {
+                match election.found(None, Instant::now(), Timestamp::now()) {
+                    Some(next) => ask = next,
+                    None => return Ok(()),
+                }
+            }
+            Err(Refused::Conflict | Refused::NotFound) => {
+                election.refused();
+                ask = Ask::Get;
+            }
+            Err(Refused::Other(error)) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("it is not there")]
+    NotFound,
+    #[error("somebody else was faster")]
+    Conflict,
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<RequestError> for Refused {
+    fn from(error: RequestError) -> Self {
+        match error.code() {
+            Some(404) => Self::NotFound,
+            Some(409) => Self::Conflict,
+            _ => Self::Other(error.to_string()),
+        }
+    }
+}
+
+async fn request(connector: &Connector, namespace: &str, ask: &Ask) -> Result<Lease, Refused> {
+    let connection = timeout(super::request::ANSWER_MAX, connector.connection()).await;
+    let connection = connection.map_err(|_| Refused::Other("no client in time".to_owned()))?;
+    let connection = connection.map_err(|error| Refused::Other(error.to_string()))?;
+    let api: Api<Lease> = Api::namespaced(connection.client, namespace);
+    let answer = match ask {
+        Ask::Get => within(api.get(LEASE)).await,
+        Ask::Create(lease) => within(api.create(&PostParams::default(), lease)).await,
+        Ask::Replace(lease) => within(api.replace(LEASE, &PostParams::default(), lease)).await,
+    };
+    match answer {
+        // A namespace that is not there is no lease that is not there.
+        Err(error) if error.code() == Some(404) && matches!(ask, Ask::Create(_)) => {
+            Err(Refused::Other(error.to_string()))
+        }
+        Err(error) if error.code() == Some(401) => {
+            connector.renew(connection.serial).await;
+            Err(Refused::Other(error.to_string()))
+        }
+        answer => Ok(answer?),
+    }
+}

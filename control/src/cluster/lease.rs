@@ -1,0 +1,323 @@
+//! Who of several gateways writes: one of them holds a Lease (coordination.k8s.io/v1) and renews it.
+//!
+//! [`Election`] is the state machine, pure: it is told what the API server has and when, and says what to ask for.
+//! `elect` asks. The rules are those of client-go's leader election with its durations: a lease is taken when its
+//! holder has not renewed it for 15 s by our own clock, the holder renews every 2 s, and it stops leading at once when
+//! no renewal that began in the last 10 s succeeded. So between the last write of one leader and the first of the
+//! next lie 5 s, whatever their clocks say.
+//!
+//! Invariant: nothing here compares the clock of one machine with that of another.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use tokio::time::Instant;
+
+/// Name of the Lease.
+pub const LEASE: &str = "tidegate";
+
+/// How long others wait for a holder that is not heard of.
+pub const DURATION: Duration = Duration::from_secs(15);
+/// How long a holder leads after a renewal began.
+pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two attempts.
+pub const RETRY: Duration = Duration::from_secs(2);
+
+/// The state machine.
+#[derive(Debug, Clone)]
+pub struct Election {
+    identity: String,
+    namespace: String,
+    /// The lease as last seen, and when it was seen to change.
+    seen: Option<(Lease, Instant)>,
+    /// Until when we lead.
+    leads_until: Option<Instant>,
+}
+
+/// What to ask the API server for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ask {
+    /// Look at the lease.
+    Get,
+    /// Make it, ours.
+    Create(Box<Lease>),
+    /// Change it, on the condition that nobody else did (`resourceVersion`).
+    Replace(Box<Lease>),
+}
+
+impl Election {
+    /// Nothing seen yet.
+    #[must_use]
+    pub fn new(identity: impl Into<String>, namespace: impl Into<String>) -> Self {
+        Self { identity: identity.into(), namespace: namespace.into(), seen: None, leads_until: None }
+    }
+
+    /// Until when we lead, if we do.
+    #[must_use]
+    pub fn leads_until(&self) -> Option<Instant> {
+        self.leads_until
+    }
+
+    /// Who holds the lease, as last seen.
+    #[must_use]
+    pub fn holder(&self) -> Option<&str> {
+        let (lease, _) = self.seen.as_ref()?;
+        lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+    }
+
+    /// What to ask for first in an attempt that begins now: while we hold the lease as last seen, its renewal.
+    #[must_use]
+    pub fn ask(&self, wall: Timestamp) -> Ask {
+        match &self.seen {
+            Some((lease, _)) if self.holds(lease) => Ask::Replace(Box::new(self.renewed(lease, wall))),
+            _ => Ask::Get,
+        }
+    }
+
+    /// The API server has this lease, or none. What to ask for next, if the lease is to be had.
+    pub fn found(&mut self, lease: Option<Lease>, now: Instant, wall: Timestamp) -> Option<Ask> {
+        let Some(lease) = lease else {
+            self.seen = None;
+            return Some(Ask::Create(Box::new(self.fresh(wall))));
+        };
+        let changed = self.seen.as_ref().is_none_or(|(seen, _)| seen.spec != lease.spec);
+        let since = match &self.seen {
+            Some((_, since)) if !changed => *since,
+            _ => now,
+        };
+        let spec = lease.spec.clone().unwrap_or_default();
+        let is_free = spec.holder_identity.as_deref().unwrap_or_default().is_empty();
+        // The holder says for how long; a nonsensical word counts as ours.
+        let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).filter(|s| *s > 0);
+        let lasts = seconds.map_or(DURATION, Duration::from_secs);
+        let is_over = now.duration_since(since) >= lasts;
+        let ask = if self.holds(&lease) {
+            Some(Ask::Replace(Box::new(self.renewed(&lease, wall))))
+        } else if is_free || is_over {
+            Some(Ask::Replace(Box::new(self.taken(&lease, wall))))
+        } else {
+            self.leads_until = None;
+            None
+        };
+        self.seen = Some((lease, since));
+        ask
+    }
+
+    /// The API server took what we asked for in an attempt that began at `began`: we lead from then on.
+    pub fn granted(&mut self, lease: Lease, began: Instant) {
+        self.leads_until = Some(began + RENEW_DEADLINE);
+        self.seen = Some((lease, began));
+    }
+
+    /// Somebody else was faster: what we have seen is old. Until a look says otherwise we lead as before.
+    pub fn refused(&mut self) {
+        if let Some((lease, _)) = &mut self.seen {
+            // Not ours any more as far as we know: the next attempt looks first.
+            if let Some(spec) = &mut lease.spec {
+                spec.holder_identity = Some("?".to_owned());
+            }
+        }
+    }
+
+    /// What to ask for when we go: the lease without a holder, so that nobody waits.
+    #[must_use]
+    pub fn released(&mut self, wall: Timestamp) -> Option<Ask> {
+        self.leads_until.take()?;
+        let (mut lease, _) = self.seen.take().filter(|(lease, _)| self.holds(lease))?;
+        let spec = lease.spec.get_or_insert_default();
+        spec.holder_identity = Some(String::new());
+        spec.lease_duration_seconds = Some(1);
+        spec.renew_time = Some(MicroTime(wall));
+        Some(Ask::Replace(Box::new(lease)))
+    }
+
+    fn holds(&self, lease: &Lease) -> bool {
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
+        holder == Some(self.identity.as_str())
+    }
+
+    fn fresh(&self, wall: Timestamp) -> Lease {
+        Lease {
+            metadata: ObjectMeta {
+                name: Some(LEASE.to_owned()),
+                namespace: Some(self.namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(self.identity.clone()),
+                lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+                acquire_time: Some(MicroTime(wall)),
+                renew_time: Some(MicroTime(wall)),
+                lease_transitions: Some(0),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    fn renewed(&self, lease: &Lease, wall: Timestamp) -> Lease {
+        let mut lease = lease.clone();
+        let spec = lease.spec.get_or_insert_default();
+        spec.renew_time = Some(MicroTime(wall));
+        spec.lease_duration_seconds = i32::try_from(DURATION.as_secs()).ok();
+        lease
+    }
+
+    fn taken(&self, lease: &Lease, wall: Timestamp) -> Lease {
+        let transitions = lease.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or(0);
+        let mut lease = lease.clone();
+        lease.spec = self.fresh(wall).spec;
+        lease.spec.get_or_insert_default().lease_transitions = Some(transitions.saturating_add(1));
+        lease
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An API server that keeps one lease.
+    #[derive(Default)]
+    struct Server {
+        lease: Option<Lease>,
+        version: u64,
+    }
+
+    impl Server {
+        fn take(&mut self, ask: &Ask) -> Option<Lease> {
+            let lease = match ask {
+                Ask::Get => panic!("a look changes nothing"),
+                Ask::Create(_) if self.lease.is_some() => return None,
+                Ask::Create(lease) => lease,
+                Ask::Replace(lease) => {
+                    let now = self.lease.as_ref().and_then(|l| l.metadata.resource_version.clone());
+                    if lease.metadata.resource_version != now {
+                        return None;
+                    }
+                    lease
+                }
+            };
+            self.version += 1;
+            let mut lease = Lease::clone(lease);
+            lease.metadata.resource_version = Some(self.version.to_string());
+            self.lease = Some(lease.clone());
+            Some(lease)
+        }
+
+        /// One attempt of a gateway; whether it leads after it.
+        fn attempt(&mut self, election: &mut Election) -> bool {
+            let now = Instant::now();
+            let mut ask = election.ask(wall());
+            if ask == Ask::Get {
+                match election.found(self.lease.clone(), now, wall()) {
+                    None => return leads(election),
+                    Some(next) => ask = next,
+                }
+            }
+            match self.take(&ask) {
+                Some(lease) => election.granted(lease, now),
+                None => election.refused(),
+            }
+            leads(election)
+        }
+    }
+
+    /// Some wall clock that moves; by how much is nobody's business.
+    fn wall() -> Timestamp {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static TICKS: AtomicU64 = AtomicU64::new(0);
+        Timestamp::UNIX_EPOCH + Duration::from_millis(TICKS.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn leads(election: &Election) -> bool {
+        election.leads_until().is_some_and(|until| Instant::now() < until)
+    }
+
+    async fn after(seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+    }
+
+    fn two() -> (Election, Election) {
+        (Election::new("a", "kube-system"), Election::new("b", "kube-system"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_of_two_leads_and_goes_on_leading_while_it_renews() {
+        let (mut a, mut b, mut server) = (two().0, two().1, Server::default());
+        for _ in 0..30 {
+            assert!(server.attempt(&mut a));
+            assert!(!server.attempt(&mut b));
+            assert_eq!(b.holder(), Some("a"));
+            after(2).await;
+        }
+        let spec = server.lease.and_then(|l| l.spec).expect("a lease");
+        assert_eq!((spec.lease_transitions, spec.lease_duration_seconds), (Some(0), Some(15)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leader_that_cannot_renew_stops_before_another_takes_over() {
+        let (mut a, mut b, mut server) = (two().0, two().1, Server::default());
+        assert!(server.attempt(&mut a) && !server.attempt(&mut b));
+        // a is cut off: no attempt of it gets through.
+        for second in 0..40 {
+            let b_leads = server.attempt(&mut b);
+            assert!(!(leads(&a) && b_leads), "two leaders after {second} s");
+            assert_eq!(leads(&a), second < 10, "after {second} s");
+            assert_eq!(b_leads, second >= 15, "after {second} s");
+            after(1).await;
+        }
+        assert!(!server.attempt(&mut a), "what it has seen is old");
+        assert!(!server.attempt(&mut a));
+        assert_eq!(a.holder(), Some("b"));
+        assert_eq!(server.lease.and_then(|l| l.spec).and_then(|s| s.lease_transitions), Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_released_lease_is_taken_at_once() {
+        let (mut a, mut b, mut server) = (two().0, two().1, Server::default());
+        assert!(server.attempt(&mut a) && !server.attempt(&mut b));
+        let release = a.released(wall()).expect("it leads");
+        assert!(server.take(&release).is_some());
+        assert!(!leads(&a));
+        assert!(server.attempt(&mut b));
+        assert_eq!(a.released(wall()), None, "once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_two_that_ask_at_once_the_version_decides() {
+        let (mut a, mut b, mut server) = (two().0, two().1, Server::default());
+        let now = Instant::now();
+        let (of_a, of_b) = (a.found(None, now, wall()), b.found(None, now, wall()));
+        let (of_a, of_b) = (of_a.expect("free"), of_b.expect("free"));
+        let granted = server.take(&of_b).expect("the first one");
+        b.granted(granted, now);
+        assert!(server.take(&of_a).is_none());
+        a.refused();
+        assert!(leads(&b) && !leads(&a) && !server.attempt(&mut a));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_edited_by_hand_is_lost_at_the_next_look() {
+        let (mut a, mut server) = (two().0, Server::default());
+        assert!(server.attempt(&mut a));
+        let mut edited = server.lease.clone().expect("a lease");
+        edited.spec.get_or_insert_default().holder_identity = Some("c".into());
+        assert!(server.take(&Ask::Replace(Box::new(edited))).is_some());
+        server.attempt(&mut a);
+        assert!(!server.attempt(&mut a), "refused, then looked");
+        assert_eq!(a.holder(), Some("c"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_restarted_gateway_waits_for_its_own_old_lease() {
+        let (mut a, mut server) = (two().0, Server::default());
+        assert!(server.attempt(&mut a));
+        let mut again = Election::new("a-2", "kube-system");
+        for _ in 0..15 {
+            assert!(!server.attempt(&mut again));
+            after(1).await;
+        }
+        assert!(server.attempt(&mut again));
+    }
+}

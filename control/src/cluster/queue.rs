@@ -1,0 +1,306 @@
+//! The writes that wait: the newest plan, at a rate that an API server can bear, with pauses after failures.
+//!
+//! Pure: time is an argument, requests are sent by `run`. Each plan replaces the one before, so nothing old is ever
+//! sent. What was taken by the API server is not sent again until the object is seen to have changed.
+//!
+//! Invariant: at most one request for a target is under way.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::bucket::Bucket;
+use super::plan::Write;
+use crate::model::{AddressPool, ObjectKey, Service};
+
+/// Writes at once, and one more in each interval: 50 a second.
+const BURST: u32 = 100;
+const INTERVAL: Duration = Duration::from_millis(20);
+/// Requests under way.
+const UNDER_WAY_MAX: usize = 8;
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// After this long no `Retry-After` is obeyed.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+/// What a write changes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Target {
+    Finalizer(ObjectKey),
+    Status(ObjectKey),
+    Pool(String),
+}
+
+impl Target {
+    fn of(write: &Write) -> Self {
+        match write {
+            Write::Finalizer { service, .. } => Self::Finalizer(service.clone()),
+            Write::ServiceStatus { service, .. } => Self::Status(service.clone()),
+            Write::PoolStatus { pool, .. } => Self::Pool(pool.clone()),
+        }
+    }
+}
+
+/// The object that a write was planned by, compared by identity.
+#[derive(Debug, Clone)]
+pub(super) enum Seen {
+    Service(Arc<Service>),
+    Pool(Arc<AddressPool>),
+}
+
+impl Seen {
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Service(one), Self::Service(other)) => Arc::ptr_eq(one, other),
+            (Self::Pool(one), Self::Pool(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+}
+
+/// A write and the object that it was planned by.
+#[derive(Debug, Clone)]
+pub(super) struct Job {
+    pub(super) write: Write,
+    pub(super) seen: Seen,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// Taken.
+    Done,
+    /// The object is gone, or is another one: there is nothing to do until it is seen to be.
+    Moot,
+    /// 429: nothing at all for this long.
+    Throttled(Duration),
+    /// Tried again after a pause.
+    Failed,
+}
+
+/// What to do now.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Send this.
+    Send(Target, Write),
+    /// Nothing before this time.
+    At(Instant),
+    /// Nothing before something changes.
+    Nothing,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Queue {
+    order: VecDeque<Target>,
+    jobs: BTreeMap<Target, Job>,
+    under_way: BTreeMap<Target, Job>,
+    done: BTreeMap<Target, Job>,
+    /// (not before, the next pause)
+    pauses: BTreeMap<Target, (Instant, Duration)>,
+    bucket: Bucket,
+    throttled_until: Option<Instant>,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            order: VecDeque::new(),
+            jobs: BTreeMap::new(),
+            under_way: BTreeMap::new(),
+            done: BTreeMap::new(),
+            pauses: BTreeMap::new(),
+            bucket: Bucket::new(BURST, INTERVAL),
+            throttled_until: None,
+        }
+    }
+}
+
+impl Queue {
+    /// A new plan takes the place of the last one.
+    pub(super) fn replace(&mut self, jobs: impl IntoIterator<Item = Job>) {
+        self.order.clear();
+        self.jobs.clear();
+        let mut planned = BTreeSet::new();
+        for job in jobs {
+            let target = Target::of(&job.write);
+            planned.insert(target.clone());
+            let is_sent = |sent: Option<&Job>| {
+                sent.is_some_and(|sent| sent.write == job.write && sent.seen.is_same(&job.seen))
+            };
+            if is_sent(self.done.get(&target)) || is_sent(self.under_way.get(&target)) {
+                continue;
+            }
+            self.order.push_back(target.clone());
+            self.jobs.insert(target, job);
+        }
+        self.done.retain(|target, _| planned.contains(target));
+        self.pauses.retain(|target, _| planned.contains(target));
+    }
+
+    /// Nothing is to be written any more: the lead is lost.
+    pub(super) fn clear(&mut self) {
+        self.replace([]);
+    }
+
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// What to do now.
+    pub(super) fn next(&mut self, now: Instant) -> Next {
+        if self.under_way.len() >= UNDER_WAY_MAX {
+            return Next::Nothing;
+        }
+        if let Some(until) = self.throttled_until.filter(|until| now < *until) {
+            return if self.jobs.is_empty() { Next::Nothing } else { Next::At(until) };
+        }
+        let mut earliest: Option<Instant> = None;
+        for at in 0..self.order.len() {
+            let target = &self.order[at];
+            // What is under way in an older version ends first.
+            if self.under_way.contains_key(target) {
+                continue;
+            }
+            if let Some((not_before, _)) = self.pauses.get(target).filter(|(not_before, _)| now < *not_before)
+            {
+                earliest = Some(earliest.map_or(*not_before, |e| e.min(*not_before)));
+                continue;
+            }
+            if let Err(at) = self.bucket.take(now) {
+                return Next::At(at);
+            }
+            let target = self.order.remove(at).expect("the index is within");
+            let job = self.jobs.remove(&target).expect("each in the order has a job");
+            self.under_way.insert(target.clone(), job.clone());
+            return Next::Send(target, job.write);
+        }
+        earliest.map_or(Next::Nothing, Next::At)
+    }
+
+    /// A request ended.
+    pub(super) fn ended(&mut self, target: &Target, answer: &Answer, now: Instant) {
+        let Some(job) = self.under_way.remove(target) else { return };
+        match answer {
+            Answer::Done | Answer::Moot => {
+                self.pauses.remove(target);
+                self.done.insert(target.clone(), job);
+                return;
+            }
+            Answer::Throttled(wait) => self.throttled_until = Some(now + (*wait).min(RETRY_AFTER_MAX)),
+            Answer::Failed => {
+                let pause = self.pauses.get(target).map_or(PAUSE_MIN, |(_, next)| *next);
+                self.pauses.insert(target.clone(), (now + pause, (pause * 2).min(PAUSE_MAX)));
+            }
+        }
+        // Unless a newer plan has put something else there.
+        if !self.jobs.contains_key(target) {
+            self.order.push_back(target.clone());
+            self.jobs.insert(target.clone(), job);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Metadata;
+
+    fn job(n: usize, present: bool) -> Job {
+        let key = ObjectKey::new("default", format!("s{n}"));
+        let seen = Seen::Service(Arc::new(Service::new(Metadata::new(key.clone()))));
+        Job { write: Write::Finalizer { service: key, uid: "u".into(), present }, seen }
+    }
+
+    fn send(queue: &mut Queue, now: Instant) -> Option<Target> {
+        match queue.next(now) {
+            Next::Send(target, _) => Some(target),
+            Next::At(_) | Next::Nothing => None,
+        }
+    }
+
+    #[test]
+    fn ten_thousand_services_at_first_sync_do_not_flood() {
+        let start = Instant::now();
+        let mut queue = Queue::default();
+        queue.replace((0..10_000).map(|n| job(n, true)));
+        let (mut now, mut sent) = (start, 0);
+        while now < start + Duration::from_secs(10) {
+            match queue.next(now) {
+                Next::Send(target, _) => {
+                    sent += 1;
+                    queue.ended(&target, &Answer::Done, now);
+                }
+                Next::At(at) => now = at,
+                Next::Nothing => break,
+            }
+        }
+        assert!((590..=610).contains(&sent), "{sent} in ten seconds");
+        assert_eq!(queue.len(), 10_000 - sent);
+    }
+
+    #[test]
+    fn requests_under_way_are_bounded_and_one_a_target() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        queue.replace((0..20).map(|n| job(n, true)));
+        let sent: Vec<Target> = std::iter::from_fn(|| send(&mut queue, now)).collect();
+        assert_eq!(sent.len(), UNDER_WAY_MAX);
+        // A newer plan for what is under way waits for its end.
+        queue.replace([job(0, false)]);
+        for target in &sent[1..] {
+            queue.ended(target, &Answer::Done, now);
+        }
+        assert_eq!(send(&mut queue, now), None);
+        queue.ended(&sent[0], &Answer::Done, now);
+        assert_eq!(send(&mut queue, now), Some(sent[0].clone()));
+    }
+
+    #[test]
+    fn what_was_taken_is_not_sent_again_until_the_object_changes() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        let planned = job(1, true);
+        queue.replace([planned.clone()]);
+        let target = send(&mut queue, now).expect("it is planned");
+        queue.replace([planned.clone()]);
+        assert_eq!(send(&mut queue, now), None, "under way");
+        queue.ended(&target, &Answer::Done, now);
+        queue.replace([planned]);
+        assert_eq!(send(&mut queue, now), None, "done, and not seen yet");
+        queue.replace([job(1, true)]);
+        assert_eq!(send(&mut queue, now), Some(target), "the object changed, and still lacks it");
+    }
+
+    #[test]
+    fn failures_pause_longer_and_longer_and_never_end() {
+        let mut now = Instant::now();
+        let mut queue = Queue::default();
+        queue.replace([job(1, true)]);
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            let target = send(&mut queue, now).expect("it is due");
+            queue.ended(&target, &Answer::Failed, now);
+            let Next::At(at) = queue.next(now) else { panic!("it waits") };
+            pauses.push((at - now).as_secs());
+            now = at;
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    }
+
+    #[test]
+    fn a_throttled_queue_is_silent_as_long_as_it_was_told() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        queue.replace((0..3).map(|n| job(n, true)));
+        let target = send(&mut queue, now).expect("it is due");
+        queue.ended(&target, &Answer::Throttled(Duration::from_secs(7)), now);
+        assert!(matches!(queue.next(now), Next::At(at) if at == now + Duration::from_secs(7)));
+        assert!(send(&mut queue, now + Duration::from_secs(7)).is_some());
+        queue.clear();
+        assert_eq!(queue.len(), 0);
+    }
+}

@@ -1,0 +1,256 @@
+//! Writes events, at a rate that an API server can bear, the same one once with a count.
+//!
+//! An event that comes again (after a restart, from another leader) finds its object by a name made of what it says,
+//! and becomes a series there. Each object has a budget of its own, so that one that is never content does not drown
+//! the others, and there is one budget for all. What does not fit is dropped and counted: nobody waits for an event.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::events::v1::Event as KubeEvent;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::bucket::Bucket;
+use super::counts::{Counts, EventEnded};
+use super::event::{Event, cut};
+use super::request::{RequestError, within};
+use crate::source::kubernetes::Connector;
+
+/// Events that wait.
+pub(super) const WAITING_MAX: usize = 4096;
+/// Of one object: a burst, and one more in each interval; as the API server's own clients have it.
+const OBJECT_BURST: u32 = 25;
+const OBJECT_INTERVAL: Duration = Duration::from_secs(300);
+/// Of all: 20 a second.
+const BURST: u32 = 100;
+const INTERVAL: Duration = Duration::from_millis(50);
+/// Events that are remembered for their count.
+const KNOWN_MAX: usize = 8192;
+/// Objects whose budget is remembered, before the full ones are forgotten.
+const OBJECTS_MAX: usize = 8192;
+/// `reportingController`.
+pub(super) const CONTROLLER: &str = "tidegate.dev/gateway";
+
+/// Where events go; they are written in the background until all handles are gone.
+#[derive(Debug, Clone)]
+pub(super) struct Recorder {
+    events: mpsc::Sender<Event>,
+    counts: Arc<Counts>,
+}
+
+impl Recorder {
+    /// A recorder, and the task that writes.
+    pub(super) fn new(
+        connector: Arc<Connector>,
+        instance: String,
+        counts: Arc<Counts>,
+    ) -> (Self, impl Future<Output = ()> + Send) {
+        let (events, told) = mpsc::channel(WAITING_MAX);
+        let writer = Writer {
+            connector,
+            instance,
+            counts: Arc::clone(&counts),
+            limits: Limits::default(),
+            known: HashMap::new(),
+        };
+        (Self { events, counts }, writer.run(told))
+    }
+
+    /// Takes an event, or drops it.
+    pub(super) fn record(&self, event: Event) {
+        if self.events.try_send(event).is_err() {
+            self.counts.event(EventEnded::Dropped);
+        }
+    }
+}
+
+/// The budgets; pure.
+#[derive(Debug)]
+struct Limits {
+    all: Bucket,
+    objects: HashMap<String, Bucket>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { all: Bucket::new(BURST, INTERVAL), objects: HashMap::new() }
+    }
+}
+
+impl Limits {
+    /// Whether the object has budget for one more event; takes it.
+    fn admits(&mut self, uid: &str, now: Instant) -> bool {
+        if self.objects.len() >= OBJECTS_MAX {
+            self.objects.retain(|_, bucket| !bucket.is_full(now));
+        }
+        if self.objects.len() >= OBJECTS_MAX && !self.objects.contains_key(uid) {
+            return false;
+        }
+        let bucket =
+            self.objects.entry(uid.to_owned()).or_insert_with(|| Bucket::new(OBJECT_BURST, OBJECT_INTERVAL));
+        bucket.take(now).is_ok()
+    }
+}
+
+struct Writer {
+    connector: Arc<Connector>,
+    instance: String,
+    counts: Arc<Counts>,
+    limits: Limits,
+    /// Names of events that are there, with their counts.
+    known: HashMap<String, i32>,
+}
+
+impl Writer {
+    async fn run(mut self, mut told: mpsc::Receiver<Event>) {
+        while let Some(event) = told.recv().await {
+            if !self.limits.admits(&event.regarding.uid, Instant::now()) {
+                self.counts.event(EventEnded::Dropped);
+                continue;
+            }
+            while let Err(at) = self.limits.all.take(Instant::now()) {
+                sleep_until(at).await;
+            }
+            match self.write(&event).await {
+                Ok(()) => self.counts.event(EventEnded::Sent),
+                Err(error) => {
+                    tracing::debug!("event {} of {}: {error}", event.reason, event.regarding.key);
+                    self.counts.event(EventEnded::Failed);
+                }
+            }
+        }
+    }
+
+    async fn write(&mut self, event: &Event) -> Result<(), String> {
+        let connection = tokio::time::timeout(super::request::ANSWER_MAX, self.connector.connection()).await;
+        let connection =
+            connection.map_err(|_| "no client in time".to_owned())?.map_err(|e| e.to_string())?;
+        let namespace = namespace_of(event);
+        let api: Api<KubeEvent> = Api::namespaced(connection.client, namespace);
+        let object = event_object(event, &self.instance, Timestamp::now());
+        let name = object.metadata.name.clone().unwrap_or_default();
+        if self.known.len() >= KNOWN_MAX {
+            self.known.clear();
+        }
+        let text = |error: RequestError| error.to_string();
+        if let Entry::Occupied(mut count) = self.known.entry(name.clone()) {
+            let next = count.get().saturating_add(1);
+            match within(api.patch(&name, &PatchParams::default(), &Patch::Merge(series(next)))).await {
+                Ok(_) => {
+                    count.insert(next);
+                    return Ok(());
+                }
+                // It has run out: events are kept for an hour.
+                Err(error) if error.code() == Some(404) => {
+                    count.remove();
+                }
+                Err(error) => return Err(text(error)),
+            }
+        }
+        match within(api.create(&PostParams::default(), &object)).await {
+            Ok(_) => {
+                self.known.insert(name, 1);
+                Ok(())
+            }
+            Err(error) if error.code() == Some(409) => {
+                let patch = Patch::Merge(series(2));
+                within(api.patch(&name, &PatchParams::default(), &patch)).await.map_err(text)?;
+                self.known.insert(name, 2);
+                Ok(())
+            }
+            Err(error) => Err(text(error)),
+        }
+    }
+}
+
+/// Events about cluster-wide objects are in `default`.
+fn namespace_of(event: &Event) -> &str {
+    let namespace = event.regarding.key.namespace.as_str();
+    if namespace.is_empty() { "default" } else { namespace }
+}
+
+fn series(count: i32) -> serde_json::Value {
+    json!({"series": {"count": count, "lastObservedTime": MicroTime(Timestamp::now())}})
+}
+
+/// The event as the API has it.
+fn event_object(event: &Event, instance: &str, now: Timestamp) -> KubeEvent {
+    let regarding = &event.regarding;
+    let name = format!("{}.{:016x}", cut(&regarding.key.name, 200), hash(event));
+    KubeEvent {
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: Some(namespace_of(event).to_owned()),
+            ..ObjectMeta::default()
+        },
+        action: Some("Reconcile".to_owned()),
+        event_time: Some(MicroTime(now)),
+        note: Some(event.note.clone()),
+        reason: Some(event.reason.to_owned()),
+        regarding: Some(ObjectReference {
+            api_version: Some(regarding.api_version().to_owned()),
+            kind: Some(regarding.kind.to_owned()),
+            name: Some(regarding.key.name.clone()),
+            namespace: Some(regarding.key.namespace.clone()).filter(|n| !n.is_empty()),
+            uid: Some(regarding.uid.clone()),
+            ..ObjectReference::default()
+        }),
+        reporting_controller: Some(CONTROLLER.to_owned()),
+        reporting_instance: Some(cut(instance, 128)),
+        type_: Some(event.event_type.as_str().to_owned()),
+        ..KubeEvent::default()
+    }
+}
+
+/// FNV-1a of what the event says: the same in every gateway and every run.
+fn hash(event: &Event) -> u64 {
+    let parts = [event.event_type.as_str(), event.reason, &event.regarding.uid, &event.note];
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::event::{EventType, Regarding};
+    use crate::model::ObjectKey;
+
+    fn event(note: &str) -> Event {
+        let key = ObjectKey::new("shop", "web");
+        Event::new(EventType::Normal, Regarding::service(&key, "u1"), "IPAllocated", note)
+    }
+
+    #[test]
+    fn an_event_has_what_an_api_server_asks_for_and_kubectl_describe_looks_by() {
+        let object = event_object(&event("Assigned IP 203.0.113.5"), "edge-1", Timestamp::UNIX_EPOCH);
+        let regarding = object.regarding.clone().expect("it is about something");
+        assert_eq!((regarding.uid.as_deref(), regarding.kind.as_deref()), (Some("u1"), Some("Service")));
+        assert_eq!(object.metadata.namespace.as_deref(), Some("shop"));
+        assert_eq!(object.reporting_instance.as_deref(), Some("edge-1"));
+        assert!(object.event_time.is_some() && object.action.is_some());
+        let again = event_object(&event("Assigned IP 203.0.113.5"), "edge-2", Timestamp::UNIX_EPOCH);
+        assert_eq!(again.metadata.name, object.metadata.name, "of another gateway too");
+        let other = event_object(&event("Assigned IP 203.0.113.6"), "edge-1", Timestamp::UNIX_EPOCH);
+        assert_ne!(other.metadata.name, object.metadata.name);
+    }
+
+    #[test]
+    fn one_noisy_object_does_not_use_the_budget_of_another() {
+        let start = Instant::now();
+        let mut limits = Limits::default();
+        let admitted =
+            |limits: &mut Limits, uid: &str, n| (0..n).filter(|_| limits.admits(uid, start)).count();
+        assert_eq!(admitted(&mut limits, "noisy", 100), 25);
+        assert_eq!(admitted(&mut limits, "quiet", 3), 3);
+        assert!(limits.admits("noisy", start + OBJECT_INTERVAL));
+        assert!(!limits.admits("noisy", start + OBJECT_INTERVAL));
+    }
+}

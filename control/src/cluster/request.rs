@@ -1,0 +1,174 @@
+//! Writes as requests to an API server, and what its answers mean.
+//!
+//! Status goes by server-side apply under one field manager, so that what others own stays theirs; the finalizer by a
+//! strategic merge patch, which adds and takes off one entry whatever else is in the list. Both name the uid: a
+//! Service that was deleted and made anew is not meant.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Service;
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::{Value, json};
+
+use super::counts::Ended;
+use super::crd::{self, AddressPool};
+use super::plan::Write;
+use super::queue::Answer;
+use crate::model::{Condition, FINALIZER, Ingress};
+use crate::pools::FIELD_MANAGER;
+
+/// Longest wait for an answer. With the renewal deadline of the lease it makes no more than the lease's duration: what
+/// a leader sends last is over before the next one begins.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Why a request came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RequestError {
+    #[error("no answer within {} s", ANSWER_MAX.as_secs())]
+    Timeout,
+    #[error("{0}")]
+    Unconnected(String),
+    #[error("{}", shown(.0))]
+    Client(#[from] kube::Error),
+}
+
+fn shown(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => format!("{} {}: {}", status.code, status.reason, status.message),
+        other => other.to_string(),
+    }
+}
+
+impl RequestError {
+    /// The HTTP status of a refusal.
+    pub(super) fn code(&self) -> Option<u16> {
+        match self {
+            Self::Client(kube::Error::Api(status)) => Some(status.code),
+            _ => None,
+        }
+    }
+
+    fn retry_after(&self) -> Duration {
+        let details = match self {
+            Self::Client(kube::Error::Api(status)) => status.details.as_ref(),
+            _ => None,
+        };
+        let seconds = details.map_or(0, |details| details.retry_after_seconds);
+        Duration::from_secs(u64::from(seconds).max(1))
+    }
+}
+
+/// Waits for an answer, not for ever.
+pub(super) async fn within<T>(
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, RequestError> {
+    match tokio::time::timeout(ANSWER_MAX, request).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(RequestError::Timeout),
+    }
+}
+
+/// Sends a write.
+pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestError> {
+    let apply = PatchParams::apply(FIELD_MANAGER).force();
+    match write {
+        Write::Finalizer { service, uid, present } => {
+            let api: Api<Service> = Api::namespaced(client, &service.namespace);
+            let patch = finalizer(&uid, present);
+            // The field manager alone: `force` belongs to applies.
+            let params =
+                PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+            within(api.patch(&service.name, &params, &Patch::Strategic(patch))).await?;
+        }
+        Write::ServiceStatus { service, uid, ingress, conditions } => {
+            let api: Api<Service> = Api::namespaced(client, &service.namespace);
+            let patch = service_status(&service.name, &uid, ingress.as_deref(), &conditions);
+            within(api.patch_status(&service.name, &apply, &Patch::Apply(patch))).await?;
+        }
+        Write::PoolStatus { pool, status } => {
+            let api: Api<AddressPool> = Api::all(client);
+            let patch = own_status("AddressPool", &pool, &status);
+            within(api.patch_status(&pool, &apply, &Patch::Apply(patch))).await?;
+        }
+    }
+    Ok(())
+}
+
+/// What the end of a request means for the queue, and how it is counted.
+pub(super) fn judge(write: &str, result: &Result<(), RequestError>) -> (Answer, Ended) {
+    let error = match result {
+        Ok(()) => return (Answer::Done, Ended::Done),
+        Err(error) => error,
+    };
+    match error.code() {
+        // Gone, made anew under the same name, or just changed: there is news on its way.
+        Some(404 | 409) => (Answer::Moot, Ended::Conflict),
+        Some(429) => (Answer::Throttled(error.retry_after()), Ended::Throttled),
+        _ => {
+            tracing::warn!("{write}: {error}");
+            (Answer::Failed, Ended::Failed)
+        }
+    }
+}
+
+fn finalizer(uid: &str, present: bool) -> Value {
+    let key = if present { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
+    json!({"metadata": {"uid": uid, key: [FINALIZER]}})
+}
+
+fn service_status(name: &str, uid: &str, ingress: Option<&[Ingress]>, conditions: &[Condition]) -> Value {
+    let mut status = json!({});
+    if let Some(ingress) = ingress {
+        status["loadBalancer"] = json!({"ingress": ingress.iter().map(ingress_json).collect::<Vec<_>>()});
+    }
+    if !conditions.is_empty() {
+        status["conditions"] = conditions.iter().map(condition_json).collect();
+    }
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "uid": uid}, "status": status})
+}
+
+fn ingress_json(ingress: &Ingress) -> Value {
+    let mut json = json!({});
+    if let Some(ip) = ingress.ip {
+        json["ip"] = json!(ip);
+    }
+    if let Some(hostname) = &ingress.hostname {
+        json["hostname"] = json!(hostname);
+    }
+    if let Some(ip_mode) = &ingress.ip_mode {
+        json["ipMode"] = json!(ip_mode);
+    }
+    let port = |port: &crate::model::IngressPort| {
+        let mut json = json!({"port": port.port, "protocol": port.protocol});
+        if let Some(error) = &port.error {
+            json["error"] = json!(error);
+        }
+        json
+    };
+    if !ingress.ports.is_empty() {
+        json["ports"] = ingress.ports.iter().map(port).collect();
+    }
+    json
+}
+
+fn condition_json(condition: &Condition) -> Value {
+    json!({
+        "type": condition.kind,
+        "status": condition.status,
+        "reason": condition.reason,
+        "message": condition.message,
+        "observedGeneration": condition.observed_generation,
+        "lastTransitionTime": condition.last_transition.unwrap_or_default().to_string(),
+    })
+}
+
+/// The status of a kind of our own, for an apply.
+pub(super) fn own_status(kind: &str, name: &str, status: &impl serde::Serialize) -> Value {
+    json!({"apiVersion": crate::config::API_VERSION, "kind": kind, "metadata": {"name": name}, "status": status})
+}
+
+/// The `GatewayStatus` itself, without which it has no status.
+pub(super) fn gateway(name: &str) -> crd::GatewayStatus {
+    crd::GatewayStatus::new(name, crd::GatewayStatusSpec { gateway: name.to_owned() })
+}

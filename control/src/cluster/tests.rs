@@ -1,0 +1,389 @@
+//! Stories against the test API server, over real HTTP: what ends up in Services, events, leases and statuses when one
+//! or two gateways read from it and write to it. A gateway here is the daemon without its dataplane.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use test_apiserver::{Fault, Options, TestApiServer};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use super::plan::Observation;
+use super::{ClusterWriter, crd};
+use crate::config::KubernetesConfig;
+use crate::health::Verdicts;
+use crate::model::Selector;
+use crate::pools::Pool;
+use crate::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
+use crate::source::kubernetes::KubernetesSource;
+
+/// Longest wait for anything; it takes a tenth of a second where nothing hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Cluster {
+    server: TestApiServer,
+    directory: TempDir,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let server = TestApiServer::start(Options::default()).expect("a free port on loopback");
+        for (_, definition) in crd::manifests() {
+            server.apply(&definition).expect("our definitions are legal");
+        }
+        let cluster = Self { server, directory: tempfile::tempdir().expect("a directory") };
+        cluster.server.kubeconfig(cluster.directory.path()).expect("a file");
+        cluster
+    }
+
+    fn service(&self, name: &str, more: &Value) {
+        let mut service = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": name, "namespace": "shop"},
+            "spec": {
+                "type": "LoadBalancer", "loadBalancerClass": "tidegate.dev/gateway",
+                "ports": [{"name": "http", "port": 80, "targetPort": 8080}]
+            }
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            service["metadata"][key.as_str()] = value.clone();
+        }
+        self.server.put(service).expect("a legal Service");
+    }
+
+    fn get(&self, name: &str) -> Value {
+        self.server.get("v1", "Service", "shop", name).unwrap_or_default()
+    }
+
+    fn ingress(&self, name: &str) -> Option<String> {
+        self.get(name)["status"]["loadBalancer"]["ingress"][0]["ip"].as_str().map(str::to_owned)
+    }
+
+    fn events(&self, about: &str) -> BTreeSet<String> {
+        let events = self.server.list("events.k8s.io/v1", "Event", "");
+        let about = events.iter().filter(|e| e["regarding"]["name"] == about);
+        about.filter_map(|e| e["reason"].as_str().map(str::to_owned)).collect()
+    }
+
+    fn gateway(&self, name: &str) -> Gateway {
+        let config = KubernetesConfig {
+            kubeconfig: Some(self.directory.path().join("kubeconfig")),
+            state_directory: None,
+            ..KubernetesConfig::default()
+        };
+        let source = KubernetesSource::start(&config, name);
+        let writer = ClusterWriter::start(&source.connector(), name, None, "kube-system", source.state());
+        let (rounds, last) = watch::channel(None);
+        let mut updates = source.updates();
+        let mut authority = writer.authority();
+        let writer = Arc::new(writer);
+        let offers = Arc::clone(&writer);
+        let task = tokio::spawn(async move {
+            let (mut reconciler, mut memory) = (Reconciler::default(), Memory::default());
+            let mut generation = 0;
+            loop {
+                let update = updates.borrow_and_update().clone();
+                let settings = Settings { authority: authority.borrow_and_update().clone(), ..settings() };
+                if update.revision > 0 {
+                    generation += 1;
+                    let outcome = reconciler.reconcile(&Input {
+                        settings: &settings,
+                        objects: &update.objects,
+                        verdicts: &Verdicts::default(),
+                        drained: &BTreeSet::new(),
+                        memory: &memory,
+                        generation,
+                        now: Duration::from_secs(generation),
+                    });
+                    memory = outcome.memory.clone();
+                    let outcome = Arc::new(outcome);
+                    rounds.send_replace(Some(Arc::clone(&outcome)));
+                    offers.offer(Observation {
+                        objects: update.objects,
+                        outcome,
+                        generation_desired: generation,
+                        generation_applied: generation,
+                        ready: true,
+                        source_connected: true,
+                        own_findings: Vec::new(),
+                    });
+                }
+                tokio::select! {
+                    Ok(()) = updates.changed() => {}
+                    Ok(()) = authority.changed() => {}
+                    else => return,
+                }
+            }
+        });
+        Gateway { _source: source, writer, last, task: task.abort_handle() }
+    }
+}
+
+/// A gateway without its dataplane.
+struct Gateway {
+    _source: KubernetesSource,
+    writer: Arc<ClusterWriter>,
+    last: watch::Receiver<Option<Arc<Outcome>>>,
+    task: AbortHandle,
+}
+
+impl Gateway {
+    fn leads(&self) -> bool {
+        self.writer.counts().read().leads
+    }
+
+    /// VIPs that it serves.
+    fn vips(&self) -> Vec<String> {
+        let last = self.last.borrow();
+        let services = last.iter().flat_map(|outcome| &outcome.services);
+        services.flat_map(|service| &service.vips).map(|vip| vip.address.to_string()).collect()
+    }
+
+    async fn leave(self) {
+        self.writer.leave().await;
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn settings() -> Settings {
+    let range: ipnet::IpNet = "203.0.113.0/29".parse().expect("a network");
+    let pool = Pool {
+        name: "public".into(),
+        ranges: vec![range.into()],
+        auto_assign: true,
+        external_ips: true,
+        disabled: false,
+        namespace_selector: Selector::default(),
+        service_selector: Selector::default(),
+        quota_per_namespace: None,
+        shared_across_namespaces: false,
+        labels: crate::model::Labels::new(),
+    };
+    let snat: IpAddr = "192.0.2.3".parse().expect("an address");
+    Settings { pools: vec![pool], snat_addresses: vec![snat], claims_unclassed: false, ..Settings::default() }
+}
+
+/// Polls until it holds.
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let polled = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, polled).await.unwrap_or_else(|_| panic!("in vain: {what}"));
+}
+
+fn has_events(seen: &BTreeSet<String>, wanted: &[&str]) -> bool {
+    wanted.iter().all(|reason| seen.contains(*reason))
+}
+
+#[tokio::test]
+async fn a_service_gets_an_address_its_conditions_and_events_that_tell_the_story() {
+    let cluster = Cluster::new();
+    cluster.service("web", &json!({"annotations": {"tidegate.dev/table-size": "many"}}));
+    let gateway = cluster.gateway("edge-1");
+    until("an address", || cluster.ingress("web").is_some()).await;
+    until("its events", || {
+        let wanted = ["EnsuringLoadBalancer", "IPAllocated", "EnsuredLoadBalancer", "InvalidValue"];
+        has_events(&cluster.events("web"), &wanted)
+    })
+    .await;
+    let service = cluster.get("web");
+    assert_eq!(service["metadata"]["finalizers"], json!(["tidegate.dev/cleanup"]));
+    assert_eq!(service["status"]["loadBalancer"]["ingress"][0]["ipMode"], "Proxy");
+    assert_eq!(Some(gateway.vips()), cluster.ingress("web").map(|ip| vec![ip]));
+    let condition = |kind: &str| {
+        let conditions = cluster.get("web")["status"]["conditions"].clone();
+        let all = conditions.as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|c| c["type"] == format!("tidegate.dev/{kind}")).unwrap_or_default()["status"]
+            .clone()
+    };
+    let shown = ["Allocated", "Programmed", "Healthy", "Conflicted"].map(condition);
+    assert_eq!(shown, ["True", "True", "False", "False"], "no endpoint yet");
+    let lease = cluster.server.get("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate");
+    let holder = lease.unwrap_or_default()["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
+    assert!(holder.starts_with("edge-1_"), "{holder}");
+    until("its own status", || {
+        let status =
+            cluster.server.get("tidegate.dev/v1alpha1", "GatewayStatus", "", "edge-1").unwrap_or_default();
+        status["status"]["leader"] == true && status["status"]["vipCount"] == 1
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_written_once_is_not_written_again() {
+    let cluster = Cluster::new();
+    cluster.service("web", &json!({}));
+    let gateway = cluster.gateway("edge-1");
+    until("an address", || cluster.ingress("web").is_some()).await;
+    let version = cluster.get("web")["metadata"]["resourceVersion"].clone();
+    cluster.service("other", &json!({}));
+    until("another round", || cluster.ingress("other").is_some()).await;
+    assert_eq!(cluster.get("web")["metadata"]["resourceVersion"], version);
+    // Counted when the answer has arrived.
+    let written = || gateway.writer.counts().read().writes[0].1;
+    until("finalizer and status of each", || written() >= 4).await;
+    assert_eq!(written(), 4);
+}
+
+#[tokio::test]
+async fn two_gateways_one_status() {
+    let cluster = Cluster::new();
+    let one = cluster.gateway("edge-1");
+    until("a leader", || one.leads()).await;
+    let two = cluster.gateway("edge-2");
+    cluster.service("web", &json!({}));
+    cluster.service("db", &json!({}));
+    until("two addresses on both", || one.vips().len() == 2 && two.vips() == one.vips()).await;
+    assert!(one.leads() && !two.leads());
+    let mut written: Vec<String> = ["web", "db"].iter().filter_map(|name| cluster.ingress(name)).collect();
+    let mut served = two.vips();
+    written.sort();
+    served.sort();
+    assert_eq!(written, served);
+    let [(_, by_two), ..] = two.writer.counts().read().writes;
+    assert_eq!(by_two, 0, "who follows writes nothing");
+}
+
+#[tokio::test]
+async fn a_deleted_service_is_let_go_when_both_gateways_have_withdrawn_it() {
+    let cluster = Cluster::new();
+    let (one, two) = (cluster.gateway("edge-1"), cluster.gateway("edge-2"));
+    cluster.service("web", &json!({}));
+    until("an address on both", || one.vips().len() == 1 && two.vips() == one.vips()).await;
+    until("both have said so", || {
+        ["edge-1", "edge-2"].iter().all(|name| {
+            let status = cluster.server.get("tidegate.dev/v1alpha1", "GatewayStatus", "", name);
+            status.unwrap_or_default()["status"]["vipCount"] == 1
+        })
+    })
+    .await;
+    assert!(cluster.server.delete("v1", "Service", "shop", "web"));
+    until("it is gone", || cluster.get("web").is_null()).await;
+    assert!(one.vips().is_empty() && two.vips().is_empty());
+    until("it is told", || cluster.events("web").contains("DeletedLoadBalancer")).await;
+}
+
+#[tokio::test]
+async fn leader_loses_lease_and_writes_nothing_more() {
+    let cluster = Cluster::new();
+    let one = cluster.gateway("edge-1");
+    until("a leader", || one.leads()).await;
+    cluster
+        .server
+        .edit("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate", |lease| {
+            lease["spec"]["holderIdentity"] = json!("somebody-else");
+        })
+        .expect("it is there");
+    until("it follows", || !one.leads()).await;
+    cluster.service("web", &json!({}));
+    until("it has seen the Service", || {
+        one.last.borrow().as_ref().is_some_and(|outcome| outcome.services.len() == 1)
+    })
+    .await;
+    assert_eq!(cluster.get("web")["metadata"]["finalizers"], Value::Null);
+    let [(_, written), ..] = one.writer.counts().read().writes;
+    assert_eq!((written, one.vips()), (0, vec![]), "no address of its own making");
+}
+
+#[tokio::test]
+async fn a_leader_that_leaves_hands_over_at_once_and_the_address_stays() {
+    let cluster = Cluster::new();
+    let one = cluster.gateway("edge-1");
+    cluster.service("web", &json!({}));
+    until("an address", || cluster.ingress("web").is_some()).await;
+    let address = cluster.ingress("web");
+    let two = cluster.gateway("edge-2");
+    until("the second serves it", || !two.vips().is_empty()).await;
+    one.leave().await;
+    until("the second leads", || two.leads()).await;
+    cluster.service("db", &json!({}));
+    until("it gives addresses", || cluster.ingress("db").is_some()).await;
+    assert_eq!(cluster.ingress("web"), address, "restart adopts what status says");
+    let left = cluster.server.get("tidegate.dev/v1alpha1", "GatewayStatus", "", "edge-1").unwrap_or_default();
+    assert_eq!((&left["status"]["lastHeartbeat"], &left["status"]["vipCount"]), (&Value::Null, &json!(0)));
+}
+
+#[tokio::test]
+async fn class_removed_clears_the_status() {
+    let cluster = Cluster::new();
+    let gateway = cluster.gateway("edge-1");
+    cluster.service("web", &json!({}));
+    until("an address", || cluster.ingress("web").is_some()).await;
+    cluster
+        .server
+        .edit("v1", "Service", "shop", "web", |service| {
+            service["spec"]["type"] = json!("ClusterIP");
+            // As an API server does it.
+            service["status"]["loadBalancer"] = json!({});
+            if let Some(spec) = service["spec"].as_object_mut() {
+                let of_type = ["loadBalancerClass", "externalTrafficPolicy", "allocateLoadBalancerNodePorts"];
+                of_type.iter().for_each(|field| drop(spec.remove(*field)));
+            }
+        })
+        .expect("a legal change");
+    until("it is let go", || {
+        let service = cluster.get("web");
+        service["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
+            && service["status"]["conditions"].as_array().is_none_or(Vec::is_empty)
+    })
+    .await;
+    assert_eq!((cluster.ingress("web"), gateway.vips()), (None, vec![]));
+}
+
+#[tokio::test]
+async fn refusals_and_errors_of_the_api_server_are_outlived() {
+    let cluster = Cluster::new();
+    cluster.server.faults().on_next(2, "/services/web", Fault::ServerError(503));
+    cluster.server.faults().on_next(1, "/services/web", Fault::TooManyRequests(1));
+    let gateway = cluster.gateway("edge-1");
+    cluster.service("web", &json!({}));
+    until("an address", || cluster.ingress("web").is_some()).await;
+    let writes = gateway.writer.counts().read().writes;
+    assert_eq!(writes[2..], [("throttled", 1), ("failure", 2)], "{writes:?}");
+}
+
+#[tokio::test]
+async fn the_end_does_not_wait_for_an_api_server_that_is_gone() {
+    let cluster = Cluster::new();
+    let gateway = cluster.gateway("edge-1");
+    until("a leader", || gateway.leads()).await;
+    cluster.server.faults().on("", Fault::Hang);
+    cluster.service("web", &json!({}));
+    let left = tokio::time::timeout(Duration::from_secs(3), gateway.leave()).await;
+    assert!(left.is_ok(), "SIGTERM ends in under 3 s with the API server unreachable");
+}
+
+#[tokio::test]
+async fn an_address_pool_object_is_a_pool_and_says_how_full_it_is() {
+    let cluster = Cluster::new();
+    cluster
+        .server
+        .apply(
+            "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: extra}, \
+             spec: {addresses: [198.51.100.0/30], autoAssign: false}}",
+        )
+        .expect("legal");
+    let _gateway = cluster.gateway("edge-1");
+    cluster.service("web", &json!({"annotations": {"tidegate.dev/address-pool": "extra"}}));
+    until("an address of it", || cluster.ingress("web").is_some_and(|ip| ip.starts_with("198.51.100.")))
+        .await;
+    until("its counts", || {
+        let pool =
+            cluster.server.get("tidegate.dev/v1alpha1", "AddressPool", "", "extra").unwrap_or_default();
+        let status = &pool["status"];
+        (&status["total"], &status["used"], &status["available"]) == (&json!(4), &json!(1), &json!(3))
+            && status["conditions"].as_array().is_some_and(|all| all.len() == 2)
+    })
+    .await;
+}
