@@ -37,6 +37,9 @@ pub struct Status {
     pub generation_applied: u64,
     /// Where the objects come from.
     pub source: SourceStatus,
+    /// How writing to the cluster goes; absent where the objects come from a directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterStatus>,
     /// The workers.
     pub workers: Vec<WorkerStatus>,
     /// The ports.
@@ -87,6 +90,18 @@ pub struct SourceStatus {
     /// Faults of the last reading: the last good state stays while there are any.
     #[serde(default)]
     pub errors: Vec<String>,
+}
+
+/// How writing to the cluster goes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterStatus {
+    /// Whether this gateway leads: it writes the status of Services.
+    pub leads: bool,
+    /// Writes that wait.
+    pub writes_pending: u64,
+    /// Writes that failed, since the start.
+    pub writes_failed: u64,
 }
 
 /// One worker.
@@ -318,7 +333,7 @@ pub struct DropsAnswer {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolsAnswer {
-    /// In the order of the configuration.
+    /// Those of the configuration in its order, then AddressPools by name.
     pub pools: Vec<PoolView>,
 }
 
@@ -336,6 +351,9 @@ pub struct PoolView {
     pub free: u64,
     /// Whether it is being emptied.
     pub disabled: bool,
+    /// `AddressPool/NAME`, where it is one; pools of the configuration have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
 }
 
 impl From<&PoolUsage> for PoolView {
@@ -347,6 +365,7 @@ impl From<&PoolUsage> for PoolView {
             assigned: shown(usage.assigned),
             free: shown(usage.free()),
             disabled: usage.disabled,
+            object: None,
         }
     }
 }

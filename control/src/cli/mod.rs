@@ -19,11 +19,12 @@ mod yaml;
 
 pub(crate) use yaml::to_string as to_yaml;
 
+use std::ffi::OsStr;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::explain::Transport;
 use output::{Format, Style};
@@ -129,7 +130,13 @@ impl OutputArgs {
 /// Runs the command that the command line names, and gives the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let command = Cli::command();
+    let command = match plugin_name(std::env::args_os().next().as_deref()) {
+        Some(name) => command.bin_name(name),
+        None => command,
+    };
+    let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    match run(cli.command) {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -152,6 +159,14 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Crds(args) => crds::run(&args),
         Command::Lab { args } => crate::netlab::tools::run(&args).map(|()| ExitCode::SUCCESS),
     }
+}
+
+/// How the command is called where kubectl runs it as a plugin: `kubectl tidegate` for a link `kubectl-tidegate` to
+/// this binary.
+fn plugin_name(program: Option<&OsStr>) -> Option<String> {
+    let file = Path::new(program?).file_name()?.to_str()?;
+    // kubectl looks for a dash of a command's name as an underscore.
+    Some(format!("kubectl {}", file.strip_prefix("kubectl-")?.replace('_', "-")))
 }
 
 /// Whoever read the answer has seen enough (`tidegate ... | head`).

@@ -239,7 +239,7 @@ pub(super) fn drops(answer: &DropsAnswer) -> Table {
 
 /// `pools`.
 pub(super) fn pools(pools: &[PoolView]) -> Table {
-    let mut table = Table::new(&["NAME", "TOTAL", "ASSIGNED", "FREE", "STATUS"]);
+    let mut table = Table::new(&["NAME", "TOTAL", "ASSIGNED", "FREE", "STATUS", "+OBJECT"]);
     for pool in pools {
         let status = match (pool.disabled, pool.free) {
             (true, _) => "Disabled",
@@ -253,6 +253,7 @@ pub(super) fn pools(pools: &[PoolView]) -> Table {
             assigned.to_string(),
             free.to_string(),
             status.to_owned(),
+            pool.object.clone().unwrap_or_default(),
         ]);
     }
     table
@@ -288,6 +289,10 @@ pub(super) fn status(status: &Status, style: Style) -> String {
     let SourceStatus { kind, location, errors, since, last_error, .. } = &status.source;
     let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };
     fact("Source", format!("{kind} {location}{faults}"));
+    if let Some(cluster) = status.cluster {
+        let waiting = format!("{} writes waiting, {} failed", cluster.writes_pending, cluster.writes_failed);
+        fact("Leader", if cluster.leads { format!("yes, {waiting}") } else { "no".to_owned() });
+    }
     if let Some(since) = since.as_ref().filter(|_| !status.source.connected) {
         let objects = if status.source.from_disk { "the objects on disk" } else { "the last objects" };
         let why = last_error.as_deref().unwrap_or("no answer yet");

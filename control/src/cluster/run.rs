@@ -97,10 +97,12 @@ impl ClusterWriter {
             peers: None,
             under_way: JoinSet::new(),
             plan_due: None,
+            plan_not_before: Instant::now(),
             plan_again: None,
             waits_for_peers: false,
             look_at: Instant::now(),
             is_looking: false,
+            look_error: None,
             status: OwnStatus::default(),
         };
         let writing = async move {
@@ -190,10 +192,13 @@ struct Writer {
     under_way: JoinSet<Done>,
     /// When the next plan is to be made.
     plan_due: Option<Instant>,
+    plan_not_before: Instant,
     plan_again: Option<Instant>,
     waits_for_peers: bool,
     look_at: Instant,
     is_looking: bool,
+    /// Why the last look failed, until another fails otherwise.
+    look_error: Option<String>,
     status: OwnStatus,
 }
 
@@ -236,17 +241,7 @@ impl Writer {
         if self.look_at <= now && !self.is_looking {
             self.look(now);
         }
-        let mut next = None;
-        while leads {
-            match self.queue.next(now) {
-                Next::Send(target, write) => self.send(target, write),
-                Next::At(at) => {
-                    next = Some(at);
-                    break;
-                }
-                Next::Nothing => break,
-            }
-        }
+        let next = if leads { self.send_all(now) } else { None };
         self.heartbeat(now);
         self.counts.stands(leads, self.queue.len());
         let until = self.leadership.borrow().until.filter(|until| leads && *until > now);
@@ -269,9 +264,10 @@ impl Writer {
         Some(Observation { source_connected, ..observation })
     }
 
+    /// Plans soon, and not so often that it costs more than a twentieth of the time.
     fn plan_soon(&mut self) {
-        let now = Instant::now();
-        self.plan_due.get_or_insert(now + SETTLE);
+        let soon = Instant::now() + SETTLE;
+        self.plan_due.get_or_insert(soon.max(self.plan_not_before));
     }
 
     fn plan(&mut self, now: Instant) {
@@ -321,9 +317,21 @@ impl Writer {
         if waits_for_peers && leads {
             self.look_at = self.look_at.min(now + PEERS_URGENT);
         }
+        self.plan_not_before = now + now.elapsed() * 20;
         if status != self.status.written {
             let soonest = self.status.last.map_or(now, |last| last + STATUS_MIN);
             self.status.due = Some(self.status.due.map_or(soonest, |due| due.min(soonest)));
+        }
+    }
+
+    /// Sends what may be sent now, and says when there is more.
+    fn send_all(&mut self, now: Instant) -> Option<Instant> {
+        loop {
+            match self.queue.next(now) {
+                Next::Send(target, write) => self.send(target, write),
+                Next::At(at) => return Some(at),
+                Next::Nothing => return None,
+            }
         }
     }
 
@@ -410,7 +418,14 @@ impl Writer {
                         self.peers.get_or_insert_default().listed(Vec::new(), now);
                         self.plan_soon();
                     }
-                    Err(error) => tracing::debug!("the other gateways cannot be listed: {error}"),
+                    Err(error) => {
+                        let error = error.to_string();
+                        // Without this knowledge nobody leads: an address could be given out twice.
+                        if self.look_error.as_ref() != Some(&error) {
+                            tracing::warn!("the other gateways cannot be listed: {error}");
+                        }
+                        self.look_error = Some(error);
+                    }
                 }
                 let pause = if self.waits_for_peers || self.peers.is_none() { PEERS_URGENT } else { PEERS };
                 self.look_at = now + pause;

@@ -23,7 +23,8 @@ use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
 use crate::diagnostic::Severity;
 use crate::explain::{Circumstances, Explanation, KnownFlow, Packet, explain, refusal};
-use crate::reconcile::DrainTarget;
+use crate::pools::PoolUsage;
+use crate::reconcile::{DrainTarget, Reason};
 use crate::source::SourceState;
 
 /// How long a listing waits for a worker.
@@ -76,6 +77,16 @@ impl AdminBackend for Operator {
             ready: health.ready,
             generation_desired: generations.desired,
             generation_applied: generations.applied,
+            cluster: self.state.cluster().map(|cluster| api::ClusterStatus {
+                leads: cluster.leads,
+                writes_pending: cluster.pending,
+                writes_failed: cluster
+                    .writes
+                    .iter()
+                    .filter(|(result, _)| *result == "failure")
+                    .map(|(_, n)| n)
+                    .sum(),
+            }),
             workers: stats.workers.iter().map(worker).collect(),
             interfaces: self.interfaces(&stats),
             source: source(&self.source, &self.state.source_state()),
@@ -163,7 +174,7 @@ impl AdminBackend for Operator {
 
     fn pools(&self) -> api::PoolsAnswer {
         self.with_round(|round| api::PoolsAnswer {
-            pools: round.outcome.pools.iter().map(Into::into).collect(),
+            pools: round.outcome.pools.iter().map(|usage| pool(round, usage)).collect(),
         })
     }
 
@@ -243,6 +254,19 @@ impl Operator {
             })
             .collect()
     }
+}
+
+/// A pool, with the object that it is.
+fn pool(round: &Round, usage: &PoolUsage) -> api::PoolView {
+    let objects = &round.manifests.objects.address_pools;
+    // A pool of the configuration keeps its name from an object that has it too.
+    let is_object = objects.get(&usage.pool).is_some_and(|object| {
+        let told = round.outcome.findings.iter().filter(|finding| finding.object == object.meta.key);
+        !told.into_iter().any(|finding| finding.reason == Reason::PoolNotAccepted)
+            || !object.faults.is_empty()
+    });
+    let object = is_object.then(|| format!("AddressPool/{}", usage.pool));
+    api::PoolView { object, ..api::PoolView::from(usage) }
 }
 
 fn worker(worker: &tidegate_dataplane::gateway::WorkerStats) -> api::WorkerStatus {
