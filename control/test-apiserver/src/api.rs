@@ -138,7 +138,7 @@ impl Api {
             }
             "/openapi/v2" if request.accept.contains("protobuf") => Ok(Answer::Bytes(
                 "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
-                discovery::open_api_v2_protobuf(),
+                discovery::open_api_v2_protobuf(&self.resources),
             )),
             "/openapi/v2" => Ok(ok(json!({
                 "swagger": "2.0", "info": {"title": "Kubernetes", "version": "v1.33.0"}, "paths": {}, "definitions": {},

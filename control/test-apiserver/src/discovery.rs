@@ -2,7 +2,7 @@
 //!
 //! OpenAPI v3 tells for each group which kinds have PATCH with `fieldValidation`, so that kubectl leaves validation to
 //! the server (which does it, see `typed` and `schema`). OpenAPI v2 exists for old kubectls, that want it as protocol
-//! buffers: a document without definitions, which makes them skip their own validation.
+//! buffers: a document without definitions, which makes them skip their own validation, and with `dryRun` everywhere.
 
 use serde_json::{Map, Value, json};
 
@@ -63,14 +63,40 @@ pub(crate) fn answer(path: &str, resources: &[Resource]) -> Option<Value> {
     }
 }
 
-/// `openapi.v2.Document{swagger: "2.0", info: {title, version}}` as protocol buffers.
-pub(crate) fn open_api_v2_protobuf() -> Vec<u8> {
-    let field = |number: u8, bytes: &[u8]| {
-        let length = u8::try_from(bytes.len()).expect("short texts");
-        [&[number << 3 | 2, length], bytes].concat()
-    };
+/// The OpenAPI v2 document as protocol buffers (gnostic's `openapi.v2.Document`): for each kind a PATCH with `dryRun`,
+/// which is what kubectl before 1.27 looks for; no definitions.
+pub(crate) fn open_api_v2_protobuf(resources: &[Resource]) -> Vec<u8> {
+    let paths: Vec<u8> = resources.iter().flat_map(|resource| field(2, &patch_path(resource))).collect();
     let info = [field(1, b"Kubernetes"), field(2, b"v1.33.0")].concat();
-    [field(1, b"2.0"), field(2, &info)].concat()
+    [field(1, b"2.0"), field(2, &info), field(8, &paths)].concat()
+}
+
+/// A `NamedPathItem` with its PATCH.
+fn patch_path(resource: &Resource) -> Vec<u8> {
+    let kind =
+        format!("group: {:?}\nversion: {}\nkind: {}\n", resource.group, resource.version, resource.kind);
+    // NamedAny{name, Any{yaml}}
+    let extension =
+        [field(1, b"x-kubernetes-group-version-kind"), field(2, &field(2, kind.as_bytes()))].concat();
+    // ParametersItem{Parameter{NonBodyParameter{QueryParameterSubSchema{in, name}}}}
+    let query = [field(2, b"query"), field(4, b"dryRun")].concat();
+    let parameter = field(1, &field(2, &field(3, &query)));
+    let patch = [field(8, &parameter), field(13, &extension)].concat();
+    let path = format!("/{}/{}/{{name}}", group_path(resource), resource.plural);
+    [field(1, path.as_bytes()), field(2, &field(8, &patch))].concat()
+}
+
+/// A length-delimited field.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut encoded = vec![number << 3 | 2];
+    let mut length = bytes.len();
+    while length >= 0x80 {
+        encoded.push(u8::try_from(length & 0x7f).expect("seven bits") | 0x80);
+        length >>= 7;
+    }
+    encoded.push(u8::try_from(length).expect("seven bits"));
+    encoded.extend_from_slice(bytes);
+    encoded
 }
 
 fn group_path(resource: &Resource) -> String {

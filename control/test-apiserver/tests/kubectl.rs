@@ -64,7 +64,8 @@ impl Kubectl {
     }
 
     fn file(&self, name: &str, text: &str) {
-        std::fs::write(self.directory.path().join(name), text).expect("written");
+        // What begins with a brace is JSON to an old kubectl.
+        std::fs::write(self.directory.path().join(name), format!("---\n{text}")).expect("written");
     }
 }
 
