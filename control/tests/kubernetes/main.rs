@@ -7,5 +7,6 @@
 mod api_loss;
 mod endpoints;
 mod install;
+mod lifecycle;
 mod rights;
 mod world;

@@ -191,6 +191,11 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         std::fs::read_dir(state).is_ok_and(|mut entries| entries.next().is_some())
     }
 
+    /// The same where the story says itself what is wrong when it does not come to hold.
+    pub(crate) fn eventually<T>(&self, probe: impl FnMut() -> Option<T>) -> Option<T> {
+        wait_for("it", SEEN, probe).ok()
+    }
+
     /// Waits until something holds of the cluster or its gateways; gives what was made of it.
     pub(crate) fn until<T>(&self, what: &str, probe: impl FnMut() -> Option<T>) -> T {
         wait_for(what, SEEN, probe).unwrap_or_else(|error| panic!("{error:#}"))
