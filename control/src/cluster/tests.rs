@@ -76,7 +76,8 @@ impl Cluster {
             ..KubernetesConfig::default()
         };
         let source = KubernetesSource::start(&config, name);
-        let writer = ClusterWriter::start(&source.connector(), name, None, "kube-system", source.state());
+        let writer =
+            ClusterWriter::start(&source.connector(), name, None, &config.lease_namespace, source.state());
         let (rounds, last) = watch::channel(None);
         let mut updates = source.updates();
         let mut authority = writer.authority();
@@ -170,6 +171,28 @@ fn settings() -> Settings {
     };
     let snat: IpAddr = "192.0.2.3".parse().expect("an address");
     Settings { pools: vec![pool], snat_addresses: vec![snat], claims_unclassed: false, ..Settings::default() }
+}
+
+/// The rights that are installed are those that the writing needs: its stories run with them alone.
+#[tokio::test]
+async fn the_rights_of_the_base_are_enough_to_lead_and_to_write() {
+    let cluster = Cluster::new();
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubernetes/base");
+    for file in ["namespace.yaml", "rbac.yaml"] {
+        let text = std::fs::read_to_string(format!("{base}/{file}")).expect("a manifest");
+        cluster.server.apply(&text).expect("legal");
+    }
+    let token = cluster.server.service_account_token("tidegate-system", "tidegate");
+    cluster.server.kubeconfig_for(cluster.directory.path(), &token).expect("a file");
+    let gateway = cluster.gateway("edge-1");
+    cluster.service("web", &json!({}));
+    until("an address", || cluster.ingress("web").is_some()).await;
+    until("its events", || has_events(&cluster.events("web"), &["IPAllocated", "EnsuredLoadBalancer"])).await;
+    assert!(cluster.server.delete("v1", "Service", "shop", "web"));
+    until("it is let go", || cluster.get("web").is_null()).await;
+    let refused = cluster.server.requests().into_iter().filter(|request| request.code == 403);
+    assert_eq!(refused.map(|request| request.path).collect::<Vec<_>>(), [] as [String; 0]);
+    gateway.leave().await;
 }
 
 /// Polls until it holds.

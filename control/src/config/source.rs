@@ -15,8 +15,8 @@ const API_LOSS_GRACE: Duration = Duration::from_secs(300);
 /// Largest `apiLossGrace`: a week.
 const API_LOSS_GRACE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What `deploy/kubernetes/base` makes, with the right to the lease there.
-const LEASE_NAMESPACE: &str = "tidegate-system";
+/// Where control planes keep their leases, and there in every cluster; `deploy/kubernetes/base` gives the right to it.
+const LEASE_NAMESPACE: &str = "kube-system";
 
 /// The validated `source` section. Default: `directory` with its defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct KubernetesConfig {
     /// `""` keeps none. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
     /// `leaseNamespace`: where the Lease `tidegate` is by which several gateways agree on who writes to the cluster;
-    /// the same for all of them. Default `tidegate-system`.
+    /// the same for all of them. Default `kube-system`.
     pub lease_namespace: String,
 }
 
