@@ -102,6 +102,12 @@ fn comes_back_older() {
     );
     world.until("the new Service", || (gateway.backends("new") == ["10.244.1.1:8080 active"]).then_some(()));
     world.until("the second endpoint", || (gateway.backends("web").len() == 2).then_some(()));
+    // A cluster is never at rest: the backup is many versions old.
+    for number in 0..1_000 {
+        world.apply(&format!(
+            "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: busy}}, data: {{n: \"{number}\"}}}}"
+        ));
+    }
     world.api.restart_from(&older).expect("listens again");
     world.until("what is kept to be told", || {
         gateway.source()["kept"].as_array().is_some_and(|kept| !kept.is_empty()).then_some(())
