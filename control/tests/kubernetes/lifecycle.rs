@@ -44,7 +44,7 @@ fn condition(world: &World, name: &str, kind: &str) -> String {
 }
 
 fn lease(world: &World) -> Value {
-    world.api.get("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate").unwrap_or_default()
+    world.api.get("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate").unwrap_or_default()
 }
 
 /// A cluster with one gateway that leads, and a Service that has its address.
@@ -196,7 +196,7 @@ fn leader_loses_lease() {
     let gateway = world.gateway("edge-1");
     let take = |holder: &str| {
         let edited =
-            world.api.edit("coordination.k8s.io/v1", "Lease", "tidegate-system", "tidegate", |lease| {
+            world.api.edit("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate", |lease| {
                 lease["spec"]["holderIdentity"] = holder.into();
                 lease["spec"]["renewTime"] = "2100-01-01T00:00:00.000000Z".into();
             });
