@@ -22,6 +22,9 @@ const SLICE_MAX: usize = 100;
 /// Endpoints of one node, as the kubelet allows.
 const PODS_PER_NODE: usize = 110;
 
+/// The gateway's link address.
+pub const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+
 /// How large the cluster is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
@@ -126,15 +129,15 @@ pub fn endpoint(service: usize, endpoint: usize) -> Endpoint {
     }
 }
 
-/// The gateway, on one interface of this link address.
+/// The gateway, on one interface.
 #[must_use]
-pub fn settings(mac: MacAddr) -> Settings {
+pub fn settings() -> Settings {
     let parse = |text: &str| text.parse().expect("an address of this world");
     let net = |text: &str| text.parse::<ipnet::IpNet>().expect("a network of this world");
     Settings {
         interfaces: vec![InterfaceSpec {
             name: "uplink".into(),
-            mac,
+            mac: GATEWAY_MAC,
             mtu: 1500,
             vlan: None,
             addresses: vec![net("10.0.0.1/16")],

@@ -17,6 +17,11 @@ use crate::service::vacant_raw;
 use crate::snapshot::{BackendState, ForwardingMode, Protocol};
 use crate::wire::{Addr, Family};
 
+/// Places in a table for so many indices: some more than there are, so that one more does not make it grow.
+fn places(indices: usize) -> usize {
+    indices.next_multiple_of(1024)
+}
+
 /// What the packet path needs of a backend: one cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
@@ -58,7 +63,7 @@ const _: () = assert!(size_of::<Option<Backend>>() == 64, "the vacant mark hides
 
 impl Backends {
     pub(crate) fn build(indices: usize, backends: impl Iterator<Item = Backend>) -> Self {
-        let mut records = vec![None; indices];
+        let mut records = vec![None; places(indices)];
         for backend in backends {
             records[backend.id.index()] = Some(backend);
         }
@@ -68,8 +73,8 @@ impl Backends {
     /// The same with `indices` places, without those at some indices and with others.
     pub(crate) fn revised(&self, indices: usize, gone: &[BackendId], new: &[Backend]) -> Self {
         let mut records = Arc::clone(&self.records);
-        if indices > records.len() {
-            let more = indices - records.len();
+        if places(indices) > records.len() {
+            let more = places(indices) - records.len();
             records = self.records.iter().copied().chain(std::iter::repeat_n(None, more)).collect();
         }
         let places = Arc::make_mut(&mut records);
@@ -147,8 +152,8 @@ pub(crate) struct Revision {
 impl Endpoints {
     /// A table with `indices` places, of endpoints in the order of their keys.
     pub(crate) fn build(indices: usize, endpoints: &[(EndpointKey, EndpointId, Uses)]) -> Self {
-        let mut records: Vec<_> = (0..indices).map(vacant_endpoint).collect();
-        let mut uses = vec![Uses::default(); indices];
+        let mut records: Vec<_> = (0..places(indices)).map(vacant_endpoint).collect();
+        let mut uses = vec![Uses::default(); records.len()];
         for &(key, id, used) in endpoints {
             records[id.index()] = (key, id);
             uses[id.index()] = used;
@@ -169,8 +174,8 @@ impl Endpoints {
             return self.clone();
         }
         let (mut records, mut uses) = (Arc::clone(&self.records), Arc::clone(&self.uses));
-        if indices > records.len() {
-            let more = records.len()..indices;
+        if places(indices) > records.len() {
+            let more = records.len()..places(indices);
             records = records.iter().copied().chain(more.clone().map(vacant_endpoint)).collect();
             uses = uses.iter().copied().chain(more.map(|_| Uses::default())).collect();
         }

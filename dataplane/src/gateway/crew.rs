@@ -409,11 +409,14 @@ impl<F> Crew<F> {
         let previous = &control.publisher.current().snapshot;
         let (snapshot, problems) = Snapshot::compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
+        let same_outside = snapshot.same_outside();
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
-        let outside = Outside::of(spec, self.announce);
-        if control.outside != outside {
-            self.outside.force_push(outside.clone());
-            control.outside = outside;
+        if !same_outside {
+            let outside = Outside::of(spec, self.announce);
+            if control.outside != outside {
+                self.outside.force_push(outside.clone());
+                control.outside = outside;
+            }
         }
         Ok(Published { generation: spec.generation, problems })
     }

@@ -1,13 +1,15 @@
 //! From objects to workers, stage by stage: the first state of a cluster, and then one endpoint's change at a time.
 //!
-//! `control-scale [--services N] [--endpoints N] [--changes N] [--core N]` makes the cluster of [`world`], starts a
-//! dataplane on a null device with one worker on that core, and does what a round of the daemon does: reconcile,
-//! compile, publish, wait for the worker. A change is a Pod that turns not ready, or ready again, or takes the place of
-//! another, in turn. Prints a table in Markdown, times in milliseconds; memory in MB and per Service and endpoint.
+//! `control-scale [--services N] [--endpoints N] [--changes N] [--core N] [--rate N]` makes the cluster of [`world`],
+//! starts the threads of a gateway over ports in memory with one worker on that core, and does what a round of the
+//! daemon does: reconcile, compile, publish, wait for the worker. A change is a Pod that turns not ready, or ready
+//! again, or takes the place of another, in turn. Meanwhile so many packets a second go to all Services, and each is
+//! counted out again. Prints tables in Markdown: milliseconds, and memory in MB and per Service and endpoint.
 //!
 //! What a source costs (decoding, watching) and how long changes wait for each other is not in here.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,15 +17,19 @@ use anyhow::{Context, Result, bail};
 use tidegate::health::Verdicts;
 use tidegate::model::{EndpointSlice, Objects};
 use tidegate::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
+use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
-use tidegate_core::wire::MacAddr;
-use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig, InterfaceConfig};
-use tidegate_dataplane::topology::Idle;
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::frame::MemoryFrame;
+use tidegate_core::snapshot::SnapshotSpec;
+use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
+use tidegate_dataplane::gateway::{Crew, CrewConfig};
+use tidegate_dataplane::topology::{Idle, WorkerPlace};
 use world::Size;
 
 fn main() -> Result<()> {
     let mut size = Size { services: 10_000, endpoints: 10 };
-    let (mut changes, mut core) = (1_000, 1);
+    let (mut changes, mut core, mut rate) = (1_000, 1, 50_000_u64);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().context("a number is missing")?.parse().context("a number");
@@ -32,25 +38,30 @@ fn main() -> Result<()> {
             "--endpoints" => size.endpoints = number()?,
             "--changes" => changes = number()?,
             "--core" => core = number()?,
-            _ => bail!("unknown argument {argument:?}; accepted: --services, --endpoints, --changes, --core"),
+            "--rate" => rate = u64::try_from(number()?)?,
+            _ => bail!(
+                "{argument:?} is not known; accepted: --services, --endpoints, --changes, --core, --rate"
+            ),
         }
     }
-    let dataplane = dataplane(core)?;
+    let (crew, wire) = crew(core)?;
     let began = weight::anonymous()?;
     let objects = world::objects(size);
     let with_objects = weight::anonymous()?;
-    let mut gateway = Gateway::new(objects, &dataplane);
+    let mut gateway = Gateway::new(objects, &crew);
 
     println!("{} Services, {} endpoints\n", size.services, size.all());
     println!("| stage | first state | one change: median | p99 | most |\n|---|---|---|---|---|");
     let first = gateway.round()?;
     let with_state = weight::anonymous()?;
+    let traffic = Traffic::start(wire, gateway.vips(), rate);
     let rounds = (0..changes)
         .map(|n| {
             gateway.change(size, n);
             gateway.round()
         })
         .collect::<Result<Vec<Stages>>>()?;
+    let counts = traffic.stop();
     for (stage, pick) in Stages::NAMES {
         let mut times: Vec<Duration> = rounds.iter().map(pick).collect();
         times.sort_unstable();
@@ -75,31 +86,44 @@ fn main() -> Result<()> {
             (bytes as f64 / 1e6, bytes / size.all() as u64, bytes / size.services as u64);
         println!("| {what} | {mb:.1} | {endpoints} | {services} |");
     }
-    println!(
-        "\nresident in all: {:.1} MB, packet buffers and flow tables included",
-        weight::resident()? as f64 / 1e6
-    );
+    let stats = crew.stats();
+    let drops: Vec<_> = stats.drops.iter().filter(|(_, count)| *count > 0).collect();
+    println!("\npackets meanwhile: {counts:?}, dropped by the worker: {drops:?}");
+    println!("resident in all, flow tables included: {:.1} MB", weight::resident()? as f64 / 1e6);
     Ok(())
 }
 
-/// A null device, one worker.
-fn dataplane(core: usize) -> Result<Dataplane> {
-    let config = DataplaneConfig {
-        cores: vec![core],
+/// One worker on a core, everything else on the others.
+fn crew(core: usize) -> Result<(Crew<MemoryFrame>, MemoryPort)> {
+    let cpus = std::thread::available_parallelism()?.get();
+    let others: Vec<usize> = (0..cpus).filter(|&cpu| cpu != core).collect();
+    pin(&others);
+    let config = CrewConfig {
+        places: vec![WorkerPlace { worker: 0, core, numa: None }],
         idle: Idle::Adaptive,
-        interfaces: vec![InterfaceConfig {
-            name: "uplink".into(),
-            device: "net_null0".into(),
-            mac: None,
-            mtu: Some(1500),
-            vlan: None,
-            addresses: vec!["10.0.0.1/16".parse()?],
-        }],
-        taps: false,
+        flow_entries: 65_536,
+        steering: Steering::Single,
+        seed: 7,
         announce: false,
-        ..DataplaneConfig::default()
+        main_cpus: others,
     };
-    Dataplane::start(&config).context("the dataplane does not start")
+    let (wire, ends) = memory::port(1, 4096);
+    let first = SnapshotSpec { interfaces: world::settings().interfaces, ..SnapshotSpec::default() };
+    let enter = |place: &WorkerPlace| {
+        pin(&[place.core]);
+        Ok::<(), String>(())
+    };
+    let crew = Crew::start(&config, vec![ends], Heap, vec![None], &first, enter, None)?;
+    Ok((crew, wire))
+}
+
+/// Keeps this thread, and those that it makes, on these CPUs, where the system lets it.
+fn pin(cpus: &[usize]) {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu));
+    if !cpus.is_empty() {
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
 }
 
 /// What the daemon's controller holds.
@@ -108,7 +132,7 @@ struct Gateway<'a> {
     objects: Objects,
     memory: Memory,
     reconciler: Reconciler,
-    dataplane: &'a Dataplane,
+    crew: &'a Crew<MemoryFrame>,
     last: Option<Outcome>,
     generation: u64,
     began: Instant,
@@ -124,23 +148,23 @@ struct Stages {
 }
 
 impl Stages {
-    const NAMES: [(&str, fn(&Stages) -> Duration); 4] = [
+    const NAMES: [(&str, fn(&Stages) -> Duration); 5] = [
         ("reconcile", |s| s.reconcile),
         ("compile and publish", |s| s.publish),
         ("taken up by the worker", |s| s.applied),
-        ("all", |s| s.all),
+        ("from objects to the worker", |s| s.reconcile + s.publish + s.applied),
+        ("letting go of the state before", |s| s.all - s.reconcile - s.publish - s.applied),
     ];
 }
 
 impl<'a> Gateway<'a> {
-    fn new(objects: Objects, dataplane: &'a Dataplane) -> Self {
-        let mac: MacAddr = dataplane.interfaces()[0].mac;
+    fn new(objects: Objects, crew: &'a Crew<MemoryFrame>) -> Self {
         Self {
-            settings: world::settings(mac),
+            settings: world::settings(),
             objects,
             memory: Memory::default(),
             reconciler: Reconciler::default(),
-            dataplane,
+            crew,
             last: None,
             generation: 0,
             began: Instant::now(),
@@ -161,23 +185,30 @@ impl<'a> Gateway<'a> {
         });
         self.memory = outcome.memory.clone();
         let reconciled = Instant::now();
-        let published = self.dataplane.publish(&outcome.spec).context("not published")?;
+        let published = self.crew.publish(&outcome.spec).context("not published")?;
         if let Some(problem) = published.problems.first() {
             bail!("not all is programmed: {problem}");
         }
         let given = Instant::now();
-        while self.dataplane.applied_generation() < self.generation {
+        while self.crew.applied_generation() < self.generation {
             std::thread::sleep(Duration::from_micros(50));
         }
         let applied = Instant::now();
-        // The round before is let go here, as in the daemon.
+        // As in the daemon, what nobody needs any more is let go when the workers have the new state.
         self.last = Some(outcome);
+        self.crew.reclaim();
         Ok(Stages {
             reconcile: reconciled - start,
             publish: given - reconciled,
             applied: applied - given,
             all: start.elapsed(),
         })
+    }
+
+    /// Where packets go to.
+    fn vips(&self) -> Vec<SocketAddr> {
+        let services = self.last.iter().flat_map(|outcome| &outcome.spec.services);
+        services.map(|service| SocketAddr::new(service.key.vip, service.key.port)).collect()
     }
 
     /// One endpoint of one slice, by a source's way: a new state that shares what did not change.

@@ -280,6 +280,13 @@ impl Snapshot {
         all
     }
 
+    /// Whether the spec names the same next hops, and the same addresses to be announced, as that of the snapshot
+    /// before. False where that was not looked into.
+    #[must_use]
+    pub fn same_outside(&self) -> bool {
+        self.lineage.same_outside
+    }
+
     /// The ids that the snapshot before did not have: who counts by id begins anew with these.
     #[must_use]
     pub fn fresh(&self) -> &Fresh {

@@ -96,6 +96,8 @@ pub(super) struct Lineage {
     backends: usize,
     problems: Problems,
     pub(super) fresh: Fresh,
+    /// Next hops and announced addresses are those of the snapshot before.
+    pub(super) same_outside: bool,
 }
 
 /// Problems by what they are about, so that those of what does not change are kept.
@@ -276,6 +278,7 @@ fn assemble(
         services: spec.services.iter().cloned().collect(),
         problems,
         fresh: ids.fresh,
+        same_outside: false,
     };
     Snapshot {
         generation: spec.generation,

@@ -17,10 +17,11 @@ use crate::backend::{EndpointKey, Revision, Uses};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::limits;
 use crate::neighbors::NeighborTable;
+use crate::routes::NextHop;
 use crate::service::{Service, ServiceInfo};
 use crate::snapshot::indices::{Generations, Kind};
 use crate::snapshot::problem::Problem;
-use crate::snapshot::spec::SnapshotSpec;
+use crate::snapshot::spec::{ServiceSpec, SnapshotSpec};
 use crate::snapshot::{Fresh, Snapshot};
 
 /// The snapshot of `spec` and its problems; `None` where it has to be compiled from scratch.
@@ -45,6 +46,12 @@ pub(super) fn revise(
         })
         .collect();
 
+    let same_outside = changed.iter().all(|&(_, at)| {
+        let (old, new) = (previous.lineage.services.get(at), &spec.services[at]);
+        old.is_some_and(|old| {
+            old.announced == new.announced && !on_link(&network, old) && !on_link(&network, new)
+        })
+    });
     let (backend_kind, fresh, gone) = backend_ids(previous, &revised);
     let (endpoint_kind, revisions) = endpoints(previous, &revised);
     let new_endpoints: HashMap<EndpointKey, EndpointId> =
@@ -105,6 +112,7 @@ pub(super) fn revise(
             backends,
             problems,
             fresh: Fresh { services: Box::default(), backends: fresh.into() },
+            same_outside,
         },
     };
     let problems = snapshot.lineage.problems.all();
@@ -130,6 +138,12 @@ fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)
     }
     changed.sort_unstable();
     (backends <= limits::BACKENDS_MAX).then_some((changed, backends))
+}
+
+/// Whether a backend of the service is a next hop itself.
+fn on_link(network: &Network, service: &ServiceSpec) -> bool {
+    let itself = |hop: NextHop| hop.via.is_none();
+    service.backends.iter().any(|b| network.routes.find(&b.address.into()).is_some_and(itself))
 }
 
 /// A service that is other than before.
@@ -311,6 +325,8 @@ mod tests {
         assert_eq!(format!("{:?}", revised.generations), format!("{:?}", anew.generations));
         assert_eq!(revised.next_hops(), anew.next_hops());
         assert_eq!(revised.admission, anew.admission);
+        // What a slow path was told stays right.
+        assert!(!anew.same_outside());
         assert_eq!(revised.lineage.fresh, anew.lineage.fresh);
         assert_eq!(revised.lineage.ranks, anew.lineage.ranks);
         assert_eq!(revised.lineage.backends, anew.lineage.backends);
@@ -354,6 +370,7 @@ mod tests {
                 let (anew, same_problems) = anew.expect("it compiles");
                 prop_assert_eq!(problems, same_problems);
                 assert_same(&revised, &anew);
+                prop_assert!(!revised.same_outside() || previous.next_hops() == anew.next_hops());
                 previous = revised;
             }
         }
