@@ -195,11 +195,10 @@ fn leader_loses_lease() {
     let world = shop();
     let gateway = world.gateway("edge-1");
     let take = |holder: &str| {
-        let edited =
-            world.api.edit("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate", |lease| {
-                lease["spec"]["holderIdentity"] = holder.into();
-                lease["spec"]["renewTime"] = "2100-01-01T00:00:00.000000Z".into();
-            });
+        let edited = world.api.edit("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate", |lease| {
+            lease["spec"]["holderIdentity"] = holder.into();
+            lease["spec"]["renewTime"] = "2100-01-01T00:00:00.000000Z".into();
+        });
         edited.expect("there is a lease");
     };
     world.api.forget_requests();

@@ -147,8 +147,10 @@ struct Stages {
     all: Duration,
 }
 
+type Pick = fn(&Stages) -> Duration;
+
 impl Stages {
-    const NAMES: [(&str, fn(&Stages) -> Duration); 5] = [
+    const NAMES: [(&str, Pick); 5] = [
         ("reconcile", |s| s.reconcile),
         ("compile and publish", |s| s.publish),
         ("taken up by the worker", |s| s.applied),
