@@ -161,7 +161,7 @@ fn sigterm_with_api_server_unreachable() {
 }
 
 #[test]
-fn silent_watch_is_noticed_and_opened_again() {
+fn events_twice_and_out_of_order_end_in_the_last_state() {
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
     world.api.faults().duplicate_events(true);
