@@ -21,11 +21,12 @@ make --no-print-directory lint
 stage "tests of the workspace"
 "$cargo" test --workspace --locked
 
+# With --workspace, though the tests are of one package: another selection has other features, and builds everything again.
 stage "end to end, in network namespaces"
-"$cargo" test -p tidegate --test e2e --locked
+"$cargo" test --workspace --test e2e --locked
 
 stage "with an API server"
-"$cargo" test -p tidegate --test kubernetes --locked
+"$cargo" test --workspace --test kubernetes --locked
 
 stage "lock-free code under loom"
 deploy/scripts/loom.sh
