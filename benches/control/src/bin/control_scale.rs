@@ -8,23 +8,14 @@
 //!
 //! What a source costs (decoding, watching) and how long changes wait for each other is not in here.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidegate::health::Verdicts;
-use tidegate::model::{EndpointSlice, Objects};
-use tidegate::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
+use tidegate::model::EndpointSlice;
+use tidegate_control_bench::gateway::{Gateway, Stages, crew};
 use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
-use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::frame::MemoryFrame;
-use tidegate_core::snapshot::SnapshotSpec;
-use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
-use tidegate_dataplane::gateway::{Crew, CrewConfig};
-use tidegate_dataplane::topology::{Idle, WorkerPlace};
 use world::Size;
 
 fn main() -> Result<()> {
@@ -57,12 +48,12 @@ fn main() -> Result<()> {
     let traffic = Traffic::start(wire, gateway.vips(), rate);
     let rounds = (0..changes)
         .map(|n| {
-            gateway.change(size, n);
+            change(&mut gateway, size, n);
             gateway.round()
         })
         .collect::<Result<Vec<Stages>>>()?;
     let counts = traffic.stop();
-    for (stage, pick) in Stages::NAMES {
+    for (stage, pick) in STAGES {
         let mut times: Vec<Duration> = rounds.iter().map(pick).collect();
         times.sort_unstable();
         let at = |per_mille: usize| millis(times[(times.len() - 1) * per_mille / 1000]);
@@ -93,143 +84,32 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// One worker on a core, everything else on the others.
-fn crew(core: usize) -> Result<(Crew<MemoryFrame>, MemoryPort)> {
-    let cpus = std::thread::available_parallelism()?.get();
-    let others: Vec<usize> = (0..cpus).filter(|&cpu| cpu != core).collect();
-    pin(&others);
-    let config = CrewConfig {
-        places: vec![WorkerPlace { worker: 0, core, numa: None }],
-        idle: Idle::Adaptive,
-        flow_entries: 65_536,
-        steering: Steering::Single,
-        seed: 7,
-        announce: false,
-        main_cpus: others,
-    };
-    let (wire, ends) = memory::port(1, 4096);
-    let first = SnapshotSpec { interfaces: world::settings().interfaces, ..SnapshotSpec::default() };
-    let enter = |place: &WorkerPlace| {
-        pin(&[place.core]);
-        Ok::<(), String>(())
-    };
-    let crew = Crew::start(&config, vec![ends], Heap, vec![None], &first, enter, None)?;
-    Ok((crew, wire))
-}
-
-/// Keeps this thread, and those that it makes, on these CPUs, where the system lets it.
-fn pin(cpus: &[usize]) {
-    let mut set = rustix::thread::CpuSet::new();
-    cpus.iter().for_each(|&cpu| set.set(cpu));
-    if !cpus.is_empty() {
-        let _ = rustix::thread::sched_setaffinity(None, &set);
-    }
-}
-
-/// What the daemon's controller holds.
-struct Gateway<'a> {
-    settings: Settings,
-    objects: Objects,
-    memory: Memory,
-    reconciler: Reconciler,
-    crew: &'a Crew<MemoryFrame>,
-    last: Option<Outcome>,
-    generation: u64,
-    began: Instant,
-}
-
-/// How long the stages of a round took.
-#[derive(Debug, Clone, Copy)]
-struct Stages {
-    reconcile: Duration,
-    publish: Duration,
-    applied: Duration,
-    all: Duration,
-}
-
 type Pick = fn(&Stages) -> Duration;
 
-impl Stages {
-    const NAMES: [(&str, Pick); 5] = [
-        ("reconcile", |s| s.reconcile),
-        ("compile and publish", |s| s.publish),
-        ("taken up by the worker", |s| s.applied),
-        ("from objects to the worker", |s| s.reconcile + s.publish + s.applied),
-        ("letting go of the state before", |s| s.all - s.reconcile - s.publish - s.applied),
-    ];
-}
+const STAGES: [(&str, Pick); 5] = [
+    ("reconcile", |s| s.reconcile),
+    ("compile and publish", |s| s.publish),
+    ("taken up by the worker", |s| s.applied),
+    ("from objects to the worker", |s| s.reconcile + s.publish + s.applied),
+    ("letting go of the state before", |s| s.all - s.reconcile - s.publish - s.applied),
+];
 
-impl<'a> Gateway<'a> {
-    fn new(objects: Objects, crew: &'a Crew<MemoryFrame>) -> Self {
-        Self {
-            settings: world::settings(),
-            objects,
-            memory: Memory::default(),
-            reconciler: Reconciler::default(),
-            crew,
-            last: None,
-            generation: 0,
-            began: Instant::now(),
-        }
+/// One endpoint of one slice, by a source's way: a new state that shares what did not change.
+fn change(gateway: &mut Gateway<'_>, size: Size, n: usize) {
+    let of = n.wrapping_mul(0x9e37_79b1) % size.services;
+    let slice = world::slices(size, of).next().expect("a Service has a slice");
+    let mut slice = EndpointSlice::clone(&gateway.objects.endpoint_slices[&slice.meta.key]);
+    let at = n % slice.endpoints.len();
+    let endpoint = &mut slice.endpoints[at];
+    if n.is_multiple_of(2) {
+        let is_ready = endpoint.conditions.is_ready();
+        (endpoint.conditions.ready, endpoint.conditions.serving) = (Some(!is_ready), Some(!is_ready));
+    } else {
+        *endpoint = world::endpoint(of, size.all() + n);
     }
-
-    fn round(&mut self) -> Result<Stages> {
-        let start = Instant::now();
-        self.generation += 1;
-        let outcome = self.reconciler.reconcile(&Input {
-            settings: &self.settings,
-            objects: &self.objects,
-            verdicts: &Verdicts::default(),
-            drained: &BTreeSet::new(),
-            memory: &self.memory,
-            generation: self.generation,
-            now: self.began.elapsed(),
-        });
-        self.memory = outcome.memory.clone();
-        let reconciled = Instant::now();
-        let published = self.crew.publish(&outcome.spec).context("not published")?;
-        if let Some(problem) = published.problems.first() {
-            bail!("not all is programmed: {problem}");
-        }
-        let given = Instant::now();
-        while self.crew.applied_generation() < self.generation {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        let applied = Instant::now();
-        // As in the daemon, what nobody needs any more is let go when the workers have the new state.
-        self.last = Some(outcome);
-        self.crew.reclaim();
-        Ok(Stages {
-            reconcile: reconciled - start,
-            publish: given - reconciled,
-            applied: applied - given,
-            all: start.elapsed(),
-        })
-    }
-
-    /// Where packets go to.
-    fn vips(&self) -> Vec<SocketAddr> {
-        let services = self.last.iter().flat_map(|outcome| &outcome.spec.services);
-        services.map(|service| SocketAddr::new(service.key.vip, service.key.port)).collect()
-    }
-
-    /// One endpoint of one slice, by a source's way: a new state that shares what did not change.
-    fn change(&mut self, size: Size, n: usize) {
-        let of = n.wrapping_mul(0x9e37_79b1) % size.services;
-        let slice = world::slices(size, of).next().expect("a Service has a slice");
-        let mut slice = EndpointSlice::clone(&self.objects.endpoint_slices[&slice.meta.key]);
-        let at = n % slice.endpoints.len();
-        let endpoint = &mut slice.endpoints[at];
-        if n.is_multiple_of(2) {
-            let is_ready = endpoint.conditions.is_ready();
-            (endpoint.conditions.ready, endpoint.conditions.serving) = (Some(!is_ready), Some(!is_ready));
-        } else {
-            *endpoint = world::endpoint(of, size.all() + n);
-        }
-        let mut objects = self.objects.clone();
-        objects.endpoint_slices.insert(slice.meta.key.clone(), Arc::new(slice));
-        self.objects = objects;
-    }
+    let mut objects = gateway.objects.clone();
+    objects.endpoint_slices.insert(slice.meta.key.clone(), Arc::new(slice));
+    gateway.objects = objects;
 }
 
 fn millis(time: Duration) -> f64 {

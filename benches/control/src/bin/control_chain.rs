@@ -1,0 +1,292 @@
+//! The whole chain: an endpoint changes in an API server, and the worker forwards by it.
+//!
+//! `control-chain [--services N] [--endpoints N] [--changes N] [--rate N] [--packets N] [--core N]` starts the test API
+//! server in a process of its own with the cluster of [`world`], and a gateway here: the source `kubernetes` (HTTPS,
+//! watches, the objects kept on disk), and rounds as the daemon makes them, at once where nothing is pending, else after
+//! a pause of 10 ms. Then one Pod after the other is replaced in the API server, at that rate, and the time from the
+//! write to the worker's taking up is taken for each change. Packets go to all Services meanwhile and are counted.
+//!
+//! Both processes share the machine: what the API server takes for its watches is in the figures.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use test_apiserver::{Options, TestApiServer};
+use tidegate::config::{KubernetesConfig, LOAD_BALANCER_CLASS};
+use tidegate::model::{EndpointSlice, Objects};
+use tidegate::source::kubernetes::KubernetesSource;
+use tidegate_control_bench::gateway::{Gateway, crew};
+use tidegate_control_bench::traffic::Traffic;
+use tidegate_control_bench::{weight, world};
+use world::Size;
+
+/// The daemon's.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    size: Size,
+    changes: usize,
+    rate: usize,
+    packets: u64,
+    core: usize,
+}
+
+fn main() -> Result<()> {
+    let size = Size { services: 10_000, endpoints: 10 };
+    let mut plan = Plan { size, changes: 2_000, rate: 100, packets: 20_000, core: 1 };
+    let mut serve = None;
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let value = arguments.next().context("a value is missing")?;
+        match argument.as_str() {
+            "--services" => plan.size.services = value.parse()?,
+            "--endpoints" => plan.size.endpoints = value.parse()?,
+            "--changes" => plan.changes = value.parse()?,
+            "--rate" => plan.rate = value.parse()?,
+            "--packets" => plan.packets = value.parse()?,
+            "--core" => plan.core = value.parse()?,
+            "--serve" => serve = Some(value),
+            _ => bail!("{argument:?} is not known"),
+        }
+    }
+    match serve {
+        Some(directory) => server(&plan, Path::new(&directory)),
+        None => gateway(&plan),
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970")
+}
+
+/// The other process: says `ready`, waits for a line, makes the changes and prints when each was written.
+fn server(plan: &Plan, directory: &Path) -> Result<()> {
+    let server = TestApiServer::start(Options::default())?;
+    let objects = (0..plan.size.services).flat_map(|n| {
+        let slices = world::slices(plan.size, n).map(|slice| json_slice(&slice));
+        std::iter::once(json_service(n)).chain(slices)
+    });
+    server.load(objects.collect()).map_err(anyhow::Error::msg)?;
+    server.kubeconfig(directory)?;
+    println!("ready");
+    let mut go = String::new();
+    std::io::stdin().read_line(&mut go)?;
+    let (began, mut written) = (Instant::now(), Vec::with_capacity(plan.changes));
+    for n in 0..plan.changes {
+        let due = Duration::from_secs_f64(n as f64 / plan.rate as f64);
+        std::thread::sleep(due.saturating_sub(began.elapsed()));
+        let of = n.wrapping_mul(0x9e37_79b1) % plan.size.services;
+        let mut slice = world::slices(plan.size, of).next().context("a Service has a slice")?;
+        slice.endpoints[0] = world::endpoint(of, replacement(plan.size, n));
+        let slice = json_slice(&slice);
+        written.push(now());
+        server.put(slice).map_err(anyhow::Error::msg)?;
+    }
+    for (n, at) in written.iter().enumerate() {
+        println!("{n} {}", at.as_nanos());
+    }
+    std::io::stdin().read_line(&mut go)?;
+    Ok(())
+}
+
+/// The number of the Pod that change n puts in the place of another.
+fn replacement(size: Size, n: usize) -> usize {
+    size.all() + n
+}
+
+fn json_service(n: usize) -> Value {
+    let key = world::key(n);
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": key.namespace, "name": key.name, "labels": {"app": format!("app-{n}")}},
+        "spec": {
+            "type": "LoadBalancer",
+            "allocateLoadBalancerNodePorts": false,
+            "selector": {"app": format!("app-{n}")},
+            "ports": [{"name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP"}],
+        },
+    })
+}
+
+fn json_slice(slice: &EndpointSlice) -> Value {
+    let endpoints = slice.endpoints.iter().map(|endpoint| {
+        let target = endpoint.target_ref.as_ref().map(
+            |target| json!({"kind": target.kind, "namespace": target.key.namespace, "name": target.key.name}),
+        );
+        json!({
+            "addresses": endpoint.address,
+            "conditions": {"ready": true, "serving": true, "terminating": false},
+            "nodeName": endpoint.node_name,
+            "zone": endpoint.zone,
+            "targetRef": target,
+        })
+    });
+    let endpoints: Vec<Value> = endpoints
+        .map(|mut endpoint| {
+            endpoint["addresses"] = json!([endpoint["addresses"]]);
+            endpoint
+        })
+        .collect();
+    let meta = &slice.meta;
+    json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"namespace": meta.key.namespace, "name": meta.key.name, "labels": meta.labels},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
+        "endpoints": endpoints,
+    })
+}
+
+/// The API server's process.
+struct Server {
+    child: Child,
+    stdin: ChildStdin,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Server {
+    fn start(plan: &Plan, directory: &Path) -> Result<Self> {
+        let size = plan.size;
+        let mut command = Command::new(std::env::current_exe()?);
+        for (key, value) in [
+            ("--services", size.services),
+            ("--endpoints", size.endpoints),
+            ("--changes", plan.changes),
+            ("--rate", plan.rate),
+        ] {
+            command.arg(key).arg(value.to_string());
+        }
+        command.arg("--serve").arg(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let stdin = child.stdin.take().context("a pipe")?;
+        let lines = BufReader::new(child.stdout.take().context("a pipe")?).lines();
+        let mut server = Self { child, stdin, lines };
+        let first = server.lines.next().context("the API server ended")??;
+        if first != "ready" {
+            bail!("the API server said {first:?}");
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn gateway(plan: &Plan) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let mut server = Server::start(plan, directory.path())?;
+    let (crew, wire) = crew(plan.core)?;
+    let began = weight::anonymous()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let config = KubernetesConfig {
+        kubeconfig: Some(directory.path().join("kubeconfig")),
+        load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
+        default: true,
+        api_loss_grace: Duration::from_secs(300),
+        pod_weights: true,
+        state_directory: Some(directory.path().to_owned()),
+        lease_namespace: "kube-system".to_owned(),
+    };
+    let mut gateway = Gateway::new(Objects::default(), &crew);
+    let asked = Instant::now();
+    let source = {
+        let _inside = runtime.enter();
+        KubernetesSource::start(&config, "bench")
+    };
+    let mut updates = source.updates();
+    let wait = |updates: &mut tokio::sync::watch::Receiver<_>, most| {
+        runtime.block_on(async { tokio::time::timeout(most, updates.changed()).await }).is_ok()
+    };
+    while updates.borrow().revision == 0 {
+        if !wait(&mut updates, Duration::from_secs(60)) {
+            bail!("no first list within a minute: {:?}", source.state().borrow());
+        }
+    }
+    let listed = Instant::now();
+    gateway.objects = Objects::clone(&updates.borrow_and_update().objects);
+    gateway.round()?;
+    println!(
+        "{} Services, {} endpoints, {} changes a second\n",
+        plan.size.services,
+        plan.size.all(),
+        plan.rate
+    );
+    println!("lists arrived after {:.2} s", (listed - asked).as_secs_f64());
+    println!("applied by the worker {:.2} s after that", listed.elapsed().as_secs_f64());
+    println!("memory of the process: {:.1} MB", (weight::anonymous()? - began) as f64 / 1e6);
+
+    let traffic = Traffic::start(wire, gateway.vips(), plan.packets);
+    // The API server's watches settle.
+    while wait(&mut updates, Duration::from_secs(3)) {
+        gateway.objects = Objects::clone(&updates.borrow_and_update().objects);
+        gateway.round()?;
+    }
+    let numbers: BTreeMap<IpAddr, usize> =
+        (0..plan.changes).map(|n| (world::pod_ip(replacement(plan.size, n)), n)).collect();
+    let (mut applied, mut rounds) = (BTreeMap::new(), Vec::new());
+    writeln!(server.stdin, "go")?;
+    let mut next = Instant::now();
+    while applied.len() < plan.changes {
+        if !wait(&mut updates, Duration::from_secs(20)) {
+            bail!("{} of {} changes came", applied.len(), plan.changes);
+        }
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        let objects = Objects::clone(&updates.borrow_and_update().objects);
+        let before = std::mem::replace(&mut gateway.objects, objects);
+        let began = Instant::now();
+        let stages = gateway.round()?;
+        let let_go = stages.all - stages.reconcile - stages.publish - stages.applied;
+        let at = now().saturating_sub(let_go);
+        rounds.push(stages);
+        let changed = before.endpoint_slices.diff(&gateway.objects.endpoint_slices);
+        for endpoint in changed.filter_map(|change| change.after).flat_map(|slice| &slice.endpoints) {
+            if let Some(n) = endpoint.address.and_then(|ip| numbers.get(&ip)) {
+                applied.entry(*n).or_insert(at);
+            }
+        }
+        next = Instant::now() + began.elapsed().clamp(PAUSE_MIN, PAUSE_MAX);
+    }
+    let counts = traffic.stop();
+    let mut latencies = Vec::with_capacity(plan.changes);
+    for _ in 0..plan.changes {
+        let line = server.lines.next().context("the API server ended")??;
+        let (n, at) = line.split_once(' ').context("a number and a time")?;
+        latencies.push(applied[&n.parse()?].saturating_sub(Duration::from_nanos(at.parse()?)));
+    }
+    latencies.sort_unstable();
+    let at = |per_mille: usize| latencies[(latencies.len() - 1) * per_mille / 1000].as_secs_f64() * 1e3;
+    println!("\n| from the write to the worker, ms | median | p90 | p99 | most |\n|---|---|---|---|---|");
+    println!(
+        "| {} changes | {:.1} | {:.1} | {:.1} | {:.1} |",
+        plan.changes,
+        at(500),
+        at(900),
+        at(990),
+        at(1000)
+    );
+    let mut times: Vec<Duration> = rounds.iter().map(|s| s.reconcile + s.publish + s.applied).collect();
+    times.sort_unstable();
+    let round = |per_mille: usize| times[(times.len() - 1) * per_mille / 1000].as_secs_f64() * 1e3;
+    println!("\n{} rounds, {:.1} ms at the median, {:.1} at p99", times.len(), round(500), round(990));
+    let stats = crew.stats();
+    let drops: Vec<_> = stats.drops.iter().filter(|(_, count)| *count > 0).collect();
+    println!("packets meanwhile: {counts:?}, dropped by the worker: {drops:?}");
+    println!("memory of the process at the end: {:.1} MB", (weight::anonymous()? - began) as f64 / 1e6);
+    println!("resident in all, flow tables included: {:.1} MB", weight::resident()? as f64 / 1e6);
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! A gateway without a daemon: the threads of the dataplane over ports in memory, and what a round of the daemon does.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tidegate::health::Verdicts;
+use tidegate::model::Objects;
+use tidegate::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::frame::MemoryFrame;
+use tidegate_core::snapshot::SnapshotSpec;
+use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
+use tidegate_dataplane::gateway::{Crew, CrewConfig};
+use tidegate_dataplane::topology::{Idle, WorkerPlace};
+
+use crate::world;
+
+/// One worker on a core, everything else on the others.
+///
+/// # Errors
+/// When the threads cannot be made.
+pub fn crew(core: usize) -> Result<(Crew<MemoryFrame>, MemoryPort)> {
+    let cpus = std::thread::available_parallelism()?.get();
+    let others: Vec<usize> = (0..cpus).filter(|&cpu| cpu != core).collect();
+    pin(&others);
+    let config = CrewConfig {
+        places: vec![WorkerPlace { worker: 0, core, numa: None }],
+        idle: Idle::Adaptive,
+        flow_entries: 65_536,
+        steering: Steering::Single,
+        seed: 7,
+        announce: false,
+        main_cpus: others,
+    };
+    let (wire, ends) = memory::port(1, 4096);
+    let first = SnapshotSpec { interfaces: world::settings().interfaces, ..SnapshotSpec::default() };
+    let enter = |place: &WorkerPlace| {
+        pin(&[place.core]);
+        Ok::<(), String>(())
+    };
+    let crew = Crew::start(&config, vec![ends], Heap, vec![None], &first, enter, None)?;
+    Ok((crew, wire))
+}
+
+/// Keeps this thread, and those that it makes, on these CPUs, where the system lets it.
+pub fn pin(cpus: &[usize]) {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu));
+    if !cpus.is_empty() {
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+}
+
+/// What the daemon's controller holds.
+pub struct Gateway<'a> {
+    settings: Settings,
+    /// What the source has.
+    pub objects: Objects,
+    memory: Memory,
+    reconciler: Reconciler,
+    crew: &'a Crew<MemoryFrame>,
+    last: Option<Outcome>,
+    generation: u64,
+    began: Instant,
+}
+
+/// How long the stages of a round took.
+#[derive(Debug, Clone, Copy)]
+pub struct Stages {
+    /// From objects to the desired state.
+    pub reconcile: Duration,
+    /// Compile and publish.
+    pub publish: Duration,
+    /// Until the worker has taken it up.
+    pub applied: Duration,
+    /// With letting go of the state before.
+    pub all: Duration,
+}
+
+impl<'a> Gateway<'a> {
+    /// With nothing published.
+    #[must_use]
+    pub fn new(objects: Objects, crew: &'a Crew<MemoryFrame>) -> Self {
+        Self {
+            settings: world::settings(),
+            objects,
+            memory: Memory::default(),
+            reconciler: Reconciler::default(),
+            crew,
+            last: None,
+            generation: 0,
+            began: Instant::now(),
+        }
+    }
+
+    /// What a round of the daemon does with the objects as they are now.
+    ///
+    /// # Errors
+    /// When it is not published, or not all of it.
+    pub fn round(&mut self) -> Result<Stages> {
+        let start = Instant::now();
+        self.generation += 1;
+        let outcome = self.reconciler.reconcile(&Input {
+            settings: &self.settings,
+            objects: &self.objects,
+            verdicts: &Verdicts::default(),
+            drained: &BTreeSet::new(),
+            memory: &self.memory,
+            generation: self.generation,
+            now: self.began.elapsed(),
+        });
+        self.memory = outcome.memory.clone();
+        let reconciled = Instant::now();
+        let published = self.crew.publish(&outcome.spec).context("not published")?;
+        if let Some(problem) = published.problems.first() {
+            bail!("not all is programmed: {problem}");
+        }
+        let given = Instant::now();
+        while self.crew.applied_generation() < self.generation {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let applied = Instant::now();
+        // As in the daemon, what nobody needs any more is let go when the workers have the new state.
+        self.last = Some(outcome);
+        self.crew.reclaim();
+        Ok(Stages {
+            reconcile: reconciled - start,
+            publish: given - reconciled,
+            applied: applied - given,
+            all: start.elapsed(),
+        })
+    }
+
+    /// Where packets go to.
+    #[must_use]
+    pub fn vips(&self) -> Vec<SocketAddr> {
+        let services = self.last.iter().flat_map(|outcome| &outcome.spec.services);
+        services.map(|service| SocketAddr::new(service.key.vip, service.key.port)).collect()
+    }
+}
