@@ -263,14 +263,22 @@ impl Last {
         let plans: Vec<Plan<'_>> = self.plans.values().map(Planned::plan).collect();
         let mut findings = Vec::new();
         let pools = pools_of(input, &mut findings);
-        let allocated = allocate(input, &pools, &plans);
+        let allocated = allocate(input, &pools, &plans, previous);
         let pod_routes = pod_routes(input.settings, &input.objects.nodes, &mut findings);
         let claimed = plans.iter().filter(|p| p.wants_load_balancer).map(|p| p.service.meta.key.clone());
-        // The same memory where it says the same, so that the next call finds its input unchanged.
-        let kept = allocated.allocations == **previous;
+        // The same memory where it says the same, so that the next call finds its input unchanged. Where it does not,
+        // the next call has another input: what that gives is found out now, when Services changed anyway, rather than
+        // with the next endpoint.
+        let (previous, allocations) = if allocated.allocations == **previous {
+            (Arc::clone(previous), Arc::clone(previous))
+        } else {
+            let settled = allocate(input, &pools, &plans, &allocated.allocations) == allocated;
+            let allocations = Arc::new(allocated.allocations);
+            (if settled { Arc::clone(&allocations) } else { Arc::clone(previous) }, allocations)
+        };
         let addresses = Addresses {
-            previous: Arc::clone(previous),
-            allocations: if kept { Arc::clone(previous) } else { Arc::new(allocated.allocations) },
+            previous,
+            allocations,
             vips: vips(input.settings, &plans, &allocated.granted),
             contested: frontends::contested(input.settings, &plans, &allocated.granted),
             pod_routes,

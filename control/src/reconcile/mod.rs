@@ -161,8 +161,8 @@ fn wants_load_balancer(service: &Service, settings: &Settings) -> bool {
         }
 }
 
-/// Step 2.
-fn allocate(input: &Input<'_>, pools: &[Pool], plans: &[Plan<'_>]) -> pools::Allocated {
+/// Step 2, given what it gave before.
+fn allocate(input: &Input<'_>, pools: &[Pool], plans: &[Plan<'_>], memory: &Allocations) -> pools::Allocated {
     let mut applicants: Vec<Applicant<'_>> = plans
         .iter()
         .map(|plan| Applicant {
@@ -177,7 +177,7 @@ fn allocate(input: &Input<'_>, pools: &[Pool], plans: &[Plan<'_>]) -> pools::All
         .collect();
     applicants.extend(leaving(input.objects, plans));
     let settings = input.settings;
-    let (services, memory) = (&input.objects.services, &input.memory.allocations);
+    let services = &input.objects.services;
     let previous = pools::adopt(services, memory, &settings.authority);
     let reserved = reserved::reserved(settings, input.objects);
     pools::allocate(pools, &reserved, &applicants, &previous, &settings.authority)

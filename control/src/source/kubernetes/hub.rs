@@ -10,11 +10,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 
 use super::Tuning;
 use super::disk::{Disk, Saved};
@@ -431,22 +431,22 @@ impl Hub {
         let Some(at) = self.save_due().filter(|at| *at <= now) else { return };
         tracing::trace!(late = ?now.duration_since(at), "the disk is due");
         self.saved = Some(now);
-        self.saving = Some(if self.unsaved.take().is_some() {
+        self.saving = if self.unsaved.take().is_some() {
             let all = self.stores.iter().enumerate().flat_map(|(index, store)| {
                 store.retain.all().map(move |(_, item)| (index, item.version, item.value.clone()))
             });
             let (all, server) = (all.collect::<Vec<_>>(), self.server.clone());
-            tokio::task::spawn_blocking(move || {
+            in_background(move || {
                 if let Err(error) = disk.write(&server, &all) {
                     tracing::warn!("{}: the last objects are not saved: {error}", disk.path().display());
                 }
             })
         } else {
-            tokio::task::spawn_blocking(move || {
+            in_background(move || {
                 // Without a file there was a warning already.
                 let _ = disk.confirm();
             })
-        });
+        };
     }
 
     /// When there is something to do on disk: never before everything was listed.
@@ -479,6 +479,18 @@ impl Hub {
         let save = self.save_due().map(|at| if busy { at.max(now + self.tuning.save_settle) } else { at });
         kept.chain(boot).chain(save).min()
     }
+}
+
+/// Runs a task of the disk on a thread of its own, that gives way to the others of the process: a file of 100,000
+/// endpoints takes a large part of a second, and where the control plane has one CPU, changes would wait for it.
+fn in_background(task: impl FnOnce() + Send + 'static) -> Option<JoinHandle<()>> {
+    let modest = || {
+        // On Linux this is the thread's own.
+        let _ = rustix::process::setpriority_process(None, 19);
+        task();
+    };
+    let thread = std::thread::Builder::new().name("tg-disk".to_owned()).spawn(modest);
+    thread.inspect_err(|error| tracing::warn!("the last objects are not saved: no thread: {error}")).ok()
 }
 
 async fn sleep_until(due: Option<tokio::time::Instant>) {
