@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use test_apiserver::{Options, TestApiServer};
 
@@ -247,11 +248,19 @@ fn a_finalizer_holds_delete_until_it_goes_and_wait_sees_it() {
         r#"patch svc web --type=merge -p {"metadata":{"finalizers":["tidegate.dev/cleanup","other.dev/x"]}}"#,
     );
     assert!(refused.contains("no new finalizers can be added if the object is being deleted"), "{refused}");
+    kubectl.server.forget_requests();
     let waiting = kubectl
         .command("wait --for=delete svc/web --timeout=60s")
         .stdout(Stdio::null())
         .spawn()
         .expect("starts");
+    // Once it has seen the Service: an older kubectl that finds none in the first place calls that an error.
+    let seen = || kubectl.server.requests().iter().any(|r| r.method == "GET" && r.path.contains("/services"));
+    let latest = Instant::now() + Duration::from_secs(60);
+    while !seen() {
+        assert!(Instant::now() < latest, "kubectl wait asks for the Service");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     kubectl.says(r#"patch svc web --type=json -p [{"op":"remove","path":"/metadata/finalizers"}]"#);
     assert!(waiting.wait_with_output().expect("ends").status.success());
     assert!(kubectl.server.get("v1", "Service", "default", "web").is_none());
