@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tidegate::model::{
     AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, Metadata, ObjectKey, ObjectRef, Objects,
-    Port, Protocol, SERVICE_NAME_LABEL, Selector, Service, ServicePort, ServiceType, TargetPort,
+    Port, Protocol, SERVICE_NAME_LABEL, Service, ServicePort, ServiceType, TargetPort,
 };
 use tidegate::pools::Pool;
 use tidegate::reconcile::Settings;
@@ -145,18 +145,7 @@ pub fn settings() -> Settings {
         routes: vec![RouteSpec { to: net("0.0.0.0/0"), via: parse("10.0.0.254") }],
         neighbors: vec![NeighborSpec { ip: parse("10.0.0.254"), mac: MacAddr([2, 0, 0, 0, 0, 0xfe]) }],
         snat_addresses: (3..35).map(|n| IpAddr::from([10, 0, 0, n])).collect(),
-        pools: vec![Pool {
-            name: "public".into(),
-            ranges: vec![net("172.16.0.0/12").into()],
-            auto_assign: true,
-            external_ips: false,
-            disabled: false,
-            namespace_selector: Selector::default(),
-            service_selector: Selector::default(),
-            quota_per_namespace: None,
-            shared_across_namespaces: false,
-            labels: tidegate::model::Labels::new(),
-        }],
+        pools: vec![Pool::new("public", vec![net("172.16.0.0/12").into()])],
         ..Settings::default()
     }
 }

@@ -16,7 +16,6 @@ use super::plan::Observation;
 use super::{ClusterWriter, crd};
 use crate::config::KubernetesConfig;
 use crate::health::Verdicts;
-use crate::model::Selector;
 use crate::pools::Pool;
 use crate::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 use crate::source::kubernetes::KubernetesSource;
@@ -157,18 +156,7 @@ impl Drop for Gateway {
 
 fn settings() -> Settings {
     let range: ipnet::IpNet = "203.0.113.0/29".parse().expect("a network");
-    let pool = Pool {
-        name: "public".into(),
-        ranges: vec![range.into()],
-        auto_assign: true,
-        external_ips: true,
-        disabled: false,
-        namespace_selector: Selector::default(),
-        service_selector: Selector::default(),
-        quota_per_namespace: None,
-        shared_across_namespaces: false,
-        labels: crate::model::Labels::new(),
-    };
+    let pool = Pool { external_ips: true, ..Pool::new("public", vec![range.into()]) };
     let snat: IpAddr = "192.0.2.3".parse().expect("an address");
     Settings { pools: vec![pool], snat_addresses: vec![snat], claims_unclassed: false, ..Settings::default() }
 }

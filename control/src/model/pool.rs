@@ -33,6 +33,23 @@ pub struct Pool {
 }
 
 impl Pool {
+    /// A pool of which nothing is written but its name and addresses, with the defaults of the configuration.
+    #[must_use]
+    pub fn new(name: impl Into<String>, ranges: Vec<AddressRange>) -> Self {
+        Self {
+            name: name.into(),
+            ranges,
+            auto_assign: true,
+            external_ips: false,
+            disabled: false,
+            namespace_selector: Selector::default(),
+            service_selector: Selector::default(),
+            quota_per_namespace: None,
+            shared_across_namespaces: false,
+            labels: Labels::new(),
+        }
+    }
+
     /// Whether the address is one of its own.
     #[must_use]
     pub fn contains(&self, ip: IpAddr) -> bool {

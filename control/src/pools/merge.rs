@@ -84,24 +84,13 @@ fn overlaps(pools: &[Pool]) -> BTreeMap<usize, PoolFault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{AddressPoolStatus, Metadata, ObjectKey, Selector};
+    use crate::model::{AddressPoolStatus, Metadata, ObjectKey};
 
     fn pool(name: &str, networks: &[&str]) -> Pool {
-        Pool {
-            name: name.into(),
-            ranges: networks
-                .iter()
-                .map(|n| n.parse::<ipnet::IpNet>().expect("tests use networks").into())
-                .collect(),
-            auto_assign: true,
-            external_ips: false,
-            disabled: false,
-            namespace_selector: Selector::default(),
-            service_selector: Selector::default(),
-            quota_per_namespace: None,
-            shared_across_namespaces: false,
-            labels: crate::model::Labels::new(),
-        }
+        Pool::new(
+            name,
+            networks.iter().map(|n| n.parse::<ipnet::IpNet>().expect("tests use networks").into()).collect(),
+        )
     }
 
     fn objects(pools: impl IntoIterator<Item = Pool>) -> SharedMap<String, Arc<AddressPool>> {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::{
-    IpFamilyPolicy, Labels, Metadata, Port, Protocol, Selector, Service, ServicePort, ServiceType, TargetPort,
+    IpFamilyPolicy, Labels, Metadata, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
 };
 
 fn ip(s: &str) -> IpAddr {
@@ -15,18 +15,7 @@ fn ip(s: &str) -> IpAddr {
 }
 
 fn pool(name: &str, networks: &[&str]) -> Pool {
-    Pool {
-        name: name.into(),
-        ranges: networks.iter().map(|n| n.parse::<ipnet::IpNet>().expect("a network").into()).collect(),
-        auto_assign: true,
-        external_ips: false,
-        disabled: false,
-        namespace_selector: Selector::default(),
-        service_selector: Selector::default(),
-        quota_per_namespace: None,
-        shared_across_namespaces: false,
-        labels: Labels::new(),
-    }
+    Pool::new(name, networks.iter().map(|n| n.parse::<ipnet::IpNet>().expect("a network").into()).collect())
 }
 
 /// A Service of type LoadBalancer with port 80/TCP.

@@ -13,8 +13,7 @@ use crate::cluster::event::EventType;
 use crate::health::Verdicts;
 use crate::model::{
     AddressPool, AddressPoolStatus, AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice,
-    FINALIZER, Labels, Metadata, Pool, Port, Protocol, Selector, Service, ServicePort, ServiceType,
-    TargetPort,
+    FINALIZER, Metadata, Pool, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
 };
 use crate::pools::{Authority, FIELD_MANAGER};
 use crate::reconcile::{Input, Reason, Settings, reconcile};
@@ -25,16 +24,8 @@ fn ip(s: &str) -> IpAddr {
 
 fn pool(name: &str, network: &str) -> Pool {
     Pool {
-        name: name.into(),
-        ranges: vec![network.parse::<ipnet::IpNet>().expect("a network").into()],
-        auto_assign: true,
         external_ips: true,
-        disabled: false,
-        namespace_selector: Selector::default(),
-        service_selector: Selector::default(),
-        quota_per_namespace: None,
-        shared_across_namespaces: false,
-        labels: Labels::new(),
+        ..Pool::new(name, vec![network.parse::<ipnet::IpNet>().expect("a network").into()])
     }
 }
 

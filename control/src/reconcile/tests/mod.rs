@@ -23,8 +23,8 @@ use tidegate_core::wire::MacAddr;
 
 use super::*;
 use crate::model::{
-    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, IpFamily, IpFamilyPolicy, Labels,
-    Metadata, Node, ObjectRef, Pod, Protocol, Selector, ServicePort, TargetPort,
+    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, IpFamily, IpFamilyPolicy, Metadata, Node,
+    ObjectRef, Pod, Protocol, ServicePort, TargetPort,
 };
 use crate::pools::Pool;
 
@@ -37,18 +37,7 @@ pub(super) fn port(n: u16) -> Port {
 }
 
 pub(super) fn pool(name: &str, networks: &[&str]) -> Pool {
-    Pool {
-        name: name.into(),
-        ranges: networks.iter().map(|n| n.parse::<ipnet::IpNet>().expect("a network").into()).collect(),
-        auto_assign: true,
-        external_ips: false,
-        disabled: false,
-        namespace_selector: Selector::default(),
-        service_selector: Selector::default(),
-        quota_per_namespace: None,
-        shared_across_namespaces: false,
-        labels: Labels::new(),
-    }
+    Pool::new(name, networks.iter().map(|n| n.parse::<ipnet::IpNet>().expect("a network").into()).collect())
 }
 
 /// A gateway with one link, addresses for every mode, and the pools `public` and `edge` (external IPs).
