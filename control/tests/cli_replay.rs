@@ -46,6 +46,15 @@ fn syn(vip: &str, port: u16) -> Vec<u8> {
     Builder::tcp(client(vip, port), to(vip, 80)).flags(flags::SYN).build()
 }
 
+/// What `explain -o json` says of a TCP packet.
+fn explain(site: &Site, src: SocketAddr, dst: SocketAddr) -> serde_json::Value {
+    let (src, dst) = (src.to_string(), dst.to_string());
+    let packet = ["--proto", "tcp", "--src", &src, "--dst", &dst];
+    let ran = site.run(&[&["explain", "-c", "gateway.yaml", "-o", "json"], &packet[..]].concat());
+    assert!(ran.err.is_empty(), "{}", ran.err);
+    serde_json::from_str(&ran.out).expect("JSON")
+}
+
 fn ip_at(bytes: &[u8]) -> IpAddr {
     match bytes.len() {
         4 => IpAddr::from(<[u8; 4]>::try_from(bytes).expect("four bytes")),
@@ -103,6 +112,11 @@ fn a_client_outside_the_source_ranges_is_a_drop_with_its_reason_and_explain_name
         (&replay.lines[1]["service"], &replay.lines[1]["vip"]),
         (&"default/closed:http".into(), &"203.0.113.9".into())
     );
+    let outsider = "203.0.113.200:40000".parse().expect("an address");
+    let told = explain(&site, outsider, to("203.0.113.9", 80));
+    assert_eq!((&told["verdict"], &told["reason"]), (&"drop".into(), &"source_range".into()));
+    let steps = told["steps"].as_array().expect("a list");
+    assert_eq!(steps.last().expect("a step")["step"], "source range");
 }
 
 #[test]
@@ -192,22 +206,8 @@ fn explain_names_the_backend_that_replay_sends_to() {
             let ports = [40_000, 40_001, 40_002];
             let replay = site.replay(&ports.map(|port| syn(vip, port)));
             for (n, port) in ports.into_iter().enumerate() {
-                let (src, dst) = (client(vip, port).to_string(), to(vip, 80).to_string());
-                let ran = site.run(&[
-                    "explain",
-                    "-c",
-                    "gateway.yaml",
-                    "--proto",
-                    "tcp",
-                    "--src",
-                    &src,
-                    "--dst",
-                    &dst,
-                    "-o",
-                    "json",
-                ]);
-                assert_eq!(ran.code, 0, "{}", ran.err);
-                let told: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
+                let (src, dst) = (client(vip, port), to(vip, 80));
+                let told = explain(&site, src, dst);
                 for key in ["verdict", "reason", "service", "backend", "mode"] {
                     assert_eq!(told[key], replay.lines[n][key], "{key} of {src} -> {dst}");
                 }
@@ -231,21 +231,7 @@ fn what_is_not_forwarded_says_why_in_explain_as_in_replay() {
     let replay = site.replay(&ends.map(|(to, _)| tcp(to)));
     for (n, (to, expected)) in ends.into_iter().enumerate() {
         assert_eq!(replay.end(n), expected, "{to}");
-        let src = client("203.0.113.1", 40_000).to_string();
-        let ran = site.run(&[
-            "explain",
-            "-c",
-            "gateway.yaml",
-            "--proto",
-            "tcp",
-            "--src",
-            &src,
-            "--dst",
-            &to.to_string(),
-            "-o",
-            "json",
-        ]);
-        let told: serde_json::Value = serde_json::from_str(&ran.out).expect("JSON");
+        let told = explain(&site, client("203.0.113.1", 40_000), to);
         let end =
             format!("{} {}", told["verdict"].as_str().unwrap_or(""), told["reason"].as_str().unwrap_or(""));
         assert_eq!(end, expected, "{to}");

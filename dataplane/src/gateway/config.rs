@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use tidegate_core::wire::MacAddr;
 
-use super::crew::{CrewError, OnFailure};
+use super::crew::CrewError;
+use super::member::OnFailure;
 use crate::punt::silence::SilenceError;
 use crate::punt::tap::TapError;
 use crate::topology::{Idle, TopologyError};

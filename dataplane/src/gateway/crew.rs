@@ -7,19 +7,16 @@
 //! and the callback has been called with what it said.
 //! Invariant: after [`Crew::stop`] no thread is left and every frame has gone back to where it came from.
 
-use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam::queue::ArrayQueue;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use tidegate_core::conntrack::FlowView;
-use tidegate_core::counters::Tallies;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::ids::WorkerIndex;
 use tidegate_core::neighbors::NeighborTable;
@@ -27,7 +24,7 @@ use tidegate_core::pipeline::{Pipeline, PipelineConfig};
 use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
 
 use super::ledger::Ledger;
-use super::stats::{Reading, Window, WorkerStats};
+use super::member::{Member, OnFailure, WorkerState, confine, join, spawn};
 use crate::clock::Clock;
 use crate::drivers::{FrameSource, PortQueue};
 use crate::publish::Publisher;
@@ -53,32 +50,6 @@ pub struct CrewConfig {
     pub announce: bool,
     /// CPUs of the slow path, so that it stays off the workers' own; empty for wherever its starter may run.
     pub main_cpus: Vec<usize>,
-}
-
-/// What happened to a worker that ended unasked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkerFailure {
-    /// Which one.
-    pub worker: WorkerIndex,
-    /// What its panic said.
-    pub message: String,
-}
-
-/// Called, on the failing thread, when a worker ends unasked.
-pub type OnFailure = Arc<dyn Fn(&WorkerFailure) + Send + Sync>;
-
-/// Life of a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum WorkerState {
-    /// Not yet in its loop.
-    Starting = 0,
-    /// In its loop.
-    Running = 1,
-    /// Ended as it was told.
-    Stopped = 2,
-    /// Ended by a panic, or never began.
-    Failed = 3,
 }
 
 /// What a publish did.
@@ -195,44 +166,6 @@ pub(super) struct Control {
     outside: Outside,
 }
 
-/// One worker, seen from outside.
-pub(super) struct Member {
-    pub(super) place: WorkerPlace,
-    pub(super) shared: Arc<Shared>,
-    state: Arc<AtomicU8>,
-    window: Window,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Member {
-    pub(super) fn stats(&self) -> WorkerStats {
-        let turns = &self.shared.turns;
-        let (busy, idle) = (turns.busy_cycles.value(), turns.idle_cycles.value());
-        let frames = turns.frames.value();
-        let (busy_ratio, cycles_per_packet) =
-            self.window.ratios(Reading { at: Instant::now(), busy, idle, frames });
-        WorkerStats {
-            worker: self.place.worker,
-            core: self.place.core,
-            state: self.state(),
-            busy_ratio,
-            cycles_per_packet,
-            frames,
-            flows: turns.flows.value(),
-            neighbor_events_lost: turns.neighbor_events_lost.value(),
-        }
-    }
-
-    pub(super) fn state(&self) -> WorkerState {
-        match self.state.load(Ordering::Acquire) {
-            0 => WorkerState::Starting,
-            1 => WorkerState::Running,
-            2 => WorkerState::Stopped,
-            _ => WorkerState::Failed,
-        }
-    }
-}
-
 impl<F> Crew<F> {
     /// Starts the threads. `queues[worker][interface]` are the workers' queues; `first` is the forwarding state to
     /// begin with; `enter` is called by each worker's thread first (pin, register) and what it gives is kept until
@@ -307,7 +240,6 @@ impl<F> Crew<F> {
         F: Send + 'static,
     {
         let shared: Arc<Shared> = Arc::default();
-        let state = Arc::new(AtomicU8::new(WorkerState::Starting as u8));
         let pipeline = PipelineConfig {
             worker: place.worker,
             workers: u8::try_from(config.places.len()).expect("at most WORKERS_MAX workers"),
@@ -319,7 +251,6 @@ impl<F> Crew<F> {
         let (exchange, neighbors) = (Arc::clone(&self.exchange), Arc::clone(&self.neighbors));
         let (clock, idle, stop) = (self.clock, config.idle, Arc::clone(&self.stop));
         let counts = Arc::clone(&shared);
-        // Made on the worker's own thread, after it is pinned: its memory then lies on its own NUMA node.
         let make = move || {
             let pipeline = Pipeline::new(&pipeline);
             for region in pipeline.flows().regions() {
@@ -341,19 +272,11 @@ impl<F> Crew<F> {
                 idle,
             })
         };
-        let (ready, wait) = sync_channel(1);
-        let life = Life { worker: place.worker, state: Arc::clone(&state), on_failure };
-        let body = move || life.live(&ready, || enter(&place), make, &stop);
-        let name = format!("tg-worker-{}", place.worker);
-        let thread = spawn(&name, body)?;
-        self.members.push(Member { place, shared, state, window: Window::default(), thread: Some(thread) });
-        let message = match wait.recv_timeout(START_TIMEOUT) {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(message)) => message,
-            Err(RecvTimeoutError::Timeout) => format!("not ready after {START_TIMEOUT:?}"),
-            Err(RecvTimeoutError::Disconnected) => "it panicked while its tables were made".to_owned(),
-        };
-        Err(CrewError::Worker { worker: place.worker, message })
+        let (member, readiness) =
+            Member::start(place, shared, move || enter(&place), make, stop, on_failure)?;
+        // Before it is known to have started, so that the end of the crew waits for it in any case.
+        self.members.push(member);
+        readiness.wait()
     }
 
     fn start_slow_path<S>(
@@ -511,7 +434,7 @@ impl<F> Crew<F> {
         self.stop.store(true, Ordering::Release);
         for (member, mailbox) in self.members.iter_mut().zip(&self.exchange.mailboxes) {
             mailbox.wake();
-            join(member.thread.take());
+            member.join();
         }
         self.stop_slow_path.store(true, Ordering::Release);
         join(self.slow_path.take());
@@ -539,87 +462,3 @@ impl<F> std::fmt::Debug for Crew<F> {
         write!(f, "Crew({} workers, {} ports)", self.members.len(), self.ports)
     }
 }
-
-/// The longest that a worker's tables may take to be made: a gigabyte of them, zeroed, is a second.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// The life of one worker's thread.
-struct Life {
-    worker: WorkerIndex,
-    state: Arc<AtomicU8>,
-    on_failure: Option<OnFailure>,
-}
-
-impl Life {
-    fn live<Q: PortQueue, G>(
-        &self,
-        ready: &SyncSender<Result<(), String>>,
-        enter: impl FnOnce() -> Result<G, String>,
-        make: impl FnOnce() -> Worker<Q>,
-        stop: &AtomicBool,
-    ) {
-        let _place = match enter() {
-            Ok(place) => place,
-            Err(message) => {
-                self.set(WorkerState::Failed);
-                // The starter waits with a bound and may have left.
-                let _ = ready.send(Err(message));
-                return;
-            }
-        };
-        let end = catch_unwind(AssertUnwindSafe(|| {
-            let mut worker = make();
-            self.set(WorkerState::Running);
-            let _ = ready.send(Ok(()));
-            worker.run(stop);
-        }));
-        match end {
-            Ok(()) => self.set(WorkerState::Stopped),
-            Err(panic) => self.failed(panic.as_ref()),
-        }
-    }
-
-    fn failed(&self, panic: &(dyn Any + Send)) {
-        self.set(WorkerState::Failed);
-        let text = panic
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-        let failure = WorkerFailure { worker: self.worker, message: text.unwrap_or("no message").to_owned() };
-        tracing::error!(worker = failure.worker, message = failure.message, "worker failed");
-        if let Some(on_failure) = &self.on_failure {
-            on_failure(&failure);
-        }
-    }
-
-    fn set(&self, state: WorkerState) {
-        self.state.store(state as u8, Ordering::Release);
-    }
-}
-
-/// Keeps this thread on these CPUs; anywhere when there are none.
-fn confine(cpus: &[usize]) -> io::Result<()> {
-    if cpus.is_empty() {
-        return Ok(());
-    }
-    let mut set = CpuSet::new();
-    cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
-    Ok(sched_setaffinity(None, &set)?)
-}
-
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CrewError> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(body)
-        .map_err(|source| CrewError::Thread { name: name.to_owned(), source })
-}
-
-fn join(thread: Option<JoinHandle<()>>) {
-    if let Some(thread) = thread {
-        // Panics inside are caught and told; one that gets here is the callback's own.
-        let _ = thread.join();
-    }
-}
-
-/// Keeps the type of a worker's counts in one place.
-pub(super) type WorkerTallies = Vec<Arc<Tallies>>;

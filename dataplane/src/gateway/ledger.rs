@@ -13,13 +13,11 @@ use tidegate_core::counters::Tallies;
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::snapshot::Snapshot;
 
-use super::crew::WorkerTallies;
-
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Ledger {
     /// Every tallies that each worker has had; capacities double, so there are a few dozen at most.
-    history: Vec<WorkerTallies>,
+    history: Vec<Vec<Arc<Tallies>>>,
     /// By index of the id, what the sum was when its holder was first seen.
     services: Vec<(u64, u64)>,
     backends: Vec<u64>,
@@ -32,7 +30,7 @@ impl Ledger {
 
     /// The tallies to publish with a snapshot, whose new ids begin at zero. To be asked about every snapshot once, in
     /// their order: each names the ids that the one before did not have.
-    pub(super) fn follow(&mut self, snapshot: &Snapshot) -> WorkerTallies {
+    pub(super) fn follow(&mut self, snapshot: &Snapshot) -> Vec<Arc<Tallies>> {
         let (services, backends) = (snapshot.service_indices(), snapshot.backend_indices());
         self.services.resize(services.max(self.services.len()), (0, 0));
         self.backends.resize(backends.max(self.backends.len()), 0);

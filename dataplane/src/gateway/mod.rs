@@ -26,11 +26,13 @@ use crate::worker::parking::PARKED_MAX;
 pub mod config;
 pub mod crew;
 mod ledger;
+pub mod member;
 pub mod stats;
 
 pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
-pub use crew::{Crew, CrewConfig, CrewError, OnFailure, PublishError, Published, WorkerFailure, WorkerState};
+pub use crew::{Crew, CrewConfig, CrewError, PublishError, Published};
 pub use dpdk::{Memory, PortStats};
+pub use member::{OnFailure, WorkerFailure, WorkerState};
 pub use stats::{BackendStats, InterfaceStats, ServiceStats, SlowPathStats, Stats, WorkerStats};
 
 /// A running gateway. What a [`Crew`] does, it does too.

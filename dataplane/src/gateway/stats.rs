@@ -13,7 +13,8 @@ use tidegate_core::snapshot::ServiceKey;
 use tidegate_core::verdict::{DropReason, PuntReason, TransmitReason};
 use tidegate_core::wire::Addr;
 
-use super::crew::{Crew, WorkerState};
+use super::crew::Crew;
+use super::member::{Member, WorkerState};
 
 /// Everything. See the module.
 #[derive(Debug, Clone, Default)]
@@ -154,7 +155,7 @@ impl<F> Crew<F> {
                 .map(|&why| (why, sum(&|shared| shared.counters.punts(why))))
                 .collect(),
             hand_overs: sum(&|shared| shared.counters.hand_overs()),
-            workers: members.iter().map(super::crew::Member::stats).collect(),
+            workers: members.iter().map(Member::stats).collect(),
             evictions: EvictionReason::ALL
                 .iter()
                 .map(|&why| (why, sum(&|shared| shared.turns.evictions[why as usize].value())))

@@ -1,0 +1,217 @@
+//! One worker of a crew, seen from outside: its thread's life, its state, its figures.
+//!
+//! The [`super::crew`] starts them, asks them and waits for their end; nothing here knows what they forward.
+//!
+//! Invariant: a thread that ends unasked leaves the state `Failed`, and the callback has been called.
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use tidegate_core::ids::WorkerIndex;
+
+use super::crew::CrewError;
+use super::stats::{Reading, Window, WorkerStats};
+use crate::drivers::PortQueue;
+use crate::topology::WorkerPlace;
+use crate::worker::{Shared, Worker};
+
+/// What happened to a worker that ended unasked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerFailure {
+    /// Which one.
+    pub worker: WorkerIndex,
+    /// What its panic said.
+    pub message: String,
+}
+
+/// Called, on the failing thread, when a worker ends unasked.
+pub type OnFailure = Arc<dyn Fn(&WorkerFailure) + Send + Sync>;
+
+/// Life of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum WorkerState {
+    /// Not yet in its loop.
+    Starting = 0,
+    /// In its loop.
+    Running = 1,
+    /// Ended as it was told.
+    Stopped = 2,
+    /// Ended by a panic, or never began.
+    Failed = 3,
+}
+
+/// One worker, seen from outside.
+pub(super) struct Member {
+    pub(super) place: WorkerPlace,
+    pub(super) shared: Arc<Shared>,
+    state: Arc<AtomicU8>,
+    window: Window,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a new worker will say of its start.
+pub(super) struct Readiness {
+    worker: WorkerIndex,
+    answer: Receiver<Result<(), String>>,
+}
+
+impl Member {
+    /// Starts the worker's thread. On it, `enter` is called first and what it gives is kept until the worker ends; `make`
+    /// then makes the worker, so that its memory lies on its own NUMA node.
+    ///
+    /// # Errors
+    /// [`CrewError::Thread`].
+    pub(super) fn start<Q: PortQueue + 'static, G>(
+        place: WorkerPlace,
+        shared: Arc<Shared>,
+        enter: impl FnOnce() -> Result<G, String> + Send + 'static,
+        make: impl FnOnce() -> Worker<Q> + Send + 'static,
+        stop: Arc<AtomicBool>,
+        on_failure: Option<OnFailure>,
+    ) -> Result<(Self, Readiness), CrewError> {
+        let state = Arc::new(AtomicU8::new(WorkerState::Starting as u8));
+        let life = Life { worker: place.worker, state: Arc::clone(&state), on_failure };
+        let (tell, answer) = sync_channel(1);
+        let body = move || life.live(&tell, enter, make, &stop);
+        let thread = spawn(&format!("tg-worker-{}", place.worker), body)?;
+        let member = Self { place, shared, state, window: Window::default(), thread: Some(thread) };
+        Ok((member, Readiness { worker: place.worker, answer }))
+    }
+
+    /// Waits for the end of the worker, which was told to.
+    pub(super) fn join(&mut self) {
+        join(self.thread.take());
+    }
+
+    pub(super) fn stats(&self) -> WorkerStats {
+        let turns = &self.shared.turns;
+        let (busy, idle) = (turns.busy_cycles.value(), turns.idle_cycles.value());
+        let frames = turns.frames.value();
+        let (busy_ratio, cycles_per_packet) =
+            self.window.ratios(Reading { at: Instant::now(), busy, idle, frames });
+        WorkerStats {
+            worker: self.place.worker,
+            core: self.place.core,
+            state: self.state(),
+            busy_ratio,
+            cycles_per_packet,
+            frames,
+            flows: turns.flows.value(),
+            neighbor_events_lost: turns.neighbor_events_lost.value(),
+        }
+    }
+
+    pub(super) fn state(&self) -> WorkerState {
+        match self.state.load(Ordering::Acquire) {
+            0 => WorkerState::Starting,
+            1 => WorkerState::Running,
+            2 => WorkerState::Stopped,
+            _ => WorkerState::Failed,
+        }
+    }
+}
+
+impl Readiness {
+    /// Waits until the worker is in its loop.
+    ///
+    /// # Errors
+    /// [`CrewError::Worker`] when it is not, and says why.
+    pub(super) fn wait(self) -> Result<(), CrewError> {
+        let message = match self.answer.recv_timeout(START_TIMEOUT) {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(message)) => message,
+            Err(RecvTimeoutError::Timeout) => format!("not ready after {START_TIMEOUT:?}"),
+            Err(RecvTimeoutError::Disconnected) => "it panicked while its tables were made".to_owned(),
+        };
+        Err(CrewError::Worker { worker: self.worker, message })
+    }
+}
+
+/// The longest that a worker's tables may take to be made: a gigabyte of them, zeroed, is a second.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The life of one worker's thread.
+struct Life {
+    worker: WorkerIndex,
+    state: Arc<AtomicU8>,
+    on_failure: Option<OnFailure>,
+}
+
+impl Life {
+    fn live<Q: PortQueue, G>(
+        &self,
+        ready: &SyncSender<Result<(), String>>,
+        enter: impl FnOnce() -> Result<G, String>,
+        make: impl FnOnce() -> Worker<Q>,
+        stop: &AtomicBool,
+    ) {
+        let _place = match enter() {
+            Ok(place) => place,
+            Err(message) => {
+                self.set(WorkerState::Failed);
+                // The starter waits with a bound and may have left.
+                let _ = ready.send(Err(message));
+                return;
+            }
+        };
+        let end = catch_unwind(AssertUnwindSafe(|| {
+            let mut worker = make();
+            self.set(WorkerState::Running);
+            let _ = ready.send(Ok(()));
+            worker.run(stop);
+        }));
+        match end {
+            Ok(()) => self.set(WorkerState::Stopped),
+            Err(panic) => self.failed(panic.as_ref()),
+        }
+    }
+
+    fn failed(&self, panic: &(dyn Any + Send)) {
+        self.set(WorkerState::Failed);
+        let text = panic
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let failure = WorkerFailure { worker: self.worker, message: text.unwrap_or("no message").to_owned() };
+        tracing::error!(worker = failure.worker, message = failure.message, "worker failed");
+        if let Some(on_failure) = &self.on_failure {
+            on_failure(&failure);
+        }
+    }
+
+    fn set(&self, state: WorkerState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+}
+
+/// Keeps this thread on these CPUs; anywhere when there are none.
+pub(super) fn confine(cpus: &[usize]) -> io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CrewError> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .map_err(|source| CrewError::Thread { name: name.to_owned(), source })
+}
+
+pub(super) fn join(thread: Option<JoinHandle<()>>) {
+    if let Some(thread) = thread {
+        // Panics inside are caught and told; one that gets here is the callback's own.
+        let _ = thread.join();
+    }
+}
