@@ -172,7 +172,14 @@ impl Tell {
     /// When the connection broke, or another backend answered.
     pub fn ping(&mut self) -> Result<()> {
         self.pings += 1;
-        let text = format!("ping {}", self.pings);
+        self.say(&format!("ping {}", self.pings))
+    }
+
+    /// Sends this line and hears it back from the same backend.
+    ///
+    /// # Errors
+    /// As [`Tell::ping`].
+    pub fn say(&mut self, text: &str) -> Result<()> {
         self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
         let (answer, expected) = (read_line(&mut self.stream)?, format!("{} {text}", self.told.backend));
         ensure!(answer == expected, "expected `{expected}`, heard `{answer}`");

@@ -10,6 +10,7 @@ use super::{Lab, Namespace, wait_for};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -39,6 +40,12 @@ pub struct GatewayOptions {
     pub drain_timeout: Duration,
     /// `source.directory.watch`.
     pub watch: bool,
+    /// `dataplane.routes`: prefix and next hop.
+    pub routes: Vec<(String, IpAddr)>,
+    /// `services.nodePortAddresses`.
+    pub node_port_addresses: Vec<String>,
+    /// `services.ownClusterIPs`.
+    pub own_cluster_ips: bool,
     /// Servers written down under `dataplane.neighbors`, from 1: all that `replay` resolves.
     pub static_servers: u8,
 }
@@ -53,6 +60,9 @@ impl Default for GatewayOptions {
             unhealthy_threshold: 2,
             drain_timeout: Duration::from_secs(300),
             watch: true,
+            routes: Vec::new(),
+            node_port_addresses: Vec::new(),
+            own_cluster_ips: false,
             static_servers: 0,
         }
     }
@@ -74,6 +84,11 @@ impl GatewayOptions {
             .flat_map(|n| plan::Family::BOTH.map(|family| (plan::server(family, n), plan::server_mac(n))))
             .map(|(ip, mac)| format!("{{ip: \"{ip}\", mac: \"{mac}\"}}"))
             .collect();
+        let routes: Vec<String> =
+            self.routes.iter().map(|(to, via)| format!("\n    - {{to: \"{to}\", via: \"{via}\"}}")).collect();
+        let routes = if routes.is_empty() { " []".to_owned() } else { routes.concat() };
+        let own_networks: Vec<String> =
+            self.node_port_addresses.iter().map(|network| format!("\"{network}\"")).collect();
         format!(
             r#"apiVersion: tidegate.dev/v1alpha1
 kind: GatewayConfig
@@ -90,12 +105,15 @@ dataplane:
       mac: "{mac}"
       mtu: 1500
   neighbors: [{neighbors}]
+  routes:{routes}
   snatAddresses: {snat}
   tunnelSource: {tunnel}
 source:
   directory: {{path: manifests, watch: {watch}}}
 services:
   defaults: {{drainTimeout: {drain}s}}
+  nodePortAddresses: [{own_networks}]
+  ownClusterIPs: {own_cluster_ips}
 pools:
   - {{name: routed, addresses: {routed}, autoAssign: true, externalIPs: true}}
   - {{name: on-link, addresses: {on_link}, autoAssign: false}}
@@ -110,6 +128,8 @@ admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}
             s6 = plan::GATEWAY_FOR_SERVERS[v6],
             mac = plan::GATEWAY_MAC,
             neighbors = neighbors.join(", "),
+            own_networks = own_networks.join(", "),
+            own_cluster_ips = self.own_cluster_ips,
             watch = self.watch,
             snat = list(plan::SNAT),
             tunnel = list(plan::GATEWAY_FOR_SERVERS),
@@ -294,6 +314,9 @@ mod tests {
             hugepages: true,
             watch: false,
             static_servers: 3,
+            routes: vec![("10.244.0.0/16".to_owned(), plan::server(plan::Family::V4, 1))],
+            node_port_addresses: vec!["198.51.100.0/24".to_owned()],
+            own_cluster_ips: true,
             ..GatewayOptions::default()
         };
         for options in [GatewayOptions::default(), more] {

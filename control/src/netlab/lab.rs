@@ -156,8 +156,9 @@ impl Drop for Standing {
     }
 }
 
-/// What holds in every host: no filter on the source, no router advertisements, no wait for duplicate addresses.
-const HOST_SYSCTLS: [(&str, &str); 8] = [
+/// What holds in every host: no filter on the source, no router advertisements or redirects, no wait for duplicate
+/// addresses.
+const HOST_SYSCTLS: [(&str, &str); 12] = [
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),
     ("ipv6/conf/all/accept_ra", "0"),
@@ -166,6 +167,10 @@ const HOST_SYSCTLS: [(&str, &str); 8] = [
     ("ipv6/conf/default/accept_dad", "0"),
     ("ipv6/conf/default/dad_transmits", "0"),
     ("ipv4/conf/all/accept_redirects", "0"),
+    ("ipv4/conf/all/send_redirects", "0"),
+    ("ipv4/conf/default/send_redirects", "0"),
+    ("ipv6/conf/all/accept_redirects", "0"),
+    ("ipv6/conf/default/accept_redirects", "0"),
 ];
 
 fn build_switch(id: &str) -> Result<Namespace> {

@@ -21,25 +21,33 @@ pub struct PortSpec {
     pub port: u16,
     /// The endpoints' port.
     pub target_port: u16,
+    /// `nodePort`; `None` for none written.
+    pub node_port: Option<u16>,
 }
 
 impl PortSpec {
     /// A TCP port that is the same on both sides.
     #[must_use]
     pub fn tcp(name: &'static str, port: u16) -> Self {
-        Self { name, protocol: "TCP", port, target_port: port }
+        Self { name, protocol: "TCP", port, target_port: port, node_port: None }
     }
 
     /// A UDP port that is the same on both sides.
     #[must_use]
     pub fn udp(name: &'static str, port: u16) -> Self {
-        Self { name, protocol: "UDP", port, target_port: port }
+        Self { name, protocol: "UDP", port, target_port: port, node_port: None }
     }
 
     /// The same with another port on the endpoints.
     #[must_use]
     pub fn to(self, target_port: u16) -> Self {
         Self { target_port, ..self }
+    }
+
+    /// The same with a node port.
+    #[must_use]
+    pub fn at_node_port(self, node_port: u16) -> Self {
+        Self { node_port: Some(node_port), ..self }
     }
 }
 
@@ -63,13 +71,21 @@ pub struct EndpointSpec {
     pub state: EndpointState,
     /// Its weight; `None` for none written.
     pub weight: Option<u32>,
+    /// `nodeName`; `None` for none written.
+    pub node: Option<String>,
 }
 
 impl EndpointSpec {
     /// A ready endpoint without a weight.
     #[must_use]
     pub fn ready(address: IpAddr) -> Self {
-        Self { address, state: EndpointState::Ready, weight: None }
+        Self { address, state: EndpointState::Ready, weight: None, node: None }
+    }
+
+    /// The same on a node.
+    #[must_use]
+    pub fn on(self, node: &str) -> Self {
+        Self { node: Some(node.to_owned()), ..self }
     }
 }
 
@@ -80,6 +96,8 @@ pub enum Claim {
     LoadBalancer,
     /// `spec.externalIPs` of a ClusterIP Service.
     ExternalIps,
+    /// `spec.clusterIPs` of a ClusterIP Service.
+    ClusterIps,
 }
 
 /// A Service with its endpoints.
@@ -101,6 +119,10 @@ pub struct Manifest {
     pub client_ip_affinity: bool,
     /// With a port: `externalTrafficPolicy: Local` and this `healthCheckNodePort`.
     pub health_check_node_port: Option<u16>,
+    /// `spec.loadBalancerSourceRanges`.
+    pub source_ranges: Vec<String>,
+    /// More lines of `spec`.
+    pub spec: Vec<String>,
     /// More annotations, key and value.
     pub annotations: Vec<(&'static str, String)>,
 }
@@ -118,6 +140,8 @@ impl Manifest {
             endpoints: Vec::new(),
             client_ip_affinity: false,
             health_check_node_port: None,
+            source_ranges: Vec::new(),
+            spec: Vec::new(),
             annotations: Vec::new(),
         }
     }
@@ -193,6 +217,16 @@ impl Manifest {
                 let quoted: Vec<_> = self.vips.iter().map(|vip| format!("\"{vip}\"")).collect();
                 line(&mut text, format_args!("  externalIPs: [{}]", quoted.join(", ")));
             }
+            Claim::ClusterIps => {
+                let quoted: Vec<_> = self.vips.iter().map(|vip| format!("\"{vip}\"")).collect();
+                let names: Vec<_> = families.iter().map(ToString::to_string).collect();
+                line(&mut text, format_args!("  clusterIP: {}", quoted[0]));
+                line(&mut text, format_args!("  clusterIPs: [{}]", quoted.join(", ")));
+                line(
+                    &mut text,
+                    format_args!("  ipFamilyPolicy: {policy}\n  ipFamilies: [{}]", names.join(", ")),
+                );
+            }
         }
         if self.client_ip_affinity {
             text += "  sessionAffinity: ClientIP\n";
@@ -200,12 +234,20 @@ impl Manifest {
         if let Some(port) = self.health_check_node_port {
             line(&mut text, format_args!("  externalTrafficPolicy: Local\n  healthCheckNodePort: {port}"));
         }
+        if !self.source_ranges.is_empty() {
+            let quoted: Vec<_> = self.source_ranges.iter().map(|range| format!("\"{range}\"")).collect();
+            line(&mut text, format_args!("  loadBalancerSourceRanges: [{}]", quoted.join(", ")));
+        }
+        for more in &self.spec {
+            line(&mut text, format_args!("  {more}"));
+        }
         text += "  ports:\n";
-        for PortSpec { name, protocol, port, target_port } in &self.ports {
+        for PortSpec { name, protocol, port, target_port, node_port } in &self.ports {
+            let node_port = node_port.map_or_else(String::new, |number| format!(", nodePort: {number}"));
             line(
                 &mut text,
                 format_args!(
-                    "    - {{name: {name}, protocol: {protocol}, port: {port}, targetPort: {target_port}}}"
+                    "    - {{name: {name}, protocol: {protocol}, port: {port}, targetPort: {target_port}{node_port}}}"
                 ),
             );
         }
@@ -236,6 +278,9 @@ impl Manifest {
                     "    conditions: {{ready: {ready}, serving: {serving}, terminating: {terminating}}}"
                 ),
             );
+            if let Some(node) = &endpoint.node {
+                line(&mut text, format_args!("    nodeName: {node}"));
+            }
             if endpoint.weight.is_some() {
                 line(
                     &mut text,
@@ -259,6 +304,17 @@ impl Manifest {
     fn pod_name(&self, n: usize) -> String {
         format!("{}-{n}", self.name)
     }
+}
+
+/// A Node object with its InternalIPs.
+#[must_use]
+pub fn node(name: &str, internal_ips: &[IpAddr]) -> String {
+    let addresses: Vec<_> =
+        internal_ips.iter().map(|ip| format!("{{type: InternalIP, address: \"{ip}\"}}")).collect();
+    format!(
+        "apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\nstatus:\n  addresses: [{}]\n",
+        addresses.join(", ")
+    )
 }
 
 /// Puts `text` as `name` into `directory` in one step.

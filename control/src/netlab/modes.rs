@@ -127,7 +127,7 @@ pub fn manifests_for_bulk(servers: &[u8]) -> Vec<Manifest> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlab::manifests::Claim;
+    use crate::netlab::manifests::{Claim, node, put};
     use crate::source::directory::DirectorySource;
 
     #[test]
@@ -138,10 +138,16 @@ mod tests {
         services[0].endpoints[0].weight = Some(5);
         services[1].client_ip_affinity = true;
         services[2].health_check_node_port = Some(31_111);
+        services[2].ports[0].node_port = Some(31_112);
         services[3].claim = Claim::ExternalIps;
+        services[0].endpoints[1].node = Some("node-2".to_owned());
+        services[1].source_ranges = vec!["198.51.100.0/24".to_owned(), "2001:db8:c::/64".to_owned()];
+        services[5].claim = Claim::ClusterIps;
+        services[5].spec.push("internalTrafficPolicy: Local".to_owned());
         for service in &services {
             service.write(&directory).unwrap();
         }
+        put(&directory, "node.yaml", &node("node-2", &[plan::server(Family::V4, 2)])).unwrap();
         let (objects, report) = DirectorySource::load(&directory);
         let texts: Vec<_> = services.iter().map(Manifest::to_yaml).collect();
         std::fs::remove_dir_all(&directory).unwrap();

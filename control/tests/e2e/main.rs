@@ -4,6 +4,7 @@
 //! [`world::alone`]. They need root and DPDK and fail without, with a message that says so; none is skipped.
 //! Written against the contracts only (commands, configuration, manifests, probes), so they hold for any inside.
 
+mod affinity;
 mod change;
 mod failure;
 mod forwarding;
@@ -11,5 +12,9 @@ mod health_port;
 mod lab;
 mod lifecycle;
 mod maglev;
+mod node_target;
+mod nodes;
+mod own_addresses;
+mod source_ranges;
 mod workers;
 mod world;

@@ -2,14 +2,15 @@
 //!
 //! Invariant: a test that cannot run here (no root, no DPDK) fails.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tidegate::netlab::addresses::{Family, client, on_link_vip, routed_vip};
+use tidegate::netlab::addresses::{self as plan, Family, client, on_link_vip, routed_vip};
 use tidegate::netlab::client::Tell;
 use tidegate::netlab::gateway::manifests_of;
-use tidegate::netlab::manifests::Manifest;
+use tidegate::netlab::manifests::{Manifest, put};
 use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::{Gateway, GatewayOptions, Lab, LabPlan, cleanup, wait_for};
 
@@ -19,7 +20,7 @@ const ON_LINK: u8 = 4;
 
 /// How long a change of manifests may take to be seen in traffic on a busy machine. How fast it really is,
 /// is measured elsewhere; here it is about being right.
-pub(crate) const APPLIED: Duration = Duration::from_secs(10);
+pub(crate) const APPLIED: Duration = Duration::from_secs(60);
 
 /// Waits for its turn: labs share two cores, and figures taken side by side would blur each other.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
@@ -44,6 +45,11 @@ pub(crate) fn lab(servers: u8) -> Lab {
             routed.chain((1..=ON_LINK).map(move |n| on_link_vip(family, n)))
         })
         .collect();
+    lab_with(servers, vips)
+}
+
+/// The same with these addresses on the loopbacks of the servers.
+pub(crate) fn lab_with(servers: u8, vips: Vec<IpAddr>) -> Lab {
     let mut lab =
         Lab::build(&LabPlan { servers, vips, tidegate: tidegate() }).expect("the lab stands (needs root)");
     lab.start_servers().expect("the servers answer");
@@ -61,10 +67,17 @@ pub(crate) struct World {
 impl World {
     /// Starts a gateway over `servers` servers with `manifests` in its directory, and waits until it is ready.
     pub(crate) fn start(servers: u8, options: GatewayOptions, manifests: &[Manifest]) -> Self {
-        let lab = lab(servers);
+        Self::over(lab(servers), options, manifests, "")
+    }
+
+    /// Starts a gateway in a lab that stands, with `objects` (YAML) in its directory besides the manifests.
+    pub(crate) fn over(lab: Lab, options: GatewayOptions, manifests: &[Manifest], objects: &str) -> Self {
         Gateway::configure(&lab, &options).expect("configuration written");
         let mut world = Self { gateway: None, lab, options };
         world.write(manifests);
+        if !objects.is_empty() {
+            put(&manifests_of(&world.lab), "objects.yaml", objects).expect("objects written");
+        }
         world.gateway = Some(Gateway::start(&world.lab).expect("the gateway is ready (needs DPDK)"));
         world
     }
@@ -106,6 +119,36 @@ impl World {
             self.connect(path, 0).ok().filter(|tell| tell.told.backend == backend)
         });
         connected.unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    /// Waits until something holds; gives what was made of it.
+    pub(crate) fn wait_until<T>(&self, what: &str, probe: impl FnMut() -> Option<T>) -> T {
+        wait_for(what, APPLIED, probe).unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    /// Waits until the gateway says that these servers, and no others, take new flows of every port of `path`.
+    pub(crate) fn wait_until_active(&self, path: ModePath, servers: &[u8]) {
+        let expected: BTreeSet<String> =
+            servers.iter().map(|n| plan::server(path.backends, *n).to_string()).collect();
+        let what = format!("{expected:?} to be active for {} {}", path.label(), path.family);
+        self.wait_until(&what, || {
+            let ports = self.ports_at(path.vip).ok()?;
+            let active = |port: &serde_json::Value| -> BTreeSet<String> {
+                let backends = port["backends"].as_array().into_iter().flatten();
+                let active = backends.filter(|backend| backend["state"] == "active");
+                active.filter_map(|backend| backend["address"].as_str().map(str::to_owned)).collect()
+            };
+            (!ports.is_empty() && ports.iter().all(|port| active(port) == expected)).then_some(())
+        });
+    }
+
+    /// The ports that the gateway serves on `vip`, as `services -o json` shows them.
+    pub(crate) fn ports_at(&self, vip: IpAddr) -> anyhow::Result<Vec<serde_json::Value>> {
+        let answer: serde_json::Value =
+            serde_json::from_str(&self.gateway().ask(&["services", "-A", "-o", "json"])?)?;
+        let services = answer["items"].as_array().into_iter().flatten();
+        let ports = services.flat_map(|service| service["ports"].as_array().into_iter().flatten());
+        Ok(ports.filter(|port| port["vip"] == vip.to_string()).cloned().collect())
     }
 
     /// Waits until connections over `path` succeed.

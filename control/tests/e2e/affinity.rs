@@ -1,0 +1,73 @@
+//! `sessionAffinity: ClientIP` in traffic: a client has one backend, whatever its port, and keeps it while backends
+//! come and go beside it.
+
+use crate::world::{World, alone};
+use std::collections::{BTreeMap, BTreeSet};
+use tidegate::netlab::addresses::CLIENT_ADDRESSES;
+use tidegate::netlab::manifests::Manifest;
+use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+use tidegate::netlab::{GatewayOptions, server};
+
+/// Clients that come before the change; the others come after it.
+const EARLY: u8 = CLIENT_ADDRESSES / 2;
+
+#[test]
+fn a_client_keeps_its_backend_over_a_change_of_backends_and_loses_it_only_with_the_backend() {
+    let _turn = alone();
+    let world = World::start(6, GatewayOptions::default(), &affine(&[1, 2, 3]));
+    for path in all_paths() {
+        world.wait_until_active(path, &[1, 2, 3]);
+    }
+    let mut home = BTreeMap::new();
+    for path in all_paths() {
+        let name = format!("{} {}", path.label(), path.family);
+        for n in 0..EARLY {
+            let backends = backends_of(&world, path, n);
+            assert_eq!(backends.len(), 1, "{name}: client {n} was sent to {backends:?}");
+            home.insert((path.label(), path.family, n), backends);
+        }
+        let used: BTreeSet<_> =
+            (0..EARLY).flat_map(|n| home[&(path.label(), path.family, n)].clone()).collect();
+        assert!(used.len() > 1, "{name}: eight clients share {used:?}");
+    }
+
+    world.write(&affine(&[1, 2, 3, 4, 5, 6]));
+    for path in all_paths() {
+        let name = format!("{} {}", path.label(), path.family);
+        world.wait_until_active(path, &[1, 2, 3, 4, 5, 6]);
+        for n in 0..EARLY {
+            let now = backends_of(&world, path, n);
+            assert_eq!(now, home[&(path.label(), path.family, n)], "{name}: client {n}, after three came");
+        }
+        for n in EARLY..CLIENT_ADDRESSES {
+            let backends = backends_of(&world, path, n);
+            assert_eq!(backends.len(), 1, "{name}: late client {n} was sent to {backends:?}");
+        }
+    }
+
+    world.write(&affine(&[2, 3, 4, 5, 6]));
+    for path in all_paths() {
+        let name = format!("{} {}", path.label(), path.family);
+        world.wait_until_active(path, &[2, 3, 4, 5, 6]);
+        for n in 0..EARLY {
+            let (before, now) = (&home[&(path.label(), path.family, n)], backends_of(&world, path, n));
+            if before.contains(&server::name(1)) {
+                assert_eq!(now.len(), 1, "{name}: client {n}, whose backend left, was sent to {now:?}");
+                assert!(!now.contains(&server::name(1)), "{name}: client {n}");
+            } else {
+                assert_eq!(now, *before, "{name}: client {n}, after another backend left");
+            }
+        }
+    }
+}
+
+fn affine(servers: &[u8]) -> Vec<Manifest> {
+    let mut services = manifests(servers);
+    services.iter_mut().for_each(|service| service.client_ip_affinity = true);
+    services
+}
+
+/// Where three connections of a client land.
+fn backends_of(world: &World, path: ModePath, n: u8) -> BTreeSet<String> {
+    (0..3).map(|_| world.connect(path, n).unwrap().told.backend).collect()
+}

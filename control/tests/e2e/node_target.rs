@@ -1,0 +1,362 @@
+//! Target `node` in traffic: nodes that do what kube-proxy does take packets for VIPs that no node has as an address,
+//! translate them to Pods of theirs or of other nodes, and answer the client themselves (DSR) or through the gateway.
+
+use crate::nodes::health::{HealthPort, Says};
+use crate::nodes::proxy::{Policy, ProxyPort, programme};
+use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
+use crate::world::{APPLIED, World, alone, assert_alive, lab_with};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
+use tidegate::netlab::client::{Tell, Told, spread, udp_ask};
+use tidegate::netlab::manifests::{EndpointState, Manifest, PortSpec};
+use tidegate::netlab::modes::ModePath;
+use tidegate::netlab::{GatewayOptions, Lab, wait_for};
+
+const NODES: u8 = 3;
+/// Pods of each node: the last one has none.
+const PODS: [u8; 3] = [2, 1, 0];
+const TELL_NODE_PORT: u16 = 30_700;
+const ECHO_NODE_PORT: u16 = 30_701;
+const HEALTH_NODE_PORT: u16 = 31_500;
+/// `/healthz` of kube-proxy.
+const PROXY_HEALTHZ: u16 = 10_256;
+
+/// Services of one policy, one for each mode, over nodes with a proxy each.
+struct Cluster {
+    // Declared before the world: they live in its lab.
+    health: Vec<HealthPort>,
+    pods: Vec<Pod>,
+    policy: Policy,
+    services: Vec<Manifest>,
+    world: World,
+}
+
+impl Cluster {
+    fn start(modes: &[&'static str], policy: Policy, back: Return) -> Self {
+        let lab = lab_with(NODES, Vec::new());
+        let pods = nodes::start(&lab, &PODS, back);
+        let services: Vec<Manifest> = modes.iter().map(|mode| service(mode, policy, pods.iter())).collect();
+        programme(&lab, NODES, &proxy_ports(&services, policy, &pods));
+        let health = health_ports(&lab, modes, policy);
+        let world = World::over(lab, GatewayOptions::default(), &services, &nodes::node_objects(NODES));
+        let cluster = Self { health, pods, policy, services, world };
+        for path in cluster.paths() {
+            cluster.world.wait_until_served(path);
+        }
+        cluster
+    }
+
+    /// What the health checks of a mode's Service are told by a node.
+    fn health(&self, mode: &str, node: u8) -> &HealthPort {
+        let of_mode = match self.policy {
+            Policy::Cluster => 0,
+            Policy::Local => self.services.iter().position(|s| s.forwarding == mode).expect("a mode of ours"),
+        };
+        &self.health[of_mode * usize::from(NODES) + usize::from(node) - 1]
+    }
+
+    fn paths(&self) -> Vec<ModePath> {
+        let path = |service: &Manifest, family: Family| ModePath {
+            service: service.forwarding,
+            forwarding: service.forwarding,
+            family,
+            backends: family,
+            vip: vip(service.forwarding, family),
+        };
+        self.services.iter().flat_map(|service| Family::BOTH.map(|family| path(service, family))).collect()
+    }
+
+    /// Waits until the gateway has these weights for these nodes, and no other node takes new flows.
+    fn wait_until_weighted(&self, path: ModePath, weights: &[(u8, u64)]) {
+        let expected: BTreeSet<(String, u64)> =
+            weights.iter().map(|(n, weight)| (plan::server(path.family, *n).to_string(), *weight)).collect();
+        let mut seen = BTreeSet::new();
+        let what = format!("{expected:?} for {} {}", path.label(), path.family);
+        let waited = wait_for(&what, APPLIED, || {
+            let ports = self.world.ports_at(path.vip).ok()?;
+            seen = ports.iter().flat_map(active).collect();
+            let all = ports.iter().all(|port| active(port).collect::<BTreeSet<_>>() == expected);
+            (all && !ports.is_empty()).then_some(())
+        });
+        waited.unwrap_or_else(|error| panic!("{error:#}; seen last: {seen:?}"));
+    }
+
+    /// Opens `count` connections one after the other.
+    fn connections(&self, path: ModePath, count: u8) -> Vec<Tell> {
+        let source = SocketAddr::new(client(path.family, 1), 0);
+        self.world
+            .lab
+            .client()
+            .enter(|| (0..count).map(|_| Tell::connect_here(source, path.tell()).unwrap()).collect())
+    }
+
+    /// Sends `count` datagrams, each from a port of its own.
+    fn datagrams(&self, path: ModePath, count: u8) -> Vec<Told> {
+        let source = SocketAddr::new(client(path.family, 2), 0);
+        let ask =
+            |n| udp_ask(self.world.lab.client(), source, path.echo(), &format!("datagram {n}")).unwrap();
+        (0..count).map(ask).collect()
+    }
+}
+
+#[test]
+fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
+    let _turn = alone();
+    for (modes, back) in BY_RETURN {
+        let cluster = Cluster::start(modes, Policy::Cluster, back);
+        let mut open = Vec::new();
+        for path in cluster.paths() {
+            let name = format!("{} {}", path.label(), path.family);
+            cluster.wait_until_weighted(path, &[(1, 1), (2, 1), (3, 1)]);
+            let tells = cluster.connections(path, 60);
+            let told: Vec<Told> = tells.iter().map(|tell| tell.told.clone()).collect();
+            assert_every_pod_answered(&name, &told, &cluster.pods);
+            // The proxy masquerades: Pods see the node that took the packet, also the one that has no Pod.
+            assert_eq!(masqueraded_by(path, &told), [1, 2, 3].into(), "{name}: TCP");
+            let told = cluster.datagrams(path, 60);
+            assert_every_pod_answered(&name, &told, &cluster.pods);
+            assert_eq!(masqueraded_by(path, &told), [1, 2, 3].into(), "{name}: UDP");
+            open.extend(tells.into_iter().map(|tell| (path, tell)));
+        }
+        assert!(cluster.health.iter().all(|port| port.asked() > 0), "every proxy was asked for its health");
+        assert_alive("over nodes", &mut open);
+
+        // A proxy that is not well takes its node out, and only for what is new.
+        cluster.health("", 3).say(Says::SICK);
+        for path in cluster.paths() {
+            cluster.wait_until_weighted(path, &[(1, 1), (2, 1)]);
+            let told: Vec<Told> =
+                cluster.connections(path, 30).iter().map(|tell| tell.told.clone()).collect();
+            assert_eq!(masqueraded_by(path, &told), [1, 2].into(), "{} {}", path.label(), path.family);
+        }
+        assert_alive("after a proxy fell sick", &mut open);
+    }
+}
+
+#[test]
+fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
+    let _turn = alone();
+    for (modes, back) in BY_RETURN {
+        let cluster = Cluster::start(modes, Policy::Local, back);
+        let mut open = Vec::new();
+        for path in cluster.paths() {
+            let name = format!("{} {}", path.label(), path.family);
+            // Two Pods, one Pod; the node that has none is not there, though its proxy would drop what comes.
+            cluster.wait_until_weighted(path, &[(1, 2), (2, 1)]);
+            let tells = cluster.connections(path, 90);
+            let told: Vec<Told> = tells.iter().map(|tell| tell.told.clone()).collect();
+            assert_every_pod_answered(&name, &told, &cluster.pods);
+            // 90 draws of 2/3: five standard deviations are 22.4.
+            let first = told.iter().filter(|told| told.backend.starts_with("pod-1-")).count();
+            assert!(first.abs_diff(60) <= 23, "{name}: node-1 got {first} of 90, its share is 60");
+            for tell in &tells {
+                let own = tell.local().unwrap();
+                assert_eq!(tell.told.client.ip(), path.seen_client(own.ip()), "{name}");
+                let kept = path.forwarding == "fullnat" || tell.told.client.port() == own.port();
+                assert!(kept, "{name}: {:?} from port {}", tell.told, own.port());
+            }
+            let told = cluster.datagrams(path, 60);
+            assert_every_pod_answered(&name, &told, &cluster.pods);
+            assert_eq!(seen(&told), [path.seen_client(client(path.family, 2))].into(), "{name}: UDP");
+            open.extend(tells.into_iter().map(|tell| (path, tell)));
+        }
+        assert_alive("over nodes", &mut open);
+
+        // The header alone moves shares: the slices are as they were.
+        for mode in modes {
+            cluster.health(mode, 1).say(Says::endpoints(1));
+            cluster.health(mode, 2).say(Says::endpoints(9));
+        }
+        for path in cluster.paths() {
+            let name = format!("{} {}", path.label(), path.family);
+            cluster.wait_until_weighted(path, &[(1, 1), (2, 9)]);
+            let told: Vec<Told> =
+                cluster.connections(path, 60).iter().map(|tell| tell.told.clone()).collect();
+            let second = told.iter().filter(|told| told.backend.starts_with("pod-2-")).count();
+            // 60 draws of 9/10: five standard deviations are 11.6.
+            assert!(second.abs_diff(54) <= 12, "{name}: node-2 got {second} of 60, its share is 54");
+        }
+        assert_alive("after weights changed", &mut open);
+
+        // A proxy that has no endpoint any more says so before the slices do.
+        for mode in modes {
+            cluster.health(mode, 2).say(Says::endpoints(0));
+        }
+        for path in cluster.paths() {
+            cluster.wait_until_weighted(path, &[(1, 1)]);
+            let told: Vec<Told> =
+                cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
+            assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{:?}", spread(&told));
+        }
+        assert_alive("after a node lost its endpoints", &mut open);
+
+        // An older proxy says no weight: that of the slices counts.
+        for mode in modes {
+            cluster.health(mode, 1).say(Says::HEALTHY);
+            cluster.health(mode, 2).say(Says::HEALTHY);
+        }
+        for path in cluster.paths() {
+            cluster.wait_until_weighted(path, &[(1, 2), (2, 1)]);
+        }
+        assert_alive("with proxies that say no weight", &mut open);
+    }
+}
+
+#[test]
+fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_new_ones() {
+    let _turn = alone();
+    let mut cluster = Cluster::start(&["dsr-l2", "dsr-ipip"], Policy::Local, Return::Direct);
+    let mut open: Vec<(ModePath, Tell)> = Vec::new();
+    for path in cluster.paths() {
+        open.extend(cluster.connections(path, 20).into_iter().map(|tell| (path, tell)));
+    }
+    assert!(open.iter().any(|(_, tell)| tell.told.backend == "pod-2-1"));
+    let mut services = cluster.services.clone();
+    for endpoint in services.iter_mut().flat_map(|service| &mut service.endpoints) {
+        if endpoint.node.as_deref() == Some("node-2") {
+            endpoint.state = EndpointState::Terminating;
+        }
+    }
+    cluster.world.write(&services);
+    for mode in ["dsr-l2", "dsr-ipip"] {
+        cluster.health(mode, 2).say(Says::endpoints(0));
+    }
+    for path in cluster.paths() {
+        cluster.wait_until_weighted(path, &[(1, 2)]);
+        let told: Vec<Told> = cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
+        assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{:?}", spread(&told));
+    }
+    assert_alive("while the Pods of a node terminate", &mut open);
+
+    // The last ones terminate too. Proxies say 503 and no endpoints, and go on with those that serve: so do we.
+    for endpoint in services.iter_mut().flat_map(|service| &mut service.endpoints) {
+        endpoint.state = EndpointState::Terminating;
+    }
+    cluster.world.write(&services);
+    for mode in ["dsr-l2", "dsr-ipip"] {
+        cluster.health(mode, 1).say(Says::endpoints(0));
+    }
+    for path in cluster.paths() {
+        cluster.wait_until_weighted(path, &[(1, 2), (2, 1)]);
+        cluster.connections(path, 20);
+    }
+    assert_alive("while all Pods terminate", &mut open);
+    cluster.services = services;
+}
+
+#[test]
+fn full_frames_fit_the_tunnel_to_a_node() {
+    let _turn = alone();
+    let cluster = Cluster::start(&["dsr-ipip"], Policy::Local, Return::Direct);
+    for path in cluster.paths() {
+        // Frames of 1,500 bytes do not fit beside an outer header: the client must be told.
+        let line = "x".repeat(64 << 10);
+        for mut tell in cluster.connections(path, 6) {
+            let name = format!("{} {} to {}", path.label(), path.family, tell.told.backend);
+            tell.say(&line).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+        }
+    }
+}
+
+/// Modes by the way that replies take.
+const BY_RETURN: [(&[&str], Return); 2] =
+    [(&["dsr-l2", "dsr-ipip"], Return::Direct), (&["nat", "fullnat"], Return::Gateway)];
+
+fn vip(mode: &str, family: Family) -> IpAddr {
+    match mode {
+        "dsr-l2" => plan::on_link_vip(family, 3),
+        "dsr-ipip" => plan::routed_vip(family, 21),
+        "nat" => plan::routed_vip(family, 22),
+        _ => plan::routed_vip(family, 23),
+    }
+}
+
+/// The number that tells the ports of a mode from those of the others.
+fn offset(mode: &str) -> u16 {
+    match mode {
+        "dsr-l2" => 0,
+        "dsr-ipip" => 10,
+        "nat" => 20,
+        _ => 30,
+    }
+}
+
+fn service<'a>(mode: &'static str, policy: Policy, pods: impl Iterator<Item = &'a Pod>) -> Manifest {
+    let ports = vec![
+        PortSpec::tcp("tell", TELL_PORT).to(POD_TELL_PORT).at_node_port(TELL_NODE_PORT + offset(mode)),
+        PortSpec::udp("echo", ECHO_PORT).to(POD_ECHO_PORT).at_node_port(ECHO_NODE_PORT + offset(mode)),
+    ];
+    let vips = Family::BOTH.map(|family| vip(mode, family));
+    let mut service = Manifest::new(mode, mode, &vips, ports).with_endpoints(pods.flat_map(Pod::endpoints));
+    service.annotations.push(("tidegate.dev/target", "node".to_owned()));
+    if policy == Policy::Local {
+        service.health_check_node_port = Some(HEALTH_NODE_PORT + offset(mode));
+    }
+    service
+}
+
+fn proxy_ports(services: &[Manifest], policy: Policy, pods: &[Pod]) -> Vec<ProxyPort> {
+    let mut ports = Vec::new();
+    for service in services {
+        for (vip, port) in
+            service.vips.iter().flat_map(|vip| service.ports.iter().map(move |port| (vip, port)))
+        {
+            let family = Family::of(*vip);
+            ports.push(ProxyPort {
+                name: format!("{}-{}", service.name, port.name),
+                vip: *vip,
+                protocol: if port.protocol == "TCP" { "tcp" } else { "udp" },
+                port: port.port,
+                node_port: port.node_port,
+                policy,
+                endpoints: pods
+                    .iter()
+                    .map(|pod| (pod.node, SocketAddr::new(pod.address(family), port.target_port)))
+                    .collect(),
+            });
+        }
+    }
+    ports
+}
+
+/// A port of each node for each Service (policy Local), or one of each node's proxy (Cluster).
+fn health_ports(lab: &Lab, modes: &[&str], policy: Policy) -> Vec<HealthPort> {
+    let open = |n: u8, port: u16, says| HealthPort::open(lab.server(n).namespace(), port, says);
+    match policy {
+        Policy::Cluster => (1..=NODES).map(|n| open(n, PROXY_HEALTHZ, Says::HEALTHY)).collect(),
+        Policy::Local => modes
+            .iter()
+            .flat_map(|mode| (1..=NODES).map(move |n| (n, HEALTH_NODE_PORT + offset(mode))))
+            .map(|(n, port)| open(n, port, Says::endpoints(PODS[usize::from(n) - 1].into())))
+            .collect(),
+    }
+}
+
+/// Address and weight of the backends that take new flows.
+fn active(port: &serde_json::Value) -> impl Iterator<Item = (String, u64)> + '_ {
+    let backends = port["backends"].as_array().into_iter().flatten();
+    let active = backends.filter(|backend| backend["state"] == "active");
+    active.filter_map(|b| Some((b["address"].as_str()?.to_owned(), b["weight"].as_u64()?)))
+}
+
+fn seen(told: &[Told]) -> BTreeSet<IpAddr> {
+    told.iter().map(|told| told.client.ip()).collect()
+}
+
+/// The nodes whose proxies masqueraded: a packet to a Pod of the node itself leaves by the bridge, one to another
+/// node by the link. 0 stands for anybody else.
+fn masqueraded_by(path: ModePath, told: &[Told]) -> BTreeSet<u8> {
+    let node = |address: IpAddr| {
+        (1..=NODES).find(|n| {
+            [plan::server(path.family, *n), nodes::pod_address(path.family, *n, 0)].contains(&address)
+        })
+    };
+    seen(told).into_iter().map(|address| node(address).unwrap_or(0)).collect()
+}
+
+fn assert_every_pod_answered(name: &str, told: &[Told], pods: &[Pod]) {
+    let expected: BTreeSet<String> = pods.iter().map(Pod::name).collect();
+    let answered: BTreeSet<String> = spread(told).into_keys().collect();
+    assert_eq!(answered, expected, "{name}: {:?}", spread(told));
+}

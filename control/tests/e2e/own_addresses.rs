@@ -1,0 +1,125 @@
+//! Services on addresses that no pool gave: node ports on the gateway's own, and cluster IPs.
+
+use crate::world::{World, alone};
+use std::net::{IpAddr, SocketAddr};
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::{
+    self as plan, ECHO_PORT, Family, GATEWAY_FOR_CLIENTS, GATEWAY_FOR_SERVERS, HTTP_PORT, HTTP_TARGET_PORT,
+    TELL_PORT,
+};
+use tidegate::netlab::client::{Tell, curl_many, spread, udp_ask};
+use tidegate::netlab::manifests::{Claim, EndpointSpec, Manifest, PortSpec};
+
+const HTTP_NODE_PORT: u16 = 30_080;
+const TELL_NODE_PORT: u16 = 30_700;
+const ECHO_NODE_PORT: u16 = 30_701;
+
+/// Cluster IPs, and the range that is routed to the gateway, by family.
+const CLUSTER_IPS: [&str; 2] = ["10.96.0.10", "fd00:10:96::a"];
+const SERVICE_CIDR: [&str; 2] = ["10.96.0.0/16", "fd00:10:96::/112"];
+
+#[test]
+fn node_ports_are_served_on_the_gateways_own_addresses_that_are_allowed_and_on_no_other() {
+    let _turn = alone();
+    for forwarding in ["nat", "fullnat"] {
+        let options = GatewayOptions {
+            node_port_addresses: plan::CLIENT_PREFIX.map(str::to_owned).to_vec(),
+            ..GatewayOptions::default()
+        };
+        let vips = Family::BOTH.map(|family| plan::routed_vip(family, 7));
+        let ports = vec![
+            PortSpec::tcp("http", HTTP_PORT).to(HTTP_TARGET_PORT).at_node_port(HTTP_NODE_PORT),
+            PortSpec::tcp("tell", TELL_PORT).at_node_port(TELL_NODE_PORT),
+            PortSpec::udp("echo", ECHO_PORT).at_node_port(ECHO_NODE_PORT),
+        ];
+        let mut service = Manifest::new("by-node-port", forwarding, &vips, ports).with_endpoints(endpoints());
+        // Ranges are for LoadBalancer addresses only.
+        service.source_ranges = vec!["192.0.2.0/24".to_owned(), "2001:db8::/64".to_owned()];
+        let world = World::start(3, options, &[service]);
+        for family in Family::BOTH {
+            let name = format!("{forwarding} {family}");
+            let own = address(GATEWAY_FOR_CLIENTS, family);
+            let mut tell = world.wait_until(&name, || connect(&world, family, own, TELL_NODE_PORT).ok());
+            tell.ping().unwrap();
+            let source = tell.local().unwrap().ip();
+            let seen =
+                if forwarding == "fullnat" { address(plan::SNAT, family) } else { plan::client(family, 2) };
+            assert_eq!((tell.told.client.ip(), source), (seen, plan::client(family, 2)), "{name}");
+
+            let url = format!("http://{}/", SocketAddr::new(own, HTTP_NODE_PORT));
+            let answers = curl_many(world.lab.client(), &url, 40, &[]).unwrap();
+            assert_eq!((answers.told.len(), answers.errors.as_str()), (40, ""), "{name}: HTTP");
+            assert_eq!(spread(&answers.told).len(), 3, "{name}: {:?}", spread(&answers.told));
+            let (from, to) = (SocketAddr::new(source, 0), SocketAddr::new(own, ECHO_NODE_PORT));
+            udp_ask(world.lab.client(), from, to, "node port?").unwrap();
+
+            // The address on the servers' side is not in services.nodePortAddresses: nobody listens there.
+            let other = address(GATEWAY_FOR_SERVERS, family);
+            let length = if family == Family::V4 { 32 } else { 128 };
+            let route = format!("route add {other}/{length} via {own}");
+            world.lab.client().ip_batch(&route).unwrap();
+            let error = connect(&world, family, other, TELL_NODE_PORT).expect_err("not allowed there");
+            let refused = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+            assert_eq!(refused, Some(std::io::ErrorKind::ConnectionRefused), "{name}: {error:#}");
+        }
+    }
+}
+
+#[test]
+fn own_cluster_ips_are_served_and_follow_the_internal_traffic_policy() {
+    let _turn = alone();
+    for forwarding in ["nat", "fullnat"] {
+        let options = GatewayOptions { own_cluster_ips: true, ..GatewayOptions::default() };
+        let vips = CLUSTER_IPS.map(|text| text.parse::<IpAddr>().unwrap());
+        let ports = vec![
+            PortSpec::tcp("http", HTTP_PORT).to(HTTP_TARGET_PORT),
+            PortSpec::tcp("tell", TELL_PORT),
+            PortSpec::udp("echo", ECHO_PORT),
+        ];
+        let mut service = Manifest::new("internal", forwarding, &vips, ports).with_endpoints(endpoints());
+        service.claim = Claim::ClusterIps;
+        let world = World::start(3, options, std::slice::from_ref(&service));
+        for (family, (cidr, via)) in
+            Family::BOTH.into_iter().zip(SERVICE_CIDR.into_iter().zip(GATEWAY_FOR_CLIENTS))
+        {
+            world.lab.client().ip_batch_of(family, &format!("route add {cidr} via {via}")).unwrap();
+        }
+        let mut open = Vec::new();
+        for family in Family::BOTH {
+            let (name, vip) = (format!("{forwarding} {family}"), vips[family as usize]);
+            open.push(world.wait_until(&name, || connect(&world, family, vip, TELL_PORT).ok()));
+            let url = format!("http://{}/", SocketAddr::new(vip, HTTP_PORT));
+            let answers = curl_many(world.lab.client(), &url, 40, &[]).unwrap();
+            assert_eq!((answers.told.len(), answers.errors.as_str()), (40, ""), "{name}: HTTP");
+            assert_eq!(spread(&answers.told).len(), 3, "{name}: {:?}", spread(&answers.told));
+            let from = SocketAddr::new(plan::client(family, 2), 0);
+            udp_ask(world.lab.client(), from, SocketAddr::new(vip, ECHO_PORT), "cluster IP?").unwrap();
+        }
+
+        // Off the cluster no endpoint is on the gateway's node: with policy Local nothing is left, and it is dropped.
+        service.spec.push("internalTrafficPolicy: Local".to_owned());
+        world.write(&[service]);
+        for (family, vip) in Family::BOTH.into_iter().zip(vips) {
+            let what = format!("{forwarding} {family} to drop");
+            let error = world.wait_until(&what, || connect(&world, family, vip, TELL_PORT).err());
+            let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+            assert_eq!(kind, Some(std::io::ErrorKind::TimedOut), "{what}: {error:#}");
+        }
+        for tell in &mut open {
+            tell.ping().expect("a flow outlives the change of policy, as its endpoint drains");
+        }
+    }
+}
+
+fn endpoints() -> impl Iterator<Item = EndpointSpec> {
+    (1..=3).flat_map(|n| Family::BOTH.map(|family| EndpointSpec::ready(plan::server(family, n))))
+}
+
+fn address(of: [&str; 2], family: Family) -> IpAddr {
+    of[family as usize].parse().expect("the plan holds addresses")
+}
+
+fn connect(world: &World, family: Family, to: IpAddr, port: u16) -> anyhow::Result<Tell> {
+    let source = SocketAddr::new(plan::client(family, 2), 0);
+    Tell::connect(world.lab.client(), source, SocketAddr::new(to, port))
+}

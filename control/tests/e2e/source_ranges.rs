@@ -1,0 +1,109 @@
+//! `loadBalancerSourceRanges` in traffic: who is outside gets nothing and is counted, and a change of the ranges
+//! reaches the flows that are known.
+
+use crate::world::{World, alone, assert_alive};
+use std::net::SocketAddr;
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::{self as plan, Family};
+use tidegate::netlab::client::udp_ask;
+use tidegate::netlab::manifests::Manifest;
+use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+
+/// Clients by number: let in by the first ranges, by the second, by both, by none.
+const FIRST: u8 = 1;
+const SECOND: u8 = 2;
+const BOTH: u8 = 3;
+const NONE: u8 = 4;
+
+#[test]
+fn clients_outside_the_source_ranges_get_nothing_and_are_counted() {
+    let _turn = alone();
+    let world = World::start(2, GatewayOptions::default(), &ranged(&[FIRST, BOTH]));
+    for path in all_paths() {
+        let name = format!("{} {}", path.label(), path.family);
+        world.wait_until(&format!("the first client of {name}"), || world.connect(path, FIRST).ok());
+        ask(&world, path, FIRST).unwrap_or_else(|error| panic!("{name}: UDP of the first client: {error:#}"));
+    }
+    let before = dropped(&world);
+    at_once(all_paths(), |path| {
+        let name = format!("{} {}", path.label(), path.family);
+        let error = world.connect(path, NONE).expect_err("left out");
+        // Silence: neither a handshake nor a reset.
+        let timed_out = error.downcast_ref::<std::io::Error>().is_some_and(is_timeout);
+        assert!(timed_out, "{name}: {error:#}");
+        assert!(ask(&world, path, NONE).is_err(), "{name}: UDP of a client that is left out was answered");
+    });
+    // Of each path at least a SYN and a datagram.
+    let counted = dropped(&world) - before;
+    assert!(counted >= 2.0 * all_paths().len() as f64, "{counted} frames were counted");
+}
+
+#[test]
+fn a_change_of_the_source_ranges_ends_the_flows_of_who_is_left_out_and_no_other() {
+    let _turn = alone();
+    let world = World::start(2, GatewayOptions::default(), &ranged(&[FIRST, BOTH]));
+    let (mut left_out, mut stay) = (Vec::new(), Vec::new());
+    for path in all_paths() {
+        let what = format!("{} {}", path.label(), path.family);
+        left_out.push((path, world.wait_until(&what, || world.connect(path, FIRST).ok())));
+        stay.push((path, world.connect(path, BOTH).unwrap()));
+    }
+    assert_alive("before the change", left_out.iter_mut().chain(&mut stay));
+
+    world.write(&ranged(&[SECOND, BOTH]));
+    for path in all_paths() {
+        let what = format!("the second client of {} {}", path.label(), path.family);
+        stay.push((path, world.wait_until(&what, || world.connect(path, SECOND).ok())));
+    }
+    at_once(left_out, |(path, mut tell)| {
+        let name = format!("{} {}", path.label(), path.family);
+        world.wait_until(&format!("the known flow of {name} to die"), || tell.ping().err());
+        assert!(world.connect(path, FIRST).is_err(), "{name}: a new connection of who is left out");
+    });
+    assert_alive("after the ranges changed", &mut stay);
+
+    // Without ranges everyone is let in.
+    world.write(&manifests(&[1, 2]));
+    for path in all_paths() {
+        let what = format!("anyone over {} {}", path.label(), path.family);
+        world.wait_until(&what, || world.connect(path, NONE).ok());
+    }
+    assert_alive("after the ranges were taken out", &mut stay);
+}
+
+/// All Services, for these clients alone: both families are named, so that no family is left out as a whole.
+fn ranged(clients: &[u8]) -> Vec<Manifest> {
+    let ranges = clients.iter().flat_map(|n| {
+        Family::BOTH.map(|family| {
+            let length = if family == Family::V4 { 32 } else { 128 };
+            format!("{}/{length}", plan::client(family, *n))
+        })
+    });
+    let ranges: Vec<String> = ranges.collect();
+    let mut services = manifests(&[1, 2]);
+    services.iter_mut().for_each(|service| service.source_ranges.clone_from(&ranges));
+    services
+}
+
+fn ask(world: &World, path: ModePath, n: u8) -> anyhow::Result<()> {
+    let source = SocketAddr::new(plan::client(path.family, n), 0);
+    udp_ask(world.lab.client(), source, path.echo(), "let in?").map(drop)
+}
+
+/// Does the same for each, side by side: what waits for silence waits together.
+fn at_once<T: Send>(all: Vec<T>, each: impl Fn(T) + Sync) {
+    std::thread::scope(|scope| {
+        for one in all {
+            let each = &each;
+            scope.spawn(move || each(one));
+        }
+    });
+}
+
+fn dropped(world: &World) -> f64 {
+    world.gateway().metric("tidegate_drops_total", &["reason=\"source_range\""]).unwrap()
+}
+
+fn is_timeout(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::TimedOut
+}
