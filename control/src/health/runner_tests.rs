@@ -170,6 +170,10 @@ async fn the_weight_that_a_node_tells_is_known_with_the_next_answer_and_kept() {
     verdicts.changed().await.expect("the runner lives");
     let now = verdicts.borrow().of(&node);
     assert_eq!((now.weight, now.failure), (Some(0), Some(Failure::Refused)), "the last weight known");
+    // It is back in an older version, which says no weight.
+    scripted.answer(&node, CheckResult::Success);
+    let told = verdicts.wait_for(|verdicts| verdicts.weight(&node).is_none()).await;
+    assert!(told.expect("the runner lives").fails(&node), "two good ones are to come");
 }
 
 #[tokio::test(start_paused = true)]

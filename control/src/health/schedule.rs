@@ -171,7 +171,9 @@ impl Schedule {
             CheckResult::Failure(failure) => (Some(false), Some(failure)),
             CheckResult::Inconclusive => (None, None),
         };
-        slot.standing.weight = answer.weight.or(before.weight);
+        // Who passes and says no weight has none to say (any more): a proxy that was put back to an older version.
+        let kept = if success == Some(true) { None } else { before.weight };
+        slot.standing.weight = answer.weight.or(kept);
         if success.is_some_and(|success| slot.tally.record(success, &target.probe.rules)) {
             slot.standing.damping = slot.tally.damping();
             slot.standing.failure = if slot.tally.passes() { None } else { before.failure.or(failure) };

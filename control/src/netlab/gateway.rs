@@ -40,6 +40,8 @@ pub struct GatewayOptions {
     pub drain_timeout: Duration,
     /// `source.directory.watch`.
     pub watch: bool,
+    /// `source.kubernetes.kubeconfig`, in the stead of the directory.
+    pub kubeconfig: Option<PathBuf>,
     /// `dataplane.routes`: prefix and next hop.
     pub routes: Vec<(String, IpAddr)>,
     /// `services.nodePortAddresses`.
@@ -60,6 +62,7 @@ impl Default for GatewayOptions {
             unhealthy_threshold: 2,
             drain_timeout: Duration::from_secs(300),
             watch: true,
+            kubeconfig: None,
             routes: Vec::new(),
             node_port_addresses: Vec::new(),
             own_cluster_ips: false,
@@ -89,6 +92,10 @@ impl GatewayOptions {
         let routes = if routes.is_empty() { " []".to_owned() } else { routes.concat() };
         let own_networks: Vec<String> =
             self.node_port_addresses.iter().map(|network| format!("\"{network}\"")).collect();
+        let source = match &self.kubeconfig {
+            None => format!("directory: {{path: manifests, watch: {}}}", self.watch),
+            Some(path) => format!("kubernetes: {{kubeconfig: \"{}\", stateDirectory: \"\"}}", path.display()),
+        };
         format!(
             r#"apiVersion: tidegate.dev/v1alpha1
 kind: GatewayConfig
@@ -109,7 +116,7 @@ dataplane:
   snatAddresses: {snat}
   tunnelSource: {tunnel}
 source:
-  directory: {{path: manifests, watch: {watch}}}
+  {source}
 services:
   defaults: {{drainTimeout: {drain}s}}
   nodePortAddresses: [{own_networks}]
@@ -130,7 +137,6 @@ admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}
             neighbors = neighbors.join(", "),
             own_networks = own_networks.join(", "),
             own_cluster_ips = self.own_cluster_ips,
-            watch = self.watch,
             snat = list(plan::SNAT),
             tunnel = list(plan::GATEWAY_FOR_SERVERS),
             drain = self.drain_timeout.as_secs(),

@@ -86,6 +86,7 @@ pub(super) fn backends(
             let weight = match node_weights {
                 None => weights.of_endpoint(endpoint, findings),
                 Some(weights) => {
+                    let told = told.filter(|weight| *weight > 0);
                     told.or_else(|| weights.get(node.unwrap_or_default()).copied()).unwrap_or(WEIGHT)
                 }
             };
@@ -93,13 +94,14 @@ pub(super) fn backends(
                 endpoint,
                 is_chosen: chosen.contains(&(ip, number)),
                 weight,
+                says_none: told == Some(0),
                 drained: context.input.drained.iter().any(|d| d.covers(ip, number.get(), node)),
                 judged: Judged::new(target, witnesses, port.protocol, ip, verdicts),
             }
         })
         .collect();
     let would_take = candidates.iter().filter(|c| c.is_chosen && !c.drained && c.weight > 0);
-    let fail_open = judged::fails_open(settings.health.fail_open, would_take.map(|c| c.judged.fails()));
+    let fail_open = judged::fails_open(settings.health.fail_open, would_take.map(Candidate::is_set_aside));
 
     let mut result =
         Backends { only_elsewhere: choice == Choice::OnlyElsewhere, fail_open, ..Backends::default() };
@@ -114,7 +116,8 @@ pub(super) fn backends(
             result.forwardable.insert(Active { ip: endpoint.ip, node: endpoint.node.clone() });
         }
         listed.insert(SocketAddr::new(endpoint.ip, endpoint.port.get()));
-        result.push(endpoint.ip, endpoint.port.get(), candidate.weight, state, why, Some(candidate));
+        let weight = if candidate.says_none && !fail_open { 0 } else { candidate.weight };
+        result.push(endpoint.ip, endpoint.port.get(), weight, state, why, Some(candidate));
     }
     if fail_open {
         findings.push(fail_open_finding(plan, port, frontend.vip, &candidates));
@@ -177,19 +180,30 @@ struct Candidate<'a> {
     endpoint: &'a ResolvedEndpoint,
     is_chosen: bool,
     weight: u16,
+    /// A node whose proxy says that it has no endpoint. Proxies say so too when all that are left terminate, and go
+    /// on with those: where every node says it, none is set aside for it.
+    says_none: bool,
     drained: bool,
     judged: Judged,
 }
 
+impl Candidate<'_> {
+    /// Whether its checks keep new flows from it.
+    fn is_set_aside(&self) -> bool {
+        self.says_none || self.judged.fails()
+    }
+}
+
 /// The state of an endpoint that is listed.
 fn state(candidate: &Candidate<'_>, fail_open: bool) -> (BackendState, BackendWhy) {
-    let Candidate { endpoint, is_chosen, weight, drained, judged } = candidate;
+    let Candidate { endpoint, is_chosen, weight, says_none, drained, judged } = candidate;
     let (is_chosen, fails) = (*is_chosen, judged.fails());
+    let takes_none = *weight == 0 || (*says_none && !fail_open);
     match () {
         () if is_chosen && fails && !fail_open => (BackendState::Down, BackendWhy::Unhealthy),
         () if *drained => (BackendState::Draining, BackendWhy::Drained),
-        () if is_chosen && *weight == 0 => (BackendState::Draining, BackendWhy::WeightZero),
-        () if is_chosen && fails => (BackendState::Active, BackendWhy::FailOpen),
+        () if is_chosen && takes_none => (BackendState::Draining, BackendWhy::WeightZero),
+        () if is_chosen && candidate.is_set_aside() => (BackendState::Active, BackendWhy::FailOpen),
         () if is_chosen && endpoint.terminating => (BackendState::Active, BackendWhy::TerminatingChosen),
         () if is_chosen => (BackendState::Active, BackendWhy::Ready),
         () if endpoint.terminating => (BackendState::Draining, BackendWhy::Terminating),

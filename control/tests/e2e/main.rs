@@ -9,6 +9,7 @@ mod change;
 mod failure;
 mod forwarding;
 mod health_port;
+mod kube_proxy;
 mod lab;
 mod lifecycle;
 mod maglev;

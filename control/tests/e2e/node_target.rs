@@ -1,17 +1,17 @@
 //! Target `node` in traffic: nodes that do what kube-proxy does take packets for VIPs that no node has as an address,
 //! translate them to Pods of theirs or of other nodes, and answer the client themselves (DSR) or through the gateway.
 
+use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
 use crate::nodes::health::{HealthPort, Says};
 use crate::nodes::proxy::{Policy, ProxyPort, programme};
 use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
-use crate::world::{APPLIED, World, alone, assert_alive, lab_with};
-use std::collections::BTreeSet;
+use crate::world::{World, alone, assert_alive, lab_with};
 use std::net::{IpAddr, SocketAddr};
 use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
 use tidegate::netlab::client::{Tell, Told, spread, udp_ask};
 use tidegate::netlab::manifests::{EndpointState, Manifest, PortSpec};
 use tidegate::netlab::modes::ModePath;
-use tidegate::netlab::{GatewayOptions, Lab, wait_for};
+use tidegate::netlab::{GatewayOptions, Lab};
 
 const NODES: u8 = 3;
 /// Pods of each node: the last one has none.
@@ -67,19 +67,13 @@ impl Cluster {
         self.services.iter().flat_map(|service| Family::BOTH.map(|family| path(service, family))).collect()
     }
 
-    /// Waits until the gateway has these weights for these nodes, and no other node takes new flows.
-    fn wait_until_weighted(&self, path: ModePath, weights: &[(u8, u64)]) {
-        let expected: BTreeSet<(String, u64)> =
-            weights.iter().map(|(n, weight)| (plan::server(path.family, *n).to_string(), *weight)).collect();
-        let mut seen = BTreeSet::new();
-        let what = format!("{expected:?} for {} {}", path.label(), path.family);
-        let waited = wait_for(&what, APPLIED, || {
-            let ports = self.world.ports_at(path.vip).ok()?;
-            seen = ports.iter().flat_map(active).collect();
-            let all = ports.iter().all(|port| active(port).collect::<BTreeSet<_>>() == expected);
-            (all && !ports.is_empty()).then_some(())
+    /// Waits until the nodes that have Pods were asked for their health a few times more.
+    fn wait_until_asked(&self, mode: &str) {
+        let times = || [1, 2].map(|node| self.health(mode, node).asked());
+        let before = times();
+        self.world.wait_until("more health checks", || {
+            times().iter().zip(before).all(|(now, before)| *now >= before + 5).then_some(())
         });
-        waited.unwrap_or_else(|error| panic!("{error:#}; seen last: {seen:?}"));
     }
 
     /// Opens `count` connections one after the other.
@@ -108,15 +102,15 @@ fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
         let mut open = Vec::new();
         for path in cluster.paths() {
             let name = format!("{} {}", path.label(), path.family);
-            cluster.wait_until_weighted(path, &[(1, 1), (2, 1), (3, 1)]);
+            wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 1), (3, 1)]);
             let tells = cluster.connections(path, 60);
             let told: Vec<Told> = tells.iter().map(|tell| tell.told.clone()).collect();
             assert_every_pod_answered(&name, &told, &cluster.pods);
             // The proxy masquerades: Pods see the node that took the packet, also the one that has no Pod.
-            assert_eq!(masqueraded_by(path, &told), [1, 2, 3].into(), "{name}: TCP");
+            assert_eq!(masqueraded_by(path, NODES, &told), [1, 2, 3].into(), "{name}: TCP");
             let told = cluster.datagrams(path, 60);
             assert_every_pod_answered(&name, &told, &cluster.pods);
-            assert_eq!(masqueraded_by(path, &told), [1, 2, 3].into(), "{name}: UDP");
+            assert_eq!(masqueraded_by(path, NODES, &told), [1, 2, 3].into(), "{name}: UDP");
             open.extend(tells.into_iter().map(|tell| (path, tell)));
         }
         assert!(cluster.health.iter().all(|port| port.asked() > 0), "every proxy was asked for its health");
@@ -125,10 +119,10 @@ fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
         // A proxy that is not well takes its node out, and only for what is new.
         cluster.health("", 3).say(Says::SICK);
         for path in cluster.paths() {
-            cluster.wait_until_weighted(path, &[(1, 1), (2, 1)]);
+            wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 1)]);
             let told: Vec<Told> =
                 cluster.connections(path, 30).iter().map(|tell| tell.told.clone()).collect();
-            assert_eq!(masqueraded_by(path, &told), [1, 2].into(), "{} {}", path.label(), path.family);
+            assert_eq!(masqueraded_by(path, NODES, &told), [1, 2].into(), "{} {}", path.label(), path.family);
         }
         assert_alive("after a proxy fell sick", &mut open);
     }
@@ -143,7 +137,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
         for path in cluster.paths() {
             let name = format!("{} {}", path.label(), path.family);
             // Two Pods, one Pod; the node that has none is not there, though its proxy would drop what comes.
-            cluster.wait_until_weighted(path, &[(1, 2), (2, 1)]);
+            wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
             let tells = cluster.connections(path, 90);
             let told: Vec<Told> = tells.iter().map(|tell| tell.told.clone()).collect();
             assert_every_pod_answered(&name, &told, &cluster.pods);
@@ -170,7 +164,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
         }
         for path in cluster.paths() {
             let name = format!("{} {}", path.label(), path.family);
-            cluster.wait_until_weighted(path, &[(1, 1), (2, 9)]);
+            wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 9)]);
             let told: Vec<Told> =
                 cluster.connections(path, 60).iter().map(|tell| tell.told.clone()).collect();
             let second = told.iter().filter(|told| told.backend.starts_with("pod-2-")).count();
@@ -184,7 +178,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
             cluster.health(mode, 2).say(Says::endpoints(0));
         }
         for path in cluster.paths() {
-            cluster.wait_until_weighted(path, &[(1, 1)]);
+            wait_until_weighted(&cluster.world, path, &[(1, 1)]);
             let told: Vec<Told> =
                 cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
             assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{:?}", spread(&told));
@@ -197,7 +191,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
             cluster.health(mode, 2).say(Says::HEALTHY);
         }
         for path in cluster.paths() {
-            cluster.wait_until_weighted(path, &[(1, 2), (2, 1)]);
+            wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
         }
         assert_alive("with proxies that say no weight", &mut open);
     }
@@ -223,7 +217,7 @@ fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_ne
         cluster.health(mode, 2).say(Says::endpoints(0));
     }
     for path in cluster.paths() {
-        cluster.wait_until_weighted(path, &[(1, 2)]);
+        wait_until_weighted(&cluster.world, path, &[(1, 2)]);
         let told: Vec<Told> = cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
         assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{:?}", spread(&told));
     }
@@ -237,8 +231,11 @@ fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_ne
     for mode in ["dsr-l2", "dsr-ipip"] {
         cluster.health(mode, 1).say(Says::endpoints(0));
     }
+    for mode in ["dsr-l2", "dsr-ipip"] {
+        cluster.wait_until_asked(mode);
+    }
     for path in cluster.paths() {
-        cluster.wait_until_weighted(path, &[(1, 2), (2, 1)]);
+        wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
         cluster.connections(path, 20);
     }
     assert_alive("while all Pods terminate", &mut open);
@@ -331,32 +328,4 @@ fn health_ports(lab: &Lab, modes: &[&str], policy: Policy) -> Vec<HealthPort> {
             .map(|(n, port)| open(n, port, Says::endpoints(PODS[usize::from(n) - 1].into())))
             .collect(),
     }
-}
-
-/// Address and weight of the backends that take new flows.
-fn active(port: &serde_json::Value) -> impl Iterator<Item = (String, u64)> + '_ {
-    let backends = port["backends"].as_array().into_iter().flatten();
-    let active = backends.filter(|backend| backend["state"] == "active");
-    active.filter_map(|b| Some((b["address"].as_str()?.to_owned(), b["weight"].as_u64()?)))
-}
-
-fn seen(told: &[Told]) -> BTreeSet<IpAddr> {
-    told.iter().map(|told| told.client.ip()).collect()
-}
-
-/// The nodes whose proxies masqueraded: a packet to a Pod of the node itself leaves by the bridge, one to another
-/// node by the link. 0 stands for anybody else.
-fn masqueraded_by(path: ModePath, told: &[Told]) -> BTreeSet<u8> {
-    let node = |address: IpAddr| {
-        (1..=NODES).find(|n| {
-            [plan::server(path.family, *n), nodes::pod_address(path.family, *n, 0)].contains(&address)
-        })
-    };
-    seen(told).into_iter().map(|address| node(address).unwrap_or(0)).collect()
-}
-
-fn assert_every_pod_answered(name: &str, told: &[Told], pods: &[Pod]) {
-    let expected: BTreeSet<String> = pods.iter().map(Pod::name).collect();
-    let answered: BTreeSet<String> = spread(told).into_keys().collect();
-    assert_eq!(answered, expected, "{name}: {:?}", spread(told));
 }

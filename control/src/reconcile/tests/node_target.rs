@@ -240,6 +240,30 @@ fn nodes_are_checked_by_the_health_check_node_port_or_by_their_proxy_and_tell_th
 }
 
 #[test]
+fn nodes_that_all_say_they_have_no_endpoint_keep_the_weights_of_those_that_terminate() {
+    let mut world = cluster(local(by_dsr()));
+    let leaving = |address: &str, node: &str| on(with(endpoint(address), false, true, true), node);
+    world.set_slices(vec![http(
+        "web",
+        vec![leaving("10.1.0.1", "a"), leaving("10.1.0.2", "a"), leaving("10.1.1.1", "b")],
+    )]);
+    let none = crate::health::Standing { weight: Some(0), ..Default::default() };
+    let failing = crate::health::Standing { failure: Some(crate::health::Failure::Status(503)), ..none };
+    let targets: Vec<_> = world.look().targets.iter().cloned().collect();
+    // kube-proxy counts ready ones, and goes on with those that serve.
+    for standing in [&none, &failing] {
+        world.verdicts = targets.iter().map(|target| (target.clone(), *standing)).collect();
+        assert_eq!(weights(only(&world.look())), ["10.0.1.1:80 2", "10.0.1.2:80 1"]);
+    }
+    // One that says nothing of the kind is better than those that say it.
+    world.verdicts = [(targets[0].clone(), none)].into_iter().collect();
+    assert_eq!(states(only(&world.look())), ["10.0.1.1:80 draining", "10.0.1.2:80 active"]);
+    world.settings.health.fail_open = false;
+    world.verdicts = targets.iter().map(|target| (target.clone(), none)).collect();
+    assert_eq!(states(only(&world.look())), ["10.0.1.1:80 draining", "10.0.1.2:80 draining"]);
+}
+
+#[test]
 fn an_appliance_counts_ready_endpoints_on_nodes_that_it_can_forward_to() {
     let world = cluster(local(by_dsr()));
     assert_eq!(world.look().health_check_node_ports[0].local_endpoints, 3);

@@ -10,6 +10,7 @@
 //! on the tunnel device, and clients are reached over the link directly ([`Return::Direct`], for DSR modes) or through
 //! the gateway ([`Return::Gateway`], for `nat`).
 
+pub(crate) mod expect;
 pub(crate) mod health;
 pub(crate) mod proxy;
 

@@ -1,0 +1,349 @@
+//! Target `node` with the real kube-proxy: on each node a kube-proxy that reads the same API server as the gateway,
+//! and finds the VIP in the status that the gateway wrote.
+//!
+//! Run by `make kube-proxy`, which builds kube-proxy from Debian's source (1.20.2, mode iptables) and names it in
+//! `KUBE_PROXY`; a plain run of the tests leaves it out, since no package brings the program. One family at a time:
+//! this version knows both together only behind a gate.
+
+use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
+use crate::nodes::{self, CLUSTER_CIDR, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return, node_name};
+use crate::world::{APPLIED, World, alone, assert_alive, lab_with};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use test_apiserver::{ADMIN_TOKEN, Options, TestApiServer};
+use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, GATEWAY_FOR_SERVERS, TELL_PORT, client};
+use tidegate::netlab::client::{Tell, Told, curl, udp_ask};
+use tidegate::netlab::manifests::{Manifest, PortSpec};
+use tidegate::netlab::modes::ModePath;
+use tidegate::netlab::process::LabProcess;
+use tidegate::netlab::{GatewayOptions, Lab, Namespace, wait_for};
+
+const NODES: u8 = 3;
+/// Pods of each node: the last one has none.
+const PODS: [u8; 3] = [2, 1, 0];
+const API_PORT: u16 = 6443;
+const HEALTH_NODE_PORT: u16 = 31_500;
+
+#[test]
+#[ignore = "needs a kube-proxy: make kube-proxy"]
+fn a_real_kube_proxy_serves_what_the_gateway_sends_to_its_node_in_ipv4() {
+    let _turn = alone();
+    serves(Family::V4);
+}
+
+#[test]
+#[ignore = "needs a kube-proxy: make kube-proxy"]
+fn a_real_kube_proxy_serves_what_the_gateway_sends_to_its_node_in_ipv6() {
+    let _turn = alone();
+    serves(Family::V6);
+}
+
+#[test]
+#[ignore = "needs a kube-proxy: make kube-proxy"]
+fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
+    let _turn = alone();
+    let cluster = Cluster::start(Family::V4, &["dsr-l2"], Return::Direct);
+    let path = cluster.path(&cluster.services[1]);
+    assert!(is_local(&cluster.services[1]));
+    wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
+
+    // Only the Pods of node-1 are left: the gateway, which is off the cluster, counts as many as that node.
+    cluster.set_endpoints(|pod| pod.node == 1);
+    wait_until_weighted(&cluster.world, path, &[(1, 2)]);
+    cluster.compare_health_answers(2, 200);
+    cluster.set_endpoints(|_| false);
+    cluster.compare_health_answers(0, 503);
+}
+
+/// Everything that clients see through nodes with a kube-proxy, in one family.
+fn serves(family: Family) {
+    for (modes, back) in [(["dsr-l2", "dsr-ipip"], Return::Direct), (["nat", "fullnat"], Return::Gateway)] {
+        let mut cluster = Cluster::start(family, &modes, back);
+        let mut open = Vec::new();
+        for service in cluster.services.clone() {
+            let path = cluster.path(&service);
+            let name = format!("{} {family}", service.name);
+            let weights: &[(u8, u64)] =
+                if is_local(&service) { &[(1, 2), (2, 1)] } else { &[(1, 1), (2, 1), (3, 1)] };
+            wait_until_weighted(&cluster.world, path, weights);
+            let tells = cluster.connections(path, 60);
+            let told: Vec<Told> = tells.iter().map(|tell| tell.told.clone()).collect();
+            let datagrams = cluster.datagrams(path, 60);
+            for (told, of) in [(&told, 1), (&datagrams, 2)] {
+                assert_every_pod_answered(&name, told, &cluster.pods);
+                if is_local(&service) {
+                    assert_eq!(seen(told), [path.seen_client(client(family, of))].into(), "{name}");
+                } else {
+                    assert_eq!(masqueraded_by(path, NODES, told), [1, 2, 3].into(), "{name}");
+                }
+            }
+            eprintln!("{name}: {} connections and {} datagrams answered", told.len(), datagrams.len());
+            open.extend(tells.into_iter().map(|tell| (path, tell)));
+        }
+        assert_alive("over nodes with a real kube-proxy", &mut open);
+
+        // Its Pods are gone from the slices: the node's own proxy says 503, and the node gets nothing new.
+        cluster.set_endpoints(|pod| pod.node == 1);
+        cluster.wait_for_proxies([2, 0, 0]);
+        for service in cluster.services.iter().filter(|service| is_local(service)) {
+            let path = cluster.path(service);
+            wait_until_weighted(&cluster.world, path, &[(1, 2)]);
+            let told: Vec<Told> =
+                cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
+            assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{told:?}");
+        }
+        cluster.set_endpoints(|_| true);
+        cluster.wait_for_proxies(PODS);
+        for service in &cluster.services {
+            let weights: &[(u8, u64)] =
+                if is_local(service) { &[(1, 2), (2, 1)] } else { &[(1, 1), (2, 1), (3, 1)] };
+            wait_until_weighted(&cluster.world, cluster.path(service), weights);
+        }
+
+        // A kube-proxy that died leaves its rules; its node is out for what is new, and nothing breaks.
+        cluster.proxies[0].kill();
+        for service in &cluster.services {
+            let weights: &[(u8, u64)] = if is_local(service) { &[(2, 1)] } else { &[(2, 1), (3, 1)] };
+            wait_until_weighted(&cluster.world, cluster.path(service), weights);
+            cluster.connections(cluster.path(service), 10);
+        }
+        open.retain(|(_, tell)| !tell.told.backend.starts_with("pod-2-"));
+        assert_alive("after a kube-proxy died", &mut open);
+    }
+}
+
+/// An API server, the gateway, and nodes with a kube-proxy each, in one family.
+struct Cluster {
+    // In the order in which they end.
+    proxies: Vec<LabProcess>,
+    pods: Vec<Pod>,
+    services: Vec<Manifest>,
+    family: Family,
+    world: World,
+    api: TestApiServer,
+}
+
+impl Cluster {
+    /// Two Services a mode: policy Cluster, then Local.
+    fn start(family: Family, modes: &[&'static str], back: Return) -> Self {
+        let lab = lab_with(NODES, Vec::new());
+        let pods = nodes::start(&lab, &PODS, back);
+        // Beside the gateway's daemon: nodes reach it at the gateway's own address, by DPDK and the kernel.
+        let options = Options { listen: (Ipv4Addr::UNSPECIFIED, API_PORT).into(), ..Options::default() };
+        let api = lab.gateway().enter(|| TestApiServer::start(options)).expect("the port is free");
+        let services: Vec<Manifest> =
+            (0..).zip(modes).flat_map(|(n, mode)| services(family, mode, n)).collect();
+        api.apply(&nodes::node_objects(NODES)).expect("legal Nodes");
+        let kubeconfig = kubeconfig(&api, &lab, "gateway", IpAddr::from(Ipv4Addr::LOCALHOST));
+        let options = GatewayOptions { kubeconfig: Some(kubeconfig), ..GatewayOptions::default() };
+        for service in &services {
+            api.apply(&service.to_yaml()).expect("a legal Service");
+        }
+        let world = World::over(lab, options, &[], "");
+        let mut cluster = Self { proxies: Vec::new(), pods, services, family, world, api };
+        cluster.set_endpoints(|_| true);
+        for service in &cluster.services {
+            wait_for("the gateway to write the VIP", APPLIED, || {
+                let vip = service.vips[0].to_string();
+                let object = cluster.api.get("v1", "Service", "lab", &service.name)?;
+                (object["status"]["loadBalancer"]["ingress"][0]["ip"] == vip).then_some(())
+            })
+            .unwrap_or_else(|error| panic!("{}: {error:#}", service.name));
+        }
+        cluster.proxies =
+            (1..=NODES).map(|n| kube_proxy(&cluster.world.lab, &cluster.api, family, n)).collect();
+        cluster.wait_for_proxies(PODS);
+        for service in &cluster.services {
+            cluster.wait_until_passing(cluster.path(service));
+        }
+        cluster
+    }
+
+    fn path(&self, service: &Manifest) -> ModePath {
+        ModePath {
+            service: service.forwarding,
+            forwarding: service.forwarding,
+            family: self.family,
+            backends: self.family,
+            vip: service.vips[0],
+        }
+    }
+
+    /// The Pods that are endpoints now, as slices for the gateway and as Endpoints, which this kube-proxy reads.
+    fn set_endpoints(&self, is_endpoint: impl Fn(&Pod) -> bool) {
+        let chosen: Vec<&Pod> = self.pods.iter().filter(|pod| is_endpoint(pod)).collect();
+        for service in &self.services {
+            let (ready, slices): (Vec<Value>, Vec<Value>) = chosen
+                .iter()
+                .map(|pod| {
+                    let (ip, node) = (pod.address(self.family).to_string(), node_name(pod.node));
+                    let slice = json!({"addresses": [ip], "conditions": {"ready": true}, "nodeName": node});
+                    (json!({"ip": ip, "nodeName": node}), slice)
+                })
+                .unzip();
+            let ports: Vec<Value> = service
+                .ports
+                .iter()
+                .map(|port| json!({"name": port.name, "protocol": port.protocol, "port": port.target_port}))
+                .collect();
+            let subsets =
+                if ready.is_empty() { json!([]) } else { json!([{"addresses": ready, "ports": ports}]) };
+            let meta = json!({"name": service.name, "namespace": "lab"});
+            self.put(json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": meta, "subsets": subsets}));
+            self.put(json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                "metadata": {"name": format!("{}-1", service.name), "namespace": "lab",
+                    "labels": {"kubernetes.io/service-name": service.name}},
+                "addressType": self.family.to_string(), "ports": ports, "endpoints": slices,
+            }));
+        }
+    }
+
+    /// Waits until every kube-proxy has programmed as many Pods of its node: it says so when its rules are in place.
+    fn wait_for_proxies(&self, pods: [u8; 3]) {
+        for port in self.services.iter().filter_map(|service| service.health_check_node_port) {
+            for (n, count) in (1..).zip(pods) {
+                let expected = format!("\"localEndpoints\": {count}");
+                let address = plan::server(Family::V4, n).to_string();
+                let waited = wait_for(&format!("{expected} at node-{n}"), APPLIED, || {
+                    answer(self.world.lab.gateway(), &address, port)
+                        .filter(|answer| answer.body.contains(&expected))
+                });
+                let proxy = &self.proxies[usize::from(n) - 1];
+                waited.unwrap_or_else(|error| panic!("{error:#}\n{}", proxy.log_tail(30)));
+            }
+        }
+    }
+
+    /// Waits until the gateway's checks of all nodes pass: they failed before there was a kube-proxy.
+    fn wait_until_passing(&self, path: ModePath) {
+        let mut seen = Vec::new();
+        let waited = wait_for("the checks of all nodes to pass", APPLIED, || {
+            seen = self.world.ports_at(path.vip).ok()?;
+            let backends = || seen.iter().flat_map(|port| port["backends"].as_array().into_iter().flatten());
+            (backends().count() > 0 && backends().all(|backend| backend["health"]["state"] == "passing"))
+                .then_some(())
+        });
+        waited.unwrap_or_else(|error| panic!("{error:#}; seen last: {seen:?}"));
+    }
+
+    fn put(&self, object: Value) {
+        self.api.put(object).expect("a legal object");
+    }
+
+    fn connections(&self, path: ModePath, count: u8) -> Vec<Tell> {
+        let source = SocketAddr::new(client(path.family, 1), 0);
+        self.world
+            .lab
+            .client()
+            .enter(|| (0..count).map(|_| Tell::connect_here(source, path.tell()).unwrap()).collect())
+    }
+
+    fn datagrams(&self, path: ModePath, count: u8) -> Vec<Told> {
+        let source = SocketAddr::new(client(path.family, 2), 0);
+        let from = self.world.lab.client();
+        (0..count).map(|n| udp_ask(from, source, path.echo(), &format!("datagram {n}")).unwrap()).collect()
+    }
+
+    /// The gateway's health-check node port and that of the kube-proxy of node-1 say the same, as far as both go: this
+    /// kube-proxy knows neither the weight header nor `serviceProxyHealthy`.
+    fn compare_health_answers(&self, endpoints: u32, status: u16) {
+        let count = format!("\"localEndpoints\": {endpoints}");
+        let ask = |of: &str, address: &str| {
+            let what = format!("{count} from {of}");
+            wait_for(&what, APPLIED, || {
+                answer(self.world.lab.gateway(), address, HEALTH_NODE_PORT)
+                    .filter(|answer| answer.body.contains(&count))
+            })
+            .unwrap_or_else(|error| panic!("{error:#}"))
+        };
+        let theirs = ask("kube-proxy", &plan::server(Family::V4, 1).to_string());
+        let ours = ask("the gateway", "127.0.0.1");
+        assert_eq!((ours.status, theirs.status), (status, status));
+        eprintln!("kube-proxy: {:?}\n{}", theirs.headers, theirs.body);
+        for key in ["content-type", "x-content-type-options"] {
+            assert_eq!(ours.headers.get(key), theirs.headers.get(key), "{key}");
+        }
+        assert_eq!(ours.headers["x-load-balancing-endpoint-weight"], endpoints.to_string());
+        assert_eq!(ours.body.replace(",\n\t\"serviceProxyHealthy\": true", ""), theirs.body);
+    }
+}
+
+struct Answer {
+    status: u16,
+    headers: BTreeMap<String, String>,
+    body: String,
+}
+
+fn answer(from: &Namespace, host: &str, port: u16) -> Option<Answer> {
+    let url = format!("http://{host}:{port}/");
+    let text = curl(from, &["-i", "--max-time", "5", &url]).ok()?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let mut lines = head.lines();
+    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+    let headers =
+        lines.filter_map(|line| line.split_once(": ")).map(|(k, v)| (k.to_lowercase(), v.to_owned()));
+    Some(Answer { status, headers: headers.collect(), body: body.to_owned() })
+}
+
+fn is_local(service: &Manifest) -> bool {
+    service.health_check_node_port.is_some()
+}
+
+fn services(family: Family, mode: &'static str, number: u16) -> [Manifest; 2] {
+    ["cluster", "local"].map(|policy| {
+        let place = number * 2 + u16::from(policy == "local");
+        let in_plan = u8::try_from(place).expect("few Services");
+        let vip = if mode == "dsr-l2" {
+            plan::on_link_vip(family, 3 + in_plan)
+        } else {
+            plan::routed_vip(family, 31 + in_plan)
+        };
+        let ports = vec![
+            PortSpec::tcp("tell", TELL_PORT).to(POD_TELL_PORT).at_node_port(30_700 + place),
+            PortSpec::udp("echo", ECHO_PORT).to(POD_ECHO_PORT).at_node_port(30_800 + place),
+        ];
+        let mut service = Manifest::new(&format!("{mode}-{policy}"), mode, &[vip], ports);
+        service.annotations.push(("tidegate.dev/target", "node".to_owned()));
+        service.health_check_node_port = (policy == "local").then_some(HEALTH_NODE_PORT + number);
+        service
+    })
+}
+
+/// A kubeconfig by which the API server is reached at `host`.
+fn kubeconfig(api: &TestApiServer, lab: &Lab, name: &str, host: IpAddr) -> std::path::PathBuf {
+    let mut config: Value = serde_json::from_str(&api.kubeconfig_text(ADMIN_TOKEN)).expect("JSON");
+    let cluster = &mut config["clusters"][0]["cluster"];
+    cluster["server"] = format!("https://{}", SocketAddr::new(host, API_PORT)).into();
+    // The name that its certificate has.
+    cluster["tls-server-name"] = "127.0.0.1".into();
+    let path = lab.directory().join(format!("kubeconfig-{name}"));
+    std::fs::write(&path, config.to_string()).expect("kubeconfig written");
+    path
+}
+
+/// Starts a kube-proxy on a node. Its limits on connections tracked are the machine's, not a namespace's: left alone.
+fn kube_proxy(lab: &Lab, api: &TestApiServer, family: Family, n: u8) -> LabProcess {
+    let program = std::env::var("KUBE_PROXY").expect("KUBE_PROXY names the program (make kube-proxy)");
+    let at = GATEWAY_FOR_SERVERS[Family::V4 as usize].parse().expect("the plan holds addresses");
+    let own = plan::server(family, n);
+    let kubeconfig = kubeconfig(api, lab, &node_name(n), at);
+    let arguments = [
+        format!("--kubeconfig={}", kubeconfig.display()),
+        format!("--hostname-override={}", node_name(n)),
+        format!("--bind-address={own}"),
+        format!("--healthz-bind-address={}", SocketAddr::new(own, 10_256)),
+        format!("--cluster-cidr={}", CLUSTER_CIDR[family as usize]),
+        "--metrics-bind-address=127.0.0.1:10249".to_owned(),
+        "--proxy-mode=iptables".to_owned(),
+        "--feature-gates=EndpointSliceProxying=false".to_owned(),
+        "--conntrack-max-per-core=0".to_owned(),
+        "--conntrack-tcp-timeout-established=0".to_owned(),
+        "--conntrack-tcp-timeout-close-wait=0".to_owned(),
+        "--v=2".to_owned(),
+    ];
+    let name = format!("kube-proxy-{n}");
+    LabProcess::start(lab.server(n).namespace(), lab.directory(), &name, program, &arguments)
+        .expect("kube-proxy starts")
+}

@@ -1,0 +1,52 @@
+//! What stories of nodes look for: weights as the gateway has them, and in the answers of Pods who took the packet.
+
+use super::{Pod, pod_address};
+use crate::world::{APPLIED, World};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use tidegate::netlab::addresses as plan;
+use tidegate::netlab::client::{Told, spread};
+use tidegate::netlab::modes::ModePath;
+use tidegate::netlab::wait_for;
+
+/// Waits until the gateway has these weights for these nodes, and no other node takes new flows.
+pub(crate) fn wait_until_weighted(world: &World, path: ModePath, weights: &[(u8, u64)]) {
+    let expected: BTreeSet<(String, u64)> =
+        weights.iter().map(|(n, weight)| (plan::server(path.family, *n).to_string(), *weight)).collect();
+    let mut seen = BTreeSet::new();
+    let what = format!("{expected:?} for {} {}", path.label(), path.family);
+    let waited = wait_for(&what, APPLIED, || {
+        let ports = world.ports_at(path.vip).ok()?;
+        seen = ports.iter().flat_map(active).collect();
+        let all = ports.iter().all(|port| active(port).collect::<BTreeSet<_>>() == expected);
+        (all && !ports.is_empty()).then_some(())
+    });
+    waited.unwrap_or_else(|error| panic!("{error:#}; seen last: {seen:?}"));
+}
+
+/// Address and weight of the backends that take new flows.
+fn active(port: &serde_json::Value) -> impl Iterator<Item = (String, u64)> + '_ {
+    let backends = port["backends"].as_array().into_iter().flatten();
+    let active = backends.filter(|backend| backend["state"] == "active");
+    active.filter_map(|b| Some((b["address"].as_str()?.to_owned(), b["weight"].as_u64()?)))
+}
+
+pub(crate) fn seen(told: &[Told]) -> BTreeSet<IpAddr> {
+    told.iter().map(|told| told.client.ip()).collect()
+}
+
+/// The nodes whose proxies masqueraded: a packet to a Pod of the node itself leaves by the bridge, one to another
+/// node by the link. 0 stands for anybody else.
+pub(crate) fn masqueraded_by(path: ModePath, nodes: u8, told: &[Told]) -> BTreeSet<u8> {
+    let node = |address: IpAddr| {
+        (1..=nodes)
+            .find(|n| [plan::server(path.family, *n), pod_address(path.family, *n, 0)].contains(&address))
+    };
+    seen(told).into_iter().map(|address| node(address).unwrap_or(0)).collect()
+}
+
+pub(crate) fn assert_every_pod_answered(name: &str, told: &[Told], pods: &[Pod]) {
+    let expected: BTreeSet<String> = pods.iter().map(Pod::name).collect();
+    let answered: BTreeSet<String> = spread(told).into_keys().collect();
+    assert_eq!(answered, expected, "{name}: {:?}", spread(told));
+}
