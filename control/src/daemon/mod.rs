@@ -14,6 +14,7 @@ mod operator;
 mod reload;
 mod start;
 mod state;
+mod supervisor;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -30,10 +31,11 @@ use crate::config::{self, GatewayConfig};
 use crate::health::{Checker, Limits, NetworkProber, Verdicts};
 use crate::health_check_node_port::BindFailure;
 use crate::pools::Authority;
-use crate::source::SourceUpdate;
+use crate::source::{SourceState, SourceUpdate};
 use controller::{Command, Controller};
 use start::Source;
 use state::State;
+use supervisor::Supervisor;
 
 /// Exit code for a configuration that is refused.
 const REFUSED: u8 = 2;
@@ -142,14 +144,19 @@ async fn serve(
     controller.heed(&ears.authority.borrow_and_update());
     controller.apply(None).await;
     let mut pace = Pace::begin();
-    start::notify_ready();
+    let mut supervisor = Supervisor::of_environment();
+    let source_state = ears.source.state();
+    let tell = |supervisor: &mut Supervisor| {
+        supervisor.tell(state.health().ready, || waits_for(&source_state.borrow()));
+    };
+    tell(&mut supervisor);
     match ears.manifests.borrow().revision {
         0 => tracing::info!(gateway = controller.config().name, "waiting for the first objects"),
         _ => tracing::info!(gateway = controller.config().name, "forwarding"),
     }
     let code = loop {
         let mut seen = None;
-        match ears.next(controller.due()).await {
+        match ears.next(controller.due().into_iter().chain(supervisor.due()).min()).await {
             Wake::Changed => {
                 seen = ears.seen.take();
                 sleep_until(pace.next()).await;
@@ -171,7 +178,9 @@ async fn serve(
         let began = Instant::now();
         controller.apply(seen).await;
         pace.ended(began);
+        tell(&mut supervisor);
     };
+    supervisor.stopping();
     tracing::info!("withdrawing: no new flows");
     state.leave();
     controller.withdraw().await;
@@ -182,11 +191,19 @@ async fn serve(
             _ = ears.interrupt.recv() => {}
         }
     };
-    tokio::join!(flows, controller.leave_cluster());
+    tokio::join!(flows, controller.leave_cluster(), ears.source.save());
     drop((listeners, controller, ears, state));
     stop(dataplane).await;
     tracing::info!("stopped");
     Ok(code)
+}
+
+/// What keeps the gateway from forwarding, for people.
+fn waits_for(source: &SourceState) -> String {
+    match &source.last_error {
+        Some(why) => format!("waiting for the first objects: {why}"),
+        None => "waiting for the first objects, and for the workers to take them up".to_owned(),
+    }
 }
 
 /// Ends the threads of the dataplane. Others may still hold it for an answer that is under way: they let go when the

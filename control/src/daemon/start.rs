@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
@@ -22,6 +22,9 @@ use crate::source::directory::{DirectorySource, Watch};
 use crate::source::kubernetes::{self, KubernetesSource};
 use crate::source::{SourceState, SourceUpdate};
 use crate::telemetry::{self, Listener};
+
+/// The disk is waited for this long at the end.
+const SAVE_MAX: Duration = Duration::from_millis(1500);
 
 /// Starts ports and workers; `failed` hears of a worker that dies.
 pub(super) fn dataplane(
@@ -108,6 +111,15 @@ impl Source {
         }
     }
 
+    /// Sees to it that what is on disk is the newest, within a limit.
+    pub(super) async fn save(&self) {
+        if let Self::Watched(source) = self
+            && tokio::time::timeout(SAVE_MAX, source.save()).await.is_err()
+        {
+            tracing::warn!("the last objects are not on disk yet, and are not waited for any longer");
+        }
+    }
+
     /// Reads the directory again, or asks the API server without waiting any longer.
     pub(super) fn reload(&self) {
         match self {
@@ -182,25 +194,4 @@ pub(super) async fn listeners(
         }
     };
     Ok(Listeners { _admin: server, _probes: probes, _metrics: metrics })
-}
-
-/// Tells the supervisor that the gateway forwards, if it asked to be told (`sd_notify(3)`).
-pub(super) fn notify_ready() {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let told = || -> std::io::Result<()> {
-        use std::os::linux::net::SocketAddrExt;
-        use std::os::unix::net::{SocketAddr, UnixDatagram};
-        let path = path.as_encoded_bytes();
-        // A leading @ stands for the abstract name space.
-        let to = match path.strip_prefix(b"@") {
-            Some(name) => SocketAddr::from_abstract_name(name)?,
-            None => SocketAddr::from_pathname(std::path::Path::new(
-                std::str::from_utf8(path).map_err(std::io::Error::other)?,
-            ))?,
-        };
-        UnixDatagram::unbound()?.send_to_addr(b"READY=1", &to).map(|_| ())
-    };
-    if let Err(error) = told() {
-        tracing::warn!("cannot tell the supervisor: {error}");
-    }
 }

@@ -43,8 +43,9 @@ pub use service::{
 };
 pub use stored::{Condition, FINALIZER, Ingress, IngressPort, Stored};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::shared_map::SharedMap;
@@ -140,6 +141,8 @@ pub struct Objects {
     pub nodes: SharedMap<String, Arc<Node>>,
     /// AddressPools by name; those of the configuration are not here.
     pub address_pools: SharedMap<String, Arc<AddressPool>>,
+    /// Where the API server is reached that the objects are from; loopback addresses are not here.
+    pub api_servers: BTreeSet<IpAddr>,
 }
 
 impl Objects {

@@ -123,6 +123,11 @@ impl SliceIndex {
         index
     }
 
+    /// The slices of a Service.
+    pub fn of(&self, service: &ObjectKey) -> &[Arc<EndpointSlice>] {
+        self.0.get(service).map_or(&[], Vec::as_slice)
+    }
+
     /// Takes over that a slice was added, changed or removed; the Services that it matters to.
     pub fn replace(
         &mut self,

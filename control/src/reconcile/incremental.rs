@@ -192,6 +192,7 @@ impl Last {
             && old.nodes == new.nodes
             && old.pods == new.pods
             && old.namespaces == new.namespaces
+            && old.api_servers == new.api_servers
             && self.memory.drains.is_same(&input.memory.drains)
             && Arc::ptr_eq(&self.memory.allocations, &input.memory.allocations)
     }
@@ -263,7 +264,7 @@ impl Last {
         let plans: Vec<Plan<'_>> = self.plans.values().map(Planned::plan).collect();
         let mut findings = Vec::new();
         let pools = pools_of(input, &mut findings);
-        let allocated = allocate(input, &pools, &plans, previous);
+        let allocated = allocate(input, &self.slices, &pools, &plans, previous);
         let pod_routes = pod_routes(input.settings, &input.objects.nodes, &mut findings);
         let claimed = plans.iter().filter(|p| p.wants_load_balancer).map(|p| p.service.meta.key.clone());
         // The same memory where it says the same, so that the next call finds its input unchanged. Where it does not,
@@ -272,7 +273,7 @@ impl Last {
         let (previous, allocations) = if allocated.allocations == **previous {
             (Arc::clone(previous), Arc::clone(previous))
         } else {
-            let settled = allocate(input, &pools, &plans, &allocated.allocations) == allocated;
+            let settled = allocate(input, &self.slices, &pools, &plans, &allocated.allocations) == allocated;
             let allocations = Arc::new(allocated.allocations);
             (if settled { Arc::clone(&allocations) } else { Arc::clone(previous) }, allocations)
         };

@@ -56,7 +56,9 @@ use tidegate_core::snapshot::{RouteSpec, SharedService, SnapshotSpec};
 
 use crate::diagnostic::Diagnostic;
 use crate::health::{Target, Targets, Verdicts};
-use crate::model::{Labels, ObjectKey, Objects, Port, Service, ServiceEndpoints, ServiceType, TrafficPolicy};
+use crate::model::{
+    Labels, ObjectKey, Objects, Port, Service, ServiceEndpoints, ServiceType, SliceIndex, TrafficPolicy,
+};
 use crate::pools::{self, Allocations, Applicant, Granted, Pool, PoolUsage};
 use options::Options;
 use programme::Context;
@@ -162,7 +164,13 @@ fn wants_load_balancer(service: &Service, settings: &Settings) -> bool {
 }
 
 /// Step 2, given what it gave before.
-fn allocate(input: &Input<'_>, pools: &[Pool], plans: &[Plan<'_>], memory: &Allocations) -> pools::Allocated {
+fn allocate(
+    input: &Input<'_>,
+    slices: &SliceIndex,
+    pools: &[Pool],
+    plans: &[Plan<'_>],
+    memory: &Allocations,
+) -> pools::Allocated {
     let mut applicants: Vec<Applicant<'_>> = plans
         .iter()
         .map(|plan| Applicant {
@@ -179,7 +187,7 @@ fn allocate(input: &Input<'_>, pools: &[Pool], plans: &[Plan<'_>], memory: &Allo
     let settings = input.settings;
     let services = &input.objects.services;
     let previous = pools::adopt(services, memory, &settings.authority);
-    let reserved = reserved::reserved(settings, input.objects);
+    let reserved = reserved::reserved(settings, input.objects, slices);
     pools::allocate(pools, &reserved, &applicants, &previous, &settings.authority)
 }
 

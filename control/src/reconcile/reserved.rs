@@ -6,18 +6,22 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::settings::Settings;
-use crate::model::{ObjectKey, Objects};
+use crate::model::{ObjectKey, Objects, SliceIndex};
 use crate::pools::Holder;
 
 /// Each address with whose it is; the gateway's own first.
-pub(super) fn reserved(settings: &Settings, objects: &Objects) -> BTreeMap<IpAddr, Holder> {
+pub(super) fn reserved(
+    settings: &Settings,
+    objects: &Objects,
+    slices: &SliceIndex,
+) -> BTreeMap<IpAddr, Holder> {
     let mut reserved = BTreeMap::new();
     for node in objects.nodes.values() {
         for ip in node.internal_ips.iter().chain(&node.external_ips) {
             reserved.insert(*ip, Holder::Node(node.meta.key.name.clone()));
         }
     }
-    reserved.extend(api_servers(objects).into_iter().map(|ip| (ip, Holder::ApiServer)));
+    reserved.extend(api_servers(objects, slices).into_iter().map(|ip| (ip, Holder::ApiServer)));
     reserved.extend(settings.own_addresses().into_iter().map(|ip| (ip, Holder::Gateway)));
     reserved
 }
@@ -27,10 +31,11 @@ pub(super) fn api_server() -> ObjectKey {
     ObjectKey::new("default", "kubernetes")
 }
 
-/// The addresses of the Service `kubernetes` of namespace `default`, and of what is behind it.
-fn api_servers(objects: &Objects) -> Vec<IpAddr> {
+/// The addresses of the Service `kubernetes` of namespace `default`, and of what is behind it; and where the gateway
+/// itself reaches an API server, which may be another address of the same.
+fn api_servers(objects: &Objects, slices: &SliceIndex) -> Vec<IpAddr> {
     let key = api_server();
-    let mut addresses = Vec::new();
+    let mut addresses: Vec<IpAddr> = objects.api_servers.iter().copied().collect();
     if let Some(service) = objects.services.get(&key) {
         addresses.extend(service.cluster_ips.iter().copied());
     }
@@ -39,9 +44,8 @@ fn api_servers(objects: &Objects) -> Vec<IpAddr> {
             endpoints.subsets.iter().flat_map(|s| s.addresses.iter().chain(&s.not_ready_addresses));
         addresses.extend(of_subset.map(|address| address.ip));
     }
-    // API servers keep one slice, by this name.
-    if let Some(slice) = objects.endpoint_slices.get(&key) {
-        addresses.extend(slice.endpoints.iter().filter_map(|endpoint| endpoint.address));
-    }
+    // API servers keep one slice, or one for each family; whoever else keeps some has other names for them.
+    let endpoints = slices.of(&key).iter().flat_map(|slice| &slice.endpoints);
+    addresses.extend(endpoints.filter_map(|endpoint| endpoint.address));
     addresses
 }

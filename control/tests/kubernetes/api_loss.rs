@@ -77,6 +77,82 @@ fn comes_back_empty() {
     assert_ne!(gateway.vips("api"), vips, "an address that is kept is not given away");
 }
 
+/// The cluster is made again from its manifests, object by object; each has another uid than before.
+#[test]
+fn comes_back_empty_and_services_made_anew_get_the_addresses_that_they_had() {
+    let mut world = World::new();
+    let names = ["web", "api", "db"];
+    let manifest = |name: &str| service(name) + &slice(name, &["10.244.0.1"]);
+    names.iter().for_each(|name| world.apply(&manifest(name)));
+    world.start("edge-1");
+    let gateway = world.gateway("edge-1");
+    let status = |name: &str| {
+        let service = world.api.get("v1", "Service", "shop", name).unwrap_or_default();
+        text(&service["status"]["loadBalancer"]["ingress"][0]["ip"])
+    };
+    let had: Vec<String> = names
+        .iter()
+        .map(|name| world.until("an address", || Some(status(name)).filter(|address| !address.is_empty())))
+        .collect();
+    let is_served = || {
+        for (name, address) in names.iter().zip(&had) {
+            assert_eq!(gateway.vips(name), [address.as_str()], "{name} within the grace time");
+            assert_eq!(gateway.backends(name), ["10.244.0.1:8080 active"], "{name} within the grace time");
+        }
+    };
+    let kept = || gateway.source()["kept"].to_string();
+    world.until("all to be served", || {
+        names.iter().all(|name| !gateway.backends(name).is_empty()).then_some(())
+    });
+    world.api.restart_empty().expect("listens again");
+    world.install();
+    world.until("what is kept to be told", || {
+        is_served();
+        (kept().contains("3 Service objects") && kept().contains("3 EndpointSlice objects")).then_some(())
+    });
+    // Somebody else asks for an address that is kept, before its Service is back. The last of them, whose address the
+    // others could not have by chance.
+    let thief = service("thief").replace(
+        "name: thief,",
+        &format!("name: thief, annotations: {{tidegate.dev/load-balancer-ips: {}}},", had[2]),
+    );
+    world.apply(&thief);
+    for (at, name) in names.iter().enumerate() {
+        world.apply(&manifest(name));
+        world.until("the status to be written again", || {
+            is_served();
+            (status(name) == had[at]).then_some(())
+        });
+        let left = names.len() - 1 - at;
+        world.until("one less to be kept", || {
+            is_served();
+            let is_told = |kind: &str| kept().contains(&format!("{left} {kind} objects"));
+            (left == 0 || is_told("Service") && is_told("EndpointSlice")).then_some(())
+        });
+    }
+    world.until("nothing to be kept", || {
+        is_served();
+        (!kept().contains("Service objects") && !kept().contains("EndpointSlice objects")).then_some(())
+    });
+    assert_eq!(status("thief"), "", "who has an address keeps it");
+}
+
+#[test]
+fn what_changed_just_before_sigterm_is_there_after_a_boot_without_api_server() {
+    let mut world = shop(&Setting::default());
+    world.until("the objects to be on disk", || world.has_state("edge-1").then_some(()));
+    // Sooner than the disk would be written again.
+    world.apply(&slice("web", &["10.244.0.1", "10.244.0.8"]));
+    let gateway = world.gateway("edge-1");
+    world.until("the change", || (gateway.backends("web").len() == 2).then_some(()));
+    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.api.refuse_connections(true).expect("the thread is there");
+    world.start_again("edge-1");
+    let gateway = world.gateway("edge-1");
+    world.until("the change, from the disk", || (gateway.backends("web").len() == 2).then_some(()));
+    assert_eq!(gateway.vips("web").len(), 1);
+}
+
 #[test]
 fn comes_back_empty_and_is_believed_after_the_grace() {
     let setting = Setting { source: "    apiLossGrace: 1s".into(), ..Setting::default() };

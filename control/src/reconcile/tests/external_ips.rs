@@ -58,6 +58,8 @@ fn never_a_gateways_own_address_a_nodes_an_api_servers_loopback_link_local_or_mu
         ("10.96.0.1", "an address of the API server"),
         ("10.0.2.1", "an address of the API server"),
         ("10.0.2.2", "an address of the API server"),
+        ("10.0.2.3", "an address of the API server"),
+        ("10.0.2.4", "an address of the API server"),
         ("127.0.0.1", "a loopback address"),
         ("169.254.1.1", "a link-local address"),
         ("224.0.0.5", "a multicast address"),
@@ -80,7 +82,15 @@ fn never_a_gateways_own_address_a_nodes_an_api_servers_loopback_link_local_or_mu
         let mut api =
             slice("kubernetes", "kubernetes", &[("https", Protocol::Tcp, 6443)], vec![endpoint("10.0.2.1")]);
         api.meta.key = ObjectKey::new("default", "kubernetes");
-        world.set_slices(vec![api]);
+        let mut second = slice(
+            "kubernetes-x7k2p",
+            "kubernetes",
+            &[("https", Protocol::Tcp, 6443)],
+            vec![endpoint("10.0.2.3")],
+        );
+        second.meta.key = ObjectKey::new("default", "kubernetes-x7k2p");
+        world.set_slices(vec![api, second]);
+        world.objects.api_servers.insert(ip("10.0.2.4"));
         let legacy = crate::model::Endpoints {
             meta: Metadata::new(ObjectKey::new("default", "kubernetes")),
             subsets: vec![crate::model::Subset {

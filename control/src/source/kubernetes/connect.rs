@@ -2,15 +2,18 @@
 //!
 //! A [`Connector`] gives out a client for the kubeconfig as it is now: its files (the kubeconfig itself, certificates,
 //! keys, tokens) are looked at before every request, and a client made before a change is not given out again. The
-//! token and CA files of a Pod's service account are read anew by the client every minute. Used by the watches here and by whoever writes
-//! to the API server.
+//! token and CA files of a Pod's service account are read anew by the client every minute. Used by the watches here and
+//! by whoever writes to the API server. It also knows where the API server is found, for no Service may have that.
 //!
 //! No request is made here. Nothing here waits without a limit; plug-ins that fetch credentials run on a thread of
 //! their own.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kube::client::ClientBuilder;
 use kube::config::{ExecInteractiveMode, Kubeconfig};
@@ -19,6 +22,9 @@ use tokio::sync::Mutex;
 
 /// Longest wait for a TCP and TLS connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// The API server is looked for again after this long, and for this long at most.
+const FIND_AGAIN: Duration = Duration::from_secs(60);
+const FIND_MAX: Duration = Duration::from_secs(2);
 /// Longest wait for a plug-in that fetches credentials, and for the files.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
 
@@ -27,11 +33,25 @@ const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
 pub struct Connector {
     kubeconfig: Option<PathBuf>,
     current: Mutex<Option<Current>>,
+    found: std::sync::Mutex<Found>,
 }
+
+/// Where the API server was found.
+#[derive(Debug, Default)]
+struct Found {
+    addresses: Arc<BTreeSet<IpAddr>>,
+    /// For which host, and when it was looked for.
+    host: Option<(Host, Instant)>,
+}
+
+/// Host and port of the API server.
+type Host = (String, u16);
 
 struct Current {
     client: Client,
     server: String,
+    /// Where it is to be looked for; `None` behind a proxy, which looks for itself.
+    host: Option<Host>,
     serial: u64,
     files: Vec<(PathBuf, Signature)>,
 }
@@ -57,7 +77,18 @@ impl Connector {
     /// service account of the Pod.
     #[must_use]
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, current: Mutex::new(None) }
+        Self { kubeconfig, current: Mutex::new(None), found: std::sync::Mutex::default() }
+    }
+
+    /// Where the API server was found when a client was given out last: addresses that nobody else may have. Loopback
+    /// addresses, which nobody can have, are left out.
+    #[must_use]
+    pub fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
+        Arc::clone(&self.found().addresses)
+    }
+
+    fn found(&self) -> std::sync::MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// A client by what the files say now.
@@ -65,11 +96,37 @@ impl Connector {
     /// # Errors
     /// When the kubeconfig, or what it names, cannot be read or makes no sense.
     pub async fn connection(&self) -> Result<Connection, ConnectError> {
+        let (connection, host) = self.current().await?;
+        if let Some(host) = host {
+            self.find(host).await;
+        }
+        Ok(connection)
+    }
+
+    /// Looks for the API server as the client does. Where nothing is found, what was found before stays.
+    async fn find(&self, host: Host) {
+        let now = Instant::now();
+        {
+            let mut found = self.found();
+            let is_new = |(last, at): &(Host, Instant)| *last == host && now.duration_since(*at) < FIND_AGAIN;
+            if found.host.as_ref().is_some_and(is_new) {
+                return;
+            }
+            found.host = Some((host.clone(), now));
+        }
+        let found = tokio::time::timeout(FIND_MAX, tokio::net::lookup_host(host)).await;
+        let Ok(Ok(addresses)) = found else { return };
+        let addresses: BTreeSet<IpAddr> =
+            addresses.map(|address| address.ip().to_canonical()).filter(|ip| !ip.is_loopback()).collect();
+        self.found().addresses = Arc::new(addresses);
+    }
+
+    async fn current(&self) -> Result<(Connection, Option<Host>), ConnectError> {
         let mut current = self.current.lock().await;
         if let Some(current) = &*current
             && current.files.iter().all(|(path, signature)| *signature == Signature::of(path))
         {
-            return Ok(current.connection());
+            return Ok((current.connection(), current.host.clone()));
         }
         let serial = current.as_ref().map_or(0, |current| current.serial) + 1;
         let kubeconfig = self.kubeconfig.clone();
@@ -78,7 +135,8 @@ impl Connector {
         let limit = CREDENTIALS_MAX.as_secs();
         let made = made.map_err(|_| ConnectError(format!("no credentials within {limit} s")))?;
         let made = made.map_err(|e| ConnectError(e.to_string()))??;
-        Ok(current.insert(made).connection())
+        let made = current.insert(made);
+        Ok((made.connection(), made.host.clone()))
     }
 
     /// Gives up the client of this serial: its connections are dead, or its credentials are refused.
@@ -135,8 +193,14 @@ fn make(kubeconfig: Option<PathBuf>, serial: u64) -> Result<Current, ConnectErro
         exec.interactive_mode = Some(ExecInteractiveMode::Never);
     }
     let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+    let host = config.cluster_url.host().filter(|_| config.proxy_url.is_none());
+    let host = host.map(|host| {
+        let is_https = config.cluster_url.scheme_str() != Some("http");
+        let port = config.cluster_url.port_u16().unwrap_or(if is_https { 443 } else { 80 });
+        (host.trim_matches(['[', ']']).to_owned(), port)
+    });
     let client = ClientBuilder::try_from(config).map_err(|e| error("no client for the API server", &e))?;
-    Ok(Current { client: client.build(), server, serial, files })
+    Ok(Current { client: client.build(), server, host, serial, files })
 }
 
 /// The kubeconfig, if there is one.

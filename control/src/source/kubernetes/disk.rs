@@ -1,7 +1,7 @@
 //! The last objects on disk, for a gateway that starts while the API server is down.
 //!
-//! A file of JSON lines: a head (format, API server, number of objects), one line an object (kind, version, trimmed
-//! object), and a foot with a hash of all lines before it. Written whole to a file beside it, flushed to disk, and put
+//! A file of JSON lines: a head (format, API server, number of objects, the last word about each kind), one line an
+//! object (kind, version, trimmed object, how long it is kept if it is lost), and a foot with a hash of all lines before it. Written whole to a file beside it, flushed to disk, and put
 //! in its place by rename, so that there is always one whole file. Its modification time tells when its objects were
 //! last known to be those of the API server.
 //!
@@ -11,10 +11,11 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use super::history::Point;
 use super::kinds::{KINDS, KindIndex};
 use super::object::{Content, Received};
 use crate::model::PATH_START;
@@ -36,8 +37,31 @@ pub(super) struct Saved {
     pub(super) server: String,
     /// When they were last known to be its objects.
     pub(super) confirmed: SystemTime,
-    /// By kind.
-    pub(super) objects: Vec<(KindIndex, Received)>,
+    /// The last word of the API server about each kind, and how long before now it was heard.
+    pub(super) heard: Vec<(KindIndex, Point, Duration)>,
+    pub(super) objects: Vec<SavedObject>,
+}
+
+/// One object of a file.
+#[derive(Debug)]
+pub(super) struct SavedObject {
+    pub(super) kind: KindIndex,
+    pub(super) received: Received,
+    /// The API server had lost it, and it was to be kept for this long still.
+    pub(super) left: Option<Duration>,
+}
+
+/// What is written.
+#[derive(Debug)]
+pub(super) struct Contents {
+    /// The API server that the objects are from.
+    pub(super) server: String,
+    /// When they were last known to be its objects.
+    pub(super) confirmed: SystemTime,
+    /// As in [`Saved`].
+    pub(super) heard: Vec<(KindIndex, Point, Duration)>,
+    /// Kind, version, object, and how long it is kept still.
+    pub(super) objects: Vec<(KindIndex, u64, Content, Option<Duration>)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,12 +69,26 @@ struct Head {
     format: u32,
     server: String,
     objects: usize,
+    #[serde(default)]
+    heard: Vec<HeardLine>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct HeardLine {
+    kind: String,
+    #[serde(flatten)]
+    point: Point,
+    /// Unix time, in seconds.
+    at: u64,
 }
 
 #[derive(Debug, Deserialize)]
 struct Line {
     kind: String,
     version: u64,
+    /// In seconds; counts while the API server answers.
+    #[serde(default)]
+    left: Option<u64>,
     object: Node,
 }
 
@@ -96,39 +134,40 @@ impl Disk {
         let mut objects = Vec::new();
         for _ in 0..head.objects {
             let (line, _) = next(&mut hash)?;
-            let Line { kind, version, object } = parse(&line)?;
+            let Line { kind, version, left, object } = parse(&line)?;
             // A kind that is not watched any more is passed over.
-            let Some(index) = KINDS.iter().position(|k| k.name == kind) else { continue };
-            let received = Received::new(&KINDS[index], object)?;
-            objects.push((index, Received { version, ..received }));
+            let Some(kind) = kind_of(&kind) else { continue };
+            let received = Received { version, ..Received::new(&KINDS[kind], object)? };
+            objects.push(SavedObject { kind, received, left: left.map(Duration::from_secs) });
         }
         let (line, hash) = next(&mut hash)?;
         let foot: Foot = parse(&line)?;
         if foot.hash != format!("{hash:016x}") {
             return Err("its contents were altered".to_owned());
         }
-        Ok(Some(Saved { server: head.server, confirmed, objects }))
+        let now = SystemTime::now();
+        let ago = |at: u64| now.duration_since(SystemTime::UNIX_EPOCH + Duration::from_secs(at)).ok();
+        let heard = head.heard.into_iter();
+        let heard = heard.filter_map(|h| Some((kind_of(&h.kind)?, h.point, ago(h.at)?))).collect();
+        Ok(Some(Saved { server: head.server, confirmed, heard, objects }))
     }
 
     /// Writes the file anew.
     ///
     /// # Errors
     /// When the directory or the file cannot be written; the file from before stays.
-    pub(super) fn write(&self, server: &str, objects: &[(KindIndex, u64, Content)]) -> io::Result<()> {
+    pub(super) fn write(&self, contents: &Contents) -> io::Result<()> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(directory)?;
         let beside = self.path.with_extension("jsonl.new");
         let written = (|| {
             let mut out = Hashing { out: BufWriter::new(File::create(&beside)?), hash: PATH_START };
-            out.line(&serde_json::to_vec(&Head {
-                format: FORMAT,
-                server: server.to_owned(),
-                objects: objects.len(),
-            })?)?;
-            for (kind, version, content) in objects {
+            out.line(&serde_json::to_vec(&head(contents))?)?;
+            for (kind, version, content, left) in &contents.objects {
+                let left = left.map(|left| format!("\"left\":{},", left.as_secs())).unwrap_or_default();
+                let kind = KINDS[*kind].name;
                 let mut line =
-                    format!("{{\"kind\":\"{}\",\"version\":{version},\"object\":", KINDS[*kind].name)
-                        .into_bytes();
+                    format!("{{\"kind\":\"{kind}\",\"version\":{version},{left}\"object\":").into_bytes();
                 line.extend_from_slice(content.json());
                 line.push(b'}');
                 out.line(&line)?;
@@ -136,6 +175,7 @@ impl Disk {
             let hash = format!("{:016x}", out.hash);
             out.line(&serde_json::to_vec(&Foot { hash })?)?;
             let file = out.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+            file.set_modified(contents.confirmed)?;
             file.sync_all()?;
             fs::rename(&beside, &self.path)?;
             File::open(directory)?.sync_all()
@@ -154,6 +194,25 @@ impl Disk {
     pub(super) fn confirm(&self) -> io::Result<()> {
         File::options().append(true).open(&self.path)?.set_modified(SystemTime::now())
     }
+}
+
+fn head(contents: &Contents) -> Head {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let heard = contents.heard.iter().map(|(kind, point, ago)| HeardLine {
+        kind: KINDS[*kind].name.to_owned(),
+        point: point.clone(),
+        at: now.saturating_sub(*ago).as_secs(),
+    });
+    Head {
+        format: FORMAT,
+        server: contents.server.clone(),
+        objects: contents.objects.len(),
+        heard: heard.collect(),
+    }
+}
+
+fn kind_of(name: &str) -> Option<KindIndex> {
+    KINDS.iter().position(|kind| kind.name == name)
 }
 
 struct Hashing<W> {

@@ -10,18 +10,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Tuning;
-use super::disk::{Disk, Saved};
+use super::connect::Connector;
+use super::disk::{Contents, Disk, Saved, SavedObject};
+use super::history::{Heard, Point};
 use super::kinds::{KINDS, KindIndex};
-use super::object::{Content, Received};
+use super::object::{Content, Identity, Received};
 use super::reflect::Event;
-use super::retain::{Item, Retain};
+use super::retain::{Continuity, Item, Retain};
+use super::save::Saver;
 use super::wire::Told;
 use crate::diagnostic::{Diagnostic, Report};
 use crate::model::{ObjectKey, Objects};
@@ -43,7 +45,9 @@ pub(super) struct Hub {
     reports: BTreeMap<(KindIndex, ObjectKey), Report>,
     grace: Duration,
     tuning: Tuning,
-    disk: Option<Disk>,
+    connector: Arc<Connector>,
+    saver: Saver,
+    to_save: mpsc::Receiver<oneshot::Sender<()>>,
     /// When the objects of the disk were last known to be those of the API server.
     confirmed: Option<SystemTime>,
     server: String,
@@ -54,10 +58,6 @@ pub(super) struct Hub {
     changed: Option<Instant>,
     given: bool,
     revision: u64,
-    /// Since when the disk is behind, and when it was last written.
-    unsaved: Option<Instant>,
-    saved: Option<Instant>,
-    saving: Option<JoinHandle<()>>,
     logged: Option<(String, Instant)>,
     state: SourceState,
     updates: watch::Sender<SourceUpdate>,
@@ -72,6 +72,7 @@ struct Store {
     /// Time for which the kind was up before `since`.
     counted: Duration,
     since: Instant,
+    heard: Option<Heard>,
 }
 
 impl Store {
@@ -83,8 +84,16 @@ impl Store {
 
     fn set_up(&mut self, up: bool, now: Instant) {
         self.counted = self.clock(now);
-        self.since = now;
+        // While it stays down, this tells for how long.
+        if self.up || up {
+            self.since = now;
+        }
         self.up = up;
+    }
+
+    /// How long nobody has watched.
+    fn outage(&self, now: Instant) -> Duration {
+        if self.up { Duration::ZERO } else { now.saturating_duration_since(self.since) }
     }
 }
 
@@ -92,9 +101,11 @@ impl Hub {
     pub(super) fn new(
         grace: Duration,
         tuning: Tuning,
+        connector: Arc<Connector>,
         disk: Option<Disk>,
         updates: watch::Sender<SourceUpdate>,
         states: watch::Sender<SourceState>,
+        to_save: mpsc::Receiver<oneshot::Sender<()>>,
     ) -> Self {
         let now = Instant::now();
         let state = states.borrow().clone();
@@ -104,6 +115,7 @@ impl Hub {
             up: false,
             counted: Duration::ZERO,
             since: now,
+            heard: None,
         };
         Self {
             stores: KINDS.iter().map(|_| store()).collect(),
@@ -111,7 +123,9 @@ impl Hub {
             reports: BTreeMap::new(),
             grace,
             tuning,
-            disk,
+            connector,
+            saver: Saver::new(disk, tuning, now),
+            to_save,
             confirmed: None,
             server: String::new(),
             started: now,
@@ -119,9 +133,6 @@ impl Hub {
             changed: None,
             given: false,
             revision: 0,
-            unsaved: None,
-            saved: None,
-            saving: None,
             logged: None,
             state,
             updates,
@@ -137,17 +148,31 @@ impl Hub {
 
     /// Takes the objects that were on disk: used once it shows that the API server cannot be reached.
     pub(super) fn load(&mut self, saved: Saved) {
-        let mut by_kind: Vec<Vec<Received>> = KINDS.iter().map(|_| Vec::new()).collect();
-        saved.objects.into_iter().for_each(|(index, received)| by_kind[index].push(received));
-        self.confirmed = Some(saved.confirmed);
-        self.state.last_sync = Timestamp::try_from(saved.confirmed).ok();
-        let by_kind = by_kind.into_iter().enumerate();
-        for (index, received) in by_kind.filter(|(index, _)| !self.stores[*index].listed).collect::<Vec<_>>()
-        {
-            let keys: Vec<ObjectKey> = received.iter().map(|r| r.key.clone()).collect();
-            let items = received.into_iter().map(|r| self.item(index, r)).collect::<Vec<_>>();
-            self.stores[index].retain.load(items);
+        let Saved { server, confirmed, heard, objects } = saved;
+        let mut by_kind: Vec<Vec<SavedObject>> = KINDS.iter().map(|_| Vec::new()).collect();
+        objects.into_iter().for_each(|object| by_kind[object.kind].push(object));
+        self.server = server;
+        self.confirmed = Some(confirmed);
+        self.state.last_sync = Timestamp::try_from(confirmed).ok();
+        let now = Instant::now();
+        let outage = SystemTime::now().duration_since(confirmed).unwrap_or_default();
+        for (index, objects) in by_kind.into_iter().enumerate() {
+            if self.stores[index].listed {
+                continue;
+            }
+            let keys: Vec<ObjectKey> = objects.iter().map(|object| object.received.key.clone()).collect();
+            let item = |object: SavedObject| {
+                let (key, item) = self.item(index, object.received);
+                (key, item, object.left)
+            };
+            let items: Vec<_> = objects.into_iter().map(item).collect();
+            let store = &mut self.stores[index];
+            store.retain.load(items);
+            store.since = now.checked_sub(outage).unwrap_or(now);
             keys.iter().for_each(|key| self.show(index, key));
+        }
+        for (index, point, ago) in heard {
+            self.stores[index].heard = now.checked_sub(ago).map(|at| Heard { point, at });
         }
     }
 
@@ -163,9 +188,14 @@ impl Hub {
             let due = self.due().map(tokio::time::Instant::from_std);
             let event = tokio::select! {
                 event = events.recv() => Some(event),
+                Some(done) = self.to_save.recv() => {
+                    self.finish(done);
+                    None
+                }
                 () = sleep_until(due) => None,
             };
             let now = Instant::now();
+            let kept = self.kept_counts();
             match event {
                 Some(None) => return,
                 Some(Some(event)) => {
@@ -177,10 +207,30 @@ impl Hub {
                 }
                 None => {}
             }
+            self.tell_returned(&kept);
             self.expire(now);
             self.give(now);
             self.save(now);
             self.tell_state();
+        }
+    }
+
+    fn kept_counts(&self) -> Vec<usize> {
+        self.stores.iter().map(|store| store.retain.kept().len()).collect()
+    }
+
+    /// Says where less is kept than there was.
+    fn tell_returned(&self, before: &[usize]) {
+        for ((kind, before), now) in KINDS.iter().zip(before).zip(self.kept_counts()) {
+            if now < *before {
+                let returned = before - now;
+                tracing::info!(
+                    kind = kind.name,
+                    returned,
+                    kept = now,
+                    "the API server's objects count again"
+                );
+            }
         }
     }
 
@@ -195,16 +245,21 @@ impl Hub {
     }
 
     fn believe(&mut self, event: Event, now: Instant) {
+        if let Event::Told(index, told) = &event
+            && let Some(heard) = &mut self.stores[*index].heard
+        {
+            heard.tell(told.version(), now);
+        }
         match event {
-            Event::Listed(index, received, version) => self.listed(index, received, version, now),
+            Event::Listed(index, received, point) => self.listed(index, received, point, now),
             Event::Told(index, Told::Applied(received)) => {
                 let (key, item) = self.item(index, *received);
                 if self.stores[index].retain.applied(&key, item) {
                     self.show_changed(index, &key, now);
                 }
             }
-            Event::Told(index, Told::Deleted(key, version)) => {
-                if self.stores[index].retain.deleted(&key, version) {
+            Event::Told(index, Told::Deleted(Identity { key, uid, version })) => {
+                if self.stores[index].retain.deleted(&key, &uid, version) {
                     self.show_changed(index, &key, now);
                 }
             }
@@ -223,7 +278,7 @@ impl Hub {
         }
     }
 
-    fn listed(&mut self, index: KindIndex, received: Vec<Received>, version: u64, now: Instant) {
+    fn listed(&mut self, index: KindIndex, received: Vec<Received>, point: Point, now: Instant) {
         if !self.given && self.disk_is_old() {
             // Nobody goes by what is on disk yet, and it is too old to be held against a list.
             let keys: Vec<ObjectKey> = self.stores[index].retain.all().map(|(key, _)| key.clone()).collect();
@@ -233,10 +288,15 @@ impl Hub {
         let items: Vec<_> = received.into_iter().map(|r| self.item(index, r)).collect();
         let count = items.len();
         let store = &mut self.stores[index];
-        let relisted = store.retain.listed(items, version, store.clock(now));
+        let (outage, clock, version) = (store.outage(now), store.clock(now), point.version);
+        let heard = store.heard.as_ref();
+        let continuity = heard.map_or(Continuity::Unknown, |heard| heard.continuity(&point, outage, now));
+        let relisted = store.retain.listed(items, version, continuity, clock);
+        store.heard = Some(Heard { point, at: now });
         let first = !std::mem::replace(&mut store.listed, true);
         let kind = KINDS[index].name;
-        tracing::debug!(kind, count, version, "listed");
+        let (deleted, recreated) = (relisted.deleted, relisted.recreated);
+        tracing::debug!(kind, count, version, ?continuity, deleted, recreated, "listed");
         if (relisted.vanished > 0 || relisted.older > 0) && !self.grace.is_zero() {
             tracing::warn!(
                 kind,
@@ -264,7 +324,7 @@ impl Hub {
 
     /// What a received object is remembered by; its faults are noted. One that is refused leaves the last good one.
     fn item(&mut self, index: KindIndex, received: Received) -> (ObjectKey, Item<Content>) {
-        let Received { key, version, mut content, report } = received;
+        let Received { key, version, uid, mut content, report } = received;
         if content.object().is_none()
             && let Some(last) = self.stores[index].retain.shown(&key).and_then(Content::object)
         {
@@ -277,13 +337,13 @@ impl Hub {
             self.reports.insert(place, report);
             self.changed.get_or_insert_with(Instant::now);
         }
-        (key, Item { version, value: content })
+        (key, Item { version, uid, value: content })
     }
 
     fn show_changed(&mut self, index: KindIndex, key: &ObjectKey, now: Instant) {
         self.show(index, key);
         self.changed.get_or_insert(now);
-        self.unsaved.get_or_insert(now);
+        self.saver.changed(now);
     }
 
     /// Brings the object of a key to what is shown of it.
@@ -322,7 +382,12 @@ impl Hub {
 
     /// Gives out what changed, if it is whole.
     fn give(&mut self, now: Instant) {
-        let whole = self.stores.iter().all(|store| store.listed);
+        let api_servers = self.connector.addresses();
+        if self.objects.api_servers != *api_servers {
+            self.objects.api_servers.clone_from(&api_servers);
+            self.changed.get_or_insert(now);
+        }
+        let whole = self.is_listed();
         let from_disk = !whole
             && self.confirmed.is_some()
             && (self.given || self.failed || now.duration_since(self.started) >= self.tuning.boot_wait);
@@ -421,48 +486,23 @@ impl Hub {
         });
     }
 
-    /// Writes to disk what changed, not too often, and notes from time to time that it is still right.
-    fn save(&mut self, now: Instant) {
-        if self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
-            return;
-        }
-        self.saving = None;
-        let Some(disk) = self.disk.clone() else { return };
-        let Some(at) = self.save_due().filter(|at| *at <= now) else { return };
-        tracing::trace!(late = ?now.duration_since(at), "the disk is due");
-        self.saved = Some(now);
-        self.saving = if self.unsaved.take().is_some() {
-            let all = self.stores.iter().enumerate().flat_map(|(index, store)| {
-                store.retain.all().map(move |(_, item)| (index, item.version, item.value.clone()))
-            });
-            let (all, server) = (all.collect::<Vec<_>>(), self.server.clone());
-            in_background(move || {
-                if let Err(error) = disk.write(&server, &all) {
-                    tracing::warn!("{}: the last objects are not saved: {error}", disk.path().display());
-                }
-            })
-        } else {
-            in_background(move || {
-                // Without a file there was a warning already.
-                let _ = disk.confirm();
-            })
-        };
+    /// Whether there is something to have on disk: never before everything was listed.
+    fn is_listed(&self) -> bool {
+        self.stores.iter().all(|store| store.listed)
     }
 
-    /// When there is something to do on disk: never before everything was listed.
-    fn save_due(&self) -> Option<Instant> {
-        if self.disk.is_none() || !self.stores.iter().all(|store| store.listed) {
-            return None;
+    fn save(&mut self, now: Instant) {
+        if self.is_listed() {
+            let contents = || contents(&self.stores, &self.server, &self.state, now);
+            self.saver.save(self.state.connected, now, contents);
         }
-        match (self.unsaved, self.saved) {
-            (Some(unsaved), None) => Some(unsaved + self.tuning.save_settle),
-            (Some(unsaved), Some(saved)) => {
-                Some((unsaved + self.tuning.save_settle).max(saved + self.tuning.save_interval))
-            }
-            (None, saved) => {
-                let since = saved.unwrap_or(self.started);
-                self.state.connected.then_some(since + self.tuning.confirm_interval)
-            }
+    }
+
+    /// The end is near: what is not on disk goes there now.
+    fn finish(&mut self, done: oneshot::Sender<()>) {
+        if self.is_listed() {
+            let contents = || contents(&self.stores, &self.server, &self.state, Instant::now());
+            self.saver.finish(self.state.connected, contents, done);
         }
     }
 
@@ -474,23 +514,28 @@ impl Hub {
             Some(now + left)
         });
         let boot = (!self.given && self.confirmed.is_some()).then(|| self.started + self.tuning.boot_wait);
-        // While a save is under way its end is looked for with the next thing that happens.
-        let busy = self.saving.as_ref().is_some_and(|saving| !saving.is_finished());
-        let save = self.save_due().map(|at| if busy { at.max(now + self.tuning.save_settle) } else { at });
+        let save = self.is_listed().then(|| self.saver.due(self.state.connected)).flatten();
         kept.chain(boot).chain(save).min()
     }
 }
 
-/// Runs a task of the disk on a thread of its own, that gives way to the others of the process: a file of 100,000
-/// endpoints takes a large part of a second, and where the control plane has one CPU, changes would wait for it.
-fn in_background(task: impl FnOnce() + Send + 'static) -> Option<JoinHandle<()>> {
-    let modest = || {
-        // On Linux this is the thread's own.
-        let _ = rustix::process::setpriority_process(None, 19);
-        task();
-    };
-    let thread = std::thread::Builder::new().name("tg-disk".to_owned()).spawn(modest);
-    thread.inspect_err(|error| tracing::warn!("the last objects are not saved: no thread: {error}")).ok()
+/// All objects, as they go to disk.
+fn contents(stores: &[Store], server: &str, state: &SourceState, now: Instant) -> Contents {
+    let objects = stores.iter().enumerate().flat_map(|(kind, store)| {
+        let remaining = store.retain.remaining(store.clock(now));
+        remaining.map(move |(item, left)| (kind, item.version, item.value.clone(), left))
+    });
+    let heard = stores.iter().enumerate().filter_map(|(kind, store)| {
+        let heard = store.heard.as_ref()?;
+        Some((kind, heard.point.clone(), now.saturating_duration_since(heard.at)))
+    });
+    let confirmed = if state.connected { None } else { state.last_sync };
+    Contents {
+        server: server.to_owned(),
+        confirmed: confirmed.map_or_else(SystemTime::now, SystemTime::from),
+        heard: heard.collect(),
+        objects: objects.collect(),
+    }
 }
 
 async fn sleep_until(due: Option<tokio::time::Instant>) {

@@ -3,7 +3,8 @@
 //! [`KubernetesSource::start`] watches every kind of `KINDS` on the runtime that it is called on, until it is dropped.
 //! The way of an object: `reflect` lists and watches (`wire` is the HTTP of it, `connect` the credentials), `object`
 //! trims and decodes it by the same code as manifests in files, `retain` decides what to believe of an API server that
-//! comes back from a loss, `hub` puts the kinds together and gives out updates, `disk` keeps the last objects.
+//! comes back from a loss (`history` knows one from an expired watch), `hub` puts the kinds together and gives out
+//! updates, `disk` keeps the last objects (`save` says when).
 //!
 //! Whatever the API server does, the last objects stay; [`KubernetesSource::state`] tells since when.
 //!
@@ -12,11 +13,13 @@
 
 mod connect;
 mod disk;
+mod history;
 mod hub;
 mod kinds;
 mod object;
 mod reflect;
 mod retain;
+mod save;
 mod wire;
 
 #[cfg(test)]
@@ -28,7 +31,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
@@ -66,6 +69,8 @@ struct Tuning {
     backoff_max: Duration,
     /// No `Retry-After` is obeyed for longer.
     retry_after_max: Duration,
+    /// A watch that could not be taken up for longer is not: everything is listed.
+    resume_max: Duration,
     /// A kind that the API server does not have is asked for this often.
     absent: Duration,
     /// The objects on disk are used when the API server has not answered for this long, or fails.
@@ -88,6 +93,7 @@ impl Default for Tuning {
             backoff_first: Duration::from_millis(250),
             backoff_max: Duration::from_secs(30),
             retry_after_max: Duration::from_secs(120),
+            resume_max: Duration::from_secs(60),
             absent: Duration::from_secs(60),
             boot_wait: Duration::from_secs(5),
             save_settle: Duration::from_secs(2),
@@ -104,6 +110,7 @@ pub struct KubernetesSource {
     state: watch::Receiver<SourceState>,
     connector: Arc<Connector>,
     nudge: Arc<Notify>,
+    saves: mpsc::Sender<oneshot::Sender<()>>,
     task: AbortHandle,
 }
 
@@ -123,14 +130,23 @@ impl KubernetesSource {
         let connector = Arc::new(Connector::new(config.kubeconfig.clone()));
         let nudge = Arc::new(Notify::new());
         let disk = config.state_directory.as_deref().map(|directory| Disk::new(directory, gateway));
-        let mut hub = Hub::new(config.api_loss_grace, tuning, disk.clone(), updates, states);
+        let (saves, to_save) = mpsc::channel(1);
+        let mut hub = Hub::new(
+            config.api_loss_grace,
+            tuning,
+            connector.clone(),
+            disk.clone(),
+            updates,
+            states,
+            to_save,
+        );
         let indices = 0..KINDS.len();
         let (watched, left_out): (Vec<_>, Vec<_>) =
             indices.partition(|index| is_watched(config, &KINDS[*index]));
         left_out.into_iter().for_each(|index| hub.leave_out(index));
         let run = run(hub, watched, disk, connector.clone(), nudge.clone(), tuning);
         let task = tokio::spawn(run).abort_handle();
-        Self { updates: updated, state, connector, nudge, task }
+        Self { updates: updated, state, connector, nudge, saves, task }
     }
 
     /// The newest state, and by `changed().await` the next one. Its revision is 0 until there is a first one.
@@ -154,6 +170,15 @@ impl KubernetesSource {
     /// Ends pauses between attempts (SIGHUP): the next one is made now.
     pub fn reload(&self) {
         self.nudge.notify_waiters();
+    }
+
+    /// Brings the objects on disk up to date: to be asked before the end, and to be waited for with a limit.
+    pub async fn save(&self) {
+        let (done, saved) = oneshot::channel();
+        if self.saves.send(done).await.is_ok() {
+            // An error is that there was nothing to do.
+            let _ = saved.await;
+        }
     }
 }
 
@@ -260,6 +285,7 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
     let connection = tokio::time::timeout_at(until, connector.connection()).await.map_err(|_| limit())?;
     let connection = connection.map_err(|e| e.to_string())?;
     let (mut objects, mut report) = (Objects::default(), Report::new());
+    objects.api_servers.clone_from(&connector.addresses());
     for kind in KINDS.iter().filter(|kind| is_watched(config, kind)) {
         let listed = reflect::list_all(&connection, kind, tuning.answer);
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
@@ -279,10 +305,10 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
 
 fn of_disk(saved: Saved) -> (Objects, Report) {
     let (mut objects, mut report) = (Objects::default(), Report::new());
-    for (index, one) in saved.objects {
-        report.merge(&one.report);
-        if let Some(object) = one.content.object() {
-            (KINDS[index].put)(&mut objects, &one.key, object);
+    for one in saved.objects {
+        report.merge(&one.received.report);
+        if let Some(object) = one.received.content.object() {
+            (KINDS[one.kind].put)(&mut objects, &one.received.key, object);
         }
     }
     (objects, report)

@@ -63,6 +63,8 @@ pub(super) struct Received {
     pub(super) key: ObjectKey,
     /// `metadata.resourceVersion`; 0 where it is no number.
     pub(super) version: u64,
+    /// `metadata.uid`; empty where there is none.
+    pub(super) uid: Box<str>,
     pub(super) content: Content,
     /// Its faults, each naming the object.
     pub(super) report: Report,
@@ -74,28 +76,38 @@ impl Received {
     /// # Errors
     /// Where it is not an object with a name.
     pub(super) fn new(kind: &Kind, mut node: Node) -> Result<Self, String> {
-        let (key, version) = identity(kind, &node)?;
+        let Identity { key, uid, version } = identity(kind, &node)?;
         trim(kind, &mut node);
         let json = serde_json::to_vec(&node).map_err(|e| e.to_string())?;
         let sheet = Sheet::of_object(format!("{} {key}", kind.name));
         // Of objects whose metadata alone is asked for the kind is another.
         let object = manifest::decode_as(&sheet, &node, kind.name);
         let content = Content(Arc::new((json.into(), object)));
-        Ok(Self { key, version, content, report: sheet.into_report() })
+        Ok(Self { key, version, uid, content, report: sheet.into_report() })
     }
 }
 
-/// Namespace, name and version of an object.
+/// Which object it is, and of when.
+#[derive(Debug)]
+pub(super) struct Identity {
+    pub(super) key: ObjectKey,
+    /// As in [`Received`].
+    pub(super) uid: Box<str>,
+    pub(super) version: u64,
+}
+
+/// Which object it is, and of when.
 ///
 /// # Errors
 /// Where it has no name.
-pub(super) fn identity(kind: &Kind, node: &Node) -> Result<(ObjectKey, u64), String> {
+pub(super) fn identity(kind: &Kind, node: &Node) -> Result<Identity, String> {
     let metadata = node.entry("metadata").map(|e| &e.node);
     let text = |key| metadata?.entry(key)?.node.text();
     let name = text("name").filter(|n| !n.is_empty());
     let name = name.ok_or_else(|| format!("a {} without a name", kind.name))?;
     let version = text("resourceVersion").map_or(0, version_number);
-    Ok((ObjectKey::new(text("namespace").unwrap_or_default(), name), version))
+    let uid = text("uid").unwrap_or_default().into();
+    Ok(Identity { key: ObjectKey::new(text("namespace").unwrap_or_default(), name), uid, version })
 }
 
 /// A `resourceVersion` as a number; 0 where it is none.

@@ -2,8 +2,9 @@
 //!
 //! A [`Reflector`] turns one kind's lists and watches into [`Event`]s for the hub. A watch that ends or breaks is taken
 //! up where it was, once the API server is known to be of the same cluster and no further back; only where it is not,
-//! or no longer has the version (410), or stays silent again and again, everything is listed anew. Between attempts there is a pause
-//! that doubles, with jitter, and no shorter than a `Retry-After` asks for.
+//! or no longer has the version (410), or stays silent again and again, or was away long enough to be restored from a
+//! backup, everything is listed anew. Between attempts there is a pause that doubles, with jitter, and no shorter than a
+//! `Retry-After` asks for.
 //!
 //! Invariant: no wait without a limit, no loop without a pause: a request that failed, or a watch that ended at once,
 //! is followed by one.
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 
 use super::Tuning;
 use super::connect::{Connection, Connector};
+use super::history::Point;
 use super::kinds::{KINDS, Kind, KindIndex};
 use super::object::{Received, version_number};
 use super::wire::{self, Fault, Told, Watch};
@@ -24,8 +26,8 @@ use super::wire::{self, Fault, Told, Watch};
 /// What a reflector tells the hub.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// All that there is, as of a version.
-    Listed(KindIndex, Vec<Received>, u64),
+    /// All that there is, as of this point.
+    Listed(KindIndex, Vec<Received>, Point),
     /// From a watch.
     Told(KindIndex, Told),
     /// A watch stands.
@@ -56,6 +58,8 @@ pub(super) struct Reflector {
     backoff: Backoff,
     /// Whose objects were listed.
     cluster: String,
+    /// Since when every attempt failed.
+    lost: Option<Instant>,
 }
 
 /// The hub is gone: nobody listens any more.
@@ -86,7 +90,17 @@ impl Reflector {
         nudge: Arc<Notify>,
     ) -> Self {
         let backoff = Backoff::new(tuning.backoff_first, tuning.backoff_max);
-        Self { index, kind: &KINDS[index], connector, tuning, events, nudge, backoff, cluster: String::new() }
+        Self {
+            index,
+            kind: &KINDS[index],
+            connector,
+            tuning,
+            events,
+            nudge,
+            backoff,
+            cluster: String::new(),
+            lost: None,
+        }
     }
 
     /// Lists and watches until the hub is gone.
@@ -107,6 +121,11 @@ impl Reflector {
                     }
                     Err(end) => end,
                 },
+                // From a version of a backup, however far that has come since, a watch would tell half of the truth.
+                Some(_) if self.lost.is_some_and(|at| at.elapsed() > self.tuning.resume_max) && !fresh => {
+                    version = None;
+                    continue;
+                }
                 Some(version) => {
                     let resumed = !std::mem::take(&mut fresh);
                     self.watch(version, resumed, &mut useless).await
@@ -123,6 +142,7 @@ impl Reflector {
                 End::Ended if begun.elapsed() >= self.tuning.watch_min => {}
                 End::Ended => pause = self.backoff.next(),
                 End::Fault(fault, serial) => {
+                    self.lost.get_or_insert(begun);
                     if fault.is_expired() || useless >= 2 {
                         tracing::debug!(kind = self.kind.name, %fault, "listing anew");
                         version = None;
@@ -180,11 +200,13 @@ impl Reflector {
         (self.cluster, _) = cluster.map_err(|fault| End::Fault(fault, Some(serial)))?;
         match list_all(&connection, self.kind, self.tuning.answer).await {
             Ok((items, version)) => {
-                self.tell(Event::Listed(self.index, items, version_number(&version))).await?;
+                let point = Point { cluster: self.cluster.clone(), version: version_number(&version) };
+                self.tell(Event::Listed(self.index, items, point)).await?;
                 Ok(version)
             }
             Err(Fault::Refused { code: 404, .. }) if self.kind.optional => {
-                self.tell(Event::Listed(self.index, Vec::new(), 0)).await?;
+                let point = Point { cluster: self.cluster.clone(), version: 0 };
+                self.tell(Event::Listed(self.index, Vec::new(), point)).await?;
                 self.tell(Event::Up(self.index, connection.server)).await?;
                 Err(End::Absent)
             }
@@ -193,7 +215,7 @@ impl Reflector {
     }
 
     /// Watches from `version` on, which follows what was told.
-    async fn watch(&self, version: &mut String, resumed: bool, useless: &mut u32) -> End {
+    async fn watch(&mut self, version: &mut String, resumed: bool, useless: &mut u32) -> End {
         let connection = match self.connection().await {
             Ok(connection) => connection,
             Err(end) => return end,
@@ -212,7 +234,7 @@ impl Reflector {
     }
 
     async fn follow(
-        &self,
+        &mut self,
         connection: Connection,
         version: &mut String,
         resumed: bool,
@@ -234,6 +256,7 @@ impl Reflector {
         let seconds = low + random() % (high - low).max(1);
         let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.answer).await;
         let mut watch = opened.map_err(fault)?;
+        self.lost = None;
         self.tell(Event::Up(self.index, connection.server)).await?;
         while let Some(told) = watch.next(self.tuning.silence).await.map_err(fault)? {
             let now = told.version();

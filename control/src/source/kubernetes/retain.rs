@@ -3,11 +3,14 @@
 //! [`Retain`] takes what a list and a watch say, in their words, and answers with the keys whose shown object changed.
 //! Changes seen by a watch count at once. A list after a loss is different: the API server may be back empty, or back
 //! from a backup. An object that is missing there, or older there than it was, is *kept*: shown as it last was, until
-//! the API server has it again (at that version or newer), or until the grace time is over. Objects that are new in
-//! such a list are shown at once.
+//! the API server has it again (at that version or newer, or made anew: with another uid), or until the grace time is
+//! over. Objects that are new in such a list are shown at once. A list that goes on where the last word ended
+//! ([`Continuity`]; a watch that expired on a healthy API server) is believed in what it lacks, unless that is most of
+//! what there was.
 //!
 //! Versions are `metadata.resourceVersion`, which compare as numbers (KEP-5504); 0 stands for one that does not, and
-//! counts as newer than anything. Events that come twice or out of order are told by their versions.
+//! counts as newer than anything. Events that come twice or out of order are told by their versions; of objects from
+//! before and after a loss they say nothing unless both have one uid.
 //!
 //! Invariant: pure: the clock is an argument, and counts only while the API server answers, so that nothing expires
 //! while it is away.
@@ -35,7 +38,18 @@ pub(super) struct Retain<T> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Item<T> {
     pub(super) version: u64,
+    /// `metadata.uid`: of two objects of one name the later has another. Empty where it is not known.
+    pub(super) uid: Box<str>,
     pub(super) value: T,
+}
+
+/// Whether a list is of the history that was seen so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Continuity {
+    /// It is, by all that can be told.
+    GoesOn,
+    /// It may be of a server that is back empty, or from a backup.
+    Unknown,
 }
 
 #[derive(Debug)]
@@ -63,10 +77,14 @@ struct Kept<T> {
 pub(super) struct Relisted {
     /// Keys whose shown object changed.
     pub(super) changed: Vec<ObjectKey>,
-    /// Objects that were shown and are not in the list.
+    /// Objects that are kept though they are not in the list.
     pub(super) vanished: usize,
-    /// Objects that were shown and are older in the list.
+    /// Objects that are kept though the list has them, older.
     pub(super) older: usize,
+    /// Objects that are another one of the same name now.
+    pub(super) recreated: usize,
+    /// Objects that are not in the list, and shown no more.
+    pub(super) deleted: usize,
 }
 
 impl<T: Clone + PartialEq> Retain<T> {
@@ -75,11 +93,20 @@ impl<T: Clone + PartialEq> Retain<T> {
         Self { entries: BTreeMap::new(), kept: BTreeSet::new(), deletions: 0, grace }
     }
 
-    /// The objects that there were before, as they were: of a file.
-    pub(super) fn load(&mut self, items: impl IntoIterator<Item = (ObjectKey, Item<T>)>) {
+    /// The objects that there were before, as they were: of a file. Some were only kept, for this long still.
+    pub(super) fn load(&mut self, items: impl IntoIterator<Item = (ObjectKey, Item<T>, Option<Duration>)>) {
         *self = Self::new(self.grace);
-        let entry = |item| Entry { server: Server::Has(item), kept: None };
-        self.entries = items.into_iter().map(|(key, item)| (key, entry(item))).collect();
+        for (key, item, left) in items {
+            let entry = match left {
+                None => Entry { server: Server::Has(item), kept: None },
+                Some(left) => {
+                    self.kept.insert(key.clone());
+                    let until = left.min(self.grace);
+                    Entry { server: Server::Lacks(0), kept: Some(Kept { item, until }) }
+                }
+            };
+            self.entries.insert(key, entry);
+        }
     }
 
     /// A full list, as of `version`, at `now`.
@@ -87,10 +114,12 @@ impl<T: Clone + PartialEq> Retain<T> {
         &mut self,
         items: impl IntoIterator<Item = (ObjectKey, Item<T>)>,
         version: u64,
+        continuity: Continuity,
         now: Duration,
     ) -> Relisted {
         let mut relisted = Relisted::default();
         let mut before = std::mem::take(&mut self.entries);
+        let had = before.values().filter(|entry| entry.is_only_there()).count();
         let until = now + self.grace;
         self.kept.clear();
         self.deletions = 0;
@@ -103,6 +132,7 @@ impl<T: Clone + PartialEq> Retain<T> {
                     Entry { server: Server::Has(item), kept: Some(Kept { item: shown, until }) }
                 }
                 shown => {
+                    relisted.recreated += usize::from(shown.as_ref().is_some_and(|s| is_another(&item, s)));
                     let (item, changed) = settle(shown, item);
                     if changed {
                         relisted.changed.push(key.clone());
@@ -112,13 +142,19 @@ impl<T: Clone + PartialEq> Retain<T> {
             };
             self.entries.insert(key, entry);
         }
+        let lost = before.values().filter(|entry| entry.is_only_there()).count();
+        let goes_on = continuity == Continuity::GoesOn && relisted.older == 0;
+        // Whoever deletes most of what there is does so while somebody watches; a half-empty server does not.
+        let is_believed = goes_on && lost * 2 <= had;
         for (key, entry) in before {
+            let is_deletion = self.grace.is_zero() || is_believed && entry.is_only_there();
             let (Some(shown), until) = entry.into_shown(until) else { continue };
-            relisted.vanished += 1;
-            if self.grace.is_zero() {
+            if is_deletion {
+                relisted.deleted += 1;
                 relisted.changed.push(key);
                 continue;
             }
+            relisted.vanished += 1;
             self.kept.insert(key.clone());
             let kept = Some(Kept { item: shown, until });
             self.entries.insert(key, Entry { server: Server::Lacks(version), kept });
@@ -149,8 +185,8 @@ impl<T: Clone + PartialEq> Retain<T> {
         changed
     }
 
-    /// A watch says that the object was deleted, at `version`. Whether what is shown changed.
-    pub(super) fn deleted(&mut self, key: &ObjectKey, version: u64) -> bool {
+    /// A watch says that the object of this uid was deleted, at `version`. Whether what is shown changed.
+    pub(super) fn deleted(&mut self, key: &ObjectKey, uid: &str, version: u64) -> bool {
         let Some(entry) = self.entries.get_mut(key) else {
             self.entries.insert(key.clone(), Entry { server: Server::Lacks(version), kept: None });
             self.deletion();
@@ -166,7 +202,10 @@ impl<T: Clone + PartialEq> Retain<T> {
         let had = matches!(entry.server, Server::Has(_));
         entry.server = Server::Lacks(version);
         match &entry.kept {
-            Some(kept) if version != 0 && version < kept.item.version => false,
+            // Of another object it tells that the kept one was replaced before.
+            Some(kept) if version != 0 && version < kept.item.version && !differ(uid, &kept.item.uid) => {
+                false
+            }
             Some(_) => {
                 entry.kept = None;
                 self.kept.remove(key);
@@ -232,6 +271,12 @@ impl<T: Clone + PartialEq> Retain<T> {
         self.entries.iter().filter_map(|(key, entry)| Some((key, entry.shown()?)))
     }
 
+    /// All objects to go by, and of those that are kept for how long still: what [`load`](Self::load) takes.
+    pub(super) fn remaining(&self, now: Duration) -> impl Iterator<Item = (&Item<T>, Option<Duration>)> {
+        let left = move |kept: &Kept<T>| kept.until.saturating_sub(now);
+        self.entries.values().filter_map(move |entry| Some((entry.shown()?, entry.kept.as_ref().map(left))))
+    }
+
     fn deletion(&mut self) {
         self.deletions += 1;
         if self.deletions > DELETIONS_MAX {
@@ -249,6 +294,11 @@ impl<T: Clone + PartialEq> Retain<T> {
 }
 
 impl<T> Entry<T> {
+    /// What is shown is what the API server had the last time.
+    fn is_only_there(&self) -> bool {
+        self.kept.is_none() && matches!(self.server, Server::Has(_))
+    }
+
     fn shown(&self) -> Option<&Item<T>> {
         match (&self.kept, &self.server) {
             (Some(kept), _) => Some(&kept.item),
@@ -274,25 +324,33 @@ impl<T> Server<T> {
         }
     }
 
-    /// Whether the API server has said something later than this.
+    /// Whether the API server has said something later than this: of the same history, so the uid is no matter.
     fn is_after(&self, item: &Item<T>) -> bool {
         match self {
-            Self::Has(known) => is_older(item, known),
+            Self::Has(known) => item.version != 0 && item.version < known.version,
             Self::Lacks(version) => item.version != 0 && item.version <= *version,
         }
     }
 }
 
+/// Whether it is the same object, as it was earlier.
 fn is_older<T>(item: &Item<T>, than: &Item<T>) -> bool {
-    item.version != 0 && than.version != 0 && item.version < than.version
+    item.version != 0 && item.version < than.version && !is_another(item, than)
+}
+
+/// Whether it was made anew under the name of the other.
+fn is_another<T>(item: &Item<T>, than: &Item<T>) -> bool {
+    differ(&item.uid, &than.uid)
+}
+
+fn differ(uid: &str, other: &str) -> bool {
+    !uid.is_empty() && !other.is_empty() && uid != other
 }
 
 /// Puts `item` in the place of what was shown; an equal value stays the one that it is. Whether it changed.
 fn settle<T: PartialEq>(shown: Option<Item<T>>, item: Item<T>) -> (Item<T>, bool) {
     match shown {
-        Some(shown) if shown.value == item.value => {
-            (Item { version: item.version, value: shown.value }, false)
-        }
+        Some(shown) if shown.value == item.value => (Item { value: shown.value, ..item }, false),
         _ => (item, true),
     }
 }

@@ -16,8 +16,7 @@ use tokio::time::timeout;
 
 use super::connect::{Connection, causes};
 use super::kinds::Kind;
-use super::object::{Received, identity, version_number};
-use crate::model::ObjectKey;
+use super::object::{Identity, Received, identity, version_number};
 use crate::yaml::Node;
 
 /// Objects asked for in a page.
@@ -129,7 +128,7 @@ pub(super) enum Told {
     /// `ADDED` or `MODIFIED`.
     Applied(Box<Received>),
     /// `DELETED`, at a version.
-    Deleted(ObjectKey, u64),
+    Deleted(Identity),
     /// `BOOKMARK`: everything up to here was told.
     Bookmark(u64),
 }
@@ -138,7 +137,8 @@ impl Told {
     pub(super) fn version(&self) -> u64 {
         match self {
             Self::Applied(received) => received.version,
-            Self::Deleted(_, version) | Self::Bookmark(version) => *version,
+            Self::Deleted(identity) => identity.version,
+            Self::Bookmark(version) => *version,
         }
     }
 }
@@ -315,17 +315,13 @@ fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<Told>, Fault> {
     match &*event.r#type {
         // As if it were gone: it was there before this change, or never.
         "ADDED" | "MODIFIED" if kind.only.is_some_and(|only| !only(&event.object)) => {
-            let (key, version) = identity(kind, &event.object).map_err(Fault::Garbled)?;
-            Ok(Some(Told::Deleted(key, version)))
+            Ok(Some(Told::Deleted(identity(kind, &event.object).map_err(Fault::Garbled)?)))
         }
         "ADDED" | "MODIFIED" => {
             let received = Received::new(kind, event.object).map_err(Fault::Garbled)?;
             Ok(Some(Told::Applied(Box::new(received))))
         }
-        "DELETED" => {
-            let (key, version) = identity(kind, &event.object).map_err(Fault::Garbled)?;
-            Ok(Some(Told::Deleted(key, version)))
-        }
+        "DELETED" => Ok(Some(Told::Deleted(identity(kind, &event.object).map_err(Fault::Garbled)?))),
         "BOOKMARK" => {
             let metadata = event.object.entry("metadata").and_then(|e| e.node.entry("resourceVersion"));
             let version = metadata.map_or(0, |e| e.node.text().map_or(0, version_number));

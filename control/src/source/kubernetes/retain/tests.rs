@@ -25,22 +25,43 @@ fn writes() -> impl Strategy<Value = Vec<Write>> {
     proptest::collection::vec(write, 0..40)
 }
 
-/// An event of a watch: the object, or that it is gone, at a version.
-type Told = (u8, u64, Option<u32>);
+/// An event of a watch: the object, its uid, or that it is gone, at a version.
+type Told = (u8, u64, String, Option<u32>);
+
+/// What is there: version, value and uid by name.
+type There = BTreeMap<u8, (u64, u32, String)>;
+
+/// The uid of an object by its name and the version that it was made at.
+type Uid = fn(u8, u64) -> String;
+
+/// Each object that is made has another one.
+fn anew(k: u8, version: u64) -> String {
+    format!("{k}-{version}")
+}
+
+/// As if none was ever made anew.
+fn same(k: u8, _: u64) -> String {
+    format!("{k}")
+}
+
+fn no_uid(_: u8, _: u64) -> String {
+    String::new()
+}
 
 /// The events of writes from `version` on, and what is there in the end.
-fn history(writes: &[Write], version: u64) -> (Vec<Told>, BTreeMap<u8, (u64, u32)>) {
-    let mut there = BTreeMap::new();
+fn history(writes: &[Write], version: u64, uid: Uid) -> (Vec<Told>, There) {
+    let mut there = There::new();
     let mut events = Vec::new();
     for (at, write) in (version + 1..).zip(writes) {
         match *write {
             Write::Put(k, v) => {
-                there.insert(k, (at, v));
-                events.push((k, at, Some(v)));
+                let uid = there.get(&k).map_or_else(|| uid(k, at), |(_, _, uid)| uid.clone());
+                there.insert(k, (at, v, uid.clone()));
+                events.push((k, at, uid, Some(v)));
             }
             Write::Delete(k) => {
-                if there.remove(&k).is_some() {
-                    events.push((k, at, None));
+                if let Some((_, _, uid)) = there.remove(&k) {
+                    events.push((k, at, uid, None));
                 }
             }
         }
@@ -48,10 +69,14 @@ fn history(writes: &[Write], version: u64) -> (Vec<Told>, BTreeMap<u8, (u64, u32
     (events, there)
 }
 
-fn tell(retain: &mut Retain<u32>, (k, version, value): Told) -> bool {
+fn item(version: u64, uid: &str, value: u32) -> Item<u32> {
+    Item { version, uid: uid.into(), value }
+}
+
+fn tell(retain: &mut Retain<u32>, (k, version, uid, value): &Told) -> bool {
     match value {
-        Some(value) => retain.applied(&key(k), Item { version, value }),
-        None => retain.deleted(&key(k), version),
+        Some(value) => retain.applied(&key(*k), item(*version, uid, *value)),
+        None => retain.deleted(&key(*k), uid, *version),
     }
 }
 
@@ -59,12 +84,12 @@ fn shown(retain: &Retain<u32>) -> BTreeMap<ObjectKey, u32> {
     retain.all().map(|(key, item)| (key.clone(), item.value)).collect()
 }
 
-fn plain(there: &BTreeMap<u8, (u64, u32)>) -> BTreeMap<ObjectKey, u32> {
-    there.iter().map(|(k, (_, v))| (key(*k), *v)).collect()
+fn plain(there: &There) -> BTreeMap<ObjectKey, u32> {
+    there.iter().map(|(k, (_, v, _))| (key(*k), *v)).collect()
 }
 
-fn list(there: &BTreeMap<u8, (u64, u32)>) -> Vec<(ObjectKey, Item<u32>)> {
-    there.iter().map(|(k, (version, value))| (key(*k), Item { version: *version, value: *value })).collect()
+fn list(there: &There) -> Vec<(ObjectKey, Item<u32>)> {
+    there.iter().map(|(k, (version, value, uid))| (key(*k), item(*version, uid, *value))).collect()
 }
 
 proptest! {
@@ -74,12 +99,12 @@ proptest! {
     fn a_healthy_watch_is_believed_at_once(writes in writes()) {
         let mut retain = Retain::new(GRACE);
         let mut oracle = BTreeMap::new();
-        for (k, version, value) in history(&writes, 0).0 {
+        for event in history(&writes, 0, anew).0 {
             let before = shown(&retain);
-            let changed = tell(&mut retain, (k, version, value));
-            match value {
-                Some(value) => oracle.insert(key(k), value),
-                None => oracle.remove(&key(k)),
+            let changed = tell(&mut retain, &event);
+            match event {
+                (k, _, _, Some(value)) => oracle.insert(key(k), value),
+                (k, _, _, None) => oracle.remove(&key(k)),
             };
             prop_assert_eq!(shown(&retain), oracle.clone());
             prop_assert_eq!(changed, before != oracle);
@@ -89,8 +114,8 @@ proptest! {
 
     #[test]
     fn events_twice_and_out_of_order_come_to_the_same(writes in writes(), seed in any::<u64>()) {
-        let (events, there) = history(&writes, 0);
-        let mut twice: Vec<Told> = events.iter().chain(&events).copied().collect();
+        let (events, there) = history(&writes, 0, anew);
+        let mut twice: Vec<Told> = events.iter().chain(&events).cloned().collect();
         let mut random = seed | 1;
         for i in (1..twice.len()).rev() {
             random ^= random << 13;
@@ -99,7 +124,7 @@ proptest! {
             twice.swap(i, usize::try_from(random % (i as u64 + 1)).expect("small"));
         }
         let mut retain = Retain::new(GRACE);
-        for event in twice {
+        for event in &twice {
             tell(&mut retain, event);
         }
         prop_assert_eq!(shown(&retain), plain(&there));
@@ -114,22 +139,23 @@ proptest! {
         other in writes(),
         gap in 0_u64..100,
         ahead in any::<bool>(),
+        uid in prop_oneof![Just(same as Uid), Just(no_uid as Uid)],
     ) {
-        let (events, _) = history(&before, 1000);
+        let (events, _) = history(&before, 1000, uid);
         let mut retain = Retain::new(GRACE);
-        for event in events {
+        for event in &events {
             tell(&mut retain, event);
         }
         let last = shown(&retain);
         let versions: BTreeMap<_, _> = retain.all().map(|(key, item)| (key.clone(), item.version)).collect();
         // Another history: of a backup, or of a server begun anew, behind or ahead of the one that was seen.
-        let (_, server) = history(&other, if ahead { 1000 + gap } else { 1000 - 10 * gap });
+        let (_, server) = history(&other, if ahead { 1000 + gap } else { 1000 - 10 * gap }, uid);
         let now = Duration::from_secs(50);
-        let relisted = retain.listed(list(&server), 2000, now);
+        let relisted = retain.listed(list(&server), 2000, Continuity::Unknown, now);
         let after = shown(&retain);
         for (key, value) in &last {
             let (version, listed) = match server.iter().find(|(k, _)| self::key(**k) == *key) {
-                Some((_, (version, value))) => (*version, Some(*value)),
+                Some((_, (version, value, _))) => (*version, Some(*value)),
                 None => (0, None),
             };
             let newer = listed.is_some() && !retain.kept.contains(key);
@@ -153,60 +179,157 @@ proptest! {
     }
 
     #[test]
-    fn a_server_that_lags_and_catches_up_is_not_noticed(writes in writes(), behind in 0_usize..40) {
-        let (events, there) = history(&writes, 0);
+    fn what_was_made_anew_on_another_server_counts_at_once_and_the_rest_is_kept(
+        before in writes(),
+        other in writes(),
+        later in writes(),
+    ) {
+        let mut retain = Retain::new(GRACE);
+        for event in &history(&before, 1000, anew).0 {
+            tell(&mut retain, event);
+        }
+        let last = shown(&retain);
+        // A new cluster has other uids, and its versions begin at the beginning.
+        let (_, listed) = history(&other, 0, anew);
+        let now = Duration::from_secs(50);
+        let relisted = retain.listed(list(&listed), 40, Continuity::Unknown, now);
+        let mut expected = last.clone();
+        expected.extend(plain(&listed));
+        prop_assert_eq!(shown(&retain), expected.clone());
+        prop_assert_eq!(relisted.recreated, listed.keys().filter(|k| last.contains_key(&key(**k))).count());
+        prop_assert_eq!((relisted.older, relisted.deleted), (0, 0));
+        // And what its watch tells of it counts as that of any server.
+        let touched: BTreeSet<u8> = listed.keys().copied().collect();
+        let later: Vec<Write> = later
+            .into_iter()
+            .filter(|write| match write { Write::Put(k, _) | Write::Delete(k) => !touched.contains(k) })
+            .collect();
+        for event in &history(&later, 40, anew).0 {
+            tell(&mut retain, event);
+            match event {
+                (k, _, _, Some(value)) => expected.insert(key(*k), *value),
+                (k, _, _, None) => expected.remove(&key(*k)),
+            };
+            prop_assert_eq!(shown(&retain), expected.clone());
+        }
+        for key in retain.kept().map(|(key, _)| key) {
+            prop_assert_eq!(expected.get(key), last.get(key));
+        }
+    }
+
+    #[test]
+    fn a_list_that_goes_on_is_believed_unless_it_lacks_most(writes in writes(), missed in writes()) {
+        let mut all = writes.clone();
+        all.extend(missed);
+        let (events, _) = history(&writes, 0, anew);
+        let (_, server) = history(&all, 0, anew);
         let mut retain = Retain::new(GRACE);
         for event in &events {
-            tell(&mut retain, *event);
+            tell(&mut retain, event);
+        }
+        let last = shown(&retain);
+        let relisted = retain.listed(list(&server), 100, Continuity::GoesOn, Duration::ZERO);
+        let lost = last.keys().filter(|key| !plain(&server).contains_key(*key)).count();
+        if lost * 2 <= last.len() {
+            prop_assert_eq!(shown(&retain), plain(&server));
+            prop_assert_eq!((relisted.deleted, relisted.vanished, retain.kept().len()), (lost, 0, 0));
+        } else {
+            prop_assert_eq!((relisted.deleted, relisted.vanished, retain.kept().len()), (0, lost, lost));
+        }
+    }
+
+    #[test]
+    fn a_server_that_lags_and_catches_up_is_not_noticed(writes in writes(), behind in 0_usize..40) {
+        let (events, there) = history(&writes, 0, same);
+        let mut retain = Retain::new(GRACE);
+        for event in &events {
+            tell(&mut retain, event);
         }
         let behind = behind.min(writes.len());
-        let (_, old) = history(&writes[..behind], 0);
-        retain.listed(list(&old), behind as u64, Duration::ZERO);
+        let (_, old) = history(&writes[..behind], 0, same);
+        retain.listed(list(&old), behind as u64, Continuity::Unknown, Duration::ZERO);
         let meanwhile = shown(&retain);
         for (k, v) in plain(&there) {
             prop_assert_eq!(meanwhile.get(&k), Some(&v), "nothing is lost meanwhile");
         }
-        for event in events.iter().filter(|(_, version, _)| *version > behind as u64) {
-            tell(&mut retain, *event);
+        for event in events.iter().filter(|(_, version, _, _)| *version > behind as u64) {
+            tell(&mut retain, event);
         }
         prop_assert_eq!(shown(&retain), plain(&there));
         prop_assert_eq!(retain.kept().len(), 0, "what was kept is there again");
     }
 }
 
+/// Objects 1 and on at these versions, of uid `a`.
+fn had(versions: &[u64]) -> Retain<u32> {
+    let mut retain = Retain::new(GRACE);
+    let items = (1..).zip(versions).map(|(k, version)| (key(k), item(*version, "a", u32::from(k))));
+    retain.listed(items.collect::<Vec<_>>(), 9, Continuity::Unknown, Duration::ZERO);
+    retain
+}
+
 #[test]
 fn an_empty_server_takes_nothing_away_until_the_grace_time_is_over() {
-    let mut retain = Retain::new(GRACE);
-    retain.listed([(key(1), Item { version: 7, value: 1 })], 9, Duration::ZERO);
-    let relisted = retain.listed([], 1, Duration::from_secs(10));
-    assert_eq!(relisted, Relisted { changed: vec![], vanished: 1, older: 0 });
+    let mut retain = had(&[7]);
+    let relisted = retain.listed([], 1, Continuity::Unknown, Duration::from_secs(10));
+    assert_eq!(relisted, Relisted { vanished: 1, ..Relisted::default() });
     assert_eq!(retain.shown(&key(1)), Some(&1));
     assert_eq!(retain.deadline(), Some(Duration::from_secs(310)));
-    // A second list within the grace time does not begin it anew.
-    retain.listed([], 1, Duration::from_secs(100));
+    // A second list within the grace time does not begin it anew, and does not end it.
+    retain.listed([], 1, Continuity::GoesOn, Duration::from_secs(100));
     assert_eq!(retain.deadline(), Some(Duration::from_secs(310)));
     assert_eq!(retain.expire(Duration::from_secs(310)), [key(1)]);
     assert_eq!(retain.shown(&key(1)), None);
 }
 
 #[test]
+fn what_was_kept_before_a_restart_is_kept_for_what_is_left_of_the_grace_time() {
+    let mut retain = had(&[7, 8]);
+    retain.listed([(key(2), item(8, "a", 2))], 9, Continuity::Unknown, Duration::from_secs(10));
+    let saved: Vec<_> =
+        retain.remaining(Duration::from_secs(60)).map(|(i, left)| (i.clone(), left)).collect();
+    assert_eq!(saved, [(item(7, "a", 1), Some(Duration::from_secs(250))), (item(8, "a", 2), None)]);
+    let mut after = Retain::new(GRACE);
+    after.load(saved.into_iter().zip(1..).map(|((item, left), k)| (key(k), item, left)));
+    assert_eq!((after.shown(&key(1)), after.kept().len()), (Some(&1), 1));
+    // The clock of the new process has run for 5 s.
+    after.listed([(key(2), item(8, "a", 2))], 12, Continuity::GoesOn, Duration::from_secs(5));
+    assert_eq!(after.deadline(), Some(Duration::from_secs(250)));
+    assert_eq!(after.expire(Duration::from_secs(250)), [key(1)]);
+}
+
+#[test]
 fn a_deletion_that_a_watch_tells_ends_what_was_kept() {
-    let mut retain = Retain::new(GRACE);
-    retain.listed([(key(1), Item { version: 7, value: 1 })], 9, Duration::ZERO);
-    retain.listed([], 12, Duration::from_secs(10));
-    assert!(retain.deleted(&key(1), 13));
+    let mut retain = had(&[7]);
+    retain.listed([], 12, Continuity::Unknown, Duration::from_secs(10));
+    assert!(retain.deleted(&key(1), "a", 13));
     assert_eq!((retain.shown(&key(1)), retain.deadline()), (None, None));
+}
+
+#[test]
+fn of_another_object_of_the_name_even_a_deletion_alone_tells_that_the_kept_one_is_gone() {
+    let mut retain = had(&[7]);
+    retain.listed([], 1, Continuity::Unknown, Duration::ZERO);
+    assert!(!retain.deleted(&key(1), "a", 3), "a late word about what is kept");
+    assert!(retain.deleted(&key(1), "b", 4));
+    assert!(!retain.applied(&key(1), item(2, "b", 5)), "a late word about what is gone");
+    assert_eq!(retain.shown(&key(1)), None);
+}
+
+#[test]
+fn a_list_that_goes_on_and_has_something_older_is_believed_in_nothing() {
+    let mut retain = had(&[7, 8, 9, 9]);
+    let items = [(key(1), item(6, "a", 6)), (key(2), item(8, "a", 2)), (key(3), item(9, "a", 3))];
+    let relisted = retain.listed(items, 20, Continuity::GoesOn, Duration::ZERO);
+    assert_eq!(relisted, Relisted { vanished: 1, older: 1, ..Relisted::default() });
 }
 
 #[test]
 fn without_a_grace_time_every_list_is_believed() {
     let mut retain = Retain::new(Duration::ZERO);
-    retain.listed(
-        [(key(1), Item { version: 7, value: 1 }), (key(2), Item { version: 8, value: 2 })],
-        9,
-        Duration::ZERO,
-    );
-    let relisted = retain.listed([(key(2), Item { version: 5, value: 3 })], 6, Duration::ZERO);
+    let items = [(key(1), item(7, "a", 1)), (key(2), item(8, "a", 2))];
+    retain.listed(items, 9, Continuity::Unknown, Duration::ZERO);
+    let relisted = retain.listed([(key(2), item(5, "a", 3))], 6, Continuity::Unknown, Duration::ZERO);
     assert_eq!(relisted.changed, [key(2), key(1)]);
     assert_eq!((retain.shown(&key(1)), retain.shown(&key(2))), (None, Some(&3)));
 }
@@ -216,8 +339,9 @@ fn an_equal_object_stays_the_one_that_it_is() {
     use std::sync::Arc;
     let mut retain = Retain::new(GRACE);
     let first = Arc::new(5);
-    retain.listed([(key(1), Item { version: 7, value: first.clone() })], 9, Duration::ZERO);
-    assert!(!retain.applied(&key(1), Item { version: 10, value: Arc::new(5) }));
-    retain.listed([(key(1), Item { version: 11, value: Arc::new(5) })], 12, Duration::ZERO);
+    let item = |version: u64, value: Arc<u32>| Item { version, uid: "a".into(), value };
+    retain.listed([(key(1), item(7, first.clone()))], 9, Continuity::Unknown, Duration::ZERO);
+    assert!(!retain.applied(&key(1), item(10, Arc::new(5))));
+    retain.listed([(key(1), item(11, Arc::new(5)))], 12, Continuity::Unknown, Duration::ZERO);
     assert!(retain.shown(&key(1)).is_some_and(|now| Arc::ptr_eq(now, &first)));
 }

@@ -68,6 +68,67 @@ async fn list_of_a_healthy_api_server_counts_more_than_an_old_file() {
 }
 
 #[tokio::test]
+async fn what_was_deleted_while_the_gateway_was_away_for_a_moment_goes_with_the_first_list() {
+    let world = World::new();
+    world
+        .server
+        .apply(&(manifest("api", "10.0.2.1") + "---\n" + &manifest("db", "10.0.3.1")))
+        .expect("legal");
+    saved(&world).await;
+    world.server.delete("v1", "Service", "shop", "web");
+    let source = world.start();
+    let update = until(&source, "objects", |_| true).await;
+    assert!(service(&update, "web").is_none() && service(&update, "api").is_some());
+    assert!(source.state().borrow().kept.is_empty());
+}
+
+#[tokio::test]
+async fn grace_time_goes_on_across_a_restart() {
+    let mut world = World::new();
+    saved(&world).await;
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.restart_empty().expect("it can be told");
+    until_state(&source, "what is kept", |s| s.connected && s.kept.iter().any(|k| k.kind == "Service")).await;
+    source.save().await;
+    drop(source);
+    let text = fs::read_to_string(file(&world)).expect("it was saved");
+    let left = |text: &str| text.lines().filter(|line| line.contains("\"left\":")).count();
+    assert!(left(&text) >= 2, "{text}");
+    // As if the rest were shorter than a whole one.
+    let source = world.start();
+    let state =
+        until_state(&source, "what is kept", |s| s.connected && s.kept.iter().any(|k| k.kind == "Service"))
+            .await;
+    let until_at = state.kept.iter().map(|kept| kept.until).max().expect("some are");
+    assert!(until_at <= Timestamp::now() + world.config.api_loss_grace, "{state:?}");
+    assert!(service(&source.updates().borrow(), "web").is_some());
+    drop(source);
+    // What is left is no more than the grace time that the configuration has now.
+    world.config.api_loss_grace = Duration::from_millis(300);
+    let source = world.start();
+    until(&source, "the end", |u| service(u, "web").is_none() && endpoints(u, "web-1").is_empty()).await;
+}
+
+#[tokio::test]
+async fn what_changed_last_is_on_disk_at_the_end_however_short_ago() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start_tuned(Tuning {
+        save_settle: Duration::from_secs(600),
+        save_interval: Duration::from_secs(600),
+        ..quick()
+    });
+    until(&source, "objects", |u| service(u, "web").is_some()).await;
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+    assert!(!file(&world).exists());
+    source.save().await;
+    let text = fs::read_to_string(file(&world)).expect("it was saved");
+    assert!(text.contains("10.0.1.9") && !text.contains("10.0.1.1"), "{text}");
+}
+
+#[tokio::test]
 async fn file_that_is_corrupt_is_counted_and_ignored() {
     let world = World::new();
     saved(&world).await;

@@ -220,6 +220,139 @@ async fn api_server_that_comes_back_empty_takes_nothing_away_within_the_grace_ti
 }
 
 #[tokio::test]
+async fn what_is_made_anew_on_an_empty_server_counts_at_once_and_the_rest_stays_kept() {
+    let world = World::new();
+    world.apply_web();
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    let source = world.start();
+    let before = until(&source, "both Services", |u| u.objects.services.len() == 2).await;
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.restart_empty().expect("it can be told");
+    until_state(&source, "what is kept", |s| s.connected && s.kept.iter().any(|k| k.kind == "Service")).await;
+    world.server.apply(&manifest("web", "10.0.1.9").replace("port: 80,", "port: 81,")).expect("legal");
+    let uid = |update: &SourceUpdate, name: &str| service(update, name).map(|s| s.meta.uid.clone());
+    let update = until(&source, "the new Service", |u| uid(u, "web") != uid(&before, "web")).await;
+    assert_eq!(service(&update, "web").expect("there").ports[0].port.get(), 81);
+    let update = until(&source, "its endpoints", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;
+    assert_eq!(uid(&update, "api"), uid(&before, "api"));
+    assert_eq!(endpoints(&update, "api-1"), ["10.0.2.1"]);
+    let counts = |s: &SourceState| s.kept.iter().find(|k| k.kind == "Service").map(|k| k.count);
+    until_state(&source, "that one less is kept", |s| counts(s) == Some(1)).await;
+    // Deleted there, it is deleted.
+    world.server.delete("v1", "Service", "shop", "web");
+    until(&source, "the deletion", |u| service(u, "web").is_none() && service(u, "api").is_some()).await;
+}
+
+#[tokio::test]
+async fn deletions_that_an_expired_watch_missed_on_a_healthy_server_count_at_once() {
+    let world = World::new();
+    world.apply_web();
+    world
+        .server
+        .apply(&(manifest("api", "10.0.2.1") + "---\n" + &manifest("db", "10.0.3.1")))
+        .expect("legal");
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.refuse_connections(true).expect("it can be told");
+    until_state(&source, "the loss", |s| !s.connected).await;
+    world.server.delete("v1", "Service", "shop", "web");
+    world.server.delete("discovery.k8s.io/v1", "EndpointSlice", "shop", "web-1");
+    world.server.compact();
+    world.server.refuse_connections(false).expect("it can be told");
+    let gone = |u: &SourceUpdate| service(u, "web").is_none() && endpoints(u, "web-1").is_empty();
+    let update = until(&source, "the deletions", gone).await;
+    assert!(update.report.is_empty() && update.objects.services.len() == 2, "{}", update.report);
+}
+
+#[tokio::test]
+async fn half_empty_server_without_any_endpoints_takes_none_away() {
+    let world = World::new();
+    world.apply_web();
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.refuse_connections(true).expect("it can be told");
+    until_state(&source, "the loss", |s| !s.connected).await;
+    for name in ["web-1", "api-1"] {
+        world.server.delete("discovery.k8s.io/v1", "EndpointSlice", "shop", name);
+    }
+    world.server.compact();
+    world.server.refuse_connections(false).expect("it can be told");
+    let kept = |s: &SourceState| s.kept.iter().map(|k| (k.kind, k.count)).collect::<Vec<_>>();
+    until_state(&source, "what is kept", |s| s.connected && kept(s) == [("EndpointSlice", 2)]).await;
+    let update = source.updates().borrow().clone();
+    assert_eq!(endpoints(&update, "web-1"), ["10.0.1.1"]);
+    assert_eq!(endpoints(&update, "api-1"), ["10.0.2.1"]);
+}
+
+#[tokio::test]
+async fn faults_in_a_row_take_nothing_away_and_the_grace_time_is_one() {
+    let world = World::new();
+    world.apply_web();
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    let backup = world.server.snapshot();
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    let kept = |s: &SourceState, kind| s.kept.iter().find(|k| k.kind == kind).map(|k| k.count);
+    world.server.restart_empty().expect("it can be told");
+    let state =
+        until_state(&source, "what is kept", |s| s.connected && kept(s, "EndpointSlice") == Some(2)).await;
+    let first = state.kept.iter().find(|k| k.kind == "EndpointSlice").expect("kept").until;
+    // Empty, then older, then with errors and 410, then empty again.
+    world.server.restart_from(&backup).expect("it can be told");
+    until_state(&source, "only what is older", |s| s.connected && kept(s, "EndpointSlice") == Some(1)).await;
+    assert_eq!(endpoints(&source.updates().borrow(), "web-1"), ["10.0.1.9"]);
+    world.server.faults().on_next(3, "/endpointslices", Fault::ServerError(500));
+    world.server.faults().cut_watches();
+    world.server.compact();
+    world.server.restart_empty().expect("it can be told");
+    let state =
+        until_state(&source, "all kept", |s| s.connected && kept(s, "EndpointSlice") == Some(2)).await;
+    let update = source.updates().borrow().clone();
+    assert_eq!(
+        (endpoints(&update, "web-1"), endpoints(&update, "api-1")),
+        (vec!["10.0.1.9".to_owned()], vec!["10.0.2.1".to_owned()])
+    );
+    let again = state.kept.iter().find(|k| k.kind == "EndpointSlice").expect("kept").until;
+    let outage = jiff::SignedDuration::from_secs(20);
+    assert!(again < first + outage, "what was lost first goes when it was to go: {first} {again}");
+}
+
+#[tokio::test]
+async fn rights_that_are_taken_away_for_one_kind_stop_nothing() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.faults().on("/apis/discovery.k8s.io/v1/endpointslices", Fault::ServerError(403));
+    world.server.faults().end_watches();
+    let denied = |s: &SourceState| s.last_error.as_ref().is_some_and(|why| why.contains("403"));
+    let state = until_state(&source, "the refusal", denied).await;
+    assert!(state.last_error.is_some_and(|why| why.contains("endpointslices")));
+    assert_eq!(endpoints(&source.updates().borrow(), "web-1"), ["10.0.1.1"]);
+    // The other kinds are followed.
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    until(&source, "another Service", |u| service(u, "api").is_some()).await;
+}
+
+#[tokio::test]
+async fn api_server_that_was_away_for_long_is_listed_anew() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start_tuned(Tuning { resume_max: Duration::ZERO, ..quick() });
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.refuse_connections(true).expect("it can be told");
+    until_state(&source, "the loss", |s| !s.connected).await;
+    world.server.forget_requests();
+    world.server.refuse_connections(false).expect("it can be told");
+    until_state(&source, "a connection", |s| s.connected).await;
+    let requests = world.server.requests();
+    let is_list = |path: &str| requests.iter().any(|r| r.path == path && r.query.contains("limit="));
+    assert!(is_list("/api/v1/services") && is_list("/apis/discovery.k8s.io/v1/endpointslices"));
+}
+
+#[tokio::test]
 async fn api_server_that_stays_empty_is_believed_after_the_grace_time() {
     let mut world = World::new();
     world.config.api_loss_grace = Duration::from_millis(400);

@@ -1,0 +1,133 @@
+//! What the supervisor is told (`sd_notify(3)`): that the gateway forwards, what it waits for, that it ends.
+//!
+//! `READY=1` means that every worker has applied the first snapshot, so that units ordered after the gateway find it
+//! forwarding. An API server that does not answer a gateway without objects on disk would keep it waiting for ever, and
+//! a supervisor that gives up makes it no better: after [`READY_MAX`] the gateway is as ready as it can be, and
+//! `STATUS=` says what is missing (`systemctl status` shows it). `deploy/systemd` waits for longer than that.
+//!
+//! Called by the daemon's loop, after each round. Without `NOTIFY_SOCKET` nothing is told.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The first objects are waited for this long.
+const READY_MAX: Duration = Duration::from_secs(60);
+/// While they are, it is looked this often whether they are there.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// See the module.
+pub(super) struct Supervisor {
+    socket: Option<(UnixDatagram, SocketAddr)>,
+    ready_by: Instant,
+    is_ready: bool,
+    /// It forwards.
+    is_done: bool,
+    status: String,
+}
+
+impl Supervisor {
+    /// The supervisor that asked to be told, if one did.
+    pub(super) fn of_environment() -> Self {
+        let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|path| {
+            let opened = open(path.as_encoded_bytes());
+            opened.inspect_err(|error| tracing::warn!("the supervisor cannot be told: {error}")).ok()
+        });
+        Self::at(socket)
+    }
+
+    fn at(socket: Option<(UnixDatagram, SocketAddr)>) -> Self {
+        let ready_by = Instant::now() + READY_MAX;
+        Self { socket, ready_by, is_ready: false, is_done: false, status: String::new() }
+    }
+
+    /// When to look again though nothing happens.
+    pub(super) fn due(&self) -> Option<Instant> {
+        (!self.is_done && self.socket.is_some()).then(|| Instant::now() + LOOK)
+    }
+
+    /// Tells how far it is: `forwards`, or what it waits for.
+    pub(super) fn tell(&mut self, forwards: bool, waits_for: impl FnOnce() -> String) {
+        if self.is_done || self.socket.is_none() {
+            return;
+        }
+        self.is_done = forwards;
+        let is_late = Instant::now() >= self.ready_by;
+        let status = if forwards { "forwarding".to_owned() } else { waits_for() };
+        let mut message = String::new();
+        if !self.is_ready && (forwards || is_late) {
+            self.is_ready = true;
+            message.push_str("READY=1\n");
+        }
+        if status != self.status {
+            message.push_str(&format!("STATUS={}\n", status.replace('\n', " ")));
+            self.status = status;
+        }
+        self.send(&message);
+    }
+
+    /// Tells that the end has begun.
+    pub(super) fn stopping(&self) {
+        self.send("STOPPING=1\nSTATUS=withdrawing\n");
+    }
+
+    fn send(&self, message: &str) {
+        let Some((socket, to)) = self.socket.as_ref().filter(|_| !message.is_empty()) else { return };
+        if let Err(error) = socket.send_to_addr(message.as_bytes(), to) {
+            tracing::warn!("cannot tell the supervisor: {error}");
+        }
+    }
+}
+
+fn open(path: &[u8]) -> std::io::Result<(UnixDatagram, SocketAddr)> {
+    // A leading @ stands for the abstract name space.
+    let to = match path.strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(std::str::from_utf8(path).map_err(std::io::Error::other)?)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    // A supervisor that does not read is no reason to stop forwarding.
+    socket.set_nonblocking(true)?;
+    Ok((socket, to))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(socket: &UnixDatagram) -> Option<String> {
+        let mut bytes = [0; 512];
+        let length = socket.recv(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes[..length]).into_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ready_is_told_when_it_forwards_or_when_the_wait_was_long_with_what_it_waits_for() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notify");
+        let supervisor = UnixDatagram::bind(&path).expect("a socket");
+        supervisor.set_nonblocking(true).expect("it can be told");
+        let told = |gateway: &mut Supervisor, forwards: bool| {
+            gateway.tell(forwards, || "waiting for the API server".to_owned());
+            heard(&supervisor)
+        };
+        let start = || Supervisor::at(Some(open(path.as_os_str().as_encoded_bytes()).expect("it is there")));
+
+        let mut gateway = start();
+        assert_eq!(told(&mut gateway, true).as_deref(), Some("READY=1\nSTATUS=forwarding\n"));
+        assert_eq!((told(&mut gateway, true), gateway.due()), (None, None));
+
+        let mut gateway = start();
+        let waits = "STATUS=waiting for the API server\n";
+        assert_eq!(told(&mut gateway, false).as_deref(), Some(waits));
+        tokio::time::advance(READY_MAX - Duration::from_millis(1)).await;
+        assert_eq!(told(&mut gateway, false), None);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(told(&mut gateway, false).as_deref(), Some("READY=1\n"));
+        assert_eq!(told(&mut gateway, true).as_deref(), Some("STATUS=forwarding\n"));
+        gateway.stopping();
+        assert_eq!(heard(&supervisor).as_deref(), Some("STOPPING=1\nSTATUS=withdrawing\n"));
+    }
+}
