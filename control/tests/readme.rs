@@ -1,4 +1,5 @@
-//! The table of `control/README.md` that maps sentences of kubernetes.md to tests names tests that exist.
+//! The table of `control/README.md` that maps sentences of kubernetes.md to tests names tests that exist, and where it
+//! says that a test runs through both sources, the test is one of those.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,21 +16,39 @@ fn sources(directory: &Path, text: &mut String) {
     }
 }
 
+/// (letters, name of a test) of each row: a cell is `LETTERS \`name\`, \`name\`; LETTERS \`name\``.
+fn named(table: &str) -> BTreeSet<(&str, &str)> {
+    let mut named = BTreeSet::new();
+    let rows = table.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit_once(" | "));
+    for (_, cell) in rows {
+        for part in cell.split("; ") {
+            let (letters, tests) = part.split_once(' ').expect("letters before the tests of a part");
+            named.extend(tests.split('`').skip(1).step_by(2).map(|test| (letters, test)));
+        }
+    }
+    named.retain(|(_, test)| test.matches('_').count() > 2);
+    named
+}
+
 #[test]
-fn every_test_that_the_table_of_sentences_names_exists() {
+fn every_test_that_the_table_of_sentences_names_exists_where_its_letter_says() {
     let control = Path::new(env!("CARGO_MANIFEST_DIR"));
     let readme = fs::read_to_string(control.join("README.md")).expect("the README");
     let (_, table) = readme.split_once("## kubernetes.md, sentence by sentence").expect("the table");
-    let is_name = |word: &&str| {
-        word.matches('_').count() > 2 && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-    };
-    let named: BTreeSet<&str> = table.split('`').filter(is_name).collect();
+    let (_, table) = table.split_once("\n|---|---|---|\n").expect("rows below the head");
+    let named = named(table);
     assert!(named.len() > 80, "the table was read: {}", named.len());
-    let mut text = String::new();
+    let (mut all, mut of_both) = (String::new(), String::new());
     for directory in ["src", "../dataplane/core/src"] {
-        sources(&control.join(directory), &mut text);
+        sources(&control.join(directory), &mut all);
     }
-    let missing: Vec<&str> =
-        named.into_iter().filter(|name| !text.contains(&format!("fn {name}("))).collect();
-    assert_eq!(missing, [] as [&str; 0]);
+    sources(&control.join("src/reconcile/tests/sentences"), &mut of_both);
+    for (letters, test) in named {
+        let text = match letters {
+            "S" | "SD" => &of_both,
+            "R" | "M" | "P" | "C" | "H" | "D" => &all,
+            other => panic!("{other} stands for no place: {test}"),
+        };
+        assert!(text.contains(&format!("fn {test}(")), "{letters} {test}");
+    }
 }

@@ -247,6 +247,7 @@ impl Controller {
             self.listening = Arc::clone(&outcome.health_check_node_ports);
             self.node_ports.set(self.listening.to_vec());
         }
+        self.state.set_node_eligible(manifests.objects.is_eligible(self.settings.node.as_deref()));
         self.tell(&manifests, &outcome, &problems);
         self.dataplane.reclaim();
         self.offer(&manifests, &outcome);

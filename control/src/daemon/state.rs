@@ -109,6 +109,11 @@ impl State {
         self.health.update_queued(self.epoch.elapsed());
     }
 
+    /// Whether load balancers may send to the gateway's own node.
+    pub(super) fn set_node_eligible(&self, eligible: bool) {
+        self.health.set_node_eligible(eligible);
+    }
+
     /// A round is over; `took` from its beginning until it was applied, `change` since the change of the manifests
     /// that it was made for was seen.
     pub(super) fn round(&self, round: Round, took: Duration, change: Option<Duration>) {

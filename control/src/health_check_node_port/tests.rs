@@ -1,6 +1,5 @@
-//! Claims about the servers, by raw bytes over loopback.
-
-use std::sync::atomic::{AtomicBool, Ordering};
+//! Claims about the probes and about who listens where. What health-check node ports answer, from objects to bytes
+//! over loopback, is stated in `reconcile/tests/sentences/health_check_node_ports.rs`.
 
 use jiff::Timestamp;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -9,26 +8,13 @@ use tokio::net::TcpStream;
 use super::super::ProxyHealth;
 use super::super::probes::Probes;
 use super::*;
-use crate::model::Port;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn report(healthy: bool) -> HealthReport {
+fn report() -> HealthReport {
     let health = ProxyHealth::new(Duration::from_secs(1), Timestamp::UNIX_EPOCH);
     health.applied(Timestamp::UNIX_EPOCH);
-    health.set_workers_run(healthy);
     health.report(Duration::ZERO, Timestamp::UNIX_EPOCH)
-}
-
-fn wanted(port: u16, name: &str, local_endpoints: usize) -> HealthCheckNodePort {
-    let port = Port::new(port).expect("a port above zero");
-    HealthCheckNodePort { port, service: ObjectKey::new("default", name), local_endpoints }
-}
-
-/// A port that was free a moment ago.
-async fn free_port() -> u16 {
-    let listener = TcpListener::bind((LOCALHOST, 0)).await.expect("a free port");
-    listener.local_addr().expect("it is bound").port()
 }
 
 async fn exchange(address: SocketAddr, request: &str) -> io::Result<String> {
@@ -39,141 +25,9 @@ async fn exchange(address: SocketAddr, request: &str) -> io::Result<String> {
     Ok(answer)
 }
 
-/// Asks until the answer holds `part`, as opening and closing happen in another task.
-async fn until(address: SocketAddr, request: &str, part: &str) -> String {
-    let asking = async {
-        loop {
-            if let Ok(answer) = exchange(address, request).await
-                && answer.contains(part)
-            {
-                return answer;
-            }
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), asking)
-        .await
-        .unwrap_or_else(|_| panic!("no answer with {part}"))
-}
-
-const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-
 /// The answer without its `Date`, which tells the time.
 fn undated(answer: &str) -> String {
     answer.split_inclusive("\r\n").filter(|line| !line.starts_with("Date: ")).collect()
-}
-
-#[tokio::test]
-async fn the_answer_is_kube_proxys_byte_for_byte() {
-    let port = free_port().await;
-    let ports = HealthCheckNodePorts::start(&Bind::Only(vec![LOCALHOST]), || report(true));
-    let address = SocketAddr::new(LOCALHOST, port);
-    ports.set(vec![wanted(port, "web", 2)]);
-    let answer = until(address, GET, "200 OK").await;
-    assert_eq!(
-        undated(&answer),
-        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
-         X-Load-Balancing-Endpoint-Weight: 2\r\nConnection: close\r\nContent-Length: 114\r\n\r\n\
-         {\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\
-         \t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
-    );
-    let other = "POST /any/path?x=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    assert_eq!(undated(&until(address, other, "200 OK").await), undated(&answer), "any path, any method");
-
-    ports.set(vec![wanted(port, "web", 0)]);
-    let answer = until(address, GET, "503 Service Unavailable").await;
-    assert!(answer.contains("X-Load-Balancing-Endpoint-Weight: 0\r\n"), "{answer}");
-    assert!(answer.contains("\"localEndpoints\": 0,\n"), "{answer}");
-}
-
-#[tokio::test]
-async fn an_unhealthy_proxy_answers_503_with_its_endpoints() {
-    let port = free_port().await;
-    let healthy = Arc::new(AtomicBool::new(true));
-    let seen = healthy.clone();
-    let bind = Bind::Only(vec![LOCALHOST]);
-    let ports = HealthCheckNodePorts::start(&bind, move || report(seen.load(Ordering::Relaxed)));
-    ports.set(vec![wanted(port, "web", 3)]);
-    let address = SocketAddr::new(LOCALHOST, port);
-    until(address, GET, "200 OK").await;
-    healthy.store(false, Ordering::Relaxed);
-    let answer = until(address, GET, "503 Service Unavailable").await;
-    assert!(answer.contains("X-Load-Balancing-Endpoint-Weight: 3\r\n"), "{answer}");
-    assert!(answer.ends_with("\"serviceProxyHealthy\": false\n}"), "{answer}");
-}
-
-#[tokio::test]
-async fn a_taken_port_is_reported_and_the_others_go_on() {
-    let taken = TcpListener::bind((LOCALHOST, 0)).await.expect("a free port");
-    let taken_port = taken.local_addr().expect("it is bound").port();
-    let port = free_port().await;
-    let ports = HealthCheckNodePorts::start(&Bind::Only(vec![LOCALHOST]), || report(true));
-    let mut failures = ports.failures();
-    ports.set(vec![wanted(taken_port, "unlucky", 1), wanted(port, "web", 1)]);
-    failures.changed().await.expect("the task lives");
-    until(SocketAddr::new(LOCALHOST, port), GET, "200 OK").await;
-    let failure = failures.borrow_and_update()[0].clone();
-    let finding = failure.finding(None);
-    assert_eq!(finding.reason, Reason::FailedToStartServiceHealthcheck);
-    assert!(
-        finding.diagnostic.what.starts_with(&format!(
-            "healthCheckNodePort {taken_port} of Service default/unlucky cannot be served on 127.0.0.1: "
-        )),
-        "{}",
-        finding.diagnostic
-    );
-
-    drop(taken);
-    // The next attempt: here at once, because something changed; else after `RETRY`.
-    ports.set(vec![wanted(taken_port, "unlucky", 2), wanted(port, "web", 1)]);
-    failures.changed().await.expect("the task lives");
-    assert!(failures.borrow().is_empty());
-    until(SocketAddr::new(LOCALHOST, taken_port), GET, "200 OK").await;
-}
-
-#[tokio::test]
-async fn a_taken_port_is_tried_again_by_itself() {
-    let taken = TcpListener::bind((LOCALHOST, 0)).await.expect("a free port");
-    let port = taken.local_addr().expect("it is bound").port();
-    let ports = HealthCheckNodePorts::start(&Bind::Only(vec![LOCALHOST]), || report(true));
-    let mut failures = ports.failures();
-    ports.set(vec![wanted(port, "web", 1)]);
-    failures.changed().await.expect("the task lives");
-    assert_eq!(failures.borrow_and_update().len(), 1);
-    drop(taken);
-    tokio::time::pause(); // From here only the retry's timer can move time.
-    failures.changed().await.expect("the task lives");
-    assert!(failures.borrow().is_empty());
-}
-
-#[tokio::test]
-async fn a_port_that_is_no_longer_wanted_closes() {
-    let port = free_port().await;
-    let ports = HealthCheckNodePorts::start(&Bind::Only(vec![LOCALHOST]), || report(true));
-    ports.set(vec![wanted(port, "web", 1)]);
-    let address = SocketAddr::new(LOCALHOST, port);
-    until(address, GET, "200 OK").await;
-    ports.set(vec![]);
-    let closing = async {
-        while TcpStream::connect(address).await.is_ok() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), closing).await.expect("it closes");
-}
-
-#[tokio::test]
-async fn by_default_both_families_are_served() {
-    let port = free_port().await;
-    let ports = HealthCheckNodePorts::start(&Bind::All, || report(true));
-    ports.set(vec![wanted(port, "web", 1)]);
-    until(SocketAddr::new(LOCALHOST, port), GET, "200 OK").await;
-    let has_ipv6 = Socket::new(Domain::IPV6, Type::STREAM, None)
-        .and_then(|s| s.bind(&SocketAddr::new(Ipv6Addr::LOCALHOST.into(), 0).into()))
-        .is_ok();
-    if has_ipv6 {
-        until(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), port), GET, "200 OK").await;
-    }
 }
 
 #[test]
@@ -187,7 +41,7 @@ fn node_port_addresses_choose_among_the_gateways_own() {
 
 #[tokio::test]
 async fn the_probes_have_the_shape_of_kube_proxys() {
-    let probes = Probes::start(SocketAddr::new(LOCALHOST, 0), || report(true)).await.expect("it binds");
+    let probes = Probes::start(SocketAddr::new(LOCALHOST, 0), report).await.expect("it binds");
     let ask = async |path: &str| {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         exchange(probes.local_addr(), &request).await.expect("it answers")

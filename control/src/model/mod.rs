@@ -158,4 +158,10 @@ impl Objects {
     pub fn zone_of(&self, node: &str) -> Option<&str> {
         self.nodes.get(node)?.zone()
     }
+
+    /// Whether load balancers may send to the gateway's own node (`nodeEligible`): not when it is marked for deletion.
+    /// An appliance, which is on none, and a node that is not known are eligible.
+    pub fn is_eligible(&self, own_node: Option<&str>) -> bool {
+        own_node.and_then(|node| self.nodes.get(node)).is_none_or(|node| !node.is_leaving())
+    }
 }

@@ -24,12 +24,20 @@ pub struct Node {
     pub external_ips: Vec<IpAddr>,
     /// `spec.podCIDRs` (or `podCIDR`): whose Pods have addresses of these.
     pub pod_cidrs: Vec<IpNet>,
+    /// `spec.taints` has `ToBeDeletedByClusterAutoscaler`.
+    pub to_be_deleted: bool,
 }
 
 impl Node {
     /// A node with only a name.
     pub fn new(meta: Metadata) -> Self {
-        Self { meta, internal_ips: Vec::new(), external_ips: Vec::new(), pod_cidrs: Vec::new() }
+        Self {
+            meta,
+            internal_ips: Vec::new(),
+            external_ips: Vec::new(),
+            pod_cidrs: Vec::new(),
+            to_be_deleted: false,
+        }
     }
 
     /// The address by which the gateway reaches it in a family: its first InternalIP of it.
@@ -40,6 +48,12 @@ impl Node {
     /// Its zone, by the label `topology.kubernetes.io/zone`.
     pub fn zone(&self) -> Option<&str> {
         self.meta.labels.get("topology.kubernetes.io/zone").map(String::as_str).filter(|z| !z.is_empty())
+    }
+
+    /// Whether it is marked for deletion, as kube-proxy's `/healthz` understands it: it is being deleted, or the
+    /// cluster autoscaler's taint says that it will be.
+    pub fn is_leaving(&self) -> bool {
+        self.to_be_deleted || self.meta.deletion_time.is_some()
     }
 
     /// Whether the operator keeps load balancers off it

@@ -73,7 +73,7 @@ pub(super) fn backends(
         let here = viewpoint.node.is_none_or(|node| endpoint.node.as_deref() == Some(node));
         *policy == TrafficPolicy::Cluster || here
     };
-    let candidates: Vec<Candidate<'_>> = endpoints
+    let mut candidates: Vec<Candidate<'_>> = endpoints
         .iter()
         .filter(is_listed)
         .map(|endpoint| {
@@ -100,7 +100,8 @@ pub(super) fn backends(
             }
         })
         .collect();
-    let would_take = candidates.iter().filter(|c| c.is_chosen && !c.drained && c.weight > 0);
+    leave_a_failing_zone(&mut candidates);
+    let would_take = candidates.iter().filter(|c| c.is_chosen && c.would_take());
     let fail_open = judged::fails_open(settings.health.fail_open, would_take.map(Candidate::is_set_aside));
 
     let mut result =
@@ -191,6 +192,23 @@ impl Candidate<'_> {
     /// Whether its checks keep new flows from it.
     fn is_set_aside(&self) -> bool {
         self.says_none || self.judged.fails()
+    }
+
+    /// Whether it takes new flows if it is chosen and passes its checks.
+    fn would_take(&self) -> bool {
+        !self.drained && self.weight > 0
+    }
+}
+
+/// Where topology hints chose a zone and every endpoint there fails its checks, those of other zones are better: all
+/// ready ones are chosen, as without hints, if one of them passes. Ours: kube-proxy has no checks.
+fn leave_a_failing_zone(candidates: &mut [Candidate<'_>]) {
+    let passes = |c: &Candidate<'_>| c.would_take() && !c.is_set_aside();
+    let chosen_pass = candidates.iter().any(|c| c.is_chosen && passes(c));
+    // Only hints leave out an endpoint that is ready.
+    let others_pass = candidates.iter().any(|c| !c.is_chosen && c.endpoint.ready && passes(c));
+    if !chosen_pass && others_pass {
+        candidates.iter_mut().for_each(|c| c.is_chosen |= c.endpoint.ready);
     }
 }
 

@@ -149,6 +149,24 @@ pub(super) fn services(page: &mut Exposition, stats: &[ServiceStats]) {
     }
 }
 
+/// What a service port says of itself.
+pub(super) fn service_info(page: &mut Exposition, services: &[std::sync::Arc<ServiceView>]) {
+    let mut ports: BTreeMap<PortKey<'_>, &str> = BTreeMap::new();
+    for service in services {
+        for port in &service.ports {
+            let Some(app_protocol) = &port.app_protocol else { continue };
+            let key = [&*service.namespace, &*service.name, &*port.name, &*port.protocol];
+            ports.insert(key, app_protocol);
+        }
+    }
+    let help = "1 for each service port that has an appProtocol, with it as a label.";
+    let labels = ["namespace", "service", "port", "protocol", "app_protocol"];
+    let mut family = page.gauge("tidegate_service_info", help, labels);
+    for ([namespace, service, port, protocol], app_protocol) in &ports {
+        family.sample([namespace, service, port, protocol, app_protocol], true);
+    }
+}
+
 /// Backends of services: the families that can be switched off.
 pub(super) fn backends(
     page: &mut Exposition,

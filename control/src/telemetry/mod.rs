@@ -88,6 +88,7 @@ pub fn render(sample: &Sample<'_>) -> String {
     families::frames(&mut page, sample.stats, sample.interfaces);
     families::workers(&mut page, sample.stats);
     families::services(&mut page, sample.service_stats);
+    families::service_info(&mut page, sample.services);
     if sample.per_backend {
         families::backends(&mut page, sample.service_stats, sample.services);
     }

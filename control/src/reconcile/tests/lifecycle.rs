@@ -39,42 +39,6 @@ fn endpoints_shrink_to_zero_and_the_port_stays_to_refuse() {
 }
 
 #[test]
-fn an_endpoint_that_moves_between_slices_loses_nothing() {
-    let mut world = World::new(vec![service("web")], vec![http("web", vec![endpoint("10.0.1.1")])]);
-    let before = world.step();
-    world.set_slices(vec![]);
-    world.step();
-    world.now += Duration::from_secs(1);
-    world.set_slices(vec![slice(
-        "other",
-        "web",
-        &[("http", Protocol::Tcp, 8080)],
-        vec![endpoint("10.0.1.1")],
-    )]);
-    let after = world.step();
-    assert_eq!(before.spec, after.spec);
-    assert_eq!(after.reconcile_at, None);
-}
-
-#[test]
-fn terminating_endpoints_drain_while_others_are_ready_and_serve_when_none_is() {
-    let terminating = with(endpoint("10.0.1.1"), false, true, true);
-    let not_serving = with(endpoint("10.0.1.3"), false, false, true);
-    let not_ready = with(endpoint("10.0.1.4"), false, false, false);
-    let ready = endpoint("10.0.1.2");
-    let mut world = World::new(
-        vec![service("web")],
-        vec![http("web", vec![terminating.clone(), ready, not_serving.clone(), not_ready])],
-    );
-    assert_eq!(
-        states(only(&world.look())),
-        ["10.0.1.1:8080 draining", "10.0.1.2:8080 active", "10.0.1.3:8080 draining", "10.0.1.4:8080 down"]
-    );
-    world.set_slices(vec![http("web", vec![terminating, not_serving])]);
-    assert_eq!(states(only(&world.look())), ["10.0.1.1:8080 active", "10.0.1.3:8080 draining"]);
-}
-
-#[test]
 fn a_backend_that_fails_its_checks_is_out_until_it_passes() {
     let mut world =
         World::new(vec![service("web")], vec![http("web", vec![endpoint("10.0.1.1"), endpoint("10.0.1.2")])]);
@@ -173,63 +137,6 @@ fn weights_come_from_the_pod_then_the_node_and_zero_drains() {
 }
 
 #[test]
-fn policy_local_on_a_node_uses_its_endpoints_and_drops_when_they_are_elsewhere() {
-    let mut web = service("web");
-    web.external_traffic_policy = TrafficPolicy::Local;
-    web.health_check_node_port = Some(port(30_500));
-    let slices = vec![http(
-        "web",
-        vec![on(endpoint("10.0.1.1"), "a"), on(endpoint("10.0.1.2"), "b"), on(endpoint("10.0.1.3"), "a")],
-    )];
-    let mut world = World::new(vec![web], slices);
-    let local = |outcome: &Outcome| outcome.health_check_node_ports[0].local_endpoints;
-    let off_cluster = world.look();
-    assert_eq!((states(only(&off_cluster)).len(), local(&off_cluster)), (3, 3), "an appliance counts all");
-    world.settings.node = Some("a".into());
-    let outcome = world.look();
-    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active", "10.0.1.3:8080 active"]);
-    assert_eq!(local(&outcome), 2);
-    world.settings.node = Some("c".into());
-    let outcome = world.look();
-    assert_eq!((only(&outcome).no_endpoints, local(&outcome)), (NoEndpoints::Drop, 0));
-    assert_eq!(states(only(&outcome)), [] as [String; 0]);
-}
-
-#[test]
-fn the_last_ready_endpoint_terminates_and_the_health_check_node_port_counts_zero() {
-    let mut web = service("web");
-    web.external_traffic_policy = TrafficPolicy::Local;
-    web.health_check_node_port = Some(port(30_500));
-    web.ports.push(service_port("https", Protocol::Tcp, 443, 8443));
-    let ports = [("http", Protocol::Tcp, 8080), ("https", Protocol::Tcp, 8443)];
-    let mut world = World::new(vec![web], vec![slice("s", "web", &ports, vec![endpoint("10.0.1.1")])]);
-    let counted = world.step().health_check_node_ports;
-    assert_eq!(counted[0].local_endpoints, 1, "an address with two ports is one endpoint");
-    let last = with(endpoint("10.0.1.1"), false, true, true);
-    world.set_slices(vec![slice("s", "web", &ports, vec![last])]);
-    let outcome = world.step();
-    assert_eq!(outcome.health_check_node_ports[0].local_endpoints, 0);
-    assert_eq!(
-        states(&outcome.spec.services[0]),
-        ["10.0.1.1:8080 active"],
-        "it still serves: there is no other"
-    );
-}
-
-#[test]
-fn failing_checks_count_for_an_appliance_and_policy_cluster_has_no_health_check_node_port() {
-    let mut web = service("web");
-    web.external_traffic_policy = TrafficPolicy::Local;
-    web.health_check_node_port = Some(port(30_500));
-    let mut world = World::new(vec![web.clone()], vec![http("web", vec![endpoint("10.0.1.1")])]);
-    world.verdicts = world.look().targets.into_iter().collect();
-    assert_eq!(world.look().health_check_node_ports[0].local_endpoints, 0);
-    web.external_traffic_policy = TrafficPolicy::Cluster;
-    world.put(web);
-    assert!(world.look().health_check_node_ports.is_empty());
-}
-
-#[test]
 fn dual_stack_service_serves_each_vip_by_endpoints_of_its_family() {
     let mut web = service("web");
     web.ip_family_policy = IpFamilyPolicy::RequireDualStack;
@@ -241,19 +148,6 @@ fn dual_stack_service_serves_each_vip_by_endpoints_of_its_family() {
             if spec.key.vip.is_ipv4() { "10.0.1.1:8080 active" } else { "[2001:db8::a]:8080 active" };
         assert_eq!(states(spec), [expected]);
     }
-}
-
-#[test]
-fn only_tunnels_serve_a_vip_by_endpoints_of_the_other_family() {
-    let mut web = annotated(service("web"), "tidegate.dev/forwarding", "dsr-ipip");
-    web.ip_families = vec![IpFamily::V6];
-    web.ports = vec![service_port("http", Protocol::Tcp, 8080, 8080)];
-    let slices = || vec![http("web", vec![endpoint("10.0.1.1")])];
-    let outcome = World::new(vec![web.clone()], slices()).look();
-    assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
-    let outcome = World::new(vec![annotated(web, "tidegate.dev/forwarding", "nat")], slices()).look();
-    assert_eq!(states(only(&outcome)), [] as [String; 0]);
-    assert!(messages(&outcome)[0].contains("nat does not cross families"), "{:?}", messages(&outcome));
 }
 
 #[test]

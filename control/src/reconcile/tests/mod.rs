@@ -5,13 +5,10 @@ mod external_ips;
 mod health;
 mod incremental;
 mod lifecycle;
-mod node_target;
 mod order;
-mod own_addresses;
 mod pod_routes;
 mod refusals;
 mod sentences;
-mod source_ranges;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +20,7 @@ use tidegate_core::wire::MacAddr;
 
 use super::*;
 use crate::model::{
-    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, IpFamily, IpFamilyPolicy, Metadata, Node,
+    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, IpFamilyPolicy, Metadata, Node,
     ObjectRef, Pod, Protocol, ServicePort, TargetPort,
 };
 use crate::pools::Pool;
@@ -154,11 +151,16 @@ pub(super) fn node(name: &str, internal_ips: &[&str]) -> Node {
 
 /// The objects of a manifest, which has to be sound.
 pub(super) fn read(yaml: &str) -> Objects {
-    let directory = tempfile::tempdir().expect("a directory");
-    std::fs::write(directory.path().join("objects.yaml"), yaml).expect("a file");
-    let (objects, report) = crate::source::directory::DirectorySource::load(directory.path());
+    let (objects, report) = load(yaml);
     assert!(!report.has_errors(), "{report}");
     objects
+}
+
+/// The sound objects of a manifest in a directory, and what is wrong with the others.
+pub(super) fn load(yaml: &str) -> (Objects, crate::diagnostic::Report) {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("objects.yaml"), yaml).expect("a file");
+    crate::source::directory::DirectorySource::load(directory.path())
 }
 
 /// A world that is reconciled again and again.

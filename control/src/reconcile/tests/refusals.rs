@@ -107,25 +107,6 @@ fn sctp_is_refused_and_the_other_ports_go_on() {
 }
 
 #[test]
-fn dsr_serves_only_ports_that_stay_the_same() {
-    let mut web = annotated(service("web"), "tidegate.dev/forwarding", "dsr-l2");
-    web.ports.push(service_port("same", Protocol::Tcp, 443, 443));
-    let ports = [("http", Protocol::Tcp, 8080), ("same", Protocol::Tcp, 443)];
-    let mut world = World::new(vec![web], vec![slice("s", "web", &ports, vec![endpoint("10.0.1.1")])]);
-    let outcome = world.look();
-    assert_eq!(only(&outcome).port_name, "same");
-    assert_eq!(
-        messages(&outcome),
-        [
-            "error: port http of Service default/web is not programmed: dsr-l2 keeps the destination port 80, and the \
-          target port is 8080; accepted: targetPort 80, or forwarding nat or fullnat"
-        ]
-    );
-    world.set_slices(vec![]);
-    assert_eq!(messages(&world.look()), messages(&outcome), "it is told before there is an endpoint");
-}
-
-#[test]
 fn endpoints_that_a_mode_cannot_reach_are_refused_and_the_others_stay() {
     let mut web = annotated(service("web"), "tidegate.dev/forwarding", "dsr-l2");
     web.ports = vec![service_port("http", Protocol::Tcp, 8080, 8080)];
@@ -175,19 +156,6 @@ fn endpoints_that_are_vips_or_the_gateway_itself_are_refused() {
     let outcome = World::new(vec![external("web", "198.51.100.1")], slices).look();
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
     assert_eq!(outcome.findings.iter().filter(|f| f.reason == Reason::EndpointRefused).count(), 2);
-}
-
-#[test]
-fn two_services_with_one_health_check_node_port_are_told_apart() {
-    let local = |name: &str| Service {
-        external_traffic_policy: TrafficPolicy::Local,
-        health_check_node_port: Some(port(30_500)),
-        ..service(name)
-    };
-    let outcome = World::new(vec![local("b"), local("a")], vec![]).look();
-    assert_eq!(outcome.health_check_node_ports.len(), 1);
-    assert_eq!(outcome.health_check_node_ports[0].service.name, "a");
-    assert!(messages(&outcome)[0].contains("healthCheckNodePort 30500 of Service default/b is not served"));
 }
 
 #[test]

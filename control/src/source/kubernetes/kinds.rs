@@ -75,7 +75,7 @@ const SERVICES: &str = "!service.kubernetes.io/service-proxy-name";
 const SLICES: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name,kubernetes.io/service-name";
 /// A Node says much about itself every few minutes.
-const NODE: &[(&str, &[&str])] = &[("spec", &["podCIDR", "podCIDRs"]), ("status", &["addresses"])];
+const NODE: &[(&str, &[&str])] = &[("spec", &["podCIDR", "podCIDRs", "taints"]), ("status", &["addresses"])];
 
 /// Slices say all of Pods but their weight.
 fn has_weight(pod: &Node) -> bool {

@@ -5,12 +5,21 @@
 
 use super::kinds::KINDS;
 use super::object::Received;
+use crate::diagnostic::Report;
 use crate::model::{Objects, Selector};
 use crate::yaml::Sheet;
 
-/// The objects that the watches would have of these.
+/// The objects that the watches would have of these, which have to be sound.
 pub(crate) fn objects_of(yaml: &str) -> Objects {
+    let (objects, report) = received(yaml);
+    assert!(!report.has_errors(), "{report}");
+    objects
+}
+
+/// The sound ones of the objects that the watches would have, and what is wrong with the others.
+pub(crate) fn received(yaml: &str) -> (Objects, Report) {
     let mut objects = Objects::default();
+    let mut report = Report::new();
     let sheet = Sheet::new("objects.yaml");
     for document in sheet.documents(yaml) {
         let text = |path: [&str; 1]| document.entry(path[0])?.node.text().map(str::to_owned);
@@ -27,11 +36,11 @@ pub(crate) fn objects_of(yaml: &str) -> Objects {
             continue;
         }
         let received = Received::new(kind, document.clone()).expect("an object with a name");
-        assert!(!received.report.has_errors(), "{}", received.report);
+        report.merge(&received.report);
         if let Some(object) = received.content.object() {
             (kind.put)(&mut objects, &object.meta().key, object);
         }
     }
     assert_eq!(sheet.errors(), 0, "{}", sheet.into_report());
-    objects
+    (objects, report)
 }

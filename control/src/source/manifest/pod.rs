@@ -70,6 +70,10 @@ pub(super) fn read_node(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
         let one = spec.get("podCIDR").filter(|f| !meta::is_empty(f)).and_then(|f| network(&f));
         let many: Vec<_> = spec.items("podCIDRs").iter().filter_map(network).collect();
         node.pod_cidrs = if many.is_empty() { one.into_iter().collect() } else { many };
+        node.to_be_deleted = spec.items("taints").iter().any(|taint| {
+            let key = taint.fields().and_then(|fields| fields.get("key")?.string());
+            key == Some("ToBeDeletedByClusterAutoscaler")
+        });
     }
     if let Some(status) = object.mapping("status") {
         for item in status.items("addresses") {

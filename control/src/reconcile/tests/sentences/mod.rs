@@ -4,9 +4,16 @@
 //! come to the same; where in a file something was written is all that may differ. `control/README.md` says which
 //! sentence is stated where.
 
+mod affinity;
 mod endpoints;
+mod health_check_node_ports;
+mod names;
+mod node_target;
+mod own_addresses;
+mod packets;
 mod policies;
 mod services;
+mod source_ranges;
 
 use super::*;
 use crate::diagnostic::Severity;
@@ -46,21 +53,37 @@ impl Both {
 
     /// Reconciles without remembering; what both come to.
     pub(super) fn look(&self) -> Outcome {
+        let [directory, _] = self.each();
+        directory
+    }
+
+    /// Reconciles without remembering: the directory's outcome, the API server's, equal but for places.
+    fn each(&self) -> [Outcome; 2] {
         let (directory, api) = (self.directory.look(), self.api.look());
         assert_eq!(directory.spec, api.spec);
         assert_eq!(directory.services, api.services);
         assert_eq!(directory.targets, api.targets);
         assert_eq!(directory.health_check_node_ports, api.health_check_node_ports);
+        assert_eq!(directory.pools, api.pools);
+        assert_eq!(directory.claimed, api.claimed);
+        assert_eq!(directory.memory, api.memory);
+        assert_eq!(directory.reconcile_at, api.reconcile_at);
         assert_eq!(said(&directory), said(&api));
-        directory
+        [directory, api]
     }
 
     /// Reconciles and remembers.
     pub(super) fn step(&mut self) -> Outcome {
-        let outcome = self.look();
-        self.directory.step();
-        self.api.step();
-        outcome
+        let [directory, _] = self.step_each();
+        directory
+    }
+
+    /// As [`Self::each`], and remembers.
+    fn step_each(&mut self) -> [Outcome; 2] {
+        let outcomes = self.each();
+        self.directory.memory = outcomes[0].memory.clone();
+        self.api.memory = outcomes[1].memory.clone();
+        outcomes
     }
 
     /// The backends of the only service port.
@@ -75,6 +98,30 @@ fn said(outcome: &Outcome) -> BTreeSet<Said> {
         (f.object.clone(), f.reason, *severity, what.clone(), accepted.clone())
     };
     outcome.findings.iter().map(of).collect()
+}
+
+/// What both sources refuse of a manifest, sorted: the same with both, and the sound objects beside it stay. The
+/// directory tells the place of each by file, line and column, the API source the object.
+pub(super) fn refused(yaml: &str) -> Vec<String> {
+    let (directory, in_files) = load(yaml);
+    let (api, of_server) = crate::source::kubernetes::testing::received(yaml);
+    assert_eq!(directory, api, "what is left");
+    for fault in in_files.errors() {
+        let place = fault.location.as_ref().expect("each fault has its place");
+        assert!(place.path.ends_with("objects.yaml") && place.line > 0 && place.column > 0, "{fault}");
+    }
+    for fault in of_server.errors() {
+        let place = fault.location.as_ref().expect("each fault names its object");
+        assert!(place.path.contains(' ') && !place.path.contains(".yaml"), "{fault}");
+    }
+    let said = |report: &crate::diagnostic::Report| {
+        let mut said: Vec<String> =
+            report.errors().map(|fault| Diagnostic { location: None, ..fault.clone() }.to_string()).collect();
+        said.sort();
+        said
+    };
+    assert_eq!(said(&in_files), said(&of_server));
+    said(&in_files)
 }
 
 /// `default/web` of type LoadBalancer with port 80/TCP `http` to 8080; `spec` is more of its spec.
@@ -98,4 +145,29 @@ pub(super) fn slice_of_web(name: &str, family: &str, endpoints: &[&str]) -> Stri
 /// [`web`] with endpoints of IPv4.
 pub(super) fn web_with(spec: &str, endpoints: &[&str]) -> Both {
     Both::new(&(web(spec) + &slice_of_web("web-1", "IPv4", endpoints)))
+}
+
+/// The Services of a manifest called `web` with annotations, a YAML flow mapping without its braces.
+pub(super) fn with_annotations(yaml: &str, annotations: &str) -> String {
+    let annotated = yaml.replace(
+        "metadata: {name: web}",
+        &format!("metadata: {{name: web, annotations: {{{annotations}}}}}"),
+    );
+    assert_ne!(annotated, yaml, "there is a Service web without annotations");
+    annotated
+}
+
+/// A Node with these InternalIPs; `more` is more of its metadata.
+pub(super) fn node_yaml(name: &str, internal_ips: &[&str], more: &str) -> String {
+    let ips: Vec<String> =
+        internal_ips.iter().map(|ip| format!("{{type: InternalIP, address: '{ip}'}}")).collect();
+    format!(
+        "apiVersion: v1\nkind: Node\nmetadata: {{name: {name}{more}}}\nstatus: {{addresses: [{}]}}\n---\n",
+        ips.join(", ")
+    )
+}
+
+/// `TCP 203.0.113.5:80` of each service port.
+pub(super) fn keys(outcome: &Outcome) -> Vec<String> {
+    outcome.spec.services.iter().map(|s| s.key.to_string()).collect()
 }

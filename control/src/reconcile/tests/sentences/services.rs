@@ -3,10 +3,6 @@
 use super::*;
 use tidegate_core::snapshot::{ForwardingMode, Protocol as CoreProtocol};
 
-fn keys(outcome: &Outcome) -> Vec<String> {
-    outcome.spec.services.iter().map(|s| s.key.to_string()).collect()
-}
-
 #[test]
 fn protocol_defaults_to_tcp_and_target_port_to_port() {
     let both = Both::new(
@@ -61,11 +57,16 @@ fn external_name_headless_and_services_of_another_proxy_are_skipped() {
 
 #[test]
 fn slices_with_the_label_headless_are_skipped_at_the_watch() {
-    let labelled = slice_of_web("a", "IPv4", &["addresses: [10.1.0.1]"]).replace(
-        "kubernetes.io/service-name: web",
-        "kubernetes.io/service-name: web, service.kubernetes.io/headless: ''",
-    );
-    assert!(crate::source::kubernetes::testing::objects_of(&labelled).endpoint_slices.is_empty());
+    for label in ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"] {
+        let skipped = slice_of_web("a", "IPv4", &["addresses: [10.1.0.1]"]).replace(
+            "kubernetes.io/service-name: web",
+            &format!("kubernetes.io/service-name: web, {label}: ''"),
+        );
+        let kept = slice_of_web("b", "IPv4", &["addresses: [10.1.0.2]"]);
+        let both = Both::new(&(web("") + &skipped + &kept));
+        assert!([&both.directory, &both.api].iter().all(|world| world.objects.endpoint_slices.len() == 1));
+        assert_eq!(both.backends(), ["10.1.0.2:8080 active"], "{label}");
+    }
 }
 
 #[test]
@@ -106,27 +107,37 @@ fn a_vip_is_served_by_endpoints_of_its_own_family_and_only_modes_with_an_outer_h
 #[test]
 fn dsr_keeps_the_destination_port_so_a_port_that_differs_from_its_target_port_is_not_programmed_and_others_are()
  {
-    let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {tidegate.dev/forwarding: \
-                   dsr-ipip}}\nspec:\n  type: LoadBalancer\n  allocateLoadBalancerNodePorts: false\n  ports: [{name: \
-                   http, port: 80, targetPort: 8080}, {name: same, port: 443}]\n";
-    let outcome = Both::new(service).look();
-    assert_eq!(only(&outcome).port_name, "same");
-    let finding = &outcome.findings[0];
-    assert_eq!(finding.reason, Reason::PortNotProgrammed);
-    assert!(finding.diagnostic.what.contains("keeps the destination port 80, and the target port is 8080"));
+    for mode in ["dsr-ipip", "dsr-l2"] {
+        let service = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: web, annotations: {{tidegate.dev/forwarding: \
+             {mode}}}}}\nspec:\n  type: LoadBalancer\n  allocateLoadBalancerNodePorts: false\n  ports: [{{name: http, \
+             port: 80, targetPort: 8080}}, {{name: same, port: 443}}]\n---\n"
+        );
+        let slice = slice_of_web("s", "IPv4", &["addresses: [10.0.1.1]"])
+            .replace("port: 8080}]", "port: 8080}, {name: same, protocol: TCP, port: 443}]");
+        let outcome = Both::new(&(service.clone() + &slice)).look();
+        assert_eq!(only(&outcome).port_name, "same");
+        assert_eq!(states(only(&outcome)), ["10.0.1.1:443 active"]);
+        let finding = &outcome.findings[0];
+        assert_eq!((finding.reason, finding.object.name.as_str()), (Reason::PortNotProgrammed, "web"));
+        assert_eq!(
+            finding.diagnostic.what,
+            format!(
+                "port http of Service default/web is not programmed: {mode} keeps the destination port 80, and the \
+                 target port is 8080"
+            )
+        );
+        let accepted = "targetPort 80, or forwarding nat or fullnat";
+        assert_eq!(finding.diagnostic.accepted.as_deref(), Some(accepted));
+        assert!(outcome.services[0].ports[0].refused.is_some(), "it is shown as well");
+        let before = Both::new(&service).look();
+        assert_eq!(messages(&before).len(), 1, "it is told before there is an endpoint");
+    }
 }
 
 #[test]
 fn services_without_a_selector_get_their_endpoints_from_the_user_and_backends_may_lie_outside_the_cluster() {
     assert_eq!(web_with("", &["addresses: [192.168.77.1]"]).backends(), ["192.168.77.1:8080 active"]);
-}
-
-#[test]
-fn app_protocol_is_shown_and_unknown_values_are_legal() {
-    let service = web("").replace("name: http,", "name: http, appProtocol: example.com/unheard-of,");
-    let outcome = Both::new(&service).look();
-    assert_eq!(outcome.services[0].ports[0].app_protocol.as_deref(), Some("example.com/unheard-of"));
-    assert_eq!(messages(&outcome), [] as [String; 0]);
 }
 
 #[test]

@@ -1,0 +1,149 @@
+//! Section 1: names and ports as an API server takes them, its defaults, `appProtocol`; what is refused and how it is
+//! told.
+
+use super::*;
+use crate::telemetry::{Sample, Timings, render};
+use tidegate_core::snapshot::Protocol as CoreProtocol;
+
+/// A Service with this name and these ports, as YAML flow sequences hold them.
+fn named(name: &str, ports: &str) -> String {
+    format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{ports: [{ports}]}}\n")
+}
+
+#[test]
+fn object_names_are_rfc_1035_labels() {
+    for name in ["a", "web", "web-2", &"a".repeat(63)] {
+        assert_eq!(refused(&named(name, "{port: 80}")), [] as [String; 0], "{name}");
+    }
+    for name in ["1web", "Web", "web_1", "-web", "web-", "web.shop", &"a".repeat(64)] {
+        let said = refused(&named(name, "{port: 80}"));
+        assert!(said[0].starts_with(&format!("error: metadata.name: the text {name:?} is not accepted")));
+        assert!(said[0].ends_with("63 at most (RFC 1035)"), "{said:?}");
+    }
+}
+
+#[test]
+fn port_names_are_of_a_to_z_0_to_9_and_hyphen_alphanumeric_at_both_ends() {
+    for name in ["a", "http", "1st", "h-2", &"a".repeat(63)] {
+        assert_eq!(refused(&named("web", &format!("{{name: {name}, port: 80}}"))), [] as [String; 0]);
+    }
+    for name in ["HTTP", "-a", "a-", "a_b", "a.b", &"a".repeat(64)] {
+        let said = refused(&named("web", &format!("{{name: {name}, port: 80}}")));
+        assert_eq!(
+            said,
+            [format!(
+                "error: spec.ports[0].name: the text {name:?} is not accepted; accepted: a name of a-z, 0-9 and -, \
+                 alphanumeric at both ends, 63 at most"
+            )]
+        );
+    }
+}
+
+#[test]
+fn a_service_with_several_ports_names_all_of_them() {
+    assert_eq!(refused(&named("web", "{port: 80}")), [] as [String; 0], "one port needs no name");
+    let missing = "error: spec.ports[1]: name is missing; accepted: a name for each of several ports";
+    assert_eq!(refused(&named("web", "{name: a, port: 80}, {port: 81}")), [missing]);
+    let twice = refused(&named("web", "{name: a, port: 80}, {name: a, port: 81}"));
+    assert!(
+        twice[0].starts_with("error: spec.ports[1].name: a is also the name of spec.ports[0]"),
+        "{twice:?}"
+    );
+}
+
+#[test]
+fn the_directory_source_validates_like_an_api_server_with_file_line_and_column_in_every_message() {
+    let faults = "apiVersion: v1\nkind: Service\nmetadata: {name: faulty}\nspec:\n  type: Loadbalancer\n  \
+                  sessionAffinity: clientip\n  ports: [{port: 0}, {name: b, port: 80, protocol: tcp}]\n---\n";
+    let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, labels: \
+                 {kubernetes.io/service-name: web}}\naddressType: IPv4\nendpoints: [{addresses: ['::1']}]\n---\n";
+    // `refused` asserts that every message of the directory has its place, and that what is sound stays.
+    let said = refused(&(web("") + faults + slice));
+    let about: Vec<&str> = said.iter().filter_map(|message| message.split(": ").nth(1)).collect();
+    assert_eq!(
+        about,
+        [
+            "endpoints[0].addresses[0]",
+            "spec.ports[0].port",
+            "spec.ports[0]",
+            "spec.ports[1].protocol",
+            "spec.sessionAffinity",
+            "spec.type"
+        ]
+    );
+    assert!(said.iter().all(|message| message.contains("; accepted: ") || message.contains(" is missing")));
+    let (left, _) = load(&(web("") + faults + slice));
+    assert_eq!(left.services.len(), 1);
+    let (_, report) = load(&(web("") + faults));
+    let first = report.errors().next().expect("there are errors").to_string();
+    let expected = "objects.yaml:13:9: error: spec.type: the text \"Loadbalancer\" is not accepted";
+    assert!(first.contains(expected), "{first}");
+}
+
+#[test]
+fn the_key_of_a_service_port_is_port_and_protocol() {
+    let said = refused(&named("web", "{name: a, port: 80}, {name: b, port: 80}"));
+    assert_eq!(
+        said,
+        ["error: spec.ports[1].port: 80/TCP is also spec.ports[0]; accepted: each port and protocol once"]
+    );
+    let mixed = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: LoadBalancer, \
+                 allocateLoadBalancerNodePorts: false, loadBalancerIP: 203.0.113.5, ports: [{name: t, port: 53}, \
+                 {name: u, port: 53, protocol: UDP}]}\n---\napiVersion: discovery.k8s.io/v1\nkind: \
+                 EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: web}}\naddressType: \
+                 IPv4\nports: [{name: t, port: 5301}, {name: u, port: 5302, protocol: UDP}]\nendpoints: [{addresses: \
+                 [10.1.0.1]}]\n";
+    let outcome = Both::new(mixed).look();
+    let served: Vec<(CoreProtocol, Vec<String>)> =
+        outcome.spec.services.iter().map(|s| (s.key.protocol, states(s))).collect();
+    let (tcp, udp) = (vec!["10.1.0.1:5301 active".to_owned()], vec!["10.1.0.1:5302 active".to_owned()]);
+    assert_eq!(served, [(CoreProtocol::Tcp, tcp), (CoreProtocol::Udp, udp)]);
+}
+
+#[test]
+fn app_protocol_is_shown_in_status_and_metrics_and_unknown_values_are_legal() {
+    for app_protocol in ["kubernetes.io/h2c", "example.com/unheard-of"] {
+        let yaml = web("").replace("name: http,", &format!("name: http, appProtocol: {app_protocol},"));
+        let outcome = Both::new(&yaml).look();
+        assert_eq!(outcome.services[0].ports[0].app_protocol.as_deref(), Some(app_protocol));
+        assert_eq!(messages(&outcome), [] as [String; 0]);
+        let labels = r#"namespace="default",service="web",port="http",protocol="TCP""#;
+        let line = format!("tidegate_service_info{{{labels},app_protocol=\"{app_protocol}\"}} 1");
+        let page = metrics(&outcome);
+        assert!(page.lines().any(|one| one == line), "{page}");
+    }
+    assert!(!metrics(&Both::new(&web("")).look()).contains("tidegate_service_info{"));
+}
+
+#[test]
+fn app_protocol_is_only_a_hint() {
+    let endpoints = slice_of_web("a", "IPv4", &["addresses: [10.1.0.1]"]);
+    let plain = Both::new(&(web("") + &endpoints)).look();
+    let hinted = web("").replace("name: http,", "name: http, appProtocol: https,");
+    let hinted = Both::new(&(hinted + &endpoints)).look();
+    assert_eq!((&hinted.spec, &hinted.targets), (&plain.spec, &plain.targets));
+}
+
+/// The page of `/metrics` of a gateway that came to this and forwarded nothing yet.
+fn metrics(outcome: &Outcome) -> String {
+    let source = crate::source::SourceState::connected_since(jiff::Timestamp::UNIX_EPOCH);
+    render(&Sample {
+        version: "1",
+        interfaces: &[],
+        stats: &tidegate_dataplane::gateway::Stats::default(),
+        service_stats: &[],
+        services: &outcome.services,
+        findings: &outcome.findings,
+        pools: &outcome.pools,
+        generations: crate::telemetry::Generations::default(),
+        timings: &Timings::default(),
+        health_checks: &[],
+        check_load: crate::health::CheckLoad::default(),
+        stale_files: &[],
+        source: &source,
+        cluster: None,
+        packet_buffers: (0, 0),
+        process: None,
+        per_backend: true,
+    })
+}

@@ -1,0 +1,333 @@
+//! What packets experience: objects by both sources, reconciled, compiled, and through the real pipeline.
+//!
+//! [`Gateways`] are the two gateways of [`Both`] with a dataplane each; a frame that is sent goes through both, and has
+//! to come to the same, byte for byte. The tests here are those sentences of section 2 that are about flows; affinity,
+//! source ranges, own addresses and nodes have files of their own.
+
+use super::*;
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::pipeline::{FlowNote, Pipeline, PipelineConfig};
+use tidegate_core::snapshot::{NeighborSpec, NoEndpoints, RouteSpec};
+use tidegate_core::testing::builder::{Builder, GATEWAY_MAC};
+use tidegate_core::testing::lab::{Fate, Lab, ROUTER_MAC, backend_mac};
+use tidegate_core::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_core::wire::tcp::flags;
+use tidegate_core::wire::{Headers, Parsed, parse, tcp};
+
+/// Both gateways, each with its dataplane.
+pub(super) struct Gateways {
+    both: Both,
+    labs: [Lab; 2],
+}
+
+impl Gateways {
+    /// Gateways that have nothing behind them. Everything off-link is behind a router; `10.0.1.1` to `10.0.1.9` are
+    /// on-link.
+    pub(super) fn new(both: Both) -> Self {
+        Self::with_seed(both, 7)
+    }
+
+    /// The same with another seed for what may differ from gateway to gateway.
+    pub(super) fn with_seed(both: Both, seed: u64) -> Self {
+        let mut both = both.with(|world| {
+            let route = |to: &str, via| RouteSpec { to: to.parse().expect("a network"), via: ip(via) };
+            world.settings.routes = vec![route("0.0.0.0/0", "10.0.0.250"), route("::/0", "2001:db8::fa")];
+            let routers =
+                ["10.0.0.250", "2001:db8::fa"].map(|at| NeighborSpec { ip: ip(at), mac: ROUTER_MAC });
+            let near = (1..=9).map(|n| NeighborSpec { ip: ip(&format!("10.0.1.{n}")), mac: backend_mac(n) });
+            world.settings.neighbors = routers.into_iter().chain(near).collect();
+        });
+        let labs = both.step_each().map(|outcome| {
+            let mut lab = Lab::with_spec(outcome.spec);
+            let config =
+                PipelineConfig { worker: 0, workers: 1, entries: 4096, seed, steering: Steering::Single };
+            lab.pipeline = Pipeline::new(&config);
+            lab
+        });
+        Self { both, labs }
+    }
+
+    /// The objects are these from now on, and the workers have it.
+    pub(super) fn now_is(&mut self, yaml: &str) {
+        self.both.now_is(yaml);
+        self.publish();
+    }
+
+    /// Changes both gateways, and the workers have it.
+    pub(super) fn change(&mut self, change: impl Fn(&mut World)) {
+        self.both.both(change);
+        self.publish();
+    }
+
+    /// Time goes by, and the workers have what follows from it.
+    pub(super) fn wait(&mut self, time: Duration) {
+        self.both.both(|world| world.now += time);
+        self.labs.iter_mut().for_each(|lab| lab.wait(time));
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        for (lab, outcome) in self.labs.iter_mut().zip(self.both.step_each()) {
+            lab.change(|spec| *spec = SnapshotSpec { generation: spec.generation, ..outcome.spec });
+        }
+    }
+
+    /// Sends a frame from the router to both; what becomes of it is the same.
+    pub(super) fn send(&mut self, builder: Builder) -> Fate {
+        let frame = builder.mac(ROUTER_MAC, GATEWAY_MAC).build();
+        let [directory, api] = self.labs.each_mut().map(|lab| lab.receive(&frame));
+        assert_eq!((directory.verdict, directory.note), (api.verdict, api.note));
+        assert_eq!(directory.frame, api.frame);
+        directory
+    }
+
+    /// The backend of what was sent.
+    pub(super) fn backend_of(&self, fate: &Fate) -> IpAddr {
+        self.labs[0].backend_of(fate)
+    }
+
+    /// How many flows are known.
+    pub(super) fn flows(&self) -> usize {
+        let [directory, api] = self.labs.each_ref().map(|lab| lab.pipeline.flows().live());
+        assert_eq!(directory, api);
+        directory
+    }
+}
+
+/// The headers of a frame.
+pub(super) fn headers(frame: &[u8]) -> Headers {
+    match parse(frame) {
+        Ok(Parsed::Ip(headers)) => headers,
+        other => panic!("{other:?}"),
+    }
+}
+
+const VIP: &str = "203.0.113.5:80";
+
+/// `web` at 203.0.113.5 with TCP 80 `http` and UDP 80 `dgram` to 8080; `spec` is more of its spec.
+fn by_tcp_and_udp(spec: &str) -> String {
+    web(&format!("  loadBalancerIP: 203.0.113.5\n{spec}")).replace(
+        "ports: [{name: http, port: 80, targetPort: 8080}]",
+        "ports: [{name: http, port: 80, targetPort: 8080}, {name: dgram, protocol: UDP, port: 80, targetPort: 8080}]",
+    )
+}
+
+/// Endpoints of both ports.
+fn endpoints(endpoints: &[&str]) -> String {
+    slice_of_web("web-1", "IPv4", endpoints).replace(
+        "[{name: http, protocol: TCP, port: 8080}]",
+        "[{name: http, port: 8080}, {name: dgram, protocol: UDP, port: 8080}]",
+    )
+}
+
+fn segment(gateways: &mut Gateways, port: u16, flags: u8) -> Fate {
+    gateways.send(Builder::tcp(format!("198.51.100.7:{port}").as_str(), VIP).flags(flags).seq_ack(100, 0))
+}
+
+fn datagram(gateways: &mut Gateways, port: u16) -> Fate {
+    gateways.send(Builder::udp(format!("198.51.100.7:{port}").as_str(), VIP))
+}
+
+/// Connections from these ports, answered by their backends, and the backend of each.
+fn connected(gateways: &mut Gateways, ports: std::ops::Range<u16>) -> Vec<(u16, IpAddr)> {
+    ports
+        .map(|port| {
+            let fate = segment(gateways, port, flags::SYN);
+            let sent = headers(fate.sent(TransmitReason::Forward));
+            let (backend, own) = ((sent.dst.ip(), sent.dst_port), (sent.src.ip(), sent.src_port));
+            let answer = Builder::tcp(SocketAddr::from(backend), SocketAddr::from(own));
+            gateways.send(answer.flags(flags::SYN | flags::ACK)).sent(TransmitReason::Reply);
+            segment(gateways, port, flags::ACK).sent(TransmitReason::Forward);
+            (port, gateways.backend_of(&fate))
+        })
+        .collect()
+}
+
+#[test]
+fn no_endpoint_at_all_tcp_gets_rst_udp_gets_icmp_port_unreachable_rate_limited() {
+    let mut gateways = Gateways::new(Both::new(&by_tcp_and_udp("")));
+    let fate = segment(&mut gateways, 40_000, flags::SYN);
+    let answer = fate.sent(TransmitReason::NoEndpoints);
+    let reset = tcp::segment(answer, &headers(answer)).expect("a segment");
+    assert_eq!((reset.flags, reset.ack), (flags::RST | flags::ACK, 101));
+    let fate = datagram(&mut gateways, 40_000);
+    let answer = headers(fate.sent(TransmitReason::NoEndpoints));
+    assert_eq!((answer.icmp_type, answer.icmp_code), (3, 3), "destination unreachable, port unreachable");
+    let answered = |gateways: &mut Gateways| {
+        let fates = (0..1000).map(|n| datagram(gateways, 41_000 + n).verdict);
+        fates.filter(|verdict| matches!(verdict, Verdict::Transmit { .. })).count()
+    };
+    let burst = answered(&mut gateways);
+    assert!((1..1000).contains(&burst), "{burst} answers at once");
+    assert_eq!(datagram(&mut gateways, 42_000).refused(), Refusal::NoEndpoints, "the rest is dropped");
+    gateways.wait(Duration::from_secs(10));
+    assert!(answered(&mut gateways) > 0, "and the rate comes back");
+
+    gateways.change(|world| world.settings.no_endpoints = NoEndpoints::Drop);
+    gateways.wait(Duration::from_secs(10));
+    assert_eq!(segment(&mut gateways, 40_000, flags::SYN).refused(), Refusal::NoEndpoints);
+    assert_eq!(datagram(&mut gateways, 40_000).refused(), Refusal::NoEndpoints);
+}
+
+#[test]
+fn policy_local_with_endpoints_only_elsewhere_drops() {
+    let local = by_tcp_and_udp("  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n");
+    let elsewhere = local.clone() + &endpoints(&["addresses: [10.1.0.1], nodeName: b"]);
+    let on_a = Both::new(&elsewhere).with(|world| world.settings.node = Some("a".into()));
+    let mut gateways = Gateways::new(on_a);
+    assert_eq!(segment(&mut gateways, 40_000, flags::SYN).refused(), Refusal::NoEndpoints);
+    assert_eq!(datagram(&mut gateways, 40_000).refused(), Refusal::NoEndpoints);
+    gateways.now_is(&local);
+    segment(&mut gateways, 40_000, flags::SYN).sent(TransmitReason::NoEndpoints);
+}
+
+#[test]
+fn never_complete_a_handshake_without_a_backend() {
+    let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
+    let unready = "addresses: [10.1.0.1], nodeName: b, conditions: {ready: false}";
+    for (spec, endpoint) in
+        [("", None), ("", Some(unready)), (local, Some("addresses: [10.1.0.1], nodeName: b"))]
+    {
+        for mode in ["nat", "fullnat", "dsr-ipip"] {
+            let slice = endpoint.map(|one| endpoints(&[one])).unwrap_or_default();
+            let yaml = with_annotations(&by_tcp_and_udp(spec), &format!("tidegate.dev/forwarding: {mode}"));
+            // DSR keeps the port.
+            let yaml = (yaml + &slice).replace("8080", "80");
+            let on_a = Both::new(&yaml).with(|world| world.settings.node = Some("a".into()));
+            let mut gateways = Gateways::new(on_a);
+            for sent in [flags::SYN, flags::ACK, flags::SYN | flags::ACK] {
+                let fate = segment(&mut gateways, 40_000, sent);
+                match fate.verdict {
+                    Verdict::Drop(_) => {}
+                    Verdict::Transmit { why: TransmitReason::NoEndpoints, .. } => {
+                        let answer = tcp::segment(&fate.frame, &headers(&fate.frame)).expect("a segment");
+                        assert_ne!(answer.flags & flags::RST, 0, "{mode}");
+                        assert_eq!(answer.flags & flags::SYN, 0, "{mode}");
+                    }
+                    other => panic!("{mode}: {other:?}"),
+                }
+                assert_eq!((gateways.flows(), fate.note.flow), (0, FlowNote::None), "{mode}");
+            }
+        }
+    }
+}
+
+#[test]
+fn udp_when_the_backend_of_a_flow_is_gone_the_next_packet_of_the_same_5_tuple_goes_to_a_live_backend_at_once()
+{
+    let three = ["addresses: [10.1.0.1]", "addresses: [10.1.0.2]", "addresses: [10.1.0.3]"];
+    let unready = "addresses: [10.1.0.3], conditions: {ready: false}";
+    let failing = |world: &mut World| {
+        let targets = reconcile(&world.input()).targets;
+        world.verdicts = targets.into_iter().filter(|target| target.address.ip() == ip("10.1.0.3")).collect();
+    };
+    for gone in ["removed", "unready", "failing"] {
+        let mut gateways = Gateways::new(Both::new(&(by_tcp_and_udp("") + &endpoints(&three))));
+        let had: Vec<(u16, IpAddr)> = (40_000..40_060)
+            .map(|port| {
+                let fate = datagram(&mut gateways, port);
+                (port, gateways.backend_of(&fate))
+            })
+            .collect();
+        match gone {
+            "removed" => gateways.now_is(&(by_tcp_and_udp("") + &endpoints(&three[..2]))),
+            "unready" => gateways.now_is(&(by_tcp_and_udp("") + &endpoints(&[three[0], three[1], unready]))),
+            _ => gateways.change(failing),
+        }
+        assert!(had.iter().any(|(_, backend)| *backend == ip("10.1.0.3")));
+        for (port, had) in had {
+            let fate = datagram(&mut gateways, port);
+            fate.sent(TransmitReason::Forward);
+            let now = gateways.backend_of(&fate);
+            if had == ip("10.1.0.3") {
+                assert_ne!(now, had, "{gone}");
+            } else {
+                assert_eq!(now, had, "{gone}: flows of the others stay");
+            }
+        }
+    }
+}
+
+#[test]
+fn tcp_a_terminating_or_removed_backend_gets_no_new_flow_and_keeps_its_flows_until_the_drain_timeout() {
+    let drain = |yaml: String| with_annotations(&yaml, "tidegate.dev/drain-timeout: 60s");
+    let leaving = "addresses: [10.1.0.2], conditions: {ready: false, serving: true, terminating: true}";
+    let with = |more: &[&str]| {
+        let all: Vec<&str> = ["addresses: [10.1.0.1]"].iter().chain(more).copied().collect();
+        drain(by_tcp_and_udp("")) + &endpoints(&all)
+    };
+    let mut gateways = Gateways::new(Both::new(&with(&["addresses: [10.1.0.2]"])));
+    let mut flows = connected(&mut gateways, 40_000..40_040);
+    flows.retain(|(_, backend)| *backend == ip("10.1.0.2"));
+    assert!(!flows.is_empty());
+    let check = |gateways: &mut Gateways, new_ports: std::ops::Range<u16>| {
+        for (port, had) in &flows {
+            let fate = segment(gateways, *port, flags::ACK);
+            assert_eq!((gateways.backend_of(&fate), fate.note.flow), (*had, FlowNote::Known));
+        }
+        for port in new_ports {
+            let fate = segment(gateways, port, flags::SYN);
+            assert_eq!(gateways.backend_of(&fate), ip("10.1.0.1"));
+        }
+    };
+    gateways.now_is(&with(&[leaving]));
+    check(&mut gateways, 41_000..41_040);
+    gateways.wait(Duration::from_secs(120));
+    check(&mut gateways, 42_000..42_040);
+    gateways.now_is(&with(&[]));
+    check(&mut gateways, 43_000..43_040);
+    gateways.wait(Duration::from_secs(59));
+    check(&mut gateways, 44_000..44_040);
+    gateways.wait(Duration::from_secs(1));
+    for (port, _) in flows {
+        assert_eq!(segment(&mut gateways, port, flags::ACK).refused(), Refusal::NoFlow, "the drain is over");
+    }
+}
+
+#[test]
+fn an_endpoint_that_moves_between_slices_may_be_in_both_or_in_neither_and_its_flows_are_never_dropped() {
+    let slice = |name: &str| endpoints(&["addresses: [10.1.0.1]"]).replace("web-1", name);
+    let others = endpoints(&["addresses: [10.1.0.2]", "addresses: [10.1.0.3]"]);
+    let with = |moving: &str| by_tcp_and_udp("") + &others + moving;
+    let mut gateways = Gateways::new(Both::new(&with(&slice("old"))));
+    let flows = connected(&mut gateways, 40_000..40_040);
+    assert!(flows.iter().any(|(_, backend)| *backend == ip("10.1.0.1")));
+    for moving in [slice("old") + &slice("new"), String::new(), slice("new")] {
+        gateways.now_is(&with(&moving));
+        for (port, had) in &flows {
+            let fate = segment(&mut gateways, *port, flags::ACK);
+            fate.sent(TransmitReason::Forward);
+            assert_eq!(gateways.backend_of(&fate), *had);
+        }
+    }
+}
+
+#[test]
+fn a_vip_without_endpoints_of_its_family_reaches_those_of_the_other_by_an_outer_header() {
+    let v6 =
+        web("  ipFamilies: [IPv6]\n  loadBalancerIP: '2001:db8:1::5'\n").replace("port: 80,", "port: 8080,");
+    let yaml = with_annotations(&v6, "tidegate.dev/forwarding: dsr-ipip");
+    let mut gateways =
+        Gateways::new(Both::new(&(yaml + &slice_of_web("v4", "IPv4", &["addresses: [10.0.1.1]"]))));
+    let fate = gateways.send(Builder::tcp("[2001:db8:9::7]:40000", "[2001:db8:1::5]:8080").flags(flags::SYN));
+    let outer = headers(fate.sent(TransmitReason::Forward));
+    assert_eq!((outer.src.ip(), outer.dst.ip()), (ip("10.0.0.1"), ip("10.0.1.1")));
+    assert_eq!(outer.proto, 41, "IPv6 in IPv4");
+}
+
+#[test]
+fn a_backend_is_always_address_and_port_as_the_slice_resolved_it() {
+    let slice = |name: &str, number: u16, address: &str| {
+        slice_of_web(name, "IPv4", &[&format!("addresses: [{address}]")]).replace("8080", &number.to_string())
+    };
+    let service = web("  loadBalancerIP: 203.0.113.5\n").replace("targetPort: 8080", "targetPort: web");
+    let yaml = service + &slice("a", 8080, "10.1.0.1") + &slice("b", 9090, "10.1.0.2");
+    let mut gateways = Gateways::new(Both::new(&yaml));
+    let mut reached = BTreeSet::new();
+    for port in 40_000..40_040 {
+        let fate = segment(&mut gateways, port, flags::SYN);
+        let sent = headers(fate.sent(TransmitReason::Forward));
+        reached.insert(SocketAddr::new(sent.dst.ip(), sent.dst_port).to_string());
+    }
+    assert_eq!(reached, ["10.1.0.1:8080", "10.1.0.2:9090"].map(str::to_owned).into());
+}
