@@ -1,7 +1,7 @@
-//! The table of `control/README.md` that maps sentences of kubernetes.md to tests names tests that exist, and where it
-//! says that a test runs through both sources, the test is one of those.
+//! The table of `control/README.md` that maps sentences of kubernetes.md to tests names tests that exist, where their
+//! letters say: what is said to run through both sources does.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -15,6 +15,19 @@ fn sources(directory: &Path, text: &mut String) {
         }
     }
 }
+
+/// Where the tests of a letter are.
+const PLACES: [(&str, &[&str]); 9] = [
+    ("S", &["src/reconcile/tests/sentences"]),
+    ("SD", &["src/reconcile/tests/sentences"]),
+    ("R", &["src/reconcile"]),
+    ("M", &["src/model", "src/source", "src/config"]),
+    ("P", &["src/pools"]),
+    ("C", &["src/cluster"]),
+    ("H", &["src/health_check_node_port", "src/health"]),
+    ("D", &["../dataplane/core/src"]),
+    ("G", &["tests/e2e", "tests/kubernetes"]),
+];
 
 /// (letters, name of a test) of each row: a cell is `LETTERS \`name\`, \`name\`; LETTERS \`name\``.
 fn named(table: &str) -> BTreeSet<(&str, &str)> {
@@ -38,17 +51,16 @@ fn every_test_that_the_table_of_sentences_names_exists_where_its_letter_says() {
     let (_, table) = table.split_once("\n|---|---|---|\n").expect("rows below the head");
     let named = named(table);
     assert!(named.len() > 80, "the table was read: {}", named.len());
-    let (mut all, mut of_both) = (String::new(), String::new());
-    for directory in ["src", "../dataplane/core/src"] {
-        sources(&control.join(directory), &mut all);
-    }
-    sources(&control.join("src/reconcile/tests/sentences"), &mut of_both);
+    let texts: BTreeMap<&str, String> = PLACES
+        .iter()
+        .map(|(letters, directories)| {
+            let mut text = String::new();
+            directories.iter().for_each(|directory| sources(&control.join(directory), &mut text));
+            (*letters, text)
+        })
+        .collect();
     for (letters, test) in named {
-        let text = match letters {
-            "S" | "SD" => &of_both,
-            "R" | "M" | "P" | "C" | "H" | "D" => &all,
-            other => panic!("{other} stands for no place: {test}"),
-        };
+        let text = texts.get(letters).unwrap_or_else(|| panic!("{letters:?} stands for no place: {test}"));
         assert!(text.contains(&format!("fn {test}(")), "{letters} {test}");
     }
 }

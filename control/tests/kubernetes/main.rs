@@ -8,5 +8,6 @@ mod api_loss;
 mod endpoints;
 mod install;
 mod lifecycle;
+mod node;
 mod rights;
 mod world;

@@ -163,6 +163,11 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         self.gateways.iter().find(|gateway| gateway.name == name).expect("a gateway of this story")
     }
 
+    /// Does something where the gateways are: their ports on loopback are there.
+    pub(crate) fn enter_gateway<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
+        self.lab.gateway().enter(what)
+    }
+
     /// Ends a gateway by a signal and waits for its end.
     pub(crate) fn end(&mut self, name: &str, signal: Signal, bound: Duration) -> Result<(), String> {
         let at =
