@@ -7,7 +7,7 @@ CARGO ?= cargo
 FUZZ_SECONDS ?= 600
 export CARGO
 
-.PHONY: help setup setup-bench build release demo lint test fuzz bench deny clean
+.PHONY: help setup setup-bench build release demo lint test kube-proxy fuzz bench deny clean
 
 help:
 	@echo 'make demo     build in release, show real clients reaching real servers in every forwarding mode'
@@ -15,6 +15,7 @@ help:
 	@echo 'make setup    install what is missing: DPDK, clang, nginx, iperf3 ... (Debian 12, root)'
 	@echo 'make build    debug build        make release  release build'
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
+	@echo 'make kube-proxy  target node against the real kube-proxy, built from Debian source (root, network, minutes)'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline'
 	@echo 'make bench    ns and instructions per packet, micro-benches'
 	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
@@ -41,6 +42,9 @@ lint:
 
 test: setup
 	@deploy/scripts/test.sh
+
+kube-proxy: setup
+	@deploy/scripts/kube-proxy.sh
 
 fuzz:
 	@deploy/scripts/fuzz.sh $(FUZZ_SECONDS)

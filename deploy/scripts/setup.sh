@@ -8,7 +8,7 @@ set -euo pipefail
 packages=(
   libdpdk-dev libpcap-dev             # DPDK with all its drivers, and what net_pcap links
   gcc g++ make pkg-config clang libclang-dev # dpdk-sys: bindgen and cc; g++ for libFuzzer
-  iproute2 ethtool procps util-linux  # the namespaces lab
+  iproute2 ethtool procps util-linux nftables # the namespaces lab, and what kube-proxy does on its nodes
   curl iperf3 nginx-light tcpdump python3 python3-venv
   kubernetes-client systemd           # kubectl against the test API server; systemd-analyze verify
 )

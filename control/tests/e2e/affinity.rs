@@ -69,5 +69,5 @@ fn affine(servers: &[u8]) -> Vec<Manifest> {
 
 /// Where three connections of a client land.
 fn backends_of(world: &World, path: ModePath, n: u8) -> BTreeSet<String> {
-    (0..3).map(|_| world.connect(path, n).unwrap().told.backend).collect()
+    (0..3).map(|_| world.connect(path, n).expect("served").told.backend).collect()
 }

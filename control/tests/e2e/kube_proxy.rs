@@ -234,16 +234,17 @@ impl Cluster {
 
     fn connections(&self, path: ModePath, count: u8) -> Vec<Tell> {
         let source = SocketAddr::new(client(path.family, 1), 0);
-        self.world
-            .lab
-            .client()
-            .enter(|| (0..count).map(|_| Tell::connect_here(source, path.tell()).unwrap()).collect())
+        self.world.lab.client().enter(|| {
+            (0..count).map(|_| Tell::connect_here(source, path.tell()).expect("a node takes it")).collect()
+        })
     }
 
     fn datagrams(&self, path: ModePath, count: u8) -> Vec<Told> {
         let source = SocketAddr::new(client(path.family, 2), 0);
         let from = self.world.lab.client();
-        (0..count).map(|n| udp_ask(from, source, path.echo(), &format!("datagram {n}")).unwrap()).collect()
+        (0..count)
+            .map(|n| udp_ask(from, source, path.echo(), &format!("datagram {n}")).expect("a Pod answers"))
+            .collect()
     }
 
     /// The gateway's health-check node port and that of the kube-proxy of node-1 say the same, as far as both go: this

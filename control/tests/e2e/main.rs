@@ -16,6 +16,7 @@ mod maglev;
 mod node_target;
 mod nodes;
 mod own_addresses;
+mod reload;
 mod source_ranges;
 mod workers;
 mod world;

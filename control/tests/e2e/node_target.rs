@@ -79,17 +79,18 @@ impl Cluster {
     /// Opens `count` connections one after the other.
     fn connections(&self, path: ModePath, count: u8) -> Vec<Tell> {
         let source = SocketAddr::new(client(path.family, 1), 0);
-        self.world
-            .lab
-            .client()
-            .enter(|| (0..count).map(|_| Tell::connect_here(source, path.tell()).unwrap()).collect())
+        self.world.lab.client().enter(|| {
+            (0..count).map(|_| Tell::connect_here(source, path.tell()).expect("a node takes it")).collect()
+        })
     }
 
     /// Sends `count` datagrams, each from a port of its own.
     fn datagrams(&self, path: ModePath, count: u8) -> Vec<Told> {
         let source = SocketAddr::new(client(path.family, 2), 0);
-        let ask =
-            |n| udp_ask(self.world.lab.client(), source, path.echo(), &format!("datagram {n}")).unwrap();
+        let ask = |n| {
+            udp_ask(self.world.lab.client(), source, path.echo(), &format!("datagram {n}"))
+                .expect("a Pod answers")
+        };
         (0..count).map(ask).collect()
     }
 }

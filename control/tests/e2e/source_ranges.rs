@@ -101,7 +101,7 @@ fn at_once<T: Send>(all: Vec<T>, each: impl Fn(T) + Sync) {
 }
 
 fn dropped(world: &World) -> f64 {
-    world.gateway().metric("tidegate_drops_total", &["reason=\"source_range\""]).unwrap()
+    world.gateway().metric("tidegate_drops_total", &["reason=\"source_range\""]).expect("metrics answer")
 }
 
 fn is_timeout(error: &std::io::Error) -> bool {

@@ -29,6 +29,9 @@ pub(crate) const POD_ECHO_PORT: u16 = 17_001;
 /// The networks of all Pods, by family.
 pub(crate) const CLUSTER_CIDR: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
 
+/// The networks of all VIPs, by family.
+const VIPS: [[&str; 2]; 2] = [plan::ROUTED_VIPS, plan::ON_LINK_VIPS];
+
 /// How long programs may take to come up.
 const UP: Duration = Duration::from_secs(60);
 
@@ -81,7 +84,7 @@ pub(crate) fn pod_address(family: Family, node: u8, number: u8) -> IpAddr {
 }
 
 /// The network of a node's Pods.
-fn pod_cidr(family: Family, node: u8) -> String {
+pub(crate) fn pod_cidr(family: Family, node: u8) -> String {
     match family {
         Family::V4 => format!("10.244.{node}.0/24"),
         Family::V6 => format!("fd00:10:244:{node}::/64"),
@@ -130,14 +133,19 @@ fn make_node(lab: &Lab, n: u8, nodes: u8, back: Return) {
         .expect("a bridge");
     for family in Family::BOTH {
         let (length, nodad) = if family == Family::V4 { (24, "") } else { (64, " nodad") };
+        let mut rules = String::new();
         let mut lines = format!("addr add {}/{length} dev cni0{nodad}\n", pod_address(family, n, 0));
         for other in (1..=nodes).filter(|other| *other != n) {
             lines += &format!("route add {} via {}\n", pod_cidr(family, other), plan::server(family, other));
         }
+        // What the proxy does not rewrite is not sent round by the default route.
+        for (vips, device) in VIPS.iter().flat_map(|vips| ["eth0", "decap0"].map(|device| (vips, device))) {
+            rules += &format!("rule add iif {device} to {} blackhole\n", vips[family as usize]);
+        }
         if back == Return::Direct {
             lines += &format!("route add {} dev eth0\n", plan::CLIENT_PREFIX[family as usize]);
         }
-        node.ip_batch_of(family, &lines).expect("addresses and routes of a node");
+        node.ip_batch_of(family, &(lines + &rules)).expect("addresses, routes and rules of a node");
     }
 }
 
