@@ -16,8 +16,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long one connection attempt or one answer may take.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+/// How long one connection attempt or one answer may take, on a machine that has much else to do.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long silence has to last to be taken for an answer.
+pub const SILENCE: Duration = Duration::from_secs(3);
 
 /// What a backend says in its first line: `NAME client=ADDRESS:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,10 +155,18 @@ impl Tell {
     /// # Errors
     /// As [`Tell::connect`].
     pub fn connect_here(source: SocketAddr, to: SocketAddr) -> Result<Self> {
+        Self::connect_within(PATIENCE, source, to)
+    }
+
+    /// The same with another bound on the attempt.
+    ///
+    /// # Errors
+    /// As [`Tell::connect`].
+    pub fn connect_within(patience: Duration, source: SocketAddr, to: SocketAddr) -> Result<Self> {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         socket.bind(&SockAddr::from(source)).with_context(|| format!("source {source}"))?;
-        socket.connect_timeout(&SockAddr::from(to), PATIENCE).with_context(|| format!("{source} to {to}"))?;
+        socket.connect_timeout(&SockAddr::from(to), patience).with_context(|| format!("{source} to {to}"))?;
         let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
@@ -216,6 +226,14 @@ pub fn udp_ask(from: &Namespace, source: SocketAddr, to: SocketAddr, text: &str)
 /// # Errors
 /// As [`udp_ask`].
 pub fn udp_ask_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<Told> {
+    udp_ask_within(PATIENCE, source, to, text)
+}
+
+/// The same with another bound.
+///
+/// # Errors
+/// As [`udp_ask`].
+pub fn udp_ask_within(patience: Duration, source: SocketAddr, to: SocketAddr, text: &str) -> Result<Told> {
     let socket = UdpSocket::bind(source).with_context(|| format!("source {source}"))?;
     // Connected: an answer from any other address than the VIP is no answer.
     socket.connect(to)?;
@@ -223,7 +241,7 @@ pub fn udp_ask_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<To
     let begin = Instant::now();
     let mut buffer = [0; 2048];
     let mut last = String::from("nothing sent");
-    while begin.elapsed() < PATIENCE {
+    while begin.elapsed() < patience {
         match socket.send(text.as_bytes()).and_then(|_| socket.recv(&mut buffer)) {
             Ok(length) => {
                 let answer = String::from_utf8_lossy(&buffer[..length]);
@@ -234,7 +252,7 @@ pub fn udp_ask_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<To
             Err(error) => last = error.to_string(),
         }
     }
-    bail!("{source} to {to}: no answer in {PATIENCE:?} ({last})")
+    bail!("{source} to {to}: no answer in {patience:?} ({last})")
 }
 
 /// One attempt of a [`Load`].

@@ -7,7 +7,7 @@ use tidegate::netlab::addresses::{
     self as plan, ECHO_PORT, Family, GATEWAY_FOR_CLIENTS, GATEWAY_FOR_SERVERS, HTTP_PORT, HTTP_TARGET_PORT,
     TELL_PORT,
 };
-use tidegate::netlab::client::{Tell, curl_many, spread, udp_ask};
+use tidegate::netlab::client::{SILENCE, Tell, curl_many, spread, udp_ask};
 use tidegate::netlab::manifests::{Claim, EndpointSpec, Manifest, PortSpec};
 
 const HTTP_NODE_PORT: u16 = 30_080;
@@ -101,7 +101,11 @@ fn own_cluster_ips_are_served_and_follow_the_internal_traffic_policy() {
         world.write(&[service]);
         for (family, vip) in Family::BOTH.into_iter().zip(vips) {
             let what = format!("{forwarding} {family} to drop");
-            let error = world.wait_until(&what, || connect(&world, family, vip, TELL_PORT).err());
+            let source = SocketAddr::new(plan::client(family, 2), 0);
+            let error = world.wait_until(&what, || {
+                let to = SocketAddr::new(vip, TELL_PORT);
+                world.lab.client().enter(|| Tell::connect_within(SILENCE, source, to)).err()
+            });
             let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
             assert_eq!(kind, Some(std::io::ErrorKind::TimedOut), "{what}: {error:#}");
         }

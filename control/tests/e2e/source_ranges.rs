@@ -5,7 +5,7 @@ use crate::world::{World, alone, assert_alive};
 use std::net::SocketAddr;
 use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::addresses::{self as plan, Family};
-use tidegate::netlab::client::udp_ask;
+use tidegate::netlab::client::{SILENCE, Tell, udp_ask_within};
 use tidegate::netlab::manifests::Manifest;
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 
@@ -27,7 +27,7 @@ fn clients_outside_the_source_ranges_get_nothing_and_are_counted() {
     let before = dropped(&world);
     at_once(all_paths(), |path| {
         let name = format!("{} {}", path.label(), path.family);
-        let error = world.connect(path, NONE).expect_err("left out");
+        let error = connect(&world, path, NONE).expect_err("left out");
         // Silence: neither a handshake nor a reset.
         let timed_out = error.downcast_ref::<std::io::Error>().is_some_and(is_timeout);
         assert!(timed_out, "{name}: {error:#}");
@@ -58,7 +58,7 @@ fn a_change_of_the_source_ranges_ends_the_flows_of_who_is_left_out_and_no_other(
     at_once(left_out, |(path, mut tell)| {
         let name = format!("{} {}", path.label(), path.family);
         world.wait_until(&format!("the known flow of {name} to die"), || tell.ping().err());
-        assert!(world.connect(path, FIRST).is_err(), "{name}: a new connection of who is left out");
+        assert!(connect(&world, path, FIRST).is_err(), "{name}: a new connection of who is left out");
     });
     assert_alive("after the ranges changed", &mut stay);
 
@@ -85,9 +85,16 @@ fn ranged(clients: &[u8]) -> Vec<Manifest> {
     services
 }
 
+/// Opens a connection, or takes silence for an answer.
+fn connect(world: &World, path: ModePath, n: u8) -> anyhow::Result<Tell> {
+    let source = SocketAddr::new(plan::client(path.family, n), 0);
+    world.lab.client().enter(|| Tell::connect_within(SILENCE, source, path.tell()))
+}
+
+/// The same by a datagram.
 fn ask(world: &World, path: ModePath, n: u8) -> anyhow::Result<()> {
     let source = SocketAddr::new(plan::client(path.family, n), 0);
-    udp_ask(world.lab.client(), source, path.echo(), "let in?").map(drop)
+    world.lab.client().enter(|| udp_ask_within(SILENCE, source, path.echo(), "let in?")).map(drop)
 }
 
 /// Does the same for each, side by side: what waits for silence waits together.
