@@ -190,11 +190,13 @@ fn topology_hints_filter_only_if_every_ready_endpoint_carries_them_and_one_names
     };
     let (a, b) = (hinted("10.1.0.1", "a"), hinted("10.1.0.2", "b"));
     let active = |endpoints: &[&str], zone: &str| {
-        let both = web_with("", endpoints).with(|world| world.settings.zone = Some(zone.to_owned()));
+        let zone = Some(zone.to_owned()).filter(|zone| !zone.is_empty());
+        let both = web_with("", endpoints).with(|world| world.settings.zone.clone_from(&zone));
         weights(only(&both.look())).len()
     };
     assert_eq!(active(&[&a, &b], "a"), 1);
     assert_eq!(active(&[&a, &b], "c"), 2, "nobody names our zone");
+    assert_eq!(active(&[&a, &b], ""), 2, "we are in none");
     assert_eq!(active(&[&a, &b, "addresses: [10.1.0.3]"], "a"), 3, "one carries none");
     let unready = "addresses: [10.1.0.3], conditions: {ready: false}";
     assert_eq!(active(&[&a, &b, unready], "a"), 1, "only ready ones are asked");

@@ -4,16 +4,15 @@
 //! the API server on 127.0.0.2.
 
 use super::*;
-use crate::health_check_node_port::probes::Probes;
 use crate::health_check_node_port::{Bind, HealthCheckNodePorts, ProxyHealth};
 use jiff::Timestamp;
 use std::sync::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-const LOOPBACK: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
+pub(super) const LOOPBACK: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 /// How long an update may wait.
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 const GET: &str = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
 /// Both gateways with the listeners of their health-check node ports.
@@ -78,7 +77,7 @@ impl Asked {
 }
 
 /// Asks until the answer holds `part`; the answer without its `Date`, which tells the time.
-async fn until(address: SocketAddr, request: &str, part: &str) -> String {
+pub(super) async fn until(address: SocketAddr, request: &str, part: &str) -> String {
     let asking = async {
         loop {
             if let Ok(answer) = exchange(address, request).await
@@ -231,13 +230,22 @@ async fn n_counts_distinct_ips_of_ready_endpoints_of_the_node_or_all_that_an_app
     let yaml = local(port) + &endpoints(&TWO);
     let mut asked = Asked::new(Both::new(&yaml));
     assert_eq!(counted(&asked.answer(port, GET, "200 OK").await), "2", "an IP with two ports is 1");
-    let failing = |world: &mut World| {
+    let failing = |world: &mut World, addresses: &[&str]| {
         let targets = reconcile(&world.input()).targets;
-        world.verdicts = targets.into_iter().filter(|target| target.address.ip() == ip("10.1.0.2")).collect();
+        let fails = |target: &crate::health::Target| addresses.iter().any(|a| ip(a) == target.address.ip());
+        world.verdicts = targets.into_iter().filter(fails).collect();
     };
-    asked.both.both(failing);
+    asked.both.both(|world| failing(world, &["10.1.0.2"]));
     asked.publish();
     asked.answer(port, GET, "\"localEndpoints\": 1,").await;
+    asked.both.both(|world| failing(world, &["10.1.0.1", "10.1.0.2"]));
+    asked.publish();
+    asked.answer(port, GET, "\"localEndpoints\": 0,").await;
+    assert_eq!(
+        weights(&asked.both.look().spec.services[0]).len(),
+        2,
+        "though none is set aside: others may do better"
+    );
     asked.both.both(|world| {
         world.verdicts = Verdicts::default();
         world.settings.node = Some("b".into());
@@ -363,70 +371,4 @@ fn of_two_services_with_one_health_check_node_port_the_first_keeps_it_and_the_ot
     assert_eq!(api.health_check_node_ports[0].service.name, "a");
     let what = &api.findings[0].diagnostic.what;
     assert!(what.contains("healthCheckNodePort 30500 of Service default/web is not served"), "{what}");
-}
-
-/// Both gateways' probes, after a change of what they know of their node.
-async fn probed(both: &Both, health: &Arc<ProxyHealth>, path: &str, now: Duration) -> String {
-    let mut answers = Vec::new();
-    for world in [&both.directory, &both.api] {
-        health.set_node_eligible(world.objects.is_eligible(world.settings.node.as_deref()));
-        let reported = Arc::clone(health);
-        let report = move || reported.report(now, Timestamp::UNIX_EPOCH);
-        let probes = Probes::start(SocketAddr::new(ip(LOOPBACK[0]), 0), report).await.expect("it binds");
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        answers.push(until(probes.local_addr(), &request, "\r\n\r\n").await);
-    }
-    assert_eq!(answers[0], answers[1]);
-    answers.remove(0)
-}
-
-#[tokio::test]
-async fn healthz_is_503_when_an_update_waits_too_long_or_the_node_is_marked_for_deletion_and_livez_does_not_ask_the_node()
- {
-    let health = Arc::new(ProxyHealth::new(TIMEOUT, Timestamp::UNIX_EPOCH));
-    let at = |yaml: &str| Both::new(yaml).with(|world| world.settings.node = Some("a".into()));
-    let fine = at(&node_yaml("a", &["10.0.1.1"], ""));
-    let start = Duration::ZERO;
-    assert!(
-        probed(&fine, &health, "/readyz", start).await.starts_with("HTTP/1.1 503 "),
-        "nothing is applied yet"
-    );
-    health.applied(Timestamp::UNIX_EPOCH);
-    assert!(probed(&fine, &health, "/readyz", start).await.starts_with("HTTP/1.1 200 "));
-    let answer = probed(&fine, &health, "/healthz", start).await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"), "{answer}");
-    let times = "{\"lastUpdated\": \"1970-01-01T00:00:00Z\",\"currentTime\": \"1970-01-01T00:00:00Z\"";
-    assert!(answer.ends_with(&format!("\r\n\r\n{times}, \"nodeEligible\": true}}")), "{answer}");
-    let answer = probed(&fine, &health, "/livez", start).await;
-    assert!(
-        answer.starts_with("HTTP/1.1 200 ") && answer.ends_with(&format!("\r\n\r\n{times}}}")),
-        "{answer}"
-    );
-
-    let tainted = node_yaml("a", &["10.0.1.1"], "").replace(
-        "\nstatus:",
-        "\nspec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\nstatus:",
-    );
-    let deleted = node_yaml("a", &["10.0.1.1"], ", deletionTimestamp: '2026-01-01T00:00:00Z'");
-    for marked in [tainted, deleted] {
-        let answer = probed(&at(&marked), &health, "/healthz", start).await;
-        assert!(
-            answer.starts_with("HTTP/1.1 503 ") && answer.ends_with("\"nodeEligible\": false}"),
-            "{answer}"
-        );
-        assert!(probed(&at(&marked), &health, "/livez", start).await.starts_with("HTTP/1.1 200 "));
-        let elsewhere = Both::new(&marked).with(|world| world.settings.node = Some("b".into()));
-        assert!(probed(&elsewhere, &health, "/healthz", start).await.starts_with("HTTP/1.1 200 "));
-        assert!(probed(&Both::new(&marked), &health, "/healthz", start).await.starts_with("HTTP/1.1 200 "));
-    }
-    let cordoned =
-        "\nspec: {unschedulable: true, taints: [{key: node.kubernetes.io/unschedulable}]}\nstatus:";
-    let cordoned = node_yaml("a", &["10.0.1.1"], "").replace("\nstatus:", cordoned);
-    assert!(probed(&at(&cordoned), &health, "/healthz", start).await.starts_with("HTTP/1.1 200 "));
-
-    health.update_queued(start);
-    let late = TIMEOUT + Duration::from_secs(1);
-    assert!(probed(&fine, &health, "/healthz", TIMEOUT).await.starts_with("HTTP/1.1 200 "));
-    assert!(probed(&fine, &health, "/healthz", late).await.starts_with("HTTP/1.1 503 "));
-    assert!(probed(&fine, &health, "/livez", late).await.starts_with("HTTP/1.1 503 "));
 }

@@ -12,6 +12,7 @@ mod node_target;
 mod own_addresses;
 mod packets;
 mod policies;
+mod probes;
 mod services;
 mod source_ranges;
 

@@ -89,18 +89,20 @@ fn a_vip_is_any_of_load_balancer_ingress_external_ip_node_port_and_own_cluster_i
 
 #[test]
 fn a_vip_is_served_by_endpoints_of_its_own_family_and_only_modes_with_an_outer_header_use_the_other() {
-    for (mode, expected) in [("dsr-ipip", 1), ("nat", 0), ("fullnat", 0), ("dsr-l2", 0)] {
-        let service = web("  ipFamilies: [IPv6]\n")
-            .replace(
-                "{name: web}",
-                &format!("{{name: web, annotations: {{tidegate.dev/forwarding: {mode}}}}}"),
-            )
-            .replace("port: 80,", "port: 8080,");
-        let v4 = slice_of_web("v4", "IPv4", &["addresses: [10.0.1.1]"]);
-        let both = Both::new(&(service.clone() + &v4));
-        assert_eq!(both.backends().len(), expected, "{mode}");
-        let both = Both::new(&(service + &v4 + &slice_of_web("v6", "IPv6", &["addresses: ['2001:db8::a']"])));
-        assert_eq!(both.backends(), ["[2001:db8::a]:8080 active"], "{mode}");
+    let v4 = || slice_of_web("v4", "IPv4", &["addresses: [10.0.1.1]"]);
+    let v6 = || slice_of_web("v6", "IPv6", &["addresses: ['2001:db8::a']"]);
+    for (mode, crosses) in [("dsr-ipip", true), ("nat", false), ("fullnat", false), ("dsr-l2", false)] {
+        for (family, own, other, backend) in
+            [("IPv4", v4(), v6(), "10.0.1.1:8080 active"), ("IPv6", v6(), v4(), "[2001:db8::a]:8080 active")]
+        {
+            let service = web(&format!("  ipFamilies: [{family}]\n")).replace("port: 80,", "port: 8080,");
+            let service = with_annotations(&service, &format!("tidegate.dev/forwarding: {mode}"));
+            assert_eq!(Both::new(&(service.clone() + &own + &other)).backends(), [backend], "{mode}");
+            let outcome = Both::new(&(service + &other)).look();
+            assert_eq!(states(only(&outcome)).len(), usize::from(crosses), "{mode} {family}");
+            let said = outcome.findings.iter().any(|f| f.diagnostic.what.contains("does not cross families"));
+            assert_eq!(said, !crosses, "{:?}", messages(&outcome));
+        }
     }
 }
 

@@ -1,0 +1,74 @@
+//! Section 4, the probes: `/healthz`, `/livez` and `/readyz` of both gateways over loopback, with what their objects say
+//! of the node that they are on.
+
+use super::health_check_node_ports::{LOOPBACK, TIMEOUT, until};
+use super::*;
+use crate::health_check_node_port::ProxyHealth;
+use crate::health_check_node_port::probes::Probes;
+use jiff::Timestamp;
+
+/// Both gateways' probes, after a change of what they know of their node.
+async fn probed(both: &Both, health: &Arc<ProxyHealth>, path: &str, now: Duration) -> String {
+    let mut answers = Vec::new();
+    for world in [&both.directory, &both.api] {
+        health.set_node_eligible(world.objects.is_eligible(world.settings.node.as_deref()));
+        let reported = Arc::clone(health);
+        let report = move || reported.report(now, Timestamp::UNIX_EPOCH);
+        let probes = Probes::start(SocketAddr::new(ip(LOOPBACK[0]), 0), report).await.expect("it binds");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        answers.push(until(probes.local_addr(), &request, "\r\n\r\n").await);
+    }
+    assert_eq!(answers[0], answers[1]);
+    answers.remove(0)
+}
+
+#[tokio::test]
+async fn healthz_is_503_when_an_update_waits_too_long_or_the_node_is_marked_for_deletion_and_livez_does_not_ask_the_node()
+ {
+    let health = Arc::new(ProxyHealth::new(TIMEOUT, Timestamp::UNIX_EPOCH));
+    let at = |yaml: &str| Both::new(yaml).with(|world| world.settings.node = Some("a".into()));
+    let fine = at(&node_yaml("a", &["10.0.1.1"], ""));
+    let start = Duration::ZERO;
+    assert!(
+        probed(&fine, &health, "/readyz", start).await.starts_with("HTTP/1.1 503 "),
+        "nothing is applied yet"
+    );
+    health.applied(Timestamp::UNIX_EPOCH);
+    assert!(probed(&fine, &health, "/readyz", start).await.starts_with("HTTP/1.1 200 "));
+    let answer = probed(&fine, &health, "/healthz", start).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"), "{answer}");
+    let times = "{\"lastUpdated\": \"1970-01-01T00:00:00Z\",\"currentTime\": \"1970-01-01T00:00:00Z\"";
+    assert!(answer.ends_with(&format!("\r\n\r\n{times}, \"nodeEligible\": true}}")), "{answer}");
+    let answer = probed(&fine, &health, "/livez", start).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 200 ") && answer.ends_with(&format!("\r\n\r\n{times}}}")),
+        "{answer}"
+    );
+
+    let tainted = node_yaml("a", &["10.0.1.1"], "").replace(
+        "\nstatus:",
+        "\nspec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\nstatus:",
+    );
+    let deleted = node_yaml("a", &["10.0.1.1"], ", deletionTimestamp: '2026-01-01T00:00:00Z'");
+    for marked in [tainted, deleted] {
+        let answer = probed(&at(&marked), &health, "/healthz", start).await;
+        assert!(
+            answer.starts_with("HTTP/1.1 503 ") && answer.ends_with("\"nodeEligible\": false}"),
+            "{answer}"
+        );
+        assert!(probed(&at(&marked), &health, "/livez", start).await.starts_with("HTTP/1.1 200 "));
+        let elsewhere = Both::new(&marked).with(|world| world.settings.node = Some("b".into()));
+        assert!(probed(&elsewhere, &health, "/healthz", start).await.starts_with("HTTP/1.1 200 "));
+        assert!(probed(&Both::new(&marked), &health, "/healthz", start).await.starts_with("HTTP/1.1 200 "));
+    }
+    let cordoned =
+        "\nspec: {unschedulable: true, taints: [{key: node.kubernetes.io/unschedulable}]}\nstatus:";
+    let cordoned = node_yaml("a", &["10.0.1.1"], "").replace("\nstatus:", cordoned);
+    assert!(probed(&at(&cordoned), &health, "/healthz", start).await.starts_with("HTTP/1.1 200 "));
+
+    health.update_queued(start);
+    let late = TIMEOUT + Duration::from_secs(1);
+    assert!(probed(&fine, &health, "/healthz", TIMEOUT).await.starts_with("HTTP/1.1 200 "));
+    assert!(probed(&fine, &health, "/healthz", late).await.starts_with("HTTP/1.1 503 "));
+    assert!(probed(&fine, &health, "/livez", late).await.starts_with("HTTP/1.1 503 "));
+}
