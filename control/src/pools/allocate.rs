@@ -1,18 +1,18 @@
-//! The three passes that give Services their addresses.
+//! The three passes that give Services their addresses, and what they leave behind.
 //!
 //! 1. Who has an address that is still legal keeps it: from the last call, else from its own status.
 //! 2. External IPs and requested addresses (`tidegate.dev/load-balancer-ips`, `spec.loadBalancerIP`).
 //! 3. An address chosen from a pool for every Service that still lacks one.
 //!
 //! So a chosen address never stands in the way of a requested one, unless it was given out before the request
-//! was made: first come keeps.
+//! was made: first come keeps. Who has its turn, and in which order, is up to [`Allocator`](super::Allocator).
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::{
-    Allocations, Assigned, Authority, Claim, ClaimKind, Holder, Ledger, Pool, PoolWish, Problem, ProblemKind,
-    Span, Taken,
+    Assigned, Authority, Claim, ClaimKind, Holder, Ledger, Pool, PoolWish, Problem, ProblemKind, Span, Taken,
 };
 use crate::diagnostic::Severity;
 use crate::model::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Protocol, Service};
@@ -34,11 +34,19 @@ pub struct Applicant<'a> {
     pub pool: Option<PoolWish>,
     /// `tidegate.dev/allow-shared-ip`.
     pub sharing_key: Option<String>,
+    /// What it had before, by the memory of this gateway or by its own status: see [`adopted`](super::adopted()).
+    pub had: Vec<IpAddr>,
 }
 
-impl Applicant<'_> {
-    pub(super) fn key(&self) -> &ObjectKey {
+impl<'a> Applicant<'a> {
+    pub(super) fn key(&self) -> &'a ObjectKey {
         &self.service.meta.key
+    }
+
+    /// Addresses that it had or asks for.
+    pub(super) fn names(&self) -> impl Iterator<Item = IpAddr> {
+        let requested = self.requested.iter().map(|(ip, _)| *ip);
+        self.had.iter().copied().chain(requested).chain(self.service.external_ips.iter().copied())
     }
 
     pub(super) fn ports(&self) -> Vec<(Protocol, u16)> {
@@ -82,88 +90,131 @@ impl PoolUsage {
     }
 }
 
-/// The result of [`allocate`].
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Allocated {
-    /// By Service; one entry for each applicant.
-    pub granted: BTreeMap<ObjectKey, Granted>,
-    /// What to pass in next time.
-    pub allocations: Allocations,
-    /// In the order of the pools.
-    pub usage: Vec<PoolUsage>,
-}
-
-/// Gives every applicant what it may have.
-///
-/// `reserved` are addresses of the gateway itself, of nodes and of API servers: nobody gets them, whatever pools and
-/// Services say; only what was given before it became a node's stays. `previous` is
-/// what they had, as [`adopt`](super::adopt()) has it.
-#[must_use]
-pub fn allocate(
-    pools: &[Pool],
-    reserved: &BTreeMap<IpAddr, Holder>,
-    applicants: &[Applicant<'_>],
-    previous: &Allocations,
-    authority: &Authority,
-) -> Allocated {
-    let mut order: Vec<&Applicant<'_>> = applicants.iter().collect();
-    order.sort_by(|a, b| a.service.meta.seniority().cmp(&b.service.meta.seniority()));
-    let mut allocation = Allocation::new(pools, reserved, authority);
-    let mut granted: BTreeMap<ObjectKey, Granted> =
-        applicants.iter().map(|a| (a.key().clone(), Granted::default())).collect();
-    let mut pass = |step: &mut dyn FnMut(&Applicant<'_>, &mut Granted)| {
-        for applicant in &order {
-            step(applicant, granted.get_mut(applicant.key()).expect("an entry was made for each applicant"));
-        }
-    };
-    pass(&mut |applicant, granted| allocation.keep(applicant, previous, granted));
-    pass(&mut |applicant, granted| {
-        allocation.authorise_external(applicant, granted);
-        allocation.grant_requested(applicant, granted);
-    });
-    pass(&mut |applicant, granted| allocation.choose(applicant, granted));
-
-    let usage = allocation.usage();
-    let held = granted.iter().filter(|(_, g)| !g.load_balancer.is_empty());
-    let held = held.map(|(key, g)| (key.clone(), g.load_balancer.clone()));
-    let by_service = held.chain(allocation.leaving).collect();
-    Allocated { granted, allocations: Allocations { by_service }, usage }
-}
-
-pub(super) struct Allocation<'p> {
-    pub(super) pools: &'p [Pool],
+/// What stands while Services are given addresses one after the other, and what they hold.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    pub(super) pools: Vec<Pool>,
     /// Per pool, IPv4 then IPv6.
     pub(super) spans: Vec<[Span; 2]>,
-    pub(super) reserved: &'p BTreeMap<IpAddr, Holder>,
+    pub(super) reserved: BTreeMap<IpAddr, Holder>,
     pub(super) ledger: Ledger,
     /// Addresses that a namespace holds in a pool.
     held: BTreeMap<(usize, String), u32>,
-    pub(super) authority: &'p Authority,
-    /// Addresses of Services that give them back.
-    leaving: BTreeMap<ObjectKey, Vec<Assigned>>,
+    pub(super) authority: Authority,
+    /// In the order of the pools.
+    usage: Vec<PoolUsage>,
+    /// Of the Service whose turn it is.
+    pub(super) footprint: Footprint,
+    /// What it gets hangs on what others hold, or may hold one day.
+    hangs: Cell<bool>,
 }
 
-impl<'p> Allocation<'p> {
-    fn new(pools: &'p [Pool], reserved: &'p BTreeMap<IpAddr, Holder>, authority: &'p Authority) -> Self {
-        let spans = pools.iter().map(|p| [p.span(IpFamily::V4), p.span(IpFamily::V6)]).collect();
-        let (ledger, held, leaving) = (Ledger::default(), BTreeMap::new(), BTreeMap::new());
-        Self { pools, spans, reserved, ledger, held, authority, leaving }
+/// What a Service left in an [`Allocation`].
+#[derive(Debug, Default)]
+pub(super) struct Footprint {
+    /// Addresses that it claimed.
+    pub(super) claims: BTreeSet<IpAddr>,
+    /// The pools in which an address of it counts for its namespace, as often as it has such addresses.
+    counted: Vec<usize>,
+    /// Addresses that it gives back.
+    pub(super) leaving: Vec<Assigned>,
+    /// Others may change what it gets without touching anything that it claimed.
+    pub(super) hangs: bool,
+}
+
+impl Allocation {
+    pub(super) fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, Holder>, authority: Authority) -> Self {
+        let spans: Vec<[Span; 2]> =
+            pools.iter().map(|p| [p.span(IpFamily::V4), p.span(IpFamily::V6)]).collect();
+        let usage = |(pool, spans): (&Pool, &[Span; 2])| PoolUsage {
+            pool: pool.name.clone(),
+            total: spans.iter().fold(0, |n, s| n.saturating_add(s.size())),
+            assigned: 0,
+            reserved: reserved_in(pool, &reserved),
+            disabled: pool.disabled,
+        };
+        let usage = pools.iter().zip(&spans).map(usage).collect();
+        Self {
+            pools,
+            spans,
+            reserved,
+            ledger: Ledger::default(),
+            held: BTreeMap::new(),
+            authority,
+            usage,
+            footprint: Footprint::default(),
+            hangs: Cell::new(false),
+        }
+    }
+
+    /// Lets one applicant have its turn in a pass.
+    pub(super) fn turn(&mut self, footprint: &mut Footprint, step: impl FnOnce(&mut Self)) {
+        std::mem::swap(&mut self.footprint, footprint);
+        self.hangs.set(false);
+        step(self);
+        self.footprint.hangs |= self.hangs.get();
+        std::mem::swap(&mut self.footprint, footprint);
+    }
+
+    /// Takes out all that a Service left.
+    pub(super) fn forget(&mut self, service: &ObjectKey, footprint: &Footprint) {
+        for ip in &footprint.claims {
+            self.ledger.release(*ip, service);
+            if !self.ledger.is_held(*ip) {
+                self.count(*ip, |assigned| assigned - 1);
+            }
+        }
+        for pool in &footprint.counted {
+            let held = self.held.get_mut(&(*pool, service.namespace.clone()));
+            *held.expect("it was counted when it was given") -= 1;
+        }
+    }
+
+    /// Other addresses that nobody may have.
+    pub(super) fn reserve(&mut self, reserved: BTreeMap<IpAddr, Holder>) {
+        self.reserved = reserved;
+        for (usage, pool) in self.usage.iter_mut().zip(&self.pools) {
+            usage.reserved = reserved_in(pool, &self.reserved);
+        }
+    }
+
+    /// How full the pools are.
+    pub(super) fn usage(&self) -> &[PoolUsage] {
+        &self.usage
+    }
+
+    fn count(&mut self, ip: IpAddr, by: impl FnOnce(u128) -> u128) {
+        if let Some(at) = self.pools.iter().position(|pool| pool.contains(ip)) {
+            self.usage[at].assigned = by(self.usage[at].assigned);
+        }
+    }
+
+    /// Notes that what the applicant gets hangs on what others hold.
+    pub(super) fn hangs(&self) {
+        self.hangs.set(true);
+    }
+
+    /// Grants a claim, if nothing is in its way.
+    pub(super) fn take(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), Taken> {
+        let is_new = !self.ledger.is_held(ip);
+        self.ledger.claim(ip, claim).inspect_err(|_| self.hangs.set(true))?;
+        self.footprint.claims.insert(ip);
+        if is_new {
+            self.count(ip, |assigned| assigned + 1);
+        }
+        Ok(())
     }
 
     /// Pass 1: keeps what the applicant had, as far as it may still have it.
-    fn keep(&mut self, applicant: &Applicant<'_>, previous: &Allocations, granted: &mut Granted) {
-        let had: Vec<IpAddr> = match previous.by_service.get(applicant.key()) {
-            Some(assigned) => assigned.iter().map(|a| a.address).collect(),
-            None => applicant.service.ingress_ips.clone(),
-        };
+    pub(super) fn keep(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         if applicant.leaving {
-            return self.hold(applicant, &had);
+            return self.hold(applicant);
         }
         if !applicant.wants_load_balancer {
             return;
         }
         let families = self.families(applicant);
-        for ip in had {
+        for ip in applicant.had.iter().copied() {
             let family = IpFamily::of(ip);
             let has_family = granted.load_balancer.iter().any(|a| IpFamily::of(a.address) == family);
             let requested = || applicant.requested.iter().any(|(r, _)| *r == ip);
@@ -184,14 +235,14 @@ impl<'p> Allocation<'p> {
     }
 
     /// Keeps others off what a Service gives back.
-    fn hold(&mut self, applicant: &Applicant<'_>, had: &[IpAddr]) {
+    fn hold(&mut self, applicant: &Applicant<'_>) {
         let ports = applicant.ports();
-        for ip in had {
+        for ip in &applicant.had {
             let Some(pool) = (0..self.pools.len()).find(|at| self.pools[*at].contains(*ip)) else { continue };
             let claim = self.claim(pool, applicant, &ports);
-            if self.ledger.claim(*ip, &claim).is_ok() {
+            if self.take(*ip, &claim).is_ok() {
                 let assigned = Assigned { address: *ip, pool: self.pools[pool].name.clone() };
-                self.leaving.entry(applicant.key().clone()).or_default().push(assigned);
+                self.footprint.leaving.push(assigned);
             }
         }
     }
@@ -210,9 +261,10 @@ impl<'p> Allocation<'p> {
         let counted = self.ledger.namespace_holds(namespace, ip);
         let ports = applicant.ports();
         let claim = self.claim(pool, applicant, &ports);
-        self.ledger.claim(ip, &claim).expect("each address is given after `admits` or while nobody holds it");
+        self.take(ip, &claim).expect("each address is given after `admits` or while nobody holds it");
         if !counted {
             *self.held.entry((pool, namespace.clone())).or_default() += 1;
+            self.footprint.counted.push(pool);
         }
         granted.load_balancer.push(Assigned { address: ip, pool: self.pools[pool].name.clone() });
         granted.load_balancer.sort_unstable();
@@ -220,7 +272,7 @@ impl<'p> Allocation<'p> {
 
     pub(super) fn admits(&self, pool: usize, ip: IpAddr, applicant: &Applicant<'_>) -> Result<(), Taken> {
         let ports = applicant.ports();
-        self.ledger.admits(ip, &self.claim(pool, applicant, &ports))
+        self.ledger.admits(ip, &self.claim(pool, applicant, &ports)).inspect_err(|_| self.hangs())
     }
 
     pub(super) fn claim<'a>(
@@ -240,11 +292,15 @@ impl<'p> Allocation<'p> {
 
     /// Whether another gateway still serves the address for a Service that gave it back.
     pub(super) fn is_withheld(&self, ip: IpAddr) -> bool {
-        matches!(self.authority, Authority::Decides { withheld } if withheld.contains(&ip))
+        let withheld = matches!(&self.authority, Authority::Decides { withheld } if withheld.contains(&ip));
+        if withheld {
+            self.hangs();
+        }
+        withheld
     }
 
     pub(super) fn withheld_count(&self) -> usize {
-        match self.authority {
+        match &self.authority {
             Authority::Decides { withheld } => withheld.len(),
             Authority::Follows => 0,
         }
@@ -274,7 +330,11 @@ impl<'p> Allocation<'p> {
         }
         let held = self.held.get(&(pool, namespace.clone())).copied().unwrap_or(0) as usize;
         let chosen = chosen.iter().filter(|(at, _)| *at == pool).count();
-        held + chosen >= quota as usize
+        let over = held + chosen >= quota as usize;
+        if over {
+            self.hangs();
+        }
+        over
     }
 
     pub(super) fn quota_reached(&self, pool: usize, applicant: &Applicant<'_>) -> String {
@@ -302,23 +362,10 @@ impl<'p> Allocation<'p> {
         let has = |family: &IpFamily| usable.iter().any(|at| self.pools[*at].has_family(*family));
         vec![[IpFamily::V4, IpFamily::V6].into_iter().find(has).unwrap_or(IpFamily::V4)]
     }
+}
 
-    fn usage(&self) -> Vec<PoolUsage> {
-        let mut assigned = vec![0_u128; self.pools.len()];
-        for ip in self.ledger.held() {
-            if let Some(at) = self.pools.iter().position(|p| p.contains(ip)) {
-                assigned[at] += 1;
-            }
-        }
-        let usage = |(at, pool): (usize, &Pool)| PoolUsage {
-            pool: pool.name.clone(),
-            total: self.spans[at].iter().fold(0, |n, s| n.saturating_add(s.size())),
-            assigned: assigned[at],
-            reserved: self.reserved.keys().filter(|ip| pool.contains(**ip)).count() as u128,
-            disabled: pool.disabled,
-        };
-        self.pools.iter().enumerate().map(usage).collect()
-    }
+fn reserved_in(pool: &Pool, reserved: &BTreeMap<IpAddr, Holder>) -> u128 {
+    reserved.keys().filter(|ip| pool.contains(**ip)).count() as u128
 }
 
 pub(super) fn failed(field: String, what: String, accepted: Option<String>) -> Problem {

@@ -1,4 +1,4 @@
-//! Pass 3 of [`allocate`](super::allocate()): an address chosen for every Service that still lacks one.
+//! Pass 3: an address chosen for every Service that still lacks one.
 //!
 //! The search begins where the Service's name hashes to, so that what is given does not depend on who else is there.
 
@@ -9,7 +9,7 @@ use super::{Authority, Problem, ProblemKind, WantedPool};
 use crate::diagnostic::Severity;
 use crate::model::{IpFamily, IpFamilyPolicy, ObjectKey};
 
-impl Allocation<'_> {
+impl Allocation {
     /// Pass 3: an address for every family that still lacks one.
     pub(super) fn choose(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         if !applicant.wants_load_balancer || granted.pending.is_some() {
@@ -42,7 +42,11 @@ impl Allocation<'_> {
                 continue;
             }
             match self.free_address(applicant, family, &chosen) {
-                Ok(found) => chosen.push(found),
+                // Once it holds it, it keeps it; until then another may come first.
+                Ok(found) => {
+                    self.hangs();
+                    chosen.push(found);
+                }
                 Err(why) => missing.push((family, why)),
             }
         }
@@ -126,6 +130,7 @@ impl Allocation<'_> {
                     return Ok((at, ip));
                 }
             } else {
+                self.hangs();
                 why.push(format!("pool {name} is full"));
             }
         }

@@ -1,4 +1,4 @@
-//! Pass 2 of [`allocate`](super::allocate()), the external IPs: each is honoured where a pool authorises it.
+//! Pass 2, the external IPs: each is honoured where a pool authorises it.
 //!
 //! Anyone who may create a Service could otherwise take any address (CVE-2020-8554). Ports of one external IP may
 //! belong to different Services; who claimed a port first keeps it.
@@ -11,7 +11,7 @@ use super::{Assigned, Claim, ClaimKind, Pool, Problem, ProblemKind};
 use crate::diagnostic::Severity;
 use crate::model::refused_endpoint;
 
-impl Allocation<'_> {
+impl Allocation {
     /// Pass 2: the external IPs that a pool authorises, port by port.
     pub(super) fn authorise_external(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         if applicant.service.meta.deletion_time.is_some() {
@@ -26,6 +26,8 @@ impl Allocation<'_> {
             let pool = match self.authorising_pool(applicant, *ip) {
                 Ok(pool) => pool,
                 Err((why, accepted)) => {
+                    // It is not among its claims, and why it is denied may change.
+                    self.hangs();
                     granted.problems.push(Problem {
                         kind: ProblemKind::ExternalIpDenied,
                         severity: Severity::Error,
@@ -45,7 +47,7 @@ impl Allocation<'_> {
                     sharing_key: applicant.sharing_key.as_deref(),
                     across_namespaces: self.pools[pool].shared_across_namespaces,
                 };
-                match self.ledger.claim(*ip, &claim) {
+                match self.take(*ip, &claim) {
                     Ok(()) => ports.push(port),
                     Err(taken) => granted.problems.push(Problem {
                         kind: ProblemKind::Conflict,

@@ -1,6 +1,6 @@
 //! Who holds which (address, port, protocol), and whether one more may come in.
 //!
-//! The rules of sharing live here and nowhere else; which address to try is up to `allocate`.
+//! The rules of sharing live here and nowhere else; which address to try is up to `allocate` and its neighbours.
 //!
 //! - The same (address, port, protocol) has one owner: who claimed it first.
 //! - A LoadBalancer address is one Service's own, unless all that hold it carry the same
@@ -72,6 +72,7 @@ impl std::fmt::Display for Taken {
     }
 }
 
+#[derive(Debug)]
 struct Holding {
     service: ObjectKey,
     kind: ClaimKind,
@@ -80,9 +81,11 @@ struct Holding {
 }
 
 /// All claims granted so far.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Ledger {
     holdings: BTreeMap<IpAddr, Vec<Holding>>,
+    /// How many of an address carry a sharing key.
+    keyed: BTreeMap<String, BTreeMap<IpAddr, usize>>,
 }
 
 impl Ledger {
@@ -98,15 +101,15 @@ impl Ledger {
         self.holdings.len()
     }
 
-    /// Addresses that anyone holds, sorted.
-    pub fn held(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.holdings.keys().copied()
+    /// Who holds the address, in the order in which they came.
+    pub fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &ObjectKey> {
+        self.holdings.get(&ip).into_iter().flatten().map(|h| &h.service)
     }
 
     /// Addresses of type LoadBalancer whose holders carry this sharing key, sorted.
-    pub fn shared_under<'a>(&'a self, key: &'a str) -> impl Iterator<Item = IpAddr> + 'a {
-        let carries = move |h: &Holding| h.sharing_key.as_deref() == Some(key);
-        self.holdings.iter().filter(move |(_, all)| all.iter().all(carries)).map(|(ip, _)| *ip)
+    pub fn shared_under<'a>(&'a self, key: &str) -> impl Iterator<Item = IpAddr> + use<'a> {
+        let keyed = self.keyed.get(key).into_iter().flatten();
+        keyed.filter(|(ip, count)| self.holdings[ip].len() == **count).map(|(ip, _)| *ip)
     }
 
     /// Whether a Service of the namespace holds the address as LoadBalancer.
@@ -146,6 +149,9 @@ impl Ledger {
     /// As [`Ledger::admits`]; the ledger is unchanged then.
     pub fn claim(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), Taken> {
         self.admits(ip, claim)?;
+        if let Some(key) = claim.sharing_key {
+            *self.keyed.entry(key.to_owned()).or_default().entry(ip).or_default() += 1;
+        }
         self.holdings.entry(ip).or_default().push(Holding {
             service: claim.service.clone(),
             kind: claim.kind,
@@ -153,5 +159,24 @@ impl Ledger {
             sharing_key: claim.sharing_key.map(str::to_owned),
         });
         Ok(())
+    }
+    /// Takes back all claims of a Service on the address.
+    pub fn release(&mut self, ip: IpAddr, service: &ObjectKey) {
+        let Some(holdings) = self.holdings.get_mut(&ip) else { return };
+        for gone in holdings.extract_if(.., |h| h.service == *service) {
+            let Some(key) = gone.sharing_key else { continue };
+            let of_key = self.keyed.get_mut(&key).expect("it was counted when it was claimed");
+            let count = of_key.get_mut(&ip).expect("it was counted when it was claimed");
+            *count -= 1;
+            if *count == 0 {
+                of_key.remove(&ip);
+            }
+            if of_key.is_empty() {
+                self.keyed.remove(&key);
+            }
+        }
+        if holdings.is_empty() {
+            self.holdings.remove(&ip);
+        }
     }
 }

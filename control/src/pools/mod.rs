@@ -1,9 +1,10 @@
 //! Which Service has which address: a pure function of pools, Services and what they had before.
 //!
-//! [`Ledger`] records claims on (address, port, protocol); [`allocate`] fills it in three passes: Services that
+//! [`Ledger`] records claims on (address, port, protocol); it is filled in three passes (`allocate`): Services that
 //! already have an address keep it, then externalIPs and requested addresses are claimed, then the rest get one
 //! chosen. Within a pass the order is creation time, then UID, then name, so the order in which files are read
-//! never shows. Called by `reconcile`; what it refuses comes back as [`Problem`]s, which `reconcile` places.
+//! never shows. [`Allocator`] keeps the result and gives again only what a change can touch. Called by `reconcile`;
+//! what is refused comes back as [`Problem`]s, which `reconcile` places.
 //!
 //! All addresses of a CIDR may be given out, the first and the last too: a VIP is a host route, no subnet.
 //!
@@ -12,6 +13,7 @@
 //! one only where both hash to the same address.
 
 mod allocate;
+mod allocator;
 mod authority;
 mod choose;
 mod external;
@@ -23,19 +25,20 @@ mod requested;
 #[cfg(test)]
 mod tests;
 
-pub use allocate::{Allocated, Applicant, Granted, PoolUsage, allocate};
-pub use authority::{Authority, FIELD_MANAGER, adopt};
+pub use allocate::{Applicant, Granted, PoolUsage};
+pub use allocator::Allocator;
+pub use authority::{Authority, FIELD_MANAGER, adopted};
 pub use ledger::{Claim, ClaimKind, Ledger, Taken};
 pub use merge::{PoolFault, merge};
 pub use range::{Band, Span};
 
 pub use crate::model::{AddressRange, Pool};
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::diagnostic::Severity;
 use crate::model::{IpFamily, ObjectKey};
+use crate::shared_map::SharedMap;
 
 /// The label of pools whose addresses are not reachable from the internet, with its value.
 pub const INTERNAL_LABEL: (&str, &str) = ("scope", "internal");
@@ -122,7 +125,7 @@ pub struct Assigned {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allocations {
     /// LoadBalancer addresses by Service.
-    pub by_service: BTreeMap<ObjectKey, Vec<Assigned>>,
+    pub by_service: SharedMap<ObjectKey, Vec<Assigned>>,
 }
 
 /// Why something was not granted: the names of the events that users know.

@@ -1,4 +1,4 @@
-//! Pass 2 of [`allocate`](super::allocate()), the addresses that Services name themselves.
+//! Pass 2, the addresses that Services name themselves.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use super::Authority;
 use super::allocate::{Allocation, Applicant, Granted, describe, failed};
 use crate::model::IpFamily;
 
-impl Allocation<'_> {
+impl Allocation {
     /// Pass 2: addresses that the applicant names.
     pub(super) fn grant_requested(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let decides = matches!(self.authority, Authority::Decides { .. });
@@ -22,6 +22,8 @@ impl Allocation<'_> {
                 by_family.insert(family, *ip);
                 continue;
             }
+            // Until it holds it, and that is remembered, others may come before.
+            self.hangs();
             let refused = match by_family.insert(family, *ip) {
                 Some(other) => Err((
                     format!("{other} is requested as well, and a Service has one {family} address"),

@@ -1,7 +1,10 @@
 //! Claims about who gets which address (kubernetes.md, Address pools and externalIPs).
 
+mod history;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
@@ -56,11 +59,51 @@ fn applicant(service: &Service) -> Applicant<'_> {
         requested: vec![],
         pool: None,
         sharing_key: None,
+        had: vec![],
     }
 }
 
 fn requesting<'a>(service: &'a Service, address: &str) -> Applicant<'a> {
     Applicant { requested: vec![(ip(address), "spec.loadBalancerIP".into())], ..applicant(service) }
+}
+
+/// What an allocator gives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Allocated {
+    granted: BTreeMap<ObjectKey, Granted>,
+    allocations: Allocations,
+    usage: Vec<PoolUsage>,
+}
+
+impl Allocated {
+    fn of(allocator: &Allocator) -> Self {
+        Self {
+            granted: allocator.granted().clone(),
+            allocations: Allocations::clone(allocator.allocations()),
+            usage: allocator.usage().to_vec(),
+        }
+    }
+}
+
+/// All at once, by one who decides on nothing but what these arguments say.
+fn allocate(
+    pools: &[Pool],
+    reserved: &BTreeMap<IpAddr, Holder>,
+    applicants: &[Applicant<'_>],
+    previous: &Allocations,
+    authority: &Authority,
+) -> Allocated {
+    let allocator = Allocator::new(pools.to_vec(), reserved.clone(), authority.clone());
+    let mut allocator = allocator.resuming(&Arc::new(previous.clone()));
+    let by_key: BTreeMap<&ObjectKey, &Applicant<'_>> =
+        applicants.iter().map(|a| (&a.service.meta.key, a)).collect();
+    let keys = applicants.iter().map(|a| a.service.meta.key.clone());
+    let all = keys.chain(previous.by_service.keys().cloned());
+    allocator.update(all, |key, remembered| {
+        let had = |a: &Applicant<'_>| adopted(a.service, remembered, authority);
+        by_key.get(key).map(|a| Applicant { had: had(a), ..Applicant::clone(a) })
+    });
+    Allocated::of(&allocator)
 }
 
 fn run(pools: &[Pool], applicants: &[Applicant<'_>]) -> Allocated {

@@ -10,13 +10,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::Plan;
-use super::finding::{Finding, Reason};
+use super::finding::Finding;
 use super::frontends::{Frontend, Via};
 use super::nodes::{self, Wish};
 use super::programme::{Context, Obstacle};
 use super::weights::Weights;
 use crate::config::Target;
-use crate::diagnostic::Diagnostic;
 use crate::model::{IpFamily, Port, ResolvedEndpoint, Service, ServiceType, TrafficPolicy, Viewpoint};
 
 /// The candidates of one frontend.
@@ -127,9 +126,8 @@ fn usable<'a>(
     for candidate in refused {
         let own = context.own_addresses.contains(&candidate.ip);
         let whose = if own { "an address of the gateway itself" } else { "a VIP" };
-        let what = format!("endpoint {} of Service {} is refused: {whose}", candidate.ip, service.meta.key);
-        let diagnostic = Diagnostic::warning(what).accepting("the address of a Pod or server");
-        findings.push(Finding::at(&service.meta, "spec", Reason::EndpointRefused, diagnostic));
+        let accepted = "the address of a Pod or server";
+        findings.push(Finding::refused_endpoint(&service.meta, "spec", candidate.ip, whose, accepted));
     }
     Cow::Owned(usable)
 }

@@ -2,6 +2,8 @@
 //!
 //! A finding is made where the decision is made; nothing here decides.
 
+use std::net::IpAddr;
+
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::model::{Metadata, ObjectKey};
 use crate::pools::{Problem, ProblemKind};
@@ -86,6 +88,19 @@ impl Finding {
     /// A finding about the value at `field` of an object.
     pub(super) fn at(meta: &Metadata, field: &str, reason: Reason, diagnostic: Diagnostic) -> Self {
         Self { object: meta.key.clone(), reason, diagnostic: diagnostic.at(meta.origin.field(field)) }
+    }
+
+    /// An endpoint of a Service that is left out, while the others serve.
+    pub(super) fn refused_endpoint(
+        service: &Metadata,
+        field: &str,
+        ip: IpAddr,
+        why: &str,
+        accepted: impl Into<String>,
+    ) -> Self {
+        let what = format!("endpoint {ip} of Service {} is refused: {why}", service.key);
+        let diagnostic = Diagnostic::warning(what).accepting(accepted);
+        Self::at(service, field, Reason::EndpointRefused, diagnostic)
     }
 
     /// What a pool refused.

@@ -1,23 +1,21 @@
 //! Where clients reach the ports of a Service: LoadBalancer addresses and external IPs, the gateway's own addresses
 //! for node ports, cluster IPs. All are one table of (address, protocol, port).
 //!
-//! Who may have an address of a pool is decided in `pools`; who has which node port and cluster IP is decided here:
-//! what a pool gave comes first, then health-check node ports, then first come by creation time and UID.
+//! Who may have an address of a pool is decided in `pools`, who has which node port and cluster IP in `contested`.
 //!
 //! Invariant: no two Services are given the same (address, protocol, port).
 
-use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use tidegate_core::snapshot::ServiceKey;
 
-use super::Plan;
+use super::contested::{Contest, Contested};
 use super::finding::{Finding, Reason};
 use super::programme::core_protocol;
 use super::settings::Settings;
 use super::view::VipView;
 use crate::diagnostic::Diagnostic;
-use crate::model::{ObjectKey, Port, Protocol, Service, ServicePort};
+use crate::model::{Port, Protocol, Service, ServicePort};
 use crate::pools::Granted;
 
 /// In what capacity an address serves a port.
@@ -57,16 +55,6 @@ impl Frontend {
     }
 }
 
-/// Why another Service's claim comes before this one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Contest {
-    frontend: Frontend,
-    owner: ObjectKey,
-}
-
-/// Node ports and cluster IPs that belong to another Service, by the Service that does without.
-pub(super) type Contested = BTreeMap<ObjectKey, Vec<Contest>>;
-
 /// The addresses of one Service.
 pub(super) struct Frontends<'a> {
     granted: &'a Granted,
@@ -87,7 +75,7 @@ impl<'a> Frontends<'a> {
             granted,
             node_port_vips: settings.node_port_vips(),
             cluster_ips: cluster_ips(settings, service),
-            contests: contested.get(&service.meta.key).map_or(&[], Vec::as_slice),
+            contests: contested.of(&service.meta.key),
         }
     }
 
@@ -172,12 +160,12 @@ impl<'a> Frontends<'a> {
 const TAKEN: &str = "another Service has this port on this address";
 
 /// The cluster IPs that the gateway serves.
-fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {
+pub(super) fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {
     if settings.own_cluster_ips { &service.cluster_ips } else { &[] }
 }
 
 /// Where a port is besides the addresses of pools.
-fn own_frontends(
+pub(super) fn own_frontends(
     node_port_vips: &[IpAddr],
     cluster_ips: &[IpAddr],
     port: &ServicePort,
@@ -196,58 +184,4 @@ pub(super) fn asks_for_own(settings: &Settings, service: &Service) -> bool {
     let by_node_port =
         !settings.node_port_addresses.is_empty() && service.ports.iter().any(|port| port.node_port.is_some());
     by_node_port || !cluster_ips(settings, service).is_empty()
-}
-
-/// Which node ports and cluster IPs of which Services belong to others.
-pub(super) fn contested(
-    settings: &Settings,
-    plans: &[Plan<'_>],
-    granted: &BTreeMap<ObjectKey, Granted>,
-) -> Contested {
-    let mut contested = Contested::new();
-    let node_port_vips = settings.node_port_vips();
-    if node_port_vips.is_empty() && !settings.own_cluster_ips {
-        return contested;
-    }
-    let mut owners: HashMap<ServiceKey, &ObjectKey> = HashMap::new();
-    for plan in plans {
-        let (service, key) = (plan.service, &plan.service.meta.key);
-        let granted = &granted[key];
-        let load_balancer = granted.load_balancer.iter().map(|a| a.address);
-        let of_pools = load_balancer.chain(granted.external.iter().map(|(a, _)| a.address));
-        for vip in of_pools {
-            for port in &service.ports {
-                let frontend =
-                    Frontend { vip, protocol: port.protocol, port: port.port, via: Via::LoadBalancer };
-                owners.entry(frontend.key()).or_insert(key);
-            }
-        }
-        if let Some(port) = super::health_check_node_port(service) {
-            for vip in &node_port_vips {
-                let frontend = Frontend { vip: *vip, protocol: Protocol::Tcp, port, via: Via::NodePort };
-                owners.entry(frontend.key()).or_insert(key);
-            }
-        }
-    }
-    let mut order: Vec<&Plan<'_>> = plans.iter().collect();
-    order.sort_by(|a, b| a.service.meta.seniority().cmp(&b.service.meta.seniority()));
-    for plan in order {
-        let (service, key) = (plan.service, &plan.service.meta.key);
-        for port in &service.ports {
-            for frontend in own_frontends(&node_port_vips, cluster_ips(settings, service), port) {
-                let owner = *owners.entry(frontend.key()).or_insert(key);
-                // A Service's own LoadBalancer address that is its cluster IP as well is served as the former.
-                if owner != key || frontend_is_of_pool(&granted[key], &frontend) {
-                    let contest = Contest { frontend, owner: owner.clone() };
-                    contested.entry(key.clone()).or_default().push(contest);
-                }
-            }
-        }
-    }
-    contested
-}
-
-fn frontend_is_of_pool(granted: &Granted, frontend: &Frontend) -> bool {
-    let external = granted.external.iter().map(|(a, _)| a.address);
-    granted.load_balancer.iter().map(|a| a.address).chain(external).any(|vip| vip == frontend.vip)
 }

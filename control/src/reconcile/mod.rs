@@ -5,7 +5,7 @@
 //! show, and every wish that was not granted, with its place. The steps:
 //!
 //! 1. [`plan`]: whether a Service concerns us, and what its annotations ask for ([`options`](options::options));
-//! 2. [`allocate`]: which addresses each Service has;
+//! 2. [`Allocator`](crate::pools::Allocator): which addresses each Service has (`addresses`);
 //! 3. [`EndpointIndex::resolve`](crate::model::EndpointIndex::resolve): who answers for each of its ports;
 //! 4. [`one_service`]: ports on addresses, with backends and their states ([`programme`](programme::programme));
 //! 5. [`one_owner_each`]: health-check node ports.
@@ -17,11 +17,14 @@
 //! Invariant: what is asked for and not done is a [`Finding`]; what cannot be done safely is not programmed.
 //! Invariant: what steps 1 and 4 make of a Service depends on the settings, nodes, Pods, namespaces and drained
 //! targets; on the Service itself, its slices or Endpoints, and what it was granted; on whether its endpoints are
-//! VIPs and whether checks of their addresses fail; and on its own drains. Whoever adds to this adds to `incremental`.
+//! VIPs and whether checks of their addresses fail; and on its own drains. Whoever adds to this adds to `incremental`
+//! and `touched`.
 
+mod addresses;
 mod aliases;
 mod backends;
 mod candidates;
+mod contested;
 mod drain;
 mod finding;
 mod frontends;
@@ -36,6 +39,8 @@ mod programme;
 mod reserved;
 mod settings;
 mod source_ranges;
+mod sums;
+mod touched;
 pub mod view;
 mod weights;
 
@@ -48,7 +53,6 @@ pub use incremental::Reconciler;
 pub use settings::Settings;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,10 +60,9 @@ use tidegate_core::snapshot::{RouteSpec, SharedService, SnapshotSpec};
 
 use crate::diagnostic::Diagnostic;
 use crate::health::{Target, Targets, Verdicts};
-use crate::model::{
-    Labels, ObjectKey, Objects, Port, Service, ServiceEndpoints, ServiceType, SliceIndex, TrafficPolicy,
-};
-use crate::pools::{self, Allocations, Applicant, Granted, Pool, PoolUsage};
+use crate::model::{ObjectKey, Objects, Port, Service, ServiceEndpoints, ServiceType, TrafficPolicy};
+use crate::pools::{Allocations, Granted, PoolUsage};
+use crate::shared_map::SharedMap;
 use options::Options;
 use programme::Context;
 use view::ServiceView;
@@ -108,7 +111,7 @@ pub struct Outcome {
     /// How full the pools are: those of the configuration, then AddressPools by name.
     pub pools: Vec<PoolUsage>,
     /// Services whose LoadBalancer address is ours to give.
-    pub claimed: Arc<BTreeSet<ObjectKey>>,
+    pub claimed: SharedMap<ObjectKey, ()>,
     /// For the next call.
     pub memory: Memory,
     /// When to call again though nothing changes: the next drain ends then.
@@ -161,61 +164,6 @@ fn wants_load_balancer(service: &Service, settings: &Settings) -> bool {
             Some(class) => class == settings.load_balancer_class,
             None => settings.claims_unclassed,
         }
-}
-
-/// Step 2, given what it gave before.
-fn allocate(
-    input: &Input<'_>,
-    slices: &SliceIndex,
-    pools: &[Pool],
-    plans: &[Plan<'_>],
-    memory: &Allocations,
-) -> pools::Allocated {
-    let mut applicants: Vec<Applicant<'_>> = plans
-        .iter()
-        .map(|plan| Applicant {
-            service: plan.service,
-            namespace_labels: input.objects.namespace_labels(&plan.service.meta.key.namespace),
-            wants_load_balancer: plan.wants_load_balancer && plan.options.no_allocation.is_none(),
-            leaving: !plan.wants_load_balancer && plan.service.stored.is_finalized_by_us(),
-            requested: plan.options.requested.clone(),
-            pool: plan.options.pool.clone(),
-            sharing_key: plan.options.sharing_key.clone(),
-        })
-        .collect();
-    applicants.extend(leaving(input.objects, plans));
-    let settings = input.settings;
-    let services = &input.objects.services;
-    let previous = pools::adopt(services, memory, &settings.authority);
-    let reserved = reserved::reserved(settings, input.objects, slices);
-    pools::allocate(pools, &reserved, &applicants, &previous, &settings.authority)
-}
-
-/// Services that are served no more and still carry our finalizer: their addresses are nobody's until it is gone.
-fn leaving<'a>(objects: &'a Objects, plans: &[Plan<'_>]) -> Vec<Applicant<'a>> {
-    let planned: BTreeSet<&ObjectKey> = plans.iter().map(|plan| &plan.service.meta.key).collect();
-    let finalized = objects.services.values().filter(|service| service.stored.is_finalized_by_us());
-    let gone = finalized.filter(|service| !planned.contains(&service.meta.key));
-    gone.map(|service| Applicant {
-        service,
-        namespace_labels: Labels::new(),
-        wants_load_balancer: false,
-        leaving: true,
-        requested: Vec::new(),
-        pool: None,
-        sharing_key: None,
-    })
-    .collect()
-}
-
-/// The addresses of all Services: none of them can be an endpoint.
-fn vips(settings: &Settings, plans: &[Plan<'_>], granted: &BTreeMap<ObjectKey, Granted>) -> BTreeSet<IpAddr> {
-    let of_pools = granted.values().flat_map(|g| {
-        let external = g.external.iter().map(|(a, _)| a.address);
-        g.load_balancer.iter().map(|a| a.address).chain(external)
-    });
-    let own_cluster_ips = plans.iter().filter(|_| settings.own_cluster_ips);
-    of_pools.chain(own_cluster_ips.flat_map(|plan| plan.service.cluster_ips.iter().copied())).collect()
 }
 
 /// What one Service comes to.

@@ -12,11 +12,13 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Protocol as CoreProtocol, ServiceSpec};
 
+use super::addresses::Vips;
 use super::backends::{self, Active, Backends};
 use super::candidates::{self, Candidates};
+use super::contested::Contested;
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
-use super::frontends::{Contested, Frontend, Frontends, Via};
+use super::frontends::{Frontend, Frontends, Via};
 use super::judged::Witnesses;
 use super::settings::Settings;
 use super::source_ranges::Admission;
@@ -34,7 +36,7 @@ use crate::pools::Granted;
 pub(super) struct Context<'a> {
     pub(super) input: &'a Input<'a>,
     /// The VIPs of all Services: none of them can be an endpoint.
-    pub(super) vips: &'a BTreeSet<IpAddr>,
+    pub(super) vips: &'a Vips,
     /// [`Settings::own_addresses`].
     pub(super) own_addresses: &'a BTreeSet<IpAddr>,
     /// Node ports and cluster IPs that belong to other Services.
@@ -216,11 +218,9 @@ fn reached<'a>(
     if let Some(obstacle) = whole_port {
         return Err(refuse(plan, i, frontend, obstacle, findings));
     }
-    let meta = &plan.service.meta;
     for (endpoint, Obstacle { why, accepted, .. }) in unreachable {
-        let what = format!("endpoint {} of Service {} is refused: {why}", endpoint.ip, meta.key);
-        let diagnostic = Diagnostic::warning(what).accepting(accepted);
-        findings.push(Finding::at(meta, &format!("spec.ports[{i}]"), Reason::EndpointRefused, diagnostic));
+        let field = format!("spec.ports[{i}]");
+        findings.push(Finding::refused_endpoint(&plan.service.meta, &field, endpoint.ip, &why, accepted));
     }
     candidates.endpoints = Cow::Owned(reachable);
     Ok(candidates)

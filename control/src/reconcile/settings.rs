@@ -100,6 +100,11 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Whether nothing differs but who decides on LoadBalancer addresses.
+    pub(super) fn says_the_same_but_for_authority(&self, other: &Self) -> bool {
+        self == other || Self { authority: other.authority.clone(), ..self.clone() } == *other
+    }
+
     /// Addresses of the gateway itself, which no Service may have.
     #[must_use]
     pub fn own_addresses(&self) -> BTreeSet<IpAddr> {

@@ -74,6 +74,6 @@ fn released(situation: &Situation<'_>) -> Vec<String> {
     }
     let finalized = observation.objects.services.values().filter(|s| s.stored.is_finalized_by_us());
     let gone = finalized
-        .filter(|s| s.meta.deletion_time.is_some() || !observation.outcome.claimed.contains(&s.meta.key));
+        .filter(|s| s.meta.deletion_time.is_some() || !observation.outcome.claimed.contains_key(&s.meta.key));
     gone.map(|s| s.meta.uid.clone()).take(RELEASED_MAX).collect()
 }

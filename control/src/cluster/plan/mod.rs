@@ -177,7 +177,7 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
                 service,
                 view: views.get(&(key.namespace.as_str(), key.name.as_str())).copied(),
                 findings: findings.get(key).map_or(&[], Vec::as_slice),
-                claimed: observation.outcome.claimed.contains(key),
+                claimed: observation.outcome.claimed.contains_key(key),
             };
             planner.service(&of_service);
         }

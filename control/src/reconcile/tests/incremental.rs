@@ -1,113 +1,316 @@
-//! Property: what is remembered never shows.
+//! Property: what is remembered never shows. And who is taken up again: nobody whom a change cannot touch.
 
 use super::order::{arbitrary_endpoint, arbitrary_service};
 use super::*;
+use crate::config::PodRoutes;
+use crate::model::{
+    AddressPool, AddressPoolStatus, EndpointAddress, Endpoints, FINALIZER, Labels, Namespace, Subset,
+};
+use crate::pools::Authority;
+use proptest::option::{of, weighted};
 use proptest::prelude::*;
 
 /// One thing that happens to a gateway.
 #[derive(Debug, Clone)]
 enum Edit {
     Put(Box<Service>),
-    Remove(usize),
+    Remove(ObjectKey),
     Slice {
         name: usize,
-        of: usize,
+        of: ObjectKey,
         endpoints: Vec<Endpoint>,
     },
     NoSlice(usize),
+    /// The legacy kind.
+    Endpoints(ObjectKey, Option<u8>),
     /// These of the targets checked now fail.
     Fail(u64),
-    Drain(Option<u8>),
+    Drain(Option<DrainTarget>),
     Pass(u64),
-    Weigh {
-        node: u8,
-        weight: Option<u16>,
+    Node(Box<Node>),
+    NoNode(u8),
+    Pod(Box<Pod>),
+    NoPod(ObjectKey),
+    Namespace(Box<Namespace>),
+    NoNamespace(&'static str),
+    AddressPool(Option<bool>),
+    /// Where the gateway reaches one.
+    ApiServer(Option<u8>),
+    Authority(Authority),
+    Pools {
+        disabled: bool,
+        quota: Option<u32>,
     },
-    Pools(bool),
-    Timeout(u64),
+    Settings {
+        drain_timeout: u64,
+        zone: Option<u8>,
+    },
     /// The source says the same again, in new objects.
     Relist,
 }
 
-fn arbitrary_edit() -> impl Strategy<Value = Edit> {
-    let endpoints = || proptest::collection::vec(arbitrary_endpoint(), 0..5);
-    // The VIPs of the pools are among the addresses: an endpoint may become one.
+fn namespace() -> impl Strategy<Value = &'static str> {
+    prop_oneof![3 => Just("default"), 1 => Just("other")]
+}
+
+fn service_key() -> impl Strategy<Value = ObjectKey> {
+    (namespace(), 0_usize..5).prop_map(|(namespace, n)| ObjectKey::new(namespace, format!("s{n}")))
+}
+
+fn pod_key() -> impl Strategy<Value = ObjectKey> {
+    (namespace(), 0_u8..4).prop_map(|(namespace, n)| ObjectKey::new(namespace, format!("p{n}")))
+}
+
+fn app(n: u8) -> Labels {
+    Labels::from([("app".into(), n.to_string())])
+}
+
+/// As in `order`, with what hangs on nodes, Pods and namespaces, and on what other gateways and the API server say.
+fn arbitrary_put() -> impl Strategy<Value = Edit> {
+    let service = (0_usize..5).prop_flat_map(|n| arbitrary_service(format!("s{n}")));
+    (
+        service,
+        namespace(),
+        of(0_u8..2),
+        weighted(0.2, any::<bool>()),
+        weighted(0.2, 1_u8..9),
+        weighted(0.1, any::<bool>()),
+    )
+        .prop_map(|(mut service, namespace, selector, nodes, ingress, finalized)| {
+            namespace.clone_into(&mut service.meta.key.namespace);
+            service.meta.uid = service.meta.key.to_string();
+            service.selector = selector.map(app).unwrap_or_default();
+            if let Some(odd) = nodes {
+                let value = if odd { "tier=odd" } else { "tier" };
+                service = annotated(service, "tidegate.dev/backend-node-selector", value);
+            }
+            service.ingress_ips = ingress.iter().map(|n| ip(&format!("203.0.113.{n}"))).collect();
+            if let Some(leaves) = finalized {
+                service.stored.finalizers = vec![FINALIZER.to_owned()];
+                if leaves {
+                    service.load_balancer_class = Some("another".into());
+                }
+            }
+            Edit::Put(Box::new(service))
+        })
+}
+
+/// Some of them are on nodes, of Pods and with hints. The VIPs of the pools are among the addresses.
+fn arbitrary_slice() -> impl Strategy<Value = Edit> {
+    let dressed = (arbitrary_endpoint(), of(pod_key()), weighted(0.3, 0_u8..2), weighted(0.3, 0_u8..2));
+    let dressed = dressed.prop_map(|(mut endpoint, pod, zone, hint)| {
+        endpoint.target_ref = pod.map(|key| ObjectRef { kind: "Pod".into(), key });
+        endpoint.zone = zone.map(|n| format!("z{n}"));
+        endpoint.hint_zones = hint.iter().map(|n| format!("z{n}")).collect();
+        endpoint
+    });
     let odd = prop_oneof![Just("203.0.113.4"), Just("198.51.100.2"), Just("127.0.0.1"), Just("10.0.0.3")];
-    let slice = (0_usize..6, 0_usize..5, endpoints(), proptest::option::weighted(0.2, odd)).prop_map(
+    (0_usize..6, service_key(), proptest::collection::vec(dressed, 0..5), weighted(0.2, odd)).prop_map(
         |(name, of, mut endpoints, odd)| {
             endpoints.extend(odd.map(endpoint));
             Edit::Slice { name, of, endpoints }
         },
-    );
+    )
+}
+
+fn arbitrary_node() -> impl Strategy<Value = Edit> {
+    let labels = (of(0_u8..2), of(any::<bool>()), weighted(0.2, Just(())), of(any::<u8>()));
+    let addresses = (any::<bool>(), any::<bool>(), of(0_u8..4));
+    (0_u8..3, labels, weighted(0.4, 0_u16..4), addresses).prop_map(
+        |(n, (zone, tier, excluded, other), weight, (in_pool, v6, cidr))| {
+            let mut node = node(&format!("n{n}"), &[&format!("10.0.2.{n}")]);
+            // A node whose address may be in a pool, with Pods behind it.
+            node.external_ips = in_pool.then(|| ip(&format!("203.0.113.{n}"))).into_iter().collect();
+            node.internal_ips.extend(v6.then(|| ip(&format!("2001:db8::2:{n}"))));
+            node.pod_cidrs = cidr.iter().map(|n| format!("10.1.{n}.0/24").parse().expect("a net")).collect();
+            let said = [
+                ("topology.kubernetes.io/zone", zone.map(|n| format!("z{n}"))),
+                ("tier", tier.map(|odd| if odd { "odd" } else { "even" }.to_owned())),
+                ("node.kubernetes.io/exclude-from-external-load-balancers", excluded.map(|()| String::new())),
+                ("other", other.map(|n| n.to_string())),
+            ];
+            node.meta.labels = said.into_iter().filter_map(|(k, v)| Some((k.to_owned(), v?))).collect();
+            // 3 is no number.
+            let weight = weight.map(|w| if w == 3 { "many".to_owned() } else { w.to_string() });
+            node.meta.annotations.extend(weight.map(|w| ("tidegate.dev/weight".to_owned(), w)));
+            Edit::Node(Box::new(node))
+        },
+    )
+}
+
+fn arbitrary_pod() -> impl Strategy<Value = Edit> {
+    let on = of(0_u8..3);
+    (pod_key(), of(0_u16..3), 0_u8..2, 1_u8..12, on, any::<bool>()).prop_map(
+        |(key, weight, of_app, host, node, ready)| {
+            let mut meta = Metadata::new(key);
+            meta.labels = app(of_app);
+            meta.annotations.extend(weight.map(|w| ("tidegate.dev/weight".to_owned(), w.to_string())));
+            Edit::Pod(Box::new(Pod {
+                meta,
+                node_name: node.map(|n| format!("n{n}")),
+                ips: vec![ip(&format!("10.0.1.{host}"))],
+                ready,
+                finished: false,
+                container_ports: vec![],
+            }))
+        },
+    )
+}
+
+fn arbitrary_namespace() -> impl Strategy<Value = Edit> {
+    (namespace(), of(any::<bool>()), weighted(0.2, Just(jiff::Timestamp::UNIX_EPOCH))).prop_map(
+        |(name, edge, deletion_time)| {
+            let mut meta = Metadata::new(ObjectKey::new("", name));
+            meta.labels.extend(edge.map(|edge| ("edge".to_owned(), edge.to_string())));
+            meta.deletion_time = deletion_time;
+            Edit::Namespace(Box::new(Namespace { meta }))
+        },
+    )
+}
+
+fn arbitrary_edit() -> impl Strategy<Value = Edit> {
+    let drain = prop_oneof![
+        (1_u8..12).prop_map(|host| DrainTarget::Backend(ip(&format!("10.0.1.{host}")), None)),
+        (0_u8..3).prop_map(|n| DrainTarget::Node(format!("n{n}"))),
+    ];
+    let withheld =
+        proptest::collection::btree_set((0_u8..16).prop_map(|n| ip(&format!("203.0.113.{n}"))), 0..3);
+    let authority = prop_oneof![
+        1 => Just(Authority::Follows),
+        3 => withheld.prop_map(|withheld| Authority::Decides { withheld }),
+    ];
+    let pools = (any::<bool>(), of(1_u32..3)).prop_map(|(disabled, quota)| Edit::Pools { disabled, quota });
+    let settings =
+        (1_u64..300, of(0_u8..2)).prop_map(|(drain_timeout, zone)| Edit::Settings { drain_timeout, zone });
     prop_oneof![
-        4 => (0_usize..5).prop_flat_map(|n| arbitrary_service(format!("s{n}"))).prop_map(|service| Edit::Put(Box::new(service))),
-        1 => (0_usize..5).prop_map(Edit::Remove),
-        6 => slice,
+        6 => arbitrary_put(),
+        1 => service_key().prop_map(Edit::Remove),
+        6 => arbitrary_slice(),
         1 => (0_usize..6).prop_map(Edit::NoSlice),
+        1 => (service_key(), of(1_u8..12)).prop_map(|(key, host)| Edit::Endpoints(key, host)),
         2 => any::<u64>().prop_map(Edit::Fail),
-        1 => proptest::option::of(1_u8..12).prop_map(Edit::Drain),
+        1 => of(drain).prop_map(Edit::Drain),
         2 => (0_u64..200).prop_map(Edit::Pass),
-        1 => (0_u8..3, proptest::option::of(0_u16..4)).prop_map(|(node, weight)| Edit::Weigh { node, weight }),
-        1 => any::<bool>().prop_map(Edit::Pools),
-        1 => (1_u64..300).prop_map(Edit::Timeout),
+        5 => arbitrary_node(),
+        1 => (0_u8..3).prop_map(Edit::NoNode),
+        3 => arbitrary_pod(),
+        1 => pod_key().prop_map(Edit::NoPod),
+        2 => arbitrary_namespace(),
+        1 => namespace().prop_map(Edit::NoNamespace),
+        1 => of(any::<bool>()).prop_map(Edit::AddressPool),
+        1 => of(0_u8..16).prop_map(Edit::ApiServer),
+        2 => authority.prop_map(Edit::Authority),
+        1 => pools,
+        1 => settings,
         1 => Just(Edit::Relist),
     ]
 }
 
 fn make(world: &mut World, edit: &Edit, last: Option<&Outcome>) {
     let objects = &mut world.objects;
-    let key = |n: &usize| ObjectKey::new("default", format!("slice-{n}"));
     match edit {
         Edit::Put(service) => world.put(Service::clone(service)),
-        Edit::Remove(n) => drop(objects.services.remove(&ObjectKey::new("default", format!("s{n}")))),
+        Edit::Remove(key) => drop(objects.services.remove(key)),
         Edit::Slice { name, of, endpoints } => {
             let ports = [("http", Protocol::Tcp, 8080)];
-            let slice = slice(&format!("slice-{name}"), &format!("s{of}"), &ports, endpoints.clone());
-            objects.endpoint_slices.insert(key(name), Arc::new(slice));
+            let mut slice = slice(&format!("slice-{name}"), &of.name, &ports, endpoints.clone());
+            slice.meta.key.namespace.clone_from(&of.namespace);
+            make(world, &Edit::NoSlice(*name), last);
+            world.objects.endpoint_slices.insert(slice.meta.key.clone(), Arc::new(slice));
         }
-        Edit::NoSlice(n) => drop(objects.endpoint_slices.remove(&key(n))),
+        Edit::NoSlice(n) => {
+            for namespace in ["default", "other"] {
+                objects.endpoint_slices.remove(&ObjectKey::new(namespace, format!("slice-{n}")));
+            }
+        }
+        Edit::Endpoints(key, None) => drop(objects.endpoints.remove(key)),
+        Edit::Endpoints(key, Some(host)) => {
+            let address = EndpointAddress {
+                ip: ip(&format!("10.0.1.{host}")),
+                node_name: Some(format!("n{}", host % 3)),
+                target_ref: None,
+            };
+            let ports = slice("", "", &[("http", Protocol::Tcp, 8080)], vec![]).ports;
+            let subsets = vec![Subset { addresses: vec![address], not_ready_addresses: vec![], ports }];
+            let endpoints = Endpoints { meta: Metadata::new(key.clone()), subsets };
+            objects.endpoints.insert(key.clone(), Arc::new(endpoints));
+        }
         Edit::Fail(bits) => {
             let targets = last.into_iter().flat_map(|outcome| outcome.targets.iter());
             let failing = targets.enumerate().filter(|(n, _)| bits >> (n % 64) & 1 == 1);
             world.verdicts = failing.map(|(_, target)| target.clone()).collect();
         }
-        Edit::Drain(host) => {
-            let target = |host: &u8| DrainTarget::Backend(ip(&format!("10.0.1.{host}")), None);
-            world.drained = host.iter().map(target).collect();
-        }
+        Edit::Drain(target) => world.drained = target.iter().cloned().collect(),
         Edit::Pass(seconds) => world.now += Duration::from_secs(*seconds),
-        Edit::Weigh { node, weight } => {
-            let mut meta = Metadata::new(ObjectKey::new("", format!("n{node}")));
-            meta.annotations.extend(weight.map(|w| ("tidegate.dev/weight".to_owned(), w.to_string())));
-            // A node whose address may be in a pool, with Pods behind it.
-            let internal_ips = vec![ip(&format!("10.0.2.{node}")), ip(&format!("203.0.113.{node}"))];
-            let pod_cidrs = vec![format!("10.1.{node}.0/24").parse().expect("a network")];
-            let node = Node { internal_ips, pod_cidrs, ..Node::new(meta) };
-            objects.nodes.insert(node.meta.key.name.clone(), Arc::new(node));
+        Edit::Node(node) => world.put_node(Node::clone(node)),
+        Edit::NoNode(n) => drop(objects.nodes.remove(&format!("n{n}"))),
+        Edit::Pod(pod) => drop(objects.pods.insert(pod.meta.key.clone(), Arc::new(Pod::clone(pod)))),
+        Edit::NoPod(key) => drop(objects.pods.remove(key)),
+        Edit::Namespace(namespace) => {
+            let name = namespace.meta.key.name.clone();
+            objects.namespaces.insert(name, Arc::new(Namespace::clone(namespace)));
         }
-        Edit::Pools(disabled) => world.settings.pools[0].disabled = *disabled,
-        Edit::Timeout(seconds) => world.settings.drain_timeout = Duration::from_secs(*seconds),
+        Edit::NoNamespace(name) => drop(objects.namespaces.remove(*name)),
+        Edit::AddressPool(None) => objects.address_pools.clear(),
+        Edit::AddressPool(Some(overlaps)) => {
+            let pool = pool("object", &[if *overlaps { "203.0.113.12/30" } else { "203.0.113.32/31" }]);
+            let meta = Metadata::new(ObjectKey::new("", "object"));
+            let status = AddressPoolStatus::default();
+            let object = AddressPool { meta, pool, faults: vec![], generation: 1, status };
+            objects.address_pools.insert("object".into(), Arc::new(object));
+        }
+        Edit::ApiServer(n) => {
+            objects.api_servers = n.iter().map(|n| ip(&format!("203.0.113.{n}"))).collect();
+        }
+        Edit::Authority(authority) => world.settings.authority = authority.clone(),
+        Edit::Pools { disabled, quota } => {
+            let public = &mut world.settings.pools[0];
+            (public.disabled, public.quota_per_namespace) = (*disabled, *quota);
+        }
+        Edit::Settings { drain_timeout, zone } => {
+            world.settings.drain_timeout = Duration::from_secs(*drain_timeout);
+            world.settings.zone = zone.map(|n| format!("z{n}"));
+        }
         Edit::Relist => {
             let again = objects.services.iter().map(|(k, s)| (k.clone(), Arc::new(Service::clone(s))));
             objects.services = again.collect();
             let again = objects.endpoint_slices.iter();
             let again = again.map(|(k, s)| (k.clone(), Arc::new(EndpointSlice::clone(s))));
             objects.endpoint_slices = again.collect();
+            let again = objects.nodes.iter().map(|(k, n)| (k.clone(), Arc::new(Node::clone(n))));
+            objects.nodes = again.collect();
         }
     }
 }
 
+/// One pool for those namespaces that are at the edge; with or without what makes Services depend on all others.
+fn world(own: bool, pod_routes: bool, on_node: bool) -> World {
+    let mut world = World::new(vec![], vec![]);
+    let mut edge = pool("edge-lb", &["203.0.113.16/30"]);
+    edge.namespace_selector.match_labels.insert("edge".into(), "true".into());
+    world.settings.pools.insert(1, edge);
+    if own {
+        world.settings.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
+        world.settings.own_cluster_ips = true;
+    }
+    if pod_routes {
+        world.settings.pod_routes = PodRoutes::Node;
+    }
+    world.settings.node = on_node.then(|| "n0".to_owned());
+    world
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn a_reconciler_gives_what_a_reconcile_from_scratch_gives(
-        edits in proptest::collection::vec(proptest::collection::vec(arbitrary_edit(), 0..4), 1..14),
+        own in any::<bool>(),
+        pod_routes in any::<bool>(),
+        on_node in weighted(0.3, Just(())),
+        edits in proptest::collection::vec(proptest::collection::vec(arbitrary_edit(), 0..4), 1..16),
     ) {
-        let mut world = World::new(vec![], vec![]);
-        world.settings.node_port_addresses = vec!["10.0.0.0/8".parse().expect("a network")];
-        world.settings.own_cluster_ips = true;
-        world.settings.pod_routes = crate::config::PodRoutes::Node;
+        let mut world = world(own, pod_routes, on_node.is_some());
         let mut reconciler = Reconciler::default();
         let mut last = None;
         for (round, edits) in edits.iter().enumerate() {
@@ -121,6 +324,123 @@ proptest! {
             last = Some(outcome);
         }
     }
+}
+
+/// Twelve Services: of each four one is on node `n0`, one on `n1`, one sends to nodes, one has endpoints from Pods; one
+/// of the twelve has a node selector.
+fn mixed() -> World {
+    let (mut services, mut slices) = (Vec::new(), Vec::new());
+    for n in 0..12 {
+        let name = format!("s{n:02}");
+        let mut service = service(&name);
+        match n % 4 {
+            at @ 0..2 => {
+                let mut endpoint = super::on(endpoint(&format!("10.0.1.{}", n + 1)), &format!("n{at}"));
+                let key = ObjectKey::new("default", format!("pod-{n}"));
+                endpoint.target_ref = Some(ObjectRef { kind: "Pod".into(), key });
+                slices.push(http(&name, vec![endpoint]));
+                if n == 1 {
+                    service = annotated(service, "tidegate.dev/backend-node-selector", "tier=odd");
+                }
+            }
+            2 => {
+                service = annotated(service, "tidegate.dev/target", "node");
+                service = annotated(service, "tidegate.dev/forwarding", "dsr-ipip");
+            }
+            _ => service.selector = app(u8::try_from(n).expect("small")),
+        }
+        services.push(service);
+    }
+    let mut world = World::new(services, slices);
+    world.put_node(node("n0", &["10.0.2.1"]));
+    world.put_node(node("n1", &["10.0.2.2"]));
+    world
+}
+
+#[test]
+fn nobody_is_taken_up_whom_a_change_cannot_touch() {
+    let mut world = mixed();
+    let mut reconciler = Reconciler::default();
+    let mut taken_up = |world: &mut World, change: &dyn Fn(&mut World)| {
+        change(world);
+        let outcome = reconciler.reconcile(&world.input());
+        world.memory = outcome.memory;
+        reconciler.taken_up()
+    };
+    let node = |world: &mut World, change: &dyn Fn(&mut Node)| {
+        let mut node = Node::clone(&world.objects.nodes["n0"]);
+        change(&mut node);
+        world.put_node(node);
+    };
+    assert_eq!(taken_up(&mut world, &|_| ()), 12);
+    assert_eq!(taken_up(&mut world, &|_| ()), 0);
+    let (of_n0, of_n1, to_nodes) = (3, 3, 3);
+    let heartbeat = |w: &mut World| node(w, &|_| ());
+    assert_eq!(taken_up(&mut world, &heartbeat), 0, "the same again is no change");
+    let annotated = |w: &mut World| node(w, &|n| drop(n.meta.annotations.insert("other".into(), "1".into())));
+    assert_eq!(taken_up(&mut world, &annotated), 0);
+    let labelled = |w: &mut World| node(w, &|n| drop(n.meta.labels.insert("other".into(), "1".into())));
+    assert_eq!(taken_up(&mut world, &labelled), 0, "nobody there asks for labels");
+    let zone = |w: &mut World| {
+        node(w, &|n| drop(n.meta.labels.insert("topology.kubernetes.io/zone".into(), "z1".into())));
+    };
+    assert_eq!(taken_up(&mut world, &zone), of_n0 + to_nodes);
+    let moved = |w: &mut World| node(w, &|n| n.internal_ips = vec![ip("10.0.2.9")]);
+    assert_eq!(taken_up(&mut world, &moved), to_nodes);
+    let cidr = |w: &mut World| node(w, &|n| n.pod_cidrs = vec!["10.1.0.0/24".parse().expect("a net")]);
+    assert_eq!(taken_up(&mut world, &cidr), 0);
+    let tier = |w: &mut World| {
+        let mut n1 = Node::clone(&w.objects.nodes["n1"]);
+        n1.meta.labels.insert("tier".into(), "odd".into());
+        w.put_node(n1);
+    };
+    assert_eq!(taken_up(&mut world, &tier), 1, "it has a node selector");
+    let drained = |w: &mut World| w.drained = BTreeSet::from([DrainTarget::Node("n1".into())]);
+    assert_eq!(taken_up(&mut world, &drained), of_n1 + to_nodes);
+
+    let pod = |world: &mut World, name: &str, of_app: u8, weight: Option<&str>| {
+        let mut meta = Metadata::new(ObjectKey::new("default", name));
+        meta.labels = app(of_app);
+        meta.annotations.extend(weight.map(|w| ("tidegate.dev/weight".to_owned(), w.to_owned())));
+        let ips = vec![ip("10.0.1.99")];
+        let pod = Pod { meta, node_name: None, ips, ready: true, finished: false, container_ports: vec![] };
+        world.objects.pods.insert(pod.meta.key.clone(), Arc::new(pod));
+    };
+    assert_eq!(taken_up(&mut world, &|w| pod(w, "pod-4", 99, Some("2"))), 1);
+    assert_eq!(taken_up(&mut world, &|w| pod(w, "stranger", 99, Some("2"))), 0);
+    assert_eq!(taken_up(&mut world, &|w| pod(w, "pod-4", 98, Some("2"))), 0, "its labels are nobody's");
+    assert_eq!(taken_up(&mut world, &|w| pod(w, "new", 3, None)), 1, "it is selected");
+
+    let namespace = |world: &mut World, edge: &str| {
+        let mut meta = Metadata::new(ObjectKey::new("", "default"));
+        meta.labels.insert("edge".into(), edge.into());
+        world.objects.namespaces.insert("default".into(), Arc::new(Namespace { meta }));
+    };
+    assert_eq!(taken_up(&mut world, &|w| namespace(w, "true")), 0, "no pool asks for labels");
+
+    let withheld = |w: &mut World| {
+        w.settings.authority = Authority::Decides { withheld: BTreeSet::from([ip("203.0.113.1")]) };
+    };
+    assert_eq!(taken_up(&mut world, &withheld), 0);
+    assert_eq!(taken_up(&mut world, &|w| w.put(service("new"))), 1);
+    let gone = |w: &mut World| drop(w.objects.services.remove(&ObjectKey::new("default", "new")));
+    assert_eq!(taken_up(&mut world, &gone), 1);
+}
+
+#[test]
+fn who_is_taken_up_and_comes_out_the_same_stays_the_same_value() {
+    let mut world = mixed();
+    let mut reconciler = Reconciler::default();
+    let before = reconciler.reconcile(&world.input());
+    world.memory = before.memory.clone();
+    let mut node = Node::clone(&world.objects.nodes["n0"]);
+    // One is what it has without it.
+    node.meta.annotations.insert("tidegate.dev/weight".into(), "1".into());
+    world.put_node(node);
+    let after = reconciler.reconcile(&world.input());
+    assert_eq!(reconciler.taken_up(), 6);
+    assert!(before.services.iter().zip(&after.services).all(|(a, b)| Arc::ptr_eq(a, b)));
+    assert!(before.spec.services.iter().zip(&after.spec.services).all(|(a, b)| a.is_same(b)));
 }
 
 #[test]

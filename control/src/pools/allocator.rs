@@ -1,0 +1,260 @@
+//! [`Allocator`]: who has which address, kept from one state to the next.
+//!
+//! All Services that take part are given their addresses in three passes (`allocate`). When some of them change, the
+//! passes are run again for those alone that the change can touch, while the others hold what they hold:
+//! - who changed, or has another memory than when it had its turn;
+//! - who hangs on others: it was refused because of what another holds, or chose freely, which others may come before;
+//! - whoever holds an address that one of these held or names; and, where a pool has a quota, their namespaces.
+//!
+//! The others got what they have in the first two passes, on addresses that nobody else names, so their turns would
+//! come to the same whoever comes before them.
+//!
+//! Invariant: the result is the one of a new allocator with the same Services and memory (tested over random
+//! histories, here and in `reconcile`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::allocate::{Allocation, Footprint};
+use super::{Allocations, Applicant, Assigned, Authority, Granted, Holder, Pool, PoolUsage};
+use crate::model::ObjectKey;
+
+/// So many new memories at once are worth a look at whether they change anything, rather than a second turn for all.
+const SETTLE_MIN: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Allocator {
+    allocation: Allocation,
+    granted: BTreeMap<ObjectKey, Granted>,
+    footprints: BTreeMap<ObjectKey, Footprint>,
+    allocations: Arc<Allocations>,
+    /// Services that hang on others.
+    hanging: BTreeSet<ObjectKey>,
+    /// Services whose next turn starts from another memory than their last.
+    unsettled: BTreeSet<ObjectKey>,
+}
+
+impl Allocator {
+    /// Without Services. `reserved` are addresses of the gateway itself, of nodes and of API servers: nobody gets
+    /// them, whatever pools and Services say; only what was given before it became a node's stays.
+    #[must_use]
+    pub fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, Holder>, authority: Authority) -> Self {
+        Self {
+            allocation: Allocation::new(pools, reserved, authority),
+            granted: BTreeMap::new(),
+            footprints: BTreeMap::new(),
+            allocations: Arc::default(),
+            hanging: BTreeSet::new(),
+            unsettled: BTreeSet::new(),
+        }
+    }
+
+    /// Takes over what Services held when another allocator ended.
+    #[must_use]
+    pub fn resuming(mut self, allocations: &Arc<Allocations>) -> Self {
+        self.allocations = Arc::clone(allocations);
+        self
+    }
+
+    /// Gives these Services their addresses again, and whom else that touches; the Services that have others now, or
+    /// are new or gone.
+    ///
+    /// `applicant` says what a Service wants, given what it is remembered to hold; `None` where it takes no part. Of
+    /// Services that are not `changed` it has to say what it said before, but for what they had.
+    pub fn update<'a>(
+        &mut self,
+        changed: impl IntoIterator<Item = ObjectKey>,
+        applicant: impl Fn(&ObjectKey, Option<&[Assigned]>) -> Option<Applicant<'a>>,
+    ) -> Vec<ObjectKey> {
+        let mut again: BTreeSet<ObjectKey> = changed.into_iter().collect();
+        again.append(&mut self.unsettled);
+        if again.is_empty() {
+            return Vec::new();
+        }
+        again.extend(self.hanging.iter().cloned());
+        let again = self.with_neighbours(again, applicant);
+        let mut before: BTreeMap<ObjectKey, Option<Granted>> = BTreeMap::new();
+        let mut turns: Vec<Turn<'a>> = Vec::with_capacity(again.len());
+        for (key, applicant) in again {
+            if let Some(footprint) = self.footprints.remove(&key) {
+                self.allocation.forget(&key, &footprint);
+            }
+            self.hanging.remove(&key);
+            before.insert(key.clone(), self.granted.remove(&key));
+            match applicant {
+                Some(applicant) => turns.push(Turn::new(applicant)),
+                None => self.remember(&key, Vec::new()),
+            }
+        }
+        self.pass_all(&mut turns);
+        for Turn { applicant, granted, footprint } in turns {
+            let key = applicant.key();
+            let held = [&granted.load_balancer, &footprint.leaving].into_iter().find(|held| !held.is_empty());
+            self.remember(key, held.cloned().unwrap_or_default());
+            if footprint.hangs {
+                self.hanging.insert(key.clone());
+            }
+            self.footprints.insert(key.clone(), footprint);
+            self.granted.insert(key.clone(), granted);
+        }
+        let differs = |(key, was): &(ObjectKey, Option<Granted>)| self.granted.get(key) != was.as_ref();
+        before.into_iter().filter(differs).map(|(key, _)| key).collect()
+    }
+
+    /// These, and those that stand near them; all with what they want now.
+    fn with_neighbours<'a>(
+        &self,
+        services: BTreeSet<ObjectKey>,
+        applicant: impl Fn(&ObjectKey, Option<&[Assigned]>) -> Option<Applicant<'a>>,
+    ) -> BTreeMap<ObjectKey, Option<Applicant<'a>>> {
+        let has_quota = self.allocation.pools.iter().any(|pool| pool.quota_per_namespace.is_some());
+        let mut namespaces: BTreeSet<String> = BTreeSet::new();
+        let mut found: BTreeMap<ObjectKey, Option<Applicant<'a>>> = BTreeMap::new();
+        let mut left: Vec<ObjectKey> = services.into_iter().collect();
+        while let Some(key) = left.pop() {
+            if found.contains_key(&key) {
+                continue;
+            }
+            let remembered = self.allocations.by_service.get(&key).map(Vec::as_slice);
+            let applicant = applicant(&key, remembered);
+            let held = self.footprints.get(&key).into_iter().flat_map(|footprint| &footprint.claims);
+            let named = applicant.iter().flat_map(Applicant::names);
+            for ip in held.copied().chain(named) {
+                let others = self.allocation.ledger.holders(ip).filter(|holder| !found.contains_key(*holder));
+                left.extend(others.filter(|holder| **holder != key).cloned());
+            }
+            if has_quota && namespaces.insert(key.namespace.clone()) {
+                let from = self.footprints.range(ObjectKey::new(key.namespace.as_str(), "")..);
+                let of_namespace = from.map(|(other, _)| other).take_while(|o| o.namespace == key.namespace);
+                left.extend(of_namespace.cloned());
+            }
+            found.insert(key, applicant);
+        }
+        found
+    }
+
+    fn pass_all(&mut self, turns: &mut [Turn<'_>]) {
+        turns.sort_by(|a, b| {
+            let [a, b] = [a, b].map(|turn| &turn.applicant.service.meta);
+            a.seniority().cmp(&b.seniority())
+        });
+        for Turn { applicant, granted, footprint } in &mut *turns {
+            self.allocation.turn(footprint, |allocation| allocation.keep(applicant, granted));
+        }
+        for Turn { applicant, granted, footprint } in &mut *turns {
+            self.allocation.turn(footprint, |allocation| {
+                allocation.authorise_external(applicant, granted);
+                allocation.grant_requested(applicant, granted);
+            });
+        }
+        for Turn { applicant, granted, footprint } in &mut *turns {
+            self.allocation.turn(footprint, |allocation| allocation.choose(applicant, granted));
+        }
+    }
+
+    fn remember(&mut self, service: &ObjectKey, held: Vec<Assigned>) {
+        let known = self.allocations.by_service.get(service);
+        if known.map_or(&[][..], Vec::as_slice) == held {
+            return;
+        }
+        let by_service = &mut Arc::make_mut(&mut self.allocations).by_service;
+        if held.is_empty() {
+            by_service.remove(service);
+        } else {
+            by_service.insert(service.clone(), held);
+        }
+        self.unsettled.insert(service.clone());
+    }
+
+    /// Looks, where many have a memory now that they did not have when they had their turn, whether that would make a
+    /// difference; where it does not, they need no second turn. `applicant` is as for [`Self::update`].
+    pub fn settle<'a>(
+        &mut self,
+        applicant: impl Fn(&ObjectKey, Option<&[Assigned]>) -> Option<Applicant<'a>>,
+    ) {
+        if self.unsettled.len() >= SETTLE_MIN {
+            self.settle_all(applicant);
+        }
+    }
+
+    pub(super) fn settle_all<'a>(
+        &mut self,
+        applicant: impl Fn(&ObjectKey, Option<&[Assigned]>) -> Option<Applicant<'a>>,
+    ) {
+        let Allocation { pools, reserved, authority, .. } = &self.allocation;
+        let second = Self::new(pools.clone(), reserved.clone(), authority.clone());
+        let mut second = second.resuming(&self.allocations);
+        let services: Vec<ObjectKey> = self.granted.keys().cloned().collect();
+        second.update(services, applicant);
+        let same = second.unsettled.is_empty() && second.granted == self.granted;
+        if same && second.usage() == self.usage() {
+            *self = second;
+        }
+    }
+
+    /// Other addresses that nobody may have; the Services that this may touch, for [`Self::update`].
+    pub fn reserve(&mut self, reserved: BTreeMap<IpAddr, Holder>) -> Vec<ObjectKey> {
+        let was = &self.allocation.reserved;
+        if *was == reserved {
+            return Vec::new();
+        }
+        let gone = was.iter().filter(|(ip, holder)| reserved.get(*ip) != Some(*holder));
+        let new = reserved.iter().filter(|(ip, holder)| was.get(*ip) != Some(*holder));
+        let holders = gone.chain(new).flat_map(|(ip, _)| self.allocation.ledger.holders(*ip));
+        let touched = holders.chain(&self.hanging).cloned().collect();
+        self.allocation.reserve(reserved);
+        touched
+    }
+
+    /// Other addresses that other gateways still serve; the Services that this may touch, for [`Self::update`].
+    /// `None` where somebody else decides now, or this gateway anew: then everything is.
+    pub fn heed(&mut self, authority: &Authority) -> Option<Vec<ObjectKey>> {
+        if self.allocation.authority == *authority {
+            return Some(Vec::new());
+        }
+        let decides = |authority: &Authority| matches!(authority, Authority::Decides { .. });
+        (decides(&self.allocation.authority) && decides(authority)).then(|| {
+            self.allocation.authority = authority.clone();
+            self.hanging.iter().cloned().collect()
+        })
+    }
+
+    /// The pools that addresses are given from.
+    #[must_use]
+    pub fn pools(&self) -> &[Pool] {
+        &self.allocation.pools
+    }
+
+    /// By Service; one entry for each that takes part.
+    #[must_use]
+    pub fn granted(&self) -> &BTreeMap<ObjectKey, Granted> {
+        &self.granted
+    }
+
+    /// What they hold, for [`adopted`](super::adopted()) the next time. The same value as long as nothing changes there.
+    #[must_use]
+    pub fn allocations(&self) -> &Arc<Allocations> {
+        &self.allocations
+    }
+
+    /// How full the pools are, in their order.
+    #[must_use]
+    pub fn usage(&self) -> &[PoolUsage] {
+        self.allocation.usage()
+    }
+}
+
+/// A Service that is given its addresses.
+struct Turn<'a> {
+    applicant: Applicant<'a>,
+    granted: Granted,
+    footprint: Footprint,
+}
+
+impl<'a> Turn<'a> {
+    fn new(applicant: Applicant<'a>) -> Self {
+        Self { applicant, granted: Granted::default(), footprint: Footprint::default() }
+    }
+}

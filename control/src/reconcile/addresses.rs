@@ -1,0 +1,245 @@
+//! Step 2, kept from one call to the next: which addresses Services have, and what else hangs on all of them or on the
+//! nodes: VIPs, contested ports, routes to Pods.
+//!
+//! Called by `incremental` with what changed; says to which Services the result matters.
+//!
+//! Invariant: what stands here is what a new one would come to with the same plans, memory and circumstances.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tidegate_core::snapshot::RouteSpec;
+
+use super::contested::{Claims, Contested};
+use super::finding::Finding;
+use super::incremental::Planned;
+use super::pod_routes::pod_routes;
+use super::pools_of::pools_of;
+use super::reserved::reserved;
+use super::{Input, Settings};
+use crate::model::{Labels, ObjectKey, SliceIndex};
+use crate::pools::{Allocations, Allocator, Applicant, Assigned, Granted, adopted};
+use crate::shared_map::SharedMap;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    allocator: Allocator,
+    pub(super) vips: Vips,
+    pub(super) contested: Contested,
+    pub(super) pod_routes: Vec<RouteSpec>,
+    pub(super) claimed: SharedMap<ObjectKey, ()>,
+    of_pools: Vec<Finding>,
+    of_routes: Vec<Finding>,
+}
+
+/// What of the circumstances is other than before.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Changed {
+    /// AddressPools.
+    pub(super) pools: bool,
+    /// Addresses of nodes or of the API servers.
+    pub(super) reserved: bool,
+    /// What routes to Pods follow from.
+    pub(super) pod_routes: bool,
+}
+
+/// Whom a call of [`Addresses::update`] touched.
+#[derive(Debug, Default)]
+pub(super) struct Moved {
+    /// Services whose addresses are others, or whose ports belong to others than before.
+    pub(super) services: BTreeSet<ObjectKey>,
+    /// Addresses that are VIPs now or are none any more.
+    pub(super) vips: Vec<IpAddr>,
+    /// Findings about pools and nodes are others.
+    pub(super) findings: bool,
+}
+
+impl Addresses {
+    /// Without Services, in the circumstances of `input`.
+    pub(super) fn new(input: &Input<'_>, slices: &SliceIndex) -> Self {
+        let (mut of_pools, mut of_routes) = (Vec::new(), Vec::new());
+        Self {
+            allocator: allocator(input, slices, &input.memory.allocations, &mut of_pools),
+            vips: Vips::default(),
+            contested: Contested::default(),
+            pod_routes: pod_routes(input.settings, &input.objects.nodes, &mut of_routes),
+            claimed: SharedMap::new(),
+            of_pools,
+            of_routes,
+        }
+    }
+
+    /// Takes over the `plans`, of which those of `replanned` are others than before. `applicants` are Services that may
+    /// ask for other addresses, among them those of `replanned`.
+    pub(super) fn update(
+        &mut self,
+        input: &Input<'_>,
+        plans: &BTreeMap<ObjectKey, Planned>,
+        slices: &SliceIndex,
+        replanned: &BTreeSet<ObjectKey>,
+        mut applicants: BTreeSet<ObjectKey>,
+        changed: Changed,
+    ) -> Moved {
+        let mut moved = Moved::default();
+        if changed.pod_routes {
+            let mut findings = Vec::new();
+            self.pod_routes = pod_routes(input.settings, &input.objects.nodes, &mut findings);
+            moved.findings |= findings != self.of_routes;
+            self.of_routes = findings;
+        }
+        let heeded = self.allocator.heed(&input.settings.authority);
+        let mut regranted: BTreeMap<ObjectKey, Option<Granted>> = BTreeMap::new();
+        if changed.pools || heeded.is_none() {
+            let mut findings = Vec::new();
+            let allocations = Arc::clone(self.allocator.allocations());
+            let anew = allocator(input, slices, &allocations, &mut findings);
+            let before = std::mem::replace(&mut self.allocator, anew);
+            moved.findings |= findings != self.of_pools;
+            self.of_pools = findings;
+            applicants.extend(plans.keys().chain(before.granted().keys()).cloned());
+            regranted
+                .extend(before.granted().iter().map(|(key, granted)| (key.clone(), Some(granted.clone()))));
+        } else if changed.reserved {
+            applicants.extend(self.allocator.reserve(reserved(input.settings, input.objects, slices)));
+        }
+        applicants.extend(heeded.into_iter().flatten());
+        let applicant =
+            |key: &ObjectKey, remembered: Option<&[Assigned]>| applicant(input, plans, key, remembered);
+        let told = self.allocator.update(applicants, applicant);
+        self.allocator.settle(applicant);
+        let granted = self.allocator.granted();
+        moved.services.extend(told.into_iter().filter(|key| match regranted.get(key) {
+            Some(before) => before.as_ref() != granted.get(key),
+            None => true,
+        }));
+
+        for key in replanned {
+            if plans.get(key).is_some_and(Planned::wants_load_balancer) {
+                self.claimed.insert(key.clone(), ());
+            } else {
+                self.claimed.remove(key);
+            }
+        }
+        let others: BTreeSet<&ObjectKey> = replanned.iter().chain(&moved.services).collect();
+        let of = |key: &ObjectKey| plans.get(key).zip(granted.get(key));
+        let vips = others.iter().map(|key| (*key, of(key).map(|(p, g)| vips_of(input.settings, p, g))));
+        moved.vips = self.vips.update(vips);
+        let claims = others.iter().map(|key| {
+            let claims = of(key).and_then(|(p, g)| Claims::new(input.settings, p.service(), g));
+            (ObjectKey::clone(key), claims)
+        });
+        let contested = self.contested.update(claims);
+        moved.services.extend(contested);
+        moved
+    }
+
+    /// What a Service that has a plan got.
+    pub(super) fn granted(&self, service: &ObjectKey) -> &Granted {
+        &self.allocator.granted()[service]
+    }
+
+    pub(super) fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    /// About pools and nodes.
+    pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
+        self.of_pools.iter().chain(&self.of_routes)
+    }
+}
+
+fn allocator(
+    input: &Input<'_>,
+    slices: &SliceIndex,
+    allocations: &Arc<Allocations>,
+    findings: &mut Vec<Finding>,
+) -> Allocator {
+    let reserved = reserved(input.settings, input.objects, slices);
+    let pools = pools_of(input, findings);
+    Allocator::new(pools, reserved, input.settings.authority.clone()).resuming(allocations)
+}
+
+/// What a Service wants of pools. One that is served no more and still carries our finalizer wants its addresses to be
+/// nobody's until it is gone.
+fn applicant<'a>(
+    input: &Input<'a>,
+    plans: &'a BTreeMap<ObjectKey, Planned>,
+    key: &ObjectKey,
+    remembered: Option<&[Assigned]>,
+) -> Option<Applicant<'a>> {
+    let authority = &input.settings.authority;
+    if let Some(planned) = plans.get(key) {
+        let plan = planned.plan();
+        return Some(Applicant {
+            service: plan.service,
+            namespace_labels: input.objects.namespace_labels(&key.namespace),
+            wants_load_balancer: plan.wants_load_balancer && plan.options.no_allocation.is_none(),
+            leaving: !plan.wants_load_balancer && plan.service.stored.is_finalized_by_us(),
+            requested: plan.options.requested.clone(),
+            pool: plan.options.pool.clone(),
+            sharing_key: plan.options.sharing_key.clone(),
+            had: adopted(plan.service, remembered, authority),
+        });
+    }
+    let service = input.objects.services.get(key).filter(|service| service.stored.is_finalized_by_us())?;
+    Some(Applicant {
+        service,
+        namespace_labels: Labels::new(),
+        wants_load_balancer: false,
+        leaving: true,
+        requested: Vec::new(),
+        pool: None,
+        sharing_key: None,
+        had: adopted(service, remembered, authority),
+    })
+}
+
+/// The addresses of a Service: none of them can be an endpoint.
+fn vips_of(settings: &Settings, planned: &Planned, granted: &Granted) -> Box<[IpAddr]> {
+    let external = granted.external.iter().map(|(a, _)| a.address);
+    let own = if settings.own_cluster_ips { &planned.service().cluster_ips[..] } else { &[] };
+    granted.load_balancer.iter().map(|a| a.address).chain(external).chain(own.iter().copied()).collect()
+}
+
+/// The addresses of all Services.
+#[derive(Debug, Default)]
+pub(super) struct Vips {
+    /// How often each is one.
+    counts: HashMap<IpAddr, u32>,
+    by_service: BTreeMap<ObjectKey, Box<[IpAddr]>>,
+}
+
+impl Vips {
+    /// Whether any Service has it.
+    pub(super) fn contains(&self, ip: &IpAddr) -> bool {
+        self.counts.contains_key(ip)
+    }
+
+    /// Takes over what Services have now; the addresses that are VIPs only now, or not any more.
+    fn update<'a>(
+        &mut self,
+        changes: impl Iterator<Item = (&'a ObjectKey, Option<Box<[IpAddr]>>)>,
+    ) -> Vec<IpAddr> {
+        let mut turned: BTreeMap<IpAddr, /* was one */ bool> = BTreeMap::new();
+        for (service, vips) in changes {
+            let was = self.by_service.remove(service).unwrap_or_default();
+            for ip in was.iter().chain(vips.iter().flatten()) {
+                turned.entry(*ip).or_insert_with(|| self.counts.contains_key(ip));
+            }
+            vips.iter().flatten().for_each(|ip| *self.counts.entry(*ip).or_default() += 1);
+            for ip in &was {
+                let count = self.counts.get_mut(ip).expect("it was counted when it came");
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(ip);
+                }
+            }
+            if let Some(vips) = vips.filter(|vips| !vips.is_empty()) {
+                self.by_service.insert(service.clone(), vips);
+            }
+        }
+        turned.into_iter().filter(|(ip, was)| self.contains(ip) != *was).map(|(ip, _)| ip).collect()
+    }
+}

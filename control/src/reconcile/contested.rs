@@ -1,0 +1,158 @@
+//! Whose a node port or a cluster IP is, where several Services claim it.
+//!
+//! What a pool gave comes first, then health-check node ports, then first come by creation time and UID. [`Contested`]
+//! keeps all claims by (address, protocol, port), so that a Service that changes is compared with those alone that
+//! claim the same. Where the gateway serves neither node ports nor cluster IPs, there is nothing to contest or to keep.
+//!
+//! Invariant: of all claims on one (address, protocol, port) the first is the owner's, whatever the order in which they
+//! came.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use tidegate_core::snapshot::ServiceKey;
+
+use super::frontends::{Frontend, Via, cluster_ips, own_frontends};
+use super::health_check_node_port;
+use super::settings::Settings;
+use crate::model::{ObjectKey, Protocol, Service};
+use crate::pools::Granted;
+
+/// Why another Service's claim comes before this one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Contest {
+    pub(super) frontend: Frontend,
+    pub(super) owner: ObjectKey,
+}
+
+/// All claims, and which node ports and cluster IPs belong to others.
+#[derive(Debug, Default)]
+pub(super) struct Contested {
+    claims: HashMap<ServiceKey, BTreeSet<Claim>>,
+    by_service: BTreeMap<ObjectKey, Claims>,
+    /// By the Service that does without.
+    contests: BTreeMap<ObjectKey, Vec<Contest>>,
+}
+
+/// The first claim wins.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Claim {
+    rank: Rank,
+    service: ObjectKey,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// By what a pool gave, or a health-check node port.
+    Given,
+    /// By its age: [`seniority`](crate::model::Metadata::seniority), but for the key.
+    Own(bool, Option<jiff::Timestamp>, String),
+}
+
+/// What one Service claims.
+#[derive(Debug)]
+pub(super) struct Claims {
+    given: Vec<Frontend>,
+    /// Each with whether a pool gave it the address.
+    own: Vec<(Frontend, bool)>,
+    age: Rank,
+}
+
+impl Claims {
+    /// `None` where the Service has no claim that others could contest.
+    pub(super) fn new(settings: &Settings, service: &Service, granted: &Granted) -> Option<Self> {
+        let node_port_vips = settings.node_port_vips();
+        if node_port_vips.is_empty() && !settings.own_cluster_ips {
+            return None;
+        }
+        let load_balancer = granted.load_balancer.iter().map(|a| a.address);
+        let of_pools: Vec<IpAddr> =
+            load_balancer.chain(granted.external.iter().map(|(a, _)| a.address)).collect();
+        let frontend = |vip: &IpAddr, protocol, port, via| Frontend { vip: *vip, protocol, port, via };
+        let mut given = Vec::new();
+        for port in &service.ports {
+            given.extend(
+                of_pools.iter().map(|vip| frontend(vip, port.protocol, port.port, Via::LoadBalancer)),
+            );
+        }
+        if let Some(port) = health_check_node_port(service) {
+            given.extend(node_port_vips.iter().map(|vip| frontend(vip, Protocol::Tcp, port, Via::NodePort)));
+        }
+        let cluster_ips = cluster_ips(settings, service);
+        let own = service.ports.iter().flat_map(|port| own_frontends(&node_port_vips, cluster_ips, port));
+        let own = own.map(|frontend| (frontend, of_pools.contains(&frontend.vip))).collect();
+        let meta = &service.meta;
+        let age = Rank::Own(meta.creation_time.is_none(), meta.creation_time, meta.uid.clone());
+        Some(Self { given, own, age })
+    }
+
+    fn all(&self) -> impl Iterator<Item = (ServiceKey, &Rank)> {
+        let given = self.given.iter().map(|frontend| (frontend.key(), &Rank::Given));
+        given.chain(self.own.iter().map(|(frontend, _)| (frontend.key(), &self.age)))
+    }
+}
+
+impl Contested {
+    /// What of a Service belongs to others.
+    pub(super) fn of(&self, service: &ObjectKey) -> &[Contest] {
+        self.contests.get(service).map_or(&[], Vec::as_slice)
+    }
+
+    /// Takes over what Services claim now; those to whom that makes a difference.
+    pub(super) fn update(
+        &mut self,
+        changes: impl IntoIterator<Item = (ObjectKey, Option<Claims>)>,
+    ) -> Vec<ObjectKey> {
+        let mut services: BTreeSet<ObjectKey> = BTreeSet::new();
+        let mut frontends: BTreeSet<ServiceKey> = BTreeSet::new();
+        for (service, claims) in changes {
+            let was = self.by_service.remove(&service);
+            if was.is_none() && claims.is_none() {
+                continue;
+            }
+            for (frontend, rank) in was.iter().flat_map(Claims::all) {
+                let claim = Claim { rank: rank.clone(), service: service.clone() };
+                if let Some(claims) = self.claims.get_mut(&frontend) {
+                    claims.remove(&claim);
+                    if claims.is_empty() {
+                        self.claims.remove(&frontend);
+                    }
+                }
+                frontends.insert(frontend);
+            }
+            for (frontend, rank) in claims.iter().flat_map(Claims::all) {
+                let claim = Claim { rank: rank.clone(), service: service.clone() };
+                self.claims.entry(frontend).or_default().insert(claim);
+                frontends.insert(frontend);
+            }
+            if let Some(claims) = claims {
+                self.by_service.insert(service.clone(), claims);
+            }
+            services.insert(service);
+        }
+        let claims = frontends.iter().filter_map(|frontend| self.claims.get(frontend)).flatten();
+        services.extend(claims.map(|claim| claim.service.clone()));
+        services.into_iter().filter(|service| self.judge(service)).collect()
+    }
+
+    /// Finds out what of a Service belongs to others; whether it is something else than before.
+    fn judge(&mut self, service: &ObjectKey) -> bool {
+        let own = self.by_service.get(service).map_or(&[][..], |claims| &claims.own);
+        let contest = |(frontend, of_pool): &(Frontend, bool)| {
+            let owner = &self.claims[&frontend.key()].first().expect("its own claim is among them").service;
+            // A Service's own LoadBalancer address that is its cluster IP as well is served as the former.
+            let contested = owner != service || *of_pool;
+            contested.then(|| Contest { frontend: *frontend, owner: owner.clone() })
+        };
+        let contests: Vec<Contest> = own.iter().filter_map(contest).collect();
+        if self.of(service) == contests {
+            return false;
+        }
+        if contests.is_empty() {
+            self.contests.remove(service);
+        } else {
+            self.contests.insert(service.clone(), contests);
+        }
+        true
+    }
+}

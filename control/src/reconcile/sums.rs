@@ -1,0 +1,152 @@
+//! What all Services come to together, kept up by taking out what one of them gave before and putting in what it gives
+//! now.
+//!
+//! Called by `incremental` for each Service that was taken up again. Lists that others hold (findings, listeners) are
+//! made anew only where what they are made of has changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::snapshot::{ServiceKey, SharedService};
+
+use super::drain::Drains;
+use super::finding::Finding;
+use super::incremental::{Entry, Planned};
+use super::view::ServiceView;
+use super::{HealthCheckNodePort, Served, one_owner_each};
+use crate::health::Targets;
+use crate::model::ObjectKey;
+use crate::shared_map::SharedMap;
+
+/// What all Services come to together.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    pub(super) specs: SharedMap<ServiceKey, SharedService>,
+    pub(super) views: SharedMap<ObjectKey, Arc<ServiceView>>,
+    pub(super) targets: Targets,
+    pub(super) drains: Drains,
+    pub(super) deadlines: BTreeSet<(Duration, ObjectKey)>,
+    listeners: BTreeMap<ObjectKey, HealthCheckNodePort>,
+    findings: BTreeMap<Finding, u32>,
+    /// Of the listeners together.
+    listener_findings: Vec<Finding>,
+    /// None where they, or those of others, have changed.
+    pub(super) listed_findings: Listed<Finding>,
+    listed_listeners: Listed<HealthCheckNodePort>,
+}
+
+/// A list that is made anew where what it is made of has changed.
+type Listed<T> = Option<Arc<[T]>>;
+
+impl Sums {
+    /// Counts a Service as `new` that was counted as `old` before.
+    pub(super) fn replace(&mut self, key: &ObjectKey, old: Option<&Entry>, new: Option<&Entry>) {
+        let (was, is) = (old.map(|entry| &entry.served), new.map(|entry| &entry.served));
+        self.replace_specs(was, is);
+        match is {
+            Some(is) => self.views.insert(key.clone(), Arc::clone(&is.view)),
+            None => self.views.remove(key),
+        };
+        self.replace_targets(was, is);
+        let none = Drains::default();
+        self.drains.replace(was.map_or(&none, |was| &was.drains), is.map_or(&none, |is| &is.drains));
+        let deadline = |entry: Option<&Entry>| Some((entry?.deadline?, key.clone()));
+        deadline(old).map(|deadline| self.deadlines.remove(&deadline));
+        self.deadlines.extend(deadline(new));
+        self.replace_listener(key, old, new);
+        self.replace_findings(old, new);
+    }
+
+    fn replace_specs(&mut self, was: Option<&Served>, is: Option<&Served>) {
+        for spec in was.into_iter().flat_map(|was| &was.specs) {
+            // Not where another Service has it by now.
+            if self.specs.get(&spec.key).is_some_and(|known| known.is_same(spec)) {
+                self.specs.remove(&spec.key);
+            }
+        }
+        for spec in is.into_iter().flat_map(|is| &is.specs) {
+            self.specs.insert(spec.key, spec.clone());
+        }
+    }
+
+    fn replace_targets(&mut self, was: Option<&Served>, is: Option<&Served>) {
+        let none = BTreeSet::new();
+        let (was, is) = (was.map_or(&none, |was| &was.targets), is.map_or(&none, |is| &is.targets));
+        is.difference(was).for_each(|target| self.targets.want(target.clone()));
+        was.difference(is).for_each(|target| self.targets.release(target));
+    }
+
+    fn replace_listener(&mut self, key: &ObjectKey, old: Option<&Entry>, new: Option<&Entry>) {
+        let listener = |entry: Option<&Entry>| entry?.served.listener.clone();
+        let (was, is) = (listener(old), listener(new));
+        if was.is_none() && is.is_none() {
+            return;
+        }
+        // Who is first goes by what the Service says of itself.
+        let same_service = old.zip(new).is_some_and(|(old, new)| Arc::ptr_eq(&old.service, &new.service));
+        if was != is || !same_service {
+            self.listed_listeners = None;
+        }
+        match is {
+            Some(is) => self.listeners.insert(key.clone(), is),
+            None => self.listeners.remove(key),
+        };
+    }
+
+    fn replace_findings(&mut self, old: Option<&Entry>, new: Option<&Entry>) {
+        let was = old.map_or(&[][..], |entry| &entry.findings);
+        let is = new.map_or(&[][..], |entry| &entry.findings);
+        if was == is {
+            return;
+        }
+        self.listed_findings = None;
+        for finding in is {
+            if let Some(count) = self.findings.get_mut(finding) {
+                *count += 1;
+            } else {
+                self.findings.insert(finding.clone(), 1);
+            }
+        }
+        for finding in was {
+            match self.findings.get_mut(finding) {
+                Some(count @ 2..) => *count -= 1,
+                _ => {
+                    self.findings.remove(finding);
+                }
+            }
+        }
+    }
+
+    /// Step 5.
+    pub(super) fn health_check_node_ports(
+        &mut self,
+        plans: &BTreeMap<ObjectKey, Planned>,
+    ) -> Arc<[HealthCheckNodePort]> {
+        if let Some(listed) = &self.listed_listeners {
+            return Arc::clone(listed);
+        }
+        let mut findings = Vec::new();
+        let listeners =
+            self.listeners.iter().map(|(key, listener)| (plans[key].service(), listener)).collect();
+        let listed: Arc<[_]> = one_owner_each(listeners, &mut findings).into();
+        if findings != self.listener_findings {
+            (self.listener_findings, self.listed_findings) = (findings, None);
+        }
+        self.listed_listeners = Some(Arc::clone(&listed));
+        listed
+    }
+
+    /// All findings, with these others, sorted, each once.
+    pub(super) fn findings<'a>(&mut self, others: impl Iterator<Item = &'a Finding>) -> Arc<[Finding]> {
+        let Self { findings, listener_findings, listed_findings, .. } = self;
+        let listed = listed_findings.get_or_insert_with(|| {
+            let mut all: Vec<Finding> =
+                findings.keys().chain(&*listener_findings).cloned().chain(others.cloned()).collect();
+            all.sort_unstable();
+            all.dedup();
+            all.into()
+        });
+        Arc::clone(listed)
+    }
+}

@@ -1,0 +1,182 @@
+//! Which Services a change of something else can touch: of a node, a Pod, an address, a drain.
+//!
+//! What a Service came out of is noted as [`Interest`]: a list of [`Clue`]s (its endpoints' addresses, nodes and Pods,
+//! whatever else it forwards to), and which sides of a node matter to it. A change gives [`Touches`], and a Service is
+//! taken up again where they meet. Clues are hashes: two that collide cost a Service's second look, never a wrong answer.
+//!
+//! Invariant: what is not noted here and is no part of the Service itself does not show in what it comes to. Whoever
+//! lets a Service depend on something more adds it here (the property of `tests/incremental` tells).
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::Plan;
+use super::drain::DrainTarget;
+use super::options::key::WEIGHT;
+use super::settings::Settings;
+use crate::config::Target;
+use crate::model::{Metadata, Node, ObjectKey, Pod, ServiceEndpoints, TrafficPolicy};
+use crate::shared_map::Difference;
+
+/// Something that a Service may have come out of.
+#[derive(Debug, Clone, Copy, Hash)]
+pub(super) enum Clue<'a> {
+    /// An address: whether it is a VIP, fails its checks or is drained.
+    Address(IpAddr),
+    /// A node, by name.
+    Node(&'a str),
+    /// A Pod.
+    Pod(&'a ObjectKey),
+}
+
+impl Clue<'_> {
+    fn hashed(self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// Sides of something that changed; those of nodes are told apart.
+type Sides = u8;
+
+/// What there is beside the object itself: verdicts, VIPs, drains, a Pod's weight.
+const BESIDE: Sides = 1;
+/// A node's zone, and its weight.
+const ZONE_AND_WEIGHT: Sides = 1 << 1;
+/// A node's labels, and whether it is there.
+const LABELS: Sides = 1 << 2;
+/// A node's InternalIPs, whether it is left out, and whether it is there.
+const AS_TARGET: Sides = 1 << 3;
+
+/// What a Service came out of, beside itself and its slices.
+#[derive(Debug)]
+pub(super) struct Interest {
+    /// Hashes of its clues, sorted.
+    clues: Box<[u64]>,
+    sides: Sides,
+    /// Whether any node matters, rather than those among the clues.
+    every_node: bool,
+}
+
+impl Interest {
+    /// That of a Service with these endpoints, which came to these addresses beside theirs.
+    pub(super) fn new(
+        settings: &Settings,
+        plan: &Plan<'_>,
+        endpoints: &ServiceEndpoints,
+        addresses: impl Iterator<Item = IpAddr>,
+    ) -> Self {
+        let mut clues: Vec<u64> = addresses.map(|ip| Clue::Address(ip).hashed()).collect();
+        for endpoint in endpoints.ports.iter().flat_map(|port| &port.endpoints) {
+            clues.push(Clue::Address(endpoint.ip).hashed());
+            clues.extend(endpoint.node.as_deref().map(|node| Clue::Node(node).hashed()));
+            clues.extend(endpoint.pod.as_ref().map(|pod| Clue::Pod(pod).hashed()));
+        }
+        clues.sort_unstable();
+        clues.dedup();
+        let of_nodes = plan.options.target == Target::Node;
+        let selects = plan.options.node_selector.is_some();
+        let sides = [(LABELS, selects), (AS_TARGET, of_nodes)];
+        let sides = sides.iter().filter(|(_, matters)| *matters).map(|(side, _)| side);
+        // With policy Local only nodes with endpoints are candidates.
+        let service = plan.service;
+        let local = |policy: TrafficPolicy| policy == TrafficPolicy::Local;
+        let all_local = local(service.external_traffic_policy)
+            && (!settings.own_cluster_ips || local(service.internal_traffic_policy));
+        Self {
+            clues: clues.into(),
+            sides: sides.fold(BESIDE | ZONE_AND_WEIGHT, |all, side| all | side),
+            every_node: of_nodes && !all_local,
+        }
+    }
+}
+
+/// What changed, for [`Touches::meet`].
+#[derive(Debug, Default)]
+pub(super) struct Touches {
+    /// Hashes of clues, with the sides that changed; sorted once [`Self::sorted`].
+    clues: Vec<(u64, Sides)>,
+    /// Sides of any node that changed.
+    of_nodes: Sides,
+}
+
+impl Touches {
+    /// Something else is true of an address.
+    pub(super) fn address(&mut self, ip: IpAddr) {
+        self.clues.push((Clue::Address(ip).hashed(), BESIDE));
+    }
+
+    /// A Pod is another; its part in `PodIndex` is not meant.
+    pub(super) fn pod(&mut self, change: &Difference<'_, ObjectKey, Arc<Pod>>) {
+        let weight = |pod: Option<&'_ Arc<Pod>>| pod.and_then(|pod| weight_of(&pod.meta)).map(str::to_owned);
+        if weight(change.before) != weight(change.after) {
+            self.clues.push((Clue::Pod(change.key).hashed(), BESIDE));
+        }
+    }
+
+    /// A node is another, came or went.
+    pub(super) fn node(&mut self, change: &Difference<'_, String, Arc<Node>>) {
+        let (was, is) = (change.before.map(|node| &**node), change.after.map(|node| &**node));
+        let differs = |side: Sides, differs: bool| if differs { side } else { 0 };
+        let near = |node: Option<&Node>| {
+            let zone = node.and_then(Node::zone).map(str::to_owned);
+            (zone, node.and_then(|node| weight_of(&node.meta)).map(str::to_owned))
+        };
+        let as_target = |node: &Node| (node.internal_ips.clone(), node.is_excluded());
+        let sides = differs(ZONE_AND_WEIGHT, near(was) != near(is))
+            | differs(LABELS, was.map(|n| &n.meta.labels) != is.map(|n| &n.meta.labels))
+            | differs(AS_TARGET, was.map(as_target) != is.map(as_target));
+        self.sides_of_node(change.key, sides);
+    }
+
+    /// The operator drains something, or no longer.
+    pub(super) fn drain(&mut self, target: &DrainTarget) {
+        match target {
+            DrainTarget::Backend(ip, _) => self.address(*ip),
+            DrainTarget::Node(name) => self.sides_of_node(name, BESIDE),
+        }
+    }
+
+    fn sides_of_node(&mut self, name: &str, sides: Sides) {
+        if sides != 0 {
+            self.clues.push((Clue::Node(name).hashed(), sides));
+            self.of_nodes |= sides;
+        }
+    }
+
+    /// Whether nothing changed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.clues.is_empty()
+    }
+
+    /// Those of the Services that are touched.
+    pub(super) fn meet<'a, K>(mut self, services: impl Iterator<Item = (K, &'a Interest)>) -> Vec<K> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        self.clues.sort_unstable();
+        services.filter(|(_, interest)| self.touch(interest)).map(|(service, _)| service).collect()
+    }
+
+    /// For [`Self::meet`]: clues are sorted.
+    fn touch(&self, interest: &Interest) -> bool {
+        if interest.every_node && interest.sides & self.of_nodes != 0 {
+            return true;
+        }
+        let Interest { clues, sides, .. } = interest;
+        if self.clues.len() < clues.len() {
+            return self.clues.iter().any(|(clue, of)| sides & of != 0 && clues.binary_search(clue).is_ok());
+        }
+        clues.iter().any(|clue| {
+            let from = self.clues.partition_point(|(other, _)| other < clue);
+            let same = self.clues[from..].iter().take_while(|(other, _)| other == clue);
+            same.into_iter().any(|(_, of)| sides & of != 0)
+        })
+    }
+}
+
+fn weight_of(meta: &Metadata) -> Option<&str> {
+    meta.annotations.get(WEIGHT).map(String::as_str)
+}
