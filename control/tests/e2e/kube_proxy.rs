@@ -54,6 +54,26 @@ fn health_check_node_ports_answer_as_a_real_kube_proxy_does() {
     cluster.compare_health_answers(2, 200);
     cluster.set_endpoints(|_| false);
     cluster.compare_health_answers(0, 503);
+
+    let theirs =
+        answer(cluster.world.lab.gateway(), &plan::server(Family::V4, 1).to_string(), 10_256, "/healthz");
+    let ours = answer(cluster.world.lab.gateway(), "127.0.0.1", 10_356, "/healthz");
+    let (theirs, ours) = (theirs.expect("kube-proxy answers"), ours.expect("the gateway answers"));
+    eprintln!("kube-proxy: {:?} {}", theirs.headers, theirs.body);
+    assert_eq!((ours.status, theirs.status), (200, 200));
+    for key in ["content-type", "x-content-type-options"] {
+        assert_eq!(ours.headers.get(key), theirs.headers.get(key), "{key}");
+    }
+    // The times differ, and this kube-proxy does not know `nodeEligible` yet.
+    let shape = |body: &str| {
+        let between: Vec<String> = body
+            .split('"')
+            .enumerate()
+            .map(|(n, text)| if n == 3 || n == 7 { String::new() } else { text.to_owned() })
+            .collect();
+        between.join("\"")
+    };
+    assert_eq!(shape(&ours.body).replace(", \"nodeEligible\": true", ""), shape(&theirs.body));
 }
 
 /// Everything that clients see through nodes with a kube-proxy, in one family.
@@ -207,7 +227,7 @@ impl Cluster {
                 let expected = format!("\"localEndpoints\": {count}");
                 let address = plan::server(Family::V4, n).to_string();
                 let waited = wait_for(&format!("{expected} at node-{n}"), APPLIED, || {
-                    answer(self.world.lab.gateway(), &address, port)
+                    answer(self.world.lab.gateway(), &address, port, "/")
                         .filter(|answer| answer.body.contains(&expected))
                 });
                 let proxy = &self.proxies[usize::from(n) - 1];
@@ -254,7 +274,7 @@ impl Cluster {
         let ask = |of: &str, address: &str| {
             let what = format!("{count} from {of}");
             wait_for(&what, APPLIED, || {
-                answer(self.world.lab.gateway(), address, HEALTH_NODE_PORT)
+                answer(self.world.lab.gateway(), address, HEALTH_NODE_PORT, "/")
                     .filter(|answer| answer.body.contains(&count))
             })
             .unwrap_or_else(|error| panic!("{error:#}"))
@@ -277,8 +297,8 @@ struct Answer {
     body: String,
 }
 
-fn answer(from: &Namespace, host: &str, port: u16) -> Option<Answer> {
-    let url = format!("http://{host}:{port}/");
+fn answer(from: &Namespace, host: &str, port: u16, path: &str) -> Option<Answer> {
+    let url = format!("http://{host}:{port}{path}");
     let text = curl(from, &["-i", "--max-time", "5", &url]).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
     let mut lines = head.lines();
