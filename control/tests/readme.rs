@@ -17,13 +17,15 @@ fn sources(directory: &Path, text: &mut String) {
 }
 
 /// Where the tests of a letter are.
-const PLACES: [(&str, &[&str]); 9] = [
+const PLACES: [(&str, &[&str]); 11] = [
     ("S", &["src/reconcile/tests/sentences"]),
     ("SD", &["src/reconcile/tests/sentences"]),
     ("R", &["src/reconcile"]),
     ("M", &["src/model", "src/source", "src/config"]),
     ("P", &["src/pools"]),
+    ("W", &["src/cluster/plan/tests"]),
     ("C", &["src/cluster"]),
+    ("T", &["src/telemetry"]),
     ("H", &["src/health_check_node_port", "src/health"]),
     ("D", &["../dataplane/core/src"]),
     ("G", &["tests/e2e", "tests/kubernetes"]),

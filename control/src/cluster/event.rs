@@ -4,7 +4,7 @@
 
 use crate::diagnostic::Severity;
 use crate::model::ObjectKey;
-use crate::reconcile::Finding;
+use crate::reconcile::{Asker, Finding};
 
 /// Longest note that an API server takes, in bytes.
 const NOTE_BYTES_MAX: usize = 1024;
@@ -54,7 +54,7 @@ impl EventType {
 /// What an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Regarding {
-    /// `Service` or `AddressPool`.
+    /// `Service`, `AddressPool`, `Pod` or `Node`.
     pub kind: &'static str,
     /// Namespace and name.
     pub key: ObjectKey,
@@ -75,10 +75,16 @@ impl Regarding {
         Self { kind: "AddressPool", key: key.clone(), uid: uid.into() }
     }
 
+    /// Whoever a finding is about.
+    #[must_use]
+    pub fn asker(kind: Asker, key: &ObjectKey, uid: impl Into<String>) -> Self {
+        Self { kind: kind.as_str(), key: key.clone(), uid: uid.into() }
+    }
+
     /// `apiVersion` of the kind.
     #[must_use]
     pub fn api_version(&self) -> &'static str {
-        if self.kind == "Service" { "v1" } else { crate::config::API_VERSION }
+        if self.kind == "AddressPool" { crate::config::API_VERSION } else { "v1" }
     }
 }
 

@@ -20,7 +20,7 @@ use super::{HealthReport, answer};
 use crate::diagnostic::Diagnostic;
 use crate::http::{Limits, serve};
 use crate::model::{ObjectKey, Service};
-use crate::reconcile::{Finding, HealthCheckNodePort, Reason};
+use crate::reconcile::{Asker, Finding, HealthCheckNodePort, Reason};
 
 /// From one attempt to bind to the next.
 const RETRY: Duration = Duration::from_secs(5);
@@ -80,6 +80,7 @@ impl BindFailure {
         let place = service.and_then(|s| s.meta.origin.field("spec.healthCheckNodePort"));
         Finding {
             object: self.service.clone(),
+            kind: Asker::Service,
             reason: Reason::FailedToStartServiceHealthcheck,
             diagnostic: Diagnostic::error(what)
                 .accepting("a port that nothing else on this host has")

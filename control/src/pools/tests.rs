@@ -135,39 +135,12 @@ fn a_pool_of_sixteen_gives_out_every_address_and_then_is_full() {
 }
 
 #[test]
-fn chosen_addresses_come_from_the_dynamic_band_until_it_is_full() {
-    let services: Vec<Service> = (0..32).map(|i| created(service("default", &format!("s{i}")), i)).collect();
-    let applicants: Vec<_> = services.iter().map(applicant).collect();
-    // 32 addresses: the lower 16 are the static band.
-    let pools = [pool("public", &["203.0.113.0/27"])];
-    let is_dynamic = |a: &IpAddr| *a >= ip("203.0.113.16");
-    let allocated = run(&pools, &applicants);
-    for i in 0..32 {
-        let at = addresses(&allocated, "default", &format!("s{i}"));
-        assert_eq!(at.len(), 1);
-        assert_eq!(is_dynamic(&at[0]), i < 16, "s{i} has {}", at[0]);
-    }
-}
-
-#[test]
 fn a_requested_address_is_given_before_any_is_chosen() {
     let (early, late) = (created(service("default", "early"), 1), created(service("default", "late"), 2));
     let pools = [pool("one", &["203.0.113.7/32"])];
     let allocated = run(&pools, &[applicant(&early), requesting(&late, "203.0.113.7")]);
     assert_eq!(addresses(&allocated, "default", "late"), [ip("203.0.113.7")]);
     assert!(allocated.granted[&early.meta.key].pending.is_some());
-}
-
-#[test]
-fn of_two_requests_for_one_address_the_service_created_first_has_it() {
-    let (a, z) = (created(service("default", "a"), 9), created(service("default", "z"), 1));
-    let pools = [pool("public", &["203.0.113.0/28"])];
-    let allocated = run(&pools, &[requesting(&a, "203.0.113.7"), requesting(&z, "203.0.113.7")]);
-    assert_eq!(addresses(&allocated, "default", "z"), [ip("203.0.113.7")]);
-    assert_eq!(
-        problems(&allocated, "a")[0].what,
-        "address 203.0.113.7 of Service default/a is not given: TCP port 80 belongs to Service default/z"
-    );
 }
 
 #[test]
@@ -226,103 +199,6 @@ fn a_named_pool_is_the_only_one_looked_at_and_need_not_be_automatic() {
 }
 
 #[test]
-fn a_quota_counts_the_addresses_of_a_namespace() {
-    let services = [service("a", "x"), service("a", "y"), service("b", "x")];
-    let mut limited = pool("public", &["203.0.113.0/28"]);
-    limited.quota_per_namespace = Some(1);
-    let applicants: Vec<_> = services.iter().map(applicant).collect();
-    let allocated = run(&[limited], &applicants);
-    assert_eq!(addresses(&allocated, "a", "x").len(), 1);
-    assert_eq!(addresses(&allocated, "b", "x").len(), 1);
-    let waiting = allocated.granted[&ObjectKey::new("a", "y")].pending.clone();
-    assert!(waiting.is_some_and(|w| w.contains("namespace a holds its quota of 1 in pool public")));
-}
-
-#[test]
-fn families_follow_the_policy() {
-    let v4 = pool("v4", &["203.0.113.0/28"]);
-    let both = pool("both", &["203.0.113.0/28", "2001:db8:1::/124"]);
-    for (policy, families, pools, expected, is_pending) in [
-        (IpFamilyPolicy::SingleStack, vec![], &both, 1, false),
-        (IpFamilyPolicy::SingleStack, vec![IpFamily::V6], &both, 1, false),
-        (IpFamilyPolicy::SingleStack, vec![IpFamily::V6], &v4, 0, true),
-        (IpFamilyPolicy::PreferDualStack, vec![IpFamily::V4], &both, 2, false),
-        (IpFamilyPolicy::PreferDualStack, vec![], &v4, 1, false),
-        (IpFamilyPolicy::RequireDualStack, vec![], &both, 2, false),
-        (IpFamilyPolicy::RequireDualStack, vec![], &v4, 0, true),
-    ] {
-        let mut web = service("default", "web");
-        web.ip_family_policy = policy;
-        web.ip_families = families.clone();
-        let allocated = run(std::slice::from_ref(pools), &[applicant(&web)]);
-        let granted = &allocated.granted[&web.meta.key];
-        assert_eq!(granted.load_balancer.len(), expected, "{policy:?} {families:?}");
-        assert_eq!(granted.pending.is_some(), is_pending, "{policy:?} {families:?}");
-        if let [IpFamily::V6] = families[..] {
-            assert!(granted.load_balancer.iter().all(|a| a.address.is_ipv6()));
-        }
-    }
-}
-
-#[test]
-fn an_address_is_shared_under_one_key_by_ports_that_differ() {
-    let a = service("default", "a");
-    let mut b = service("default", "b");
-    b.ports = vec![service_port(81, Protocol::Tcp)];
-    let mut udp = service("default", "c");
-    udp.ports = vec![service_port(80, Protocol::Udp)];
-    let same_port = service("default", "d");
-    let mut elsewhere = service("other", "e");
-    elsewhere.ports = vec![service_port(82, Protocol::Tcp)];
-    let keyed = |s| Applicant { sharing_key: Some("k".into()), ..applicant(s) };
-    let pools = [pool("public", &["203.0.113.0/28"])];
-    let applicants = [keyed(&a), keyed(&b), keyed(&udp), keyed(&same_port), keyed(&elsewhere)];
-    let allocated = run(&pools, &applicants);
-    let first = addresses(&allocated, "default", "a");
-    assert_eq!(addresses(&allocated, "default", "b"), first);
-    assert_eq!(addresses(&allocated, "default", "c"), first);
-    assert_ne!(addresses(&allocated, "default", "d"), first, "port 80 is taken there");
-    assert_ne!(addresses(&allocated, "other", "e"), first, "the pool does not share across namespaces");
-
-    let mut sharing = pools[0].clone();
-    sharing.shared_across_namespaces = true;
-    let but_d: Vec<_> = applicants.into_iter().filter(|a| a.service.meta.key.name != "d").collect();
-    assert_eq!(addresses(&run(&[sharing], &but_d), "other", "e"), first);
-}
-
-#[test]
-fn an_address_once_given_stays_across_calls_even_in_a_disabled_pool() {
-    let web = created(service("default", "web"), 5);
-    let mut pools = [pool("public", &["203.0.113.0/28"])];
-    let first = run(&pools, &[applicant(&web)]);
-    let had = addresses(&first, "default", "web");
-    // An older Service asks for that very address now.
-    let older = created(service("default", "older"), 1);
-    let asks = requesting(&older, &had[0].to_string());
-    pools[0].disabled = true;
-    let then = allocate(
-        &pools,
-        &BTreeMap::new(),
-        &[applicant(&web), asks],
-        &first.allocations,
-        &Authority::default(),
-    );
-    assert_eq!(addresses(&then, "default", "web"), had);
-    assert!(then.granted[&older.meta.key].pending.is_some());
-}
-
-#[test]
-fn an_address_in_the_services_own_status_is_adopted() {
-    let mut web = service("default", "web");
-    web.ingress_ips = vec![ip("203.0.113.9")];
-    let pools = [pool("public", &["203.0.113.0/28"])];
-    assert_eq!(addresses(&run(&pools, &[applicant(&web)]), "default", "web"), [ip("203.0.113.9")]);
-    web.ingress_ips = vec![ip("192.0.2.9")];
-    let given = addresses(&run(&pools, &[applicant(&web)]), "default", "web");
-    assert!(pools[0].contains(given[0]), "an address that no pool has is not adopted");
-}
-
-#[test]
 fn a_changed_request_lets_go_of_the_old_address() {
     let web = service("default", "web");
     let pools = [pool("public", &["203.0.113.0/28"])];
@@ -336,65 +212,6 @@ fn a_changed_request_lets_go_of_the_old_address() {
     );
     assert_eq!(addresses(&then, "default", "web"), [ip("203.0.113.4")]);
     assert_eq!(then.usage[0].assigned, 1);
-}
-
-#[test]
-fn external_ips_need_a_pool_that_authorises_them() {
-    let mut web = service("default", "web");
-    web.service_type = ServiceType::ClusterIp;
-    web.external_ips = ["203.0.113.3", "198.51.100.1", "192.0.2.77", "127.0.0.1", "169.254.0.1", "224.0.0.9"]
-        .map(ip)
-        .to_vec();
-    let mut edge = pool("edge", &["203.0.113.0/28"]);
-    edge.external_ips = true;
-    let pools = [edge.clone(), pool("plain", &["198.51.100.0/29"])];
-    let allocated = run(&pools, &[applicant(&web)]);
-    let granted = &allocated.granted[&web.meta.key];
-    let held: Vec<IpAddr> = granted.external.iter().map(|(a, _)| a.address).collect();
-    assert_eq!(held, [ip("203.0.113.3")]);
-    let why: Vec<(&str, &str)> = granted
-        .problems
-        .iter()
-        .map(|p| (p.field.as_str(), p.what.rsplit(": ").next().expect("a reason")))
-        .collect();
-    assert_eq!(
-        why,
-        [
-            ("spec.externalIPs[1]", "pool plain does not authorise external IPs"),
-            ("spec.externalIPs[2]", "it is in no pool"),
-            ("spec.externalIPs[3]", "a loopback address"),
-            ("spec.externalIPs[4]", "a link-local address"),
-            ("spec.externalIPs[5]", "a multicast address"),
-        ]
-    );
-    assert!(granted.problems.iter().all(|p| p.kind == ProblemKind::ExternalIpDenied));
-
-    let reserved = BTreeMap::from([(ip("203.0.113.3"), Holder::Gateway)]);
-    let own = allocate(&pools, &reserved, &[applicant(&web)], &Allocations::default(), &Authority::default());
-    assert!(own.granted[&web.meta.key].external.is_empty(), "never the gateway's own address");
-
-    edge.namespace_selector.match_labels.insert("kubernetes.io/metadata.name".into(), "edge".into());
-    let unselected = run(&[edge], &[applicant(&web)]);
-    assert!(unselected.granted[&web.meta.key].external.is_empty(), "nor where selectors do not match");
-}
-
-#[test]
-fn external_ips_are_shared_port_by_port_and_first_come_keeps() {
-    let mut first = created(service("a", "first"), 1);
-    first.service_type = ServiceType::ClusterIp;
-    first.external_ips = vec![ip("203.0.113.3")];
-    let mut second = created(service("b", "second"), 2);
-    second.service_type = ServiceType::NodePort;
-    second.external_ips = vec![ip("203.0.113.3")];
-    second.ports = vec![service_port(80, Protocol::Tcp), service_port(443, Protocol::Tcp)];
-    let mut edge = pool("edge", &["203.0.113.0/28"]);
-    edge.external_ips = true;
-    let allocated = run(&[edge], &[applicant(&second), applicant(&first)]);
-    let ports = |s: &Service| allocated.granted[&s.meta.key].external[0].1.clone();
-    assert_eq!(ports(&first), [(Protocol::Tcp, 80)]);
-    assert_eq!(ports(&second), [(Protocol::Tcp, 443)]);
-    let problem = &allocated.granted[&second.meta.key].problems[0];
-    assert_eq!((problem.kind, problem.field.as_str()), (ProblemKind::Conflict, "spec.ports[0]"));
 }
 
 #[test]

@@ -73,11 +73,39 @@ impl std::fmt::Display for Reason {
     }
 }
 
+/// The kinds of objects that ask for something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Asker {
+    /// For addresses, and in its annotations.
+    Service,
+    /// To be used.
+    AddressPool,
+    /// For a weight.
+    Pod,
+    /// For a weight, and for routes to its Pods.
+    Node,
+}
+
+impl Asker {
+    /// The kind in manifests.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Service => "Service",
+            Self::AddressPool => "AddressPool",
+            Self::Pod => "Pod",
+            Self::Node => "Node",
+        }
+    }
+}
+
 /// One thing that was not granted. Ordered by object, then by place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// The Service that it is about; without a namespace, the AddressPool.
+    /// The object that it is about.
     pub object: ObjectKey,
+    /// Its kind.
+    pub kind: Asker,
     /// The kind of refusal.
     pub reason: Reason,
     /// What, where, and what would be accepted.
@@ -85,9 +113,20 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding about the value at `field` of an object.
+    /// A finding about the value at `field` of a Service.
     pub(super) fn at(meta: &Metadata, field: &str, reason: Reason, diagnostic: Diagnostic) -> Self {
-        Self { object: meta.key.clone(), reason, diagnostic: diagnostic.at(meta.origin.field(field)) }
+        Self::of(Asker::Service, meta, field, reason, diagnostic)
+    }
+
+    /// A finding about the value at `field` of an object of this kind.
+    pub(super) fn of(
+        kind: Asker,
+        meta: &Metadata,
+        field: &str,
+        reason: Reason,
+        diagnostic: Diagnostic,
+    ) -> Self {
+        Self { object: meta.key.clone(), kind, reason, diagnostic: diagnostic.at(meta.origin.field(field)) }
     }
 
     /// An endpoint of a Service that is left out, while the others serve.

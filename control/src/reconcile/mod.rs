@@ -48,7 +48,7 @@ mod weights;
 mod tests;
 
 pub use drain::{DrainTarget, Drains};
-pub use finding::{Finding, Reason};
+pub use finding::{Asker, Finding, Reason};
 pub use incremental::Reconciler;
 pub use settings::Settings;
 
@@ -192,6 +192,7 @@ fn one_service(
     findings.extend(granted.problems.iter().map(|p| Finding::from_problem(meta, p)));
     findings.extend(endpoints.findings.iter().map(|d| Finding {
         object: meta.key.clone(),
+        kind: Asker::Service,
         reason: Reason::EndpointRefused,
         diagnostic: d.clone(),
     }));

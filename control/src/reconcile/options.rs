@@ -337,7 +337,10 @@ impl Reader<'_> {
     fn duration(&mut self, to: &mut Duration, annotation: &str, value: &str, min: Duration, max: Duration) {
         match text::duration(value) {
             Some(parsed) if (min..=max).contains(&parsed) => *to = parsed,
-            _ => self.invalid(annotation, value, &format!("{}, {min:?} to {max:?}", text::DURATION)),
+            _ => {
+                let [min, max] = [min, max].map(text::show_duration);
+                self.invalid(annotation, value, &format!("{}, {min} to {max}", text::DURATION));
+            }
         }
     }
 

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use tidegate_core::snapshot::RouteSpec;
 
-use super::finding::{Finding, Reason};
+use super::finding::{Asker, Finding, Reason};
 use super::nodes::Nodes;
 use super::settings::Settings;
 use crate::config::PodRoutes;
@@ -41,7 +41,8 @@ pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<
                         format!("Pods of node {} in {cidr} get no route of their own: {why}", node.meta.key);
                     let diagnostic = Diagnostic::warning(what).accepting(accepted);
                     let field = format!("spec.podCIDRs[{i}]");
-                    findings.push(Finding::at(&node.meta, &field, Reason::PodRouteRefused, diagnostic));
+                    let reason = Reason::PodRouteRefused;
+                    findings.push(Finding::of(Asker::Node, &node.meta, &field, reason, diagnostic));
                 }
             }
         }

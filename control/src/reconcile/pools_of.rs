@@ -1,7 +1,7 @@
 //! The pools of the configuration and those of `AddressPool` objects as one list, with what is wrong among them.
 
 use super::Input;
-use super::finding::{Finding, Reason};
+use super::finding::{Asker, Finding, Reason};
 use crate::diagnostic::Diagnostic;
 use crate::pools::{self, Pool, PoolFault};
 
@@ -12,6 +12,7 @@ pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Po
     for object in objects.values() {
         let not_accepted = object.faults.iter().map(|fault| Finding {
             object: object.meta.key.clone(),
+            kind: Asker::AddressPool,
             reason: Reason::PoolNotAccepted,
             diagnostic: fault.clone(),
         });
@@ -39,7 +40,7 @@ pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Po
                     .accepting("ranges without an address in common"),
                 ),
             };
-            findings.push(Finding::at(&object.meta, field, reason, diagnostic));
+            findings.push(Finding::of(Asker::AddressPool, &object.meta, field, reason, diagnostic));
         }
     }
     pools

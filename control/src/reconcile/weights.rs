@@ -6,7 +6,7 @@
 use crate::diagnostic::Diagnostic;
 use crate::model::{Metadata, Node, Objects, ResolvedEndpoint};
 
-use super::finding::{Finding, Reason};
+use super::finding::{Asker, Finding, Reason};
 use super::options::{annotation_field, key};
 
 /// Weight of an endpoint that says nothing.
@@ -21,24 +21,25 @@ pub(super) struct Weights<'a> {
 impl Weights<'_> {
     /// The weight of an endpoint: its Pod's, else its Node's, else 1.
     pub(super) fn of_endpoint(&self, endpoint: &ResolvedEndpoint, findings: &mut Vec<Finding>) -> u16 {
-        let pod = endpoint.pod.as_ref().and_then(|key| self.objects.pods.get(key)).map(|p| &p.meta);
-        let node = endpoint.node.as_ref().and_then(|name| self.objects.nodes.get(name)).map(|n| &n.meta);
-        [pod, node].into_iter().flatten().find_map(|meta| said(meta, findings)).unwrap_or(WEIGHT)
+        let pod = endpoint.pod.as_ref().and_then(|key| self.objects.pods.get(key));
+        let node = endpoint.node.as_ref().and_then(|name| self.objects.nodes.get(name));
+        let both = [pod.map(|pod| (Asker::Pod, &pod.meta)), node.map(|node| (Asker::Node, &node.meta))];
+        both.into_iter().flatten().find_map(|(kind, meta)| said(kind, meta, findings)).unwrap_or(WEIGHT)
     }
 
     /// The weight of a node as a backend of its own.
     pub(super) fn of_node(&self, node: &Node, findings: &mut Vec<Finding>) -> u16 {
-        said(&node.meta, findings).unwrap_or(WEIGHT)
+        said(Asker::Node, &node.meta, findings).unwrap_or(WEIGHT)
     }
 }
 
-fn said(meta: &Metadata, findings: &mut Vec<Finding>) -> Option<u16> {
+fn said(kind: Asker, meta: &Metadata, findings: &mut Vec<Finding>) -> Option<u16> {
     let value = meta.annotations.get(key::WEIGHT)?;
     if let Ok(weight) = value.trim().parse() {
         return Some(weight);
     }
     let what = format!("annotation {}: {value:?} is not understood, the default is used", key::WEIGHT);
     let diagnostic = Diagnostic::error(what).accepting("a number, 0 (no new flows) to 65535");
-    findings.push(Finding::at(meta, &annotation_field(key::WEIGHT), Reason::InvalidValue, diagnostic));
+    findings.push(Finding::of(kind, meta, &annotation_field(key::WEIGHT), Reason::InvalidValue, diagnostic));
     None
 }

@@ -17,8 +17,8 @@ use super::*;
 use crate::diagnostic::Diagnostic;
 use crate::health::CheckLoad;
 use crate::model::ObjectKey;
-use crate::reconcile::Reason;
 use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
+use crate::reconcile::{Asker, Reason};
 use crate::source::{KeptObjects, SourceState, StaleFile};
 
 /// A page, read back.
@@ -201,7 +201,7 @@ fn worker(worker: u8, state: WorkerState) -> WorkerStats {
 
 fn finding(reason: Reason) -> Finding {
     let object = ObjectKey { namespace: "default".into(), name: "web".into() };
-    Finding { object, reason, diagnostic: Diagnostic::error("refused".to_owned()) }
+    Finding { object, kind: Asker::Service, reason, diagnostic: Diagnostic::error("refused".to_owned()) }
 }
 
 /// `shop/web:http` on one VIP.

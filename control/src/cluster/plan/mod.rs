@@ -35,7 +35,7 @@ use super::crd;
 use super::event::{Event, Regarding};
 use crate::model::{Condition, Ingress, ObjectKey, Objects};
 use crate::reconcile::view::ServiceView;
-use crate::reconcile::{Finding, Outcome};
+use crate::reconcile::{Asker, Finding, Outcome};
 
 /// What one round of the controller came to.
 #[derive(Debug, Clone)]
@@ -168,21 +168,25 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
         let views = observation.outcome.services.iter();
         let views: BTreeMap<(&str, &str), &ServiceView> =
             views.map(|view| ((view.namespace.as_str(), view.name.as_str()), &**view)).collect();
-        let mut findings: BTreeMap<&ObjectKey, Vec<&Finding>> = BTreeMap::new();
+        let mut findings: BTreeMap<(Asker, &ObjectKey), Vec<&Finding>> = BTreeMap::new();
         for finding in observation.outcome.findings.iter() {
-            findings.entry(&finding.object).or_default().push(finding);
+            findings.entry((finding.kind, &finding.object)).or_default().push(finding);
         }
+        let of = |kind, key| findings.get(&(kind, key)).map_or(&[][..], Vec::as_slice);
         for (key, service) in &observation.objects.services {
             let of_service = service::OfService {
                 service,
                 view: views.get(&(key.namespace.as_str(), key.name.as_str())).copied(),
-                findings: findings.get(key).map_or(&[], Vec::as_slice),
+                findings: of(Asker::Service, key),
                 claimed: observation.outcome.claimed.contains_key(key),
             };
             planner.service(&of_service);
         }
         for pool in observation.objects.address_pools.values() {
-            planner.pool(pool, findings.get(&pool.meta.key).map_or(&[], Vec::as_slice));
+            planner.pool(pool, of(Asker::AddressPool, &pool.meta.key));
+        }
+        for ((kind, key), findings) in &findings {
+            planner.of_pods_and_nodes(*kind, key, findings);
         }
         planner.plan.writes.sort_by_key(urgency);
     } else {
@@ -217,6 +221,21 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn event(&mut self, event: Event) {
         self.events.insert(event);
+    }
+
+    /// Nothing is written on Pods and Nodes; what they asked for and did not get is told there all the same.
+    fn of_pods_and_nodes(&mut self, kind: Asker, key: &ObjectKey, findings: &[&Finding]) {
+        let objects = &self.situation.observation.objects;
+        let meta = match kind {
+            Asker::Pod => objects.pods.get(key).map(|pod| &pod.meta),
+            Asker::Node => objects.nodes.get(&key.name).map(|node| &node.meta),
+            Asker::Service | Asker::AddressPool => None,
+        };
+        let Some(meta) = meta else { return };
+        for finding in findings {
+            let regarding = Regarding::asker(kind, key, meta.uid.as_str());
+            self.event(Event::of_finding(regarding, finding));
+        }
     }
 
     /// Plans again at `at` at the latest.

@@ -1,5 +1,7 @@
 //! Stories about what is written: each round reconciles, plans, and has an API server of a few lines take the writes.
 
+mod sentences;
+
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -9,7 +11,6 @@ use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec};
 use tidegate_core::wire::MacAddr;
 
 use super::*;
-use crate::cluster::event::EventType;
 use crate::health::Verdicts;
 use crate::model::{
     AddressPool, AddressPoolStatus, AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice,
@@ -272,57 +273,6 @@ fn reasons(events: &[Event]) -> Vec<&str> {
 }
 
 #[test]
-fn a_service_gets_the_finalizer_then_its_address_and_its_conditions() {
-    let mut cluster = Cluster::new([service("web")]);
-    cluster.endpoint("web", "10.0.1.1");
-    let first = cluster.round();
-    assert!(matches!(first.writes[..], [Write::Finalizer { present: true, .. }]), "{:?}", first.writes);
-    assert_eq!(reasons(&first.events), ["EnsuringLoadBalancer"]);
-    let second = cluster.round();
-    assert_eq!(reasons(&second.events), ["EnsuredLoadBalancer", "IPAllocated"]);
-    let stored = &cluster.of("web").stored;
-    let address = stored.ingress[0].ip.expect("an address");
-    assert!(pool("public", "203.0.113.0/28").contains(address));
-    assert_eq!((stored.ingress[0].ip_mode.as_deref(), stored.ingress[0].ports.len()), (Some("Proxy"), 0));
-    let conditions =
-        ["Allocated", "Programmed", "Healthy", "Conflicted"].map(|k| cluster.condition("web", k));
-    assert_eq!(conditions, ["True Allocated", "True Programmed", "True BackendsUp", "False NoConflict"]);
-    assert_eq!(cluster.round(), Plan::default(), "nothing differs");
-}
-
-#[test]
-fn ip_mode_follows_the_forwarding_mode() {
-    for (mode, expected) in
-        [(ForwardingMode::FullNat, "Proxy"), (ForwardingMode::Nat, "Proxy"), (ForwardingMode::DsrL2, "VIP")]
-    {
-        let mut web = service("web");
-        web.ports = vec![port("http", 80, 80, Protocol::Tcp)];
-        let mut cluster = Cluster::new([web]);
-        cluster.settings.forwarding = mode;
-        cluster.settle();
-        let ingress = &cluster.of("web").stored.ingress;
-        assert_eq!(ingress[0].ip_mode.as_deref(), Some(expected), "{mode}");
-    }
-}
-
-#[test]
-fn ports_that_cannot_be_served_have_an_error_and_the_others_an_entry() {
-    let mut web = service("web");
-    web.ports.push(port("plain", 81, 8081, Protocol::Tcp));
-    web.ports[0].target_port = TargetPort::Number(web.ports[0].port);
-    let mut cluster = Cluster::new([web]);
-    cluster.settings.forwarding = ForwardingMode::DsrL2;
-    let events = cluster.settle();
-    let ports = &cluster.of("web").stored.ingress[0].ports;
-    let shown: Vec<(u16, &str, Option<&str>)> =
-        ports.iter().map(|p| (p.port, p.protocol.as_str(), p.error.as_deref())).collect();
-    assert_eq!(shown, [(80, "TCP", None), (81, "TCP", Some("tidegate.dev/PortNotProgrammed"))]);
-    assert_eq!(cluster.condition("web", "Programmed"), "False PortsNotProgrammed");
-    assert!(reasons(&events).contains(&"SyncLoadBalancerFailed"), "{events:?}");
-    assert!(reasons(&events).contains(&"PortNotProgrammed"), "{events:?}");
-}
-
-#[test]
 fn last_transition_times_are_stable_and_move_with_the_status_alone() {
     let mut cluster = Cluster::new([service("web")]);
     cluster.settle();
@@ -352,97 +302,12 @@ fn what_is_written_and_not_seen_yet_is_planned_as_it_was() {
 }
 
 #[test]
-fn a_deleted_service_is_let_go_when_every_live_gateway_has_withdrawn_it() {
-    let mut cluster = Cluster::new([service("web")]);
-    cluster.settle();
-    let dead = Peer { name: "edge-3".into(), live: false, ..Peer::default() };
-    cluster.peers = vec![Peer { name: "edge-2".into(), live: true, ..Peer::default() }, dead];
-    cluster.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
-    let plan = cluster.round();
-    assert_eq!((plan.writes.as_slice(), plan.waits_for_peers), ([].as_slice(), true));
-    let uid = cluster.of("web").meta.uid.clone();
-    cluster.peers[0].released.insert(uid);
-    let plan = cluster.round();
-    assert_eq!(reasons(&plan.events), ["DeletedLoadBalancer"]);
-    assert!(cluster.objects.services.is_empty());
-}
-
-#[test]
-fn class_removed_clears_the_status_and_then_the_finalizer() {
-    let mut cluster = Cluster::new([service("web")]);
-    cluster.settle();
-    cluster.edit("web", |web| web.load_balancer_class = Some("example.com/other".into()));
-    let events = cluster.settle();
-    let stored = &cluster.of("web").stored;
-    assert_eq!((stored.ingress.as_slice(), stored.conditions.as_slice()), ([].as_slice(), [].as_slice()));
-    assert!(!stored.is_finalized_by_us());
-    assert_eq!(reasons(&events), ["ClearAssignment"]);
-}
-
-#[test]
 fn a_service_of_another_class_is_left_alone() {
     let mut web = service("web");
     web.load_balancer_class = Some("example.com/other".into());
     let mut cluster = Cluster::new([web]);
     cluster.stranger_writes("web", "198.51.100.1");
     assert_eq!(cluster.round(), Plan::default());
-}
-
-#[test]
-fn a_service_that_is_not_load_balancer_gets_conditions_and_no_ingress() {
-    let mut web = service("web");
-    web.service_type = ServiceType::ClusterIp;
-    web.external_ips = vec![ip("203.0.113.9")];
-    let mut denied = service("denied");
-    denied.service_type = ServiceType::ClusterIp;
-    denied.external_ips = vec![ip("192.0.2.1")];
-    let mut cluster = Cluster::new([web, denied]);
-    let events = cluster.settle();
-    assert_eq!(cluster.of("web").stored.ingress, []);
-    assert!(!cluster.of("web").stored.is_finalized_by_us());
-    assert_eq!(cluster.condition("web", "Allocated"), "True Allocated");
-    assert_eq!(cluster.condition("denied", "Allocated"), "False ExternalIPDenied");
-    assert!(reasons(&events).contains(&"ExternalIPDenied"), "{events:?}");
-}
-
-#[test]
-fn another_writer_of_the_same_status_is_told_and_not_fought() {
-    let mut cluster = Cluster::new([service("web")]);
-    cluster.endpoint("web", "10.0.1.1");
-    cluster.settle();
-    let address = cluster.of("web").stored.ingress[0].ip;
-    cluster.stranger_writes("web", "198.51.100.1");
-    let events = cluster.settle();
-    assert_eq!(reasons(&events), ["ConflictingController"]);
-    assert_eq!(events[0].event_type, EventType::Warning);
-    assert_eq!(cluster.condition("web", "Conflicted"), "True ConflictingController");
-    assert_eq!(cluster.of("web").stored.ingress[0].ip, Some(ip("198.51.100.1")), "left alone");
-    // A minute later once more; the stranger insists, and the wait doubles.
-    let mut writes = Vec::new();
-    for second in 0..600 {
-        let plan = cluster.round();
-        if plan.writes.iter().any(|w| matches!(w, Write::ServiceStatus { ingress: Some(_), .. })) {
-            writes.push(second);
-            cluster.round();
-            cluster.stranger_writes("web", "198.51.100.1");
-        }
-    }
-    assert!((2..=4).contains(&writes.len()), "in ten minutes: {writes:?}");
-    // An edit by the owner counts at once, and where the stranger is gone it stays.
-    cluster.edit("web", |web| web.stored.generation = 2);
-    cluster.settle();
-    assert_eq!(cluster.of("web").stored.ingress[0].ip, address);
-    assert_eq!(cluster.condition("web", "Conflicted"), "False NoConflict");
-}
-
-#[test]
-fn restart_adopts_what_status_says_and_writes_nothing() {
-    let mut cluster = Cluster::new([service("web"), service("db")]);
-    cluster.settle();
-    let before = cluster.objects.clone();
-    (cluster.memory, cluster.reconciled) = Default::default();
-    assert_eq!(cluster.round().writes, []);
-    assert_eq!(cluster.objects, before);
 }
 
 #[test]
@@ -471,33 +336,6 @@ fn who_follows_writes_nothing_and_tells_of_itself_alone() {
 }
 
 #[test]
-fn a_wrong_annotation_is_found_from_the_events_alone() {
-    let mut web = service("web");
-    web.meta.annotations.insert("tidegate.dev/table-size".into(), "many".into());
-    let mut cluster = Cluster::new([web]);
-    let events = cluster.settle();
-    let wrong: Vec<&Event> = events.iter().filter(|e| e.reason == "InvalidValue").collect();
-    assert_eq!(wrong.len(), 1, "{events:?}");
-    let note = &wrong[0].note;
-    for part in ["tidegate.dev/table-size", "\"many\"", "; accepted: "] {
-        assert!(note.contains(part), "{note}");
-    }
-}
-
-#[test]
-fn a_full_pool_leaves_the_service_pending_and_says_so() {
-    let mut cluster = Cluster::new([service("a"), service("b")]);
-    cluster.settings.pools = vec![pool("one", "203.0.113.1/32")];
-    let events = cluster.settle();
-    assert!(reasons(&events).contains(&"AllocationFailed"), "{events:?}");
-    assert_eq!(cluster.condition("b", "Allocated"), "False AllocationFailed");
-    assert!(!cluster.of("b").stored.is_finalized_by_us(), "there is nothing to give back");
-    cluster.settings.pools = vec![pool("one", "203.0.113.0/31")];
-    cluster.settle();
-    assert_eq!(cluster.condition("b", "Allocated"), "True Allocated");
-}
-
-#[test]
 fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address() {
     let mut waiting = service("web");
     waiting.cluster_ips = vec!["10.96.0.10".parse().expect("an address")];
@@ -512,40 +350,6 @@ fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address(
     cluster.settle();
     assert_eq!(cluster.condition("web", "Programmed"), "False NoAddress");
     assert!(cluster.of("inside").stored.conditions.is_empty(), "it asked for nothing");
-}
-
-#[test]
-fn an_address_that_is_taken_away_is_cleared_from_the_status() {
-    let mut cluster = Cluster::new([service("web")]);
-    cluster.settle();
-    cluster.settings.pools.clear();
-    let events = cluster.settle();
-    assert!(reasons(&events).contains(&"ClearAssignment"), "{events:?}");
-    assert_eq!(cluster.of("web").stored.ingress, []);
-    assert_eq!(cluster.condition("web", "Programmed"), "False NoAddress");
-}
-
-#[test]
-fn pools_have_their_counts_and_say_whether_they_overlap() {
-    let mut cluster = Cluster::new([service("web")]);
-    let object = |name: &str, network: &str| {
-        let meta = Metadata::new(ObjectKey::new("", name));
-        let (faults, status) = (Vec::new(), AddressPoolStatus::default());
-        Arc::new(AddressPool { meta, pool: pool(name, network), faults, generation: 3, status })
-    };
-    cluster.settings.pools.clear();
-    cluster.objects.address_pools.insert("a".into(), object("a", "203.0.113.0/28"));
-    cluster.objects.address_pools.insert("b".into(), object("b", "203.0.113.8/29"));
-    let events = cluster.settle();
-    let status = &cluster.objects.address_pools["a"].status;
-    assert_eq!((status.total, status.used, status.available), (16, 1, 15));
-    let shown: Vec<String> = status
-        .conditions
-        .iter()
-        .map(|c| format!("{} {} {}", c.kind, c.status, c.observed_generation))
-        .collect();
-    assert_eq!(shown, ["Accepted True 3", "Overlaps True 3"]);
-    assert_eq!(reasons(&events).iter().filter(|r| **r == "PoolsOverlap").count(), 2);
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub(super) struct Alias {
     /// As in `services.compat`.
     pub(super) vendor: &'static str,
     /// The key; one that ends in `-`, `.` or `/` stands for all that begin with it.
-    key: &'static str,
+    pub(super) key: &'static str,
     read: Read,
 }
 
@@ -72,7 +72,7 @@ const fn alias(vendor: &'static str, key: &'static str, read: Read) -> Alias {
 }
 
 /// Exact keys before the prefixes that contain them.
-const ALIASES: &[Alias] = &[
+pub(super) const ALIASES: &[Alias] = &[
     alias("metallb", "metallb.io/loadBalancerIPs", addresses),
     alias("metallb", "metallb.io/address-pool", pool),
     alias("metallb", "metallb.io/allow-shared-ip", shared),

@@ -96,47 +96,6 @@ fn the_operator_drains_a_backend_or_a_whole_node() {
 }
 
 #[test]
-fn weights_come_from_the_pod_then_the_node_and_zero_drains() {
-    let to_pod = |e: Endpoint, name: &str| Endpoint {
-        target_ref: Some(ObjectRef { kind: "Pod".into(), key: ObjectKey::new("default", name) }),
-        ..e
-    };
-    let mut world = World::new(
-        vec![service("web")],
-        vec![http(
-            "web",
-            vec![
-                to_pod(endpoint("10.0.1.1"), "heavy"),
-                to_pod(endpoint("10.0.1.2"), "none"),
-                on(endpoint("10.0.1.3"), "large"),
-                to_pod(endpoint("10.0.1.4"), "odd"),
-            ],
-        )],
-    );
-    for (name, weight) in [("heavy", "3"), ("none", "0"), ("odd", "-1")] {
-        let mut meta = Metadata::new(ObjectKey::new("default", name));
-        meta.annotations.insert("tidegate.dev/weight".into(), weight.into());
-        let pod =
-            Pod { meta, node_name: None, ips: vec![], ready: true, finished: false, container_ports: vec![] };
-        world.objects.pods.insert(pod.meta.key.clone(), Arc::new(pod));
-    }
-    let mut meta = Metadata::new(ObjectKey::new("", "large"));
-    meta.annotations.insert("tidegate.dev/weight".into(), "2".into());
-    let node = Node::new(meta);
-    world.objects.nodes.insert("large".into(), Arc::new(node));
-    let outcome = world.look();
-    let weights: Vec<(u16, BackendState)> =
-        only(&outcome).backends.iter().map(|b| (b.weight, b.state)).collect();
-    use BackendState::{Active, Draining};
-    assert_eq!(weights, [(3, Active), (0, Draining), (2, Active), (1, Active)]);
-    assert_eq!(
-        messages(&outcome),
-        ["error: annotation tidegate.dev/weight: \"-1\" is not understood, the default is used; \
-          accepted: a number, 0 (no new flows) to 65535"]
-    );
-}
-
-#[test]
 fn dual_stack_service_serves_each_vip_by_endpoints_of_its_family() {
     let mut web = service("web");
     web.ip_family_policy = IpFamilyPolicy::RequireDualStack;
@@ -164,53 +123,6 @@ fn the_address_stays_when_other_services_come_and_the_service_changes() {
 }
 
 #[test]
-fn annotations_and_affinity_reach_the_spec() {
-    let mut web = service("web");
-    web.session_affinity = Some(Duration::from_secs(60));
-    for (key, value) in [
-        ("forwarding", "nat"),
-        ("table-size", "65537"),
-        ("drain-timeout", "10s"),
-        ("idle-timeout-tcp", "1h"),
-        ("idle-timeout-udp", "30s"),
-        ("health-check-interval", "5s"),
-        ("health-check-timeout", "3s"),
-        ("health-check-healthy-threshold", "1"),
-        ("health-check-unhealthy-threshold", "5"),
-        ("health-check-protocol", "tcp"),
-        ("target", "pod"),
-        ("scheduler", "maglev"),
-    ] {
-        web = annotated(web, &format!("tidegate.dev/{key}"), value);
-    }
-    let mut world = World::new(vec![web], vec![http("web", vec![endpoint("10.0.1.1")])]);
-    let outcome = world.step();
-    assert_eq!(messages(&outcome), [] as [String; 0]);
-    let spec = only(&outcome);
-    assert_eq!(spec.mode, ForwardingMode::Nat);
-    assert_eq!(spec.table_size, tidegate_core::snapshot::TableSize::Fixed(65_537));
-    assert_eq!(spec.affinity, Some(Duration::from_secs(60)));
-    assert_eq!(spec.idle_timeout_tcp, Duration::from_secs(3600));
-    assert_eq!(spec.idle_timeout_udp, Duration::from_secs(30));
-    let probe = outcome.targets.first().expect("one target").probe.rules;
-    assert_eq!((probe.interval, probe.timeout), (Duration::from_secs(5), Duration::from_secs(3)));
-    assert_eq!((probe.healthy_threshold, probe.unhealthy_threshold), (1, 5));
-    world.set_slices(vec![]);
-    assert_eq!(world.step().reconcile_at, Some(world.now + Duration::from_secs(10)));
-}
-
-#[test]
-fn the_control_planes_own_vip_works_from_a_static_manifest() {
-    let mut api = external("api", "198.51.100.1");
-    api.ports = vec![service_port("https", Protocol::Tcp, 443, 6443)];
-    let endpoints = vec![endpoint("10.0.0.11"), endpoint("10.0.0.12")];
-    let outcome =
-        World::new(vec![api], vec![slice("api", "api", &[("https", Protocol::Tcp, 6443)], endpoints)]).look();
-    assert_eq!(states(only(&outcome)), ["10.0.0.11:6443 active", "10.0.0.12:6443 active"]);
-    assert_eq!(outcome.services[0].vips[0].kind, "ExternalIP");
-}
-
-#[test]
 fn services_that_are_not_ours_are_left_alone() {
     let mut headless = service("headless");
     headless.headless = true;
@@ -234,58 +146,4 @@ fn services_that_are_not_ours_are_left_alone() {
     world.put(ours);
     let names: Vec<String> = world.look().services.iter().map(|s| s.name.clone()).collect();
     assert_eq!(names, ["ours"]);
-}
-
-fn address_pool(name: &str, networks: &[&str]) -> Arc<crate::model::AddressPool> {
-    let meta = Metadata::new(ObjectKey::new("", name));
-    let (faults, status) = (Vec::new(), crate::model::AddressPoolStatus::default());
-    Arc::new(crate::model::AddressPool { meta, pool: pool(name, networks), faults, generation: 1, status })
-}
-
-#[test]
-fn pool_exhausted_then_grown_by_an_object() {
-    let mut world = World::new(vec![service("web")], vec![]);
-    world.settings.pools.clear();
-    let outcome = world.step();
-    assert!(outcome.services[0].pending.is_some());
-    world.objects.address_pools.insert("late".into(), address_pool("late", &["203.0.113.0/32"]));
-    let outcome = world.step();
-    assert_eq!(outcome.services[0].vips[0].address, ip("203.0.113.0"));
-    assert_eq!((outcome.pools[0].pool.as_str(), outcome.pools[0].assigned), ("late", 1));
-    assert_eq!(outcome.claimed.len(), 1);
-}
-
-#[test]
-fn overlapping_pools_are_a_finding_and_everything_goes_on() {
-    let mut world = World::new(vec![service("web")], vec![]);
-    world.objects.address_pools.insert("extra".into(), address_pool("extra", &["203.0.113.8/29"]));
-    world.objects.address_pools.insert("public".into(), address_pool("public", &["192.0.2.0/28"]));
-    let outcome = world.step();
-    let told: Vec<(String, Reason)> =
-        outcome.findings.iter().map(|f| (f.object.to_string(), f.reason)).collect();
-    assert_eq!(
-        told,
-        [("extra".to_owned(), Reason::PoolsOverlap), ("public".to_owned(), Reason::PoolNotAccepted)]
-    );
-    assert_eq!(
-        outcome.services[0].vips[0].pool, "public",
-        "the configuration's pool is the one of that name"
-    );
-}
-
-#[test]
-fn an_address_of_a_deleted_service_is_free_when_its_finalizer_is_gone() {
-    let mut world = World::new(vec![service("web")], vec![]);
-    world.settings.pools = vec![pool("one", &["203.0.113.7/32"])];
-    world.step();
-    let mut deleted = service("web");
-    deleted.stored.finalizers = vec![crate::model::FINALIZER.to_owned()];
-    deleted.meta.deletion_time = Some(jiff::Timestamp::UNIX_EPOCH);
-    world.put(deleted);
-    world.put(service("next"));
-    let outcome = world.step();
-    assert_eq!(outcome.spec.services, [], "what is deleted is served no more");
-    assert!(outcome.services[0].pending.is_some(), "and its address is nobody's");
-    world.objects.services.remove(&ObjectKey::new("default", "web"));
-    assert_eq!(world.step().services[0].vips[0].address, ip("203.0.113.7"));
 }

@@ -1,12 +1,9 @@
 //! Stories about Services: each ends in an assertion on the outcome. Here the world that they start from.
 
-mod aliases;
-mod external_ips;
 mod health;
 mod incremental;
 mod lifecycle;
 mod order;
-mod pod_routes;
 mod refusals;
 mod sentences;
 

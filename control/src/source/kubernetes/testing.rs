@@ -35,7 +35,10 @@ pub(crate) fn received(yaml: &str) -> (Objects, Report) {
         if !selector.matches(&labels.unwrap_or_default()) {
             continue;
         }
-        let received = Received::new(kind, document.clone()).expect("an object with a name");
+        // JSON has no lines: what is said of the object has its name alone.
+        let sent = serde_json::to_vec(&document).expect("a tree is JSON as well");
+        let sent = serde_json::from_slice(&sent).expect("it was written just now");
+        let received = Received::new(kind, sent).expect("an object with a name");
         report.merge(&received.report);
         if let Some(object) = received.content.object() {
             (kind.put)(&mut objects, &object.meta().key, object);

@@ -5,13 +5,20 @@
 //! sentence is stated where.
 
 mod affinity;
+mod aliases;
+mod annotations;
+mod aws;
+mod control_plane;
 mod endpoints;
+mod external_ips;
 mod health_check_node_ports;
+mod life_cycle;
 mod names;
 mod node_target;
 mod own_addresses;
 mod packets;
 mod policies;
+mod pools;
 mod probes;
 mod services;
 mod source_ranges;
@@ -171,4 +178,34 @@ pub(super) fn node_yaml(name: &str, internal_ips: &[&str], more: &str) -> String
 /// `TCP 203.0.113.5:80` of each service port.
 pub(super) fn keys(outcome: &Outcome) -> Vec<String> {
     outcome.spec.services.iter().map(|s| s.key.to_string()).collect()
+}
+
+/// [`web`] with these annotations, and an endpoint.
+pub(super) fn annotated_web(annotations: &[(&str, &str)]) -> String {
+    let written: Vec<String> = annotations.iter().map(|(key, value)| format!("'{key}': '{value}'")).collect();
+    service_with(&format!("name: web, annotations: {{{}}}", written.join(", ")), "")
+        + &slice_of_web("web-1", "IPv4", &["addresses: [10.0.1.1]"])
+}
+
+/// A Service like [`web`] with this metadata, a YAML flow mapping without its braces, and more of its spec.
+pub(super) fn service_with(metadata: &str, spec: &str) -> String {
+    web(spec).replace("{name: web}", &format!("{{{metadata}}}"))
+}
+
+/// `VIP NAME` of each service port, by address.
+pub(super) fn owners(outcome: &Outcome) -> Vec<String> {
+    outcome.spec.services.iter().map(|s| format!("{} {}", s.key.vip, s.name)).collect()
+}
+
+/// Why the Service of this name waits for an address.
+pub(super) fn pending<'o>(outcome: &'o Outcome, name: &str) -> Option<&'o str> {
+    let service = outcome.services.iter().find(|s| s.name == name);
+    service.unwrap_or_else(|| panic!("{name} is shown")).pending.as_deref()
+}
+
+/// The one thing that was said: why, what, and what would be accepted.
+pub(super) fn finding(outcome: &Outcome) -> (Reason, &str, &str) {
+    let [finding] = &*outcome.findings else { panic!("one finding: {:?}", messages(outcome)) };
+    let Diagnostic { what, accepted, .. } = &finding.diagnostic;
+    (finding.reason, what.as_str(), accepted.as_deref().unwrap_or_default())
 }

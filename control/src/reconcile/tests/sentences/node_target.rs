@@ -173,43 +173,6 @@ fn an_endpoint_with_two_ports_counts_once_for_its_node_and_only_in_the_family_of
 }
 
 #[test]
-fn the_label_excludes_a_node_and_readiness_flips_and_cordons_do_not() {
-    let base = to_nodes("dsr-l2", "", "") + &slice_of_web("s", "IPv4", &ENDPOINTS);
-    let label = ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}";
-    let (a, b, c) = (
-        node_yaml("a", &["10.0.1.1"], ""),
-        node_yaml("b", &["10.0.1.2"], label),
-        node_yaml("c", &["10.0.1.3"], ""),
-    );
-    let both = Both::new(&(base.clone() + &a + &b + &c));
-    assert_eq!(weights(only(&both.look())), ["10.0.1.1:80 1", "10.0.1.3:80 1"]);
-    let before = both.look().spec;
-    let cordoned = a.replace(
-        "\nstatus: {",
-        "\nspec: {unschedulable: true}\nstatus: {conditions: [{type: Ready, status: 'False'}], ",
-    );
-    assert_ne!(cordoned, a);
-    assert_eq!(Both::new(&(base + &cordoned + &b + &c)).look().spec, before);
-}
-
-#[test]
-fn the_backend_node_selector_chooses_nodes_and_with_target_pod_their_endpoints() {
-    let ssd = node_yaml("a", &["10.0.1.1"], "") + &node_yaml("b", &["10.0.1.2"], ", labels: {disk: ssd}");
-    let rest = slice_of_web("s", "IPv4", &ENDPOINTS) + &ssd;
-    let to_nodes = to_nodes("dsr-l2", "", ", tidegate.dev/backend-node-selector: 'disk in (ssd, nvme)'");
-    assert_eq!(weights(only(&Both::new(&(to_nodes + &rest)).look())), ["10.0.1.2:80 1"]);
-    let select = |selector: &str| {
-        let annotation = format!("tidegate.dev/backend-node-selector: '{selector}'");
-        Both::new(&(with_annotations(&web(""), &annotation) + &rest)).look()
-    };
-    assert_eq!(weights(only(&select("disk=ssd"))), ["10.1.1.1:8080 1"]);
-    let outcome = select("disk=ssd=fast");
-    assert!(outcome.spec.services.is_empty(), "all nodes would be more than were meant");
-    let accepted = outcome.findings[0].diagnostic.accepted.as_deref();
-    assert!(accepted.is_some_and(|a| a.contains("a label selector such as")), "{accepted:?}");
-}
-
-#[test]
 fn a_node_that_goes_keeps_its_flows_until_the_drain_timeout() {
     let base = to_nodes("dsr-l2", "", "") + &slice_of_web("s", "IPv4", &ENDPOINTS);
     let (a, c) = (node_yaml("a", &["10.0.1.1"], ""), node_yaml("c", &["10.0.1.3"], ""));

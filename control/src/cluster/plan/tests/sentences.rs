@@ -1,0 +1,529 @@
+//! Sections 5 to 8 of kubernetes.md, as far as they say what is written: each sentence by objects of both sources.
+//!
+//! Only an API server can be written to. What is to be written follows from objects alone, so objects that were read
+//! from a directory have to come to the same plan: [`Both`] asserts it with each step.
+
+use super::*;
+use crate::cluster::event::EventType;
+use crate::reconcile::{Asker, Reason};
+
+/// One cluster, its objects read by both sources.
+struct Both {
+    directory: Cluster,
+    api: Cluster,
+}
+
+impl Both {
+    fn new(yaml: &str) -> Self {
+        let files = tempfile::tempdir().expect("a directory");
+        std::fs::write(files.path().join("objects.yaml"), yaml).expect("a file");
+        let (objects, report) = crate::source::directory::DirectorySource::load(files.path());
+        assert!(!report.has_errors(), "{report}");
+        let mut both = Self { directory: Cluster::new([]), api: Cluster::new([]) };
+        both.directory.objects = objects;
+        both.api.objects = crate::source::kubernetes::testing::objects_of(yaml);
+        both
+    }
+
+    fn both(&mut self, change: impl Fn(&mut Cluster)) {
+        change(&mut self.directory);
+        change(&mut self.api);
+    }
+
+    fn with(mut self, change: impl Fn(&mut Cluster)) -> Self {
+        self.both(change);
+        self
+    }
+
+    fn edit(&mut self, name: &str, edit: impl Fn(&mut Service)) {
+        self.both(|cluster| cluster.edit(name, &edit));
+    }
+
+    /// A round whose writes are taken; the plan that both come to.
+    fn round(&mut self) -> Plan {
+        let (directory, api) = (self.directory.round(), self.api.round());
+        assert_eq!(directory, api);
+        api
+    }
+
+    /// Rounds until nothing is written; all events on the way.
+    fn settle(&mut self) -> Vec<Event> {
+        let (directory, api) = (self.directory.settle(), self.api.settle());
+        assert_eq!(directory, api);
+        assert_eq!(self.directory.objects.services, self.api.objects.services);
+        api
+    }
+
+    fn of(&self, name: &str) -> &Service {
+        self.api.of(name)
+    }
+
+    /// `STATUS REASON: MESSAGE` of a condition.
+    fn condition(&self, name: &str, kind: &str) -> String {
+        let condition = self.of(name).stored.condition(&format!("tidegate.dev/{kind}"));
+        let condition = condition.unwrap_or_else(|| panic!("{kind} is there"));
+        assert!(condition.last_transition.is_some(), "it says since when");
+        format!("{} {}: {}", condition.status, condition.reason, condition.message)
+    }
+}
+
+/// `TYPE REASON: NOTE` of each event.
+fn told(events: &[Event]) -> Vec<String> {
+    events.iter().map(|e| format!("{} {}: {}", e.event_type.as_str(), e.reason, e.note)).collect()
+}
+
+/// The notes of the events of one reason.
+fn notes<'e>(events: &'e [Event], reason: &str) -> Vec<&'e str> {
+    events.iter().filter(|e| e.reason == reason).map(|e| e.note.as_str()).collect()
+}
+
+/// `default/NAME` of type LoadBalancer with these ports and more of its metadata and spec.
+fn balanced(name: &str, metadata: &str, ports: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default, generation: 1{metadata}}}\nspec:\n  \
+         type: LoadBalancer\n  allocateLoadBalancerNodePorts: false\n  ports: [{ports}]\n{spec}---\n"
+    )
+}
+
+const HTTP: &str = "{name: http, port: 80, targetPort: 8080}";
+const FIVE: &str = "  loadBalancerIP: 203.0.113.5\n";
+
+/// `default/web` with 203.0.113.5 and more of its metadata.
+fn web(metadata: &str) -> String {
+    balanced("web", metadata, HTTP, FIVE)
+}
+
+/// An endpoint of `default/web`.
+const ENDPOINT: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, namespace: default, \
+                        labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nports: [{name: http, port: \
+                        8080}]\nendpoints: [{addresses: [10.0.1.1]}]\n---\n";
+
+#[test]
+fn ensuring_load_balancer_ip_allocated_and_ensured_load_balancer_tell_how_a_service_gets_its_address() {
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    assert_eq!(told(&both.round().events), ["Normal EnsuringLoadBalancer: Ensuring load balancer"]);
+    assert_eq!(
+        told(&both.round().events),
+        [
+            "Normal EnsuredLoadBalancer: Ensured load balancer: 203.0.113.5",
+            "Normal IPAllocated: Assigned IP 203.0.113.5 from pool public",
+        ]
+    );
+    assert_eq!(both.round(), Plan::default(), "and that is all");
+}
+
+#[test]
+fn allocation_failed_tells_why_there_is_no_address() {
+    let mut both = Both::new(&balanced("web", "", HTTP, "  loadBalancerIP: 192.0.2.1\n"));
+    let events = both.settle();
+    assert_eq!(
+        told(&events),
+        [
+            "Warning AllocationFailed: address 192.0.2.1 of Service default/web is not given: it is in no pool; accepted: \
+          public (203.0.113.0-203.0.113.15)"
+        ]
+    );
+    let condition =
+        "False AllocationFailed: address 192.0.2.1 of Service default/web is not given: it is in no pool";
+    assert_eq!(both.condition("web", "Allocated"), condition);
+    assert!(both.of("web").stored.ingress.is_empty() && !both.of("web").stored.is_finalized_by_us());
+}
+
+#[test]
+fn prefer_dual_stack_falls_back_with_an_event() {
+    let mut both = Both::new(&(balanced("web", "", HTTP, "  ipFamilyPolicy: PreferDualStack\n") + ENDPOINT));
+    let events = both.settle();
+    assert_eq!(
+        notes(&events, "FamilyFallback"),
+        ["Service default/web has one family only: no IPv6 address: pool public has none"]
+    );
+    assert_eq!(both.of("web").stored.ingress.len(), 1);
+}
+
+#[test]
+fn clear_assignment_tells_that_an_address_is_given_back() {
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    both.settle();
+    both.both(|cluster| cluster.settings.pools.clear());
+    let events = both.settle();
+    let cleared = notes(&events, "ClearAssignment");
+    assert_eq!(cleared.len(), 1, "{events:?}");
+    assert!(cleared[0].starts_with("The address is given back: address 203.0.113.5"), "{cleared:?}");
+    assert_eq!(both.of("web").stored.ingress, []);
+
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    both.settle();
+    both.edit("web", |web| web.load_balancer_class = Some("example.com/other".into()));
+    assert_eq!(told(&both.settle()), ["Normal ClearAssignment: The address is given back"]);
+    let stored = &both.of("web").stored;
+    assert!(stored.ingress.is_empty() && stored.conditions.is_empty() && !stored.is_finalized_by_us());
+}
+
+#[test]
+fn updated_load_balancer_tells_that_what_its_owner_changed_is_served() {
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    both.settle();
+    both.edit("web", |web| {
+        web.stored.generation = 2;
+        web.session_affinity = Some(Duration::from_secs(60));
+    });
+    assert_eq!(told(&both.settle()), ["Normal UpdatedLoadBalancer: Updated load balancer: 203.0.113.5"]);
+    assert_eq!(both.settle(), [], "once");
+}
+
+#[test]
+fn deleted_load_balancer_tells_that_the_last_gateway_has_withdrawn_it() {
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    both.settle();
+    both.both(|cluster| cluster.peers = vec![Peer { name: "edge-2".into(), live: true, ..Peer::default() }]);
+    both.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+    let plan = both.round();
+    assert!(plan.writes.is_empty() && plan.events.is_empty() && plan.waits_for_peers, "{plan:?}");
+    both.both(|cluster| {
+        let uid = cluster.of("web").meta.uid.clone();
+        cluster.peers[0].released.insert(uid);
+    });
+    assert_eq!(told(&both.round().events), ["Normal DeletedLoadBalancer: Deleted load balancer"]);
+    assert!(both.api.objects.services.is_empty());
+}
+
+#[test]
+fn sync_load_balancer_failed_tells_which_port_is_not_served() {
+    let ports = "{name: http, port: 80, targetPort: 8080}, {name: sig, port: 81, protocol: SCTP}";
+    let mut both = Both::new(&(balanced("web", "", ports, FIVE) + ENDPOINT));
+    let events = both.settle();
+    assert_eq!(notes(&events, "SyncLoadBalancerFailed"), ["81/SCTP: SCTP is not supported yet"]);
+    assert!(
+        events.iter().any(|e| e.reason == "SyncLoadBalancerFailed" && e.event_type == EventType::Warning)
+    );
+    assert_eq!(
+        both.condition("web", "Programmed"),
+        "False PortsNotProgrammed: 81/SCTP: SCTP is not supported yet"
+    );
+    assert!(notes(&events, "EnsuredLoadBalancer").is_empty());
+}
+
+#[test]
+fn unavailable_load_balancer_tells_that_no_backend_takes_flows() {
+    let mut both = Both::new(&web(""));
+    let said = ["no backend takes flows on 80/TCP"];
+    assert_eq!(notes(&both.settle(), "UnAvailableLoadBalancer"), said);
+    both.both(|cluster| cluster.endpoint("web", "10.0.1.1"));
+    assert_eq!(both.settle(), [], "that it is available again is in the condition");
+    assert_eq!(
+        both.condition("web", "Healthy"),
+        "True BackendsUp: every port has a backend that takes flows"
+    );
+    both.both(|cluster| cluster.objects.endpoint_slices = Default::default());
+    assert_eq!(notes(&both.settle(), "UnAvailableLoadBalancer"), said, "on change");
+}
+
+#[test]
+fn someone_else_writing_the_same_status_is_conflicting_controller_and_no_flapping() {
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    both.settle();
+    both.both(|cluster| cluster.stranger_writes("web", "198.51.100.1"));
+    let events = both.settle();
+    assert_eq!(notes(&events, "ConflictingController").len(), 1);
+    assert_eq!((events.len(), events[0].event_type), (1, EventType::Warning));
+    assert!(
+        events[0].note.contains("Field manager \"another-controller\" writes status.loadBalancer"),
+        "{events:?}"
+    );
+    assert!(both.condition("web", "Conflicted").starts_with("True ConflictingController: "));
+    assert_eq!(both.of("web").stored.ingress[0].ip, Some(ip("198.51.100.1")), "it is left alone");
+    let mut writes = 0;
+    for _ in 0..600 {
+        let plan = both.round();
+        if plan.writes.iter().any(|w| matches!(w, Write::ServiceStatus { ingress: Some(_), .. })) {
+            writes += 1;
+            both.round();
+            both.both(|cluster| cluster.stranger_writes("web", "198.51.100.1"));
+        }
+    }
+    assert!((2..=4).contains(&writes), "in ten minutes: {writes}");
+    // An edit by the owner counts at once, and where the stranger is gone it stays.
+    both.edit("web", |web| web.stored.generation = 2);
+    both.settle();
+    assert_eq!(both.of("web").stored.ingress[0].ip, Some(ip("203.0.113.5")));
+    assert_eq!(both.condition("web", "Conflicted"), "False NoConflict: ");
+}
+
+#[test]
+fn events_are_told_on_change_only() {
+    let mut both = Both::new(&(web(", annotations: {tidegate.dev/table-size: many}") + ENDPOINT));
+    assert_eq!(notes(&both.settle(), "InvalidValue").len(), 1);
+    for _ in 0..10 {
+        both.both(|cluster| cluster.now += SignedDuration::from_mins(10));
+        assert_eq!(both.round(), Plan::default());
+    }
+}
+
+#[test]
+fn the_conditions_are_allocated_programmed_healthy_and_conflicted() {
+    let all = |both: &Both, name: &str| {
+        ["Allocated", "Programmed", "Healthy", "Conflicted"].map(|k| both.condition(name, k))
+    };
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    both.settle();
+    assert_eq!(
+        all(&both, "web"),
+        [
+            "True Allocated: 203.0.113.5 from pool public",
+            "True Programmed: every port is served by fullnat",
+            "True BackendsUp: every port has a backend that takes flows",
+            "False NoConflict: ",
+        ]
+    );
+    let kinds: BTreeSet<&str> = both.of("web").stored.conditions.iter().map(|c| c.kind.as_str()).collect();
+    let expected =
+        ["Allocated", "Conflicted", "Healthy", "Programmed"].map(|kind| format!("tidegate.dev/{kind}"));
+    assert_eq!(kinds, expected.iter().map(String::as_str).collect());
+
+    let mut both = Both::new(&balanced("web", "", HTTP, "")).with(|cluster| cluster.settings.pools.clear());
+    both.settle();
+    let waits = "Service default/web waits for an address: no IPv4 address: no pool is configured";
+    assert_eq!(
+        all(&both, "web"),
+        [
+            format!("False AllocationFailed: {waits}"),
+            "False NoAddress: there is no address to serve".into(),
+            "Unknown NoPorts: no port is served".into(),
+            "False NoConflict: ".into(),
+        ]
+    );
+}
+
+#[test]
+fn a_port_that_another_service_has_makes_conflicted_true() {
+    let external = |name: &str, created: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: default, generation: 1, \
+             creationTimestamp: '{created}'}}\nspec: {{externalIPs: [203.0.113.9], ports: [{{port: 80}}]}}\n---\n"
+        )
+    };
+    let mut both =
+        Both::new(&(external("a", "2026-01-02T00:00:00Z") + &external("z", "2026-01-01T00:00:00Z")));
+    let events = both.settle();
+    let owner = "it belongs to Service default/z";
+    assert!(
+        notes(&events, "Conflict")[0].contains("TCP port 80 belongs to Service default/z"),
+        "{owner}: {events:?}"
+    );
+    assert!(
+        both.condition("a", "Conflicted")
+            .starts_with("True PortConflict: TCP port 80 on external IP 203.0.113.9")
+    );
+    assert!(both.condition("z", "Conflicted").starts_with("False NoConflict"));
+    assert!(both.condition("z", "Programmed").starts_with("True Programmed"));
+}
+
+#[test]
+fn ip_mode_is_vip_where_the_vip_reaches_the_node_and_proxy_where_it_does_not() {
+    for (mode, expected) in [
+        (ForwardingMode::DsrL2, "VIP"),
+        (ForwardingMode::DsrIpip, "VIP"),
+        (ForwardingMode::Nat, "Proxy"),
+        (ForwardingMode::FullNat, "Proxy"),
+    ] {
+        let mut both = Both::new(&balanced("web", "", "{name: http, port: 8080}", FIVE)).with(|cluster| {
+            cluster.settings.forwarding = mode;
+            cluster.settings.tunnel_source_v4 = Some("10.0.0.1".parse().expect("an address"));
+        });
+        both.settle();
+        let ingress = &both.of("web").stored.ingress;
+        assert_eq!(ingress[0].ip_mode.as_deref(), Some(expected), "{mode}");
+        assert!(ingress[0].ports.is_empty(), "every port is served");
+    }
+}
+
+#[test]
+fn ports_of_the_status_have_an_error_where_one_cannot_be_served() {
+    let ports = "{name: same, port: 80}, {name: other, port: 81, targetPort: 8081}, {name: sig, port: 82, protocol: SCTP}";
+    let mut both = Both::new(&balanced("web", "", ports, FIVE))
+        .with(|cluster| cluster.settings.forwarding = ForwardingMode::DsrL2);
+    both.settle();
+    let ports = &both.of("web").stored.ingress[0].ports;
+    let shown: Vec<(u16, &str, Option<&str>)> =
+        ports.iter().map(|p| (p.port, p.protocol.as_str(), p.error.as_deref())).collect();
+    assert_eq!(
+        shown,
+        [
+            (80, "TCP", None),
+            (81, "TCP", Some("tidegate.dev/PortNotProgrammed")),
+            (82, "SCTP", Some("tidegate.dev/NotSupported")),
+        ]
+    );
+}
+
+#[test]
+fn ingress_is_one_atomic_list_and_forbidden_unless_the_type_is_load_balancer() {
+    let dual = balanced("web", "", HTTP, "  ipFamilyPolicy: RequireDualStack\n");
+    let external = "apiVersion: v1\nkind: Service\nmetadata: {name: external, namespace: default}\nspec: {externalIPs: \
+                    [203.0.113.9], ports: [{port: 80}]}\n";
+    let mut both = Both::new(&(dual + external)).with(|cluster| {
+        cluster.settings.pools.push(pool("six", "2001:db8:1::/124"));
+    });
+    let mut lists = Vec::new();
+    for _ in 0..4 {
+        for write in both.round().writes {
+            if let Write::ServiceStatus { service, ingress, .. } = write {
+                lists.push((service.name, ingress.map_or(0, |list| list.len())));
+            }
+        }
+    }
+    lists.sort();
+    assert_eq!(lists, [("external".to_owned(), 0), ("web".to_owned(), 2)], "both families in one write");
+    assert_eq!(both.condition("external", "Allocated"), "True Allocated: 203.0.113.9 from pool public");
+    assert!(!both.of("external").stored.is_finalized_by_us(), "it has no address of ours to give back");
+}
+
+#[test]
+fn the_finalizer_is_our_own_and_comes_before_the_address() {
+    let standard = "service.kubernetes.io/load-balancer-cleanup";
+    let mut both = Both::new(&web(&format!(", finalizers: [{standard}]")));
+    let first = both.round();
+    assert!(matches!(first.writes[..], [Write::Finalizer { present: true, .. }]), "{first:?}");
+    assert_eq!(both.of("web").stored.finalizers, [standard, "tidegate.dev/cleanup"]);
+    both.settle();
+    both.edit("web", |web| web.load_balancer_class = Some("example.com/other".into()));
+    both.settle();
+    assert_eq!(both.of("web").stored.finalizers, [standard], "that one is another's");
+}
+
+#[test]
+fn restart_adopts_what_status_says_and_writes_nothing() {
+    let mut both = Both::new(&(web("") + &balanced("db", "", HTTP, "") + ENDPOINT));
+    both.settle();
+    let before = both.api.objects.clone();
+    both.both(|cluster| (cluster.memory, cluster.reconciled) = Default::default());
+    assert_eq!(both.round().writes, []);
+    assert_eq!(both.api.objects, before);
+}
+
+#[test]
+fn status_is_written_by_the_leader_alone() {
+    let mut both = Both::new(&(web(", annotations: {tidegate.dev/table-size: many}") + ENDPOINT))
+        .with(|cluster| cluster.leads = false);
+    assert_eq!(both.round(), Plan::default());
+    both.both(|cluster| cluster.leads = true);
+    assert_eq!(both.round().writes.len(), 1);
+}
+
+#[test]
+fn overlapping_pools_are_a_condition_not_a_crash() {
+    let object = |name: &str, addresses: &str| {
+        format!(
+            "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {{name: {name}, generation: 3}}\nspec: \
+             {{addresses: [{addresses}]}}\n---\n"
+        )
+    };
+    let pools = object("a", "203.0.113.0/28") + &object("b", "203.0.113.8/29") + &object("c", "192.0.2.0/30");
+    let mut both = Both::new(&(pools + &web(""))).with(|cluster| cluster.settings.pools.clear());
+    let events = both.settle();
+    let shown = |name: &str| {
+        let status = &both.api.objects.address_pools[name].status;
+        let conditions =
+            status.conditions.iter().map(|c| format!("{} {}", c.kind, c.status)).collect::<Vec<_>>();
+        ((status.total, status.used, status.available), conditions.join(", "))
+    };
+    assert_eq!(shown("a"), ((16, 1, 15), "Accepted True, Overlaps True".to_owned()));
+    assert_eq!(shown("b").1, "Accepted True, Overlaps True");
+    assert_eq!(shown("c"), ((4, 0, 4), "Accepted True, Overlaps False".to_owned()));
+    let overlap: Vec<&Event> = events.iter().filter(|e| e.reason == "PoolsOverlap").collect();
+    let about: Vec<(&str, &str)> =
+        overlap.iter().map(|e| (e.regarding.kind, e.regarding.key.name.as_str())).collect();
+    assert_eq!(about, [("AddressPool", "a"), ("AddressPool", "b")]);
+}
+
+#[test]
+fn a_full_pool_is_an_event_and_the_service_stays_pending_until_an_address_is_free() {
+    let of =
+        |name: &str, created: &str| balanced(name, &format!(", creationTimestamp: '{created}'"), HTTP, "");
+    let mut both = Both::new(&(of("a", "2026-01-01T00:00:00Z") + &of("b", "2026-01-02T00:00:00Z")))
+        .with(|cluster| cluster.settings.pools = vec![pool("one", "203.0.113.1/32")]);
+    let events = both.settle();
+    let why = "Service default/b waits for an address: no IPv4 address: pool one is full";
+    assert_eq!(
+        notes(&events, "AllocationFailed"),
+        [format!("{why}; accepted: a pool with a free address that this Service may use")]
+    );
+    assert_eq!(both.condition("b", "Allocated"), format!("False AllocationFailed: {why}"));
+    both.edit("a", |a| a.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+    let events = both.settle();
+    assert_eq!(notes(&events, "IPAllocated"), ["Assigned IP 203.0.113.1 from pool one"]);
+    assert_eq!(both.condition("b", "Allocated"), "True Allocated: 203.0.113.1 from pool one");
+}
+
+#[test]
+fn external_ip_denied_is_an_event_and_a_service_that_is_not_load_balancer_gets_conditions_and_events_only() {
+    let denied = "apiVersion: v1\nkind: Service\nmetadata: {name: denied, namespace: default}\nspec: {externalIPs: \
+                  [192.0.2.1], ports: [{port: 80}]}\n";
+    let mut both = Both::new(denied);
+    let events = both.settle();
+    let why = "external IP 192.0.2.1 of Service default/denied is denied: it is in no pool";
+    assert_eq!(
+        told(&events),
+        [format!(
+            "Warning ExternalIPDenied: {why}; accepted: an address of a pool with externalIPs: true: public \
+             (203.0.113.0-203.0.113.15)"
+        )]
+    );
+    assert_eq!(both.condition("denied", "Allocated"), format!("False ExternalIPDenied: {why}"));
+    assert_eq!(both.of("denied").stored.ingress, []);
+}
+
+#[test]
+fn a_value_that_is_not_understood_is_an_event_at_the_object_that_has_it() {
+    let weight = "annotations: {tidegate.dev/weight: heavy}";
+    let objects = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, namespace: default, uid: u-pod, {weight}}}\n---\napiVersion: \
+         v1\nkind: Node\nmetadata: {{name: n1, uid: u-node, {weight}}}\n---\n"
+    );
+    let endpoint = ENDPOINT.replace(
+        "[10.0.1.1]",
+        "[10.0.1.1], nodeName: n1, targetRef: {kind: Pod, name: web, namespace: default}",
+    );
+    let mut both = Both::new(
+        &(web(", uid: u-svc, annotations: {tidegate.dev/table-size: many}") + &objects + &endpoint),
+    );
+    let events = both.settle();
+    let about: BTreeSet<(&str, &str, &str)> = events
+        .iter()
+        .filter(|e| e.reason == Reason::InvalidValue.as_str())
+        .map(|e| (e.regarding.kind, e.regarding.uid.as_str(), e.note.as_str()))
+        .collect();
+    let weight = "annotation tidegate.dev/weight: \"heavy\" is not understood, the default is used; accepted: a number, 0 \
+                  (no new flows) to 65535";
+    let size = "annotation tidegate.dev/table-size: \"many\" is not understood, the default is used; accepted: auto, or a \
+                prime from 251 to 655373 such as 65537";
+    let expected =
+        [(Asker::Node, "u-node", weight), (Asker::Pod, "u-pod", weight), (Asker::Service, "u-svc", size)];
+    assert_eq!(about, expected.map(|(kind, uid, note)| (kind.as_str(), uid, note)).into());
+    assert!(events.iter().all(|e| e.regarding.api_version() == "v1"));
+}
+
+#[test]
+fn a_node_whose_pods_get_no_route_has_an_event() {
+    let node = "apiVersion: v1\nkind: Node\nmetadata: {name: far, uid: u-node}\nspec: {podCIDRs: [10.1.3.0/24]}\nstatus: \
+                {addresses: [{type: InternalIP, address: 172.16.0.1}]}\n";
+    let mut both =
+        Both::new(node).with(|cluster| cluster.settings.pod_routes = crate::config::PodRoutes::Node);
+    let events = both.settle();
+    let [event] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(
+        (event.reason, event.regarding.kind, event.regarding.uid.as_str()),
+        ("PodRouteRefused", "Node", "u-node")
+    );
+}
+
+#[test]
+fn an_alias_that_is_known_and_not_supported_is_a_warning_event() {
+    let annotation = "service.beta.kubernetes.io/aws-load-balancer-eip-allocations";
+    let mut both = Both::new(&(web(&format!(", annotations: {{{annotation}: a}}")) + ENDPOINT))
+        .with(|cluster| cluster.settings.compat = ["aws".to_owned()].into());
+    let events = both.settle();
+    let warning = events.iter().find(|e| e.reason == "AliasIgnored").expect("it is told");
+    assert_eq!(warning.event_type, EventType::Warning);
+    assert!(warning.note.starts_with(&format!("annotation {annotation} has no effect")), "{}", warning.note);
+}

@@ -1,0 +1,396 @@
+//! Section 8, the annotations of our own: what each does, its range, and what is said of a value that is not understood.
+
+use super::*;
+use crate::reconcile::options::key;
+use tidegate_core::snapshot::{ForwardingMode, TableSize};
+
+fn annotated_with(key: &str, value: &str) -> Outcome {
+    Both::new(&annotated_web(&[(key, value)])).look()
+}
+
+/// What a gateway makes of it without the annotation.
+fn plain() -> Outcome {
+    Both::new(&annotated_web(&[])).look()
+}
+
+/// Values that are not understood, and the default is used.
+const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
+    (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, nat, fullnat"),
+    (key::FORWARDING, "", "dsr-l2, dsr-ipip, nat, fullnat"),
+    (key::TARGET, "pods", "pod, node"),
+    (key::SCHEDULER, "round", "maglev"),
+    (key::TABLE_SIZE, "65536", "auto, or a prime from 251 to 655373 such as 65537"),
+    (key::TABLE_SIZE, "241", "auto, or a prime from 251"),
+    (key::TABLE_SIZE, "655387", "auto, or a prime from 251 to 655373"),
+    (key::TABLE_SIZE, "many", "auto, or a prime"),
+    (key::DRAIN_TIMEOUT, "soon", "a duration such as"),
+    (key::DRAIN_TIMEOUT, "86401s", "0s to 24h"),
+    (key::DRAIN_TIMEOUT, "-1s", "0s to 24h"),
+    (key::IDLE_TIMEOUT_TCP, "0s", "1s to 168h"),
+    (key::IDLE_TIMEOUT_TCP, "604801s", "1s to 168h"),
+    (key::IDLE_TIMEOUT_UDP, "999ms", "1s to 24h"),
+    (key::IDLE_TIMEOUT_UDP, "2 days", "a duration such as"),
+    (key::ADDRESS_POOL, "", "the name of a pool"),
+    (key::ALLOW_SHARED_IP, " ", "any text that the Services sharing an address have in common"),
+    (key::HEALTH_PROTOCOL, "smtp", "tcp, http, https, udp, none"),
+    (key::HEALTH_PORT, "0", "a port number, 1 to 65535"),
+    (key::HEALTH_PORT, "65536", "a port number, 1 to 65535"),
+    (key::HEALTH_PORT, "http", "a port number, 1 to 65535"),
+    (key::HEALTH_PATH, "healthz", "a path such as /healthz"),
+    (key::HEALTH_PATH, "/a b", "a path such as /healthz"),
+    (key::HEALTH_PATH, "/a#b", "a path such as /healthz"),
+    (key::HEALTH_INTERVAL, "99ms", "100ms to 1h"),
+    (key::HEALTH_INTERVAL, "3601s", "100ms to 1h"),
+    (key::HEALTH_TIMEOUT, "9ms", "10ms to 1h"),
+    (key::HEALTH_TIMEOUT, "61m", "10ms to 1h"),
+    (key::HEALTHY_THRESHOLD, "0", "1 to 100"),
+    (key::HEALTHY_THRESHOLD, "101", "1 to 100"),
+    (key::UNHEALTHY_THRESHOLD, "-1", "1 to 100"),
+    (key::UNHEALTHY_THRESHOLD, "all", "1 to 100"),
+];
+
+/// Values whose default would be another thing than what was meant to be kept out, and wishes that are not granted
+/// yet: nothing is served.
+const UNSAFE: &[(&str, &str, Reason, &str)] = &[
+    (key::LOAD_BALANCER_IPS, "203.0.113.400", Reason::InvalidValue, "IP addresses separated by commas"),
+    (key::LOAD_BALANCER_IPS, ",", Reason::InvalidValue, "IP addresses separated by commas"),
+    (key::BACKEND_NODE_SELECTOR, "disk=ssd=fast", Reason::InvalidValue, "a label selector such as"),
+    (key::FORWARDING, "dsr-gue", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
+    (key::FORWARDING, "dsr-gre", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
+    (key::FORWARDING, "dsr-geneve", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
+    (key::FORWARDING, "dsr-dscp", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
+    (key::SCHEDULER, "wrr", Reason::NotSupported, "maglev"),
+    (key::SCHEDULER, "lc", Reason::NotSupported, "maglev"),
+    (key::HASH, "source", Reason::NotSupported, "sessionAffinity: ClientIP"),
+    (key::PROXY_PROTOCOL, "v1", Reason::NotSupported, "none"),
+    (key::PROXY_PROTOCOL, "v3", Reason::NotSupported, "none"),
+    (key::MAX_BANDWIDTH, "10M", Reason::NotSupported, "0 (no limit)"),
+    (key::MAX_CONNECTION_RATE, "100", Reason::NotSupported, "0 (no limit)"),
+    (key::MAX_CONNECTIONS, "100", Reason::NotSupported, "0 (no limit)"),
+];
+
+#[test]
+fn a_value_that_is_not_understood_names_key_value_and_accepted_and_the_default_goes_on() {
+    let plain = plain();
+    for (key, value, accepted) in NOT_UNDERSTOOD {
+        let outcome = annotated_with(key, value);
+        assert_eq!((&outcome.spec, &outcome.targets), (&plain.spec, &plain.targets), "{key}: {value}");
+        let (reason, what, said) = finding(&outcome);
+        assert_eq!(reason, Reason::InvalidValue, "{key}: {value}");
+        assert!(what.contains(&format!("{key}: {:?}", value.trim())), "{what}");
+        assert!(said.contains(accepted), "{key}: {value}: {said}");
+    }
+}
+
+#[test]
+fn unless_the_default_would_be_unsafe() {
+    for (key, value, reason, accepted) in UNSAFE {
+        let fine = slice_of_web("fine", "IPv4", &["addresses: [10.0.1.2]"])
+            .replace("service-name: web", "service-name: fine");
+        let both = Both::new(&(annotated_web(&[(key, value)]) + &service_with("name: fine", "") + &fine));
+        let outcome = both.look();
+        assert_eq!(only(&outcome).name, "fine", "{key}: {value}");
+        let checks: Vec<String> = outcome.targets.iter().map(ToString::to_string).collect();
+        assert_eq!(checks, ["tcp://10.0.1.2:8080"], "what is not programmed is not checked");
+        let (is, what, said) = finding(&outcome);
+        assert_eq!(is, *reason, "{key}: {value}");
+        assert!(what.contains(&format!("{key}: {value:?}")), "{what}");
+        assert!(said.contains(accepted), "{key}: {value}: {said}");
+        let web = outcome.services.iter().find(|s| s.name == "web").expect("it is shown all the same");
+        let refused = web.pending.as_deref().or(web.ports.first().and_then(|p| p.refused.as_deref()));
+        assert!(refused.is_some_and(|why| why.contains(key)), "{refused:?}");
+    }
+}
+
+#[test]
+fn every_annotation_of_ours_has_an_error_path() {
+    let wrong = NOT_UNDERSTOOD.iter().map(|w| w.0).chain(UNSAFE.iter().map(|w| w.0));
+    let covered: BTreeSet<&str> = wrong.chain([key::IDLE_TIMEOUT_SCTP]).collect();
+    assert_eq!(covered, key::ON_SERVICE.iter().copied().collect());
+}
+
+#[test]
+fn a_message_has_the_line_of_the_value_or_names_the_object() {
+    let yaml = "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  namespace: shop\n  annotations:\n    tidegate.dev/scheduler: \
+                maglev\n    tidegate.dev/table-size: 'many'\nspec:\n  type: LoadBalancer\n  \
+                allocateLoadBalancerNodePorts: false\n  ports: [{port: 80}]\n";
+    let [directory, api] = Both::new(yaml).each();
+    let said = "error: annotation tidegate.dev/table-size: \"many\" is not understood, the default is used; accepted: \
+                auto, or a prime from 251 to 655373 such as 65537";
+    let message = messages(&directory)[0].clone();
+    assert!(message.ends_with(&format!("objects.yaml:8:30: {said}")), "{message}");
+    assert_eq!(messages(&api), [format!("Service shop/web: {said}")]);
+}
+
+#[test]
+fn a_key_of_ours_that_is_not_known_is_a_warning_that_lists_the_known() {
+    let outcome = annotated_with("tidegate.dev/fowarding", "nat");
+    let (reason, what, accepted) = finding(&outcome);
+    assert_eq!((reason, what), (Reason::InvalidValue, "annotation tidegate.dev/fowarding is not known"));
+    assert!(key::ON_SERVICE.iter().all(|key| accepted.contains(key)));
+    assert_eq!(outcome.spec, plain().spec);
+}
+
+#[test]
+fn forwarding_chooses_the_mode() {
+    for (word, mode) in [
+        ("dsr-l2", ForwardingMode::DsrL2),
+        ("dsr-ipip", ForwardingMode::DsrIpip),
+        ("nat", ForwardingMode::Nat),
+        ("fullnat", ForwardingMode::FullNat),
+    ] {
+        let both = Both::new(&annotated_web(&[(key::FORWARDING, word)]).replace("port: 80,", "port: 8080,"));
+        let outcome = both.look();
+        assert_eq!(only(&outcome).mode, mode);
+        assert_eq!(
+            (states(only(&outcome)), messages(&outcome)),
+            (vec!["10.0.1.1:8080 active".to_owned()], vec![])
+        );
+    }
+}
+
+#[test]
+fn target_is_pod_or_node() {
+    let nodes = node_yaml("n1", &["10.0.2.1"], "");
+    let backends = |word: &str| {
+        let service = annotated_web(&[(key::TARGET, word)])
+            .replace("targetPort: 8080}", "targetPort: 8080, nodePort: 30080}")
+            .replace("  allocateLoadBalancerNodePorts: false\n", "");
+        Both::new(&(service + &nodes)).backends()
+    };
+    assert_eq!(backends("pod"), ["10.0.1.1:8080 active"]);
+    assert_eq!(backends("node"), ["10.0.2.1:30080 active"]);
+}
+
+#[test]
+fn scheduler_table_size_and_idle_timeouts_reach_the_spec() {
+    let outcome = Both::new(&annotated_web(&[
+        (key::SCHEDULER, "maglev"),
+        (key::TABLE_SIZE, "65537"),
+        (key::IDLE_TIMEOUT_TCP, "1h"),
+        (key::IDLE_TIMEOUT_UDP, " 30s "),
+    ]))
+    .look();
+    assert_eq!(messages(&outcome), [] as [String; 0]);
+    let spec = only(&outcome);
+    assert_eq!(spec.table_size, TableSize::Fixed(65_537));
+    assert_eq!((spec.idle_timeout_tcp.as_secs(), spec.idle_timeout_udp.as_secs()), (3600, 30));
+    for (key, value) in [
+        (key::TABLE_SIZE, "auto"),
+        (key::TABLE_SIZE, "251"),
+        (key::TABLE_SIZE, "655373"),
+        (key::IDLE_TIMEOUT_TCP, "1s"),
+        (key::IDLE_TIMEOUT_TCP, "604800s"),
+        (key::IDLE_TIMEOUT_UDP, "86400s"),
+        (key::DRAIN_TIMEOUT, "0s"),
+        (key::DRAIN_TIMEOUT, "24h"),
+        (key::PROXY_PROTOCOL, "none"),
+        (key::MAX_BANDWIDTH, "0"),
+        (key::MAX_CONNECTION_RATE, "0"),
+        (key::MAX_CONNECTIONS, "0"),
+    ] {
+        let outcome = annotated_with(key, value);
+        assert_eq!((outcome.spec.services.len(), messages(&outcome)), (1, vec![]), "{key}: {value}");
+    }
+}
+
+#[test]
+fn idle_timeout_sctp_is_said_to_have_no_effect_yet() {
+    let outcome = annotated_with(key::IDLE_TIMEOUT_SCTP, "10s");
+    let said = "annotation tidegate.dev/idle-timeout-sctp has no effect: SCTP is not supported yet";
+    assert_eq!(finding(&outcome), (Reason::InvalidValue, said, "no annotation"));
+    assert_eq!(outcome.spec, plain().spec);
+}
+
+#[test]
+fn drain_timeout_says_how_long_flows_of_a_removed_backend_live_on() {
+    for (value, seconds) in [("10s", Some(10)), ("24h", Some(86_400)), ("0s", None)] {
+        let yaml = annotated_web(&[(key::DRAIN_TIMEOUT, value)]);
+        let mut both = Both::new(&yaml);
+        let now = both.directory.now;
+        both.step();
+        both.now_is(yaml.split_inclusive("---\n").next().expect("the Service"));
+        let outcome = both.step();
+        assert_eq!(outcome.reconcile_at, seconds.map(|s| now + Duration::from_secs(s)), "{value}");
+        assert_eq!(states(only(&outcome)).len(), usize::from(seconds.is_some()), "{value}");
+    }
+}
+
+#[test]
+fn load_balancer_ips_address_pool_and_allow_shared_ip_choose_the_address() {
+    let outcome = annotated_with(key::LOAD_BALANCER_IPS, "203.0.113.9");
+    assert_eq!(owners(&outcome), ["203.0.113.9 web"]);
+    let outcome = annotated_with(key::ADDRESS_POOL, "edge");
+    assert_eq!(outcome.services[0].vips[0].pool, "edge", "though it is not automatic");
+    let outcome = annotated_with(key::ADDRESS_POOL, "egde");
+    let what = "Service default/web asks for pool \"egde\", which is not configured";
+    assert_eq!(finding(&outcome), (Reason::AllocationFailed, what, "public, edge"));
+    assert_eq!(pending(&outcome, "web"), Some(what));
+    let other = service_with("name: other, annotations: {tidegate.dev/allow-shared-ip: k}", "")
+        .replace("port: 80,", "port: 81,");
+    let outcome = Both::new(&(annotated_web(&[(key::ALLOW_SHARED_IP, "k")]) + &other)).look();
+    let vips: BTreeSet<IpAddr> = outcome.spec.services.iter().map(|s| s.key.vip).collect();
+    assert_eq!((outcome.spec.services.len(), vips.len()), (2, 1));
+}
+
+#[test]
+fn health_check_annotations_choose_what_is_asked_where_and_how_often() {
+    let look = |annotations: &[(&str, &str)]| {
+        let outcome = Both::new(&annotated_web(annotations)).look();
+        assert_eq!(messages(&outcome), [] as [String; 0]);
+        outcome
+    };
+    let asked = |annotations: &[(&str, &str)]| -> Vec<String> {
+        look(annotations).targets.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(asked(&[]), ["tcp://10.0.1.1:8080"]);
+    assert_eq!(asked(&[(key::HEALTH_PROTOCOL, "TCP")]), ["tcp://10.0.1.1:8080"]);
+    assert_eq!(asked(&[(key::HEALTH_PORT, "9000")]), ["tcp://10.0.1.1:9000"]);
+    assert_eq!(asked(&[(key::HEALTH_PROTOCOL, "http")]), ["http://10.0.1.1:8080/"]);
+    assert_eq!(
+        asked(&[
+            (key::HEALTH_PROTOCOL, "https"),
+            (key::HEALTH_PATH, "/ready?full=1"),
+            (key::HEALTH_PORT, "8443")
+        ]),
+        ["https://10.0.1.1:8443/ready?full=1"]
+    );
+    assert_eq!(asked(&[(key::HEALTH_PROTOCOL, "none")]), [] as [String; 0]);
+    let outcome = look(&[
+        (key::HEALTH_INTERVAL, "5s"),
+        (key::HEALTH_TIMEOUT, "3s"),
+        (key::HEALTHY_THRESHOLD, "1"),
+        (key::UNHEALTHY_THRESHOLD, "100"),
+    ]);
+    let rules = outcome.targets.first().expect("one target").probe.rules;
+    assert_eq!((rules.interval.as_secs(), rules.timeout.as_secs()), (5, 3));
+    assert_eq!((rules.healthy_threshold, rules.unhealthy_threshold), (1, 100));
+    let udp = annotated_web(&[(key::HEALTH_PROTOCOL, "udp")])
+        .replace("port: 80,", "port: 80, protocol: UDP,")
+        .replace("protocol: TCP", "protocol: UDP");
+    let outcome = Both::new(&udp).look();
+    assert_eq!(outcome.targets.iter().map(ToString::to_string).collect::<Vec<_>>(), ["udp://10.0.1.1:8080"]);
+}
+
+#[test]
+fn health_checks_that_are_not_done_yet_or_do_not_fit_are_named_and_others_go_on() {
+    let plain = plain();
+    for (annotations, reason, said) in [
+        (
+            &[(key::HEALTH_PROTOCOL, "sctp")][..],
+            Reason::NotSupported,
+            "\"sctp\" is not supported yet; tcp is used",
+        ),
+        (
+            &[(key::HEALTH_PROTOCOL, "grpc")],
+            Reason::NotSupported,
+            "\"grpc\" is not supported yet; tcp is used",
+        ),
+        (&[(key::HEALTH_PATH, "/z")], Reason::InvalidValue, "has no effect: checks are by tcp"),
+        (
+            &[(key::HEALTH_PROTOCOL, "udp")],
+            Reason::InvalidValue,
+            "has no effect: the Service has no UDP port",
+        ),
+    ] {
+        let outcome = Both::new(&annotated_web(annotations)).look();
+        assert_eq!((&outcome.spec, &outcome.targets), (&plain.spec, &plain.targets));
+        let (is, what, accepted) = finding(&outcome);
+        assert!(is == reason && what.contains(said) && what.contains(annotations[0].0), "{what}");
+        assert!(!accepted.is_empty());
+    }
+    let outcome = annotated_with(key::HEALTH_TIMEOUT, "5s");
+    assert_eq!(finding(&outcome).1, "health-check timeout 5s is longer than the interval 2s");
+    assert_eq!(outcome.targets.first().expect("one").probe.rules.timeout.as_secs(), 2, "it is cut");
+}
+
+/// Two Pods on nodes `a` and `b`, and these nodes with more of their metadata.
+fn on_nodes(service: &str, a: &str, b: &str) -> String {
+    let endpoints = ["addresses: [10.0.1.1], nodeName: a", "addresses: [10.0.1.2], nodeName: b"];
+    service.to_owned()
+        + &slice_of_web("s", "IPv4", &endpoints)
+        + &node_yaml("a", &["10.0.2.1"], a)
+        + &node_yaml("b", &["10.0.2.2"], b)
+}
+
+#[test]
+fn the_backend_node_selector_chooses_nodes_and_with_target_pod_their_endpoints() {
+    let ssd = ", labels: {disk: ssd}";
+    let with = |annotations: &str| {
+        let service = with_annotations(&web(""), annotations);
+        Both::new(&on_nodes(&service, "", ssd)).backends()
+    };
+    let selector = "tidegate.dev/backend-node-selector";
+    let to_nodes = "tidegate.dev/target: node, tidegate.dev/forwarding: dsr-l2";
+    assert_eq!(with(to_nodes), ["10.0.2.1:80 active", "10.0.2.2:80 active"]);
+    assert_eq!(with(&format!("{to_nodes}, {selector}: 'disk in (ssd, nvme)'")), ["10.0.2.2:80 active"]);
+    assert_eq!(with(&format!("{selector}: disk=ssd")), ["10.0.1.2:8080 active"]);
+    assert_eq!(with(&format!("{selector}: '!disk'")), ["10.0.1.1:8080 active"]);
+    assert_eq!(with(&format!("{selector}: ''")).len(), 2, "nothing is chosen by nothing");
+}
+
+/// Four endpoints: of Pods with weights, of one on node `a` without; `odd` is what Pod `odd` and node `b` say.
+fn weighed(odd: &str) -> Both {
+    let pod = |name: &str, weight: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: default, annotations: {{tidegate.dev/weight: \
+             '{weight}'}}}}\n---\n"
+        )
+    };
+    let of_pod = |address: &str, name: &str, node: &str| {
+        format!(
+            "addresses: [{address}], nodeName: {node}, targetRef: {{kind: Pod, name: {name}, namespace: default}}"
+        )
+    };
+    let endpoints = [
+        of_pod("10.0.1.1", "heavy", "b"),
+        of_pod("10.0.1.2", "none", "a"),
+        "addresses: [10.0.1.3], nodeName: a".to_owned(),
+        of_pod("10.0.1.4", "odd", "b"),
+    ];
+    let weight_of = |value: &str| format!(", annotations: {{tidegate.dev/weight: '{value}'}}");
+    Both::new(
+        &(web("")
+            + &slice_of_web("s", "IPv4", &endpoints.each_ref().map(String::as_str))
+            + &pod("heavy", "3")
+            + &pod("none", "0")
+            + &pod("odd", odd)
+            + &node_yaml("a", &["10.0.2.1"], &weight_of("2"))
+            + &node_yaml("b", &["10.0.2.2"], &weight_of(odd))),
+    )
+}
+
+#[test]
+fn weight_is_said_on_a_pod_or_an_endpoints_node_and_zero_takes_no_new_flows() {
+    let outcome = weighed("65535").look();
+    let backends = &only(&outcome).backends;
+    let weights: Vec<(u16, BackendState)> = backends.iter().map(|b| (b.weight, b.state)).collect();
+    use BackendState::{Active, Draining};
+    assert_eq!(weights, [(3, Active), (0, Draining), (2, Active), (65_535, Active)]);
+    assert_eq!(messages(&outcome), [] as [String; 0]);
+}
+
+#[test]
+fn a_weight_that_is_not_understood_is_said_at_the_pod_and_at_the_node_that_say_it() {
+    for odd in ["-1", "65536", "much"] {
+        let [directory, api] = weighed(odd).each();
+        let odd_one = only(&directory).backends.last().expect("four");
+        assert_eq!((odd_one.weight, odd_one.state), (1, BackendState::Active));
+        let said: BTreeSet<(Asker, String)> =
+            api.findings.iter().map(|f| (f.kind, f.diagnostic.to_string())).collect();
+        let message = |object: &str| {
+            format!(
+                "{object}: error: annotation tidegate.dev/weight: {odd:?} is not understood, the default is used; \
+                 accepted: a number, 0 (no new flows) to 65535"
+            )
+        };
+        let expected = [(Asker::Pod, message("Pod default/odd")), (Asker::Node, message("Node b"))];
+        assert_eq!(said, BTreeSet::from(expected));
+        let placed =
+            directory.findings.iter().all(|f| f.diagnostic.location.as_ref().is_some_and(|l| l.line > 1));
+        assert!(placed, "{:?}", messages(&directory));
+    }
+    let on_the_service = annotated_with(key::WEIGHT, "2");
+    let said = "annotation tidegate.dev/weight has no effect: it has an effect on Pods and Nodes only";
+    assert_eq!(finding(&on_the_service).1, said);
+}

@@ -1,0 +1,440 @@
+//! Section 6: pools of addresses, each sentence with the pools as AddressPool objects and in the configuration, by both
+//! sources.
+
+use super::*;
+
+/// One gateway whose pools are AddressPool objects, and one with the same pools in its configuration.
+struct Pooled {
+    by_objects: Both,
+    by_config: Both,
+    /// AddressPools as YAML documents.
+    pools: String,
+    services: String,
+}
+
+impl Pooled {
+    /// Each pool is its name, its labels and its keys, both as YAML flow mappings hold them; in the order of their names.
+    fn new(pools: &[(&str, &str, &str)], services: &str) -> Self {
+        let (by_objects, by_config) = (Both::new(""), Both::new(""));
+        let mut pooled = Self { by_objects, by_config, pools: String::new(), services: services.to_owned() };
+        pooled.pools_are(pools);
+        pooled
+    }
+
+    fn of(keys: &str, services: &str) -> Self {
+        Self::new(&[("public", "", keys)], services)
+    }
+
+    fn services_are(&mut self, services: &str) {
+        self.services = services.to_owned();
+        self.by_objects.now_is(&(self.pools.clone() + services));
+        self.by_config.now_is(services);
+    }
+
+    fn pools_are(&mut self, pools: &[(&str, &str, &str)]) {
+        let object = |(name, labels, keys): &(&str, &str, &str)| {
+            format!(
+                "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {{name: {name}, labels: \
+                 {{{labels}}}}}\nspec: {{{keys}}}\n---\n"
+            )
+        };
+        let in_config = |(name, labels, keys): &(&str, &str, &str)| {
+            format!("- {{name: {name}, labels: {{{labels}}}, {keys}}}\n")
+        };
+        let config = format!(
+            "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\ndataplane: {{interfaces: [{{name: up, device: \
+             net_null0, addresses: [10.0.0.1/16]}}]}}\npools:\n{}",
+            pools.iter().map(in_config).collect::<String>()
+        );
+        let loaded = crate::config::parse(&config, "gateway.yaml", std::path::Path::new("."), 4);
+        let configured = loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)).pools;
+        self.by_config.both(|world| world.settings.pools.clone_from(&configured));
+        self.by_objects.both(|world| world.settings.pools.clear());
+        self.pools = pools.iter().map(object).collect();
+        let services = self.services.clone();
+        self.services_are(&services);
+    }
+
+    /// Reconciles and remembers; what all come to.
+    fn step(&mut self) -> Outcome {
+        let (objects, config) = (self.by_objects.step(), self.by_config.step());
+        assert_eq!(objects.spec, config.spec);
+        assert_eq!(objects.services, config.services);
+        assert_eq!(objects.pools, config.pools);
+        objects
+    }
+}
+
+fn named(name: &str, spec: &str) -> String {
+    service_with(&format!("name: {name}"), spec)
+}
+
+/// Services `s0`, `s1` ... in the order of their creation, a second apart.
+fn many(count: usize) -> String {
+    let one = |i: usize| {
+        let created = format!("2026-01-01T{:02}:{:02}:{:02}Z", i / 3600, i / 60 % 60, i % 60);
+        service_with(&format!("name: s{i}, creationTimestamp: '{created}'"), "")
+    };
+    (0..count).map(one).collect()
+}
+
+/// The address of the Service of this name, if it has one.
+fn address(outcome: &Outcome, name: &str) -> Option<IpAddr> {
+    let service =
+        outcome.services.iter().find(|s| s.name == name).unwrap_or_else(|| panic!("{name} is shown"));
+    service.vips.first().map(|vip| vip.address)
+}
+
+#[test]
+fn a_pool_is_a_list_of_cidrs_and_ranges() {
+    let addresses = "addresses: [203.0.113.0/31, 203.0.113.8-203.0.113.9, 198.51.100.7, '2001:db8:1::/127']";
+    let outcome = Pooled::of(addresses, &many(6)).step();
+    assert_eq!((outcome.pools[0].pool.as_str(), outcome.pools[0].total), ("public", 7));
+    let given: BTreeSet<IpAddr> = outcome.spec.services.iter().map(|s| s.key.vip).collect();
+    let all = ["198.51.100.7", "203.0.113.0", "203.0.113.1", "203.0.113.8", "203.0.113.9"].map(ip);
+    assert_eq!(given, BTreeSet::from(all));
+    assert!(pending(&outcome, "s5").is_some_and(|p| p.contains("pool public is full")));
+}
+
+#[test]
+fn auto_assign_says_whether_services_that_name_no_pool_get_addresses() {
+    let keys = "addresses: [203.0.113.0/28], autoAssign: false";
+    let names_it = "name: asks, annotations: {tidegate.dev/address-pool: public}";
+    let outcome = Pooled::of(keys, &(named("web", "") + &service_with(names_it, ""))).step();
+    assert!(address(&outcome, "asks").is_some());
+    assert!(pending(&outcome, "web").is_some_and(|p| p.contains("on request only (autoAssign: false)")));
+    let asks_for_an_address = named("web", "  loadBalancerIP: 203.0.113.9\n");
+    assert_eq!(address(&Pooled::of(keys, &asks_for_an_address).step(), "web"), Some(ip("203.0.113.9")));
+    assert!(address(&Pooled::of("addresses: [203.0.113.0/28]", &named("web", "")).step(), "web").is_some());
+}
+
+#[test]
+fn namespace_and_service_selectors_say_who_may_have_addresses() {
+    let namespaces = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {team: net}}\n---\napiVersion: \
+                      v1\nkind: Namespace\nmetadata: {name: lab, labels: {team: web}}\n---\n";
+    let service = |name: &str, namespace: &str, tier: &str| {
+        service_with(&format!("name: {name}, namespace: {namespace}, labels: {{tier: {tier}}}"), "")
+    };
+    let services =
+        service("a", "shop", "edge") + &service("b", "shop", "inner") + &service("c", "lab", "edge");
+    for (selectors, expected) in [
+        ("", ["a", "b", "c"].as_slice()),
+        ("namespaceSelector: {matchLabels: {team: net}}", &["a", "b"]),
+        ("namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: lab}}", &["c"]),
+        (
+            "serviceSelector: {matchExpressions: [{key: tier, operator: In, values: [edge, rim]}]}",
+            &["a", "c"],
+        ),
+        (
+            "serviceSelector: {matchLabels: {tier: edge}}, namespaceSelector: {matchLabels: {team: net}}",
+            &["a"],
+        ),
+        ("serviceSelector: {matchExpressions: [{key: tier, operator: DoesNotExist}]}", &[]),
+    ] {
+        let keys = format!("addresses: [203.0.113.0/28], {selectors}");
+        let outcome = Pooled::of(&keys, &(namespaces.to_owned() + &services)).step();
+        let served = outcome.services.iter().filter(|s| !s.vips.is_empty());
+        let served: BTreeSet<&str> = served.map(|s| s.name.as_str()).collect();
+        assert_eq!(served, expected.iter().copied().collect(), "{selectors}");
+        for waiting in outcome.services.iter().filter(|s| s.vips.is_empty()) {
+            let why = waiting.pending.as_deref().expect("it waits");
+            assert!(why.contains("the selectors of pool public do not match"), "{why}");
+        }
+    }
+}
+
+#[test]
+fn a_quota_per_namespace_counts_the_addresses_that_it_holds() {
+    let service =
+        |name: &str, namespace: &str| service_with(&format!("name: {name}, namespace: {namespace}"), "");
+    let services = service("in-x", "a") + &service("in-y", "a") + &service("in-z", "b");
+    let mut pooled = Pooled::of("addresses: [203.0.113.0/28], quotaPerNamespace: 1", &services);
+    let outcome = pooled.step();
+    assert!(address(&outcome, "in-x").is_some() && address(&outcome, "in-z").is_some());
+    let waits = "namespace a holds its quota of 1 in pool public";
+    assert!(pending(&outcome, "in-y").is_some_and(|p| p.contains(waits)));
+    // An address that is shared is one.
+    let keyed = |name: &str, port: u16| {
+        let metadata =
+            format!("name: {name}, namespace: a, annotations: {{tidegate.dev/allow-shared-ip: k}}");
+        service_with(&metadata, "").replace("port: 80,", &format!("port: {port},"))
+    };
+    let shared = Pooled::of(
+        "addresses: [203.0.113.0/28], quotaPerNamespace: 1",
+        &(keyed("in-x", 80) + &keyed("in-y", 81)),
+    )
+    .step();
+    assert_eq!(address(&shared, "in-x"), address(&shared, "in-y"));
+    pooled.services_are(&(service("in-y", "a") + &service("in-z", "b")));
+    assert!(address(&pooled.step(), "in-y").is_some(), "what is given back counts no more");
+}
+
+#[test]
+fn disabled_drains_a_pool_nothing_new_is_given_out_and_what_is_given_stays() {
+    let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &named("web", ""));
+    let had = address(&pooled.step(), "web");
+    pooled.pools_are(&[("public", "", "addresses: [203.0.113.0/28], disabled: true")]);
+    pooled.services_are(
+        &(named("web", "") + &named("new", "") + &named("asks", "  loadBalancerIP: 203.0.113.1\n")),
+    );
+    let outcome = pooled.step();
+    assert_eq!((address(&outcome, "web"), had.is_some()), (had, true));
+    for name in ["new", "asks"] {
+        assert!(pending(&outcome, name).is_some_and(|p| p.contains("pool public is disabled")), "{name}");
+    }
+}
+
+#[test]
+fn dynamic_choice_takes_the_upper_band_first_and_its_offset_follows_the_size_of_the_pool() {
+    // min(max(16, size/16), 256), and 0 where there are 16 addresses or fewer.
+    for (range, size, offset) in [
+        ("203.0.113.0/28", 16, 0),
+        ("203.0.113.0-203.0.113.16", 17, 16),
+        ("203.0.113.0/27", 32, 16),
+        ("203.0.113.0/24", 256, 16),
+        ("203.0.112.0/23", 512, 32),
+    ] {
+        let first = u32::from(
+            range.split(['/', '-']).next().expect("an address").parse::<std::net::Ipv4Addr>().expect("one"),
+        );
+        let dynamic = size - offset;
+        let outcome = Pooled::of(&format!("addresses: [{range}]"), &many(dynamic + 1)).step();
+        let at = |i: usize| match address(&outcome, &format!("s{i}")) {
+            Some(IpAddr::V4(ip)) => usize::try_from(u32::from(ip) - first).ok(),
+            _ => None,
+        };
+        assert!((0..dynamic).all(|i| at(i).is_some_and(|at| at >= offset)), "{range}");
+        assert_eq!(
+            at(dynamic).is_some_and(|at| at < offset),
+            offset > 0,
+            "{range}: the last one in {offset}"
+        );
+    }
+}
+
+#[test]
+fn the_static_band_has_256_addresses_at_most() {
+    for range in ["198.18.0.0/20", "198.18.0.0/16", "2001:db8:1::/64"] {
+        let outcome = Pooled::of(&format!("addresses: ['{range}']"), &many(200)).step();
+        let net: ipnet::IpNet = range.parse().expect("a network");
+        let number = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => u128::from(u32::from(ip)),
+            IpAddr::V6(ip) => u128::from(ip),
+        };
+        let offsets = outcome.spec.services.iter().map(|s| number(s.key.vip) - number(net.addr()));
+        let offsets: BTreeSet<u128> = offsets.collect();
+        assert_eq!(offsets.len(), 200);
+        assert!(offsets.first().is_some_and(|first| *first >= 256), "{range}: {offsets:?}");
+    }
+}
+
+#[test]
+fn explicit_requests_may_take_any_address_of_either_band() {
+    let requests: String = [0, 3, 15, 16, 31]
+        .map(|host| named(&format!("s{host}"), &format!("  loadBalancerIP: 203.0.113.{host}\n")))
+        .concat();
+    let outcome = Pooled::of("addresses: [203.0.113.0/27]", &requests).step();
+    for host in [0, 3, 15, 16, 31] {
+        assert_eq!(address(&outcome, &format!("s{host}")), Some(ip(&format!("203.0.113.{host}"))));
+    }
+}
+
+/// Of the directory alone: an API server gives node ports out itself.
+#[test]
+fn node_ports_in_directory_mode_come_from_above_a_band_of_86_until_that_is_full() {
+    // min(max(16, size/32), 128) of the 2768 from 30000 to 32767.
+    let (first, dynamic) = (30_086, 32_767 - 30_086 + 1);
+    let ports: Vec<String> = (1..=dynamic + 1).map(|n| format!("{{name: p{n}, port: {n}}}")).collect();
+    let full = format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\nspec: {{type: NodePort, ports: [{}]}}\n",
+        ports.join(", ")
+    );
+    let asks = "---\napiVersion: v1\nkind: Service\nmetadata: {name: asks}\nspec: {type: NodePort, ports: [{port: 80, nodePort: 30000}]}\n";
+    let objects = read(&(full + asks));
+    let of = |name: &str| -> Vec<u16> {
+        let service = &objects.services[&ObjectKey::new("default", name)];
+        service.ports.iter().map(|p| p.node_port.expect("each has one").get()).collect()
+    };
+    let (given, asked) = (of("web"), of("asks"));
+    assert!(given[..dynamic].iter().all(|port| (first..=32_767).contains(port)));
+    assert!((30_001..first).contains(&given[dynamic]), "{}: the band is used last", given[dynamic]);
+    assert_eq!(given.iter().collect::<BTreeSet<_>>().len(), given.len(), "none twice");
+    assert_eq!(asked, [30_000], "explicit requests may take any");
+}
+
+/// `default/NAME` with a sharing key that asks for 203.0.113.5 with one port.
+fn sharing(name: &str, key: &str, port: &str) -> String {
+    let metadata = format!("name: {name}, annotations: {{tidegate.dev/allow-shared-ip: {key}}}");
+    let ports = format!("ports: [{{name: p, {port}}}]");
+    service_with(&metadata, "  loadBalancerIP: 203.0.113.5\n")
+        .replace("ports: [{name: http, port: 80, targetPort: 8080}]", &ports)
+}
+
+#[test]
+fn ownership_is_by_address_port_and_protocol() {
+    let services = sharing("a", "k", "port: 80")
+        + &sharing("b", "k", "port: 80, protocol: UDP")
+        + &sharing("c", "k", "port: 81")
+        + &sharing("d", "k", "port: 80");
+    let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &services);
+    let outcome = pooled.step();
+    let owned: Vec<String> = outcome.spec.services.iter().map(|s| format!("{} {}", s.key, s.name)).collect();
+    assert_eq!(owned, ["TCP 203.0.113.5:80 a", "TCP 203.0.113.5:81 c", "UDP 203.0.113.5:80 b"]);
+    assert!(pending(&outcome, "d").is_some_and(|p| p.ends_with("TCP port 80 belongs to Service default/a")));
+}
+
+#[test]
+fn sharing_an_address_needs_the_same_key_and_across_namespaces_the_pools_consent() {
+    let first = sharing("a", "k", "port: 80");
+    let second = |key: &str, namespace: &str| {
+        sharing("b", key, "port: 81").replace("name: b,", &format!("name: b, namespace: {namespace},"))
+    };
+    let no_key = named("b", "  loadBalancerIP: 203.0.113.5\n").replace("port: 80,", "port: 81,");
+    let apart = "addresses: [203.0.113.0/28]";
+    let together = "addresses: [203.0.113.0/28], shareAcrossNamespaces: true";
+    for (keys, second, refusal) in [
+        (apart, second("k", "default"), None),
+        (apart, second("other", "default"), Some("it belongs to Service default/a")),
+        (apart, no_key, Some("it belongs to Service default/a")),
+        (apart, second("k", "shop"), Some("it belongs to Service default/a of another namespace")),
+        (together, second("k", "shop"), None),
+        (together, second("other", "shop"), Some("it belongs to Service default/a")),
+    ] {
+        let outcome = Pooled::of(keys, &(first.clone() + &second)).step();
+        assert_eq!(address(&outcome, "a"), Some(ip("203.0.113.5")));
+        match refusal {
+            None => assert_eq!(address(&outcome, "b"), Some(ip("203.0.113.5")), "{second}"),
+            Some(why) => assert!(pending(&outcome, "b").is_some_and(|p| p.ends_with(why)), "{second}"),
+        }
+    }
+}
+
+#[test]
+fn services_with_one_sharing_key_are_put_on_one_address_where_they_ask_for_none() {
+    let anywhere =
+        |name: &str, port: &str| sharing(name, "k", port).replace("  loadBalancerIP: 203.0.113.5\n", "");
+    let services = anywhere("a", "port: 80") + &anywhere("b", "port: 81") + &anywhere("c", "port: 80");
+    let outcome = Pooled::of("addresses: [203.0.113.0/28]", &services).step();
+    assert_eq!(address(&outcome, "a"), address(&outcome, "b"));
+    assert_ne!(address(&outcome, "a"), address(&outcome, "c"), "port 80 is taken there");
+    assert!(address(&outcome, "c").is_some());
+}
+
+#[test]
+fn first_come_keeps_by_creation_time_then_uid() {
+    let asks = |name: &str, more: &str| {
+        service_with(&format!("name: {name}{more}"), "  loadBalancerIP: 203.0.113.5\n")
+    };
+    for (a, z, first) in [
+        (", creationTimestamp: '2026-01-02T00:00:00Z'", ", creationTimestamp: '2026-01-01T00:00:00Z'", "z"),
+        (", creationTimestamp: '2026-01-01T00:00:00Z'", ", creationTimestamp: '2026-01-02T00:00:00Z'", "a"),
+        (", uid: '2'", ", uid: '1'", "z"),
+        (", uid: '1'", ", uid: '2'", "a"),
+        (", uid: '1'", ", uid: '2', creationTimestamp: '2026-01-01T00:00:00Z'", "z"),
+    ] {
+        let mut pooled = Pooled::of("addresses: [203.0.113.0/28]", &(asks("a", a) + &asks("z", z)));
+        let outcome = pooled.step();
+        assert_eq!(owners(&outcome), [format!("203.0.113.5 {first}")], "a{a}, z{z}");
+    }
+    // Who has it keeps it, though an older Service asks now.
+    let mut pooled =
+        Pooled::of("addresses: [203.0.113.0/28]", &asks("z", ", creationTimestamp: '2026-01-02T00:00:00Z'"));
+    pooled.step();
+    let both = asks("z", ", creationTimestamp: '2026-01-02T00:00:00Z'")
+        + &asks("a", ", creationTimestamp: '2026-01-01T00:00:00Z'");
+    pooled.services_are(&both);
+    assert_eq!(owners(&pooled.step()), ["203.0.113.5 z"]);
+}
+
+#[test]
+fn restart_adopts_what_status_says() {
+    let with_status = |address: &str| {
+        named("web", &format!("status: {{loadBalancer: {{ingress: [{{ip: {address}}}]}}}}\n"))
+    };
+    for host in [0, 7, 15, 31] {
+        let address = format!("203.0.113.{host}");
+        let mut pooled = Pooled::of("addresses: [203.0.113.0/27]", &with_status(&address));
+        assert_eq!(owners(&pooled.step()), [format!("{address} web")]);
+    }
+    let outcome = Pooled::of("addresses: [203.0.113.0/27]", &with_status("192.0.2.9")).step();
+    assert!(
+        address(&outcome, "web").is_some_and(|a| a.to_string().starts_with("203.0.113.")),
+        "no pool has it"
+    );
+}
+
+#[test]
+fn overlapping_pools_are_told_and_are_not_a_crash() {
+    let pools = [("a", "", "addresses: [203.0.113.0/28]"), ("b", "", "addresses: [203.0.113.8/29]")];
+    let mut pooled = Pooled::new(&pools, &many(17));
+    let outcome = pooled.step();
+    let given: BTreeSet<IpAddr> = outcome.spec.services.iter().map(|s| s.key.vip).collect();
+    assert_eq!(given.len(), 16, "each address once, whoever has it");
+    let told: Vec<(&str, Asker)> = outcome
+        .findings
+        .iter()
+        .filter(|f| f.reason == Reason::PoolsOverlap)
+        .map(|f| (f.object.name.as_str(), f.kind))
+        .collect();
+    assert_eq!(told, [("a", Asker::AddressPool), ("b", Asker::AddressPool)]);
+    // An object with the name of a pool of the configuration is not used, and says so.
+    let taken = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public}\nspec: {addresses: \
+                 [192.0.2.0/28]}\n";
+    let outcome = Both::new(taken).look();
+    assert_eq!(finding(&outcome).0, Reason::PoolNotAccepted);
+    assert!(outcome.pools.iter().all(|p| p.total != 16 || p.pool != "public"), "{:?}", outcome.pools);
+}
+
+#[test]
+fn a_full_pool_leaves_the_service_pending_until_an_address_is_free() {
+    let mut pooled = Pooled::of("addresses: [203.0.113.4/31]", &many(3));
+    let outcome = pooled.step();
+    let why = "Service default/s2 waits for an address: no IPv4 address: pool public is full";
+    assert_eq!(pending(&outcome, "s2"), Some(why));
+    assert_eq!(outcome.pools[0].free(), 0);
+    let (reason, what, accepted) = finding(&outcome);
+    assert_eq!((reason, what), (Reason::AllocationFailed, why));
+    assert_eq!(accepted, "a pool with a free address that this Service may use");
+    let free = address(&outcome, "s0");
+    let without_s0 = many(3).split_inclusive("---\n").skip(1).collect::<String>();
+    pooled.services_are(&without_s0);
+    let outcome = pooled.step();
+    assert_eq!((address(&outcome, "s2"), outcome.findings.len()), (free, 0));
+    // Or the pool grows.
+    let mut grown = Pooled::of("addresses: [203.0.113.4/31]", &many(3));
+    grown.step();
+    grown.pools_are(&[("public", "", "addresses: [203.0.113.4/30]")]);
+    assert!(address(&grown.step(), "s2").is_some());
+}
+
+#[test]
+fn an_address_of_a_pool_that_is_a_nodes_is_given_to_nobody() {
+    let node = node_yaml("n7", &["203.0.113.4"], "");
+    let outcome = Pooled::of("addresses: [203.0.113.0/28]", &(many(16) + &node)).step();
+    let given: BTreeSet<IpAddr> = outcome.spec.services.iter().map(|s| s.key.vip).collect();
+    assert_eq!((given.len(), given.contains(&ip("203.0.113.4"))), (15, false));
+    let asks = named("asks", "  loadBalancerIP: 203.0.113.4\n");
+    let outcome = Pooled::of("addresses: [203.0.113.0/28]", &(asks + &node)).step();
+    assert!(pending(&outcome, "asks").is_some_and(|p| p.ends_with("an address of node n7")));
+}
+
+#[test]
+fn an_address_pool_with_a_fault_is_refused_with_its_place() {
+    let pool = |spec: &str| {
+        format!(
+            "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {{name: p}}\nspec: {{{spec}}}\n"
+        )
+    };
+    for (spec, what) in [
+        ("addresses: [203.0.113.0/33]", "spec.addresses[0]: "),
+        ("addresses: [203.0.113.9-203.0.113.1]", "\"203.0.113.9-203.0.113.1\" is not a range"),
+        ("addresses: [127.0.0.0/28]", "holds loopback addresses"),
+        ("addresses: []", "no address"),
+        ("addresses: [203.0.113.0/28], quotaPerNamespace: 0", "spec.quotaPerNamespace: "),
+        ("autoAssign: true", "addresses is missing"),
+    ] {
+        let said = refused(&pool(spec));
+        assert!(said.len() == 1 && said[0].contains(what), "{spec}: {said:?}");
+        assert!(said[0].contains("; accepted: "), "{said:?}");
+    }
+}
