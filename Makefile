@@ -17,7 +17,7 @@ help:
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make kube-proxy  target node against the real kube-proxy, built from Debian source (root, network, minutes)'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline'
-	@echo 'make bench    ns and instructions per packet, micro-benches'
+	@echo 'make bench    ns and instructions per packet, the control plane at 10,000 Services, micro-benches'
 	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
 
 setup:

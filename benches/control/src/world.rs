@@ -20,7 +20,7 @@ use tidegate_core::wire::MacAddr;
 /// Endpoints in a slice at most: the default of the endpoint slice controller.
 const SLICE_MAX: usize = 100;
 /// Endpoints of one node, as the kubelet allows.
-const PODS_PER_NODE: usize = 110;
+pub const PODS_PER_NODE: usize = 110;
 
 /// The gateway's link address.
 pub const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);

@@ -16,11 +16,11 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
 use test_apiserver::{Options, TestApiServer};
 use tidegate::config::{KubernetesConfig, LOAD_BALANCER_CLASS};
-use tidegate::model::{EndpointSlice, Objects};
+use tidegate::model::Objects;
 use tidegate::source::kubernetes::KubernetesSource;
+use tidegate_control_bench::cluster::{self, Variant};
 use tidegate_control_bench::gateway::{Gateway, crew};
 use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
@@ -70,11 +70,8 @@ fn now() -> Duration {
 /// The other process: says `ready`, waits for a line, makes the changes and prints when each was written.
 fn server(plan: &Plan, directory: &Path) -> Result<()> {
     let server = TestApiServer::start(Options::default())?;
-    let objects = (0..plan.size.services).flat_map(|n| {
-        let slices = world::slices(plan.size, n).map(|slice| json_slice(&slice));
-        std::iter::once(json_service(n)).chain(slices)
-    });
-    server.load(objects.collect()).map_err(anyhow::Error::msg)?;
+    let variant = Variant { is_settled: false, checked: 0, has_pods: false };
+    server.load(cluster::objects(plan.size, 0, variant).collect()).map_err(anyhow::Error::msg)?;
     server.kubeconfig(directory)?;
     println!("ready");
     let mut go = String::new();
@@ -86,7 +83,7 @@ fn server(plan: &Plan, directory: &Path) -> Result<()> {
         let of = n.wrapping_mul(0x9e37_79b1) % plan.size.services;
         let mut slice = world::slices(plan.size, of).next().context("a Service has a slice")?;
         slice.endpoints[0] = world::endpoint(of, replacement(plan.size, n));
-        let slice = json_slice(&slice);
+        let slice = cluster::slice(of, &slice);
         written.push(now());
         server.put(slice).map_err(anyhow::Error::msg)?;
     }
@@ -100,51 +97,6 @@ fn server(plan: &Plan, directory: &Path) -> Result<()> {
 /// The number of the Pod that change n puts in the place of another.
 fn replacement(size: Size, n: usize) -> usize {
     size.all() + n
-}
-
-fn json_service(n: usize) -> Value {
-    let key = world::key(n);
-    json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"namespace": key.namespace, "name": key.name, "labels": {"app": format!("app-{n}")}},
-        "spec": {
-            "type": "LoadBalancer",
-            "allocateLoadBalancerNodePorts": false,
-            "selector": {"app": format!("app-{n}")},
-            "ports": [{"name": "http", "port": 80, "targetPort": 8080, "protocol": "TCP"}],
-        },
-    })
-}
-
-fn json_slice(slice: &EndpointSlice) -> Value {
-    let endpoints = slice.endpoints.iter().map(|endpoint| {
-        let target = endpoint.target_ref.as_ref().map(
-            |target| json!({"kind": target.kind, "namespace": target.key.namespace, "name": target.key.name}),
-        );
-        json!({
-            "addresses": endpoint.address,
-            "conditions": {"ready": true, "serving": true, "terminating": false},
-            "nodeName": endpoint.node_name,
-            "zone": endpoint.zone,
-            "targetRef": target,
-        })
-    });
-    let endpoints: Vec<Value> = endpoints
-        .map(|mut endpoint| {
-            endpoint["addresses"] = json!([endpoint["addresses"]]);
-            endpoint
-        })
-        .collect();
-    let meta = &slice.meta;
-    json!({
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"namespace": meta.key.namespace, "name": meta.key.name, "labels": meta.labels},
-        "addressType": "IPv4",
-        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
-        "endpoints": endpoints,
-    })
 }
 
 /// The API server's process.

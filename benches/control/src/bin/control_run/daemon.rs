@@ -1,0 +1,335 @@
+//! The gateway's process and the API server's, and what can be known of a gateway from outside: its log, its
+//! listeners, what the kernel says of its memory and time.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use procfs::process::Process;
+use serde_json::Value;
+use tidegate::netlab::process::LabProcess;
+use tidegate::netlab::{Lab, Namespace, addresses as plan_of_lab, wait_for};
+use tidegate_control_bench::cluster;
+
+use crate::figures::{Page, Quantiles};
+use crate::serve::{READY, gateway_kubeconfig};
+use crate::{Plan, SINGLES};
+
+/// The API server makes its objects.
+const FILLED: Duration = Duration::from_secs(300);
+const SYNCED: Duration = Duration::from_secs(120);
+/// 20,000 writes at 50 a second, and more.
+const SETTLED: Duration = Duration::from_secs(900);
+/// `dataplane.memory.sizeMiB`.
+const MEMORY_MIB: u32 = 64;
+const METRICS: &str = "127.0.0.1:9469";
+const HEALTHZ: &str = "127.0.0.1:10356";
+
+/// Both processes. Dropping it ends them.
+pub(crate) struct Daemon {
+    process: LabProcess,
+    _api: LabProcess,
+    namespace: Namespace,
+    directory: PathBuf,
+    plan: Plan,
+    started: Timestamp,
+    /// When `/readyz` said so first.
+    ready: Timestamp,
+}
+
+impl Daemon {
+    /// Starts both, and waits until the gateway has published every Service.
+    ///
+    /// # Errors
+    /// When one does not come up; with the gateway's last words.
+    pub(crate) fn start(lab: &Lab, plan: &Plan) -> Result<Self> {
+        let (namespace, directory) = (lab.gateway().clone(), lab.directory().to_owned());
+        let mut arguments: Vec<String> = vec![
+            "--serve".into(),
+            directory.display().to_string(),
+            "--services".into(),
+            plan.size.services.to_string(),
+            "--endpoints".into(),
+            plan.size.endpoints.to_string(),
+            "--checked".into(),
+            plan.variant.checked.to_string(),
+        ];
+        arguments.extend((!plan.variant.is_settled).then(|| "--fresh".into()));
+        arguments.extend((!plan.variant.has_pods).then(|| "--without-pods".into()));
+        let own = std::env::current_exe()?;
+        let api = LabProcess::start(&namespace, &directory, "api-server", own, &arguments)?;
+        let ready = wait_for("the API server", FILLED, || directory.join(READY).exists().then_some(()));
+        ready.with_context(|| api.log_tail(10))?;
+
+        let config = directory.join("gateway.yaml");
+        let kubeconfig = gateway_kubeconfig(&directory).display().to_string();
+        fs::write(&config, yaml(plan, &kubeconfig, &directory.join("tidegate.sock").display().to_string()))?;
+        let arguments = ["run".to_owned(), "-c".to_owned(), config.display().to_string()];
+        let started = Timestamp::now();
+        let tidegate = &lab.plan().tidegate;
+        let mut process = LabProcess::start(&namespace, &directory, "gateway", tidegate, &arguments)?;
+        let ready = namespace.enter(|| {
+            wait_for("/readyz", SYNCED, || {
+                let is_ready = ask(HEALTHZ, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
+                (is_ready || !process.runs()).then(Timestamp::now)
+            })
+        });
+        let ready = ready.with_context(|| process.log_tail(20))?;
+        let daemon = Self { process, _api: api, namespace, directory, plan: plan.clone(), started, ready };
+        wait_for("every Service to be published", SYNCED, || daemon.published())
+            .with_context(|| daemon.process.log_tail(20))?;
+        Ok(daemon)
+    }
+
+    /// When the first line of the log with this text was written.
+    fn logged(&self, text: &str) -> Option<Timestamp> {
+        let log = self.process.log();
+        log.lines().find(|line| line.contains(text))?.split_whitespace().next()?.parse().ok()
+    }
+
+    fn published(&self) -> Option<Timestamp> {
+        let services = self.plan.size.services + SINGLES;
+        // `generation` is in between.
+        let log = self.process.log();
+        let ends = format!("services={services}");
+        let line = log.lines().find(|line| line.contains(" published ") && line.ends_with(&ends))?;
+        line.split_whitespace().next()?.parse().ok()
+    }
+
+    /// How long the first sync took, by the log and from outside.
+    ///
+    /// # Errors
+    /// When the log does not say.
+    pub(crate) fn first_sync(&self) -> Result<String> {
+        let listed = self.logged("the first objects are there").context("the log has the first objects")?;
+        let published = self.published().context("the log has the first snapshot")?;
+        let seconds = |from: Timestamp, to: Timestamp| to.duration_since(from).as_secs_f64();
+        Ok(format!(
+            "lists arrived {:.2} s after the start; applied by all workers {:.2} s after that (log), /readyz answers \
+             200 {:.2} s after the lists (polled each 10 ms)",
+            seconds(self.started, listed),
+            seconds(listed, published),
+            seconds(listed, self.ready)
+        ))
+    }
+
+    /// Waits until the gateway leads and has nothing more to write to the cluster.
+    ///
+    /// # Errors
+    /// When that does not come.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let page = self.metrics()?;
+            if page.value("tidegate_leader") == 1.0 && page.value("tidegate_cluster_writes_pending") == 0.0 {
+                break;
+            }
+            if began.elapsed() > SETTLED {
+                bail!("writes are pending still:\n{}", self.process.log_tail(10));
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        let page = self.metrics()?;
+        let done = page.value("tidegate_cluster_writes_total{result=\"ok\"}");
+        println!("leads and has nothing more to write after {:.0?}; {done} writes so far", began.elapsed());
+        // Its watches settle, and what it saves is saved.
+        std::thread::sleep(Duration::from_secs(5));
+        Ok(())
+    }
+
+    /// The address of each Service, by number.
+    ///
+    /// # Errors
+    /// When the gateway does not say.
+    pub(crate) fn vip(&self) -> Result<impl Fn(usize) -> Option<IpAddr> + use<>> {
+        let mut given: BTreeMap<usize, IpAddr> = BTreeMap::new();
+        if !self.plan.variant.is_settled {
+            let mut command = self.namespace.command(std::env::current_exe()?.with_file_name("tidegate"));
+            command
+                .args(["services", "-A", "-o", "json", "--socket"])
+                .arg(self.directory.join("tidegate.sock"));
+            let answer: Value = serde_json::from_slice(&command.output()?.stdout)?;
+            for row in answer["items"].as_array().into_iter().flatten() {
+                let number: Option<usize> =
+                    row["name"].as_str().and_then(|name| name.strip_prefix("service-")?.parse().ok());
+                let ip = row["vips"][0]["address"].as_str().and_then(|ip| ip.parse().ok());
+                given.extend(number.zip(ip));
+            }
+        }
+        let is_settled = self.plan.variant.is_settled;
+        Ok(move |n: usize| if is_settled { Some(cluster::vip(n)) } else { given.get(&n).copied() })
+    }
+
+    /// `/metrics`.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub(crate) fn metrics(&self) -> Result<Page> {
+        Ok(Page::parse(&self.namespace.enter(|| ask(METRICS, "/metrics"))?))
+    }
+
+    /// Asks for `/metrics` so often until it is stopped; never when the interval is zero.
+    pub(crate) fn scrape_each(&self, interval: Duration) -> Scraper {
+        let (stop, stopped) = mpsc::channel();
+        let namespace = self.namespace.clone();
+        let thread = (!interval.is_zero()).then(|| {
+            std::thread::spawn(move || {
+                namespace.move_this_thread()?;
+                let (mut times, mut bytes) = (Vec::new(), 0);
+                while stopped.recv_timeout(interval) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    let began = Instant::now();
+                    bytes = ask(METRICS, "/metrics")?.len();
+                    times.push(began.elapsed());
+                }
+                Ok(format!(
+                    "\n{}\n{}",
+                    Quantiles::HEAD,
+                    Quantiles::of(times).row(&format!("a scrape of {bytes} bytes"))
+                ))
+            })
+        });
+        Scraper { _stop: stop, thread }
+    }
+
+    /// Time that the process had of the CPUs.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        let stat = self.of_kernel()?.stat()?;
+        let ticks = (stat.utime + stat.stime) as f64;
+        Ok(Duration::from_secs_f64(ticks / procfs::ticks_per_second() as f64))
+    }
+
+    /// What the process weighs.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub(crate) fn memory(&self) -> Result<Memory> {
+        let process = self.of_kernel()?;
+        let status = process.status()?;
+        let kb = |value: Option<u64>| value.unwrap_or_default() * 1024;
+        let mut packets = 0;
+        for map in process.smaps()? {
+            let name = format!("{:?}", map.pathname);
+            // DPDK's memory without hugepages, and the rings that af_packet shares with the kernel.
+            if name.contains("nohuge") || name.contains("socket:") {
+                packets += map.extension.map.get("Rss").copied().unwrap_or_default();
+            }
+        }
+        Ok(Memory {
+            resident: kb(status.vmrss),
+            anonymous: kb(status.rssanon),
+            peak: kb(status.vmhwm),
+            packets,
+        })
+    }
+
+    fn of_kernel(&self) -> Result<Process> {
+        Ok(Process::new(i32::try_from(self.process.pid())?)?)
+    }
+}
+
+/// A thread that asks for metrics.
+pub(crate) struct Scraper {
+    _stop: mpsc::Sender<()>,
+    thread: Option<JoinHandle<Result<String>>>,
+}
+
+impl Scraper {
+    /// Ends it, and says what scrapes took.
+    ///
+    /// # Errors
+    /// When one failed.
+    pub(crate) fn stop(self) -> Result<Option<String>> {
+        drop(self._stop);
+        self.thread.map(|thread| thread.join().expect("it does not panic")).transpose()
+    }
+}
+
+/// What a process weighs, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    resident: u64,
+    anonymous: u64,
+    peak: u64,
+    packets: u64,
+}
+
+impl Memory {
+    /// The head of a table.
+    pub(crate) const HEAD: &'static str = "| MB | resident | packet buffers and rings | without them | anonymous | most ever resident |\n|---|---|---|---|---|---|";
+
+    /// Without packet buffers.
+    pub(crate) fn own(&self) -> u64 {
+        self.resident - self.packets
+    }
+
+    /// A row of it.
+    pub(crate) fn row(&self, what: &str) -> String {
+        let mb = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
+        let columns = [self.resident, self.packets, self.own(), self.anonymous, self.peak].map(mb);
+        format!("| {what} | {} |", columns.join(" | "))
+    }
+}
+
+impl fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Daemon").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+/// GET by HTTP/1.1, one request a connection: the whole answer.
+fn ask(at: &str, path: &str) -> Result<String> {
+    let at: SocketAddr = at.parse()?;
+    let mut stream = TcpStream::connect_timeout(&at, Duration::from_secs(5))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+fn yaml(plan: &Plan, kubeconfig: &str, socket: &str) -> String {
+    let v4 = plan_of_lab::Family::V4;
+    let (clients, servers) =
+        (plan_of_lab::GATEWAY_FOR_CLIENTS[v4 as usize], plan_of_lab::GATEWAY_FOR_SERVERS[v4 as usize]);
+    let router = plan_of_lab::client(v4, 0);
+    let snat: Vec<String> = (3..11).map(|n| format!("\"192.0.2.{n}\"")).collect();
+    format!(
+        r#"apiVersion: tidegate.dev/v1alpha1
+kind: GatewayConfig
+metadata: {{name: bench}}
+dataplane:
+  cores: [1]
+  idle: adaptive
+  memory: {{hugepages: false, sizeMiB: {MEMORY_MIB}}}
+  flowTable: {{entriesPerCore: 65536}}
+  interfaces:
+    - name: uplink
+      device: "net_af_packet0,iface=eth0,qpairs=1,framecnt=4096"
+      addresses: ["{clients}/24", "{servers}/24"]
+      mac: "{mac}"
+  routes: [{{to: "0.0.0.0/0", via: "{router}"}}]
+  neighbors: [{{ip: "{router}", mac: "{router_mac}"}}]
+  snatAddresses: [{snat}]
+source: {{kubernetes: {{kubeconfig: {kubeconfig}, stateDirectory: state}}}}
+pools: [{{name: {pool_name}, addresses: ["{pool}"]}}]
+health: {{protocol: none}}
+admin: {{socket: {socket}, listen: "{METRICS}", healthz: "{HEALTHZ}", metricsPerBackend: {per_backend}}}
+"#,
+        mac = plan_of_lab::GATEWAY_MAC,
+        router_mac = plan_of_lab::CLIENT_MAC,
+        snat = snat.join(", "),
+        pool_name = cluster::POOL_NAME,
+        pool = cluster::POOL,
+        per_backend = !plan.scrape.is_zero(),
+    )
+}

@@ -1,0 +1,148 @@
+//! Figures: quantiles of times, and what two readings of `/metrics` say of the time between.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// Times, sorted.
+#[derive(Debug)]
+pub(crate) struct Quantiles(Vec<Duration>);
+
+impl Quantiles {
+    /// The head of a table of them.
+    pub(crate) const HEAD: &'static str =
+        "| ms | count | median | p90 | p99 | p99.9 | most |\n|---|---|---|---|---|---|---|";
+
+    /// Of these.
+    pub(crate) fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        Self(times)
+    }
+
+    /// A row of the table.
+    pub(crate) fn row(&self, what: &str) -> String {
+        let Some(last) = self.0.len().checked_sub(1) else { return format!("| {what} | 0 | | | | | |") };
+        let at = |per_mille: usize| self.0[last * per_mille / 1000].as_secs_f64() * 1e3;
+        let [median, p90, p99, p999, most] = [500, 900, 990, 999, 1000].map(at);
+        format!("| {what} | {} | {median:.2} | {p90:.2} | {p99:.2} | {p999:.2} | {most:.2} |", self.0.len())
+    }
+}
+
+/// The samples of a page of metrics: series with its labels, and value.
+#[derive(Debug)]
+pub(crate) struct Page(BTreeMap<String, f64>);
+
+impl Page {
+    /// Of the text exposition format.
+    pub(crate) fn parse(text: &str) -> Self {
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        let samples = samples.filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            Some((series.to_owned(), value.parse().ok()?))
+        });
+        Self(samples.collect())
+    }
+
+    /// The value of a series; 0 where there is none.
+    pub(crate) fn value(&self, series: &str) -> f64 {
+        self.0.get(series).copied().unwrap_or_default()
+    }
+
+    /// Series of a family with their labels.
+    fn family<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
+        self.0.iter().filter_map(move |(series, value)| {
+            let labels = series.strip_prefix(name)?;
+            (labels.is_empty() || labels.starts_with('{')).then_some((labels, *value))
+        })
+    }
+}
+
+/// What `tidegate_network_programming_duration_seconds` has counted between two readings.
+#[derive(Debug)]
+pub(crate) struct Programming {
+    /// (upper bound in seconds, so many below it)
+    buckets: Vec<(f64, f64)>,
+    sum: f64,
+}
+
+impl Programming {
+    /// Between these.
+    pub(crate) fn between(before: &Page, after: &Page) -> Self {
+        let name = "tidegate_network_programming_duration_seconds";
+        let bucket = format!("{name}_bucket");
+        let mut buckets: Vec<(f64, f64)> = after
+            .family(&bucket)
+            .map(|(labels, count)| {
+                let bound = labels.split('"').nth(1).unwrap_or_default();
+                let before = before.value(&format!("{bucket}{labels}"));
+                (bound.parse().unwrap_or(f64::INFINITY), count - before)
+            })
+            .collect();
+        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let sum = format!("{name}_sum");
+        Self { buckets, sum: after.value(&sum) - before.value(&sum) }
+    }
+
+    fn count(&self) -> f64 {
+        self.buckets.last().map_or(0.0, |(_, count)| *count)
+    }
+
+    /// As Prometheus' `histogram_quantile`: linear within a bucket.
+    fn quantile(&self, q: f64) -> f64 {
+        let rank = q * self.count();
+        let at = self.buckets.partition_point(|(_, count)| *count < rank);
+        let Some((bound, count)) = self.buckets.get(at) else { return f64::NAN };
+        let (low, below) = if at == 0 { (0.0, 0.0) } else { self.buckets[at - 1] };
+        if bound.is_infinite() {
+            low
+        } else {
+            low + (bound - low) * (rank - below) / (count - below).max(1.0)
+        }
+    }
+}
+
+impl fmt::Display for Programming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (count, ms) = (self.count(), |q: f64| self.quantile(q) * 1e3);
+        writeln!(
+            f,
+            "| by the gateway's histogram, a round each | {count} | {:.1} | {:.1} | {:.1} | {:.1} | |",
+            ms(0.5),
+            ms(0.9),
+            ms(0.99),
+            ms(0.999)
+        )?;
+        let mean = self.sum / count.max(1.0) * 1e3;
+        let shown: Vec<String> = self
+            .buckets
+            .windows(2)
+            .map(|pair| {
+                let [(_, below), (bound, upto)] = pair else { unreachable!("windows of two") };
+                format!("<={}: {}", bound * 1e3, upto - below)
+            })
+            .collect();
+        let first = self.buckets.first().map_or(0.0, |(_, count)| *count);
+        writeln!(f, "\nits buckets (ms): <=5: {first}, {}; mean {mean:.2} ms", shown.join(", "))
+    }
+}
+
+/// What was dropped between two readings, by all the names that a page has for it.
+pub(crate) fn lost(before: &Page, after: &Page) -> String {
+    let names = [
+        "tidegate_drops_total",
+        "tidegate_kernel_drops_total",
+        "tidegate_injected_drops_total",
+        "tidegate_packets_total",
+    ];
+    let mut text = String::new();
+    for name in names {
+        let changed = after.family(name).filter_map(|(labels, value)| {
+            let more = value - before.value(&format!("{name}{labels}"));
+            (more > 0.0).then(|| format!("{labels} {more}"))
+        });
+        let changed: Vec<String> = changed.collect();
+        text +=
+            &format!("{name}: {}\n", if changed.is_empty() { "none".to_owned() } else { changed.join(", ") });
+    }
+    text
+}

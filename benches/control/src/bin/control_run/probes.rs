@@ -1,0 +1,164 @@
+//! Changes seen from outside: the first packet that a worker sends to an endpoint which has just come.
+//!
+//! Some Services have one endpoint, and a change puts another in its place. From the write on, a packet of one UDP flow
+//! goes to such a Service every 200 µs or so until one comes out at the new endpoint: UDP moves at once from a backend
+//! that is gone. The time is from the write, acknowledged, to that packet's arrival, its own way included.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tidegate::netlab::{Lab, addresses as plan_of_lab};
+use tidegate_control_bench::cluster::{self, PORT, TARGET_PORT};
+use tidegate_control_bench::world::Size;
+
+use crate::SINGLES;
+use crate::figures::Quantiles;
+use crate::packets::backend;
+
+const STEP: Duration = Duration::from_micros(150);
+/// A change that is not seen for so long is given up.
+const UNSEEN: Duration = Duration::from_secs(5);
+
+/// A thread that looks for changes.
+pub(crate) struct Probes {
+    news: Sender<News>,
+    thread: JoinHandle<Seen>,
+}
+
+enum News {
+    /// Change n puts this endpoint in the place of the other of Service k.
+    Expect(usize, usize, bool),
+    /// It was sent then, and answered then.
+    Written(usize, Instant, Instant),
+}
+
+/// A change that is being written.
+pub(crate) struct Waiting(usize, Sender<News>);
+
+impl Waiting {
+    /// The API server has it.
+    pub(crate) fn written(self, sent: Instant, answered: Instant) {
+        // The thread ends after all of these.
+        let _ = self.1.send(News::Written(self.0, sent, answered));
+    }
+}
+
+/// Which changes were seen, and when.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    written: BTreeMap<usize, (Instant, Instant)>,
+    arrived: BTreeMap<usize, Instant>,
+    unseen: usize,
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let times = |pick: fn(&(Instant, Instant)) -> Instant| {
+            let both = self.arrived.iter().filter_map(|(n, at)| Some((at, self.written.get(n)?)));
+            Quantiles::of(both.map(|(at, written)| at.saturating_duration_since(pick(written))).collect())
+        };
+        writeln!(f, "{}", times(|w| w.1).row("from the write acknowledged to a packet at the new endpoint"))?;
+        writeln!(f, "{}", times(|w| w.0).row("from the write sent to a packet at the new endpoint"))?;
+        if self.unseen > 0 {
+            writeln!(f, "| never seen | {} | | | | | |", self.unseen)?;
+        }
+        Ok(())
+    }
+}
+
+impl Probes {
+    /// Starts it; `vip` gives the addresses of Services.
+    ///
+    /// # Errors
+    /// When there are no sockets to be had.
+    pub(crate) fn start(lab: &Lab, size: Size, vip: &dyn Fn(usize) -> Option<IpAddr>) -> Result<Self> {
+        let vips = (0..SINGLES)
+            .map(|k| vip(cluster::single_service(size, k)).context("a Service without an address"));
+        let vips: Vec<SocketAddr> = vips.map(|ip| Ok(SocketAddr::new(ip?, PORT))).collect::<Result<_>>()?;
+        let (client, endpoints) = lab.client().enter(|| {
+            let from = plan_of_lab::client(plan_of_lab::Family::V4, 5);
+            let client = UdpSocket::bind(SocketAddr::new(from, 20_000))?;
+            let endpoint = |k, other| {
+                let socket = backend(SocketAddr::new(cluster::single(k, other), TARGET_PORT))?;
+                socket.set_nonblocking(true)?;
+                std::io::Result::Ok(socket)
+            };
+            let endpoints = (0..SINGLES).map(|k| Ok([endpoint(k, false)?, endpoint(k, true)?]));
+            let endpoints = endpoints.collect::<std::io::Result<Vec<_>>>()?;
+            std::io::Result::Ok((client, endpoints))
+        })?;
+        let (news, heard) = mpsc::channel();
+        let thread = std::thread::spawn(move || look(&client, &vips, &endpoints, &heard));
+        Ok(Self { news, thread })
+    }
+
+    /// Change n is about to be written: it puts this endpoint in the place of the other one of Service k.
+    pub(crate) fn expect(&self, n: usize, k: usize, other: bool) -> Waiting {
+        self.news.send(News::Expect(n, k, other)).expect("the thread listens as long as this lives");
+        Waiting(n, self.news.clone())
+    }
+
+    /// Waits for what has not been seen yet.
+    pub(crate) fn stop(self) -> Seen {
+        drop(self.news);
+        self.thread.join().expect("it does not panic")
+    }
+}
+
+fn look(
+    client: &UdpSocket,
+    vips: &[SocketAddr],
+    endpoints: &[[UdpSocket; 2]],
+    heard: &Receiver<News>,
+) -> Seen {
+    let mut seen = Seen::default();
+    let mut pending: Vec<(usize, usize, bool, Instant)> = Vec::new();
+    let mut is_over = false;
+    loop {
+        loop {
+            let news = if pending.is_empty() && !is_over {
+                heard
+                    .recv_timeout(Duration::from_millis(100))
+                    .map_err(|error| error == RecvTimeoutError::Disconnected)
+            } else {
+                heard.try_recv().map_err(|error| error == TryRecvError::Disconnected)
+            };
+            match news {
+                Ok(News::Expect(n, k, other)) => pending.push((n, k, other, Instant::now())),
+                Ok(News::Written(n, sent, answered)) => {
+                    seen.written.insert(n, (sent, answered));
+                }
+                Err(ended) => {
+                    is_over |= ended;
+                    break;
+                }
+            }
+        }
+        if is_over && pending.is_empty() {
+            return seen;
+        }
+        pending.retain(|&(n, k, other, since)| {
+            let mark = format!("change {n}").into_bytes();
+            // A packet less is sent again.
+            let _ = client.send_to(&mark, vips[k]);
+            let (mut bytes, mut has_come) = ([0; 64], false);
+            while let Ok(length) = endpoints[k][usize::from(other)].recv(&mut bytes) {
+                has_come |= bytes[..length] == *mark;
+            }
+            if has_come {
+                seen.arrived.insert(n, Instant::now());
+            }
+            let is_given_up = !has_come && since.elapsed() > UNSEEN;
+            seen.unseen += usize::from(is_given_up);
+            !has_come && !is_given_up
+        });
+        if !pending.is_empty() {
+            std::thread::sleep(STEP);
+        }
+    }
+}
