@@ -49,6 +49,17 @@ impl RequestError {
         }
     }
 
+    /// The API server is too old to know `ipMode` (Kubernetes 1.29): it refuses an apply as a whole for one field that
+    /// its schema does not have.
+    pub(super) fn is_about_ip_mode(&self) -> bool {
+        match self {
+            Self::Client(kube::Error::Api(status)) => {
+                status.message.contains("ipMode") && status.message.contains("not declared in schema")
+            }
+            _ => false,
+        }
+    }
+
     fn retry_after(&self) -> Duration {
         let details = match self {
             Self::Client(kube::Error::Api(status)) => status.details.as_ref(),

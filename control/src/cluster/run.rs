@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::counts::Counts;
+use super::counts::{Counts, Ended};
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::elect::{self, Leadership};
 use super::event::{Event, EventType, Regarding, reason};
@@ -397,6 +397,18 @@ impl Writer {
     fn done(&mut self, done: Done) {
         let now = Instant::now();
         match done {
+            Done::Write(target, _, Err(error)) if error.is_about_ip_mode() => {
+                if self.memory.leave_out_ip_mode() {
+                    tracing::warn!(
+                        "the API server does not know ipMode (Kubernetes 1.29 or newer does): status is written \
+                         without it"
+                    );
+                }
+                self.counts.ended(Ended::Failed);
+                // The next plan has another write.
+                self.queue.ended(&target, &Answer::Moot, now);
+                self.plan_soon();
+            }
             Done::Write(target, name, result) => {
                 let (answer, ended) = request::judge(&name, &result);
                 self.counts.ended(ended);

@@ -30,7 +30,11 @@ struct Cluster {
 
 impl Cluster {
     fn new() -> Self {
-        let server = TestApiServer::start(Options::default()).expect("a free port on loopback");
+        Self::with(Options::default())
+    }
+
+    fn with(options: Options) -> Self {
+        let server = TestApiServer::start(options).expect("a free port on loopback");
         for (_, definition) in crd::manifests() {
             server.apply(&definition).expect("our definitions are legal");
         }
@@ -350,6 +354,22 @@ async fn class_removed_clears_the_status() {
     })
     .await;
     assert_eq!((cluster.ingress("web"), gateway.vips()), (None, vec![]));
+}
+
+#[tokio::test]
+async fn api_server_from_before_ip_mode_gets_the_address_without_it() {
+    let cluster = Cluster::with(Options { ip_mode: false, ..Options::default() });
+    cluster.service("web", &json!({}));
+    let gateway = cluster.gateway("edge-1");
+    until("an address", || cluster.ingress("web").is_some()).await;
+    let ingress = cluster.get("web")["status"]["loadBalancer"]["ingress"][0].clone();
+    assert!(ingress["ipMode"].is_null(), "{ingress}");
+    // Learnt once: the next one is written at the first attempt.
+    cluster.server.forget_requests();
+    cluster.service("db", &json!({}));
+    until("an address", || cluster.ingress("db").is_some()).await;
+    let refused = cluster.server.requests().iter().filter(|request| request.code == 500).count();
+    assert_eq!((refused, gateway.vips().len()), (0, 2));
 }
 
 #[tokio::test]

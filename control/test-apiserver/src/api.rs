@@ -20,8 +20,16 @@ use crate::table::Form;
 pub(crate) struct Api {
     pub(crate) store: Store,
     pub(crate) resources: Vec<Resource>,
-    /// `sendInitialEvents` is understood.
+    pub(crate) knows: Knows,
+}
+
+/// What of the API came with later versions of Kubernetes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Knows {
+    /// `sendInitialEvents`.
     pub(crate) watch_list: bool,
+    /// `ipMode` in the status of Services.
+    pub(crate) ip_mode: bool,
 }
 
 /// The storage name of CustomResourceDefinitions.
@@ -29,8 +37,8 @@ pub(crate) const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8
 
 impl Api {
     /// A fresh cluster: the namespaces that every cluster has.
-    pub(crate) fn new(watch_list: bool, version: u64) -> Self {
-        let mut api = Self { store: Store::new(version), resources: built_in(), watch_list };
+    pub(crate) fn new(knows: Knows, version: u64) -> Self {
+        let mut api = Self { store: Store::new(version), resources: built_in(), knows };
         for name in ["default", "kube-node-lease", "kube-public", "kube-system"] {
             api.load_namespace(name);
         }
@@ -252,7 +260,7 @@ impl Api {
         }
         let selector = Selector::parse(request.param("labelSelector"), &fields, &resource.kind)?;
         let wants_initial = request.flag("sendInitialEvents");
-        if wants_initial && !self.watch_list {
+        if wants_initial && !self.knows.watch_list {
             let faults = [(
                 "sendInitialEvents".to_string(),
                 "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"

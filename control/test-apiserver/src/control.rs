@@ -50,8 +50,8 @@ pub(crate) fn handle(shared: &Shared, request: &Request) -> ApiResult<Answer> {
             tokens.insert(request.param("token").into(), None);
         }
         "restart-empty" => {
-            let watch_list = shared.api().watch_list;
-            *shared.api() = Api::new(watch_list, 1);
+            let knows = shared.api().knows;
+            *shared.api() = Api::new(knows, 1);
             faults.end_watches();
         }
         _ => return Err(ApiError::no_such_path()),

@@ -54,7 +54,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch as tokio_watch};
 
-use api::Api;
+use api::{Api, Knows};
 use server::{Command, Order, Shared};
 use tls::Tls;
 
@@ -79,6 +79,8 @@ pub struct Options {
     pub watch_list: bool,
     /// Time between bookmarks; about a minute on a real server.
     pub bookmark_interval: Duration,
+    /// `ipMode` is in the schema of Services; a server from before 1.29 refuses every apply that has it.
+    pub ip_mode: bool,
 }
 
 impl Default for Options {
@@ -88,6 +90,7 @@ impl Default for Options {
             tls: true,
             watch_list: true,
             bookmark_interval: Duration::from_secs(60),
+            ip_mode: true,
         }
     }
 }
@@ -112,8 +115,9 @@ impl TestApiServer {
     /// The address cannot be listened at.
     pub fn start(options: Options) -> io::Result<Self> {
         let wake = Arc::new(tokio_watch::channel(0).0);
+        let knows = Knows { watch_list: options.watch_list, ip_mode: options.ip_mode };
         let shared = Arc::new(Shared {
-            api: Mutex::new(Api::new(options.watch_list, FIRST_VERSION)),
+            api: Mutex::new(Api::new(knows, FIRST_VERSION)),
             tokens: Mutex::new(BTreeMap::from([(ADMIN_TOKEN.to_string(), Some(User::admin()))])),
             faults: Faults::new(wake.clone()),
             requests: Mutex::default(),
@@ -373,8 +377,8 @@ impl TestApiServer {
     /// The port cannot be listened at again.
     pub fn restart_empty(&self) -> io::Result<()> {
         self.refuse_connections(true)?;
-        let watch_list = self.shared.api().watch_list;
-        *self.shared.api() = Api::new(watch_list, 1);
+        let knows = self.shared.api().knows;
+        *self.shared.api() = Api::new(knows, 1);
         self.refuse_connections(false)
     }
 

@@ -106,7 +106,10 @@ impl Api {
         if applied["metadata"]["managedFields"].as_array().is_some_and(|list| !list.is_empty()) {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
         }
-        let unknown = admission::drop_unknown(resource, &mut applied)?;
+        let mut unknown = admission::drop_unknown(resource, &mut applied)?;
+        if !self.knows.ip_mode {
+            unknown.extend(ip_mode(resource, &applied));
+        }
         if let Some(path) = unknown.first() {
             let name = if target.namespace.is_empty() {
                 target.name.clone()
@@ -557,4 +560,12 @@ fn check_finalizers(resource: &Resource, target: &Target, old: &Value, new: &Val
         &target.name,
         &[("metadata.finalizers".into(), words)],
     ))
+}
+
+/// Where a Service has an `ipMode`.
+fn ip_mode(resource: &Resource, object: &Value) -> Option<String> {
+    let ingress =
+        object["status"]["loadBalancer"]["ingress"].as_array().filter(|_| resource.kind == "Service")?;
+    let at = ingress.iter().position(|one| !one["ipMode"].is_null())?;
+    Some(format!("status.loadBalancer.ingress[{at}].ipMode"))
 }

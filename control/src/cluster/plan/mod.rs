@@ -112,6 +112,15 @@ pub struct Memory {
     pub(super) contests: BTreeMap<ObjectKey, Contest>,
     /// Events that were told and are still true.
     told: BTreeSet<Event>,
+    /// The API server is from before Kubernetes 1.29 and refuses a status with `ipMode`.
+    without_ip_mode: bool,
+}
+
+impl Memory {
+    /// From now on no `ipMode` is written. Whether that is news.
+    pub fn leave_out_ip_mode(&mut self) -> bool {
+        !std::mem::replace(&mut self.without_ip_mode, true)
+    }
 }
 
 /// Something to write.

@@ -110,7 +110,8 @@ impl Planner<'_> {
         let (service, stored) = (of.service, &of.service.stored);
         let key = &service.meta.key;
         // Forbidden unless the type is LoadBalancer, and the class is ours.
-        let wanted = if of.claimed { ingress(view, of.findings) } else { Vec::new() };
+        let knows_ip_mode = !self.memory.without_ip_mode;
+        let wanted = if of.claimed { ingress(view, of.findings, knows_ip_mode) } else { Vec::new() };
         let stand = if wanted.is_empty() { Stand::Alone } else { self.stand(service, &wanted) };
         if !wanted.is_empty() {
             self.won(service, &wanted);
@@ -220,7 +221,7 @@ impl Planner<'_> {
 }
 
 /// `status.loadBalancer.ingress`: one entry for each address, with its ports where one of them is not served.
-fn ingress(view: &ServiceView, findings: &[&Finding]) -> Vec<Ingress> {
+fn ingress(view: &ServiceView, findings: &[&Finding], knows_ip_mode: bool) -> Vec<Ingress> {
     let vips = view.vips.iter().filter(|vip| vip.kind == "LoadBalancer");
     vips.map(|vip| {
         let ports: Vec<_> = view.ports.iter().filter(|port| port.vip == vip.address).collect();
@@ -234,7 +235,7 @@ fn ingress(view: &ServiceView, findings: &[&Finding]) -> Vec<Ingress> {
         Ingress {
             ip: Some(vip.address),
             hostname: None,
-            ip_mode: Some(if is_dsr { "VIP" } else { "Proxy" }.to_owned()),
+            ip_mode: knows_ip_mode.then(|| if is_dsr { "VIP" } else { "Proxy" }.to_owned()),
             // Every port of the Service has an entry, or none has.
             ports: if any_refused { ports.iter().map(status).collect() } else { Vec::new() },
         }

@@ -291,7 +291,9 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
             Ok((received, _)) => received,
             Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => Vec::new(),
-            Err(fault) => return Err(format!("{}{}: {fault}", connection.server, kind.path)),
+            Err(fault) => {
+                return Err(format!("{}{}: {}", connection.server, kind.path, fault.of_old_server(kind)));
+            }
         };
         for one in received {
             report.merge(&one.report);

@@ -210,7 +210,7 @@ impl Reflector {
                 self.tell(Event::Up(self.index, connection.server)).await?;
                 Err(End::Absent)
             }
-            Err(fault) => Err(End::Fault(fault, Some(serial))),
+            Err(fault) => Err(End::Fault(fault.of_old_server(self.kind), Some(serial))),
         }
     }
 

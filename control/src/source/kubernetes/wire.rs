@@ -65,6 +65,17 @@ impl Fault {
     pub(super) fn is_expired(&self) -> bool {
         matches!(self, Self::Refused { code: 410, .. } | Self::Backwards { .. } | Self::OtherCluster)
     }
+
+    /// Says what is lacking where a kind is not there that every API server of today has.
+    pub(super) fn of_old_server(self, kind: &Kind) -> Self {
+        match self {
+            Self::Refused { code: 404, message, retry_after } if !kind.optional => {
+                let message = format!("{message}; Kubernetes 1.21 or newer is needed");
+                Self::Refused { code: 404, message, retry_after }
+            }
+            other => other,
+        }
+    }
 }
 
 /// Which cluster the API server is of, and how far it is: the uid of the namespace `kube-system`, which is made with a
