@@ -1,106 +1,19 @@
 #!/usr/bin/env python3
 """Evaluates the ValidatingAdmissionPolicies of deploy/kubernetes/admission over a table of Services and pools.
 
-CEL is evaluated by cel-python; the functions that Kubernetes adds (isIP, ip, cidr, containsIP, ...) are given here with
-their documented meaning. Called by check-admission.sh. Exits 1 and says which case came out otherwise.
+CEL is evaluated by cel-python with the functions of Kubernetes (cel/functions.py). Called by check-cel.sh. Exits 1 and
+says which case came out otherwise.
 Usage: check-admission.py DIRECTORY
 """
 
-import ipaddress
 import pathlib
 import re
 import sys
 
 import celpy
 import yaml
+from cel.functions import evaluate
 from celpy import celtypes
-
-FUNCTIONS = {}
-
-
-def function(name):
-    """Registers a function, or a method with its object as the first argument."""
-
-    def register(body):
-        FUNCTIONS[name] = body
-        return body
-
-    return register
-
-
-def parsed(make, text):
-    try:
-        return make(str(text))
-    except ValueError:
-        return None
-
-
-@function("isIP")
-def is_ip(text):
-    return celtypes.BoolType(parsed(ipaddress.ip_address, text) is not None)
-
-
-@function("isCIDR")
-def is_cidr(text):
-    has_prefix = "/" in str(text)
-    found = parsed(lambda one: ipaddress.ip_network(one, strict=False), text)
-    return celtypes.BoolType(has_prefix and found is not None)
-
-
-# Values of the types IP and CIDR are their canonical texts: equal when they are equal.
-@function("ip")
-def ip(text):
-    return celtypes.StringType(ipaddress.ip_address(str(text)))
-
-
-@function("cidr")
-def cidr(text):
-    return celtypes.StringType(ipaddress.ip_network(str(text), strict=False))
-
-
-@function("containsIP")
-def contains_ip(network, address):
-    network, address = ipaddress.ip_network(str(network)), ipaddress.ip_address(str(address))
-    return celtypes.BoolType(network.version == address.version and address in network)
-
-
-def question(attribute):
-    return lambda one: celtypes.BoolType(getattr(ipaddress.ip_address(str(one)), attribute))
-
-
-FUNCTIONS["isUnspecified"] = question("is_unspecified")
-FUNCTIONS["isLoopback"] = question("is_loopback")
-FUNCTIONS["isLinkLocalUnicast"] = question("is_link_local")
-
-
-@function("isLinkLocalMulticast")
-def is_link_local_multicast(one):
-    address = ipaddress.ip_address(str(one))
-    ranges = {4: "224.0.0.0/24", 6: "ff02::/16"}
-    return celtypes.BoolType(address in ipaddress.ip_network(ranges[address.version]))
-
-
-@function("join")
-def join(words, between):
-    return celtypes.StringType(str(between).join(str(word) for word in words))
-
-
-@function("replace")
-def replace(text, old, new):
-    return celtypes.StringType(str(text).replace(str(old), str(new)))
-
-
-@function("split")
-def split(text, at):
-    return celtypes.ListType([celtypes.StringType(part) for part in str(text).split(str(at))])
-
-
-ENVIRONMENT = celpy.Environment()
-
-
-def evaluate(expression, names):
-    program = ENVIRONMENT.program(ENVIRONMENT.compile(expression), functions=FUNCTIONS)
-    return program.evaluate(dict(names))
 
 
 class Policy:

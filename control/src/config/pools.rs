@@ -1,6 +1,7 @@
 //! `pools`: the addresses that Services may have, and which Services.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use super::dataplane::once;
 use crate::model::{Expression, Labels, Operator, Selector};
@@ -54,7 +55,8 @@ pub(crate) fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRan
 }
 
 const NAME: &str = "a name of a-z, 0-9, - and . (RFC 1123)";
-const ADDRESSES: &str = "a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20";
+const ADDRESSES: &str =
+    "an address, a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20";
 
 fn addresses(fields: &Fields<'_>, seen: &mut Vec<(AddressRange, String)>) -> Vec<AddressRange> {
     let Some(list) = fields.required("addresses", ADDRESSES) else { return Vec::new() };
@@ -88,7 +90,6 @@ fn address_range(field: &Field<'_>) -> Option<AddressRange> {
         let ip = field.parsed(|t| t.parse().ok(), ADDRESSES)?;
         AddressRange::new(ip, ip)?
     };
-    let unusable = |ip| crate::model::refused_endpoint(ip);
     if let Some(why) = unusable(range.first()).or_else(|| unusable(range.last())) {
         field.error(
             format_args!("{written} holds {why} addresses"),
@@ -97,6 +98,15 @@ fn address_range(field: &Field<'_>) -> Option<AddressRange> {
         return None;
     }
     Some(range)
+}
+
+/// Why no client can send to an address.
+fn unusable(ip: IpAddr) -> Option<&'static str> {
+    match ip {
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("IPv4-mapped"),
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("broadcast"),
+        _ => crate::model::refused_endpoint(ip),
+    }
 }
 
 /// `{matchLabels, matchExpressions}`; absent: everything.

@@ -407,19 +407,19 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "pools: [{name: p}]",
-        "8:9: error: pools[0].addresses is missing; accepted: a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
+        "8:9: error: pools[0].addresses is missing; accepted: an address, a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
     ),
     (
         "pools: [{name: p, addresses: []}]",
-        "8:30: error: pools[0].addresses: no address; accepted: a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
+        "8:30: error: pools[0].addresses: no address; accepted: an address, a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.9-203.0.113.1]}]",
-        "8:31: error: pools[0].addresses[0]: \"203.0.113.9-203.0.113.1\" is not a range; accepted: a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
+        "8:31: error: pools[0].addresses[0]: \"203.0.113.9-203.0.113.1\" is not a range; accepted: an address, a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.9-2001:db8::1]}]",
-        "8:31: error: pools[0].addresses[0]: \"203.0.113.9-2001:db8::1\" is not a range; accepted: a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
+        "8:31: error: pools[0].addresses[0]: \"203.0.113.9-2001:db8::1\" is not a range; accepted: an address, a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
     ),
     (
         "pools: [{name: p, addresses: [127.0.0.0/30]}]",
@@ -427,7 +427,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "pools: [{name: p, addresses: [a]}]",
-        "8:31: error: pools[0].addresses[0]: the text \"a\" is not accepted; accepted: a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
+        "8:31: error: pools[0].addresses[0]: the text \"a\" is not accepted; accepted: an address, a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1]}, {name: p, addresses: [203.0.113.2]}]",

@@ -5,6 +5,7 @@
 
 use std::io::{Error, Result, Write};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use test_apiserver::{ADMIN_TOKEN, Options, TestApiServer};
 use tokio::signal::unix::{SignalKind, signal};
@@ -12,7 +13,18 @@ use tokio::signal::unix::{SignalKind, signal};
 const USAGE: &str =
     "usage: test-apiserver --listen 127.0.0.1:PORT --kubeconfig FILE [--rbac FILE]... [--apply FILE]...";
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody is left to tell when the error stream is closed.
+            let _ = writeln!(std::io::stderr(), "test-apiserver: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let mut options = Options::default();
     let mut kubeconfig: Option<PathBuf> = None;
     let mut files: Vec<PathBuf> = Vec::new();
@@ -24,6 +36,7 @@ fn main() -> Result<()> {
             "--listen" => options.listen = value()?.parse().map_err(Error::other)?,
             "--kubeconfig" => kubeconfig = Some(value()?.into()),
             "--rbac" | "--apply" => files.push(value()?.into()),
+            "--help" | "-h" => return writeln!(std::io::stdout(), "{USAGE}"),
             other => return Err(Error::other(format!("unknown argument {other}\n{USAGE}"))),
         }
     }

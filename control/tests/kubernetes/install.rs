@@ -128,19 +128,53 @@ fn the_dockerfile_passes_its_linter() {
     assert!(run(Command::new(&script).arg(&file)).is_err(), "a fault would be found");
 }
 
+/// `deploy/scripts/check-cel.sh`.
+fn check_cel(what: &str, directory: &Path) -> Result<String, String> {
+    run(Command::new(deploy().join("scripts/check-cel.sh")).arg(what).arg(directory))
+}
+
+/// The manifests of a directory below `deploy/kubernetes` with a text in the stead of another.
+fn altered(directory: &str, from: &str, to: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a temporary directory");
+    let mut changes = 0;
+    for entry in std::fs::read_dir(deploy().join("kubernetes").join(directory)).expect("readable") {
+        let path = entry.expect("readable").path();
+        let text = std::fs::read_to_string(&path).expect("readable");
+        changes += text.matches(from).count();
+        let file = copy.path().join(path.file_name().expect("a file"));
+        std::fs::write(file, text.replace(from, to)).expect("written");
+    }
+    assert!(changes > 0, "{from:?} is nowhere in {directory}");
+    copy
+}
+
 #[test]
 fn the_admission_policies_refuse_what_the_gateway_would() {
-    let script = deploy().join("scripts/check-admission.sh");
-    let said = run(&mut Command::new(&script)).unwrap_or_else(|error| panic!("{error}"));
+    let policies = deploy().join("kubernetes/admission");
+    let said = check_cel("admission", &policies).unwrap_or_else(|error| panic!("{error}"));
     assert!(said.contains(" 0 wrong"), "{said}");
     // A policy that lets through what it should not would be noticed.
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    for name in ["never.yaml", "pools.yaml", "ranges.yaml"] {
-        let text =
-            std::fs::read_to_string(deploy().join("kubernetes/admission").join(name)).expect("readable");
-        let text = text
-            .replace("variables.namespaceMatches && variables.serviceMatches", "variables.serviceMatches");
-        std::fs::write(directory.path().join(name), text).expect("written");
+    let lax = altered(
+        "admission",
+        "variables.namespaceMatches && variables.serviceMatches",
+        "variables.serviceMatches",
+    );
+    assert!(check_cel("admission", lax.path()).is_err(), "a namespace that does not match");
+}
+
+#[test]
+fn the_rules_of_the_definitions_refuse_what_they_say_and_nothing_else() {
+    let said = check_cel("crds", &deploy().join("kubernetes/crds")).unwrap_or_else(|error| panic!("{error}"));
+    assert!(said.contains(" 0 wrong"), "{said}");
+    // What would be noticed: a rule that lets too much through, one that costs too much, a function of a newer server.
+    for (from, to, noticed) in [
+        ("cidr(self) in [cidr(self).masked()]", "true", "bits after the prefix: said []"),
+        ("isGlobalUnicast()", "isUnspecified()", "nothing but its addresses"),
+        ("maxLength: 79", "maxLength: 790", "may cost"),
+        ("cidr(self) in [cidr(self).masked()]", "cidr(self) == cidr(self).masked()", "may cost inf"),
+        ("self.operator in ['In', 'NotIn']", "self.operator.format() == ''", "format"),
+    ] {
+        let refused = check_cel("crds", altered("crds", from, to).path()).expect_err(from);
+        assert!(refused.contains(noticed), "{to}: {refused}");
     }
-    assert!(run(Command::new(&script).arg(directory.path())).is_err(), "a namespace that does not match");
 }

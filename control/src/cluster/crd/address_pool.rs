@@ -8,12 +8,18 @@ use serde::{Deserialize, Serialize};
 
 use super::Condition;
 
-/// An entry is an address, a CIDR or a range of one family, and each part of it an address: by the CEL libraries for
-/// IP addresses and CIDRs (Kubernetes 1.30).
+/// An entry is an address, a CIDR or a range of one family. With the CEL libraries for addresses and CIDRs, which API
+/// servers take in new rules from Kubernetes 1.31. `in`, for what `==` of two CIDRs costs has no bound on some of them.
 const ADDRESS_RULE: &str = "self.contains('-') \
     ? self.split('-').size() == 2 && self.split('-').all(a, isIP(a.trim())) \
       && ip(self.split('-')[0].trim()).family() == ip(self.split('-')[1].trim()).family() \
-    : (self.contains('/') ? isCIDR(self) && cidr(self) == cidr(self).masked() : isIP(self))";
+    : (self.contains('/') ? isCIDR(self) && cidr(self) in [cidr(self).masked()] : isIP(self))";
+
+/// Clients can send to it; of what is no address the other rule tells.
+const UNICAST_RULE: &str = "self.contains('-') \
+    ? self.split('-').all(a, !isIP(a.trim()) || ip(a.trim()).isGlobalUnicast()) \
+    : (self.contains('/') ? !isCIDR(self) || cidr(self).ip().isGlobalUnicast() \
+      : !isIP(self) || ip(self).isGlobalUnicast())";
 
 /// Addresses that Services may have.
 #[derive(Debug, Clone, Default, PartialEq, Eq, CustomResource, Serialize, Deserialize, JsonSchema)]
@@ -90,6 +96,9 @@ fn addresses(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
                 "rule": ADDRESS_RULE,
                 "message": "an address, a CIDR such as 203.0.113.0/28 without bits after its prefix, \
                     or a range of one family such as 203.0.113.10-203.0.113.20"
+            }, {
+                "rule": UNICAST_RULE,
+                "message": "unicast addresses that clients can send to"
             }]
         }
     })

@@ -7,6 +7,8 @@
 //! Invariant: schemas are structural, every list and text has a bound, so that CEL rules stay within their cost.
 
 mod address_pool;
+#[cfg(test)]
+mod cases;
 mod gateway_status;
 
 pub use address_pool::{AddressPool, AddressPoolSpec, AddressPoolStatus, Requirement, Selector};

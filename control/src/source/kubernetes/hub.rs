@@ -324,12 +324,8 @@ impl Hub {
 
     /// What a received object is remembered by; its faults are noted. One that is refused leaves the last good one.
     fn item(&mut self, index: KindIndex, received: Received) -> (ObjectKey, Item<Content>) {
-        let Received { key, version, uid, mut content, report } = received;
-        if content.object().is_none()
-            && let Some(last) = self.stores[index].retain.shown(&key).and_then(Content::object)
-        {
-            content = content.with(last.clone());
-        }
+        let Received { key, version, uid, content, report } = received;
+        let content = content.after(self.stores[index].retain.shown(&key).and_then(Content::object));
         let place = (index, key.clone());
         if report.is_empty() {
             self.reports.remove(&place);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::kinds::Kind;
 use crate::diagnostic::Report;
-use crate::model::ObjectKey;
+use crate::model::{AddressPool, ObjectKey};
 use crate::source::manifest::{self, Object};
 use crate::yaml::{Entry, Node, Sheet, Value};
 
@@ -37,9 +37,21 @@ impl Content {
         &self.0.0
     }
 
-    /// The same JSON, standing for another object: the last good one.
-    pub(super) fn with(self, object: Object) -> Self {
+    /// The same JSON, standing for another object.
+    fn with(self, object: Object) -> Self {
         Self(Arc::new((self.json().into(), Some(object))))
+    }
+
+    /// A pool whose spec has faults offers what the last one did, where there was one: who has an address keeps it.
+    pub(super) fn after(self, last: Option<&Object>) -> Self {
+        match (self.object(), last) {
+            (None, Some(last)) => self.with(last.clone()),
+            (Some(Object::AddressPool(new)), Some(Object::AddressPool(last))) if !new.faults.is_empty() => {
+                let pool = AddressPool { pool: last.pool.clone(), ..AddressPool::clone(new) };
+                self.with(Object::AddressPool(Arc::new(pool)))
+            }
+            _ => self,
+        }
     }
 
     /// The object, unless it was refused.
@@ -82,8 +94,17 @@ impl Received {
         let sheet = Sheet::of_object(format!("{} {key}", kind.name));
         // Of objects whose metadata alone is asked for the kind is another.
         let object = manifest::decode_as(&sheet, &node, kind.name);
+        let mut report = sheet.into_report();
+        let object = object.or_else(|| {
+            let faulty = manifest::decode_faulty(&node, kind.name, &report)?;
+            // Its errors go with it, to its own conditions and events.
+            let mut warnings = Report::new();
+            report.warnings().for_each(|warning| warnings.push(warning.clone()));
+            report = warnings;
+            Some(faulty)
+        });
         let content = Content(Arc::new((json.into(), object)));
-        Ok(Self { key, version, uid, content, report: sheet.into_report() })
+        Ok(Self { key, version, uid, content, report })
     }
 }
 

@@ -3,11 +3,22 @@
 //! For tests that ask whether both sources come to the same; what the watches leave out by selector or never ask for
 //! is left out here.
 
+use std::sync::Arc;
+
 use super::kinds::KINDS;
 use super::object::Received;
 use crate::diagnostic::Report;
-use crate::model::{Objects, Selector};
-use crate::yaml::Sheet;
+use crate::model::{AddressPool, Objects, Selector};
+use crate::source::manifest::Object;
+use crate::yaml::{Node, Sheet};
+
+/// What becomes of an AddressPool, and what is told of it.
+pub(crate) fn address_pool_of(document: &Node) -> (Option<Arc<AddressPool>>, Report) {
+    let kind = KINDS.iter().find(|kind| kind.name == "AddressPool").expect("it is watched");
+    let received = Received::new(kind, document.clone()).expect("an object with a name");
+    let Some(Object::AddressPool(pool)) = received.content.object() else { return (None, received.report) };
+    (Some(pool.clone()), received.report)
+}
 
 /// The objects that the watches would have of these, which have to be sound.
 pub(crate) fn objects_of(yaml: &str) -> Objects {

@@ -16,6 +16,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use crate::diagnostic::Report;
 use crate::model::{
     AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, Pod, Service,
 };
@@ -85,6 +86,12 @@ pub(crate) fn decode_as(sheet: &Sheet, object: &Node, kind: &str) -> Option<Obje
     let mut objects = Vec::new();
     collect(&Field::document(sheet, object), Some(kind), &mut objects);
     objects.pop()
+}
+
+/// The object of an API server that is of this kind and has these errors, where its kind is one that we tell of by a
+/// condition of its own.
+pub(crate) fn decode_faulty(object: &Node, kind: &str, errors: &Report) -> Option<Object> {
+    (kind == "AddressPool").then(|| pool::read_faulty(object, errors)).flatten()
 }
 
 /// The API group of an `apiVersion`; empty for the core group.

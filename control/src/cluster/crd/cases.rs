@@ -1,0 +1,90 @@
+//! The table of objects that the schemas and CEL rules of our kinds are tested with, judged by the gateway itself: what
+//! an API server lets through that evaluates no rules.
+//!
+//! The table is `deploy/scripts/crd-cases.yaml`; what API servers say of it is tested by `deploy/scripts/check-crds.py`.
+
+use std::path::Path;
+
+use super::GatewayStatus;
+use crate::diagnostic::Diagnostic;
+use crate::model::AddressPool;
+use crate::source::kubernetes::testing::address_pool_of;
+use crate::yaml::{Node, Sheet, Value};
+
+/// One object and what is said of it.
+struct Case {
+    name: String,
+    object: Node,
+    is_refused: bool,
+    /// Beginnings of what the gateway finds.
+    found: Vec<String>,
+}
+
+fn cases() -> Vec<Case> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/scripts/crd-cases.yaml");
+    let sheet = Sheet::new(path.display().to_string());
+    let documents = sheet.documents(&std::fs::read_to_string(&path).expect("the table is there"));
+    assert_eq!(sheet.errors(), 0, "{}", sheet.into_report());
+    let texts = |node: Option<&Node>| -> Vec<String> {
+        let Some(Node { value: Value::Sequence(items), .. }) = node else { return Vec::new() };
+        items.iter().map(|item| item.text().expect("a text").to_owned()).collect()
+    };
+    let Value::Sequence(items) = &documents[0].value else { panic!("the table is a list") };
+    let case = |item: &Node| {
+        let part = |key| item.entry(key).map(|entry| &entry.node);
+        Case {
+            name: part("case").and_then(Node::text).expect("each case has a name").to_owned(),
+            object: part("object").expect("each case has an object").clone(),
+            is_refused: part("refused").is_some(),
+            found: texts(part("gateway")),
+        }
+    };
+    items.iter().map(case).collect()
+}
+
+fn of_kind(kind: &str) -> Vec<Case> {
+    let is_of_kind =
+        |case: &Case| case.object.entry("kind").and_then(|entry| entry.node.text()) == Some(kind);
+    let cases: Vec<Case> = cases().into_iter().filter(is_of_kind).collect();
+    assert!(cases.len() >= 5, "{kind}: {}", cases.len());
+    cases
+}
+
+/// The pool as the source has it, and all that is found wrong with it.
+fn judge(case: &Case) -> (AddressPool, Vec<Diagnostic>) {
+    let (pool, report) = address_pool_of(&case.object);
+    let pool = pool.unwrap_or_else(|| panic!("{}: no pool", case.name));
+    let found = pool.faults.iter().chain(report.iter()).cloned().collect();
+    (AddressPool::clone(&pool), found)
+}
+
+#[test]
+fn what_an_api_server_refuses_the_gateway_finds_and_says_what_would_be_accepted() {
+    for case in of_kind("AddressPool") {
+        let (_, found) = judge(&case);
+        assert!(!case.is_refused || !case.found.is_empty(), "{}: the gateway has nothing to say", case.name);
+        let said: Vec<&str> = found.iter().map(|one| one.what.as_str()).collect();
+        assert_eq!(said.len(), case.found.len(), "{}: {said:?}", case.name);
+        for (said, expected) in said.iter().zip(&case.found) {
+            assert!(said.starts_with(expected.as_str()), "{}: {said:?}, not {expected:?}", case.name);
+        }
+        assert!(found.iter().all(|one| one.accepted.is_some()), "{}: {found:?}", case.name);
+    }
+}
+
+#[test]
+fn of_a_pool_with_a_faulty_entry_the_sound_ones_are_offered() {
+    let case = of_kind("AddressPool").into_iter().find(|case| case.name.starts_with("an octet too large"));
+    let (pool, found) = judge(&case.expect("it is in the table"));
+    assert_eq!(pool.pool.ranges.len(), 1);
+    assert_eq!((pool.faults.len(), found.len()), (1, 1), "errors go with the object, to its conditions");
+}
+
+#[test]
+fn what_an_api_server_takes_of_a_gateway_its_peers_can_read() {
+    for case in of_kind("GatewayStatus").iter().filter(|case| !case.is_refused) {
+        let json = serde_json::to_value(&case.object).expect("a node is JSON");
+        let read = serde_json::from_value::<GatewayStatus>(json);
+        assert!(read.is_ok(), "{}: {read:?}", case.name);
+    }
+}
