@@ -149,7 +149,7 @@ async fn request(connector: &Connector, namespace: &str, ask: &Ask) -> Result<Le
             Err(Refused::Other(error.to_string()))
         }
         Err(error) if error.code() == Some(401) => {
-            connector.renew(connection.serial).await;
+            connector.refused(connection.serial).await;
             Err(Refused::Other(error.to_string()))
         }
         answer => Ok(answer?),

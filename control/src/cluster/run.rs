@@ -536,7 +536,7 @@ async fn with_client<T, F: Future<Output = Result<T, RequestError>>>(
     let serial = connection.serial;
     let answer = request(connection.client).await;
     if answer.as_ref().is_err_and(|error| error.code() == Some(401)) {
-        connector.renew(serial).await;
+        connector.refused(serial).await;
     }
     answer
 }

@@ -119,6 +119,7 @@ impl TestApiServer {
         let shared = Arc::new(Shared {
             api: Mutex::new(Api::new(knows, FIRST_VERSION)),
             tokens: Mutex::new(BTreeMap::from([(ADMIN_TOKEN.to_string(), Some(User::admin()))])),
+            certificates: Mutex::default(),
             faults: Faults::new(wake.clone()),
             requests: Mutex::default(),
             tls: Mutex::new(if options.tls { Some(Tls::generate()?) } else { None }),
@@ -181,6 +182,19 @@ impl TestApiServer {
     /// From now on the token gets 401.
     pub fn expire_token(&self, token: &str) {
         self.tokens().insert(token.into(), None);
+    }
+
+    /// A client certificate for a user, and its key (PEM); `None` without TLS.
+    ///
+    /// # Errors
+    /// No key can be made.
+    pub fn client_certificate(&self, user: User) -> io::Result<Option<(String, String)>> {
+        let tls = self.shared.tls.lock().expect("nothing panics while it holds the certificate").clone();
+        let Some(tls) = tls else { return Ok(None) };
+        let (der, certificate, key) = tls.client_certificate()?;
+        let mut known = self.shared.certificates.lock().expect("nothing panics while it holds them");
+        known.insert(der, user);
+        Ok(Some((certificate, key)))
     }
 
     /// Text of a kubeconfig with a token.

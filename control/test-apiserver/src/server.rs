@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) api: Mutex<Api>,
     /// Users by token; `None` is a token that has expired.
     pub(crate) tokens: Mutex<BTreeMap<String, Option<User>>>,
+    /// Users by the certificate (DER) that they were given.
+    pub(crate) certificates: Mutex<BTreeMap<Vec<u8>, User>>,
     pub(crate) faults: Faults,
     pub(crate) requests: Mutex<Vec<Logged>>,
     pub(crate) tls: Mutex<Option<Tls>>,
@@ -69,6 +71,10 @@ impl Shared {
 
     pub(crate) fn poke(&self) {
         self.wake.send_modify(|count| *count += 1);
+    }
+
+    fn user_of(&self, certificate: &[u8]) -> Option<User> {
+        self.certificates.lock().expect("nothing panics while it holds them").get(certificate).cloned()
     }
 
     fn user(&self, request: &HttpRequest<Incoming>) -> Option<User> {
@@ -156,10 +162,12 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream, mut alive: watch::Re
         match tls {
             Some(tls) => {
                 if let Ok(stream) = tls.acceptor.accept(stream).await {
-                    http(shared, stream).await;
+                    let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+                    let user = shown.and_then(|certificate| shared.user_of(certificate));
+                    http(shared, stream, user).await;
                 }
             }
-            None => http(shared, stream).await,
+            None => http(shared, stream, None).await,
         }
     };
     tokio::select! {
@@ -168,17 +176,27 @@ async fn connection(shared: Arc<Shared>, stream: TcpStream, mut alive: watch::Re
     }
 }
 
-async fn http(shared: Arc<Shared>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+/// `certified` is who the client's certificate names; a token counts for more.
+async fn http(
+    shared: Arc<Shared>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    certified: Option<User>,
+) {
     let service = service_fn(move |request| {
-        let shared = shared.clone();
-        async move { Ok::<_, std::convert::Infallible>(respond(&shared, request).await) }
+        let (shared, certified) = (shared.clone(), certified.clone());
+        async move { Ok::<_, std::convert::Infallible>(respond(&shared, request, certified).await) }
     });
     // Broken connections are what tests are made of.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
-async fn respond(shared: &Arc<Shared>, http: HttpRequest<Incoming>) -> Response<Body> {
-    let user = shared.user(&http);
+async fn respond(
+    shared: &Arc<Shared>,
+    http: HttpRequest<Incoming>,
+    certified: Option<User>,
+) -> Response<Body> {
+    let user =
+        if http.headers().contains_key(header::AUTHORIZATION) { shared.user(&http) } else { certified };
     let text = |name: header::HeaderName| {
         http.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_string()
     };

@@ -5,7 +5,9 @@
 //! DPDK (`net_null`); `make test` names this binary, a plain `cargo test` leaves it out.
 
 mod api_loss;
+mod connect;
 mod endpoints;
+mod faulty_pool;
 mod install;
 mod lifecycle;
 mod node;

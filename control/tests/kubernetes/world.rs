@@ -50,6 +50,10 @@ pub(crate) struct Setting {
     pub(crate) document: String,
     /// `services.defaults.drainTimeout`; an hour without.
     pub(crate) drain: String,
+    /// Text of its kubeconfig; empty for none at all. With the token of Tidegate's account without.
+    pub(crate) kubeconfig: Option<String>,
+    /// A program with arguments that starts the gateway in its stead, such as `env NAME=VALUE`.
+    pub(crate) starter: Vec<String>,
 }
 
 impl World {
@@ -59,12 +63,20 @@ impl World {
     }
 
     pub(crate) fn with(options: Options) -> Self {
+        Self::with_addresses(&[], options)
+    }
+
+    /// Where gateways and API server are there are these addresses too.
+    pub(crate) fn with_addresses(addresses: &[&str], options: Options) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         static SIGNALS: std::sync::Once = std::sync::Once::new();
         SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
         let alone = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let plan = LabPlan { servers: 0, vips: Vec::new(), tidegate: env!("CARGO_BIN_EXE_tidegate").into() };
         let lab = Lab::build(&plan).expect("the lab stands (needs root)");
+        for address in addresses {
+            lab.gateway().ip_batch(&format!("addr add {address} dev lo\n")).expect("a free address");
+        }
         let api = lab.gateway().enter(|| TestApiServer::start(options)).expect("a free port on loopback");
         let token = api.service_account_token("tidegate-system", "tidegate");
         let world = Self { gateways: Vec::new(), api, token, lab, _alone: alone };
@@ -94,11 +106,21 @@ impl World {
     pub(crate) fn start_with(&mut self, name: &str, setting: &Setting) {
         let directory = self.lab.directory().join(name);
         std::fs::create_dir_all(&directory).expect("a directory for the gateway");
-        self.api.kubeconfig_for(&directory, &self.token).expect("kubeconfig written");
+        let named = match &setting.kubeconfig {
+            Some(text) if text.is_empty() => "\"\"",
+            Some(text) => {
+                std::fs::write(directory.join("kubeconfig"), text).expect("kubeconfig written");
+                "kubeconfig"
+            }
+            None => {
+                self.api.kubeconfig_for(&directory, &self.token).expect("kubeconfig written");
+                "kubeconfig"
+            }
+        };
         let config = directory.join("gateway.yaml");
         let number = self.gateways.len() + 1;
         let socket = directory.join("tidegate.sock");
-        let Setting { source, document, drain } = setting;
+        let Setting { source, document, drain, .. } = setting;
         let drain = if drain.is_empty() { "1h" } else { drain };
         let document = if document.contains("pools:") {
             document.clone()
@@ -123,7 +145,7 @@ dataplane:
   snatAddresses: ["192.0.2.{snat}"]
 source:
   kubernetes:
-    kubeconfig: kubeconfig
+    kubeconfig: {named}
     stateDirectory: state
 {source}
 services: {{defaults: {{drainTimeout: {drain}}}}}
@@ -137,14 +159,16 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
             healthz = 10_000 + number,
         );
         std::fs::write(&config, text).expect("configuration written");
-        self.launch(name, &config, socket);
+        self.launch(name, &config, socket, &setting.starter);
     }
 
-    fn launch(&mut self, name: &str, config: &Path, socket: PathBuf) {
+    fn launch(&mut self, name: &str, config: &Path, socket: PathBuf, starter: &[String]) {
         let directory = config.parent().expect("in a directory");
-        let arguments = ["run".to_string(), "-c".into(), config.display().to_string()];
-        let binary = env!("CARGO_BIN_EXE_tidegate");
-        let process = LabProcess::start(self.lab.gateway(), directory, "gateway", binary, &arguments);
+        let run = [env!("CARGO_BIN_EXE_tidegate"), "run", "-c"].map(str::to_owned);
+        let mut words = starter.iter().cloned().chain(run).chain([config.display().to_string()]);
+        let program = words.next().expect("there is the gateway at least");
+        let arguments: Vec<String> = words.collect();
+        let process = LabProcess::start(self.lab.gateway(), directory, "gateway", program, &arguments);
         let process = process.expect("the binary starts");
         self.gateways.push(Gateway { name: name.into(), socket, process });
         let gateway = self.gateway(name);
@@ -156,7 +180,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
     pub(crate) fn start_again(&mut self, name: &str) {
         let config = self.lab.directory().join(name).join("gateway.yaml");
         let socket = self.lab.directory().join(name).join("tidegate.sock");
-        self.launch(name, &config, socket);
+        self.launch(name, &config, socket, &[]);
     }
 
     pub(crate) fn gateway(&self, name: &str) -> &Gateway {
@@ -178,6 +202,23 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         ended.map(|_| ()).map_err(|error| format!("{error:#}\n{}", gateway.process.log_tail(40)))
     }
 
+    /// The token of Tidegate's account.
+    pub(crate) fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// A place for the files of a story, gone with it.
+    pub(crate) fn directory(&self) -> &Path {
+        self.lab.directory()
+    }
+
+    /// A new token of the account of these.
+    pub(crate) fn other_token(&self, name: &str) -> String {
+        let token = format!("{}-{name}", self.token);
+        self.api.add_token(&token, User::service_account("tidegate-system", "tidegate"));
+        token
+    }
+
     /// The gateway's token is refused from now on.
     pub(crate) fn expire_token(&self) {
         self.api.expire_token(&self.token);
@@ -185,8 +226,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
 
     /// A new token for the same account, in the gateway's kubeconfig.
     pub(crate) fn renew_token(&self, name: &str) {
-        let token = format!("{}-renewed", self.token);
-        self.api.add_token(&token, User::service_account("tidegate-system", "tidegate"));
+        let token = self.other_token("renewed");
         self.api.kubeconfig_for(&self.lab.directory().join(name), &token).expect("kubeconfig written");
     }
 

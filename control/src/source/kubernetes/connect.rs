@@ -1,12 +1,19 @@
 //! The connection to the API server: who it is, who we are, and both again when their files change.
 //!
-//! A [`Connector`] gives out a client for the kubeconfig as it is now: its files (the kubeconfig itself, certificates,
-//! keys, tokens) are looked at before every request, and a client made before a change is not given out again. The
-//! token and CA files of a Pod's service account are read anew by the client every minute. Used by the watches here and
-//! by whoever writes to the API server. It also knows where the API server is found, for no Service may have that.
+//! A [`Connector`] gives out a client for the kubeconfig as it is now, or for the service account of the Pod: the files
+//! (kubeconfig, certificates, keys, tokens) are looked at before every request, and a client made before a change is not
+//! given out again. Where they make no sense any more, the last good client goes on. Credentials of a plugin ([`exec`])
+//! are fetched again when they expire or are refused; [`proxy`] is the way through a proxy; [`found`] knows where the API
+//! server is, for no Service may have that address. Used by the watches here and by whoever writes to the API server.
 //!
-//! No request is made here. Nothing here waits without a limit; plug-ins that fetch credentials run on a thread of
-//! their own.
+//! No request is made here. Nothing here waits without a limit; files and plugins are waited for on a thread that nobody
+//! waits for at the end.
+
+mod exec;
+mod found;
+mod proxy;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,37 +22,51 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::client::ClientBuilder;
-use kube::config::{ExecInteractiveMode, Kubeconfig};
+use base64::Engine;
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use jiff::{SignedDuration, Timestamp};
+use kube::client::{Body, ClientBuilder, ConfigExt};
+use kube::config::{AuthInfo, Cluster, ExecConfig, Kubeconfig};
 use kube::{Client, Config};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, oneshot};
+use tower::{BoxError, ServiceBuilder};
 
-/// Longest wait for a TCP and TLS connection.
+use exec::Credentials;
+use found::{Found, Host};
+use proxy::{Proxy, Tunnel};
+
+/// Longest wait for a TCP and TLS connection, proxy included.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// The API server is looked for again after this long, and for this long at most.
-const FIND_AGAIN: Duration = Duration::from_secs(60);
-const FIND_MAX: Duration = Duration::from_secs(2);
-/// Longest wait for a plug-in that fetches credentials, and for the files.
+/// Longest wait for a plugin that fetches credentials, and for the files.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
+/// Credentials are fetched again this long before they expire.
+const EXPIRY_MARGIN: SignedDuration = SignedDuration::from_secs(10);
+/// A plugin that failed is not asked again for this long, whoever wants a client.
+const PLUGIN_PAUSE: Duration = Duration::from_secs(5);
+/// Where a Pod finds its token and the certificate authority: the client library's places.
+const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// See the module.
 #[derive(Debug)]
 pub struct Connector {
     kubeconfig: Option<PathBuf>,
-    current: Mutex<Option<Current>>,
-    found: std::sync::Mutex<Found>,
+    state: Mutex<State>,
+    found: Found,
 }
 
-/// Where the API server was found.
 #[derive(Debug, Default)]
-struct Found {
-    addresses: Arc<BTreeSet<IpAddr>>,
-    /// For which host, and when it was looked for.
-    host: Option<(Host, Instant)>,
+struct State {
+    current: Option<Current>,
+    /// Whether the API server refused the credentials, or its connections are dead.
+    given_up: bool,
+    plugin: Option<Plugin>,
+    /// When the credentials were last refused.
+    refused: Option<Instant>,
+    /// Why the last good client goes on, as it was told.
+    told: Option<ConnectError>,
 }
-
-/// Host and port of the API server.
-type Host = (String, u16);
 
 struct Current {
     client: Client,
@@ -54,6 +75,16 @@ struct Current {
     host: Option<Host>,
     serial: u64,
     files: Vec<(PathBuf, Signature)>,
+    expires: Option<Timestamp>,
+}
+
+/// The last answer of a plugin.
+#[derive(Clone)]
+struct Plugin {
+    /// What was asked.
+    exec: serde_json::Value,
+    asked: Instant,
+    answer: Result<Credentials, ConnectError>,
 }
 
 /// A client, and which one it is.
@@ -63,7 +94,7 @@ pub struct Connection {
     pub client: Client,
     /// Its address, for people.
     pub server: String,
-    /// For [`Connector::renew`].
+    /// For [`Connector::renew`] and [`Connector::refused`].
     pub serial: u64,
 }
 
@@ -77,87 +108,127 @@ impl Connector {
     /// service account of the Pod.
     #[must_use]
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, current: Mutex::new(None), found: std::sync::Mutex::default() }
+        Self { kubeconfig, state: Mutex::default(), found: Found::default() }
     }
 
     /// Where the API server was found when a client was given out last: addresses that nobody else may have. Loopback
     /// addresses, which nobody can have, are left out.
     #[must_use]
     pub fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
-        Arc::clone(&self.found().addresses)
-    }
-
-    fn found(&self) -> std::sync::MutexGuard<'_, Found> {
-        self.found.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.found.addresses()
     }
 
     /// A client by what the files say now.
     ///
     /// # Errors
-    /// When the kubeconfig, or what it names, cannot be read or makes no sense.
+    /// When the kubeconfig, or what it names, cannot be read or makes no sense, and no client of before can go on.
     pub async fn connection(&self) -> Result<Connection, ConnectError> {
         let (connection, host) = self.current().await?;
         if let Some(host) = host {
-            self.find(host).await;
+            self.found.look(host).await;
         }
         Ok(connection)
     }
 
-    /// Looks for the API server as the client does. Where nothing is found, what was found before stays.
-    async fn find(&self, host: Host) {
-        let now = Instant::now();
-        {
-            let mut found = self.found();
-            let is_new = |(last, at): &(Host, Instant)| *last == host && now.duration_since(*at) < FIND_AGAIN;
-            if found.host.as_ref().is_some_and(is_new) {
-                return;
-            }
-            found.host = Some((host.clone(), now));
-        }
-        let found = tokio::time::timeout(FIND_MAX, tokio::net::lookup_host(host)).await;
-        let Ok(Ok(addresses)) = found else { return };
-        let addresses: BTreeSet<IpAddr> =
-            addresses.map(|address| address.ip().to_canonical()).filter(|ip| !ip.is_loopback()).collect();
-        self.found().addresses = Arc::new(addresses);
-    }
-
     async fn current(&self) -> Result<(Connection, Option<Host>), ConnectError> {
-        let mut current = self.current.lock().await;
-        if let Some(current) = &*current
-            && current.files.iter().all(|(path, signature)| *signature == Signature::of(path))
+        let mut state = self.state.lock().await;
+        if let Some(current) = state.current.as_ref().filter(|current| !state.given_up && current.is_of_now())
         {
-            return Ok((current.connection(), current.host.clone()));
+            return Ok(current.connection());
         }
-        let serial = current.as_ref().map_or(0, |current| current.serial) + 1;
-        let kubeconfig = self.kubeconfig.clone();
-        let made = tokio::task::spawn_blocking(move || make(kubeconfig, serial));
-        let made = tokio::time::timeout(CREDENTIALS_MAX, made).await;
-        let limit = CREDENTIALS_MAX.as_secs();
-        let made = made.map_err(|_| ConnectError(format!("no credentials within {limit} s")))?;
-        let made = made.map_err(|e| ConnectError(e.to_string()))??;
-        let made = current.insert(made);
-        Ok((made.connection(), made.host.clone()))
+        let serial = state.current.as_ref().map_or(0, |current| current.serial) + 1;
+        let (made, plugin) = self.make(serial, state.plugin.clone()).await;
+        state.plugin = plugin;
+        let error = match made {
+            Ok(made) => {
+                (state.given_up, state.told) = (false, None);
+                return Ok(state.current.insert(made).connection());
+            }
+            Err(error) => error,
+        };
+        let last = state.current.as_ref().filter(|current| !state.given_up && !current.has_expired());
+        let Some(connection) = last.map(Current::connection) else { return Err(error) };
+        if state.told.as_ref() != Some(&error) {
+            tracing::warn!("the last good way to the API server goes on: {error}");
+            state.told = Some(error);
+        }
+        Ok(connection)
     }
 
-    /// Gives up the client of this serial: its connections are dead, or its credentials are refused.
+    /// Gives up the client of this serial: its connections are dead.
     pub async fn renew(&self, serial: u64) {
-        let mut current = self.current.lock().await;
-        if let Some(current) = current.as_mut().filter(|current| current.serial == serial) {
-            // An impossible file: the next look finds a change.
-            current.files.push((PathBuf::new(), Signature(Some((0, 0, 0, 0, 0)))));
+        let mut state = self.state.lock().await;
+        if state.current.as_ref().is_some_and(|current| current.serial == serial) {
+            state.given_up = true;
         }
+    }
+
+    /// Gives up the client of this serial and its credentials: the API server refuses them (401).
+    pub async fn refused(&self, serial: u64) {
+        let mut state = self.state.lock().await;
+        if state.current.as_ref().is_some_and(|current| current.serial == serial) {
+            state.given_up = true;
+            // A plugin may give the same again: it is not asked at every request.
+            if state.refused.is_none_or(|at| at.elapsed() >= PLUGIN_PAUSE) {
+                (state.plugin, state.refused) = (None, Some(Instant::now()));
+            }
+        }
+    }
+
+    async fn make(&self, serial: u64, plugin: Option<Plugin>) -> Made {
+        let (kubeconfig, asked) = (self.kubeconfig.clone(), plugin.clone());
+        let (done, made) = oneshot::channel();
+        let runtime = tokio::runtime::Handle::current();
+        let body = move || {
+            // The client begins its tasks on the runtime.
+            let _entered = runtime.enter();
+            let mut plugin = asked;
+            let made = make(kubeconfig, serial, &mut plugin);
+            // Whoever asked may have given up.
+            let _ = done.send((made, plugin));
+        };
+        let thread = std::thread::Builder::new().name("tg-connect".to_owned()).spawn(body);
+        let why = match thread {
+            Ok(_) => match tokio::time::timeout(CREDENTIALS_MAX, made).await {
+                Ok(Ok(made)) => return made,
+                Ok(Err(_)) => "the credentials could not be read".to_owned(),
+                Err(_) => format!("no credentials within {} s", CREDENTIALS_MAX.as_secs()),
+            },
+            Err(error) => format!("no thread: {error}"),
+        };
+        (Err(ConnectError(why)), plugin)
     }
 }
 
+/// A client, and what the plugin said that was asked for it, now or before.
+type Made = (Result<Current, ConnectError>, Option<Plugin>);
+
 impl Current {
-    fn connection(&self) -> Connection {
-        Connection { client: self.client.clone(), server: self.server.clone(), serial: self.serial }
+    fn connection(&self) -> (Connection, Option<Host>) {
+        let (client, server) = (self.client.clone(), self.server.clone());
+        (Connection { client, server, serial: self.serial }, self.host.clone())
+    }
+
+    /// Whether files and credentials are still those that it was made by.
+    fn is_of_now(&self) -> bool {
+        let soon = self.expires.is_some_and(|at| Timestamp::now() + EXPIRY_MARGIN >= at);
+        !soon && self.files.iter().all(|(path, signature)| *signature == Signature::of(path))
+    }
+
+    fn has_expired(&self) -> bool {
+        self.expires.is_some_and(|at| Timestamp::now() >= at)
     }
 }
 
 impl std::fmt::Debug for Current {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Current").field("server", &self.server).field("serial", &self.serial).finish()
+    }
+}
+
+impl std::fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Plugin").field("answered", &self.answer.is_ok()).finish()
     }
 }
 
@@ -178,29 +249,57 @@ impl Signature {
     }
 }
 
-fn make(kubeconfig: Option<PathBuf>, serial: u64) -> Result<Current, ConnectError> {
+/// A client by what the files say; `plugin` is the last answer of one, and becomes the newest.
+fn make(
+    kubeconfig: Option<PathBuf>,
+    serial: u64,
+    plugin: &mut Option<Plugin>,
+) -> Result<Current, ConnectError> {
     let mut files = Vec::new();
     let mut watch = |path: &Path| files.push((path.to_owned(), Signature::of(path)));
-    let mut config = match read(kubeconfig, &mut watch)? {
-        Some(read) => of_kubeconfig(read, &mut watch)?,
-        None => Config::incluster().map_err(|e| error("neither a kubeconfig nor a service account", &e))?,
-    };
-    config.connect_timeout = Some(CONNECT_MAX);
-    // Whoever asks has limits and retries of his own.
-    config.read_timeout = None;
-    config.default_retry = false;
-    if let Some(exec) = &mut config.auth_info.exec {
-        exec.interactive_mode = Some(ExecInteractiveMode::Never);
+    let (mut config, proxy) = configured(kubeconfig, &mut watch)?;
+    let mut expires = None;
+    if let Some(exec) = config.auth_info.exec.take() {
+        let last = plugin.take();
+        let asked = plugin.insert(ask_plugin(&exec, last));
+        let credentials = asked.answer.clone()?;
+        expires = credentials.expires;
+        put(credentials, &mut config.auth_info);
     }
     let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-    let host = config.cluster_url.host().filter(|_| config.proxy_url.is_none());
-    let host = host.map(|host| {
-        let is_https = config.cluster_url.scheme_str() != Some("http");
-        let port = config.cluster_url.port_u16().unwrap_or(if is_https { 443 } else { 80 });
-        (host.trim_matches(['[', ']']).to_owned(), port)
-    });
-    let client = ClientBuilder::try_from(config).map_err(|e| error("no client for the API server", &e))?;
-    Ok(Current { client: client.build(), server, host, serial, files })
+    let host = found::host_of(&config.cluster_url).filter(|_| proxy.is_none());
+    let client = client(&config, proxy)?;
+    Ok(Current { client, server, host, serial, files, expires })
+}
+
+/// What the kubeconfig or the Pod says, and the proxy on the way.
+fn configured(
+    kubeconfig: Option<PathBuf>,
+    watch: &mut impl FnMut(&Path),
+) -> Result<(Config, Option<Proxy>), ConnectError> {
+    let (mut config, of_cluster) = match read(kubeconfig, watch)? {
+        Some(read) => {
+            let of_cluster = cluster(&read).and_then(|cluster| cluster.proxy_url.clone());
+            (of_kubeconfig(read, watch)?, of_cluster)
+        }
+        None => {
+            ["token", "ca.crt"].iter().for_each(|file| watch(&Path::new(ACCOUNT).join(file)));
+            let config = Config::incluster();
+            (config.map_err(|e| error("neither a kubeconfig nor a service account", &e))?, None)
+        }
+    };
+    if let Some(file) = config.auth_info.token_file.take()
+        && config.auth_info.token.is_none()
+    {
+        let token = std::fs::read_to_string(&file).map_err(|e| error(&format!("token file {file}"), &e))?;
+        // A line feed at its end is none of it.
+        config.auth_info.token = Some(token.trim().to_owned().into());
+    }
+    // Read above, and again when the file changes.
+    config.root_cert_file = None;
+    let environment = |name: &str| std::env::var(name).ok();
+    let proxy = Proxy::choose(&config.cluster_url, of_cluster.as_deref(), environment);
+    Ok((config, proxy.map_err(ConnectError)?))
 }
 
 /// The kubeconfig, if there is one.
@@ -223,13 +322,78 @@ fn read(named: Option<PathBuf>, watch: &mut impl FnMut(&Path)) -> Result<Option<
     if path.exists() { of_file(&path) } else { Ok(None) }
 }
 
+/// The cluster of the current context.
+fn cluster(read: &Kubeconfig) -> Option<&Cluster> {
+    let name = read.current_context.as_ref()?;
+    let context = read.contexts.iter().find(|context| context.name == *name)?.context.as_ref()?;
+    read.clusters.iter().find(|cluster| cluster.name == context.cluster)?.cluster.as_ref()
+}
+
 fn of_kubeconfig(read: Kubeconfig, watch: &mut impl FnMut(&Path)) -> Result<Config, ConnectError> {
     let clusters = read.clusters.iter().filter_map(|c| c.cluster.as_ref());
     let authorities: Vec<_> = clusters.filter_map(|c| c.certificate_authority.clone()).collect();
     let users: Vec<_> = read.auth_infos.iter().filter_map(|u| u.auth_info.as_ref()).collect();
     let own = users.iter().flat_map(|u| [&u.client_certificate, &u.client_key, &u.token_file]).flatten();
     authorities.iter().chain(own).for_each(|path| watch(Path::new(path)));
-    Config::try_from(read).map_err(|e| error("kubeconfig", &e))
+    let config = Config::try_from(read).map_err(|e| error("kubeconfig", &e))?;
+    if config.accept_invalid_certs && config.root_cert.is_some() {
+        let what =
+            "kubeconfig: insecure-skip-tls-verify beside a certificate authority; accepted: one of them";
+        return Err(ConnectError(what.to_owned()));
+    }
+    if let Some(provider) = &config.auth_info.auth_provider {
+        let name = &provider.name;
+        let what =
+            format!("kubeconfig: auth-provider {name} is not supported (Kubernetes has none since 1.26)");
+        return Err(ConnectError(format!("{what}; accepted: exec, token, tokenFile, client-certificate")));
+    }
+    Ok(config)
+}
+
+/// The last answer of the plugin while it may be used, else a new one.
+fn ask_plugin(exec: &ExecConfig, last: Option<Plugin>) -> Plugin {
+    let key = serde_json::to_value(exec).expect("it was read from as much");
+    let is_good = |plugin: &Plugin| match &plugin.answer {
+        Ok(credentials) => credentials.expires.is_none_or(|at| Timestamp::now() + EXPIRY_MARGIN < at),
+        Err(_) => plugin.asked.elapsed() < PLUGIN_PAUSE,
+    };
+    if let Some(last) = last.filter(|last| last.exec == key && is_good(last)) {
+        return last;
+    }
+    let answer = exec::run(exec, exec::PLUGIN_MAX).map_err(ConnectError);
+    Plugin { exec: key, asked: Instant::now(), answer }
+}
+
+/// Puts what a plugin gave where a kubeconfig has it.
+fn put(credentials: Credentials, user: &mut AuthInfo) {
+    let encode = |text: String| base64::engine::general_purpose::STANDARD.encode(text);
+    if let Some(token) = credentials.token {
+        user.token = Some(token.into());
+    }
+    if let Some((certificate, key)) = credentials.certificate {
+        user.client_certificate_data = Some(encode(certificate));
+        user.client_key_data = Some(encode(key).into());
+    }
+}
+
+/// The client library's stack, but for its retries (whoever asks has limits and retries of his own), its reading of the
+/// environment, and its log lines.
+fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError> {
+    let failed = |e: kube::Error| error("no client for the API server", &e);
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    let tls = config.rustls_https_connector_with_connector(Tunnel { tcp, proxy }).map_err(failed)?;
+    let mut timed = hyper_timeout::TimeoutConnector::new(tls);
+    timed.set_connect_timeout(Some(CONNECT_MAX));
+    timed.set_write_timeout(config.write_timeout);
+    let http: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new()).build(timed);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer().map_err(failed)?)
+        .layer(config.extra_headers_layer().map_err(failed)?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(ClientBuilder::new(service, config.default_namespace.clone()).build())
 }
 
 /// An error with all of its causes.

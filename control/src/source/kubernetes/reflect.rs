@@ -166,12 +166,10 @@ impl Reflector {
 
     /// What a fault asks for before the next attempt: another client, or a pause.
     async fn after(&self, fault: &Fault, serial: Option<u64>) -> Duration {
-        let renew = match fault {
-            Fault::Refused { code: 401, .. } | Fault::Silent(_) | Fault::Broken(_) => serial,
-            _ => None,
-        };
-        if let Some(serial) = renew {
-            self.connector.renew(serial).await;
+        match (fault, serial) {
+            (Fault::Refused { code: 401, .. }, Some(serial)) => self.connector.refused(serial).await,
+            (Fault::Silent(_) | Fault::Broken(_), Some(serial)) => self.connector.renew(serial).await,
+            _ => {}
         }
         match fault {
             Fault::Refused { retry_after: Some(asked), .. } => (*asked).min(self.tuning.retry_after_max),

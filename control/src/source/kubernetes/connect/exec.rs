@@ -1,0 +1,321 @@
+//! Credentials from a plugin: the program that `exec` of a kubeconfig's user names (client.authentication.k8s.io).
+//!
+//! [`run`] starts it, waits, bounded, and reads the ExecCredential that it prints. It has no terminal. Called by
+//! `connect`, on a thread where waiting holds nobody up; the result is kept there until it expires.
+//!
+//! Invariant: what the plugin printed to its output, and its environment, are secrets: no message has them.
+//! Invariant: no plugin outlives [`run`], nor does a program that it started in its process group.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use kube::config::{ExecConfig, ExecInteractiveMode};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use serde::Deserialize;
+use serde_json::json;
+
+/// Versions of what goes in and comes out; v1alpha1 went with Kubernetes 1.24.
+const VERSIONS: [&str; 2] = ["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"];
+/// Longest wait for a plugin.
+pub(super) const PLUGIN_MAX: Duration = Duration::from_secs(20);
+/// No ExecCredential is larger.
+const OUTPUT_BYTES_MAX: u64 = 1024 * 1024;
+/// Of what it says on its error stream this much is told.
+const WORDS_MAX: usize = 300;
+
+/// What a plugin gave.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Credentials {
+    /// Bearer token.
+    pub(super) token: Option<String>,
+    /// Client certificate and its key, PEM.
+    pub(super) certificate: Option<(String, String)>,
+    /// Until when; for ever without.
+    pub(super) expires: Option<Timestamp>,
+}
+
+/// Runs the plugin of a user.
+///
+/// # Errors
+/// What of its configuration cannot be served, or what it did wrong.
+pub(super) fn run(exec: &ExecConfig, limit: Duration) -> Result<Credentials, String> {
+    let command = exec.command.as_deref().filter(|command| !command.is_empty());
+    let command = command.ok_or("exec plugin: command is missing; accepted: a program")?;
+    let fault = |what: String| format!("exec plugin {command}: {what}");
+    if exec.interactive_mode == Some(ExecInteractiveMode::Always) {
+        return Err(fault(
+            "it wants a terminal (interactiveMode: Always), and a gateway has none; accepted: Never, IfAvailable"
+                .into(),
+        ));
+    }
+    let version = exec.api_version.as_deref().unwrap_or_default();
+    if !VERSIONS.contains(&version) {
+        let accepted = VERSIONS.join(", ");
+        return Err(fault(format!("apiVersion {version:?} is not supported; accepted: {accepted}")));
+    }
+    let mut child = prepared(exec, command, version).spawn().map_err(|error| {
+        let hint = exec.install_hint.as_deref().map(|hint| format!("; {}", hint.trim()));
+        fault(format!("it cannot be started: {error}{}", hint.unwrap_or_default()))
+    })?;
+    let ended = wait(&mut child, limit);
+    // What it started ends with it, and it itself where it took too long.
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        // Usually there is nobody left.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    let _ = child.wait();
+    let Ended { status, output, words } = ended.map_err(&fault)?;
+    if !status.success() {
+        return Err(fault(format!("it failed ({status}): {}", last_line(&words))));
+    }
+    read(&output, version).map_err(fault)
+}
+
+fn prepared(exec: &ExecConfig, command: &str, version: &str) -> Command {
+    let mut spec = json!({"interactive": false});
+    if let Some(cluster) = &exec.cluster {
+        spec["cluster"] = serde_json::to_value(cluster).expect("texts and flags");
+    }
+    let info = json!({"apiVersion": version, "kind": "ExecCredential", "spec": spec});
+    let mut prepared = Command::new(command);
+    prepared.args(exec.args.iter().flatten());
+    let pairs = exec.env.iter().flatten();
+    prepared.envs(pairs.filter_map(|pair| Some((pair.get("name")?, pair.get("value")?))));
+    prepared.env("KUBERNETES_EXEC_INFO", info.to_string());
+    prepared.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A group of its own: it is ended with all that it started, and hears no Ctrl-C that is meant for us.
+    prepared.process_group(0);
+    prepared
+}
+
+/// A plugin that ended by itself.
+struct Ended {
+    status: ExitStatus,
+    output: Vec<u8>,
+    words: Vec<u8>,
+}
+
+fn wait(child: &mut Child, limit: Duration) -> Result<Ended, String> {
+    let streams = (child.stdout.take(), child.stderr.take());
+    let (Some(output), Some(words)) = streams else { return Err("it has no output".into()) };
+    let readers = [reader(output), reader(words)].map(|reader| reader.map_err(|error| error.to_string()));
+    let [output, words] = readers;
+    let (output, words) = (output?, words?);
+    let until = Instant::now() + limit;
+    let late = || format!("it has not ended within {} s", limit.as_secs());
+    if !ends(child, until)? {
+        return Err(late());
+    }
+    let status = child.wait().map_err(|error| error.to_string())?;
+    // Somebody that it started may hold its streams for longer than it lived.
+    let rest = |stream: std::sync::mpsc::Receiver<Vec<u8>>| {
+        stream.recv_timeout(until.saturating_duration_since(Instant::now())).map_err(|_| late())
+    };
+    Ok(Ended { status, output: rest(output)?, words: rest(words)? })
+}
+
+/// Whether the process ends before a time.
+fn ends(child: &Child, until: Instant) -> Result<bool, String> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or("it has no pid")?;
+    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| error.to_string())?;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        let left = Timespec::try_from(left).map_err(|error| error.to_string())?;
+        match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&left)) {
+            Ok(0) => return Ok(false),
+            Ok(_) => return Ok(true),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+/// Reads a stream on a thread of its own, which ends with the stream: a plugin must not wait for a full pipe.
+fn reader(stream: impl Read + Send + 'static) -> std::io::Result<std::sync::mpsc::Receiver<Vec<u8>>> {
+    let (done, read) = std::sync::mpsc::channel();
+    let body = move || {
+        let mut bytes = Vec::new();
+        // A stream that breaks ends there.
+        let _ = stream.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes);
+        // Whoever waited may have given up.
+        let _ = done.send(bytes);
+    };
+    std::thread::Builder::new().name("tg-exec".to_owned()).spawn(body)?;
+    Ok(read)
+}
+
+/// The last line that says something, cut.
+fn last_line(words: &[u8]) -> String {
+    let words = String::from_utf8_lossy(words);
+    let last = words.lines().map(str::trim).rfind(|line| !line.is_empty());
+    last.map_or_else(|| "it said nothing".to_owned(), |line| line.chars().take(WORDS_MAX).collect())
+}
+
+fn read(output: &[u8], version: &str) -> Result<Credentials, String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct ExecCredential {
+        #[serde(default)]
+        api_version: String,
+        #[serde(default)]
+        kind: String,
+        status: Option<Status>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Status {
+        token: Option<String>,
+        client_certificate_data: Option<String>,
+        client_key_data: Option<String>,
+        expiration_timestamp: Option<Timestamp>,
+    }
+    // Where and what serde says, but nothing of the text.
+    let read: ExecCredential = serde_json::from_slice(output).map_err(|error| {
+        format!("it printed no ExecCredential (line {}, column {})", error.line(), error.column())
+    })?;
+    if (read.kind.as_str(), read.api_version.as_str()) != ("ExecCredential", version) {
+        return Err(format!(
+            "it printed {:?} of {:?}; accepted: ExecCredential of {version}",
+            read.kind, read.api_version
+        ));
+    }
+    let status = read.status.ok_or("the ExecCredential that it printed has no status")?;
+    let certificate = match (status.client_certificate_data, status.client_key_data) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => return Err("it gave one of clientCertificateData and clientKeyData; accepted: both".into()),
+    };
+    let token = status.token.filter(|token| !token.is_empty());
+    if token.is_none() && certificate.is_none() {
+        return Err("it gave neither a token nor a client certificate".into());
+    }
+    let expires = status.expiration_timestamp;
+    if let Some(at) = expires.filter(|at| *at <= Timestamp::now()) {
+        return Err(format!("what it gave expired at {at}"));
+    }
+    Ok(Credentials { token, certificate, expires })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A plugin that is a line of shell.
+    fn plugin(script: &str) -> ExecConfig {
+        let text = json!({
+            "apiVersion": VERSIONS[0], "command": "sh", "args": ["-c", script],
+            "env": [{"name": "SECRET", "value": "hush"}], "interactiveMode": "IfAvailable",
+        });
+        serde_json::from_value(text).expect("it is one")
+    }
+
+    fn printed(status: &str) -> ExecConfig {
+        let version = VERSIONS[0];
+        plugin(&format!(
+            r#"echo '{{"apiVersion": "{version}", "kind": "ExecCredential", "status": {status}}}'"#
+        ))
+    }
+
+    fn fault(exec: &ExecConfig) -> String {
+        run(exec, PLUGIN_MAX).err().expect("it is refused")
+    }
+
+    #[test]
+    fn a_token_with_its_end_and_a_certificate_with_its_key_are_taken() {
+        let token =
+            run(&printed(r#"{"token": "t", "expirationTimestamp": "2999-01-01T00:00:00Z"}"#), PLUGIN_MAX);
+        let token = token.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(token.token.as_deref(), Some("t"));
+        assert_eq!(token.expires.map(|at| at.to_string()).as_deref(), Some("2999-01-01T00:00:00Z"));
+        let both = run(&printed(r#"{"clientCertificateData": "c", "clientKeyData": "k"}"#), PLUGIN_MAX);
+        assert_eq!(both.map(|both| both.certificate), Ok(Some(("c".to_owned(), "k".to_owned()))));
+    }
+
+    #[test]
+    fn it_is_told_what_is_asked_of_it_and_gets_its_environment() {
+        let script = r#"
+            case "$KUBERNETES_EXEC_INFO" in *'"interactive":false'*) ;; *) exit 3;; esac
+            [ "$SECRET" = hush ] || exit 4
+            if read line; then exit 5; fi
+            echo '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}'"#;
+        assert_eq!(run(&plugin(script), PLUGIN_MAX).map(|it| it.token), Ok(Some("t".to_owned())));
+    }
+
+    #[test]
+    fn each_thing_that_a_plugin_may_do_wrong_is_named_and_no_secret_is_told() {
+        for (exec, expected) in [
+            (
+                plugin("echo hush; echo a first line >&2; echo no such role >&2; exit 7"),
+                "exec plugin sh: it failed (exit status: 7): no such role",
+            ),
+            (plugin("exit 1"), "exec plugin sh: it failed (exit status: 1): it said nothing"),
+            (plugin("echo hush"), "exec plugin sh: it printed no ExecCredential (line 1, column 1)"),
+            (printed("null"), "exec plugin sh: the ExecCredential that it printed has no status"),
+            (printed("{}"), "exec plugin sh: it gave neither a token nor a client certificate"),
+            (
+                printed(r#"{"clientCertificateData": "hush"}"#),
+                "exec plugin sh: it gave one of clientCertificateData and clientKeyData; accepted: both",
+            ),
+            (
+                printed(r#"{"token": "hush", "expirationTimestamp": "1999-01-01T00:00:00Z"}"#),
+                "exec plugin sh: what it gave expired at 1999-01-01T00:00:00Z",
+            ),
+            (
+                plugin(
+                    r#"echo '{"apiVersion": "client.authentication.k8s.io/v1beta1", "kind": "ExecCredential"}'"#,
+                ),
+                "exec plugin sh: it printed \"ExecCredential\" of \"client.authentication.k8s.io/v1beta1\"; \
+                 accepted: ExecCredential of client.authentication.k8s.io/v1",
+            ),
+        ] {
+            let said = fault(&exec);
+            assert_eq!(said, expected);
+            assert!(!said.contains("hush"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_told_with_the_hint_of_the_kubeconfig() {
+        let mut exec = plugin("");
+        exec.command = Some("/nowhere/login".to_owned());
+        exec.install_hint = Some("ask the admins for it\n".to_owned());
+        let said = fault(&exec);
+        assert!(said.starts_with("exec plugin /nowhere/login: it cannot be started: No such file"), "{said}");
+        assert!(said.ends_with("; ask the admins for it"), "{said}");
+    }
+
+    #[test]
+    fn what_a_gateway_cannot_serve_is_refused_by_name() {
+        let mut exec = plugin("");
+        exec.interactive_mode = Some(ExecInteractiveMode::Always);
+        assert!(fault(&exec).contains("wants a terminal (interactiveMode: Always)"));
+        let mut exec = plugin("");
+        exec.api_version = Some("client.authentication.k8s.io/v1alpha1".to_owned());
+        assert!(
+            fault(&exec).contains("v1alpha1\" is not supported; accepted: client.authentication.k8s.io/v1,")
+        );
+    }
+
+    #[test]
+    fn a_plugin_that_hangs_is_ended_with_what_it_started() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("pid");
+        let script = format!("sleep 600 & echo $! > {}; wait", file.display());
+        let limit = Duration::from_millis(300);
+        let said = run(&plugin(&script), limit).err().expect("it hangs");
+        assert_eq!(said, "exec plugin sh: it has not ended within 0 s");
+        let pid = std::fs::read_to_string(&file).expect("it got as far");
+        let stat = format!("/proc/{}/stat", pid.trim());
+        // Gone, or a zombie until its new parent looks.
+        let alive = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        let ended = crate::netlab::wait_for("its end", Duration::from_secs(5), || (!alive()).then_some(()));
+        ended.unwrap_or_else(|error| panic!("{error:#}"));
+    }
+}

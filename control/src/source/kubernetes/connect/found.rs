@@ -1,0 +1,66 @@
+//! Where API servers are found: addresses that no Service may have.
+//!
+//! [`Found`] looks for the host of a connection as the client does, from time to time. Used by `connect` whenever it
+//! gives out a client.
+//!
+//! Invariant: where nothing is found, what was found before stays.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hyper::Uri;
+
+/// An API server is looked for again after this long, and for this long at most.
+const FIND_AGAIN: Duration = Duration::from_secs(60);
+const FIND_MAX: Duration = Duration::from_secs(2);
+
+/// Host and port of an API server.
+pub(super) type Host = (String, u16);
+
+/// The host of a URL.
+pub(super) fn host_of(server: &Uri) -> Option<Host> {
+    let port = server.port_u16().unwrap_or(if server.scheme_str() == Some("http") { 80 } else { 443 });
+    Some((server.host()?.trim_matches(['[', ']']).to_owned(), port))
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Found(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    addresses: Arc<BTreeSet<IpAddr>>,
+    /// For which host, and when it was looked for.
+    host: Option<(Host, Instant)>,
+}
+
+impl Found {
+    /// Where it was found last. Loopback addresses, which nobody can have, are left out.
+    pub(super) fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
+        Arc::clone(&self.state().addresses)
+    }
+
+    /// Looks for the API server, unless that was done a moment ago.
+    pub(super) async fn look(&self, host: Host) {
+        let now = Instant::now();
+        {
+            let mut state = self.state();
+            let is_new = |(last, at): &(Host, Instant)| *last == host && now.duration_since(*at) < FIND_AGAIN;
+            if state.host.as_ref().is_some_and(is_new) {
+                return;
+            }
+            state.host = Some((host.clone(), now));
+        }
+        let found = tokio::time::timeout(FIND_MAX, tokio::net::lookup_host(host)).await;
+        let Ok(Ok(addresses)) = found else { return };
+        let addresses: BTreeSet<IpAddr> =
+            addresses.map(|address| address.ip().to_canonical()).filter(|ip| !ip.is_loopback()).collect();
+        self.state().addresses = Arc::new(addresses);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

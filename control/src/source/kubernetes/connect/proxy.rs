@@ -1,0 +1,295 @@
+//! The way through an HTTP proxy: which one, and the tunnel (CONNECT, RFC 9110 section 9.3.6) to the API server.
+//!
+//! [`Proxy::choose`] decides as Kubernetes' own clients do: `proxy-url` of the cluster always counts; else the
+//! environment (`HTTPS_PROXY`, for http API servers `HTTP_PROXY`, in capitals or not), but for what `NO_PROXY` names
+//! and for loopback. [`Tunnel`] connects. Called by `connect`.
+//!
+//! Invariant: no message has the password of a proxy.
+
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use base64::Engine;
+use hyper::Uri;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
+use ipnet::IpNet;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tower::Service;
+
+use super::found::host_of;
+
+/// No answer of a proxy is longer.
+const ANSWER_BYTES_MAX: usize = 8 * 1024;
+/// What is accepted.
+const PROXY: &str = "http://HOST:PORT, http://USER:PASSWORD@HOST:PORT";
+
+/// A proxy that speaks HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Proxy {
+    /// Scheme, host and port.
+    address: Uri,
+    /// `user:password`.
+    user: Option<Vec<u8>>,
+}
+
+impl Proxy {
+    /// The proxy on the way to an API server, if there is one.
+    ///
+    /// # Errors
+    /// One that is named and cannot be used.
+    pub(super) fn choose(
+        server: &Uri,
+        of_cluster: Option<&str>,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Self>, String> {
+        if let Some(named) = of_cluster.filter(|named| !named.is_empty()) {
+            return Self::parse(named).map(Some).map_err(|why| format!("proxy-url {why}"));
+        }
+        let either = |name: &str| {
+            let lower = name.to_lowercase();
+            [name, &lower].into_iter().find_map(|name| Some((name.to_owned(), environment(name)?)))
+        };
+        let name = if server.scheme_str() == Some("http") { "HTTP_PROXY" } else { "HTTPS_PROXY" };
+        let Some((name, named)) = either(name).filter(|(_, named)| !named.is_empty()) else {
+            return Ok(None);
+        };
+        let direct = either("NO_PROXY").map(|(_, list)| list).unwrap_or_default();
+        if is_direct(server, &direct) {
+            return Ok(None);
+        }
+        Self::parse(&named).map(Some).map_err(|why| format!("${name} {why}"))
+    }
+
+    fn parse(named: &str) -> Result<Self, String> {
+        let refused = |what: &str| Err(format!("{what}; accepted: {PROXY}"));
+        // The environment may leave out the scheme.
+        let full = if named.contains("://") { named.to_owned() } else { format!("http://{named}") };
+        let Ok(uri) = full.parse::<Uri>() else { return refused("is no URL") };
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some(other) => return refused(&format!("is of scheme {other}, which is not supported")),
+            None => return refused("is no URL"),
+        }
+        let Some(authority) = uri.authority() else { return refused("has no host") };
+        let user = authority.as_str().rsplit_once('@').map(|(user, _)| unescaped(user));
+        let port = authority.port_u16().unwrap_or(80);
+        match format!("http://{}:{port}", authority.host()).parse() {
+            Ok(address) if !authority.host().is_empty() => Ok(Self { address, user }),
+            _ => refused("has no host"),
+        }
+    }
+}
+
+/// `%40` and the like: of the URL, not of what the proxy is told.
+fn unescaped(text: &str) -> Vec<u8> {
+    let bytes = text.as_bytes();
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let pair = text.get(at + 1..at + 3).filter(|_| bytes[at] == b'%');
+        let byte = pair.filter(|pair| pair.bytes().all(|b| b.is_ascii_hexdigit()));
+        let byte = byte.and_then(|pair| u8::from_str_radix(pair, 16).ok());
+        plain.push(byte.unwrap_or(bytes[at]));
+        at += if byte.is_some() { 3 } else { 1 };
+    }
+    plain
+}
+
+/// Whether the API server is reached without the proxy of the environment: loopback, and what `NO_PROXY` lists (`*`,
+/// addresses, CIDRs, domains with all below them, domains with a dot in front for what is below alone; each but the
+/// CIDRs may name a port).
+fn is_direct(server: &Uri, list: &str) -> bool {
+    let (host, port) = host_of(server).unwrap_or_default();
+    let host = host.to_lowercase();
+    let ip: Option<IpAddr> = host.parse().ok();
+    if host == "localhost" || ip.is_some_and(|ip| ip.is_loopback()) {
+        return true;
+    }
+    list.split(',').map(|entry| entry.trim().to_lowercase()).filter(|entry| !entry.is_empty()).any(|entry| {
+        if entry == "*" {
+            return true;
+        }
+        if let Ok(network) = entry.parse::<IpNet>() {
+            return ip.is_some_and(|ip| network.contains(&ip));
+        }
+        let named = entry.parse::<IpAddr>().is_ok();
+        let (name, wanted) = match entry.rsplit_once(':') {
+            Some((name, wanted)) if !named => (name, wanted.parse::<u16>().ok()),
+            _ => (entry.as_str(), None),
+        };
+        if wanted.is_some_and(|wanted| wanted != port) {
+            return false;
+        }
+        let name = name.trim_matches(['[', ']']);
+        if let Ok(named) = name.parse::<IpAddr>() {
+            return ip == Some(named);
+        }
+        let name = name.strip_prefix('*').unwrap_or(name);
+        match name.strip_prefix('.') {
+            Some(domain) => host.strip_suffix(domain).is_some_and(|below| below.ends_with('.')),
+            None => host.strip_suffix(name).is_some_and(|below| below.is_empty() || below.ends_with('.')),
+        }
+    })
+}
+
+/// Connects to the API server, through the proxy where there is one.
+#[derive(Debug, Clone)]
+pub(super) struct Tunnel {
+    pub(super) tcp: HttpConnector,
+    pub(super) proxy: Option<Proxy>,
+}
+
+impl Service<Uri> for Tunnel {
+    type Response = TokioIo<TcpStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, io::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), io::Error>> {
+        self.tcp.poll_ready(context).map_err(io::Error::other)
+    }
+
+    fn call(&mut self, server: Uri) -> Self::Future {
+        let Some(proxy) = self.proxy.clone() else {
+            let connected = self.tcp.call(server);
+            return Box::pin(async move { connected.await.map_err(io::Error::other) });
+        };
+        let connected = self.tcp.call(proxy.address.clone());
+        Box::pin(async move {
+            let address = proxy.address.to_string();
+            let failed =
+                |what: String| io::Error::other(format!("proxy {}: {what}", address.trim_end_matches('/')));
+            let stream = connected.await.map_err(|error| failed(super::causes(&error)))?;
+            let mut stream = stream.into_inner();
+            ask(&mut stream, &server, proxy.user.as_deref()).await.map_err(failed)?;
+            Ok(TokioIo::new(stream))
+        })
+    }
+}
+
+/// Asks the proxy for a tunnel.
+async fn ask(stream: &mut TcpStream, server: &Uri, user: Option<&[u8]>) -> Result<(), String> {
+    let (_, port) = host_of(server).unwrap_or_default();
+    // An IPv6 address keeps its brackets.
+    let host = server.host().unwrap_or_default();
+    let mut request = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n");
+    if let Some(user) = user {
+        let encoded = base64::engine::general_purpose::STANDARD.encode(user);
+        request.push_str(&format!("Proxy-Authorization: Basic {encoded}\r\n"));
+    }
+    request.push_str("\r\n");
+    stream.write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
+    let mut answer = Vec::new();
+    // Byte by byte at its end: what follows is the API server's.
+    while !answer.ends_with(b"\r\n\r\n") {
+        if answer.len() >= ANSWER_BYTES_MAX {
+            return Err(format!("it answers with more than {ANSWER_BYTES_MAX} bytes"));
+        }
+        let byte = stream.read_u8().await;
+        answer.push(byte.map_err(|error| format!("it hangs up in the middle of its answer: {error}"))?);
+    }
+    let answer = String::from_utf8_lossy(&answer);
+    let status = answer.lines().next().unwrap_or_default();
+    let code = status.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1));
+    match code.map(|code| code.starts_with('2')) {
+        Some(true) => Ok(()),
+        Some(false) => Err(format!("it refuses the way to {host}:{port}: {status}")),
+        None => Err("it does not speak HTTP".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uri(text: &str) -> Uri {
+        text.parse().expect("a URI")
+    }
+
+    fn chosen(
+        server: &str,
+        of_cluster: Option<&str>,
+        environment: &[(&str, &str)],
+    ) -> Result<String, String> {
+        let of =
+            |name: &str| environment.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
+        let proxy = Proxy::choose(&uri(server), of_cluster, of)?;
+        Ok(proxy.map_or_else(|| "direct".to_owned(), |proxy| proxy.address.to_string()))
+    }
+
+    #[test]
+    fn the_clusters_proxy_counts_whatever_the_environment_says() {
+        let environment = [("HTTPS_PROXY", "http://other:1"), ("NO_PROXY", "*")];
+        let said = chosen("https://10.0.0.1:6443", Some("http://proxy:3128"), &environment);
+        assert_eq!(said.as_deref(), Ok("http://proxy:3128/"));
+        assert_eq!(
+            chosen("https://127.0.0.1:6443", Some("http://proxy"), &[]).as_deref(),
+            Ok("http://proxy:80/")
+        );
+    }
+
+    #[test]
+    fn the_environments_proxy_is_of_the_servers_scheme_and_never_for_loopback() {
+        let both = [("HTTPS_PROXY", "secure:1"), ("http_proxy", "http://plain:2")];
+        assert_eq!(chosen("https://10.0.0.1", None, &both).as_deref(), Ok("http://secure:1/"));
+        assert_eq!(chosen("http://10.0.0.1", None, &both).as_deref(), Ok("http://plain:2/"));
+        for server in ["https://127.0.0.1:6443", "https://localhost", "https://[::1]:6443"] {
+            assert_eq!(chosen(server, None, &both).as_deref(), Ok("direct"), "{server}");
+        }
+        assert_eq!(chosen("https://10.0.0.1", None, &[("HTTPS_PROXY", "")]).as_deref(), Ok("direct"));
+    }
+
+    #[test]
+    fn no_proxy_names_addresses_networks_and_domains_with_ports() {
+        for (list, server, direct) in [
+            ("10.0.0.1", "https://10.0.0.1:6443", true),
+            ("10.0.0.1:443", "https://10.0.0.1:6443", false),
+            ("10.0.0.1:6443", "https://10.0.0.1:6443", true),
+            ("192.0.2.0/24, 10.0.0.0/8,", "https://10.0.0.1:6443", true),
+            ("2001:db8::1", "https://[2001:db8::1]:6443", true),
+            ("[2001:db8::1]:443", "https://[2001:db8::1]:6443", false),
+            ("2001:db8::/32", "https://[2001:db8::1]", true),
+            ("example.org", "https://api.example.org", true),
+            ("Example.org", "https://EXAMPLE.org", true),
+            ("example.org", "https://anexample.org", false),
+            (".example.org", "https://api.example.org", true),
+            (".example.org", "https://example.org", false),
+            ("*.example.org", "https://api.example.org", true),
+            ("example.org:6443", "https://api.example.org:6443", true),
+            ("*", "https://10.0.0.1", true),
+            ("", "https://10.0.0.1", false),
+        ] {
+            let environment = [("HTTPS_PROXY", "http://proxy:3128"), ("no_proxy", list)];
+            let said = chosen(server, None, &environment).expect("a proxy that can be used");
+            assert_eq!(said == "direct", direct, "{list} for {server}: {said}");
+        }
+    }
+
+    #[test]
+    fn proxies_that_are_not_supported_are_refused_by_name_without_their_password() {
+        for (named, expected) in [
+            (
+                "socks5://me:hush@proxy:1080",
+                "proxy-url is of scheme socks5, which is not supported; accepted: http://",
+            ),
+            ("https://proxy", "proxy-url is of scheme https, which is not supported"),
+            ("http://me:hush@", "proxy-url is no URL"),
+            ("http:// proxy", "proxy-url is no URL"),
+        ] {
+            let said = chosen("https://10.0.0.1", Some(named), &[]).expect_err(named);
+            assert!(said.starts_with(expected) && !said.contains("hush"), "{said}");
+        }
+        let said = chosen("https://10.0.0.1", None, &[("https_proxy", "socks5://proxy")])
+            .expect_err("not supported");
+        assert!(said.starts_with("$https_proxy is of scheme socks5"), "{said}");
+    }
+
+    #[test]
+    fn the_password_of_a_proxy_is_told_to_it_as_it_was_meant() {
+        let proxy = Proxy::parse("http://me:p%40ss%3Aword%@proxy:1").expect("a proxy");
+        assert_eq!(proxy.user.as_deref(), Some(&b"me:p@ss:word%"[..]));
+    }
+}

@@ -1,0 +1,148 @@
+//! Stories of how a gateway reaches the API server: by the service account of its Pod, by a plugin of its kubeconfig,
+//! through the proxy of its environment.
+//!
+//! What single settings of a kubeconfig do is claimed in `source/kubernetes/connect`; here the whole gateway starts in
+//! these surroundings and goes on when they change.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use test_apiserver::Options;
+
+use crate::world::{Setting, World, service, slice};
+
+/// Services that a gateway has heard of.
+fn serves(world: &World, gateway: &str, name: &str) {
+    let gateway = world.gateway(gateway);
+    world.until(name, || (gateway.backends(name).len() == 1).then_some(()));
+}
+
+fn write_executable(path: &Path, text: &str) {
+    std::fs::write(path, text).expect("written");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("made executable");
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
+/// Writes an account's files as a kubelet does: a directory of each state, and a link that is turned in one step.
+fn project(account: &Path, state: &str, token: &str, authority: &str) {
+    let data = account.join(format!("..{state}"));
+    std::fs::create_dir_all(&data).expect("made");
+    for (file, text) in [("token", token), ("ca.crt", authority), ("namespace", "tidegate-system")] {
+        std::fs::write(data.join(file), text).expect("written");
+        let link = account.join(file);
+        if !link.exists() {
+            symlink(Path::new("..data").join(file), link).expect("linked");
+        }
+    }
+    let turned = account.join("..data_tmp");
+    symlink(format!("..{state}"), &turned).expect("linked");
+    std::fs::rename(turned, account.join("..data")).expect("turned");
+}
+
+#[test]
+fn in_a_pod_the_service_account_is_enough_and_its_token_and_authority_are_followed() {
+    let mut world = World::new();
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    let account = world.directory().join("serviceaccount");
+    std::fs::create_dir_all(&account).expect("made");
+    let authority = |world: &World| world.api.certificate_authority().expect("with TLS");
+    project(&account, "first", world.token(), &authority(&world));
+    // The paths of a Pod, in a mount namespace of the gateway's own.
+    let starter = world.directory().join("in-pod");
+    write_executable(
+        &starter,
+        &format!(
+            "#!/bin/sh -e\nmount -t tmpfs pod /run\nplace=/run/secrets/kubernetes.io/serviceaccount\nmkdir -p $place\n\
+             mount --bind {} $place\nunset KUBECONFIG\nexport HOME=/nowhere\n\
+             export KUBERNETES_SERVICE_HOST=127.0.0.1 KUBERNETES_SERVICE_PORT={}\nexec \"$@\"\n",
+            account.display(),
+            world.api.address().port(),
+        ),
+    );
+    let starter = words(&["unshare", "--mount", &starter.display().to_string()]);
+    world.start_with("edge-1", &Setting { kubeconfig: Some(String::new()), starter, ..Setting::default() });
+    serves(&world, "edge-1", "web");
+    let asker = "system:serviceaccount:tidegate-system:tidegate";
+    assert!(world.api.requests().iter().any(|request| request.user == asker));
+
+    // A new token, and the old one ends.
+    project(&account, "second", &world.other_token("second"), &authority(&world));
+    world.expire_token();
+    world.api.restart().expect("the same port");
+    world.apply(&(service("later") + &slice("later", &["10.244.0.2"])));
+    serves(&world, "edge-1", "later");
+
+    // A new authority.
+    world.api.renew_certificate().expect("the same port");
+    project(&account, "third", &world.other_token("second"), &authority(&world));
+    world.apply(&(service("last") + &slice("last", &["10.244.0.3"])));
+    serves(&world, "edge-1", "last");
+}
+
+#[test]
+fn a_plugin_of_the_kubeconfig_gives_the_token_and_when_it_fails_status_says_why() {
+    let mut world = World::new();
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    let directory = world.directory().to_owned();
+    let login = directory.join("login");
+    let version = "client.authentication.k8s.io/v1";
+    let credential = |token: &str| {
+        format!(
+            r#"{{"apiVersion": "{version}", "kind": "ExecCredential", "status": {{"token": "{token}", "expirationTimestamp": "2999-01-01T00:00:00Z"}}}}"#
+        )
+    };
+    write_executable(
+        &login,
+        &format!(
+            "#!/bin/sh\ncd {}\n[ -e credential ] || {{ echo the token service is down >&2; exit 1; }}\ncat credential\n",
+            directory.display()
+        ),
+    );
+    let mut kubeconfig: serde_json::Value =
+        serde_json::from_str(&world.api.kubeconfig_text("")).expect("it is JSON");
+    kubeconfig["users"][0]["user"] = serde_json::json!({"exec": {
+        "apiVersion": version, "command": login.display().to_string(), "interactiveMode": "Never",
+    }});
+    let setting = Setting { kubeconfig: Some(kubeconfig.to_string()), ..Setting::default() };
+    world.start_with("edge-1", &setting);
+    let gateway = world.gateway("edge-1");
+    let why = world.until("the reason", || gateway.source()["lastError"].as_str().map(str::to_owned));
+    assert!(why.contains("login: it failed (exit status: 1): the token service is down"), "{why}");
+
+    std::fs::write(directory.join("credential"), credential(world.token())).expect("written");
+    serves(&world, "edge-1", "web");
+
+    // Refused before its time: the plugin is asked for another.
+    std::fs::write(directory.join("credential"), credential(&world.other_token("second"))).expect("written");
+    world.expire_token();
+    world.api.restart().expect("the same port");
+    world.apply(&(service("later") + &slice("later", &["10.244.0.2"])));
+    serves(&world, "edge-1", "later");
+}
+
+#[test]
+fn the_environments_proxy_is_the_way_but_for_what_no_proxy_names() {
+    // Not on loopback, which no proxy is asked for; the certificate is for localhost.
+    let listen = "192.0.2.77:0".parse().expect("an address");
+    let mut world = World::with_addresses(&["192.0.2.77/32"], Options { listen, ..Options::default() });
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    let mut kubeconfig: serde_json::Value =
+        serde_json::from_str(&world.api.kubeconfig_text(world.token())).expect("it is JSON");
+    kubeconfig["clusters"][0]["cluster"]["tls-server-name"] = "localhost".into();
+    let proxied = |no_proxy: &str| Setting {
+        kubeconfig: Some(kubeconfig.to_string()),
+        // Nobody listens there.
+        starter: words(&["env", "HTTPS_PROXY=http://127.0.0.1:9", &format!("NO_PROXY={no_proxy}")]),
+        ..Setting::default()
+    };
+    world.start_with("edge-1", &proxied("10.0.0.0/8"));
+    let gateway = world.gateway("edge-1");
+    let why = world.until("the reason", || gateway.source()["lastError"].as_str().map(str::to_owned));
+    assert!(why.contains("proxy http://127.0.0.1:9: ") && why.contains("refused"), "{why}");
+
+    world.start_with("edge-2", &proxied("10.0.0.0/8,192.0.2.0/24"));
+    serves(&world, "edge-2", "web");
+}
