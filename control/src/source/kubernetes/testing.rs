@@ -51,6 +51,13 @@ pub(crate) fn received(yaml: &str) -> (Objects, Report) {
         let sent = serde_json::from_slice(&sent).expect("it was written just now");
         let received = Received::new(kind, sent).expect("an object with a name");
         report.merge(&received.report);
+        if let Some(Object::AddressPool(pool)) = received.content.object()
+            && !pool.faults.is_empty()
+        {
+            // It has its faults with it, for its conditions; from a file there would be none of it.
+            pool.faults.iter().for_each(|fault| report.push(fault.clone()));
+            continue;
+        }
         if let Some(object) = received.content.object() {
             (kind.put)(&mut objects, &object.meta().key, object);
         }
