@@ -9,8 +9,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use tidegate::model::{
-    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, Metadata, ObjectKey, ObjectRef, Objects,
-    Port, Protocol, SERVICE_NAME_LABEL, Service, ServicePort, ServiceType, TargetPort,
+    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, Metadata, Namespace, Node, ObjectKey,
+    ObjectRef, Objects, Port, Protocol, SERVICE_NAME_LABEL, Service, ServicePort, ServiceType, TargetPort,
 };
 use tidegate::pools::Pool;
 use tidegate::reconcile::Settings;
@@ -21,6 +21,7 @@ use tidegate_core::wire::MacAddr;
 const SLICE_MAX: usize = 100;
 /// Endpoints of one node, as the kubelet allows.
 pub const PODS_PER_NODE: usize = 110;
+const SERVICES_PER_NAMESPACE: usize = 100;
 
 /// The gateway's link address.
 pub const GATEWAY_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -40,12 +41,40 @@ impl Size {
     pub fn all(self) -> usize {
         self.services * self.endpoints
     }
+
+    /// Nodes that the endpoints are on.
+    #[must_use]
+    pub fn nodes(self) -> usize {
+        self.all().div_ceil(PODS_PER_NODE)
+    }
+}
+
+/// A node in its zone, reached by the router.
+#[must_use]
+pub fn node(n: usize) -> Node {
+    let mut node = Node::new(Metadata::new(ObjectKey::new("", format!("worker-{n}.cluster.example"))));
+    let labels = [
+        ("kubernetes.io/hostname", format!("worker-{n}")),
+        ("topology.kubernetes.io/zone", format!("zone-{}", n % 3)),
+    ];
+    node.meta.labels = labels.map(|(key, value)| (key.to_owned(), value)).into();
+    let n = u32::try_from(n).expect("a node of 10.64.0.0/16");
+    node.internal_ips = vec![Ipv4Addr::from_bits(0x0a40_0000 + 256 + n).into()];
+    node
+}
+
+/// A namespace of a hundred Services.
+#[must_use]
+pub fn namespace(n: usize) -> Namespace {
+    let mut meta = Metadata::new(ObjectKey::new("", format!("team-{n}")));
+    meta.labels.insert("kubernetes.io/metadata.name".into(), format!("team-{n}"));
+    Namespace { meta }
 }
 
 /// Namespace and name of a Service: a hundred to a namespace.
 #[must_use]
 pub fn key(service: usize) -> ObjectKey {
-    ObjectKey::new(format!("team-{}", service / 100), format!("service-{service}"))
+    ObjectKey::new(format!("team-{}", service / SERVICES_PER_NAMESPACE), format!("service-{service}"))
 }
 
 /// The address of the endpoint with this number.
@@ -63,6 +92,11 @@ pub fn objects(size: Size) -> Objects {
     Objects {
         services: services.collect(),
         endpoint_slices: slices.map(|s| (s.meta.key.clone(), Arc::new(s))).collect(),
+        nodes: (0..size.nodes()).map(node).map(|n| (n.meta.key.name.clone(), Arc::new(n))).collect(),
+        namespaces: (0..size.services.div_ceil(SERVICES_PER_NAMESPACE))
+            .map(namespace)
+            .map(|n| (n.meta.key.name.clone(), Arc::new(n)))
+            .collect(),
         ..Objects::default()
     }
 }

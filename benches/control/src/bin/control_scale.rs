@@ -1,10 +1,11 @@
 //! From objects to workers, stage by stage: the first state of a cluster, and then one endpoint's change at a time.
 //!
-//! `control-scale [--services N] [--endpoints N] [--changes N] [--core N] [--rate N]` makes the cluster of [`world`],
+//! `control-scale [--services N] [--endpoints N] [--changes N] [--others N] [--core N] [--rate N]` makes the cluster of [`world`],
 //! starts the threads of a gateway over ports in memory with one worker on that core, and does what a round of the
 //! daemon does: reconcile, compile, publish, wait for the worker. A change is a Pod that turns not ready, or ready
 //! again, or takes the place of another, in turn. Meanwhile so many packets a second go to all Services, and each is
-//! counted out again. Prints tables in Markdown: milliseconds, and memory in MB and per Service and endpoint.
+//! counted out again. Then other things change, `--others` times each: a node, a namespace, a Service. Prints tables in
+//! Markdown: milliseconds, and memory in MB and per Service and endpoint.
 //!
 //! What a source costs (decoding, watching) and how long changes wait for each other is not in here.
 
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidegate::model::EndpointSlice;
+use tidegate::model::{EndpointSlice, Node};
 use tidegate_control_bench::gateway::{Gateway, Stages, crew};
 use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
@@ -20,7 +21,7 @@ use world::Size;
 
 fn main() -> Result<()> {
     let mut size = Size { services: 10_000, endpoints: 10 };
-    let (mut changes, mut core, mut rate) = (1_000, 1, 50_000_u64);
+    let (mut changes, mut others, mut core, mut rate) = (1_000, 100, 1, 50_000_u64);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().context("a number is missing")?.parse().context("a number");
@@ -28,10 +29,11 @@ fn main() -> Result<()> {
             "--services" => size.services = number()?,
             "--endpoints" => size.endpoints = number()?,
             "--changes" => changes = number()?,
+            "--others" => others = number()?,
             "--core" => core = number()?,
             "--rate" => rate = u64::try_from(number()?)?,
             _ => bail!(
-                "{argument:?} is not known; accepted: --services, --endpoints, --changes, --core, --rate"
+                "{argument:?} is not known; accepted: --services, --endpoints, --changes, --others, --core, --rate"
             ),
         }
     }
@@ -81,7 +83,95 @@ fn main() -> Result<()> {
     let drops: Vec<_> = stats.drops.iter().filter(|(_, count)| *count > 0).collect();
     println!("\npackets meanwhile: {counts:?}, dropped by the worker: {drops:?}");
     println!("resident in all, flow tables included: {:.1} MB", weight::resident()? as f64 / 1e6);
+    if others > 0 {
+        other_changes(&mut gateway, size, others)?;
+    }
     Ok(())
+}
+
+/// What else may change, so many times each and in turn, and reconcile from scratch beside it.
+fn other_changes(gateway: &mut Gateway<'_>, size: Size, times: usize) -> Result<()> {
+    let mut rounds: Vec<Vec<Stages>> = OTHERS.iter().map(|_| Vec::new()).collect();
+    let mut scratch = Vec::new();
+    for n in 0..times {
+        for ((_, change), rounds) in OTHERS.iter().zip(&mut rounds) {
+            change(gateway, size, n);
+            rounds.push(gateway.round()?);
+        }
+        if n % 10 == 0 {
+            scratch.push(gateway.from_scratch());
+        }
+    }
+    println!("\n| {times} times each | Services | reconcile: median | p99 | publish: median | p99 |");
+    println!("|---|---|---|---|---|---|");
+    let spread = |mut times: Vec<Duration>| {
+        times.sort_unstable();
+        let at = |per_mille: usize| millis(times[(times.len() - 1) * per_mille / 1000]);
+        format!("{:.2} | {:.2}", at(500), at(990))
+    };
+    for ((what, _), rounds) in OTHERS.iter().zip(rounds) {
+        let taken_up = rounds.iter().map(|r| r.taken_up).max().unwrap_or_default();
+        let reconcile = spread(rounds.iter().map(|r| r.reconcile).collect());
+        let publish = spread(rounds.iter().map(|r| r.publish).collect());
+        println!("| {what} | {taken_up} | {reconcile} | {publish} |");
+    }
+    println!("| anything, from scratch | {} | {} | | |", size.services, spread(scratch));
+    Ok(())
+}
+
+/// One thing that changes, for the n-th time.
+type Change = fn(&mut Gateway<'_>, Size, usize);
+
+const OTHERS: [(&str, Change); 7] = [
+    ("a node says the same again", |gateway, size, n| node(gateway, size, n, |_| ())),
+    ("a node has another label", |gateway, size, n| {
+        node(gateway, size, n, |node| drop(node.meta.labels.insert("turn".into(), n.to_string())));
+    }),
+    ("a node is in another zone", |gateway, size, n| {
+        let zone = format!("zone-{}", n % 7 + 3);
+        node(gateway, size, n, |node| {
+            node.meta.labels.insert("topology.kubernetes.io/zone".into(), zone);
+        });
+    }),
+    ("a node has another weight", |gateway, size, n| {
+        node(gateway, size, n, |node| {
+            node.meta.annotations.insert("tidegate.dev/weight".into(), (n % 9 + 2).to_string());
+        });
+    }),
+    ("a namespace has another label", |gateway, size, n| {
+        let mut objects = gateway.objects.clone();
+        let mut namespace = world::namespace(n % size.services.div_ceil(100));
+        namespace.meta.labels.insert("turn".into(), n.to_string());
+        objects.namespaces.insert(namespace.meta.key.name.clone(), Arc::new(namespace));
+        gateway.objects = objects;
+    }),
+    ("a Service comes, with its slice", |gateway, size, n| {
+        let mut objects = gateway.objects.clone();
+        let service = world::service(size.services + n);
+        objects.services.insert(service.meta.key.clone(), Arc::new(service));
+        for slice in world::slices(size, size.services + n) {
+            objects.endpoint_slices.insert(slice.meta.key.clone(), Arc::new(slice));
+        }
+        gateway.objects = objects;
+    }),
+    ("it goes", |gateway, size, n| {
+        let mut objects = gateway.objects.clone();
+        objects.services.remove(&world::key(size.services + n));
+        for slice in world::slices(size, size.services + n) {
+            objects.endpoint_slices.remove(&slice.meta.key);
+        }
+        gateway.objects = objects;
+    }),
+];
+
+/// A node is written anew, with something else in it.
+fn node(gateway: &mut Gateway<'_>, size: Size, n: usize, edit: impl FnOnce(&mut Node)) {
+    let mut objects = gateway.objects.clone();
+    let name = world::node(n.wrapping_mul(0x9e37_79b1) % size.nodes()).meta.key.name;
+    let mut node = Node::clone(&objects.nodes[&name]);
+    edit(&mut node);
+    objects.nodes.insert(name, Arc::new(node));
+    gateway.objects = objects;
 }
 
 type Pick = fn(&Stages) -> Duration;

@@ -257,9 +257,6 @@ fn assemble(
         let end = start + service.backends.len();
         let endpoints = ids.backend_endpoints[start..end].iter().copied();
         let named = ids.backends[start..end].iter().copied().zip(endpoints);
-        let infos = backends_of(service, id, named, &mut backends);
-        let (table, too_small) = table(service, &tables);
-        problems.table(rank, too_small);
         let admitted = service.spec.source_ranges.as_ref();
         let ranges = admitted.map(|nets| sets.place(nets, previous.map(|snapshot| &snapshot.source_ranges)));
         let source_ranges = ranges.map(|at| Arc::clone(sets.get(at)));
@@ -267,8 +264,10 @@ fn assemble(
         if source_ranges.is_some() && before.is_some_and(|before| before.source_ranges != source_ranges) {
             admission = spec.generation;
         }
-        let hot = hot_service(service, id, start, ranges.map_or(0, |at| at + 1), table);
-        services.push((hot, info(service.spec, id, source_ranges, infos)));
+        let ranges = (ranges.map_or(0, |at| at + 1), source_ranges);
+        let (hot, info, too_small) = finish(service, id, start, named, ranges, &tables, &mut backends);
+        problems.table(rank, too_small);
+        services.push((hot, info));
     }
     tables.tidy();
     let lineage = Lineage {
@@ -321,6 +320,24 @@ fn ranks(spec: &SnapshotSpec, programmed: &[Programmed<'_>]) -> Arc<[u32]> {
     let by_key: HashMap<ServiceKey, u32> =
         (0..).zip(programmed).map(|(rank, service)| (service.spec.key, rank)).collect();
     spec.services.iter().map(|service| by_key[&service.key]).collect()
+}
+
+/// A service whose backends have their ids, as packets meet it, with the backends put down in `hot`, and as people do;
+/// and what is wrong with its table. `start` is where its list of backends begins, `ranges` the place of its source
+/// ranges (from 1, 0 for none) and these.
+fn finish(
+    service: &Programmed<'_>,
+    id: ServiceId,
+    start: usize,
+    named: impl Iterator<Item = (BackendId, EndpointId)>,
+    ranges: (u32, Option<Arc<SourceRanges>>),
+    tables: &Tables,
+    hot: &mut Vec<Backend>,
+) -> (Service, ServiceInfo, Option<Problem>) {
+    let infos = backends_of(service, id, named, hot);
+    let (table, too_small) = table(service, tables);
+    let record = hot_service(service, id, start, ranges.0, table);
+    (record, info(service.spec, id, ranges.1, infos), too_small)
 }
 
 /// The backends of a service as packets meet them, put down in `hot`, and as people do.

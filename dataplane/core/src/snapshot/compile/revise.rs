@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::identity::same_kind_of_flow;
 use super::network::Network;
-use super::{Lineage, Programmed, Sorted, backends_of, hot_service, info, sorted_service, table};
+use super::{Lineage, Programmed, Sorted, finish, sorted_service};
 use crate::backend::{EndpointKey, Revision, Uses};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::limits;
@@ -69,13 +69,12 @@ pub(super) fn revise(
             .map(|kept| kept.unwrap_or_else(|| unused.next().expect("one for each that is not kept")))
             .collect();
         let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
-        let infos = backends_of(service, *id, named, &mut hot);
-        let (table, too_small) = table(service, &previous.tables);
-        problems.table(*rank, too_small);
         let start = lists.replace(*rank, record, &ids);
-        let source_ranges = before.source_ranges.clone();
-        let record = hot_service(service, *id, start, record.source_ranges, table);
-        services.push((*rank, record, info(service.spec, *id, source_ranges, infos)));
+        let ranges = (record.source_ranges, before.source_ranges.clone());
+        let (record, info, too_small) =
+            finish(service, *id, start, named, ranges, &previous.tables, &mut hot);
+        problems.table(*rank, too_small);
+        services.push((*rank, record, info));
     }
     let (ids, moves) = lists.finish();
     previous.tables.tidy();
