@@ -86,5 +86,6 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         load_balancer_class: config.source.load_balancer_class().to_owned(),
         claims_unclassed: config.source.claims_classless(),
         authority: crate::pools::Authority::default(),
+        other_gateways: std::sync::Arc::default(),
     }
 }

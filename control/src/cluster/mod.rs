@@ -1,10 +1,11 @@
 //! What the gateway writes to a cluster: status, conditions, finalizers and events of Services, the status of its
 //! own kinds, and the lease that says who of several gateways writes.
 //!
-//! Reading is `source::kubernetes`. The way of a write: the daemon offers each round to the [`ClusterWriter`] (`run`),
-//! [`plan`] compares it with what the API server has, `queue` lets the writes through at a bearable rate, `request`
-//! sends them; `record` writes the [`event`]s. `elect` asks for the [`lease`], `peers` knows the other gateways by
-//! their `GatewayStatus`. [`crd`] are the kinds that the gateway brings along.
+//! Reading is `source::kubernetes`. The way of a write: the daemon offers each round to the [`ClusterWriter`];
+//! `writer` has [`plan`] compare it with what the API server has, `queue` lets the writes through at a bearable rate,
+//! `request` sends them; `record` writes the [`event`]s. `elect` asks for the [`lease`], `look` at the other gateways
+//! (`peers`), `own_status` tells of this one, and [`Past`] holds back addresses for them. [`crd`] are the kinds that
+//! the gateway brings along.
 //!
 //! Invariant: nothing here is waited for by the forwarding side, whatever the API server does.
 //! Invariant: Services and AddressPools are written by the leader alone, its own `GatewayStatus` by every gateway.
@@ -14,16 +15,21 @@ mod counts;
 pub mod crd;
 mod elect;
 pub mod event;
+mod fleet;
 pub mod lease;
+mod look;
+mod own_status;
 mod peers;
 pub mod plan;
 mod queue;
 mod record;
 mod request;
 mod run;
+mod writer;
 
 #[cfg(test)]
 mod tests;
 
 pub use counts::{Counts, Reading};
+pub use fleet::{Fleet, Past};
 pub use run::ClusterWriter;

@@ -1,29 +1,53 @@
 //! The other gateways, by what they say in their `GatewayStatus` and how long ago we heard it change.
 //!
-//! Pure: time is an argument. A gateway is live for 40 s after its heartbeat was seen to move; one that says goodbye
-//! leaves its heartbeat empty and is not. No clock of another machine is compared with ours.
+//! Pure: time is an argument. A gateway is live until its heartbeat was seen to stand still for 40 s, from one look to
+//! another; one that says goodbye is not. While nobody can look, nobody dies. A `GatewayStatus` without news for a day
+//! is of a gateway that is gone for good.
+//!
+//! Invariant: who is live and waited for is told by our clock alone. Clocks of others count only where a day's
+//! difference decides, and there with ours too.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
 use super::crd::GatewayStatus;
-use super::plan::Peer;
 
 /// A gateway that is not heard of for this long holds nobody up.
 pub(super) const LIVE: Duration = Duration::from_secs(40);
+/// The `GatewayStatus` of a gateway that is not heard of for this long is deleted.
+pub(super) const GONE: SignedDuration = SignedDuration::from_hours(24);
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Peers {
+    own_name: String,
     heard: BTreeMap<String, (Option<String>, Instant)>,
     list: Vec<GatewayStatus>,
+    looked: Instant,
+    /// What this gateway had applied when the look began.
+    own_applied: u64,
+}
+
+/// The object of a gateway that is gone for good, as it was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Gone {
+    pub(super) name: String,
+    pub(super) uid: Option<String>,
+    pub(super) resource_version: Option<String>,
 }
 
 impl Peers {
-    /// The API server has these.
-    pub(super) fn listed(&mut self, list: Vec<GatewayStatus>, now: Instant) {
+    pub(super) fn new(own_name: &str, now: Instant) -> Self {
+        let own_name = own_name.to_owned();
+        Self { own_name, heard: BTreeMap::new(), list: Vec::new(), looked: now, own_applied: 0 }
+    }
+
+    /// The API server has these now, asked by a gateway that had applied the Services of that version when it asked.
+    pub(super) fn listed(&mut self, list: Vec<GatewayStatus>, own_applied: u64, now: Instant) {
         let mut heard = BTreeMap::new();
         for one in &list {
             let Some(name) = one.metadata.name.clone() else { continue };
@@ -32,24 +56,60 @@ impl Peers {
             let since = before.map_or(now, |(_, since)| *since);
             heard.insert(name, (beat, since));
         }
-        self.heard = heard;
-        self.list = list;
+        (self.heard, self.list, self.looked, self.own_applied) = (heard, list, now, own_applied);
     }
 
-    /// What is known of each now.
-    pub(super) fn at(&self, now: Instant) -> Vec<Peer> {
-        let peer = |one: &GatewayStatus| {
-            let name = one.metadata.name.clone()?;
-            let (beat, since) = self.heard.get(&name)?;
-            let status = one.status.clone().unwrap_or_default();
-            Some(Peer {
-                live: beat.is_some() && now.duration_since(*since) < LIVE,
-                vips: status.vips.iter().filter_map(|vip| vip.parse().ok()).collect(),
-                released: status.released.into_iter().collect(),
-                name,
-            })
+    /// The version of Services that every live gateway has applied, as far as the last look tells. Gateways that came
+    /// after it have listed newer ones.
+    pub(super) fn withdrawn(&self) -> u64 {
+        let live = self.others().filter(|(name, one)| self.is_live(name, one));
+        let applied = live.map(|(_, one)| {
+            let said = one.status.as_ref().map(|status| status.applied_resource_version.as_str());
+            // Who does not say may be anywhere.
+            said.and_then(|version| version.parse().ok()).unwrap_or(0)
+        });
+        applied.chain([self.own_applied]).min().unwrap_or(0)
+    }
+
+    /// The addresses of the other gateways, live or not: the cable is still plugged in.
+    pub(super) fn addresses(&self) -> BTreeMap<IpAddr, String> {
+        let of = |(name, one): (&str, &GatewayStatus)| {
+            let said = one.status.iter().flat_map(|status| &status.addresses);
+            said.filter_map(|ip| Some((ip.parse().ok()?, name.to_owned()))).collect::<Vec<_>>()
         };
-        self.list.iter().filter_map(peer).collect()
+        self.others().flat_map(of).collect()
+    }
+
+    /// Objects of gateways that are gone for good.
+    pub(super) fn gone(&self, wall: Timestamp) -> Vec<Gone> {
+        let is_gone = |(name, one): &(&str, &GatewayStatus)| {
+            let beat = one.status.as_ref().and_then(|status| status.last_heartbeat.as_deref());
+            // Without one it is as old as its object.
+            let heard = match beat {
+                Some(beat) => beat.parse().ok(),
+                None => one.metadata.creation_timestamp.as_ref().map(|created| created.0),
+            };
+            !self.is_live(name, one) && heard.is_some_and(|heard| wall.duration_since(heard) >= GONE)
+        };
+        let gone = |(name, one): (&str, &GatewayStatus)| Gone {
+            name: name.to_owned(),
+            uid: one.metadata.uid.clone(),
+            resource_version: one.metadata.resource_version.clone(),
+        };
+        self.others().filter(is_gone).map(gone).collect()
+    }
+
+    fn others(&self) -> impl Iterator<Item = (&str, &GatewayStatus)> {
+        let named = self.list.iter().filter_map(|one| Some((one.metadata.name.as_deref()?, one)));
+        named.filter(|(name, _)| *name != self.own_name)
+    }
+
+    fn is_live(&self, name: &str, one: &GatewayStatus) -> bool {
+        let says_goodbye = one.status.as_ref().is_none_or(|status| status.stopped);
+        let moves = |(beat, since): &(Option<String>, Instant)| {
+            beat.is_some() && self.looked.duration_since(*since) < LIVE
+        };
+        !says_goodbye && self.heard.get(name).is_some_and(moves)
     }
 }
 
@@ -58,25 +118,128 @@ mod tests {
     use super::super::crd::{GatewayStatusSpec, GatewayStatusStatus};
     use super::*;
 
-    fn status(name: &str, beat: Option<&str>) -> GatewayStatus {
+    fn status(name: &str, beat: Option<&str>, applied: &str) -> GatewayStatus {
         let mut status = GatewayStatus::new(name, GatewayStatusSpec { gateway: name.into() });
-        let last_heartbeat = beat.map(str::to_owned);
-        status.status = Some(GatewayStatusStatus { last_heartbeat, ..GatewayStatusStatus::default() });
+        status.metadata.uid = Some(format!("uid-{name}"));
+        status.metadata.resource_version = Some("7".into());
+        status.status = Some(GatewayStatusStatus {
+            last_heartbeat: beat.map(str::to_owned),
+            applied_resource_version: applied.into(),
+            ..GatewayStatusStatus::default()
+        });
         status
     }
 
+    fn stopped(name: &str, beat: &str) -> GatewayStatus {
+        let mut status = status(name, Some(beat), "1");
+        status.status.get_or_insert_default().stopped = true;
+        status
+    }
+
+    fn peers(now: Instant) -> Peers {
+        Peers::new("edge-1", now)
+    }
+
     #[test]
-    fn a_gateway_is_live_while_its_heartbeat_moves_whatever_its_clock_says() {
+    fn a_gateway_is_waited_for_while_its_heartbeat_moves_whatever_its_clock_says() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
-        let mut peers = Peers::default();
-        let live =
-            |peers: &Peers, seconds: u64| peers.at(at(seconds)).iter().map(|p| p.live).collect::<Vec<_>>();
-        peers.listed(vec![status("a", Some("1999-01-01T00:00:00Z")), status("b", None)], start);
-        assert_eq!(live(&peers, 39), [true, false], "b said goodbye");
-        peers.listed(vec![status("a", Some("1999-01-01T00:00:00Z"))], at(30));
-        assert_eq!(live(&peers, 40), [false]);
-        peers.listed(vec![status("a", Some("1999-01-01T00:00:10Z"))], at(50));
-        assert_eq!(live(&peers, 89), [true]);
+        let mut peers = peers(start);
+        let mut look = |seconds, beat: &str| {
+            peers.listed(
+                vec![status("a", Some(beat), "5"), stopped("b", "2026-01-01T00:00:00Z")],
+                9,
+                at(seconds),
+            );
+            peers.withdrawn()
+        };
+        assert_eq!(look(0, "1999-01-01T00:00:00Z"), 5, "b said goodbye");
+        assert_eq!(look(39, "1999-01-01T00:00:00Z"), 5);
+        assert_eq!(look(40, "1999-01-01T00:00:00Z"), 9);
+        assert_eq!(look(50, "1999-01-01T00:00:10Z"), 5);
+        assert_eq!(look(89, "1999-01-01T00:00:10Z"), 5);
+    }
+
+    #[test]
+    fn nobody_is_taken_for_dead_while_nobody_can_look() {
+        let start = Instant::now();
+        let mut peers = peers(start);
+        peers.listed(vec![status("a", Some("2026-01-01T00:00:00Z"), "5")], 9, start);
+        // An hour of errors later the first look sees that it went on.
+        assert_eq!(peers.withdrawn(), 5);
+        peers.listed(
+            vec![status("a", Some("2026-01-01T01:00:00Z"), "6")],
+            9,
+            start + Duration::from_secs(3600),
+        );
+        assert_eq!(peers.withdrawn(), 6);
+    }
+
+    #[test]
+    fn the_slowest_counts_and_who_does_not_say_what_it_has_applied_is_the_slowest() {
+        let start = Instant::now();
+        let mut peers = peers(start);
+        let beat = Some("2026-01-01T00:00:00Z");
+        peers.listed(
+            vec![status("a", beat, "12"), status("b", beat, "15"), status("edge-1", beat, "1")],
+            20,
+            start,
+        );
+        assert_eq!(peers.withdrawn(), 12, "our own object may be behind of us");
+        peers.listed(vec![status("a", beat, "12"), status("b", beat, "")], 20, start);
+        assert_eq!(peers.withdrawn(), 0);
+        peers.listed(vec![], 20, start);
+        assert_eq!(peers.withdrawn(), 20);
+    }
+
+    #[test]
+    fn addresses_of_other_gateways_are_known_whether_they_are_live_or_not() {
+        let start = Instant::now();
+        let mut peers = peers(start);
+        let with = |mut one: GatewayStatus, ip: &str| {
+            one.status.get_or_insert_default().addresses = vec![ip.to_owned(), "nonsense".to_owned()];
+            one
+        };
+        let beat = "2026-01-01T00:00:00Z";
+        let list = vec![
+            with(status("a", Some(beat), "1"), "192.0.2.2"),
+            with(stopped("b", beat), "192.0.2.3"),
+            with(status("edge-1", Some(beat), "1"), "192.0.2.1"),
+        ];
+        peers.listed(list, 0, start);
+        let shown: Vec<_> = peers.addresses().into_iter().map(|(ip, name)| format!("{ip} {name}")).collect();
+        assert_eq!(shown, ["192.0.2.2 a", "192.0.2.3 b"]);
+    }
+
+    #[test]
+    fn a_gateway_is_gone_for_good_a_day_after_its_last_heartbeat_and_never_while_that_moves() {
+        let start = Instant::now();
+        let beat = "2026-01-01T00:00:00Z";
+        let wall = |text: &str| text.parse::<Timestamp>().expect("a time");
+        let mut peers = peers(start);
+        let gone = |peers: &Peers, wall| peers.gone(wall).into_iter().map(|g| g.name).collect::<Vec<_>>();
+        let mut bare = status("c", None, "");
+        bare.metadata.creation_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(wall("2026-01-01T12:00:00Z")));
+        let list = || {
+            vec![
+                status("a", Some(beat), "1"),
+                stopped("b", beat),
+                bare.clone(),
+                status("edge-1", Some(beat), "1"),
+            ]
+        };
+        peers.listed(list(), 0, start);
+        assert_eq!(gone(&peers, wall("2026-01-01T23:59:59Z")), [] as [&str; 0]);
+        assert_eq!(
+            gone(&peers, wall("2026-01-02T00:00:00Z")),
+            ["b"],
+            "a may be live, with a clock that is wrong"
+        );
+        peers.listed(list(), 0, start + LIVE);
+        assert_eq!(gone(&peers, wall("2026-01-02T00:00:00Z")), ["a", "b"]);
+        assert_eq!(gone(&peers, wall("2026-01-02T12:00:00Z")), ["a", "b", "c"]);
+        let first = peers.gone(wall("2026-01-02T12:00:00Z")).remove(0);
+        assert_eq!((first.uid.as_deref(), first.resource_version.as_deref()), (Some("uid-a"), Some("7")));
     }
 }

@@ -97,6 +97,8 @@ pub(super) struct Queue {
     order: VecDeque<Target>,
     jobs: BTreeMap<Target, Job>,
     under_way: BTreeMap<Target, Job>,
+    /// What is under way and still planned.
+    stands: BTreeSet<Target>,
     done: BTreeMap<Target, Job>,
     /// (not before, the next pause)
     pauses: BTreeMap<Target, (Instant, Duration)>,
@@ -110,6 +112,7 @@ impl Default for Queue {
             order: VecDeque::new(),
             jobs: BTreeMap::new(),
             under_way: BTreeMap::new(),
+            stands: BTreeSet::new(),
             done: BTreeMap::new(),
             pauses: BTreeMap::new(),
             bucket: Bucket::new(BURST, INTERVAL),
@@ -123,6 +126,7 @@ impl Queue {
     pub(super) fn replace(&mut self, jobs: impl IntoIterator<Item = Job>) {
         self.order.clear();
         self.jobs.clear();
+        self.stands.clear();
         let mut planned = BTreeSet::new();
         for job in jobs {
             let target = Target::of(&job.write);
@@ -130,7 +134,11 @@ impl Queue {
             let is_sent = |sent: Option<&Job>| {
                 sent.is_some_and(|sent| sent.write == job.write && sent.seen.is_same(&job.seen))
             };
-            if is_sent(self.done.get(&target)) || is_sent(self.under_way.get(&target)) {
+            if is_sent(self.under_way.get(&target)) {
+                self.stands.insert(target);
+                continue;
+            }
+            if is_sent(self.done.get(&target)) {
                 continue;
             }
             self.order.push_back(target.clone());
@@ -176,6 +184,7 @@ impl Queue {
             let target = self.order.remove(at).expect("the index is within");
             let job = self.jobs.remove(&target).expect("each in the order has a job");
             self.under_way.insert(target.clone(), job.clone());
+            self.stands.insert(target.clone());
             return Next::Send(target, job.write);
         }
         earliest.map_or(Next::Nothing, Next::At)
@@ -184,6 +193,7 @@ impl Queue {
     /// A request ended.
     pub(super) fn ended(&mut self, target: &Target, answer: &Answer, now: Instant) {
         let Some(job) = self.under_way.remove(target) else { return };
+        let stands = self.stands.remove(target);
         match answer {
             Answer::Done | Answer::Moot => {
                 self.pauses.remove(target);
@@ -196,8 +206,8 @@ impl Queue {
                 self.pauses.insert(target.clone(), (now + pause, (pause * 2).min(PAUSE_MAX)));
             }
         }
-        // Unless a newer plan has put something else there.
-        if !self.jobs.contains_key(target) {
+        // Unless a newer plan has something else there, or nothing: nothing old is sent again.
+        if stands {
             self.order.push_back(target.clone());
             self.jobs.insert(target.clone(), job);
         }
@@ -289,6 +299,21 @@ mod tests {
             now = at;
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+    }
+
+    #[test]
+    fn what_failed_and_is_not_planned_any_more_is_not_sent_again() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        for newer in [vec![], vec![job(1, false)]] {
+            queue.replace([job(1, true)]);
+            let target = send(&mut queue, now).expect("it is due");
+            queue.replace(newer.clone());
+            queue.ended(&target, &Answer::Failed, now);
+            assert_eq!(queue.len(), newer.len(), "{newer:?}");
+            assert!(queue.jobs.values().all(|job| job.write == newer[0].write));
+            queue.clear();
+        }
     }
 
     #[test]

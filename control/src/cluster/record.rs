@@ -1,11 +1,10 @@
 //! Writes events, at a rate that an API server can bear, the same one once with a count.
 //!
-//! An event that comes again (after a restart, from another leader) finds its object by a name made of what it says,
-//! and becomes a series there. Each object has a budget of its own, so that one that is never content does not drown
+//! An event that comes again, also after a restart and from another leader, finds its object by a name made of what it
+//! says, and is counted there: one line in `kubectl describe`, for as long as the API server keeps the object. Each object has a budget of its own, so that one that is never content does not drown
 //! the others, and there is one budget for all. What does not fit is dropped and counted: nobody waits for an event.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use tokio::time::{Instant, sleep_until};
 use super::bucket::Bucket;
 use super::counts::{Counts, EventEnded};
 use super::event::{Event, cut};
-use super::request::{RequestError, within};
+use super::request::within;
 use crate::source::kubernetes::Connector;
 
 /// Events that wait.
@@ -34,6 +33,8 @@ const BURST: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(50);
 /// Events that are remembered for their count.
 const KNOWN_MAX: usize = 8192;
+/// Requests for one event that others write at the same time.
+const ATTEMPTS_MAX: usize = 4;
 /// Objects whose budget is remembered, before the full ones are forgotten.
 const OBJECTS_MAX: usize = 8192;
 /// `reportingController`.
@@ -105,8 +106,8 @@ struct Writer {
     instance: String,
     counts: Arc<Counts>,
     limits: Limits,
-    /// Names of events that are there, with their counts.
-    known: HashMap<String, i32>,
+    /// Events that are there, by name.
+    known: HashMap<String, Known>,
 }
 
 impl Writer {
@@ -129,45 +130,68 @@ impl Writer {
         }
     }
 
+    /// Writes the event, or one more of its series.
     async fn write(&mut self, event: &Event) -> Result<(), String> {
         let connection = tokio::time::timeout(super::request::ANSWER_MAX, self.connector.connection()).await;
         let connection =
             connection.map_err(|_| "no client in time".to_owned())?.map_err(|e| e.to_string())?;
-        let namespace = namespace_of(event);
-        let api: Api<KubeEvent> = Api::namespaced(connection.client, namespace);
+        let api: Api<KubeEvent> = Api::namespaced(connection.client, namespace_of(event));
         let object = event_object(event, &self.instance, Timestamp::now());
         let name = object.metadata.name.clone().unwrap_or_default();
         if self.known.len() >= KNOWN_MAX {
             self.known.clear();
         }
-        let text = |error: RequestError| error.to_string();
-        if let Entry::Occupied(mut count) = self.known.entry(name.clone()) {
-            let next = count.get().saturating_add(1);
-            match within(api.patch(&name, &PatchParams::default(), &Patch::Merge(series(next)))).await {
-                Ok(_) => {
-                    count.insert(next);
+        // Somebody else may make it, count it or delete it at any time; more than a few times is a fault.
+        for _ in 0..ATTEMPTS_MAX {
+            let answer = match self.known.get(&name) {
+                Some(known) => {
+                    let patch = Patch::Merge(known.once_more());
+                    within(api.patch(&name, &PatchParams::default(), &patch)).await
+                }
+                None => within(api.create(&PostParams::default(), &object)).await,
+            };
+            match answer {
+                Ok(written) => {
+                    self.known.insert(name, Known::from(&written));
                     return Ok(());
                 }
-                // It has run out: events are kept for an hour.
-                Err(error) if error.code() == Some(404) => {
-                    count.remove();
-                }
-                Err(error) => return Err(text(error)),
+                // It has run out: events are kept for an hour after they were last written.
+                Err(error) if error.code() == Some(404) && self.known.remove(&name).is_some() => {}
+                // It was there before we were, or was counted by another gateway.
+                Err(error) if error.code() == Some(409) => match within(api.get(&name)).await {
+                    Ok(there) => drop(self.known.insert(name.clone(), Known::from(&there))),
+                    Err(error) if error.code() == Some(404) => drop(self.known.remove(&name)),
+                    Err(error) => return Err(error.to_string()),
+                },
+                Err(error) => return Err(error.to_string()),
             }
         }
-        match within(api.create(&PostParams::default(), &object)).await {
-            Ok(_) => {
-                self.known.insert(name, 1);
-                Ok(())
-            }
-            Err(error) if error.code() == Some(409) => {
-                let patch = Patch::Merge(series(2));
-                within(api.patch(&name, &PatchParams::default(), &patch)).await.map_err(text)?;
-                self.known.insert(name, 2);
-                Ok(())
-            }
-            Err(error) => Err(text(error)),
-        }
+        Err(format!("{name} was written by others meanwhile, again and again"))
+    }
+}
+
+/// An event as it was last seen at the API server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Known {
+    count: i32,
+    version: Option<String>,
+}
+
+impl From<&KubeEvent> for Known {
+    fn from(event: &KubeEvent) -> Self {
+        let count = event.series.as_ref().map_or(1, |series| series.count);
+        Self { count, version: event.metadata.resource_version.clone() }
+    }
+}
+
+impl Known {
+    /// The patch that counts it once more, unless somebody else did meanwhile.
+    fn once_more(&self) -> serde_json::Value {
+        let count = self.count.saturating_add(1);
+        json!({
+            "metadata": {"resourceVersion": self.version},
+            "series": {"count": count, "lastObservedTime": MicroTime(Timestamp::now())},
+        })
     }
 }
 
@@ -175,10 +199,6 @@ impl Writer {
 fn namespace_of(event: &Event) -> &str {
     let namespace = event.regarding.key.namespace.as_str();
     if namespace.is_empty() { "default" } else { namespace }
-}
-
-fn series(count: i32) -> serde_json::Value {
-    json!({"series": {"count": count, "lastObservedTime": MicroTime(Timestamp::now())}})
 }
 
 /// The event as the API has it.

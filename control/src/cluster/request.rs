@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Service;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::counts::Ended;
 use super::crd::{self, AddressPool};
@@ -17,6 +18,7 @@ use super::plan::Write;
 use super::queue::Answer;
 use crate::model::{Condition, FINALIZER, Ingress};
 use crate::pools::FIELD_MANAGER;
+use crate::source::kubernetes::Connector;
 
 /// Longest wait for an answer. With the renewal deadline of the lease it makes no more than the lease's duration: what
 /// a leader sends last is over before the next one begins.
@@ -74,10 +76,25 @@ impl RequestError {
 pub(super) async fn within<T>(
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, RequestError> {
-    match tokio::time::timeout(ANSWER_MAX, request).await {
+    match timeout(ANSWER_MAX, request).await {
         Ok(answer) => Ok(answer?),
         Err(_) => Err(RequestError::Timeout),
     }
+}
+
+/// A request with a client of now; where the credentials are refused, the next one gets another.
+pub(super) async fn with_client<T, F: Future<Output = Result<T, RequestError>>>(
+    connector: &Connector,
+    request: impl FnOnce(Client) -> F,
+) -> Result<T, RequestError> {
+    let connection = timeout(ANSWER_MAX, connector.connection()).await.map_err(|_| RequestError::Timeout)?;
+    let connection = connection.map_err(|error| RequestError::Unconnected(error.to_string()))?;
+    let serial = connection.serial;
+    let answer = request(connection.client).await;
+    if answer.as_ref().is_err_and(|error| error.code() == Some(401)) {
+        connector.refused(serial).await;
+    }
+    answer
 }
 
 /// Sends a write.

@@ -22,13 +22,12 @@ use super::state::{Round, State};
 use super::{logging, reload};
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
-use crate::cluster::ClusterWriter;
 use crate::cluster::plan::Observation;
+use crate::cluster::{ClusterWriter, Fleet, Past};
 use crate::config::{self, GatewayConfig};
 use crate::diagnostic::{Diagnostic, Report};
 use crate::health::{Checker, Verdicts};
 use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
-use crate::pools::Authority;
 use crate::reconcile::{
     DrainTarget, Finding, HealthCheckNodePort, Input, Memory, Outcome, Reconciler, Settings,
 };
@@ -79,6 +78,10 @@ pub(super) struct Controller {
     started: Instant,
     /// What is written to the cluster, where the objects come from one.
     cluster: Option<ClusterWriter>,
+    fleet: Fleet,
+    past: Past,
+    /// The version of the newest Services that all workers forward by.
+    version_applied: u64,
     /// When the last round is to be offered to it again.
     offer_at: Option<Instant>,
     told: Told,
@@ -130,6 +133,9 @@ impl Controller {
             reconciler: Reconciler::default(),
             started: Instant::now(),
             cluster,
+            fleet: Fleet::default(),
+            past: Past::default(),
+            version_applied: 0,
             offer_at: None,
             told: Told::default(),
             listening: Arc::default(),
@@ -152,10 +158,10 @@ impl Controller {
         reconcile_at.into_iter().chain(self.offer_at).min()
     }
 
-    /// Who decides on addresses now.
-    pub(super) fn heed(&mut self, authority: &Authority) {
-        if self.settings.authority != *authority {
-            self.settings.authority = authority.clone();
+    /// This is known of the other gateways now.
+    pub(super) fn heed(&mut self, fleet: &Fleet) {
+        if self.fleet != *fleet {
+            self.fleet = fleet.clone();
         }
     }
 
@@ -234,10 +240,15 @@ impl Controller {
     pub(super) async fn apply(&mut self, seen: Option<std::time::Instant>) {
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
+        self.look_around(&manifests);
         let outcome = self.reconcile(&manifests);
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
         let problems = self.publish(&outcome.spec).await;
+        let is_forwarded = self.spec.as_ref().is_some_and(|spec| spec.says_the_same(&outcome.spec));
+        if is_forwarded && self.dataplane.applied_generation() >= self.generation {
+            self.version_applied = manifests.version;
+        }
         let seen = seen.map_or(manifests.seen, |seen| seen.min(manifests.seen));
         let change = (manifests.revision != self.reconciled).then(|| seen.elapsed());
         self.reconciled = manifests.revision;
@@ -256,6 +267,17 @@ impl Controller {
         self.state.round(round, began.elapsed(), change);
     }
 
+    /// Who decides on addresses in this round, and which of them nobody gets for the sake of other gateways.
+    fn look_around(&mut self, manifests: &SourceUpdate) {
+        if self.cluster.is_none() {
+            return;
+        }
+        let (services, given) = (&manifests.objects.services, &self.memory.allocations);
+        self.past.see(services, given, manifests.version, &self.fleet);
+        self.settings.authority = self.past.authority(&self.fleet);
+        self.settings.other_gateways = Arc::clone(&self.fleet.addresses);
+    }
+
     /// Hands the round to who writes it to the cluster.
     fn offer(&mut self, manifests: &SourceUpdate, outcome: &Outcome) {
         self.offer_at = None;
@@ -272,7 +294,12 @@ impl Controller {
         });
         cluster.offer(Observation {
             objects: Arc::clone(&manifests.objects),
+            version: manifests.version,
+            version_applied: self.version_applied,
             outcome: Arc::new(outcome.clone()),
+            decides: self.fleet.leads,
+            waits_for: self.past.waits_for(&self.fleet),
+            own_addresses: self.settings.own_addresses(),
             generation_desired: generations.desired,
             generation_applied: generations.applied,
             ready: self.state.health().ready,

@@ -27,10 +27,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use crate::cluster::Fleet;
 use crate::config::{self, GatewayConfig};
 use crate::health::{Checker, Limits, NetworkProber, Verdicts};
 use crate::health_check_node_port::BindFailure;
-use crate::pools::Authority;
 use crate::source::{SourceState, SourceUpdate};
 use controller::{Command, Controller};
 use start::Source;
@@ -79,7 +79,7 @@ struct Ears {
     seen: Option<std::time::Instant>,
     verdicts: watch::Receiver<Verdicts>,
     unbound: watch::Receiver<Vec<BindFailure>>,
-    authority: watch::Receiver<Authority>,
+    fleet: watch::Receiver<Fleet>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
     hangup: Signal,
@@ -116,10 +116,10 @@ async fn serve(
     let (operator, commands) = mpsc::channel(16);
     let listeners = start::listeners(&config, &state, operator).await?;
     let cluster = start::cluster(&config, &source);
-    let authority = match &cluster {
-        Some(cluster) => cluster.authority(),
+    let fleet = match &cluster {
+        Some(cluster) => cluster.fleet(),
         // Nobody else reads the directory.
-        None => watch::Sender::new(Authority::default()).subscribe(),
+        None => watch::Sender::new(Fleet::default()).subscribe(),
     };
     if let Some(cluster) = &cluster {
         state.writes(cluster.counts());
@@ -132,7 +132,7 @@ async fn serve(
         source,
         verdicts,
         unbound: controller.unbound(),
-        authority,
+        fleet,
         commands,
         failures,
         hangup: signal(SignalKind::hangup())?,
@@ -141,7 +141,7 @@ async fn serve(
     };
 
     controller.take(ears.manifests.borrow_and_update().clone());
-    controller.heed(&ears.authority.borrow_and_update());
+    controller.heed(&ears.fleet.borrow_and_update());
     controller.apply(None).await;
     let mut pace = Pace::begin();
     let mut supervisor = Supervisor::of_environment();
@@ -174,7 +174,7 @@ async fn serve(
         }
         controller.take(ears.manifests.borrow_and_update().clone());
         controller.hear(ears.verdicts.borrow_and_update().clone());
-        controller.heed(&ears.authority.borrow_and_update());
+        controller.heed(&ears.fleet.borrow_and_update());
         let began = Instant::now();
         controller.apply(seen).await;
         pace.ended(began);
@@ -242,7 +242,7 @@ impl Ears {
             }
             Ok(()) = self.verdicts.changed() => Wake::Changed,
             Ok(()) = self.unbound.changed() => Wake::Changed,
-            Ok(()) = self.authority.changed() => Wake::Changed,
+            Ok(()) = self.fleet.changed() => Wake::Changed,
             () = due => Wake::Changed,
         }
     }

@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::{
-    Assigned, Authority, Claim, ClaimKind, Holder, Ledger, Pool, PoolWish, Problem, ProblemKind, Span, Taken,
+    Assigned, Authority, Claim, ClaimKind, FIELD_MANAGER, Holder, Ledger, Pool, PoolWish, Problem,
+    ProblemKind, Span, Taken,
 };
 use crate::diagnostic::Severity;
 use crate::model::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Protocol, Service};
@@ -46,7 +47,9 @@ impl<'a> Applicant<'a> {
     /// Addresses that it had or asks for.
     pub(super) fn names(&self) -> impl Iterator<Item = IpAddr> {
         let requested = self.requested.iter().map(|(ip, _)| *ip);
-        self.had.iter().copied().chain(requested).chain(self.service.external_ips.iter().copied())
+        let service = self.service;
+        let written = service.ingress_ips.iter().chain(&service.external_ips).copied();
+        self.had.iter().copied().chain(requested).chain(written)
     }
 
     pub(super) fn ports(&self) -> Vec<(Protocol, u16)> {
@@ -222,7 +225,7 @@ impl Allocation {
             if has_family || !families.contains(&family) || (requests_other && !requested()) {
                 continue;
             }
-            if self.reserved.get(&ip) == Some(&Holder::Gateway) {
+            if matches!(self.reserved.get(&ip), Some(Holder::Gateway | Holder::OtherGateway(_))) {
                 continue;
             }
             let Some(pool) = self.usable_pools(applicant).find(|at| self.pools[*at].contains(ip)) else {
@@ -244,6 +247,33 @@ impl Allocation {
                 let assigned = Assigned { address: *ip, pool: self.pools[pool].name.clone() };
                 self.footprint.leaving.push(assigned);
             }
+        }
+    }
+
+    /// Keeps others off what is still in the status that we wrote, or on its way there, though the Service is to lose
+    /// it: other gateways serve it until the status says something else.
+    pub(super) fn hold_lost(&mut self, applicant: &Applicant<'_>, granted: &Granted) {
+        let service = applicant.service;
+        if !applicant.wants_load_balancer || self.authority == Authority::Follows {
+            return;
+        }
+        let is_ours = service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
+        let written = service.ingress_ips.iter().filter(|_| is_ours);
+        // Without the finalizer nothing is written.
+        let given = applicant.had.iter().filter(|_| service.stored.is_finalized_by_us());
+        let ports = applicant.ports();
+        let lost = |ip: &&IpAddr| !granted.load_balancer.iter().any(|a| a.address == **ip);
+        for ip in written.chain(given).filter(lost) {
+            // Also where its pool is gone: it may be in another one.
+            let claim = Claim {
+                service: applicant.key(),
+                kind: ClaimKind::LoadBalancer,
+                ports: &ports,
+                sharing_key: applicant.sharing_key.as_deref(),
+                across_namespaces: true,
+            };
+            // Where somebody holds it already, that one keeps others off.
+            let _ = self.take(*ip, &claim);
         }
     }
 
@@ -302,7 +332,7 @@ impl Allocation {
     pub(super) fn withheld_count(&self) -> usize {
         match &self.authority {
             Authority::Decides { withheld } => withheld.len(),
-            Authority::Follows => 0,
+            Authority::Waits | Authority::Follows => 0,
         }
     }
 

@@ -37,7 +37,7 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Without Services. `reserved` are addresses of the gateway itself, of nodes and of API servers: nobody gets
+    /// Without Services. `reserved` are addresses of gateways, of nodes and of API servers: nobody gets
     /// them, whatever pools and Services say; only what was given before it became a node's stays.
     #[must_use]
     pub fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, Holder>, authority: Authority) -> Self {
@@ -141,7 +141,10 @@ impl Allocator {
             a.seniority().cmp(&b.seniority())
         });
         for Turn { applicant, granted, footprint } in &mut *turns {
-            self.allocation.turn(footprint, |allocation| allocation.keep(applicant, granted));
+            self.allocation.turn(footprint, |allocation| {
+                allocation.keep(applicant, granted);
+                allocation.hold_lost(applicant, granted);
+            });
         }
         for Turn { applicant, granted, footprint } in &mut *turns {
             self.allocation.turn(footprint, |allocation| {

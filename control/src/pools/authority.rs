@@ -17,6 +17,8 @@ pub enum Authority {
         /// Addresses that nobody gets now: other gateways still serve them for Services that gave them back.
         withheld: BTreeSet<IpAddr>,
     },
+    /// This gateway, and it gives out nothing now: another one may still serve anything that was given back.
+    Waits,
     /// Another one: only addresses that Services have already are granted.
     Follows,
 }
@@ -30,25 +32,31 @@ impl Default for Authority {
 
 /// The field manager under which the gateways write; who else owns a status is a stranger.
 pub const FIELD_MANAGER: &str = "tidegate";
+/// The condition that says whether a Service has the addresses that it asks for.
+pub const ALLOCATED: &str = "tidegate.dev/Allocated";
 
 /// What a Service had before: by the memory of this gateway, and by what its status says.
 ///
 /// Who decides trusts its memory first, for what it gave may not be written yet; after a restart there is none, and
-/// the status is adopted. Who follows trusts the status first, unless a stranger wrote it.
+/// the status is adopted. Who follows trusts the status, so that it serves what the version of its Services says and
+/// nothing else; its memory counts where a stranger changed a status of which our condition says that it has addresses,
+/// for the leader will write it again.
 #[must_use]
 pub fn adopted(service: &Service, remembered: Option<&[Assigned]>, authority: &Authority) -> Vec<IpAddr> {
-    let decides = matches!(authority, Authority::Decides { .. });
-    let trusted = !service.ingress_ips.is_empty() && !is_foreign(service);
+    let counts = *authority != Authority::Follows || is_foreign(service);
     match remembered {
-        Some(remembered) if decides || !trusted => remembered.iter().map(|a| a.address).collect(),
+        Some(remembered) if counts => remembered.iter().map(|a| a.address).collect(),
         _ => service.ingress_ips.clone(),
     }
 }
 
-/// Whether somebody else alone owns the addresses in the status.
+/// Whether somebody else changed the addresses in a status of ours, or took them out.
 fn is_foreign(service: &Service) -> bool {
-    let managers = &service.stored.ingress_managers;
-    !managers.is_empty() && managers.iter().all(|m| m != FIELD_MANAGER)
+    let stored = &service.stored;
+    let managers = &stored.ingress_managers;
+    let has_addresses = !service.ingress_ips.is_empty();
+    let is_ours = has_addresses && (managers.is_empty() || managers.iter().any(|m| m == FIELD_MANAGER));
+    !is_ours && stored.condition(ALLOCATED).is_some_and(|condition| condition.status == "True")
 }
 
 #[cfg(test)]
@@ -61,9 +69,21 @@ mod tests {
     }
 
     fn service(ingress: &[&str], managers: &[&str]) -> Service {
+        service_whose(ingress, managers, "True")
+    }
+
+    fn service_whose(ingress: &[&str], managers: &[&str], allocated: &str) -> Service {
         let mut service = Service::new(Metadata::new(ObjectKey::new("default", "web")));
         service.ingress_ips = ingress.iter().map(|a| ip(a)).collect();
         service.stored.ingress_managers = managers.iter().map(|m| (*m).to_owned()).collect();
+        service.stored.conditions = vec![crate::model::Condition {
+            kind: ALLOCATED.to_owned(),
+            status: allocated.to_owned(),
+            reason: "Allocated".to_owned(),
+            message: String::new(),
+            observed_generation: 1,
+            last_transition: None,
+        }];
         service
     }
 
@@ -95,5 +115,16 @@ mod tests {
         let foreign = service(&["192.0.2.1"], &["someone-else"]);
         assert_eq!(had(&foreign, Some("203.0.113.9"), &Authority::Follows), ["203.0.113.9"]);
         assert_eq!(had(&foreign, None, &Authority::Follows), ["192.0.2.1"]);
+        let emptied = service(&[], &["someone-else"]);
+        assert_eq!(had(&emptied, Some("203.0.113.9"), &Authority::Follows), ["203.0.113.9"]);
+    }
+
+    #[test]
+    fn who_follows_serves_no_address_that_the_leader_took_out_or_that_was_never_written() {
+        for (status, why) in [("False", "taken out"), ("Unknown", "never written")] {
+            let service = service_whose(&[], &[], status);
+            let none: [&str; 0] = [];
+            assert_eq!(had(&service, Some("203.0.113.9"), &Authority::Follows), none, "{why}");
+        }
     }
 }

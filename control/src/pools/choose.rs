@@ -15,13 +15,14 @@ impl Allocation {
         if !applicant.wants_load_balancer || granted.pending.is_some() {
             return;
         }
-        if matches!(self.authority, Authority::Follows) {
+        let waits_for = match self.authority {
+            Authority::Follows => Some("the leading gateway to give it an address"),
+            Authority::Waits => Some("every gateway to say that it serves nothing that was given back"),
+            Authority::Decides { .. } => None,
+        };
+        if let Some(whom) = waits_for {
             if granted.load_balancer.is_empty() {
-                let what = format!(
-                    "Service {} waits for the leading gateway to give it an address",
-                    applicant.key()
-                );
-                granted.pending = Some(what);
+                granted.pending = Some(format!("Service {} waits for {whom}", applicant.key()));
             }
             return;
         }

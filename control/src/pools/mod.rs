@@ -27,7 +27,7 @@ mod tests;
 
 pub use allocate::{Applicant, Granted, PoolUsage};
 pub use allocator::Allocator;
-pub use authority::{Authority, FIELD_MANAGER, adopted};
+pub use authority::{ALLOCATED, Authority, FIELD_MANAGER, adopted};
 pub use ledger::{Claim, ClaimKind, Ledger, Taken};
 pub use merge::{PoolFault, merge};
 pub use range::{Band, Span};
@@ -96,6 +96,8 @@ impl Pool {
 pub enum Holder {
     /// The gateway's own.
     Gateway,
+    /// Of the other gateway of this name.
+    OtherGateway(String),
     /// Of the node of this name.
     Node(String),
     /// An API server's, or the cluster IP before it.
@@ -106,6 +108,7 @@ impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Gateway => f.write_str("an address of the gateway itself"),
+            Self::OtherGateway(name) => write!(f, "an address of gateway {name}"),
             Self::Node(name) => write!(f, "an address of node {name}"),
             Self::ApiServer => f.write_str("an address of the API server"),
         }

@@ -36,6 +36,13 @@ impl Allocation {
                         Some(format!("{} (spec.ipFamilies, spec.ipFamilyPolicy)", wanted.join(" and "))),
                     ))
                 }
+                // It is the next moment's, and nobody's fault.
+                None if self.is_withheld(*ip) => {
+                    let why = "every gateway has to withdraw it from the Service that gave it back";
+                    granted.pending =
+                        Some(format!("Service {} waits for address {ip}: {why}", applicant.key()));
+                    continue;
+                }
                 None => self.pool_of_request(applicant, *ip),
             };
             match refused {
@@ -90,12 +97,6 @@ impl Allocation {
         }
         if self.over_quota(pool, applicant, ip, &[]) {
             return Err((self.quota_reached(pool, applicant), None));
-        }
-        if self.is_withheld(ip) {
-            return Err((
-                "another gateway still serves it for a Service that gave it back".to_owned(),
-                Some("the same address, in a moment".to_owned()),
-            ));
         }
         self.admits(pool, ip, applicant).map_err(|taken| {
             (

@@ -321,5 +321,23 @@ fn an_address_that_another_gateway_still_serves_is_given_to_nobody() {
     assert_eq!(addresses(&chosen, "default", "web"), [ip("203.0.113.7")]);
     let asked = allocate(&pools, &none.0, &[requesting(&web, "203.0.113.6")], &none.1, &authority);
     assert_eq!(addresses(&asked, "default", "web"), [] as [IpAddr; 0]);
-    assert_eq!(problems(&asked, "web")[0].kind, ProblemKind::AllocationFailed);
+    assert_eq!(problems(&asked, "web"), [], "that is no fault of the Service");
+    let pending = asked.granted[&web.meta.key].pending.as_deref();
+    assert!(pending.is_some_and(|why| why.contains("withdraw")), "{pending:?}");
+    let waits = allocate(&pools, &none.0, &[applicant(&web)], &none.1, &Authority::Waits);
+    assert_eq!((addresses(&waits, "default", "web"), problems(&waits, "web")), (vec![], vec![]));
+}
+
+#[test]
+fn an_address_is_held_until_the_status_of_who_loses_it_says_something_else() {
+    let web = service("default", "web");
+    let mut old = Service { ingress_ips: vec![ip("203.0.113.6")], ..service("default", "old") };
+    old.stored.ingress_managers = vec![FIELD_MANAGER.to_owned()];
+    let pools = [pool("two", &["203.0.113.6/31"])];
+    let moved = run(&pools, &[requesting(&old, "203.0.113.7"), requesting(&web, "203.0.113.6")]);
+    assert_eq!(addresses(&moved, "default", "old"), [ip("203.0.113.7")]);
+    assert_eq!(addresses(&moved, "default", "web"), [] as [IpAddr; 0]);
+    old.ingress_ips = vec![ip("203.0.113.7")];
+    let written = run(&pools, &[requesting(&old, "203.0.113.7"), requesting(&web, "203.0.113.6")]);
+    assert_eq!(addresses(&written, "default", "web"), [ip("203.0.113.6")]);
 }

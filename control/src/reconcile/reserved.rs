@@ -1,4 +1,4 @@
-//! Addresses that no Service may have: the gateway's own, the nodes', the API servers' (kubernetes.md, section 7).
+//! Addresses that no Service may have: those of gateways, nodes and API servers (kubernetes.md, section 7).
 //!
 //! Whoever could take one of these by `spec.externalIPs` would take the traffic of others with it. Pure.
 
@@ -22,6 +22,8 @@ pub(super) fn reserved(
         }
     }
     reserved.extend(api_servers(objects, slices).into_iter().map(|ip| (ip, Holder::ApiServer)));
+    let others = settings.other_gateways.iter();
+    reserved.extend(others.map(|(ip, name)| (*ip, Holder::OtherGateway(name.clone()))));
     reserved.extend(settings.own_addresses().into_iter().map(|ip| (ip, Holder::Gateway)));
     reserved
 }

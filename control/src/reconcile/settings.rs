@@ -3,8 +3,9 @@
 //! `assemble` fills it from the validated configuration and what only the running gateway knows (the MAC
 //! addresses of its ports); tests write it by hand. No file, no default beside [`Settings::default`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -66,6 +67,8 @@ pub struct Settings {
     pub claims_unclassed: bool,
     /// Who decides on LoadBalancer addresses: this gateway, unless another one leads at the API server.
     pub authority: Authority,
+    /// The addresses of the other gateways at the API server, with their names: no Service may have them.
+    pub other_gateways: Arc<BTreeMap<IpAddr, String>>,
 }
 
 impl Default for Settings {
@@ -95,6 +98,7 @@ impl Default for Settings {
             load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
             claims_unclassed: true,
             authority: Authority::default(),
+            other_gateways: Arc::default(),
         }
     }
 }

@@ -29,6 +29,10 @@ pub struct SourceUpdate {
     /// their last good state. What did not change since the last update is the same `Arc` as there: see
     /// [`Objects`] for finding what did.
     pub objects: Arc<Objects>,
+    /// The resourceVersion that the Services are of: a gateway that has applied them serves nothing that was taken back
+    /// in this version or before. 0 for a directory, until an API server has told it, and while Services stand in for
+    /// those that it lost.
+    pub version: u64,
     /// All faults.
     pub report: Arc<Report>,
     /// The files that stand at an older state, with the time since when.

@@ -1,7 +1,9 @@
 //! What the gateway may do in a cluster: exactly what `deploy/kubernetes` gives, and that is enough.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::Value;
 use test_apiserver::Logged;
 
@@ -69,16 +71,27 @@ fn rbac_is_the_least_that_works() {
         "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: public}, \
          spec: {addresses: [203.0.113.0/28]}}",
     );
-    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
-    world.start_with(
-        "edge-1",
-        &Setting { document: "pools: []".into(), drain: "1s".into(), ..Setting::default() },
+    // A gateway that is gone for good, and a fault that every run of a gateway tells again.
+    world.apply(
+        "{apiVersion: tidegate.dev/v1alpha1, kind: GatewayStatus, metadata: {name: gone}, spec: {gateway: gone}, \
+         status: {stopped: true, lastHeartbeat: \"2026-01-01T00:00:00Z\"}}",
     );
+    let faulty =
+        service("web").replace("metadata: {", "metadata: {annotations: {tidegate.dev/table-size: many}, ");
+    world.apply(&(faulty + &slice("web", &["10.244.0.1"])));
+    let setting = Setting { document: "pools: []".into(), drain: "1s".into(), ..Setting::default() };
+    world.start_with("edge-1", &setting);
+    world.until("the fault to be told", || {
+        let events = world.api.list("v1", "Event", "shop");
+        events.iter().any(|event| event["reason"] == "InvalidValue").then_some(())
+    });
+    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.start_again("edge-1");
     let gateway = world.gateway("edge-1");
     world.until("a backend", || (gateway.backends("web").len() == 1).then_some(()));
-    // Every right is used in the life of one Service, but for two: an event is patched only when it happens again, and a
-    // GatewayStatus is made by an apply, which needs `create` without a request of that name.
-    let seldom = [("patch", "events.k8s.io", "events"), ("create", "tidegate.dev", "gatewaystatuses")]
+    // Every right is used in the life of one Service, but for one: a GatewayStatus is made by an apply, which needs
+    // `create` without a request of that name.
+    let seldom = [("create", "tidegate.dev", "gatewaystatuses")]
         .map(|(verb, group, resource)| (verb.to_owned(), group.to_owned(), resource.to_owned()));
     let granted: BTreeSet<Right> = granted(&world);
     let mut deleted = false;

@@ -1,6 +1,7 @@
 //! `GatewayStatus`: what a gateway says about itself. Cluster-wide, one for each gateway, named after it.
 //!
-//! Written by the gateway alone; the leader reads all of them to know what is withdrawn everywhere.
+//! Written by the gateway alone; the others read all of them to know what is withdrawn everywhere and which addresses
+//! are gateways'. Deleted by the leader when nothing was heard of the gateway for a day.
 
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -70,18 +71,24 @@ pub struct GatewayStatusStatus {
     pub backends: i64,
     /// Whether it hears the API server.
     pub source_connected: bool,
-    /// When it last wrote this.
+    /// When it last wrote this. A day without, and the leader deletes the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub last_heartbeat: Option<String>,
     /// How many VIPs it serves.
     pub vip_count: i64,
-    /// The VIPs that it serves, 1024 at most.
+    /// The VIPs that it serves, 1024 of them at most.
     #[schemars(length(max = 1024), inner(length(max = 45)), extend("x-kubernetes-list-type" = "set"))]
     pub vips: Vec<String>,
-    /// UIDs of Services that give their addresses back and that it serves no more.
-    #[schemars(length(max = 1024), inner(length(max = 64)), extend("x-kubernetes-list-type" = "set"))]
-    pub released: Vec<String>,
+    /// Its own addresses: no Service may have one of them.
+    #[schemars(length(max = 1024), inner(length(max = 45)), extend("x-kubernetes-list-type" = "set"))]
+    pub addresses: Vec<String>,
+    /// The resourceVersion of the Services that all of its workers forward by: what was given back in this version or
+    /// before, it serves no more.
+    #[schemars(length(max = 32))]
+    pub applied_resource_version: String,
+    /// It has withdrawn everything and ended: nobody waits for it.
+    pub stopped: bool,
     /// Ready, SourceConnected.
     #[schemars(
         length(max = 16),

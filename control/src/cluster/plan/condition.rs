@@ -9,10 +9,10 @@ use super::Planner;
 use super::service::OfService;
 use crate::cluster::event::cut;
 use crate::model::{Condition, ObjectKey};
+pub(super) use crate::pools::ALLOCATED;
 use crate::reconcile::Reason;
 use crate::reconcile::view::{BackendViewState, PortView, ServiceView, VipView};
 
-pub(super) const ALLOCATED: &str = "tidegate.dev/Allocated";
 pub(super) const PROGRAMMED: &str = "tidegate.dev/Programmed";
 pub(super) const HEALTHY: &str = "tidegate.dev/Healthy";
 pub(super) const CONFLICTED: &str = "tidegate.dev/Conflicted";

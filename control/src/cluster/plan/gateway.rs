@@ -9,10 +9,10 @@ use crate::cluster::crd;
 use crate::model::Condition;
 use crate::reconcile::view::BackendViewState;
 
-/// VIPs that are listed at most: as many as the schema takes.
+/// VIPs that are listed at most, for people to look at: as many as the schema takes.
 pub const VIPS_MAX: usize = 1024;
-/// Services given back that are listed at most.
-pub const RELEASED_MAX: usize = 1024;
+/// Own addresses that are listed at most.
+pub const ADDRESSES_MAX: usize = 1024;
 
 /// The status, but for the time of its heartbeat. `before` is the one before, for since when conditions hold.
 #[must_use]
@@ -58,22 +58,12 @@ pub fn gateway_status(
         last_heartbeat: before.last_heartbeat.clone(),
         vip_count: count(vips.len()),
         vips: vips.iter().take(VIPS_MAX).map(ToString::to_string).collect(),
-        released: released(situation),
+        addresses: observation.own_addresses.iter().take(ADDRESSES_MAX).map(ToString::to_string).collect(),
+        applied_resource_version: observation.version_applied.to_string(),
+        stopped: false,
         conditions: vec![
             condition("Ready", observation.ready, "Forwarding", "NotReady"),
             condition("SourceConnected", observation.source_connected, "Connected", "Disconnected"),
         ],
     }
-}
-
-/// UIDs of Services that give their addresses back, as far as the workers have withdrawn them.
-fn released(situation: &Situation<'_>) -> Vec<String> {
-    let observation = situation.observation;
-    if !observation.applied() {
-        return Vec::new();
-    }
-    let finalized = observation.objects.services.values().filter(|s| s.stored.is_finalized_by_us());
-    let gone = finalized
-        .filter(|s| s.meta.deletion_time.is_some() || !observation.outcome.claimed.contains_key(&s.meta.key));
-    gone.map(|s| s.meta.uid.clone()).take(RELEASED_MAX).collect()
 }

@@ -23,7 +23,7 @@ mod service;
 mod tests;
 
 pub use contest::Contest;
-pub use gateway::{RELEASED_MAX, VIPS_MAX, gateway_status};
+pub use gateway::{ADDRESSES_MAX, VIPS_MAX, gateway_status};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ use jiff::Timestamp;
 
 use super::crd;
 use super::event::{Event, Regarding};
-use crate::model::{Condition, Ingress, ObjectKey, Objects};
+use crate::model::{Condition, Ingress, ObjectKey, Objects, Service};
 use crate::reconcile::view::ServiceView;
 use crate::reconcile::{Asker, Finding, Outcome};
 
@@ -42,8 +42,18 @@ use crate::reconcile::{Asker, Finding, Outcome};
 pub struct Observation {
     /// What the source has.
     pub objects: Arc<Objects>,
+    /// The version of its Services: [`SourceUpdate::version`](crate::source::SourceUpdate::version).
+    pub version: u64,
+    /// That of the newest Services that all workers forward by.
+    pub version_applied: u64,
     /// What was made of it.
     pub outcome: Arc<Outcome>,
+    /// Whether it was made by a gateway that decides on addresses.
+    pub decides: bool,
+    /// The version that every gateway has to apply before all free addresses can be given out; `None` when they can.
+    pub waits_for: Option<u64>,
+    /// The gateway's own addresses.
+    pub own_addresses: BTreeSet<IpAddr>,
     /// Generation of the newest desired state.
     pub generation_desired: u64,
     /// Generation that all workers forward by.
@@ -54,14 +64,6 @@ pub struct Observation {
     pub source_connected: bool,
     /// What this gateway could not do, whatever the others do: health-check node ports that it cannot bind.
     pub own_findings: Vec<Finding>,
-}
-
-impl Observation {
-    /// Whether the workers forward by the newest desired state.
-    #[must_use]
-    pub fn applied(&self) -> bool {
-        self.generation_applied >= self.generation_desired
-    }
 }
 
 /// Who a gateway is.
@@ -75,19 +77,6 @@ pub struct Identity {
     pub node: Option<String>,
 }
 
-/// Another gateway, by its `GatewayStatus`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Peer {
-    /// Its name.
-    pub name: String,
-    /// Whether it has been heard of lately.
-    pub live: bool,
-    /// VIPs that it serves.
-    pub vips: BTreeSet<IpAddr>,
-    /// UIDs of Services that give their addresses back and that it serves no more.
-    pub released: BTreeSet<String>,
-}
-
 /// All that a plan follows from.
 #[derive(Debug, Clone, Copy)]
 pub struct Situation<'a> {
@@ -97,8 +86,8 @@ pub struct Situation<'a> {
     pub identity: &'a Identity,
     /// Whether we lead.
     pub leads: bool,
-    /// The other gateways.
-    pub peers: &'a [Peer],
+    /// The version of Services that every live gateway has applied, this one too.
+    pub withdrawn: u64,
     /// Now.
     pub now: Timestamp,
 }
@@ -112,8 +101,17 @@ pub struct Memory {
     pub(super) contests: BTreeMap<ObjectKey, Contest>,
     /// Events that were told and are still true.
     told: BTreeSet<Event>,
+    /// Services that give their addresses back, by uid: the version in which they were first seen to.
+    leaving: BTreeMap<String, Leaving>,
     /// The API server is from before Kubernetes 1.29 and refuses a status with `ipMode`.
     without_ip_mode: bool,
+}
+
+/// A Service that gives its addresses back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Leaving {
+    key: ObjectKey,
+    since: u64,
 }
 
 impl Memory {
@@ -252,11 +250,17 @@ impl Planner<'_> {
         self.plan.again_at = Some(self.plan.again_at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Whether all live gateways have withdrawn a Service that gives its addresses back; we are one of them.
-    fn is_withdrawn(&self, uid: &str) -> bool {
-        let Situation { observation, identity, peers, .. } = self.situation;
-        let mut others = peers.iter().filter(|peer| peer.live && peer.name != identity.name);
-        observation.applied() && others.all(|peer| peer.released.contains(uid))
+    /// Whether all live gateways have withdrawn a Service that gives its addresses back: they have applied a version
+    /// in which it does.
+    fn is_withdrawn(&mut self, service: &Service) -> bool {
+        let Situation { observation, withdrawn, .. } = self.situation;
+        let version = observation.version;
+        let key = || service.meta.key.clone();
+        let leaving = self.memory.leaving.entry(service.meta.uid.clone());
+        let leaving = leaving.or_insert_with(|| Leaving { key: key(), since: version });
+        // Smaller where the API server went back.
+        leaving.since = leaving.since.min(version);
+        version > 0 && *withdrawn >= leaving.since
     }
 
     fn finish(mut self) -> Plan {
@@ -271,6 +275,9 @@ impl Planner<'_> {
             self.memory.since.retain(|(key, _), _| known(key));
         }
         self.memory.contests.retain(|key, _| known(key));
+        self.memory.leaving.retain(|uid, leaving| {
+            objects.services.get(&leaving.key).is_some_and(|service| service.meta.uid == *uid)
+        });
         self.plan
     }
 }

@@ -67,7 +67,7 @@ impl Planner<'_> {
         if !of.service.stored.is_finalized_by_us() {
             return;
         }
-        if !self.is_withdrawn(&of.service.meta.uid) {
+        if !self.is_withdrawn(of.service) {
             self.plan.waits_for_peers = true;
             return;
         }
@@ -78,7 +78,7 @@ impl Planner<'_> {
     /// Not ours any more: its class or type changed. The status is cleared and the Service let go when no gateway
     /// serves it any more; what it has by external IPs stays.
     fn released(&mut self, of: &OfService<'_>) {
-        if !self.is_withdrawn(&of.service.meta.uid) {
+        if !self.is_withdrawn(of.service) {
             self.plan.waits_for_peers = true;
             return;
         }

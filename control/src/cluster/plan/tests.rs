@@ -59,7 +59,9 @@ struct Cluster {
     objects: Objects,
     reconciled: crate::reconcile::Memory,
     memory: Memory,
-    peers: Vec<Peer>,
+    /// The version of the Services, and that which every gateway has applied.
+    version: u64,
+    withdrawn: u64,
     leads: bool,
     now: Timestamp,
 }
@@ -84,7 +86,8 @@ impl Cluster {
             objects: Objects::default(),
             reconciled: crate::reconcile::Memory::default(),
             memory: Memory::default(),
-            peers: Vec::new(),
+            version: 7,
+            withdrawn: 7,
             leads: true,
             now: Timestamp::from_second(1_000_000).expect("a time"),
         };
@@ -147,7 +150,12 @@ impl Cluster {
         self.reconciled = outcome.memory.clone();
         Observation {
             objects: Arc::new(self.objects.clone()),
+            version: self.version,
+            version_applied: self.version,
             outcome: Arc::new(outcome),
+            decides: self.leads,
+            waits_for: None,
+            own_addresses: self.settings.own_addresses(),
             generation_desired: 1,
             generation_applied: 1,
             ready: true,
@@ -164,7 +172,7 @@ impl Cluster {
             observation: &observation,
             identity: &identity,
             leads: self.leads,
-            peers: &self.peers,
+            withdrawn: self.withdrawn,
             now: self.now,
         };
         plan(&situation, &mut self.memory)
@@ -327,7 +335,7 @@ fn who_follows_writes_nothing_and_tells_of_itself_alone() {
         observation: &observation,
         identity: &identity,
         leads: false,
-        peers: &[],
+        withdrawn: 7,
         now: cluster.now,
     };
     let plan = plan(&situation, &mut Memory::default());
@@ -353,25 +361,35 @@ fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address(
 }
 
 #[test]
-fn a_gateway_tells_what_it_serves_and_what_it_has_released() {
+fn nobody_is_let_go_while_the_version_of_the_services_is_not_known() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.settle();
+    cluster.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+    cluster.version = 0;
+    let plan = cluster.round();
+    assert_eq!((plan.writes.as_slice(), plan.waits_for_peers), ([].as_slice(), true));
+}
+
+#[test]
+fn a_gateway_tells_what_it_serves_where_it_is_and_how_far_it_is() {
     let mut cluster = Cluster::new([service("web"), service("gone")]);
     cluster.settle();
     cluster.edit("gone", |gone| gone.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
-    let mut observation = cluster.observe();
+    let observation = cluster.observe();
+    let observation = Observation { version: 9, ..observation };
     let identity = Identity { name: "edge-2".into(), instance: "b".into(), node: Some("n1".into()) };
     let status_of = |observation: &Observation, before: &crd::GatewayStatusStatus| {
         let now = cluster.now;
-        let situation = Situation { observation, identity: &identity, leads: false, peers: &[], now };
+        let situation = Situation { observation, identity: &identity, leads: false, withdrawn: 0, now };
         gateway_status(&situation, before)
     };
     let status = status_of(&observation, &crd::GatewayStatusStatus::default());
     let address = cluster.of("web").stored.ingress[0].ip.expect("an address").to_string();
     assert_eq!((status.vips.as_slice(), status.vip_count), ([address].as_slice(), 1));
-    assert_eq!(status.released, [cluster.of("gone").meta.uid.clone()]);
+    assert_eq!(status.applied_resource_version, "7", "not what it has read, but what its workers have");
+    assert_eq!(status.addresses, ["10.0.0.1", "10.0.0.3"]);
     assert_eq!((status.node.as_str(), status.services, status.leader), ("n1", 1, false));
     assert_eq!(status_of(&observation, &status), status, "nothing differs, the times neither");
-    observation.generation_desired = 2;
-    assert_eq!(status_of(&observation, &status).released, [] as [String; 0], "the workers still serve it");
 }
 
 #[derive(Debug, Clone)]

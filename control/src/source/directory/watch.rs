@@ -122,6 +122,7 @@ fn update(files: &Files, revision: u64, seen: Instant) -> SourceUpdate {
     SourceUpdate {
         revision,
         objects: Arc::new(objects),
+        version: 0,
         report: Arc::new(report),
         stale: files.stale().into(),
         seen,

@@ -19,7 +19,7 @@ use super::Tuning;
 use super::connect::Connector;
 use super::disk::{Contents, Disk, Saved, SavedObject};
 use super::history::{Heard, Point};
-use super::kinds::{KINDS, KindIndex};
+use super::kinds::{KINDS, KindIndex, SERVICE};
 use super::object::{Content, Identity, Received};
 use super::reflect::Event;
 use super::retain::{Continuity, Item, Retain};
@@ -58,6 +58,9 @@ pub(super) struct Hub {
     changed: Option<Instant>,
     given: bool,
     revision: u64,
+    /// The version that the API server's Services are of, and that of those last given out.
+    version: u64,
+    version_given: u64,
     logged: Option<(String, Instant)>,
     state: SourceState,
     updates: watch::Sender<SourceUpdate>,
@@ -133,6 +136,8 @@ impl Hub {
             changed: None,
             given: false,
             revision: 0,
+            version: 0,
+            version_given: 0,
             logged: None,
             state,
             updates,
@@ -237,7 +242,16 @@ impl Hub {
     fn take(&mut self, event: Event, now: Instant) {
         let index = event.kind();
         let kept = self.stores[index].retain.kept().len();
+        match &event {
+            Event::Listed(SERVICE, _, point) => self.version = point.version,
+            Event::Told(SERVICE, told) => self.version = self.version.max(told.version()),
+            _ => {}
+        }
         self.believe(event, now);
+        // Others wait to hear that we are this far, also where nothing else has changed.
+        if self.services_version() != self.version_given {
+            self.changed.get_or_insert(now);
+        }
         // What is told of kept objects changes though none of them does.
         if self.stores[index].retain.kept().len() != kept {
             self.changed.get_or_insert(now);
@@ -314,6 +328,12 @@ impl Hub {
             self.changed.get_or_insert(now);
         }
         relisted.changed.iter().for_each(|key| self.show_changed(index, key, now));
+    }
+
+    /// What the Services shown are of; while some of them are only kept, they are of none.
+    fn services_version(&self) -> u64 {
+        let is_whole = self.stores[SERVICE].retain.kept().len() == 0;
+        if is_whole { self.version } else { 0 }
     }
 
     /// Whether the objects on disk were last known to be right longer than the grace time ago.
@@ -407,9 +427,11 @@ impl Hub {
         self.given = true;
         self.revision += 1;
         self.keep_told(now);
+        self.version_given = self.services_version();
         self.updates.send_replace(SourceUpdate {
             revision: self.revision,
             objects: Arc::new(self.objects.clone()),
+            version: self.version_given,
             report: Arc::new(self.report()),
             stale: Arc::from([]),
             seen,

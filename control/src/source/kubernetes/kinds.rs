@@ -86,6 +86,9 @@ fn has_weight(pod: &Node) -> bool {
 /// Nothing but metadata.
 const METADATA: &[(&str, &[&str])] = &[("metadata", &[])];
 
+/// The place of Services in [`KINDS`].
+pub(super) const SERVICE: KindIndex = 0;
+
 /// Nothing is given out before all of these were listed.
 pub(super) const KINDS: &[Kind] = &[
     kind!(Service, services, whole, "/api/v1/services", labels: SERVICES),

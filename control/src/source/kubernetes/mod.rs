@@ -327,6 +327,7 @@ impl SourceUpdate {
         Self {
             revision: 0,
             objects: Arc::default(),
+            version: 0,
             report: Arc::default(),
             stale: Arc::from([]),
             seen: Instant::now(),

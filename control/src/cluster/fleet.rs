@@ -1,0 +1,347 @@
+//! What the rounds have to know of the other gateways, and which addresses nobody gets for their sake.
+//!
+//! The daemon keeps a [`Past`] and shows it the Services before each round; with the [`Fleet`], which the writer tells,
+//! it says who decides on addresses and which of them are withheld. An address that a Service gave back is given to
+//! another one when every live gateway has applied the version of the Services in which it was given back: they say in
+//! their `GatewayStatus` how far they are, whatever the number of addresses.
+//!
+//! Who follows remembers the last version in which anything was given back; who decides remembers it by address, so
+//! that one address holds up no other. [`Fleet::decides_since`] stands for what happened before a gateway decided.
+//!
+//! Invariant: an address that no Service names and that is not remembered was given back in `settled_since` or before,
+//! or before this gateway began to decide.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::model::{ObjectKey, Service};
+use crate::pools::{Allocations, Assigned, Authority};
+use crate::shared_map::SharedMap;
+
+/// What is known of all gateways at one API server.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fleet {
+    /// Whether this gateway leads: decides on addresses.
+    pub leads: bool,
+    /// The version of Services that every live gateway has applied, this one too.
+    pub withdrawn: u64,
+    /// A version that was the newest after this gateway had begun to lead: nobody else decided after it.
+    pub decides_since: u64,
+    /// The addresses of the other gateways, with their names.
+    pub addresses: Arc<BTreeMap<IpAddr, String>>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Past {
+    services: SharedMap<ObjectKey, Arc<Service>>,
+    given: Arc<Allocations>,
+    /// Of the Services seen last; 0 while it is not known.
+    version: u64,
+    /// Of the Services that were last taken up.
+    seen: u64,
+    /// How many Services name an address.
+    named: BTreeMap<IpAddr, u32>,
+    /// Addresses that no Service names any more and that a gateway may still serve: with the version.
+    given_back: BTreeMap<IpAddr, u64>,
+    /// The newest version in which any other address was given back.
+    settled_since: u64,
+}
+
+impl Past {
+    /// The source has these Services, of this version ([`SourceUpdate::version`](crate::source::SourceUpdate::version));
+    /// the last round gave these addresses, which may not be in a status yet. Nothing is taken up without a version: what
+    /// changed meanwhile counts as of the next one.
+    pub fn see(
+        &mut self,
+        services: &SharedMap<ObjectKey, Arc<Service>>,
+        given: &Arc<Allocations>,
+        version: u64,
+        fleet: &Fleet,
+    ) {
+        if version == 0 {
+            self.version = 0;
+            return;
+        }
+        let lost = self.count(services, given);
+        // A server that went back counts anew: what was given back was so in what it has now.
+        self.given_back.values_mut().for_each(|since| *since = (*since).min(version));
+        self.settled_since = self.settled_since.min(version);
+        if self.seen < fleet.decides_since {
+            // What somebody else gave, and what was given back of it, may have passed between two looks.
+            self.settled_since = version;
+        }
+        self.given_back.extend(lost.into_iter().map(|ip| (ip, version)));
+        self.given_back.retain(|ip, _| !self.named.contains_key(ip));
+        let is_settled = |since: u64| !fleet.leads || fleet.withdrawn >= since;
+        let settled = self.given_back.values().copied().filter(|since| is_settled(*since)).max();
+        self.settled_since = self.settled_since.max(settled.unwrap_or(0));
+        self.given_back.retain(|_, since| !is_settled(*since));
+        self.services.clone_from(services);
+        self.given = Arc::clone(given);
+        (self.version, self.seen) = (version, version);
+    }
+
+    /// Counts who names what now; the addresses that nobody names any more.
+    fn count(
+        &mut self,
+        services: &SharedMap<ObjectKey, Arc<Service>>,
+        given: &Arc<Allocations>,
+    ) -> BTreeSet<IpAddr> {
+        let mut changed: BTreeSet<ObjectKey> =
+            self.services.diff(services).map(|change| change.key.clone()).collect();
+        if !Arc::ptr_eq(&self.given, given) {
+            let changes = self.given.by_service.diff(&given.by_service);
+            changed.extend(changes.map(|change| change.key.clone()));
+        }
+        let mut lost = BTreeSet::new();
+        for key in &changed {
+            for ip in names(services.get(key), given.by_service.get(key)) {
+                *self.named.entry(ip).or_default() += 1;
+            }
+            for ip in names(self.services.get(key), self.given.by_service.get(key)) {
+                let count = self.named.get_mut(&ip).expect("it was counted when it was seen");
+                *count -= 1;
+                if *count == 0 {
+                    lost.insert(ip);
+                }
+            }
+        }
+        lost.retain(|ip| self.named.get(ip) == Some(&0));
+        for ip in &lost {
+            self.named.remove(ip);
+        }
+        lost
+    }
+
+    /// Who decides in a round on the Services that were seen last, and which addresses are withheld.
+    #[must_use]
+    pub fn authority(&self, fleet: &Fleet) -> Authority {
+        if !fleet.leads {
+            Authority::Follows
+        } else if self.version == 0 || fleet.withdrawn < self.everything_since(fleet) {
+            Authority::Waits
+        } else {
+            Authority::Decides { withheld: self.given_back.keys().copied().collect() }
+        }
+    }
+
+    /// The version that every gateway has to apply before nothing is withheld; `None` when they have.
+    #[must_use]
+    pub fn waits_for(&self, fleet: &Fleet) -> Option<u64> {
+        let newest = self.given_back.values().copied().max().unwrap_or(0);
+        let newest = newest.max(self.everything_since(fleet));
+        (fleet.leads && fleet.withdrawn < newest).then_some(newest)
+    }
+
+    fn everything_since(&self, fleet: &Fleet) -> u64 {
+        self.settled_since.max(fleet.decides_since)
+    }
+}
+
+/// The addresses by which gateways serve a Service, whoever they follow: those that its status and its spec have, and
+/// those that are about to be in its status. A deleted one is served by nobody.
+fn names(service: Option<&Arc<Service>>, given: Option<&Vec<Assigned>>) -> BTreeSet<IpAddr> {
+    let Some(service) = service.filter(|service| service.meta.deletion_time.is_none()) else {
+        return BTreeSet::new();
+    };
+    let given = given.into_iter().flatten().map(|assigned| assigned.address);
+    service.ingress_ips.iter().chain(&service.external_ips).copied().chain(given).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::Metadata;
+
+    fn ip(n: u8) -> IpAddr {
+        IpAddr::from([203, 0, 113, n])
+    }
+
+    /// Services `sN` that have these addresses.
+    fn services(having: &[(u32, u8)]) -> SharedMap<ObjectKey, Arc<Service>> {
+        let service = |(name, address): &(u32, u8)| {
+            let key = ObjectKey::new("shop", format!("s{name}"));
+            let mut service = Service::new(Metadata::new(key.clone()));
+            service.ingress_ips = vec![ip(*address)];
+            (key, Arc::new(service))
+        };
+        having.iter().map(service).collect()
+    }
+
+    fn leads(withdrawn: u64) -> Fleet {
+        Fleet { leads: true, withdrawn, ..Fleet::default() }
+    }
+
+    fn withheld(past: &Past, fleet: &Fleet) -> Option<Vec<IpAddr>> {
+        match past.authority(fleet) {
+            Authority::Decides { withheld } => Some(withheld.into_iter().collect()),
+            Authority::Waits | Authority::Follows => None,
+        }
+    }
+
+    /// (who has which address, version, what is known of the others)
+    type State<'a> = (&'a [(u32, u8)], u64, &'a Fleet);
+
+    fn seen(states: &[State<'_>]) -> Past {
+        let mut past = Past::default();
+        states.iter().for_each(|(having, version, fleet)| {
+            past.see(&services(having), &Arc::default(), *version, fleet);
+        });
+        past
+    }
+
+    #[test]
+    fn an_address_given_back_is_withheld_until_every_gateway_has_applied_that_version() {
+        let mut past = seen(&[(&[(1, 1), (2, 2)], 10, &leads(0)), (&[(2, 2)], 20, &leads(10))]);
+        assert_eq!(withheld(&past, &leads(10)), Some(vec![ip(1)]));
+        assert_eq!(past.waits_for(&leads(10)), Some(20));
+        past.see(&services(&[(2, 2)]), &Arc::default(), 25, &leads(20));
+        assert_eq!((withheld(&past, &leads(20)), past.waits_for(&leads(20))), (Some(vec![]), None));
+    }
+
+    #[test]
+    fn an_address_that_another_service_names_too_is_not_given_back() {
+        let past = seen(&[(&[(1, 1), (2, 1)], 10, &leads(10)), (&[(2, 1)], 20, &leads(10))]);
+        assert_eq!(withheld(&past, &leads(10)), Some(vec![]));
+    }
+
+    #[test]
+    fn a_deleted_service_has_given_its_address_back_when_its_deletion_is_seen() {
+        let mut past = seen(&[(&[(1, 1)], 10, &leads(10))]);
+        let mut deleted = services(&[(1, 1)]);
+        let key = ObjectKey::new("shop", "s1");
+        let mut service = Service::clone(&deleted[&key]);
+        service.meta.deletion_time = Some(jiff::Timestamp::UNIX_EPOCH);
+        deleted.insert(key, Arc::new(service));
+        past.see(&deleted, &Arc::default(), 20, &leads(10));
+        past.see(&services(&[]), &Arc::default(), 30, &leads(20));
+        assert_eq!(past.waits_for(&leads(20)), None, "everybody had seen the deletion");
+    }
+
+    #[test]
+    fn a_gateway_that_turns_up_with_older_services_is_waited_for() {
+        let past = seen(&[(&[(1, 1)], 10, &leads(10)), (&[], 20, &leads(20))]);
+        assert_eq!(withheld(&past, &leads(20)), Some(vec![]));
+        assert_eq!(
+            past.authority(&leads(15)),
+            Authority::Waits,
+            "it may serve what the others have forgotten"
+        );
+    }
+
+    #[test]
+    fn who_begins_to_lead_waits_for_what_was_given_back_before() {
+        let follows = Fleet::default();
+        let past = seen(&[(&[(1, 1)], 10, &follows), (&[], 20, &follows)]);
+        assert_eq!(past.authority(&follows), Authority::Follows);
+        assert_eq!(past.authority(&leads(15)), Authority::Waits);
+        assert_eq!(withheld(&past, &leads(20)), Some(vec![]));
+        let since = Fleet { decides_since: 30, ..leads(20) };
+        assert_eq!((past.authority(&since), past.waits_for(&since)), (Authority::Waits, Some(30)));
+    }
+
+    #[test]
+    fn a_server_that_went_back_holds_nothing_up_for_ever() {
+        let mut past = seen(&[(&[(1, 1)], 900, &leads(900)), (&[], 1000, &leads(900))]);
+        past.see(&services(&[]), &Arc::default(), 100, &leads(100));
+        assert_eq!((withheld(&past, &leads(100)), past.waits_for(&leads(100))), (Some(vec![]), None));
+    }
+
+    #[test]
+    fn nothing_is_given_out_while_the_version_is_not_known_and_what_changed_counts_as_of_the_next() {
+        let mut past = seen(&[(&[(1, 1)], 10, &leads(10)), (&[], 0, &leads(10))]);
+        assert_eq!(past.authority(&leads(10)), Authority::Waits);
+        past.see(&services(&[]), &Arc::default(), 30, &leads(10));
+        assert_eq!(withheld(&past, &leads(10)), Some(vec![ip(1)]));
+        assert_eq!(past.waits_for(&leads(10)), Some(30));
+    }
+
+    /// A leader's memory of what it gave; the Services are there, without a status.
+    fn memory(given: &[(usize, u8, u32)]) -> Arc<Allocations> {
+        let assigned = |n: u8| Assigned { address: ip(n), pool: "public".into() };
+        let of = |(_, address, name): &(usize, u8, u32)| {
+            (ObjectKey::new("shop", format!("s{}", name * 2 + u32::from(*address))), vec![assigned(*address)])
+        };
+        Arc::new(Allocations { by_service: given.iter().map(of).collect() })
+    }
+
+    proptest! {
+        /// Gateways apply versions late and in their own time, two of them take turns to lead, and each gives addresses
+        /// away as it may. No gateway ever serves an address for one Service while another serves it for another.
+        #[test]
+        fn no_two_gateways_serve_an_address_for_different_services(
+            steps in proptest::collection::vec((0_u8..5, 0_u8..6, 0_u32..3), 1..150),
+        ) {
+            // By version, from 1: which Service has each of two addresses.
+            let mut history: Vec<[Option<u32>; 2]> = vec![[None; 2]; 2];
+            let having = |state: &[Option<u32>; 2]| {
+                let all = (0..6_u32).map(|name| {
+                    let (address, who) = ((name % 2) as u8, name / 2);
+                    let mut service = Service::new(Metadata::new(ObjectKey::new("shop", format!("s{name}"))));
+                    if state[usize::from(address)] == Some(who) {
+                        service.ingress_ips = vec![ip(address)];
+                    }
+                    (service.meta.key.clone(), Arc::new(service))
+                });
+                all.collect::<SharedMap<_, _>>()
+            };
+            let mut applied = [1_usize; 3];
+            let mut pasts = [Past::default(), Past::default()];
+            let (mut leader, mut since) = (0, 1_u64);
+            // What the leader gave and has not read back: version, address, Service.
+            let mut given: Vec<(usize, u8, u32)> = vec![];
+            for (what, which, service) in steps {
+                let newest = history.len() - 1;
+                let slowest = *applied.iter().min().expect("three") as u64;
+                let fleet = |gateway: usize| {
+                    let leads = gateway == leader;
+                    Fleet { leads, withdrawn: slowest, decides_since: if leads { since } else { 0 }, ..Fleet::default() }
+                };
+                // The leader reads no further than it has applied; its decisions are on that.
+                given.retain(|(version, ..)| applied[leader] < *version);
+                for (gateway, past) in pasts.iter_mut().enumerate() {
+                    let version = applied[gateway];
+                    let given = if gateway == leader { memory(&given) } else { Arc::default() };
+                    past.see(&having(&history[version]), &given, version as u64, &fleet(gateway));
+                }
+                let address = which % 2;
+                let at = usize::from(address);
+                match what {
+                    0 | 1 => {
+                        let gateway = usize::from(which) % 3;
+                        applied[gateway] = (applied[gateway] + 1 + service as usize).min(newest);
+                    }
+                    2 if history[newest][at].is_some() => {
+                        let mut next = history[newest];
+                        next[at] = None;
+                        history.push(next);
+                    }
+                    // A write of the leader on what it has seen and given; nobody else gives addresses away.
+                    3 if history[applied[leader]][at].is_none() && given.iter().all(|(_, to, _)| *to != address) => {
+                        let may = withheld(&pasts[leader], &fleet(leader)).is_some_and(|w| !w.contains(&ip(address)));
+                        if may {
+                            prop_assert!(history[newest][at].is_none(), "it is given twice");
+                            let mut next = history[newest];
+                            next[at] = Some(service);
+                            history.push(next);
+                            given.push((newest + 1, address, service));
+                        }
+                    }
+                    4 => {
+                        (leader, since) = (usize::from(which) % 2, newest as u64);
+                        given.clear();
+                    }
+                    _ => {}
+                }
+                for at in [0, 1] {
+                    let served: BTreeSet<u32> = applied.iter().filter_map(|version| history[*version][at]).collect();
+                    prop_assert!(served.len() <= 1, "address {at}: {served:?} at once");
+                }
+            }
+        }
+    }
+}

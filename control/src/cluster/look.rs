@@ -1,0 +1,126 @@
+//! Looks at the other gateways: when, and what is asked of the API server for it.
+//!
+//! [`Look`] keeps the times and what came of the last look; `writer` sends the requests in the background. Every ten
+//! seconds, every second while something waits for other gateways.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Service;
+use kube::api::{Api, DeleteParams, ListParams, Preconditions};
+use tokio::time::Instant;
+
+use super::crd::GatewayStatus;
+use super::peers::{Gone, Peers};
+use super::request::{RequestError, with_client, within};
+use crate::source::kubernetes::Connector;
+
+/// The other gateways are looked at this often,
+const CALM: Duration = Duration::from_secs(10);
+/// and while something waits for them.
+const URGENT: Duration = Duration::from_secs(1);
+/// Objects of gateways that are gone for good are deleted so many at a look.
+const GONE_MAX: usize = 8;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) peers: Peers,
+    /// The API server has told who there is.
+    pub(super) is_known: bool,
+    at: Instant,
+    began: Option<Instant>,
+    is_under_way: bool,
+    /// Why the last look failed, until another fails otherwise.
+    error: Option<String>,
+}
+
+impl Look {
+    pub(super) fn new(own_name: &str, now: Instant) -> Self {
+        let peers = Peers::new(own_name, now);
+        Self { peers, is_known: false, at: now, began: None, is_under_way: false, error: None }
+    }
+
+    /// When the next one is due; `None` while one is under way.
+    pub(super) fn due(&self) -> Option<Instant> {
+        (!self.is_under_way).then_some(self.at)
+    }
+
+    pub(super) fn begin(&mut self, now: Instant) {
+        (self.began, self.is_under_way) = (Some(now), true);
+    }
+
+    /// Something waits for the other gateways.
+    pub(super) fn hasten(&mut self, now: Instant) {
+        self.at = self.at.min(self.began.map_or(now, |began| began + URGENT));
+    }
+
+    /// A look ended, that began when this gateway had applied the Services of `own_applied`. Whether there is news.
+    pub(super) fn ended(
+        &mut self,
+        result: Result<Vec<GatewayStatus>, RequestError>,
+        own_applied: u64,
+        now: Instant,
+    ) -> bool {
+        self.is_under_way = false;
+        self.at = now + if self.is_known || result.is_ok() { CALM } else { URGENT };
+        match result {
+            Ok(list) => self.peers.listed(list, own_applied, now),
+            // Without the kind there is no other gateway that could tell: the pools of the configuration work
+            // without it.
+            Err(error) if error.code() == Some(404) => self.peers.listed(Vec::new(), own_applied, now),
+            Err(error) => {
+                let error = error.to_string();
+                // Without this knowledge nobody leads: an address could be given out twice.
+                if self.error.as_ref() != Some(&error) {
+                    tracing::warn!("the other gateways cannot be listed: {error}");
+                }
+                self.error = Some(error);
+                return false;
+            }
+        }
+        (self.is_known, self.error) = (true, None);
+        true
+    }
+
+    /// What the leader deletes.
+    pub(super) fn gone(&self) -> Vec<Gone> {
+        let mut gone = self.peers.gone(Timestamp::now());
+        gone.truncate(GONE_MAX);
+        gone
+    }
+}
+
+/// All `GatewayStatus` objects.
+pub(super) async fn gateways(connector: &Connector) -> Result<Vec<GatewayStatus>, RequestError> {
+    with_client(connector, |client| async {
+        let api: Api<GatewayStatus> = Api::all(client);
+        within(api.list(&ListParams::default())).await.map(|list| list.items)
+    })
+    .await
+}
+
+/// Deletes the object of a gateway that is gone for good; not if it has written again.
+pub(super) async fn forget(connector: &Connector, gone: Gone) -> Result<(), RequestError> {
+    let Gone { name, uid, resource_version } = gone;
+    let preconditions = Some(Preconditions { uid, resource_version });
+    let params = DeleteParams { preconditions, ..DeleteParams::default() };
+    with_client(connector, |client| async move {
+        let api: Api<GatewayStatus> = Api::all(client);
+        within(api.delete(&name, &params)).await.map(|_| ())
+    })
+    .await
+}
+
+/// The version that the API server's Services are of now.
+pub(super) async fn services_version(connector: &Connector) -> Result<u64, RequestError> {
+    with_client(connector, |client| async {
+        let api: Api<Service> = Api::all(client);
+        let list = within(api.list_metadata(&ListParams::default().limit(1))).await?;
+        let version = list.metadata.resource_version.unwrap_or_default();
+        version
+            .parse()
+            .map_err(|_| RequestError::Unconnected(format!("resourceVersion {version:?} is no number")))
+    })
+    .await
+}

@@ -1,0 +1,121 @@
+//! This gateway's own `GatewayStatus`: when it is written, and how.
+//!
+//! Where there is news, no sooner than a second after the last one; without, every ten seconds, so that others know that
+//! the gateway lives. The requests run in the background of `writer`.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kube::api::{Api, Patch, PatchParams};
+use tokio::time::Instant;
+
+use super::crd::{GatewayStatus, GatewayStatusStatus};
+use super::request::{self, RequestError, with_client, within};
+use crate::pools::FIELD_MANAGER;
+use crate::source::kubernetes::Connector;
+
+/// A status without news is written this often.
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);
+/// No status is written sooner after the last one.
+const NEWS_MIN: Duration = Duration::from_secs(1);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct OwnStatus {
+    /// As last written.
+    pub(super) written: GatewayStatusStatus,
+    /// Whether the object itself is known to be there.
+    exists: bool,
+    is_under_way: bool,
+    due: Option<Instant>,
+    last: Option<Instant>,
+    failures: u32,
+}
+
+impl OwnStatus {
+    /// When the next one is due; `None` while one is under way, and before there is anything to say.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due.filter(|_| !self.is_under_way)
+    }
+
+    /// This is how it stands now.
+    pub(super) fn stands(&mut self, status: &GatewayStatusStatus, now: Instant) {
+        if *status != self.written {
+            let soonest = self.last.map_or(now, |last| last + NEWS_MIN);
+            self.due = Some(self.due.map_or(soonest, |due| due.min(soonest)));
+        }
+    }
+
+    /// A status is about to be written; whether the object has to be made first.
+    pub(super) fn begin(&mut self) -> bool {
+        self.is_under_way = true;
+        self.exists
+    }
+
+    /// It ended.
+    pub(super) fn ended(
+        &mut self,
+        status: GatewayStatusStatus,
+        result: &Result<(), RequestError>,
+        now: Instant,
+    ) {
+        self.is_under_way = false;
+        self.last = Some(now);
+        match result {
+            Ok(()) => {
+                (self.exists, self.failures) = (true, 0);
+                self.written = status;
+                self.due = Some(now + HEARTBEAT);
+            }
+            Err(error) => {
+                tracing::debug!("the status of this gateway is not written: {error}");
+                self.exists = false;
+                self.failures = (self.failures + 1).min(3);
+                self.due = Some(now + HEARTBEAT * self.failures);
+            }
+        }
+    }
+
+    /// What is left when the daemon has withdrawn: nobody waits for us any more. `None` where nothing was ever said.
+    pub(super) fn farewell(&self) -> Option<GatewayStatusStatus> {
+        if !self.exists {
+            return None;
+        }
+        let mut status = self.written.clone();
+        (status.leader, status.stopped) = (false, true);
+        status.last_heartbeat = Some(heartbeat_time());
+        status.vips.clear();
+        status.vip_count = 0;
+        for condition in status.conditions.iter_mut().filter(|c| c.kind == "Ready" && c.status == "True") {
+            (condition.status, condition.reason) = ("False".to_owned(), "Stopped".to_owned());
+            condition.last_transition_time = heartbeat_time();
+        }
+        Some(status)
+    }
+}
+
+/// Now, in whole seconds.
+pub(super) fn heartbeat_time() -> String {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
+}
+
+/// Writes it.
+pub(super) async fn write(
+    connector: &Connector,
+    name: &str,
+    exists: bool,
+    status: &GatewayStatusStatus,
+) -> Result<(), RequestError> {
+    with_client(connector, |client| async move {
+        let api: Api<GatewayStatus> = Api::all(client);
+        let apply = PatchParams::apply(FIELD_MANAGER).force();
+        if !exists {
+            within(api.patch(name, &apply, &Patch::Apply(request::gateway(name)))).await?;
+        }
+        let patch = request::own_status("GatewayStatus", name, status);
+        within(api.patch_status(name, &apply, &Patch::Apply(patch))).await?;
+        Ok(())
+    })
+    .await
+}

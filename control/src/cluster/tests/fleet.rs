@@ -1,0 +1,211 @@
+//! Stories of several gateways and one address: nobody gets it while any of them may serve it for somebody else.
+
+use super::*;
+
+/// Two gateways that serve the same, the first of which leads.
+async fn two(cluster: &Cluster, settings: &Settings) -> (Gateway, Gateway) {
+    let one = cluster.gateway_with("edge-1", settings.clone());
+    until("a leader", || one.leads()).await;
+    let two = cluster.gateway_with("edge-2", settings.clone());
+    until("both to have told of themselves", || {
+        ["edge-1", "edge-2"].iter().all(|name| cluster.status_of(name)["lastHeartbeat"].is_string())
+    })
+    .await;
+    (one, two)
+}
+
+/// Until the first gateway has looked at the others `times` more.
+async fn looks(cluster: &Cluster, times: usize) {
+    cluster.server.forget_requests();
+    until("it looks at the others", || {
+        let asked = cluster.server.requests();
+        let looks = asked.iter().filter(|r| r.method == "GET" && r.path.ends_with("/gatewaystatuses"));
+        looks.count() >= times
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn two_gateways_one_address_moves() {
+    let cluster = Cluster::new();
+    let (one, two) = two(&cluster, &settings()).await;
+    let x = "203.0.113.5";
+    cluster.service("old", &json!({"annotations": {"tidegate.dev/load-balancer-ips": x}}));
+    until("both serve it", || one.vips() == [x] && two.vips() == [x]).await;
+    two.hold(true);
+    cluster.ask("old", "203.0.113.6");
+    until("the status says so", || cluster.ingress("old").as_deref() == Some("203.0.113.6")).await;
+    cluster.service("new", &json!({"annotations": {"tidegate.dev/load-balancer-ips": x}}));
+    let why = || cluster.condition("new", "Allocated")["message"].as_str().unwrap_or_default().to_owned();
+    until("the new one is told why it waits", || why().contains("every gateway has to withdraw it")).await;
+    // The others were looked at again, and one of them still serves it.
+    looks(&cluster, 3).await;
+    assert_eq!((cluster.ingress("new"), two.vips()), (None, vec![x.to_owned()]));
+    two.hold(false);
+    until("it is given on", || cluster.ingress("new").as_deref() == Some(x)).await;
+    until("both serve both", || one.vips().len() == 2 && two.vips() == one.vips()).await;
+    assert!(!cluster.events("new").contains("AllocationFailed"), "that was no fault of the Service");
+}
+
+#[tokio::test]
+async fn an_address_of_a_service_that_is_gone_without_its_finalizer_is_withdrawn_first() {
+    let cluster = Cluster::new();
+    let settings = settings_of("203.0.113.5/32");
+    let (one, two) = two(&cluster, &settings).await;
+    cluster.service("old", &json!({}));
+    until("both serve it", || one.vips().len() == 1 && two.vips() == one.vips()).await;
+    two.hold(true);
+    let take_off = |service: &mut Value| service["metadata"]["finalizers"] = json!([]);
+    cluster.server.edit("v1", "Service", "shop", "old", take_off).expect("a legal change");
+    assert!(cluster.server.delete("v1", "Service", "shop", "old"));
+    cluster.service("new", &json!({}));
+    until("the first serves it no more", || one.vips().is_empty()).await;
+    looks(&cluster, 3).await;
+    assert_eq!((cluster.ingress("new"), two.vips().len()), (None, 1));
+    two.hold(false);
+    until("it is given on", || cluster.ingress("new").is_some()).await;
+}
+
+#[tokio::test]
+async fn leader_changes_while_an_address_is_withdrawn() {
+    let cluster = Cluster::new();
+    let settings = settings_of("203.0.113.5/32");
+    let (one, two) = two(&cluster, &settings).await;
+    let three = cluster.gateway_with("edge-3", settings);
+    cluster.service("old", &json!({}));
+    until("all serve it", || [&one, &two, &three].iter().all(|gateway| gateway.vips().len() == 1)).await;
+    until("the third has told", || cluster.status_of("edge-3")["vipCount"] == 1).await;
+    three.hold(true);
+    let take_off = |service: &mut Value| service["metadata"]["finalizers"] = json!([]);
+    cluster.server.edit("v1", "Service", "shop", "old", take_off).expect("a legal change");
+    assert!(cluster.server.delete("v1", "Service", "shop", "old"));
+    until("two of three serve it no more", || one.vips().is_empty() && two.vips().is_empty()).await;
+    one.leave().await;
+    until("the second leads", || two.leads()).await;
+    cluster.service("new", &json!({}));
+    let why = || cluster.condition("new", "Allocated")["message"].as_str().unwrap_or_default().to_owned();
+    until("the new one is told that it waits", || why().contains("waits for")).await;
+    looks(&cluster, 3).await;
+    assert_eq!(
+        (cluster.ingress("new"), three.vips().len()),
+        (None, 1),
+        "the second knows nothing of the first one's past"
+    );
+    three.hold(false);
+    until("it is given on", || cluster.ingress("new").is_some()).await;
+}
+
+#[tokio::test]
+async fn more_than_1024_vips() {
+    const SERVICES: usize = 1030;
+    let cluster = Cluster::new();
+    let settings = settings_of("198.18.0.0/20");
+    let name = |n: usize| format!("s{n:04}");
+    let objects = (0..SERVICES).map(|n| {
+        let address = format!("198.18.{}.{}", 1 + n / 200, 1 + n % 200);
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {
+                "name": name(n), "namespace": "shop", "finalizers": ["tidegate.dev/cleanup"],
+                "managedFields": [{
+                    "manager": "tidegate", "operation": "Apply", "apiVersion": "v1", "subresource": "status",
+                    "time": "2026-01-01T00:00:00Z", "fieldsType": "FieldsV1",
+                    "fieldsV1": {"f:status": {"f:loadBalancer": {"f:ingress": {}}}},
+                }],
+            },
+            "spec": {
+                "type": "LoadBalancer", "loadBalancerClass": "tidegate.dev/gateway",
+                "ports": [{"name": "http", "port": 80, "targetPort": 8080}]
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": address}]}},
+        })
+    });
+    cluster.server.load(objects.collect()).expect("legal Services");
+    let (one, two) = two(&cluster, &settings).await;
+    until("both serve all of it", || one.vips().len() == SERVICES && two.vips().len() == SERVICES).await;
+    until("the second has told", || cluster.status_of("edge-2")["vipCount"] == SERVICES).await;
+    let (last, x) = (name(SERVICES - 1), "198.18.6.30");
+    assert_eq!(cluster.ingress(&last).as_deref(), Some(x));
+    let listed = cluster.status_of("edge-2")["vips"].as_array().cloned().unwrap_or_default();
+    assert!(!listed.contains(&json!(x)), "the list does not reach that far");
+    two.hold(true);
+    let take_off = |service: &mut Value| service["metadata"]["finalizers"] = json!([]);
+    cluster.server.edit("v1", "Service", "shop", &last, take_off).expect("a legal change");
+    assert!(cluster.server.delete("v1", "Service", "shop", &last));
+    until("the first serves it no more", || !one.vips().contains(&x.to_owned())).await;
+    cluster.service("new", &json!({"annotations": {"tidegate.dev/load-balancer-ips": x}}));
+    until("the first has seen the new one", || {
+        one.last.borrow().as_ref().is_some_and(|outcome| outcome.services.iter().any(|s| s.name == "new"))
+    })
+    .await;
+    looks(&cluster, 2).await;
+    assert!(!one.vips().contains(&x.to_owned()));
+    assert!(two.vips().contains(&x.to_owned()));
+    two.hold(false);
+    // The write may be behind a thousand others.
+    until("it is given on", || one.vips().contains(&x.to_owned())).await;
+}
+
+#[tokio::test]
+async fn an_address_of_another_gateway_is_given_to_nobody_and_honoured_for_nobody() {
+    let cluster = Cluster::new();
+    let at = |address: &str| {
+        let address: IpAddr = address.parse().expect("an address");
+        Settings { snat_addresses: vec![address], ..settings_of("203.0.113.4/30") }
+    };
+    let one = cluster.gateway_with("edge-1", at("192.0.2.3"));
+    until("a leader", || one.leads()).await;
+    let _two = cluster.gateway_with("edge-2", at("203.0.113.6"));
+    until("it has told", || cluster.status_of("edge-2")["addresses"] == json!(["203.0.113.6"])).await;
+    looks(&cluster, 2).await;
+    cluster.service("asks", &json!({"annotations": {"tidegate.dev/load-balancer-ips": "203.0.113.6"}}));
+    let note = || {
+        let events = cluster.server.list("events.k8s.io/v1", "Event", "");
+        let told = events.iter().filter(|e| e["regarding"]["name"] == "asks").map(|e| e["note"].to_string());
+        told.collect::<String>()
+    };
+    until("it is refused by name", || note().contains("an address of gateway edge-2")).await;
+    let mut external = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "external", "namespace": "shop"},
+        "spec": {"externalIPs": ["203.0.113.6", "203.0.113.7"], "ports": [{"port": 80}]}
+    });
+    cluster.server.put(external.take()).expect("a legal Service");
+    until("the other one is honoured", || one.vips() == ["203.0.113.7"]).await;
+    until("it is denied", || cluster.events("external").contains("ExternalIPDenied")).await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_is_gone_for_good_is_forgotten_by_the_leader_and_no_other() {
+    let cluster = Cluster::new();
+    let status = |name: &str, beat: &str| {
+        json!({
+            "apiVersion": "tidegate.dev/v1alpha1", "kind": "GatewayStatus", "metadata": {"name": name},
+            "spec": {"gateway": name}, "status": {"lastHeartbeat": beat, "stopped": true},
+        })
+    };
+    let yesterday = jiff::Timestamp::now() - Duration::from_secs(23 * 3600);
+    let before = jiff::Timestamp::now() - Duration::from_secs(25 * 3600);
+    cluster.server.put(status("gone", &before.to_string())).expect("legal");
+    cluster.server.put(status("stopped", &yesterday.to_string())).expect("legal");
+    let one = cluster.gateway("edge-1");
+    until("it is forgotten", || cluster.status_of("gone").is_null()).await;
+    assert!(one.leads());
+    assert!(cluster.status_of("stopped").is_object(), "not before a day is over");
+    until("its own stays", || cluster.status_of("edge-1").is_object()).await;
+}
+
+#[tokio::test]
+async fn a_restarted_gateway_goes_on_counting_the_events_that_it_told_before() {
+    let cluster = Cluster::new();
+    cluster.service("web", &json!({"annotations": {"tidegate.dev/table-size": "many"}}));
+    let told = |cluster: &Cluster| {
+        let events = cluster.server.list("events.k8s.io/v1", "Event", "");
+        let told = events.into_iter().filter(|e| e["reason"] == "InvalidValue");
+        told.map(|e| e["series"]["count"].as_i64().unwrap_or(1)).collect::<Vec<_>>()
+    };
+    for count in 1..=3 {
+        let gateway = cluster.gateway("edge-1");
+        until("it is counted", || told(&cluster) == [count]).await;
+        gateway.leave().await;
+    }
+}

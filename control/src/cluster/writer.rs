@@ -1,0 +1,440 @@
+//! The task that writes: takes the newest round, plans, sends, and plans again with whatever changes.
+//!
+//! `queue` says what may be sent when, `look` and `own_status` keep the times of the other requests; all of them run in
+//! the background and come back as [`Done`].
+//!
+//! Invariant: the lead is looked at before every single write, and a plan of a gateway that does not lead has none.
+//! Invariant: nobody leads who does not know who else there is, and from which version of the Services on it decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::counts::{Counts, Ended};
+use super::crd::{GatewayStatus, GatewayStatusStatus};
+use super::elect::Leadership;
+use super::event::{Event, EventType, Regarding, reason};
+use super::fleet::Fleet;
+use super::look::{self, Look};
+use super::own_status::{self, HEARTBEAT, OwnStatus};
+use super::peers::Gone;
+use super::plan::{Identity, Memory, Observation, Plan, Situation, Write, gateway_status, plan};
+use super::queue::{Answer, Job, Next, Queue, Seen, Target};
+use super::record::Recorder;
+use super::request::{self, RequestError, with_client};
+use crate::model::ObjectKey;
+use crate::source::SourceState;
+use crate::source::kubernetes::Connector;
+
+/// Plans are made no more often than this.
+const SETTLE: Duration = Duration::from_millis(100);
+/// The version to lead from is asked for again after this.
+const TERM_AGAIN: Duration = Duration::from_secs(1);
+
+/// What the task listens to.
+pub(super) struct Ears {
+    pub(super) observations: watch::Receiver<Option<Observation>>,
+    pub(super) source: watch::Receiver<SourceState>,
+    pub(super) leadership: watch::Receiver<Leadership>,
+    pub(super) leaves: watch::Receiver<bool>,
+}
+
+/// What was under way.
+enum Done {
+    Write(Target, String, Result<(), RequestError>),
+    /// With what this gateway had applied when it began to look.
+    Gateways(u64, Result<Vec<GatewayStatus>, RequestError>),
+    Forgotten(Gone, Result<(), RequestError>),
+    /// Of the term of this number.
+    Term(u64, Result<u64, RequestError>),
+    Status(Box<GatewayStatusStatus>, Result<(), RequestError>),
+}
+
+/// The time from one loss of the lease to the next.
+#[derive(Debug, Default)]
+struct Term {
+    number: u64,
+    /// A version of the Services after we had the lease: who held it before wrote nothing newer.
+    since: Option<u64>,
+    ask_at: Option<Instant>,
+}
+
+pub(super) struct Writer {
+    connector: Arc<Connector>,
+    identity: Identity,
+    counts: Arc<Counts>,
+    recorder: Recorder,
+    ears: Ears,
+    fleet: watch::Sender<Fleet>,
+    /// Whether we led when we last looked.
+    led: bool,
+    term: Term,
+    memory: Memory,
+    queue: Queue,
+    look: Look,
+    status: OwnStatus,
+    under_way: JoinSet<Done>,
+    /// When the next plan is to be made.
+    plan_due: Option<Instant>,
+    plan_not_before: Instant,
+    plan_again: Option<Instant>,
+}
+
+impl Writer {
+    pub(super) fn new(
+        connector: Arc<Connector>,
+        identity: Identity,
+        counts: Arc<Counts>,
+        recorder: Recorder,
+        ears: Ears,
+        fleet: watch::Sender<Fleet>,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            look: Look::new(&identity.name, now),
+            connector,
+            identity,
+            counts,
+            recorder,
+            ears,
+            fleet,
+            led: false,
+            term: Term::default(),
+            memory: Memory::default(),
+            queue: Queue::default(),
+            status: OwnStatus::default(),
+            under_way: JoinSet::new(),
+            plan_due: None,
+            plan_not_before: now,
+            plan_again: None,
+        }
+    }
+
+    /// Runs until it is told to leave, then says goodbye.
+    pub(super) async fn run(mut self) {
+        loop {
+            let wake = self.work();
+            tokio::select! {
+                biased;
+                _ = self.ears.leaves.changed() => break,
+                Ok(()) = self.ears.observations.changed() => self.plan_soon(),
+                Ok(()) = self.ears.leadership.changed() => self.plan_soon(),
+                Some(done) = self.under_way.join_next() => match done {
+                    Ok(done) => self.done(done),
+                    Err(panic) => tracing::error!("a request to the API server ended early: {panic}"),
+                },
+                () = sleep_until(wake) => {}
+            }
+        }
+        self.queue.clear();
+        self.counts.stands(false, 0);
+        self.under_way.abort_all();
+        let Some(status) = self.status.farewell() else { return };
+        if let Err(error) = own_status::write(&self.connector, &self.identity.name, true, &status).await {
+            tracing::debug!("no farewell: {error}");
+        }
+    }
+
+    /// Does all that can be done now, and says when there is more.
+    fn work(&mut self) -> Instant {
+        let now = Instant::now();
+        self.term(now);
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_due(self.plan_due) || is_due(self.plan_again) {
+            self.plan(now);
+        }
+        let leads = self.leads(now);
+        if leads != self.led {
+            self.led = leads;
+            self.plan(now);
+        }
+        if !leads {
+            self.queue.clear();
+        }
+        if is_due(self.look.due()) {
+            self.look(now);
+        }
+        let next = if leads { self.send_all(now) } else { None };
+        if is_due(self.status.due()) {
+            self.heartbeat(now);
+        }
+        self.counts.stands(leads, self.queue.len());
+        let until = self.ears.leadership.borrow().until.filter(|until| *until > now);
+        let all = [
+            self.plan_due,
+            self.plan_again,
+            next,
+            until,
+            self.look.due(),
+            self.status.due(),
+            self.term.ask_at,
+        ];
+        let earliest = all.into_iter().flatten().filter(|at| *at > now).min();
+        earliest.unwrap_or(now + HEARTBEAT)
+    }
+
+    fn holds_lease(&self, now: Instant) -> bool {
+        self.ears.leadership.borrow().leads(now)
+    }
+
+    /// Whether we lead, and know enough to.
+    fn leads(&self, now: Instant) -> bool {
+        self.look.is_known && self.term.since.is_some() && self.holds_lease(now)
+    }
+
+    /// Asks for the version to lead from, where the lease is ours and it is not known.
+    fn term(&mut self, now: Instant) {
+        if !self.holds_lease(now) {
+            let number =
+                self.term.number + u64::from(self.term.ask_at.is_some() || self.term.since.is_some());
+            self.term = Term { number, ..Term::default() };
+            return;
+        }
+        if self.term.since.is_some() || self.term.ask_at.is_some_and(|at| at > now) {
+            return;
+        }
+        // An answer that takes longer is waited for; one that never comes is asked for again.
+        self.term.ask_at = Some(now + request::ANSWER_MAX + TERM_AGAIN);
+        let (connector, number) = (Arc::clone(&self.connector), self.term.number);
+        self.under_way.spawn(async move { Done::Term(number, look::services_version(&connector).await) });
+    }
+
+    /// The newest round, and how the source gets on now.
+    fn observation(&self) -> Option<Observation> {
+        let observation = self.ears.observations.borrow().clone()?;
+        let source_connected = self.ears.source.borrow().connected;
+        Some(Observation { source_connected, ..observation })
+    }
+
+    /// Plans soon, and not so often that it costs more than a twentieth of the time.
+    fn plan_soon(&mut self) {
+        let soon = Instant::now() + SETTLE;
+        self.plan_due.get_or_insert(soon.max(self.plan_not_before));
+    }
+
+    fn plan(&mut self, now: Instant) {
+        (self.plan_due, self.plan_again) = (None, None);
+        let leads = self.leads(now);
+        let withdrawn = self.look.peers.withdrawn();
+        let observation = self.observation();
+        self.tell_fleet(leads, withdrawn, observation.as_ref());
+        let Some(observation) = observation else { return };
+        let wall = Timestamp::now();
+        let situation = Situation {
+            observation: &observation,
+            identity: &self.identity,
+            // What a follower made of it is not what a leader writes: its next round is on its way.
+            leads: leads && observation.decides,
+            withdrawn,
+            now: wall,
+        };
+        let Plan { writes, events, again_at, waits_for_peers } = plan(&situation, &mut self.memory);
+        let status = gateway_status(&Situation { leads, ..situation }, &self.status.written);
+        self.status.stands(&status, now);
+        let jobs = writes.into_iter().filter_map(|write| {
+            let seen = match &write {
+                Write::Finalizer { service, .. } | Write::ServiceStatus { service, .. } => {
+                    Seen::Service(observation.objects.services.get(service)?.clone())
+                }
+                Write::PoolStatus { pool, .. } => {
+                    Seen::Pool(observation.objects.address_pools.get(pool)?.clone())
+                }
+            };
+            Some(Job { write, seen })
+        });
+        self.queue.replace(jobs);
+        events.into_iter().for_each(|event| self.recorder.record(event));
+        self.plan_again = again_at.map(|at| {
+            let wait = Duration::try_from(at.duration_since(wall)).unwrap_or_default();
+            now + wait.max(SETTLE)
+        });
+        let is_withheld = observation.waits_for.is_some_and(|version| version > withdrawn);
+        if leads && (waits_for_peers || is_withheld) {
+            self.look.hasten(now);
+        }
+        self.plan_not_before = now + now.elapsed() * 20;
+    }
+
+    /// Tells the rounds what they have to know of the others: all changes but a progress that nothing waits for.
+    fn tell_fleet(&self, leads: bool, withdrawn: u64, observation: Option<&Observation>) {
+        let decides_since = self.term.since.filter(|_| leads).unwrap_or(0);
+        let addresses = self.look.peers.addresses();
+        let waits = observation.is_none_or(|observation| observation.waits_for.is_some());
+        self.fleet.send_if_modified(|told| {
+            let is_progress = withdrawn > told.withdrawn;
+            let is_same = (told.leads, told.decides_since) == (leads, decides_since)
+                && *told.addresses == addresses
+                && (withdrawn == told.withdrawn || is_progress && !waits);
+            if is_same {
+                return false;
+            }
+            (told.leads, told.withdrawn, told.decides_since) = (leads, withdrawn, decides_since);
+            if *told.addresses != addresses {
+                told.addresses = Arc::new(addresses);
+            }
+            true
+        });
+    }
+
+    /// Sends what may be sent now, and says when there is more.
+    fn send_all(&mut self, now: Instant) -> Option<Instant> {
+        loop {
+            match self.queue.next(now) {
+                Next::Send(target, write) => self.send(target, write),
+                Next::At(at) => return Some(at),
+                Next::Nothing => return None,
+            }
+        }
+    }
+
+    fn send(&mut self, target: Target, write: Write) {
+        let name = match &write {
+            Write::Finalizer { service, .. } => format!("the finalizer of Service {service}"),
+            Write::ServiceStatus { service, .. } => format!("the status of Service {service}"),
+            Write::PoolStatus { pool, .. } => format!("the status of AddressPool {pool}"),
+        };
+        let (connector, leadership) = (Arc::clone(&self.connector), self.ears.leadership.clone());
+        self.under_way.spawn(async move {
+            let result = with_client(&connector, |client| async {
+                // The client may have taken its time.
+                if !leadership.borrow().leads(Instant::now()) {
+                    return Err(RequestError::Timeout);
+                }
+                request::send(client, write).await
+            });
+            Done::Write(target, name, result.await)
+        });
+    }
+
+    /// Looks at the other gateways.
+    fn look(&mut self, now: Instant) {
+        self.look.begin(now);
+        let connector = Arc::clone(&self.connector);
+        let own_applied = self.ears.observations.borrow().as_ref().map_or(0, |o| o.version_applied);
+        self.under_way.spawn(async move { Done::Gateways(own_applied, look::gateways(&connector).await) });
+    }
+
+    /// Deletes what is left of gateways that are gone for good.
+    fn forget(&mut self) {
+        for gone in self.look.gone() {
+            let (connector, leadership) = (Arc::clone(&self.connector), self.ears.leadership.clone());
+            self.under_way.spawn(async move {
+                if !leadership.borrow().leads(Instant::now()) {
+                    return Done::Forgotten(gone, Err(RequestError::Timeout));
+                }
+                let result = look::forget(&connector, gone.clone()).await;
+                Done::Forgotten(gone, result)
+            });
+        }
+    }
+
+    /// Writes our own status, where there is news or it is time.
+    fn heartbeat(&mut self, now: Instant) {
+        let Some(observation) = self.observation() else { return };
+        let situation = Situation {
+            observation: &observation,
+            identity: &self.identity,
+            leads: self.leads(now),
+            withdrawn: 0,
+            now: Timestamp::now(),
+        };
+        let mut status = gateway_status(&situation, &self.status.written);
+        status.last_heartbeat = Some(own_status::heartbeat_time());
+        let exists = self.status.begin();
+        let (connector, name) = (Arc::clone(&self.connector), self.identity.name.clone());
+        self.under_way.spawn(async move {
+            let result = own_status::write(&connector, &name, exists, &status).await;
+            Done::Status(Box::new(status), result)
+        });
+    }
+
+    fn done(&mut self, done: Done) {
+        let now = Instant::now();
+        match done {
+            Done::Write(target, _, Err(error)) if error.is_about_ip_mode() => {
+                if self.memory.leave_out_ip_mode() {
+                    tracing::warn!(
+                        "the API server does not know ipMode (Kubernetes 1.29 or newer does): status is written \
+                         without it"
+                    );
+                }
+                self.counts.ended(Ended::Failed);
+                // The next plan has another write.
+                self.queue.ended(&target, &Answer::Moot, now);
+                self.plan_soon();
+            }
+            Done::Write(target, name, result) => {
+                let (answer, ended) = request::judge(&name, &result);
+                self.counts.ended(ended);
+                self.queue.ended(&target, &answer, now);
+                if let (Answer::Failed, Err(error)) = (&answer, &result) {
+                    self.tell_failure(&target, error);
+                }
+            }
+            Done::Gateways(own_applied, result) => {
+                if self.look.ended(result, own_applied, now) {
+                    if self.leads(now) {
+                        self.forget();
+                    }
+                    self.plan_soon();
+                }
+            }
+            Done::Forgotten(gone, result) => match result {
+                Ok(()) => tracing::info!(
+                    gateway = gone.name,
+                    "nothing was heard of it for a day: its GatewayStatus is deleted"
+                ),
+                // It has written again, or is deleted already.
+                Err(error) if matches!(error.code(), Some(404 | 409)) => {}
+                Err(error) => {
+                    tracing::warn!(
+                        "the GatewayStatus of {}, gone for good, is not deleted: {error}",
+                        gone.name
+                    );
+                }
+            },
+            Done::Term(number, result) if number == self.term.number && self.holds_lease(now) => match result
+            {
+                Ok(version) => {
+                    self.term.since = Some(version);
+                    self.term.ask_at = None;
+                    self.plan_soon();
+                }
+                Err(error) => {
+                    tracing::warn!("this gateway does not lead yet: the Services cannot be listed: {error}");
+                    self.term.ask_at = Some(now + TERM_AGAIN);
+                }
+            },
+            // The lease was lost meanwhile.
+            Done::Term(..) => {}
+            Done::Status(status, result) => {
+                self.status.ended(*status, &result, now);
+                if result.is_ok() {
+                    // What happened meanwhile.
+                    self.plan_soon();
+                }
+            }
+        }
+    }
+
+    /// A Service whose status cannot be written says so, where events can be.
+    fn tell_failure(&self, target: &Target, error: &RequestError) {
+        let (Target::Finalizer(key) | Target::Status(key)) = target else { return };
+        // What is no refusal of this write is a fault of the connection, and not the Service's.
+        let Some(400 | 403 | 422) = error.code() else { return };
+        let uid = self.uid_of(key);
+        let note = format!("Error syncing load balancer: {error}");
+        let regarding = Regarding::service(key, uid);
+        self.recorder.record(Event::new(EventType::Warning, regarding, reason::SYNC_FAILED, &note));
+    }
+
+    fn uid_of(&self, key: &ObjectKey) -> String {
+        let observation = self.ears.observations.borrow();
+        let service = observation.as_ref().and_then(|o| o.objects.services.get(key));
+        service.map(|s| s.meta.uid.clone()).unwrap_or_default()
+    }
+}
