@@ -30,7 +30,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::client::{Body, ClientBuilder, ConfigExt};
 use kube::config::{AuthInfo, Cluster, ExecConfig, Kubeconfig};
 use kube::{Client, Config};
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::{Mutex, Notify, oneshot};
 use tower::{BoxError, ServiceBuilder};
 
 use exec::Credentials;
@@ -54,6 +54,7 @@ pub struct Connector {
     kubeconfig: Option<PathBuf>,
     state: Mutex<State>,
     found: Found,
+    changed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -108,7 +109,7 @@ impl Connector {
     /// service account of the Pod.
     #[must_use]
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, state: Mutex::default(), found: Found::default() }
+        Self { kubeconfig, state: Mutex::default(), found: Found::default(), changed: Notify::new() }
     }
 
     /// Where the API server was found when a client was given out last: addresses that nobody else may have. Loopback
@@ -141,6 +142,9 @@ impl Connector {
         state.plugin = plugin;
         let error = match made {
             Ok(made) => {
+                if state.current.as_ref().is_some_and(Current::files_differ) {
+                    self.changed.notify_waiters();
+                }
                 (state.given_up, state.told) = (false, None);
                 return Ok(state.current.insert(made).connection());
             }
@@ -153,6 +157,12 @@ impl Connector {
             state.told = Some(error);
         }
         Ok(connection)
+    }
+
+    /// Waits until somebody was given a client that other files made: whoever pauses because credentials were refused
+    /// need not wait any longer.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
     }
 
     /// Gives up the client of this serial: its connections are dead.
@@ -212,7 +222,11 @@ impl Current {
     /// Whether files and credentials are still those that it was made by.
     fn is_of_now(&self) -> bool {
         let soon = self.expires.is_some_and(|at| Timestamp::now() + EXPIRY_MARGIN >= at);
-        !soon && self.files.iter().all(|(path, signature)| *signature == Signature::of(path))
+        !soon && !self.files_differ()
+    }
+
+    fn files_differ(&self) -> bool {
+        self.files.iter().any(|(path, signature)| *signature != Signature::of(path))
     }
 
     fn has_expired(&self) -> bool {

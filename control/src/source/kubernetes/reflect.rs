@@ -159,6 +159,7 @@ impl Reflector {
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
                     () = self.nudge.notified() => {}
+                    () = self.connector.changed() => {}
                 }
             }
         }

@@ -84,12 +84,16 @@ async fn what_was_deleted_while_the_gateway_was_away_for_a_moment_goes_with_the_
 
 #[tokio::test]
 async fn grace_time_goes_on_across_a_restart() {
+    let is_kept = |s: &SourceState| {
+        let kept = |kind| s.kept.iter().any(|k| k.kind == kind);
+        s.connected && kept("Service") && kept("EndpointSlice")
+    };
     let mut world = World::new();
     saved(&world).await;
     let source = world.start();
     until_state(&source, "a connection", |s| s.connected).await;
     world.server.restart_empty().expect("it can be told");
-    until_state(&source, "what is kept", |s| s.connected && s.kept.iter().any(|k| k.kind == "Service")).await;
+    until_state(&source, "what is kept", is_kept).await;
     source.save().await;
     drop(source);
     let text = fs::read_to_string(file(&world)).expect("it was saved");
@@ -97,9 +101,7 @@ async fn grace_time_goes_on_across_a_restart() {
     assert!(left(&text) >= 2, "{text}");
     // As if the rest were shorter than a whole one.
     let source = world.start();
-    let state =
-        until_state(&source, "what is kept", |s| s.connected && s.kept.iter().any(|k| k.kind == "Service"))
-            .await;
+    let state = until_state(&source, "what is kept", is_kept).await;
     let until_at = state.kept.iter().map(|kept| kept.until).max().expect("some are");
     assert!(until_at <= Timestamp::now() + world.config.api_loss_grace, "{state:?}");
     assert!(service(&source.updates().borrow(), "web").is_some());

@@ -428,6 +428,34 @@ async fn expired_token_stops_nothing_and_a_new_one_is_taken_up() {
 }
 
 #[tokio::test]
+async fn new_token_that_anybody_finds_ends_the_pauses_of_all() {
+    let world = World::new();
+    world.apply_web();
+    let kubeconfig = |token: &str| {
+        world.server.add_token(token, test_apiserver::User::admin());
+        world.server.kubeconfig_for(world.directory.path(), token).expect("it can be written");
+    };
+    kubeconfig("first");
+    let long = Duration::from_secs(600);
+    let source = world.start_tuned(Tuning { backoff_first: long, backoff_max: long, ..quick() });
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.expire_token("first");
+    world.server.restart().expect("it can be told");
+    until_state(&source, "the loss", |s| !s.connected).await;
+    let (connector, state, end) = (source.connector(), source.state(), Instant::now() + PATIENCE);
+    // Again and again: who does not pause yet hears nothing of it.
+    for n in 0.. {
+        kubeconfig(&format!("second-{n}"));
+        connector.connection().await.expect("the kubeconfig is sound");
+        if state.borrow().connected {
+            break;
+        }
+        assert!(Instant::now() < end, "{:?}", state.borrow());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
 async fn certificate_of_another_authority_is_refused_until_the_kubeconfig_has_it() {
     let bookmark_interval = Duration::from_millis(200);
     let world = World::with(Options { tls: true, bookmark_interval, ..Options::default() });
