@@ -143,6 +143,7 @@ impl Cluster {
                         objects: update.objects,
                         version: update.version,
                         version_applied: update.version,
+                        keeps_services: update.keeps_services,
                         outcome,
                         decides: fleet_now.leads,
                         waits_for: past.waits_for(&fleet_now),

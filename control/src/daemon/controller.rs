@@ -296,6 +296,7 @@ impl Controller {
             objects: Arc::clone(&manifests.objects),
             version: manifests.version,
             version_applied: self.version_applied,
+            keeps_services: manifests.keeps_services,
             outcome: Arc::new(outcome.clone()),
             decides: self.fleet.leads,
             waits_for: self.past.waits_for(&self.fleet),

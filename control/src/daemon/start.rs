@@ -147,7 +147,7 @@ fn read(path: &Path, revision: u64) -> SourceUpdate {
     let seen = Instant::now();
     let (objects, report) = DirectorySource::load(path);
     let (objects, report) = (Arc::new(objects), Arc::new(report));
-    SourceUpdate { revision, objects, version: 0, report, stale: Arc::from([]), seen }
+    SourceUpdate { revision, objects, version: 0, keeps_services: false, report, stale: Arc::from([]), seen }
 }
 
 /// What answers others; each ends when it is dropped.

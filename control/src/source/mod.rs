@@ -30,9 +30,10 @@ pub struct SourceUpdate {
     /// [`Objects`] for finding what did.
     pub objects: Arc<Objects>,
     /// The resourceVersion that the Services are of: a gateway that has applied them serves nothing that was taken back
-    /// in this version or before. 0 for a directory, until an API server has told it, and while Services stand in for
-    /// those that it lost.
+    /// in this version or before, but for what it keeps. 0 for a directory, and until an API server has told it.
     pub version: u64,
+    /// Some of the Services are only kept: the API server lost them, or has older ones.
+    pub keeps_services: bool,
     /// All faults.
     pub report: Arc<Report>,
     /// The files that stand at an older state, with the time since when.

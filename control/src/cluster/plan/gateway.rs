@@ -59,7 +59,11 @@ pub fn gateway_status(
         vip_count: count(vips.len()),
         vips: vips.iter().take(VIPS_MAX).map(ToString::to_string).collect(),
         addresses: observation.own_addresses.iter().take(ADDRESSES_MAX).map(ToString::to_string).collect(),
-        applied_resource_version: observation.version_applied.to_string(),
+        // Who forwards by what nobody else may know of cannot say that it serves nothing that was given back.
+        applied_resource_version: match observation.keeps_services {
+            false => observation.version_applied.to_string(),
+            true => 0.to_string(),
+        },
         stopped: false,
         conditions: vec![
             condition("Ready", observation.ready, "Forwarding", "NotReady"),

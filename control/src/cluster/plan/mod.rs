@@ -46,6 +46,8 @@ pub struct Observation {
     pub version: u64,
     /// That of the newest Services that all workers forward by.
     pub version_applied: u64,
+    /// They forward by Services beside these, which the API server lost.
+    pub keeps_services: bool,
     /// What was made of it.
     pub outcome: Arc<Outcome>,
     /// Whether it was made by a gateway that decides on addresses.

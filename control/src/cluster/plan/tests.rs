@@ -152,6 +152,7 @@ impl Cluster {
             objects: Arc::new(self.objects.clone()),
             version: self.version,
             version_applied: self.version,
+            keeps_services: false,
             outcome: Arc::new(outcome),
             decides: self.leads,
             waits_for: None,
@@ -388,6 +389,8 @@ fn a_gateway_tells_what_it_serves_where_it_is_and_how_far_it_is() {
     assert_eq!((status.vips.as_slice(), status.vip_count), ([address].as_slice(), 1));
     assert_eq!(status.applied_resource_version, "7", "not what it has read, but what its workers have");
     assert_eq!(status.addresses, ["10.0.0.1", "10.0.0.3"]);
+    let keeps = Observation { keeps_services: true, ..observation.clone() };
+    assert_eq!(status_of(&keeps, &status).applied_resource_version, "0", "it may serve anything");
     assert_eq!((status.node.as_str(), status.services, status.leader), ("n1", 1, false));
     assert_eq!(status_of(&observation, &status), status, "nothing differs, the times neither");
 }

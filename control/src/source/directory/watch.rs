@@ -123,6 +123,7 @@ fn update(files: &Files, revision: u64, seen: Instant) -> SourceUpdate {
         revision,
         objects: Arc::new(objects),
         version: 0,
+        keeps_services: false,
         report: Arc::new(report),
         stale: files.stale().into(),
         seen,

@@ -249,7 +249,7 @@ impl Hub {
         }
         self.believe(event, now);
         // Others wait to hear that we are this far, also where nothing else has changed.
-        if self.services_version() != self.version_given {
+        if self.version != self.version_given {
             self.changed.get_or_insert(now);
         }
         // What is told of kept objects changes though none of them does.
@@ -328,12 +328,6 @@ impl Hub {
             self.changed.get_or_insert(now);
         }
         relisted.changed.iter().for_each(|key| self.show_changed(index, key, now));
-    }
-
-    /// What the Services shown are of; while some of them are only kept, they are of none.
-    fn services_version(&self) -> u64 {
-        let is_whole = self.stores[SERVICE].retain.kept().len() == 0;
-        if is_whole { self.version } else { 0 }
     }
 
     /// Whether the objects on disk were last known to be right longer than the grace time ago.
@@ -427,11 +421,12 @@ impl Hub {
         self.given = true;
         self.revision += 1;
         self.keep_told(now);
-        self.version_given = self.services_version();
+        self.version_given = self.version;
         self.updates.send_replace(SourceUpdate {
             revision: self.revision,
             objects: Arc::new(self.objects.clone()),
-            version: self.version_given,
+            version: self.version,
+            keeps_services: self.stores[SERVICE].retain.kept().len() > 0,
             report: Arc::new(self.report()),
             stale: Arc::from([]),
             seen,

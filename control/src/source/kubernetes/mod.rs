@@ -328,6 +328,7 @@ impl SourceUpdate {
             revision: 0,
             objects: Arc::default(),
             version: 0,
+            keeps_services: false,
             report: Arc::default(),
             stale: Arc::from([]),
             seen: Instant::now(),
