@@ -18,6 +18,7 @@ pub mod event;
 mod fleet;
 pub mod lease;
 mod look;
+mod modest;
 mod own_status;
 mod peers;
 pub mod plan;

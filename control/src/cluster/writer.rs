@@ -20,6 +20,7 @@ use super::elect::Leadership;
 use super::event::{Event, EventType, Regarding, reason};
 use super::fleet::Fleet;
 use super::look::{self, Look};
+use super::modest::giving_way;
 use super::own_status::{self, HEARTBEAT, OwnStatus};
 use super::peers::Gone;
 use super::plan::{Identity, Memory, Observation, Plan, Situation, Write, gateway_status, plan};
@@ -232,8 +233,11 @@ impl Writer {
             withdrawn,
             now: wall,
         };
-        let Plan { writes, events, again_at, waits_for_peers } = plan(&situation, &mut self.memory);
-        let status = gateway_status(&Situation { leads, ..situation }, &self.status.written);
+        let (memory, written) = (&mut self.memory, &self.status.written);
+        let planned = giving_way(|| {
+            (plan(&situation, memory), gateway_status(&Situation { leads, ..situation }, written))
+        });
+        let (Plan { writes, events, again_at, waits_for_peers }, status) = planned;
         self.status.stands(&status, now);
         let jobs = writes.into_iter().filter_map(|write| {
             let seen = match &write {

@@ -69,7 +69,8 @@ pub(super) struct Controller {
     verdicts: Verdicts,
     drained: BTreeSet<DrainTarget>,
     memory: Memory,
-    spec: Option<SnapshotSpec>,
+    /// The round whose spec the workers have.
+    published: Option<Arc<Outcome>>,
     generation: u64,
     reconcile_at: Option<Duration>,
     /// What the health-check node ports were told last.
@@ -127,7 +128,7 @@ impl Controller {
             verdicts: Verdicts::default(),
             drained: BTreeSet::new(),
             memory: Memory::default(),
-            spec: None,
+            published: None,
             generation: 0,
             reconcile_at: None,
             reconciler: Reconciler::default(),
@@ -241,11 +242,17 @@ impl Controller {
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
         self.look_around(&manifests);
-        let outcome = self.reconcile(&manifests);
+        let outcome = Arc::new(self.reconcile(&manifests));
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
-        let problems = self.publish(&outcome.spec).await;
-        let is_forwarded = self.spec.as_ref().is_some_and(|spec| spec.says_the_same(&outcome.spec));
+        let problems = match self.publish(&outcome.spec).await {
+            Some(problems) => {
+                self.published = Some(Arc::clone(&outcome));
+                problems
+            }
+            None => self.state.problems(),
+        };
+        let is_forwarded = self.published.as_ref().is_some_and(|last| last.spec.says_the_same(&outcome.spec));
         if is_forwarded && self.dataplane.applied_generation() >= self.generation {
             self.version_applied = manifests.version;
         }
@@ -279,7 +286,7 @@ impl Controller {
     }
 
     /// Hands the round to who writes it to the cluster.
-    fn offer(&mut self, manifests: &SourceUpdate, outcome: &Outcome) {
+    fn offer(&mut self, manifests: &SourceUpdate, outcome: &Arc<Outcome>) {
         self.offer_at = None;
         let Some(cluster) = &self.cluster else { return };
         let generations = self.state.generations();
@@ -297,7 +304,7 @@ impl Controller {
             version: manifests.version,
             version_applied: self.version_applied,
             keeps_services: manifests.keeps_services,
-            outcome: Arc::new(outcome.clone()),
+            outcome: Arc::clone(outcome),
             decides: self.fleet.leads,
             waits_for: self.past.waits_for(&self.fleet),
             own_addresses: self.settings.own_addresses(),
@@ -321,29 +328,30 @@ impl Controller {
         })
     }
 
-    /// Publishes a spec that differs from the last one, and waits for the workers to take it up.
-    async fn publish(&mut self, spec: &SnapshotSpec) -> Vec<Problem> {
-        if self.spec.as_ref().is_some_and(|last| last.says_the_same(spec)) {
-            return self.state.problems();
+    /// Publishes a spec that differs from the last one, and waits for the workers to take it up. What they leave out;
+    /// `None` where nothing was published.
+    async fn publish(&mut self, spec: &SnapshotSpec) -> Option<Vec<Problem>> {
+        let services_before = self.published.as_ref().map(|last| last.spec.services.len());
+        if self.published.as_ref().is_some_and(|last| last.spec.says_the_same(spec)) {
+            return None;
         }
         let published = match self.dataplane.publish(spec) {
             Ok(published) => published,
             Err(error) => {
                 tracing::error!("not published, the last good state stays: {error}");
-                return self.state.problems();
+                return None;
             }
         };
         self.generation = spec.generation;
         self.state.desire(spec.generation);
         self.applied().await;
         let (generation, services) = (published.generation, spec.services.len());
-        if self.spec.as_ref().is_none_or(|last| last.services.len() != services) {
+        if services_before != Some(services) {
             tracing::info!(generation, services, "published");
         } else {
             tracing::debug!(generation, services, "published");
         }
-        self.spec = Some(spec.clone());
-        published.problems
+        Some(published.problems)
     }
 
     async fn applied(&self) {
@@ -397,7 +405,7 @@ impl Controller {
 
     /// Takes no new flows any more, so that others get them, and keeps those that there are.
     pub(super) async fn withdraw(&mut self) {
-        let Some(mut spec) = self.spec.clone() else { return };
+        let Some(mut spec) = self.published.as_ref().map(|last| last.spec.clone()) else { return };
         spec.generation = self.generation + 1;
         for service in &mut spec.services {
             service.no_endpoints = NoEndpoints::Drop;
@@ -405,7 +413,8 @@ impl Controller {
                 backend.state = BackendState::Draining;
             }
         }
-        self.publish(&spec).await;
+        // What is left out of it was told of the state before.
+        let _ = self.publish(&spec).await;
     }
 }
 

@@ -29,7 +29,7 @@ const UPDATE_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub(super) struct Round {
     /// The desired state, and what was not granted.
-    pub(super) outcome: Outcome,
+    pub(super) outcome: Arc<Outcome>,
     /// What the dataplane leaves out.
     pub(super) problems: Vec<Problem>,
     /// What it was made from.

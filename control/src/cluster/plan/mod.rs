@@ -107,6 +107,28 @@ pub struct Memory {
     leaving: BTreeMap<String, Leaving>,
     /// The API server is from before Kubernetes 1.29 and refuses a status with `ipMode`.
     without_ip_mode: bool,
+    /// Services about which there was nothing to do, with all that this followed from: while that is the same, they are
+    /// passed over.
+    settled: BTreeMap<ObjectKey, Settled>,
+}
+
+/// See [`Memory::settled`]. Of Services that nobody was told anything about: findings have to be told again and again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Settled {
+    service: Arc<Service>,
+    view: Option<Arc<ServiceView>>,
+    claimed: bool,
+}
+
+impl Settled {
+    fn is_still(&self, service: &Arc<Service>, view: Option<&Arc<ServiceView>>, claimed: bool) -> bool {
+        let same_view = match (&self.view, view) {
+            (Some(was), Some(is)) => Arc::ptr_eq(was, is),
+            (None, None) => true,
+            _ => false,
+        };
+        same_view && self.claimed == claimed && Arc::ptr_eq(&self.service, service)
+    }
 }
 
 /// A Service that gives its addresses back.
@@ -119,6 +141,7 @@ struct Leaving {
 impl Memory {
     /// From now on no `ipMode` is written. Whether that is news.
     pub fn leave_out_ip_mode(&mut self) -> bool {
+        self.settled.clear();
         !std::mem::replace(&mut self.without_ip_mode, true)
     }
 }
@@ -175,21 +198,17 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
     let observation = situation.observation;
     if situation.leads {
         let views = observation.outcome.services.iter();
-        let views: BTreeMap<(&str, &str), &ServiceView> =
-            views.map(|view| ((view.namespace.as_str(), view.name.as_str()), &**view)).collect();
+        let views: BTreeMap<(&str, &str), &Arc<ServiceView>> =
+            views.map(|view| ((view.namespace.as_str(), view.name.as_str()), view)).collect();
         let mut findings: BTreeMap<(Asker, &ObjectKey), Vec<&Finding>> = BTreeMap::new();
         for finding in observation.outcome.findings.iter() {
             findings.entry((finding.kind, &finding.object)).or_default().push(finding);
         }
         let of = |kind, key| findings.get(&(kind, key)).map_or(&[][..], Vec::as_slice);
         for (key, service) in &observation.objects.services {
-            let of_service = service::OfService {
-                service,
-                view: views.get(&(key.namespace.as_str(), key.name.as_str())).copied(),
-                findings: of(Asker::Service, key),
-                claimed: observation.outcome.claimed.contains_key(key),
-            };
-            planner.service(&of_service);
+            let view = views.get(&(key.namespace.as_str(), key.name.as_str())).copied();
+            let claimed = observation.outcome.claimed.contains_key(key);
+            planner.service_unless_settled(service, view, of(Asker::Service, key), claimed);
         }
         for pool in observation.objects.address_pools.values() {
             planner.pool(pool, of(Asker::AddressPool, &pool.meta.key));
@@ -228,6 +247,36 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
+    /// Plans for one Service, if something about it is another since there was nothing to do.
+    fn service_unless_settled(
+        &mut self,
+        service: &Arc<Service>,
+        view: Option<&Arc<ServiceView>>,
+        findings: &[&Finding],
+        claimed: bool,
+    ) {
+        let key = &service.meta.key;
+        let settled = self.memory.settled.get(key);
+        if findings.is_empty() && settled.is_some_and(|settled| settled.is_still(service, view, claimed)) {
+            return;
+        }
+        let before = (self.plan.writes.len(), self.events.len());
+        let view_of = view.map(|view| &**view);
+        self.service(&service::OfService { service, view: view_of, findings, claimed });
+        // What hangs on the time or on other gateways is not settled either.
+        let is_settled = (self.plan.writes.len(), self.events.len()) == before
+            && findings.is_empty()
+            && !self.memory.contests.contains_key(key)
+            && service.meta.deletion_time.is_none()
+            && (claimed || !service.stored.is_finalized_by_us());
+        if is_settled {
+            let settled = Settled { service: Arc::clone(service), view: view.cloned(), claimed };
+            self.memory.settled.insert(key.clone(), settled);
+        } else {
+            self.memory.settled.remove(key);
+        }
+    }
+
     fn event(&mut self, event: Event) {
         self.events.insert(event);
     }
@@ -280,6 +329,9 @@ impl Planner<'_> {
         self.memory.leaving.retain(|uid, leaving| {
             objects.services.get(&leaving.key).is_some_and(|service| service.meta.uid == *uid)
         });
+        if self.memory.settled.len() > objects.services.len() {
+            self.memory.settled.retain(|key, _| known(key));
+        }
         self.plan
     }
 }

@@ -17,7 +17,7 @@ use crate::model::{
     FINALIZER, Metadata, Pool, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
 };
 use crate::pools::{Authority, FIELD_MANAGER};
-use crate::reconcile::{Input, Reason, Settings, reconcile};
+use crate::reconcile::{Input, Reason, Reconciler, Settings};
 
 fn ip(s: &str) -> IpAddr {
     s.parse().expect("tests use valid addresses")
@@ -57,6 +57,7 @@ fn key(name: &str) -> ObjectKey {
 struct Cluster {
     settings: Settings,
     objects: Objects,
+    reconciler: Reconciler,
     reconciled: crate::reconcile::Memory,
     memory: Memory,
     /// The version of the Services, and that which every gateway has applied.
@@ -84,6 +85,7 @@ impl Cluster {
         let mut cluster = Self {
             settings,
             objects: Objects::default(),
+            reconciler: Reconciler::default(),
             reconciled: crate::reconcile::Memory::default(),
             memory: Memory::default(),
             version: 7,
@@ -138,7 +140,8 @@ impl Cluster {
     fn observe(&mut self) -> Observation {
         let authority = if self.leads { Authority::default() } else { Authority::Follows };
         self.settings.authority = authority;
-        let outcome = reconcile(&Input {
+        // By one that remembers, so that what stays is the same value.
+        let outcome = self.reconciler.reconcile(&Input {
             settings: &self.settings,
             objects: &self.objects,
             verdicts: &Verdicts::default(),
@@ -176,7 +179,14 @@ impl Cluster {
             withdrawn: self.withdrawn,
             now: self.now,
         };
-        plan(&situation, &mut self.memory)
+        // As if nothing had been settled: the same comes of it.
+        let mut afresh = Memory { settled: BTreeMap::new(), ..self.memory.clone() };
+        let anew = plan(&situation, &mut afresh);
+        let planned = plan(&situation, &mut self.memory);
+        assert_eq!(planned, anew);
+        let unsettled = |memory: &Memory| Memory { settled: BTreeMap::new(), ..memory.clone() };
+        assert_eq!(unsettled(&self.memory), unsettled(&afresh));
+        planned
     }
 
     /// A round whose writes are taken.
@@ -279,6 +289,23 @@ impl Cluster {
 
 fn reasons(events: &[Event]) -> Vec<&str> {
     events.iter().map(|event| event.reason).collect()
+}
+
+#[test]
+fn a_service_about_which_there_is_nothing_to_do_is_passed_over_until_something_about_it_changes() {
+    let mut cluster = Cluster::new([service("web"), service("other")]);
+    cluster.endpoint("web", "10.0.1.1");
+    cluster.settle();
+    let settled = |cluster: &Cluster| cluster.memory.settled.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(settled(&cluster), [key("other"), key("web")]);
+    // Another endpoint: the view is another, and what there is to do is done.
+    cluster.endpoint("other", "10.0.1.2");
+    assert!(!cluster.plan().writes.is_empty());
+    assert_eq!(settled(&cluster), [key("web")]);
+    cluster.settle();
+    cluster.edit("web", |service| service.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+    cluster.plan();
+    assert_eq!(settled(&cluster), [key("other")]);
 }
 
 #[test]

@@ -1,0 +1,59 @@
+//! Long computation that holds nobody up: plans of 10,000 Services take a tenth of a second.
+//!
+//! On a thread of the runtime that is a tenth of a second in which the source beside it hears nothing, and every
+//! change waits. So the runtime is told, and the work is done by a thread that gives way to the others of the process:
+//! where the control plane has one CPU, a round of the daemon comes first.
+
+use std::thread;
+
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::task::block_in_place;
+
+/// The nice value of the thread: it gets a tenth of what a busy thread gets, and so gets on even beside one.
+const NICE: i32 = 10;
+
+/// Does `work` on a thread of lower priority, and waits for it without holding up other tasks. On a runtime of one
+/// thread, which has no other to go on with, it is done at once.
+///
+/// # Panics
+/// Outside of a Tokio runtime, and if `work` does.
+pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
+        return work();
+    }
+    block_in_place(|| {
+        let mut work = Some(work);
+        let done = thread::scope(|scope| {
+            let modest = || {
+                // On Linux this is the thread's own. Without it the work is done all the same.
+                let _ = rustix::process::setpriority_process(None, NICE);
+                work.take().map(|work| work())
+            };
+            let thread =
+                thread::Builder::new().name("tg-plan".to_owned()).spawn_scoped(scope, modest).ok()?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        // Where no thread is to be had, the work has not begun.
+        done.unwrap_or_else(|| work.take().expect("it is taken by the thread alone")())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn the_work_is_done_by_a_thread_that_gives_way_and_ours_stays_as_it_is() {
+        let nice = || rustix::process::getpriority_process(None).expect("of this thread");
+        let before = nice();
+        let there = tokio::spawn(async move { giving_way(nice) }).await.expect("it does not panic");
+        assert_eq!(there, NICE.max(before));
+        assert_eq!(nice(), before);
+    }
+
+    #[tokio::test]
+    async fn on_a_runtime_of_one_thread_it_is_done_at_once() {
+        let here = thread::current().id();
+        assert_eq!(giving_way(|| thread::current().id()), here);
+    }
+}
