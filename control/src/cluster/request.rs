@@ -62,6 +62,16 @@ impl RequestError {
         }
     }
 
+    /// The object was deleted while a finalizer was on its way to it; API servers refuse that as invalid.
+    fn is_about_deletion(&self) -> bool {
+        match self {
+            Self::Client(kube::Error::Api(status)) => {
+                status.code == 422 && status.message.contains("no new finalizers can be added")
+            }
+            _ => false,
+        }
+    }
+
     fn retry_after(&self) -> Duration {
         let details = match self {
             Self::Client(kube::Error::Api(status)) => status.details.as_ref(),
@@ -132,6 +142,7 @@ pub(super) fn judge(write: &str, result: &Result<(), RequestError>) -> (Answer, 
     match error.code() {
         // Gone, made anew under the same name, or just changed: there is news on its way.
         Some(404 | 409) => (Answer::Moot, Ended::Conflict),
+        _ if error.is_about_deletion() => (Answer::Moot, Ended::Conflict),
         Some(429) => (Answer::Throttled(error.retry_after()), Ended::Throttled),
         _ => {
             tracing::warn!("{write}: {error}");
@@ -199,4 +210,31 @@ pub(super) fn own_status(kind: &str, name: &str, status: &impl serde::Serialize)
 /// The `GatewayStatus` itself, without which it has no status.
 pub(super) fn gateway(name: &str) -> crd::GatewayStatus {
     crd::GatewayStatus::new(name, crd::GatewayStatusSpec { gateway: name.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use test_apiserver::{Options, TestApiServer};
+
+    use super::*;
+    use crate::model::ObjectKey;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_finalizer_that_comes_too_late_for_a_deleted_service_is_no_failure() {
+        let server = TestApiServer::start(Options::default()).expect("a free port on loopback");
+        let directory = tempfile::tempdir().expect("a directory");
+        let connector = Connector::new(Some(server.kubeconfig(directory.path()).expect("a file")));
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "web", "namespace": "shop", "finalizers": ["example.com/held"]},
+            "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}
+        });
+        let stored = server.put(service).expect("a legal Service");
+        assert!(server.delete("v1", "Service", "shop", "web"));
+        let uid = stored[0]["metadata"]["uid"].as_str().expect("a server gives it").to_owned();
+        let write = Write::Finalizer { service: ObjectKey::new("shop", "web"), uid, present: true };
+        let result = with_client(&connector, |client| send(client, write)).await;
+        assert_eq!(result.as_ref().expect_err("it is deleted").code(), Some(422));
+        assert_eq!(judge("the finalizer", &result), (Answer::Moot, Ended::Conflict));
+    }
 }
