@@ -245,14 +245,14 @@ impl Controller {
         let outcome = Arc::new(self.reconcile(&manifests));
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
-        let problems = match self.publish(&outcome.spec).await {
+        let (problems, is_forwarded) = match self.publish(&outcome.spec).await {
             Some(problems) => {
                 self.published = Some(Arc::clone(&outcome));
-                problems
+                (problems, true)
             }
-            None => self.state.problems(),
+            // There was nothing to publish, or it was refused.
+            None => (self.state.problems(), self.is_published(&outcome.spec)),
         };
-        let is_forwarded = self.published.as_ref().is_some_and(|last| last.spec.says_the_same(&outcome.spec));
         if is_forwarded && self.dataplane.applied_generation() >= self.generation {
             self.version_applied = manifests.version;
         }
@@ -332,7 +332,7 @@ impl Controller {
     /// `None` where nothing was published.
     async fn publish(&mut self, spec: &SnapshotSpec) -> Option<Vec<Problem>> {
         let services_before = self.published.as_ref().map(|last| last.spec.services.len());
-        if self.published.as_ref().is_some_and(|last| last.spec.says_the_same(spec)) {
+        if self.is_published(spec) {
             return None;
         }
         let published = match self.dataplane.publish(spec) {
@@ -352,6 +352,11 @@ impl Controller {
             tracing::debug!(generation, services, "published");
         }
         Some(published.problems)
+    }
+
+    /// Whether the workers have a spec that says the same.
+    fn is_published(&self, spec: &SnapshotSpec) -> bool {
+        self.published.as_ref().is_some_and(|last| last.spec.says_the_same(spec))
     }
 
     async fn applied(&self) {

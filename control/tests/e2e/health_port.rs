@@ -1,20 +1,13 @@
 //! Health-check node ports, byte for byte as kube-proxy answers them, and when they turn.
 
+use crate::http::{self, Answer};
 use crate::world::{APPLIED, World, alone, assert_alive};
-use std::collections::BTreeMap;
 use tidegate::netlab::addresses::{self as plan, Family};
-use tidegate::netlab::client::curl;
 use tidegate::netlab::manifests::EndpointState;
 use tidegate::netlab::modes::{ModePath, all_paths, manifests};
 use tidegate::netlab::{GatewayOptions, Namespace, wait_for};
 
 const PORT: u16 = 31_111;
-
-struct Answer {
-    status: u16,
-    headers: BTreeMap<String, String>,
-    body: String,
-}
 
 #[test]
 fn health_check_node_port_turns_503_when_the_last_ready_endpoint_terminates_and_its_connections_go_on() {
@@ -77,11 +70,5 @@ fn weight(answer: &Answer) -> &str {
 
 /// Any path, any method: asked here by GET of a path that means nothing.
 fn ask(from: &Namespace, host: &str) -> Option<Answer> {
-    let text = curl(from, &["-i", "--max-time", "2", &format!("http://{host}:{PORT}/any/path")]).ok()?;
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let mut lines = head.lines();
-    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-    let headers =
-        lines.filter_map(|line| line.split_once(": ")).map(|(k, v)| (k.to_lowercase(), v.to_owned()));
-    Some(Answer { status, headers: headers.collect(), body: body.to_owned() })
+    http::get(from, &format!("http://{host}:{PORT}/any/path"), 2)
 }

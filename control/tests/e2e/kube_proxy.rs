@@ -5,15 +5,15 @@
 //! `KUBE_PROXY`; a plain run of the tests leaves it out, since no package brings the program. One family at a time:
 //! this version knows both together only behind a gate.
 
+use crate::http::{self, Answer};
 use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
 use crate::nodes::{self, CLUSTER_CIDR, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return, node_name};
 use crate::world::{APPLIED, World, alone, assert_alive, lab_with};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use test_apiserver::{ADMIN_TOKEN, Options, TestApiServer};
 use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, GATEWAY_FOR_SERVERS, TELL_PORT, client};
-use tidegate::netlab::client::{Tell, Told, curl, udp_ask};
+use tidegate::netlab::client::{Tell, Told, udp_ask};
 use tidegate::netlab::manifests::{Manifest, PortSpec};
 use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::process::LabProcess;
@@ -291,21 +291,8 @@ impl Cluster {
     }
 }
 
-struct Answer {
-    status: u16,
-    headers: BTreeMap<String, String>,
-    body: String,
-}
-
 fn answer(from: &Namespace, host: &str, port: u16, path: &str) -> Option<Answer> {
-    let url = format!("http://{host}:{port}{path}");
-    let text = curl(from, &["-i", "--max-time", "5", &url]).ok()?;
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let mut lines = head.lines();
-    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-    let headers =
-        lines.filter_map(|line| line.split_once(": ")).map(|(k, v)| (k.to_lowercase(), v.to_owned()));
-    Some(Answer { status, headers: headers.collect(), body: body.to_owned() })
+    http::get(from, &format!("http://{host}:{port}{path}"), 5)
 }
 
 fn is_local(service: &Manifest) -> bool {

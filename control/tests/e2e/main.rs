@@ -1,7 +1,8 @@
 //! End to end: real clients, a real gateway on DPDK's af_packet driver, real servers, in network namespaces.
 //!
 //! One binary, because its tests share two cores and must run one after the other: each begins with
-//! [`world::alone`]. They need root and DPDK and fail without, with a message that says so; none is skipped.
+//! [`world::alone`]. They need root and DPDK and fail without, with a message that says so; none is skipped
+//! but those of `kube_proxy`, which `make kube-proxy` runs.
 //! Written against the contracts only (commands, configuration, manifests, probes), so they hold for any inside.
 
 mod affinity;
@@ -9,6 +10,7 @@ mod change;
 mod failure;
 mod forwarding;
 mod health_port;
+mod http;
 mod kube_proxy;
 mod lab;
 mod lifecycle;

@@ -18,6 +18,8 @@ use tidegate::netlab::{Lab, LabPlan, cleanup, wait_for};
 
 /// How long a change may take to be seen on a busy machine. How fast it really is, is measured elsewhere.
 pub(crate) const SEEN: Duration = Duration::from_secs(20);
+/// Time between bookmarks.
+const BOOKMARKS: Duration = Duration::from_secs(2);
 /// How long a gateway may take to start.
 const STARTED: Duration = Duration::from_secs(30);
 
@@ -77,6 +79,9 @@ impl World {
         for address in addresses {
             lab.gateway().ip_batch(&format!("addr add {address} dev lo\n")).expect("a free address");
         }
+        // A new leader waits until its own watches have come to where the API server was when it got the lease; where
+        // nothing happens, that is the next bookmark: a minute on a real server, and less than SEEN here.
+        let options = Options { bookmark_interval: BOOKMARKS, ..options };
         let api = lab.gateway().enter(|| TestApiServer::start(options)).expect("a free port on loopback");
         let token = api.service_account_token("tidegate-system", "tidegate");
         let world = Self { gateways: Vec::new(), api, token, lab, _alone: alone };
