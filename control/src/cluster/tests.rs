@@ -34,6 +34,8 @@ impl Cluster {
     }
 
     fn with(options: Options) -> Self {
+        // A new leader waits for one where nothing happens.
+        let options = Options { bookmark_interval: Duration::from_secs(2), ..options };
         let server = TestApiServer::start(options).expect("a free port on loopback");
         for (_, definition) in crd::manifests() {
             server.apply(&definition).expect("our definitions are legal");
