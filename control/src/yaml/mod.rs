@@ -4,7 +4,8 @@
 //! Scalars mean what `kubectl` takes them to mean: the rules of sigs.k8s.io/yaml, a YAML 1.1 dialect in which
 //! `yes`, `on` and `y` are booleans and `0644` is octal. Knows nothing of any schema; reads no files.
 //!
-//! Invariant: bounded work for any input: depth, and what aliases and merge keys unfold to, have limits.
+//! Invariant: bounded work for any input. Depth, the number of values, and what anchors, aliases and merge keys
+//! repeat (values and bytes) have limits; the time is linear in the size of the text.
 
 mod decode;
 mod json;
@@ -26,8 +27,14 @@ use crate::model::{Origin, PATH_START, path_hash};
 /// Deepest nesting taken; Kubernetes objects reach about 20.
 pub const DEPTH_MAX: usize = 64;
 
-/// Most nodes that aliases and merge keys of one file may unfold to.
+/// Values that one file may have: some 350 MB of memory.
+pub const NODES_MAX: usize = 4_000_000;
+
+/// Values that anchors, aliases and merge keys of one file may repeat.
 pub const UNFOLDED_NODES_MAX: usize = 100_000;
+
+/// Bytes of text that they may repeat.
+pub const UNFOLDED_BYTES_MAX: usize = 8 << 20;
 
 /// A place in a text: line and column, both from 1, the column in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,11 +4,16 @@
 //! limits, and what is a fault are here. A fault does not stop the others from being found, except that
 //! nothing after a syntax error can be read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
-use super::{DEPTH_MAX, Entry, Node, Position, Scalar, UNFOLDED_NODES_MAX, Value};
+use super::{
+    DEPTH_MAX, Entry, NODES_MAX, Node, Position, Scalar, UNFOLDED_BYTES_MAX, UNFOLDED_NODES_MAX, Value,
+};
+
+/// Keys of a mapping up to which a scan is cheaper than a set.
+const SCANNED_KEYS_MAX: usize = 16;
 
 /// The documents of a text that are not empty, and what was wrong with the text.
 #[derive(Debug, Default)]
@@ -68,7 +73,43 @@ fn position(marker: saphyr_parser::Marker) -> Position {
 /// A collection that is not complete yet.
 enum Open {
     Sequence { anchor: usize, at: Position, items: Vec<Node> },
-    Mapping { anchor: usize, at: Position, entries: Vec<Entry>, key: Option<(String, Position)> },
+    Mapping { anchor: usize, at: Position, entries: Entries, key: Option<(String, Position)> },
+}
+
+/// The entries of a mapping with distinct keys, each found in constant time however many there are.
+#[derive(Default)]
+struct Entries {
+    list: Vec<Entry>,
+    /// The keys of `list`, once there are more than [`SCANNED_KEYS_MAX`].
+    keys: HashSet<String>,
+}
+
+impl Entries {
+    /// Takes an entry whose key is new.
+    ///
+    /// # Errors
+    /// The key, when it is there already.
+    fn insert(&mut self, entry: Entry) -> Result<(), String> {
+        // YAML merge keys may be repeated; they are resolved when the mapping is complete.
+        if entry.key == "<<" {
+            self.list.push(entry);
+            return Ok(());
+        }
+        if self.list.len() < SCANNED_KEYS_MAX {
+            if self.list.iter().any(|e| e.key == entry.key) {
+                return Err(entry.key);
+            }
+        } else {
+            if self.keys.is_empty() {
+                self.keys.extend(self.list.iter().map(|e| e.key.clone()));
+            }
+            if !self.keys.insert(entry.key.clone()) {
+                return Err(entry.key);
+            }
+        }
+        self.list.push(entry);
+        Ok(())
+    }
 }
 
 #[derive(Default)]
@@ -76,7 +117,10 @@ struct Builder {
     parsed: Parsed,
     open: Vec<Open>,
     anchors: HashMap<usize, Node>,
-    unfolded: usize,
+    /// Values written out so far.
+    nodes: usize,
+    /// Values and bytes of text that anchors and aliases repeated so far.
+    unfolded: Size,
     /// The document being read has a fault.
     flawed: bool,
 }
@@ -88,12 +132,11 @@ impl Builder {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let node = Node { at, value: Value::Scalar(scalar(&text, style, tag.as_deref())) };
-                self.anchor(anchor, &node);
-                self.add(node)
+                self.anchor(anchor, &node) && self.written(at) && self.add(node)
             }
             Event::SequenceStart(anchor, _) => self.open(Open::Sequence { anchor, at, items: vec![] }, at),
             Event::MappingStart(anchor, _) => {
-                self.open(Open::Mapping { anchor, at, entries: vec![], key: None }, at)
+                self.open(Open::Mapping { anchor, at, entries: Entries::default(), key: None }, at)
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(),
             Event::Alias(id) => self.alias(id, at),
@@ -124,8 +167,7 @@ impl Builder {
                 (anchor, Node { at, value: Value::Mapping(entries) })
             }
         };
-        self.anchor(anchor, &node);
-        self.add(node)
+        self.anchor(anchor, &node) && self.written(node.at) && self.add(node)
     }
 
     fn alias(&mut self, id: usize, at: Position) -> bool {
@@ -138,21 +180,40 @@ impl Builder {
         self.unfold(size(&node), at) && self.add(node)
     }
 
-    /// Counts `nodes` more that were not written out; false past the limit.
-    fn unfold(&mut self, nodes: usize, at: Position) -> bool {
-        self.unfolded += nodes;
-        if self.unfolded > UNFOLDED_NODES_MAX {
-            let what = format!("aliases unfold to more than {UNFOLDED_NODES_MAX} values");
-            self.fault(at, what, "fewer or smaller aliases");
-            return false;
+    /// Counts a value that was written out; false past the limit.
+    fn written(&mut self, at: Position) -> bool {
+        self.nodes += 1;
+        let fits = self.nodes <= NODES_MAX;
+        if !fits {
+            self.fault(at, format!("more than {NODES_MAX} values in one file"), "several smaller files");
         }
-        true
+        fits
     }
 
-    fn anchor(&mut self, id: usize, node: &Node) {
-        if id != 0 {
+    /// Counts values that were not written out where they are used; false past the limit.
+    fn unfold(&mut self, more: Size, at: Position) -> bool {
+        self.unfolded = self.unfolded.plus(more);
+        let what = if self.unfolded.nodes > UNFOLDED_NODES_MAX {
+            format!("anchors and aliases repeat more than {UNFOLDED_NODES_MAX} values")
+        } else if self.unfolded.bytes > UNFOLDED_BYTES_MAX {
+            format!("anchors and aliases repeat more than {UNFOLDED_BYTES_MAX} bytes")
+        } else {
+            return true;
+        };
+        self.fault(at, what, "fewer or smaller aliases");
+        false
+    }
+
+    /// Keeps a copy of an anchored value for its aliases; false past the limit of what is repeated.
+    fn anchor(&mut self, id: usize, node: &Node) -> bool {
+        if id == 0 {
+            return true;
+        }
+        let kept = self.unfold(size(node), node.at);
+        if kept {
             self.anchors.insert(id, node.clone());
         }
+        kept
     }
 
     /// Puts a complete node where it belongs: into the innermost open collection, or as a document.
@@ -168,10 +229,8 @@ impl Builder {
             Some(Open::Sequence { items, .. }) => items.push(node),
             Some(Open::Mapping { entries, key, .. }) => match key.take() {
                 Some((key, at)) => {
-                    if key != "<<" && entries.iter().any(|e| e.key == key) {
+                    if let Err(key) = entries.insert(Entry { key, at, node }) {
                         self.fault(at, format!("duplicate key {key:?}"), "each key once");
-                    } else {
-                        entries.push(Entry { key, at, node });
                     }
                 }
                 None => match &node.value {
@@ -189,29 +248,36 @@ impl Builder {
 
     /// Resolves merge keys (`<<: *base`): what is written out wins over what is merged, the first merged
     /// mapping over later ones. `None` past the limit of unfolded nodes.
-    fn merged(&mut self, mut entries: Vec<Entry>) -> Option<Vec<Entry>> {
-        while let Some(i) = entries.iter().position(|e| e.key == "<<") {
-            let merge = entries.remove(i);
+    fn merged(&mut self, entries: Entries) -> Option<Vec<Entry>> {
+        if !entries.list.iter().any(|e| e.key == "<<") {
+            return Some(entries.list);
+        }
+        let (merges, written): (Vec<Entry>, Vec<Entry>) =
+            entries.list.into_iter().partition(|e| e.key == "<<");
+        let mut all = Entries::default();
+        for entry in written {
+            all.insert(entry).expect("the keys written out are distinct");
+        }
+        for merge in merges {
             let bases = match merge.node.value {
                 Value::Sequence(items) => items,
                 _ => vec![merge.node],
             };
             for base in bases {
+                if !self.unfold(size(&base), merge.at) {
+                    return None;
+                }
                 let Value::Mapping(more) = base.value else {
                     self.fault(base.at, "<< merges something that is not a mapping", "an alias to a mapping");
                     continue;
                 };
-                if !self.unfold(more.len(), merge.at) {
-                    return None;
-                }
                 for entry in more {
-                    if !entries.iter().any(|e| e.key == entry.key) {
-                        entries.push(entry);
-                    }
+                    // A key that is there already wins over what is merged.
+                    let _ = all.insert(entry);
                 }
             }
         }
-        Some(entries)
+        Some(all.list)
     }
 
     fn fault(&mut self, at: Position, what: impl Into<String>, accepted: &'static str) {
@@ -225,11 +291,27 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Scalar {
     if style == ScalarStyle::Plain && !is_text { Scalar::plain(text) } else { Scalar::text(text) }
 }
 
-/// Number of nodes of a tree.
-fn size(node: &Node) -> usize {
+/// What a tree takes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    nodes: usize,
+    /// Of keys and scalars.
+    bytes: usize,
+}
+
+impl Size {
+    fn plus(self, more: Self) -> Self {
+        Self { nodes: self.nodes + more.nodes, bytes: self.bytes + more.bytes }
+    }
+}
+
+fn size(node: &Node) -> Size {
     match &node.value {
-        Value::Scalar(_) => 1,
-        Value::Sequence(items) => 1 + items.iter().map(size).sum::<usize>(),
-        Value::Mapping(entries) => 1 + entries.iter().map(|e| size(&e.node)).sum::<usize>(),
+        Value::Scalar(scalar) => Size { nodes: 1, bytes: scalar.text.len() },
+        Value::Sequence(items) => items.iter().map(size).fold(Size { nodes: 1, bytes: 0 }, Size::plus),
+        Value::Mapping(entries) => {
+            let entry = |e: &Entry| size(&e.node).plus(Size { nodes: 0, bytes: e.key.len() });
+            entries.iter().map(entry).fold(Size { nodes: 1, bytes: 0 }, Size::plus)
+        }
     }
 }
