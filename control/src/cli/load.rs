@@ -38,8 +38,8 @@ pub(super) fn offline(path: &Path) -> Offline {
     let loaded = config::load(path);
     let mut report = loaded.report;
     let objects = match &loaded.source {
-        Some(SourceConfig::Directory { path, .. }) => {
-            let (objects, faults) = DirectorySource::load(path);
+        Some(SourceConfig::Directory(directory)) => {
+            let (objects, faults) = DirectorySource::load(&directory.path);
             report.merge(&faults);
             objects
         }

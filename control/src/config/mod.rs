@@ -32,7 +32,7 @@ pub use services::{
     ServiceDefaults, ServicesConfig, TABLE_SIZE_ACCEPTED, TARGET_ACCEPTED, TableSize, Target, VENDORS, Word,
     forwarding, scheduler, table_size, target,
 };
-pub use source::{KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
+pub use source::{DirectoryConfig, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
 
 use std::num::NonZeroUsize;
 use std::path::Path;

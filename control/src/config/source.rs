@@ -12,7 +12,10 @@ pub const LOAD_BALANCER_CLASS: &str = "tidegate.dev/gateway";
 const STATE_DIRECTORY: &str = "/var/lib/tidegate";
 /// Default of `source.kubernetes.apiLossGrace`: an etcd member is restored, or a control plane fails over, in less.
 const API_LOSS_GRACE: Duration = Duration::from_secs(300);
-/// Largest `apiLossGrace`: a week.
+/// Default of `source.directory.lossGrace`: a tool that rewrites a file is done in less, and an operator who empties a
+/// file on purpose is told until when to wait.
+const LOSS_GRACE: Duration = Duration::from_secs(60);
+/// Largest `apiLossGrace` and `lossGrace`: a week.
 const API_LOSS_GRACE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Where control planes keep their leases, and there in every cluster; `deploy/kubernetes/base` gives the right to it.
@@ -22,15 +25,21 @@ const LEASE_NAMESPACE: &str = "kube-system";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceConfig {
     /// `directory`: manifests in files.
-    Directory {
-        /// `path`: the directory, relative to the file that names it. Default `manifests`. Here as it is to
-        /// be opened.
-        path: PathBuf,
-        /// `watch`: follow changes. Default true.
-        watch: bool,
-    },
+    Directory(DirectoryConfig),
     /// `kubernetes`: an API server.
     Kubernetes(KubernetesConfig),
+}
+
+/// The validated `source.directory` section.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirectoryConfig {
+    /// `path`: the directory, relative to the file that names it. Default `manifests`. Here as it is to be opened.
+    pub path: PathBuf,
+    /// `watch`: follow changes. Default true; otherwise the directory is read again at SIGHUP.
+    pub watch: bool,
+    /// `lossGrace`: how long a file keeps its objects after it was emptied, cannot be read, or is no file any more.
+    /// Up to a week; 0s withdraws them at once. Default 1m. A file that is deleted loses its objects at once.
+    pub loss_grace: Duration,
 }
 
 /// The validated `source.kubernetes` section.
@@ -73,14 +82,14 @@ impl Default for KubernetesConfig {
 
 impl SourceConfig {
     pub(super) fn default_in(base: &Path) -> Self {
-        Self::Directory { path: base.join("manifests"), watch: true }
+        Self::Directory(DirectoryConfig { path: base.join("manifests"), watch: true, loss_grace: LOSS_GRACE })
     }
 
     /// Whether LoadBalancer Services without a `loadBalancerClass` are ours: in a directory yes, for nobody
     /// else reads it.
     pub fn claims_classless(&self) -> bool {
         match self {
-            Self::Directory { .. } => true,
+            Self::Directory(_) => true,
             Self::Kubernetes(kubernetes) => kubernetes.default,
         }
     }
@@ -88,7 +97,7 @@ impl SourceConfig {
     /// The `loadBalancerClass` of the Services that are ours.
     pub fn load_balancer_class(&self) -> &str {
         match self {
-            Self::Directory { .. } => LOAD_BALANCER_CLASS,
+            Self::Directory(_) => LOAD_BALANCER_CLASS,
             Self::Kubernetes(kubernetes) => &kubernetes.load_balancer_class,
         }
     }
@@ -105,6 +114,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
     }
     let mut path = PathBuf::from("manifests");
     let mut watch = true;
+    let mut loss_grace = LOSS_GRACE;
     section(&fields, "directory", |directory| {
         if let Some(field) = directory.get("path")
             && let Some(text) = field.string_where(|t| !t.trim().is_empty(), "the path of a directory")
@@ -112,13 +122,18 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
             path = PathBuf::from(text);
         }
         watch = directory.get("watch").and_then(|f| f.boolean()).unwrap_or(true);
+        if let Some(grace) =
+            directory.get("lossGrace").and_then(|f| f.duration(Duration::ZERO..=API_LOSS_GRACE_MAX))
+        {
+            loss_grace = grace;
+        }
         Some(())
     });
     let kubernetes = section(&fields, "kubernetes", |kubernetes| Some(decode_kubernetes(kubernetes, base)));
     if fields.is_empty() {
         fields.itself().error("neither directory nor kubernetes", "exactly one of them");
     }
-    let directory = SourceConfig::Directory { path: base.join(path), watch };
+    let directory = SourceConfig::Directory(DirectoryConfig { path: base.join(path), watch, loss_grace });
     // With both named there is no telling which was meant: the manifests are at least there to be checked.
     let source = if written("kubernetes") && !both {
         SourceConfig::Kubernetes(kubernetes.unwrap_or_default())

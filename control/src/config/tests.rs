@@ -73,7 +73,11 @@ fn every_key_arrives_in_the_validated_configuration() {
     assert_eq!(dataplane.tunnel_source.v6, Some("2001:db8::2".parse().unwrap()), "the default of its family");
     assert_eq!(
         config.source,
-        SourceConfig::Directory { path: PathBuf::from("/etc/tidegate/objects"), watch: false }
+        SourceConfig::Directory(DirectoryConfig {
+            path: PathBuf::from("/etc/tidegate/objects"),
+            watch: false,
+            loss_grace: Duration::from_secs(60),
+        })
     );
     assert_eq!(
         config.services.defaults,
@@ -595,7 +599,8 @@ fn all_faults_of_a_file_are_in_one_report_and_the_source_is_known_nevertheless()
     let places: Vec<_> = loaded.report.errors().filter_map(|e| e.location.as_ref()).map(|l| l.line).collect();
     assert_eq!(places, [8, 9, 10]);
     assert!(loaded.config.is_none());
-    assert_eq!(loaded.source, Some(SourceConfig::Directory { path: "/etc/tidegate/m".into(), watch: true }));
+    let Some(SourceConfig::Directory(directory)) = loaded.source else { panic!("not a directory") };
+    assert_eq!((directory.path, directory.watch), ("/etc/tidegate/m".into(), true));
 }
 
 #[test]

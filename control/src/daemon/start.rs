@@ -2,9 +2,8 @@
 //!
 //! Called once by the daemon, in this order; each error says what could not be had.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
@@ -18,7 +17,7 @@ use crate::assemble;
 use crate::cluster::ClusterWriter;
 use crate::config::{GatewayConfig, SourceConfig};
 use crate::health_check_node_port::probes::Probes;
-use crate::source::directory::{DirectorySource, Watch};
+use crate::source::directory::{Changes, DirectorySource, Watch};
 use crate::source::kubernetes::{self, KubernetesSource};
 use crate::source::{SourceState, SourceUpdate};
 use crate::telemetry::{self, Listener};
@@ -65,10 +64,8 @@ pub(super) fn confine_to(cpus: &[usize]) {
 
 /// Where the objects come from: the directory of manifests, followed or read when asked to, or an API server.
 pub(super) enum Source {
-    /// Changes are seen as they happen.
-    Followed(Watch),
-    /// Changes are seen at a reload.
-    OnDemand(PathBuf, watch::Sender<SourceUpdate>),
+    /// A directory of manifests.
+    Directory(Watch),
     /// Changes are seen as they happen, as far as the API server tells.
     Watched(KubernetesSource),
 }
@@ -78,13 +75,11 @@ impl Source {
     /// comes, and until then the revision is 0.
     pub(super) fn open(config: &GatewayConfig) -> anyhow::Result<Self> {
         match &config.source {
-            SourceConfig::Directory { path, watch: true } => {
-                let source =
-                    DirectorySource::watch(path).context("cannot follow the directory of manifests")?;
-                Ok(Self::Followed(source))
-            }
-            SourceConfig::Directory { path, watch: false } => {
-                Ok(Self::OnDemand(path.clone(), watch::Sender::new(read(path, 1))))
+            SourceConfig::Directory(directory) => {
+                let changes = if directory.watch { Changes::Followed } else { Changes::AtReload };
+                let source = DirectorySource::watch(&directory.path, changes, directory.loss_grace)
+                    .context("cannot start the thread that reads the directory of manifests")?;
+                Ok(Self::Directory(source))
             }
             SourceConfig::Kubernetes(server) => {
                 Ok(Self::Watched(KubernetesSource::start(server, &config.name)))
@@ -95,8 +90,7 @@ impl Source {
     /// The newest state, and the next ones.
     pub(super) fn updates(&self) -> watch::Receiver<SourceUpdate> {
         match self {
-            Self::Followed(source) => source.updates(),
-            Self::OnDemand(_, updates) => updates.subscribe(),
+            Self::Directory(source) => source.updates(),
             Self::Watched(source) => source.updates(),
         }
     }
@@ -104,7 +98,7 @@ impl Source {
     /// How the source gets on; a directory is always there.
     pub(super) fn state(&self) -> watch::Receiver<SourceState> {
         match self {
-            Self::Followed(_) | Self::OnDemand(..) => {
+            Self::Directory(_) => {
                 watch::Sender::new(SourceState::connected_since(jiff::Timestamp::now())).subscribe()
             }
             Self::Watched(source) => source.state(),
@@ -123,12 +117,8 @@ impl Source {
     /// Reads the directory again, or asks the API server without waiting any longer.
     pub(super) fn reload(&self) {
         match self {
-            Self::Followed(source) => source.reload(),
+            Self::Directory(source) => source.reload(),
             Self::Watched(source) => source.reload(),
-            Self::OnDemand(path, updates) => {
-                let revision = updates.borrow().revision + 1;
-                updates.send_replace(read(path, revision));
-            }
         }
     }
 }
@@ -141,13 +131,6 @@ pub(super) fn cluster(config: &GatewayConfig, source: &Source) -> Option<Cluster
     let (connector, namespace) = (watched.connector(), &server.lease_namespace);
     let node = config.node_name.as_deref();
     Some(ClusterWriter::start(&connector, &config.name, node, namespace, watched.state()))
-}
-
-fn read(path: &Path, revision: u64) -> SourceUpdate {
-    let seen = Instant::now();
-    let (objects, report) = DirectorySource::load(path);
-    let (objects, report) = (Arc::new(objects), Arc::new(report));
-    SourceUpdate { revision, objects, version: 0, keeps_services: false, report, stale: Arc::from([]), seen }
 }
 
 /// What answers others; each ends when it is dropped.
@@ -166,7 +149,7 @@ pub(super) async fn listeners(
 ) -> anyhow::Result<Listeners> {
     let admin = &config.admin;
     let (kind, location) = match &config.source {
-        SourceConfig::Directory { path, .. } => ("directory", path.display().to_string()),
+        SourceConfig::Directory(directory) => ("directory", directory.path.display().to_string()),
         SourceConfig::Kubernetes(server) => ("kubernetes", kubernetes::location(server)),
     };
     let operator = Operator {

@@ -1,20 +1,25 @@
 //! The files of the directory with what each holds: found, read when changed, decoded one by one.
 //!
 //! A refresh looks at the metadata of every file and reads those that changed. A file that was changed in the
-//! last two seconds is read again next time whatever its metadata say, for their clock may be too coarse to
-//! tell two quick writes apart.
+//! last two seconds is read again next time whatever its metadata say, because the clock of a file system may be
+//! too coarse to tell two quick writes apart.
 //!
-//! Invariant: a file with an error has the objects of its last good reading, if there was one.
+//! A file is *lost* when it no longer holds any object, cannot be read, or is no file any more while its name is
+//! still there. An editor that truncates and rewrites a file looks like that for a moment, so a lost file keeps its
+//! objects for the grace time. A file whose name is gone was deleted: its objects go at once.
+//!
+//! Invariant: a file with an error in its text keeps the objects of its last good reading, if there was one.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::assemble::assemble;
+use super::listing::{Found, Listing, Signature};
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::model::Objects;
 use crate::source::StaleFile;
@@ -23,8 +28,6 @@ use crate::yaml::Sheet;
 
 /// Largest file read: 64 MiB.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Deepest directory below the one given; links may form circles.
-const DEPTH_MAX: usize = 16;
 /// Age at which the metadata of a file are trusted to show its next change.
 const SETTLED: Duration = Duration::from_secs(2);
 
@@ -32,6 +35,8 @@ const SETTLED: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Files {
     root: PathBuf,
+    /// How long a lost file keeps its objects.
+    loss_grace: Duration,
     files: BTreeMap<PathBuf, FileState>,
     /// Faults of directories in the last refresh.
     listing: Report,
@@ -51,14 +56,22 @@ struct FileState {
     was_good: bool,
     /// Since when the last reading has errors.
     bad_since: Option<SystemTime>,
+    /// The file is lost and still has objects.
+    lost: Option<Lost>,
 }
 
-/// (device, inode, size, seconds and nanoseconds of modification and of change)
-type Signature = (u64, u64, u64, [i64; 4]);
+/// Since when a file is lost, and why.
+#[derive(Debug)]
+struct Lost {
+    since: SystemTime,
+    /// The same moment on the clock by which the grace time is measured.
+    seen: Instant,
+    why: String,
+}
 
 impl Files {
-    pub(super) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), files: BTreeMap::new(), listing: Report::new() }
+    pub(super) fn new(root: &Path, loss_grace: Duration) -> Self {
+        Self { root: root.to_owned(), loss_grace, files: BTreeMap::new(), listing: Report::new() }
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -67,8 +80,7 @@ impl Files {
 
     /// Looks at the directory again; true if anything changed that shows in objects or report.
     pub(super) fn refresh(&mut self) -> bool {
-        let mut listing = Listing::default();
-        listing.walk(&self.root, 0);
+        let listing = Listing::of(&self.root);
         let mut changed = listing.report != self.listing;
         let unreadable = listing.unreadable;
         let before = self.files.len();
@@ -76,12 +88,23 @@ impl Files {
             listing.found.contains_key(path) || unreadable.iter().any(|dir| path.starts_with(dir))
         });
         changed |= self.files.len() != before;
-        for (path, signature) in listing.found {
+        for (path, found) in listing.found {
+            // A name that never was a file is none of ours.
+            if matches!(found, Found::NoFile(_)) && !self.files.contains_key(&path) {
+                continue;
+            }
             let state = self.files.entry(path.clone()).or_default();
-            changed |= state.refresh(&path, signature);
+            changed |= state.refresh(&path, found);
         }
+        changed |= self.expire();
         self.listing = listing.report;
         changed
+    }
+
+    /// Gives up the objects of files that have been lost for the grace time; true if there were any.
+    pub(super) fn expire(&mut self) -> bool {
+        let grace = self.loss_grace;
+        self.files.values_mut().fold(false, |expired, state| state.expire(grace) || expired)
     }
 
     /// All files put together: objects, and the faults of all.
@@ -89,15 +112,16 @@ impl Files {
         let mut report = self.listing.clone();
         for (path, state) in &self.files {
             report.merge(&state.report);
-            if let Some(since) = state.bad_since.filter(|_| state.was_good) {
-                let since = jiff::Timestamp::try_from(since).map(|t| t.strftime("%FT%TZ").to_string());
-                let what = format!(
-                    "the file has errors; its last good state is kept since {}",
-                    since.as_deref().unwrap_or("before time was counted")
-                );
-                let place = Location::start_of(path.to_string_lossy().as_ref());
-                report.push(Diagnostic::warning(what).accepting("the file without its errors").at(place));
-            }
+            let what = if let Some(lost) = &state.lost {
+                let until = shown(lost.since.checked_add(self.loss_grace));
+                format!("{}; the objects that it had are kept until {until}", lost.why)
+            } else if let Some(since) = state.bad_since.filter(|_| state.was_good) {
+                format!("the file has errors; its last good state is kept since {}", shown(Some(since)))
+            } else {
+                continue;
+            };
+            let place = Location::start_of(path.to_string_lossy().as_ref());
+            report.push(Diagnostic::warning(what).accepting("the file without its errors").at(place));
         }
         let objects = assemble(self.files.values().flat_map(|f| &f.objects), &mut report);
         (objects, report)
@@ -106,7 +130,8 @@ impl Files {
     /// The files that stand at an older state.
     pub(super) fn stale(&self) -> Vec<StaleFile> {
         let stale = |(path, state): (&PathBuf, &FileState)| {
-            let since = state.bad_since.filter(|_| state.was_good)?;
+            let bad = state.bad_since.filter(|_| state.was_good);
+            let since = state.lost.as_ref().map(|lost| lost.since).or(bad)?;
             Some(StaleFile { path: path.clone(), since })
         };
         self.files.iter().filter_map(stale).collect()
@@ -115,16 +140,17 @@ impl Files {
 
 impl FileState {
     /// Reads the file if it changed; true if that shows.
-    fn refresh(&mut self, path: &Path, signature: Signature) -> bool {
-        if self.signature == Some(signature) {
-            return false;
-        }
+    fn refresh(&mut self, path: &Path, found: Found) -> bool {
+        let (signature, read) = match found {
+            Found::File(signature) if self.signature == Some(signature) => return false,
+            Found::File(signature) => (Some(signature), read_bounded(path)),
+            Found::NoFile(what) => (None, Err(what.to_owned())),
+        };
         let shown = path.to_string_lossy();
-        let read = read_bounded(path);
         let now = SystemTime::now();
-        let modified = Duration::from_secs(signature.3[0].try_into().unwrap_or(0));
-        let settled = now.duration_since(SystemTime::UNIX_EPOCH + modified).is_ok_and(|age| age > SETTLED);
-        self.signature = (settled && read.is_ok()).then_some(signature);
+        let settled = signature
+            .is_some_and(|signature| now.duration_since(signature.modified()).is_ok_and(|age| age > SETTLED));
+        self.signature = signature.filter(|_| settled && read.is_ok());
         let mut hasher = DefaultHasher::new();
         read.hash(&mut hasher);
         let text_hash = Some(hasher.finish());
@@ -134,9 +160,14 @@ impl FileState {
         self.text_hash = text_hash;
         let sheet = Sheet::new(shown.as_ref());
         let mut objects = Vec::new();
+        let mut lost = None;
         match &read {
             Ok(text) => {
-                for (document, flawed) in sheet.documents_with_flaws(text) {
+                let documents = sheet.documents_with_flaws(text);
+                if documents.is_empty() && sheet.errors() == 0 {
+                    lost = Some("the file holds no object".to_owned());
+                }
+                for (document, flawed) in documents {
                     let decoded = manifest::decode(&sheet, &document);
                     // With a key twice nobody can say which was meant.
                     if !flawed {
@@ -144,13 +175,23 @@ impl FileState {
                     }
                 }
             }
-            Err(why) => sheet.push(
-                Diagnostic::error(format!("cannot be read: {why}"))
-                    .accepting("a readable file of UTF-8 text, 64 MiB at most")
-                    .at(Location::start_of(shown.as_ref())),
-            ),
+            Err(why) => {
+                lost = Some(format!("the file cannot be read: {why}"));
+                sheet.push(
+                    Diagnostic::error(format!("cannot be read: {why}"))
+                        .accepting("a readable file of UTF-8 text, 64 MiB at most")
+                        .at(Location::start_of(shown.as_ref())),
+                );
+            }
         }
         self.report = sheet.into_report();
+        if let Some(why) = lost.filter(|_| !self.objects.is_empty()) {
+            let (since, seen) =
+                self.lost.take().map_or((now, Instant::now()), |before| (before.since, before.seen));
+            self.lost = Some(Lost { since, seen, why });
+            return true;
+        }
+        self.lost = None;
         if !self.report.has_errors() {
             self.objects = objects;
             self.was_good = true;
@@ -163,65 +204,38 @@ impl FileState {
         }
         true
     }
+
+    /// Gives up the objects of a file that has been lost for the grace time; true if that happened.
+    fn expire(&mut self, grace: Duration) -> bool {
+        let over = self.lost.take_if(|lost| lost.seen.elapsed() >= grace).is_some();
+        if over {
+            self.objects.clear();
+            self.was_good = false;
+            self.bad_since = None;
+        }
+        over
+    }
+}
+
+/// A time for a message.
+fn shown(time: Option<SystemTime>) -> String {
+    let time = time.and_then(|time| jiff::Timestamp::try_from(time).ok());
+    time.map_or_else(|| "a time out of range".to_owned(), |time| time.strftime("%FT%TZ").to_string())
 }
 
 /// The text of the file, or why not.
 fn read_bounded(path: &Path) -> Result<String, String> {
-    let file = fs::File::open(path).map_err(|e| e.to_string())?;
+    // The file may have become a FIFO since its metadata were read: opening one for reading would wait for a writer.
+    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("open flags are an int in C");
+    let mut options = fs::OpenOptions::new();
+    let file = options.read(true).custom_flags(flags).open(path).map_err(|e| e.to_string())?;
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err("it is no file".to_owned());
+    }
     let mut text = String::new();
     file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| e.to_string())?;
     if text.len() as u64 > FILE_BYTES_MAX {
         return Err("larger than 64 MiB".to_owned());
     }
     Ok(text)
-}
-
-/// A walk over the directory.
-#[derive(Default)]
-struct Listing {
-    found: BTreeMap<PathBuf, Signature>,
-    /// Directories that could not be listed, and entries whose metadata could not be had.
-    unreadable: Vec<PathBuf>,
-    report: Report,
-}
-
-impl Listing {
-    fn walk(&mut self, directory: &Path, depth: usize) {
-        let entries = fs::read_dir(directory)
-            .and_then(|entries| entries.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>());
-        let entries = match entries {
-            Ok(entries) if depth <= DEPTH_MAX => entries,
-            Ok(_) => return self.fault(directory, format!("nested deeper than {DEPTH_MAX} directories")),
-            Err(error) => return self.fault(directory, format!("the directory cannot be read: {error}")),
-        };
-        for path in entries {
-            let hidden = path.file_name().is_none_or(|n| n.as_encoded_bytes().starts_with(b"."));
-            if hidden {
-                continue;
-            }
-            let wanted = path.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "json");
-            match fs::metadata(&path) {
-                Ok(metadata) if metadata.is_dir() => self.walk(&path, depth + 1),
-                Ok(metadata) if wanted && metadata.is_file() => {
-                    self.found.insert(path, signature(&metadata));
-                }
-                Ok(_) => {}
-                // Gone between the listing and now, or a link to nothing.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) if wanted => self.fault(&path, format!("cannot be read: {error}")),
-                Err(_) => {}
-            }
-        }
-    }
-
-    fn fault(&mut self, path: &Path, what: String) {
-        let place = Location::start_of(path.to_string_lossy().as_ref());
-        self.report.push(Diagnostic::error(what).accepting("a readable directory of manifests").at(place));
-        self.unreadable.push(path.to_owned());
-    }
-}
-
-fn signature(metadata: &fs::Metadata) -> Signature {
-    let times = [metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec()];
-    (metadata.dev(), metadata.ino(), metadata.size(), times)
 }

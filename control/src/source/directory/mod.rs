@@ -1,16 +1,17 @@
 //! Manifests in a directory: read once, or read and followed.
 //!
-//! All `*.yaml`, `*.yml` and `*.json` below the directory, in the order of their paths; hidden files and
-//! directories are passed over. Symbolic links are followed, so that a mounted ConfigMap works.
+//! The manifests are all `*.yaml`, `*.yml` and `*.json` below the directory, in the order of their paths; hidden
+//! files and directories are ignored ([`listing`]).
 //!
 //! Each file is decoded on its own ([`files`]), then all are put together ([`assemble`]), where the same
 //! object in two places is found and node ports are given out ([`node_ports`]). [`watch`] follows changes: a
-//! file that turns bad keeps its last good objects, the others go on.
+//! file that turns bad keeps its last good objects, and the other files are read as usual.
 //!
 //! Invariant: the objects do not depend on how they are spread over files or on the order inside of them.
 
 mod assemble;
 mod files;
+mod listing;
 mod node_ports;
 mod watch;
 
@@ -18,6 +19,7 @@ mod watch;
 mod tests;
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::diagnostic::Report;
 use crate::model::Objects;
@@ -33,20 +35,30 @@ impl DirectorySource {
     ///
     /// An error in an object leaves that object out; an unreadable directory is an error of the report.
     pub fn load(path: &Path) -> (Objects, Report) {
-        let mut files = files::Files::new(path);
+        let mut files = files::Files::new(path, Duration::ZERO);
         files.refresh();
         files.assemble()
     }
 
     /// Reads the directory and follows its changes on a thread of its own until the [`Watch`] is dropped.
     ///
-    /// The first state is there on return. Changes are waited for until 10 ms pass without another, for 1 s
-    /// at most.
+    /// The first state is there on return. A change is published when no other change came for 10 ms, or after 1 s
+    /// at the latest. With [`Changes::AtReload`] only [`Watch::reload`] looks at the directory again. `loss_grace`
+    /// is how long a file keeps its objects that was emptied, cannot be read, or is no file any more.
     ///
     /// # Errors
     /// When the thread cannot be started. A directory that cannot be read or watched is no error but a fault
     /// in the report, and is tried again.
-    pub fn watch(path: &Path) -> std::io::Result<Watch> {
-        watch::start(path)
+    pub fn watch(path: &Path, changes: Changes, loss_grace: Duration) -> std::io::Result<Watch> {
+        watch::start(path, changes, loss_grace)
     }
+}
+
+/// When the directory is looked at again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changes {
+    /// As soon as it changes, and at a reload.
+    Followed,
+    /// At a reload.
+    AtReload,
 }

@@ -30,6 +30,11 @@ fn port_of(objects: &Objects, name: &str) -> Option<u16> {
     Some(objects.services.get(&ObjectKey::new("default", name))?.ports[0].port.get())
 }
 
+/// Follows a directory whose lost files keep their objects for an hour.
+fn follow(path: &Path) -> std::io::Result<Watch> {
+    DirectorySource::watch(path, Changes::Followed, Duration::from_secs(3600))
+}
+
 /// Looks at the newest state until `done`, for at most 20 s.
 fn wait(watch: &Watch, what: &str, done: impl Fn(&SourceUpdate) -> bool) -> SourceUpdate {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -127,12 +132,119 @@ fn text_that_is_not_utf8_is_an_error_of_its_file() {
 }
 
 #[test]
-fn links_that_form_a_circle_end() {
+fn each_directory_is_read_once_whatever_links_lead_to_it() {
     let dir = tempfile::tempdir().unwrap();
     write(&dir.path().join("a.yaml"), &service("a", 80));
-    symlink(dir.path(), dir.path().join("again")).unwrap();
+    write(&dir.path().join("z/b.yaml"), &service("b", 80));
+    // Two links up the tree double the paths at each level; two links to one place would give each object twice.
+    for link in ["one", "two", "z/three", "z/four"] {
+        symlink(dir.path(), dir.path().join(link)).unwrap();
+    }
+    symlink("z", dir.path().join("before-z")).unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    write(&outside.path().join("c.yaml"), &service("c", 80));
+    symlink(outside.path(), dir.path().join("outside")).unwrap();
+    let (objects, report) = DirectorySource::load(dir.path());
+    assert!(report.is_empty(), "{report}");
+    assert_eq!(names(&objects), ["a", "b", "c"]);
+    let origin = &objects.services[&ObjectKey::new("default", "b")].meta.origin;
+    let place = origin.location().expect("a place").to_string();
+    assert!(place.ends_with("/z/b.yaml:1:1"), "the path without links is the one that is named: {place}");
+}
+
+#[test]
+fn directories_nested_too_deep_are_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let deep = (0..20).fold(dir.path().to_owned(), |path, n| path.join(n.to_string()));
+    write(&deep.join("a.yaml"), &service("a", 80));
     let (_, report) = DirectorySource::load(dir.path());
     assert!(report.to_string().contains("nested deeper than 16"), "{report}");
+}
+
+/// Ways to lose a file whose name stays.
+fn ways_to_lose_a_file() -> [(&'static str, fn(&Path)); 5] {
+    [
+        ("emptied", |path| fs::write(path, "").unwrap()),
+        ("only comments", |path| fs::write(path, "# nothing\n---\n").unwrap()),
+        ("not UTF-8", |path| fs::write(path, [0xff, 0xfe]).unwrap()),
+        ("a directory", |path| {
+            fs::remove_file(path).unwrap();
+            fs::create_dir(path).unwrap();
+        }),
+        ("a link to nothing", |path| {
+            fs::remove_file(path).unwrap();
+            symlink("nowhere", path).unwrap();
+        }),
+    ]
+}
+
+#[test]
+fn a_file_that_is_lost_keeps_its_objects_and_says_so() {
+    for (how, lose) in ways_to_lose_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let a = dir.path().join("a.yaml");
+        write(&a, &service("a", 80));
+        write(&dir.path().join("b.yaml"), &service("b", 80));
+        let watch = follow(dir.path()).unwrap();
+        lose(&a);
+        let lost = wait(&watch, how, |u| !u.stale.is_empty());
+        assert_eq!(names(&lost.objects), ["a", "b"], "{how}");
+        assert!(
+            lost.report.to_string().contains("the objects that it had are kept until 20"),
+            "{}",
+            lost.report
+        );
+        if a.is_dir() {
+            fs::remove_dir(&a).unwrap();
+        }
+        write(&dir.path().join(".new"), &service("a", 81));
+        fs::rename(dir.path().join(".new"), &a).unwrap();
+        let back = wait(&watch, how, |u| port_of(&u.objects, "a") == Some(81));
+        assert!(back.stale.is_empty() && back.report.is_empty(), "{how}: {}", back.report);
+    }
+}
+
+#[test]
+fn a_fifo_in_place_of_a_file_is_a_lost_file_and_nothing_waits_for_its_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = dir.path().join("a.yaml");
+    write(&a, &service("a", 80));
+    let watch = follow(dir.path()).unwrap();
+    fs::remove_file(&a).unwrap();
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &a, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    // The name may be seen gone in between, which is a deletion; a FIFO that never was a file is not read.
+    wait(&watch, "the FIFO", |u| !u.stale.is_empty() || u.objects.services.is_empty());
+    write(&dir.path().join("b.yaml"), &service("b", 80));
+    wait(&watch, "another file", |u| names(&u.objects).contains(&"b"));
+}
+
+#[test]
+fn a_lost_file_gives_its_objects_up_after_the_grace_time() {
+    for changes in [Changes::Followed, Changes::AtReload] {
+        for (how, lose) in ways_to_lose_a_file() {
+            let dir = tempfile::tempdir().unwrap();
+            let a = dir.path().join("a.yaml");
+            write(&a, &service("a", 80));
+            let watch = DirectorySource::watch(dir.path(), changes, Duration::ZERO).unwrap();
+            lose(&a);
+            watch.reload();
+            let gone = wait(&watch, how, |u| u.objects.services.is_empty());
+            assert!(gone.stale.is_empty(), "{how}");
+        }
+    }
+}
+
+#[test]
+fn without_watching_a_reload_keeps_the_last_good_state_of_a_bad_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = dir.path().join("a.yaml");
+    write(&a, &service("a", 80));
+    let watch = DirectorySource::watch(dir.path(), Changes::AtReload, Duration::from_secs(60)).unwrap();
+    write(&a, &service("a", 0));
+    watch.reload();
+    let bad = wait(&watch, "the fault", |u| u.report.has_errors());
+    assert_eq!(port_of(&bad.objects, "a"), Some(80));
 }
 
 #[test]
@@ -204,7 +316,7 @@ fn a_node_port_asked_for_twice_is_an_error_and_one_asked_for_is_never_given_out(
 fn edits_additions_and_deletions_are_followed() {
     let dir = tempfile::tempdir().unwrap();
     write(&dir.path().join("a.yaml"), &service("a", 80));
-    let watch = DirectorySource::watch(dir.path()).unwrap();
+    let watch = follow(dir.path()).unwrap();
     assert_eq!(names(&watch.updates().borrow().objects), ["a"], "the first state is there at once");
     write(&dir.path().join("a.yaml"), &service("a", 81));
     wait(&watch, "an edit in place", |u| port_of(&u.objects, "a") == Some(81));
@@ -228,7 +340,7 @@ fn a_config_map_that_swaps_its_data_link_is_followed() {
     };
     data(80);
     symlink("..data/web.yaml", dir.path().join("web.yaml")).unwrap();
-    let watch = DirectorySource::watch(dir.path()).unwrap();
+    let watch = follow(dir.path()).unwrap();
     assert_eq!(port_of(&watch.updates().borrow().objects, "web"), Some(80));
     data(81);
     wait(&watch, "the swap", |u| port_of(&u.objects, "web") == Some(81));
@@ -240,7 +352,7 @@ fn a_bad_file_keeps_its_last_good_state_while_others_go_on() {
     let (a, b) = (dir.path().join("a.yaml"), dir.path().join("b.yaml"));
     write(&a, &service("a", 80));
     write(&b, &service("b", 80));
-    let watch = DirectorySource::watch(dir.path()).unwrap();
+    let watch = follow(dir.path()).unwrap();
     write(&a, &service("a", 0));
     let bad = wait(&watch, "the fault", |u| u.report.has_errors());
     assert_eq!(port_of(&bad.objects, "a"), Some(80));
@@ -263,7 +375,7 @@ fn a_directory_that_goes_away_keeps_all_and_one_that_comes_back_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let (root, aside) = (dir.path().join("m"), dir.path().join("aside"));
     write(&root.join("a.yaml"), &service("a", 80));
-    let watch = DirectorySource::watch(&root).unwrap();
+    let watch = follow(&root).unwrap();
     fs::rename(&root, &aside).unwrap();
     let gone = wait(&watch, "its loss", |u| u.report.has_errors());
     assert_eq!(names(&gone.objects), ["a"]);
@@ -277,7 +389,7 @@ fn a_directory_that_goes_away_keeps_all_and_one_that_comes_back_is_read() {
 #[test]
 fn a_burst_of_writes_becomes_few_states() {
     let dir = tempfile::tempdir().unwrap();
-    let watch = DirectorySource::watch(dir.path()).unwrap();
+    let watch = follow(dir.path()).unwrap();
     let started = Instant::now();
     for i in 0..100 {
         write(&dir.path().join(format!("s{i}.yaml")), &service(&format!("s{i}"), 80));
@@ -291,7 +403,7 @@ fn a_burst_of_writes_becomes_few_states() {
 #[test]
 fn a_reload_looks_at_once_and_a_drop_ends_the_thread() {
     let dir = tempfile::tempdir().unwrap();
-    let watch = DirectorySource::watch(dir.path()).unwrap();
+    let watch = follow(dir.path()).unwrap();
     write(&dir.path().join("a.yaml"), &service("a", 80));
     watch.reload();
     wait(&watch, "the reload", |u| names(&u.objects) == ["a"]);

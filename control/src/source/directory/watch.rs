@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use notify::{EventKind, RecursiveMode, Watcher};
 use tokio::sync::watch;
 
+use super::Changes;
 use super::files::Files;
 use crate::source::SourceUpdate;
 
@@ -63,15 +64,17 @@ enum Wake {
     Stop,
 }
 
-pub(super) fn start(path: &Path) -> io::Result<Watch> {
+pub(super) fn start(path: &Path, changes: Changes, loss_grace: Duration) -> io::Result<Watch> {
     let (wake, woken) = channel();
-    let mut files = Files::new(path);
-    let mut notifier = Notifier::new(wake.clone());
+    let mut files = Files::new(path, loss_grace);
+    let mut notifier = (changes == Changes::Followed).then(|| Notifier::new(wake.clone()));
     // Watch first, then read: a change in between is seen by one of the two.
-    notifier.ensure(path);
+    if let Some(notifier) = &mut notifier {
+        notifier.ensure(path);
+    }
     files.refresh();
     let (sender, updates) = watch::channel(update(&files, 1, Instant::now()));
-    let run = move || follow(&mut files, &mut notifier, &woken, &sender);
+    let run = move || follow(&mut files, notifier.as_mut(), &woken, &sender);
     let thread = std::thread::Builder::new().name("tidegate-source".to_owned()).spawn(run)?;
     Ok(Watch { updates, wake, thread: Some(thread) })
 }
@@ -79,25 +82,33 @@ pub(super) fn start(path: &Path) -> io::Result<Watch> {
 /// The thread: waits, refreshes, publishes.
 fn follow(
     files: &mut Files,
-    notifier: &mut Notifier,
+    mut notifier: Option<&mut Notifier>,
     woken: &Receiver<Wake>,
     sender: &watch::Sender<SourceUpdate>,
 ) {
     let mut revision = 1;
     loop {
-        let seen = match woken.recv_timeout(RESCAN) {
+        let (reload, seen) = match woken.recv_timeout(RESCAN) {
             Ok(Wake::Changed) => {
                 let seen = Instant::now();
                 if !settle(woken, seen) {
                     return;
                 }
-                seen
+                (true, seen)
             }
-            Err(RecvTimeoutError::Timeout) => Instant::now(),
+            Err(RecvTimeoutError::Timeout) => (false, Instant::now()),
             Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return,
         };
-        notifier.ensure(files.root());
-        if files.refresh() {
+        let changed = match &mut notifier {
+            Some(notifier) => {
+                notifier.ensure(files.root());
+                files.refresh()
+            }
+            None if reload => files.refresh(),
+            // The grace time of lost files ends between reloads too.
+            None => files.expire(),
+        };
+        if changed {
             revision += 1;
             sender.send_replace(update(files, revision, seen));
         }

@@ -1,0 +1,140 @@
+//! What is in the directory: every manifest by its path, each directory once.
+//!
+//! Symbolic links are followed, so that a mounted ConfigMap works. A link may lead back up the tree, or two links to
+//! the same place: a directory is known by device and inode, and is read by the first path that leads to it. Paths
+//! without links come first, then links in the order of their names, so the same tree always gives the same paths.
+//!
+//! Nothing here opens a file.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use crate::diagnostic::{Diagnostic, Location, Report};
+
+/// Deepest directory below the one given.
+const DEPTH_MAX: usize = 16;
+
+/// What tells one state of a file from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Signature {
+    device: u64,
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds of the last modification, then of the last change of the inode.
+    times: [i64; 4],
+}
+
+impl Signature {
+    fn of(metadata: &fs::Metadata) -> Self {
+        let times = [metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec()];
+        Self { device: metadata.dev(), inode: metadata.ino(), size: metadata.size(), times }
+    }
+
+    /// When the file was last modified, to the second.
+    pub(super) fn modified(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(self.times[0].try_into().unwrap_or(0))
+    }
+}
+
+/// What a path with the name of a manifest is.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// A file.
+    File(Signature),
+    /// Something else: what, for messages.
+    NoFile(&'static str),
+}
+
+/// A walk over the directory.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    /// Everything with the name of a manifest.
+    pub(super) found: BTreeMap<PathBuf, Found>,
+    /// Directories that could not be listed, and entries whose metadata could not be read.
+    pub(super) unreadable: Vec<PathBuf>,
+    /// The same as faults.
+    pub(super) report: Report,
+    /// Directories read so far, by device and inode.
+    seen: HashSet<(u64, u64)>,
+    /// Links to directories with their depth: read after everything that is reached without them.
+    links: BTreeSet<(PathBuf, usize)>,
+}
+
+impl Listing {
+    /// Looks at everything below `root`.
+    pub(super) fn of(root: &Path) -> Self {
+        let mut listing = Self::default();
+        listing.directory(root, 0);
+        while let Some((path, depth)) = listing.links.pop_first() {
+            listing.directory(&path, depth);
+        }
+        listing
+    }
+
+    fn directory(&mut self, path: &Path, depth: usize) {
+        let entries = match self.entries(path) {
+            Ok(Some(entries)) if depth <= DEPTH_MAX => entries,
+            Ok(Some(_)) => return self.fault(path, format!("nested deeper than {DEPTH_MAX} directories")),
+            Ok(None) => return,
+            Err(error) => return self.fault(path, format!("the directory cannot be read: {error}")),
+        };
+        for path in entries {
+            let hidden = path.file_name().is_none_or(|n| n.as_encoded_bytes().starts_with(b"."));
+            if !hidden {
+                self.entry(path, depth);
+            }
+        }
+    }
+
+    /// The entries of a directory in the order of their names; `None` if it was read before.
+    fn entries(&mut self, path: &Path) -> io::Result<Option<Vec<PathBuf>>> {
+        let metadata = fs::metadata(path)?;
+        if !self.seen.insert((metadata.dev(), metadata.ino())) {
+            return Ok(None);
+        }
+        let mut entries = fs::read_dir(path)?.map(|e| e.map(|e| e.path())).collect::<Result<Vec<_>, _>>()?;
+        entries.sort_unstable();
+        Ok(Some(entries))
+    }
+
+    fn entry(&mut self, path: PathBuf, depth: usize) {
+        let wanted = path.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "json");
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => {
+                if wanted {
+                    self.found.insert(path.clone(), Found::NoFile("it is a directory"));
+                }
+                if path.is_symlink() {
+                    self.links.insert((path, depth + 1));
+                } else {
+                    self.directory(&path, depth + 1);
+                }
+            }
+            Ok(metadata) if wanted && metadata.is_file() => {
+                self.found.insert(path, Found::File(Signature::of(&metadata)));
+            }
+            Ok(_) if wanted => {
+                self.found.insert(path, Found::NoFile("it is neither a file nor a directory"));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // Gone between the listing and now, unless it is a link to nothing.
+                if wanted && path.is_symlink() {
+                    self.found.insert(path, Found::NoFile("it is a link to nothing"));
+                }
+            }
+            Err(error) if wanted => self.fault(&path, format!("cannot be read: {error}")),
+            Err(_) => {}
+        }
+    }
+
+    fn fault(&mut self, path: &Path, what: String) {
+        let place = Location::start_of(path.to_string_lossy().as_ref());
+        self.report.push(Diagnostic::error(what).accepting("a readable directory of manifests").at(place));
+        self.unreadable.push(path.to_owned());
+    }
+}
