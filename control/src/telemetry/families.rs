@@ -117,6 +117,11 @@ pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
     }
     let help = "New flows not remembered: every flow that would have to make way was established.";
     page.counter("tidegate_flows_refused_total", help, []).sample([], stats.flows_refused);
+    let help = "Resets and ICMP errors not sent because of the limit on answers of their kind.";
+    let mut counter = page.counter("tidegate_answers_suppressed_total", help, ["kind"]);
+    for (kind, count) in &stats.answers_suppressed {
+        counter.sample([kind.as_str()], *count);
+    }
 }
 
 /// What makes a service port one series, whatever its VIPs.

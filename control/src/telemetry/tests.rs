@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::snapshot::{Protocol, ServiceKey};
-use tidegate_core::verdict::{DropReason, PuntReason, Refusal, TransmitReason};
+use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
 use tidegate_dataplane::gateway::{
     BackendStats, InterfaceStats, ServiceStats, SlowPathStats, Stats, WorkerState, WorkerStats,
 };
@@ -262,6 +262,7 @@ fn world() -> World {
         workers: vec![worker(0, WorkerState::Running), worker(1, WorkerState::Failed)],
         evictions: EvictionReason::ALL.iter().map(|&why| (why, 300 + why as u64)).collect(),
         flows_refused: 32,
+        answers_suppressed: AnswerKind::ALL.iter().map(|&kind| (kind, 400 + kind.index() as u64)).collect(),
         slow_path: SlowPathStats {
             to_kernel: 41,
             to_kernel_dropped: 42,
@@ -402,6 +403,7 @@ fn values_are_those_of_the_sample() {
     check("flows", &[("worker", "0")], 50.0);
     check("flow_evictions_total", &[("reason", "bucket_full")], 301.0);
     check("flows_refused_total", &[], 32.0);
+    check("answers_suppressed_total", &[("kind", "time_exceeded")], 401.0);
     check("snapshot_generation", &[("kind", "desired")], 8.0);
     check("snapshot_generation", &[("kind", "applied")], 7.0);
     check("health_checks_total", &[("result", "success")], 21.0);

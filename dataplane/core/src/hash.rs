@@ -62,6 +62,13 @@ pub fn key_hash(addr: &Addr, proto: u8, port: u16) -> u64 {
     fold(fold(a0 ^ K[7], a1 ^ K[8]) ^ rest ^ K[9], K[4])
 }
 
+/// Hash of a word under a secret, for small tables of one worker. Free to change.
+#[inline]
+#[must_use]
+pub(crate) fn keyed_hash(word: u64, secret: u64) -> u64 {
+    fold(fold(word ^ secret ^ K[1], secret.rotate_left(32) ^ K[2]) ^ K[3], K[5])
+}
+
 /// Two hashes of a backend's stable identity: its address, and its number among equal addresses.
 pub(crate) fn identity_hashes(addr: &Addr, occurrence: u32) -> (u64, u64) {
     let (a0, a1) = words(addr);

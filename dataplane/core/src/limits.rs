@@ -58,10 +58,40 @@ pub const AGEING_BUCKETS_PER_BURST: usize = 4;
 /// a million flows in a second at 10,000 turns.
 pub const RECHECK_BUCKETS_PER_TURN: u64 = 256;
 
-/// Replies that a worker makes itself (RST, ICMP errors) per second, and at once.
-pub const REPLIES_PER_SECOND: u32 = 1000;
-/// See [`REPLIES_PER_SECOND`].
-pub const REPLIES_BURST: u32 = 200;
+/// How often something may happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// How often in a second.
+    pub per_second: u32,
+    /// How often at once.
+    pub burst: u32,
+}
+
+/// How many answers of one kind a worker makes itself: to one source prefix, and to all together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnswerLimits {
+    /// To one source prefix (/24 or /56).
+    pub prefix: Rate,
+    /// To all.
+    pub total: Rate,
+}
+
+/// Answers that are no longer than the question: resets, and "packet too big". They amplify nothing, so the limits
+/// bound only the work. A site behind one address may open hundreds of connections at once.
+pub const ANSWERS_SMALL: AnswerLimits = AnswerLimits {
+    prefix: Rate { per_second: 1_000, burst: 200 },
+    total: Rate { per_second: 10_000, burst: 2_000 },
+};
+
+/// Answers that quote the question and so are longer: time exceeded, and unreachable.
+pub const ANSWERS_WITH_QUOTE: AnswerLimits = AnswerLimits {
+    prefix: Rate { per_second: 100, burst: 50 },
+    total: Rate { per_second: 1_000, burst: 200 },
+};
+
+/// Token buckets for source prefixes, of each kind of answer. A sender needs the addresses of as many prefixes to
+/// use up the buckets of all others: 32 KiB per worker.
+pub const ANSWER_PREFIXES: usize = 1024;
 
 /// Decisions for fragmented packets that a worker remembers.
 pub const FRAGMENTS_MAX: usize = 4096;

@@ -40,7 +40,7 @@ use crate::now::Now;
 use crate::reply_limit::ReplyLimit;
 use crate::service::Service;
 use crate::snapshot::{Interface, Snapshot};
-use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use crate::verdict::{AnswerKind, PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::rewrite::Endpoint;
 use crate::wire::{Addr, Fragment, Headers, MacAddr, Parsed, ethernet, usual};
 use admission::Recheck;
@@ -308,7 +308,7 @@ impl Pipeline {
             steering: config.steering.clone(),
             flows: FlowTables::new(config.entries, config.seed),
             fragments: Fragments::default(),
-            reply_limit: ReplyLimit::default(),
+            reply_limit: ReplyLimit::new(config.seed),
             recheck: Recheck::default(),
         }
     }
@@ -362,6 +362,12 @@ impl Pipeline {
     /// The flows of this worker, for listings and drains between bursts.
     pub fn flows_mut(&mut self) -> &mut FlowTables {
         &mut self.flows
+    }
+
+    /// Answers that were due and were not sent because of a limit, by [`AnswerKind`].
+    #[must_use]
+    pub fn suppressed_answers(&self) -> &[u64; AnswerKind::COUNT] {
+        self.reply_limit.suppressed()
     }
 
     /// Checks the headers of every frame and asks the cache for the service of each packet.

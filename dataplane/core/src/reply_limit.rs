@@ -1,34 +1,107 @@
-//! A token bucket for the packets that a worker makes itself: resets and ICMP errors.
+//! Limits on the packets that a worker makes itself: ICMP errors and TCP resets.
 //!
-//! Answering floods would make the gateway a reflector, so answers are bounded per worker
-//! ([`REPLIES_PER_SECOND`]); RFC 4443 section 2.4 (f) and RFC 1812 section 4.3.2.8 ask for the same. Echo, ARP
-//! and neighbour advertisements are not counted here: they answer one for one and never grow.
+//! Answers to a flood would make the gateway a reflector, so they are limited, as RFC 4443 section 2.4 (f) and
+//! RFC 1812 section 4.3.2.8 require. One limit for everything would let a flood of one kind silence all others:
+//! 300 packets with TTL 1 would switch off path MTU discovery for every client. So each kind of answer
+//! ([`AnswerKind`]) has a token bucket of its own, and each source prefix (/24 or /56) has one within the kind. An
+//! answer needs a token of both, and takes both or none. The rates are in `limits.rs`, per worker.
+//!
+//! Prefixes share [`ANSWER_PREFIXES`] buckets by a keyed hash: a sender cannot choose to share the bucket of
+//! another one. Echo replies, ARP replies and neighbour advertisements are not limited: they are as long as the
+//! question.
 
-use crate::limits::{REPLIES_BURST, REPLIES_PER_SECOND};
+use crate::hash::keyed_hash;
+use crate::limits::{ANSWER_PREFIXES, ANSWERS_SMALL, ANSWERS_WITH_QUOTE, AnswerLimits, Rate};
 use crate::now::Now;
+use crate::verdict::AnswerKind;
+use crate::wire::Addr;
 
-/// Nanoseconds that one answer costs.
-const COST_NS: u64 = 1_000_000_000 / REPLIES_PER_SECOND as u64;
-/// Nanoseconds that may be saved up.
-const SAVED_NS_MAX: u64 = COST_NS * REPLIES_BURST as u64;
+const _: () = assert!(ANSWER_PREFIXES.is_power_of_two());
 
-/// The bucket, kept as a time: the moment up to which answers are paid for.
-#[derive(Debug, Default)]
-pub(crate) struct ReplyLimit {
+/// A token bucket, kept as a time: the moment up to which answers are paid for.
+#[derive(Debug, Clone, Copy, Default)]
+struct Bucket {
     paid_until: u64,
 }
 
+impl Bucket {
+    /// What the bucket holds once one more answer is paid for; `None` if that is more than the rate allows now.
+    fn after_one_more(self, rate: Rate, now: Now) -> Option<Self> {
+        let cost = 1_000_000_000 / u64::from(rate.per_second);
+        let saved_max = cost * u64::from(rate.burst);
+        let floor = now.0.saturating_sub(saved_max);
+        // A capture may claim any time, the last one included.
+        let paid_until = self.paid_until.max(floor).checked_add(cost)?;
+        (paid_until <= now.0.max(saved_max)).then_some(Self { paid_until })
+    }
+}
+
+/// The limits of one worker. See the module.
+#[derive(Debug)]
+pub(crate) struct ReplyLimit {
+    secret: u64,
+    kinds: [Bucket; AnswerKind::COUNT],
+    /// [`ANSWER_PREFIXES`] for each kind, one kind after the other.
+    prefixes: Box<[Bucket]>,
+    suppressed: [u64; AnswerKind::COUNT],
+}
+
 impl ReplyLimit {
-    /// Whether one more answer may be sent at this moment; if so it is paid for.
-    pub(crate) fn take(&mut self, now: Now) -> bool {
-        let floor = now.0.saturating_sub(SAVED_NS_MAX);
-        // Captures may claim any time, the last one included.
-        let Some(paid) = self.paid_until.max(floor).checked_add(COST_NS) else { return false };
-        let allowed = paid <= now.0.max(SAVED_NS_MAX);
-        if allowed {
-            self.paid_until = paid;
+    /// Full buckets. `secret` decides which prefixes share a bucket.
+    pub(crate) fn new(secret: u64) -> Self {
+        Self {
+            secret,
+            kinds: [Bucket::default(); AnswerKind::COUNT],
+            prefixes: vec![Bucket::default(); AnswerKind::COUNT * ANSWER_PREFIXES].into(),
+            suppressed: [0; AnswerKind::COUNT],
         }
-        allowed
+    }
+
+    /// Whether an answer of this kind may be sent to `source` now; if so it is paid for. To be called only when the
+    /// answer is certain to be sent if this says yes.
+    #[cold]
+    pub(crate) fn take(&mut self, kind: AnswerKind, source: &Addr, now: Now) -> bool {
+        let limits = limits(kind);
+        let prefix = kind.index() * ANSWER_PREFIXES + self.bucket_of(source);
+        let of_prefix = self.prefixes[prefix].after_one_more(limits.prefix, now);
+        let of_kind = self.kinds[kind.index()].after_one_more(limits.total, now);
+        match (of_prefix, of_kind) {
+            (Some(of_prefix), Some(of_kind)) => {
+                self.prefixes[prefix] = of_prefix;
+                self.kinds[kind.index()] = of_kind;
+                true
+            }
+            _ => {
+                self.suppressed[kind.index()] += 1;
+                false
+            }
+        }
+    }
+
+    /// Answers that were due and were over a limit, by kind.
+    pub(crate) fn suppressed(&self) -> &[u64; AnswerKind::COUNT] {
+        &self.suppressed
+    }
+
+    /// The bucket of the source's prefix: /24 for IPv4, /56 for IPv6, which is what one subscriber has at least.
+    fn bucket_of(&self, source: &Addr) -> usize {
+        let prefix = match source.is_v4() {
+            // Beside an IPv6 prefix, whose lowest byte is 0, it is a value of its own.
+            true => u64::from(u32::from_be_bytes(source.v4_bytes()) >> 8) << 8 | 1,
+            false => {
+                let high: [u8; 8] = source.bytes()[..8].try_into().expect("8 of 16 bytes");
+                u64::from_be_bytes(high) & !0xff
+            }
+        };
+        keyed_hash(prefix, self.secret) as usize & (ANSWER_PREFIXES - 1)
+    }
+}
+
+/// The rates of a kind.
+fn limits(kind: AnswerKind) -> AnswerLimits {
+    match kind {
+        AnswerKind::PacketTooBig | AnswerKind::Reset => ANSWERS_SMALL,
+        AnswerKind::TimeExceeded | AnswerKind::Unreachable => ANSWERS_WITH_QUOTE,
     }
 }
 
@@ -36,31 +109,86 @@ impl ReplyLimit {
 mod tests {
     use super::*;
 
+    const KIND: AnswerKind = AnswerKind::Unreachable;
+    const PREFIX: Rate = ANSWERS_WITH_QUOTE.prefix;
+    const TOTAL: Rate = ANSWERS_WITH_QUOTE.total;
+
+    fn client(network: u32) -> Addr {
+        Addr::v4((network << 8 | 7).to_be_bytes())
+    }
+
+    fn passed(limit: &mut ReplyLimit, kind: AnswerKind, source: &Addr, now: Now) -> usize {
+        (0..10_000).filter(|_| limit.take(kind, source, now)).count()
+    }
+
     #[test]
     fn a_burst_passes_then_the_rate_holds() {
         for start in [0, 1, 1_000_000_000_000] {
-            let mut limit = ReplyLimit::default();
-            let passed = (0..10_000).filter(|_| limit.take(Now(start))).count();
-            assert_eq!(passed, REPLIES_BURST as usize, "from {start}");
-            // One second later, a second's worth, but no more than may be saved.
-            let later = Now(start.max(SAVED_NS_MAX) + 1_000_000_000);
-            let passed = (0..10_000).filter(|_| limit.take(later)).count();
-            assert_eq!(passed, REPLIES_BURST.min(REPLIES_PER_SECOND) as usize);
+            let mut limit = ReplyLimit::new(1);
+            assert_eq!(passed(&mut limit, KIND, &client(1), Now(start)), PREFIX.burst as usize);
+            // Much later: what may be saved, and no more.
+            let later = Now(start + 3_600_000_000_000);
+            assert_eq!(passed(&mut limit, KIND, &client(1), later), PREFIX.burst as usize);
+            let soon = Now(later.0 + 100_000_000);
+            assert_eq!(passed(&mut limit, KIND, &client(1), soon), PREFIX.per_second as usize / 10);
         }
     }
 
     #[test]
+    fn one_prefix_cannot_use_up_a_kind_and_no_kind_another() {
+        let (mut limit, now) = (ReplyLimit::new(1), Now(5_000_000_000));
+        passed(&mut limit, KIND, &client(1), now);
+        assert!(limit.take(KIND, &client(2), now), "another prefix");
+        for &other in AnswerKind::ALL.iter().filter(|&&other| other != KIND) {
+            assert!(limit.take(other, &client(1), now), "{other}");
+        }
+        let v6 = |text: &str| Addr::from(text.parse::<std::net::Ipv6Addr>().unwrap());
+        passed(&mut limit, KIND, &v6("2001:db8:1:100::1"), now);
+        assert!(!limit.take(KIND, &v6("2001:db8:1:1ff::2"), now), "of the same /56");
+        assert!(limit.take(KIND, &v6("2001:db8:1:200::1"), now));
+    }
+
+    #[test]
+    fn all_prefixes_together_stay_below_the_total_of_the_kind() {
+        let (mut limit, now) = (ReplyLimit::new(1), Now(5_000_000_000));
+        let all: usize = (0..500).map(|n| passed(&mut limit, KIND, &client(n), now)).sum();
+        assert_eq!(all, TOTAL.burst as usize);
+        assert_eq!(limit.suppressed()[KIND.index()], 500 * 10_000 - u64::from(TOTAL.burst));
+    }
+
+    #[test]
+    fn an_answer_over_the_total_costs_its_prefix_nothing() {
+        let (mut limit, now) = (ReplyLimit::new(1), Now(5_000_000_000));
+        let all: usize = (0..500).map(|n| passed(&mut limit, KIND, &client(n), now)).sum();
+        assert_eq!(all, TOTAL.burst as usize);
+        // This prefix was refused by the total only; one token of the total later it has its own still.
+        let next = Now(now.0 + 1_000_000_000 / u64::from(TOTAL.per_second));
+        assert!(limit.take(KIND, &client(499), next));
+    }
+
+    #[test]
+    fn other_secrets_put_other_prefixes_together() {
+        let shared = |secret| {
+            let limit = ReplyLimit::new(secret);
+            let place = limit.bucket_of(&client(1));
+            (2..5_000).filter(|&n| limit.bucket_of(&client(n)) == place).collect::<Vec<_>>()
+        };
+        let (one, other) = (shared(1), shared(2));
+        assert!((1..20).contains(&one.len()) && (1..20).contains(&other.len()));
+        assert_ne!(one, other);
+    }
+
+    #[test]
     fn the_rate_holds_at_the_end_of_time_too() {
-        let mut limit = ReplyLimit::default();
-        let passed = (0..10_000).filter(|_| limit.take(Now(u64::MAX))).count();
-        assert_eq!(passed, REPLIES_BURST as usize);
+        let mut limit = ReplyLimit::new(1);
+        assert_eq!(passed(&mut limit, KIND, &client(1), Now(u64::MAX)), PREFIX.burst as usize);
     }
 
     #[test]
     fn time_that_stands_still_or_goes_back_gives_nothing() {
-        let mut limit = ReplyLimit::default();
-        while limit.take(Now(5_000_000_000)) {}
-        assert!(!limit.take(Now(5_000_000_000)));
-        assert!(!limit.take(Now(4_000_000_000)));
+        let mut limit = ReplyLimit::new(1);
+        passed(&mut limit, KIND, &client(1), Now(5_000_000_000));
+        assert!(!limit.take(KIND, &client(1), Now(5_000_000_000)));
+        assert!(!limit.take(KIND, &client(1), Now(4_000_000_000)));
     }
 }

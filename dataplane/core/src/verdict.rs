@@ -97,6 +97,20 @@ reasons! {
 }
 
 reasons! {
+    /// The kinds of answers that are limited (`reply_limit`); a kind cannot use up the limit of another one.
+    AnswerKind {
+        /// ICMP "fragmentation needed" and ICMPv6 "packet too big".
+        PacketTooBig => "packet_too_big",
+        /// ICMP and ICMPv6 "time exceeded".
+        TimeExceeded => "time_exceeded",
+        /// TCP RST.
+        Reset => "reset",
+        /// ICMP and ICMPv6 "destination unreachable", whatever the code.
+        Unreachable => "unreachable",
+    }
+}
+
+reasons! {
     /// Why a frame with sound headers is dropped.
     Refusal {
         /// Source address that cannot be answered: unspecified, loopback, multicast, broadcast, one of ours.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
 use tidegate_core::snapshot::ServiceKey;
-use tidegate_core::verdict::{DropReason, PuntReason, TransmitReason};
+use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, TransmitReason};
 use tidegate_core::wire::Addr;
 
 use super::crew::Crew;
@@ -35,6 +35,8 @@ pub struct Stats {
     pub evictions: Vec<(EvictionReason, u64)>,
     /// New flows not taken in because all that could have made way were established.
     pub flows_refused: u64,
+    /// Resets and ICMP errors that were due and were not sent because of a limit, by kind.
+    pub answers_suppressed: Vec<(AnswerKind, u64)>,
     /// The threads beside the workers.
     pub slow_path: SlowPathStats,
 }
@@ -161,6 +163,10 @@ impl<F> Crew<F> {
                 .map(|&why| (why, sum(&|shared| shared.turns.evictions[why as usize].value())))
                 .collect(),
             flows_refused: sum(&|shared| shared.turns.flows_refused.value()),
+            answers_suppressed: AnswerKind::ALL
+                .iter()
+                .map(|&kind| (kind, sum(&|shared| shared.turns.answers_suppressed[kind.index()].value())))
+                .collect(),
             slow_path: SlowPathStats {
                 to_kernel: slow.to_kernel.value(),
                 to_kernel_dropped: slow.to_kernel_dropped.value(),

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::counters::Counter;
+use tidegate_core::verdict::AnswerKind;
 
 use super::mailbox::Mailbox;
 use crate::topology::Idle;
@@ -100,6 +101,8 @@ pub struct LoopCounters {
     pub evictions: [Level; EvictionReason::COUNT],
     /// New flows not taken in.
     pub flows_refused: Level,
+    /// Answers that a limit suppressed, by [`AnswerKind`].
+    pub answers_suppressed: [Level; AnswerKind::COUNT],
 }
 
 /// A number that its one writer sets, anyone reads.

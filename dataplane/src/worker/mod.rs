@@ -228,7 +228,7 @@ impl<Q: PortQueue> Worker<Q> {
         self.parts.pipeline.age(now);
         self.turn = self.turn.wrapping_add(1);
         if self.turn.is_multiple_of(TURNS_PER_REPORT) {
-            self.report_flows();
+            self.report_counts();
         }
         worked
     }
@@ -426,7 +426,7 @@ impl<Q: PortQueue> Worker<Q> {
         self.asked = question.and_then(|question| question.go_on(self.parts.pipeline.flows_mut(), now));
     }
 
-    fn report_flows(&self) {
+    fn report_counts(&self) {
         let (flows, turns) = (self.parts.pipeline.flows(), &self.parts.shared.turns);
         turns.flows.set(flows.live() as u64);
         let counters = flows.counters();
@@ -434,10 +434,13 @@ impl<Q: PortQueue> Worker<Q> {
         for (level, &count) in turns.evictions.iter().zip(&counters.evictions) {
             level.set(count);
         }
+        for (level, &count) in turns.answers_suppressed.iter().zip(self.parts.pipeline.suppressed_answers()) {
+            level.set(count);
+        }
     }
 }
 
-/// Turns between two reports of the flow tables' counts: a few cycles per turn.
+/// Turns between two reports of the pipeline's own counts: a few cycles per turn.
 const TURNS_PER_REPORT: u32 = 64;
 
 fn index_of(port: usize) -> InterfaceIndex {

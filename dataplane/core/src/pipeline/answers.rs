@@ -4,9 +4,15 @@
 //! the pipeline's decision, how an answer looks is `wire`'s. Answers go back to the station that the frame
 //! came from, so none of them needs a neighbour to be resolved.
 //!
+//! Resets and ICMP errors are limited, so they are asked for by [`Pipeline::reset`] and [`Pipeline::refuse`], which
+//! take a token of the limit once it is certain that an answer is due.
+//!
 //! Invariant: when one of these says no, the frame is as it came.
 
+use super::{Burst, Pipeline};
+
 use crate::frame::Frame;
+use crate::verdict::AnswerKind;
 use crate::wire::icmp::{self, Problem};
 use crate::wire::{Addr, ArpPacket, Headers, MacAddr, SmallFrame, arp, ndp, tcp};
 
@@ -31,25 +37,52 @@ pub(super) fn echo_reply<F: Frame>(frame: &mut F, h: &Headers, mac: MacAddr) -> 
     icmp::echo_reply(frame.bytes_mut(), h, mac)
 }
 
-/// Makes the frame the reset of the segment in it.
-pub(super) fn reset<F: Frame>(frame: &mut F, h: &Headers, mac: MacAddr) -> bool {
-    match tcp::reset(frame.bytes(), h, mac) {
-        Some(answer) => become_small(frame, &answer),
-        None => false,
+impl Pipeline {
+    /// Makes the frame the reset of the segment in it, if one may be sent now.
+    #[cold]
+    pub(super) fn reset<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
+        let frame = &mut burst.frames[at];
+        let Some(answer) = tcp::reset(frame.bytes(), h, burst.interface.mac) else { return false };
+        self.reply_limit.take(AnswerKind::Reset, &h.src, burst.now) && become_small(frame, &answer)
+    }
+
+    /// Makes the frame an ICMP error about its packet, if one may be sent now.
+    #[cold]
+    pub(super) fn refuse<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        problem: Problem,
+    ) -> bool {
+        let frame = &mut burst.frames[at];
+        if !icmp::may_answer_with_icmp(frame.bytes(), h, problem)
+            || !self.reply_limit.take(kind_of(problem), &h.src, burst.now)
+        {
+            return false;
+        }
+        // A router answers in its own name; "no such port" is the VIP's to say, and a link without an address
+        // of the family leaves only the VIP.
+        let from = match problem {
+            Problem::PortUnreachable => h.dst,
+            _ => burst.interface.source(h.family).unwrap_or(h.dst),
+        };
+        error(frame, h, problem, burst.interface.mac, from)
     }
 }
 
-/// Makes the frame an ICMP error about itself, from an address of ours.
-pub(super) fn error<F: Frame>(
-    frame: &mut F,
-    h: &Headers,
-    problem: Problem,
-    mac: MacAddr,
-    from: Addr,
-) -> bool {
-    if !icmp::may_answer_with_icmp(frame.bytes(), h, problem) {
-        return false;
+fn kind_of(problem: Problem) -> AnswerKind {
+    match problem {
+        Problem::TooBig { .. } => AnswerKind::PacketTooBig,
+        Problem::TimeExceeded => AnswerKind::TimeExceeded,
+        Problem::PortUnreachable | Problem::HostUnreachable | Problem::NoRoute | Problem::AdminProhibited => {
+            AnswerKind::Unreachable
+        }
     }
+}
+
+/// Makes the frame an ICMP error about itself, which it may have, from an address of ours.
+fn error<F: Frame>(frame: &mut F, h: &Headers, problem: Problem, mac: MacAddr, from: Addr) -> bool {
     let answer = icmp::error(frame.bytes(), h, problem, mac, from);
     let (header, quote) = (answer.header.len(), answer.quote);
     // The quote stays where it is: the header takes the place of what is before it, and of headroom.

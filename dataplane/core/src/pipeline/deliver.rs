@@ -5,7 +5,7 @@
 //! size, room. Costs per packet: the backend's line and the next hop's, both asked for by the stage before,
 //! and the first lines of the frame.
 
-use super::{Burst, Destination, Packet, Pipeline, View, answers};
+use super::{Burst, Destination, Packet, Pipeline, View};
 use crate::backend::Backend;
 use crate::forward::dsr_ipip::Tunnel;
 use crate::forward::{self, Link, NoRoom};
@@ -205,25 +205,6 @@ impl Pipeline {
         let mtu = mtu.saturating_sub(overhead) as u16;
         let answered = self.refuse(burst, at, h, Problem::TooBig { mtu });
         burst.answer_or(at, answered, TransmitReason::PacketTooBig, Refusal::TooBig);
-    }
-
-    /// Makes the frame an ICMP error about its packet, if one may be sent now.
-    #[cold]
-    pub(super) fn refuse<F: Frame>(
-        &mut self,
-        burst: &mut Burst<'_, '_, F>,
-        at: usize,
-        h: &Headers,
-        problem: Problem,
-    ) -> bool {
-        // A router answers in its own name; "no such port" is the VIP's to say, and a link without an address
-        // of the family leaves only the VIP.
-        let from = match problem {
-            Problem::PortUnreachable => h.dst,
-            _ => burst.interface.source(h.family).unwrap_or(h.dst),
-        };
-        let mac = burst.interface.mac;
-        self.reply_limit.take(burst.now) && answers::error(&mut burst.frames[at], h, problem, mac, from)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
-use super::{Arrival, Burst, Delivery, Destination, FlowNote, Pipeline, answers};
+use super::{Arrival, Burst, Delivery, Destination, FlowNote, Pipeline};
 use crate::backend::Backend;
 use crate::conntrack::{
     DsrHit, First, FlowHash, FlowKey, FlowTables, IdleTimeout, NatHit, Packet, PairError,
@@ -359,10 +359,7 @@ impl Pipeline {
         let h = burst.packets[request.index()].headers;
         let answered = match (request.service.no_endpoints, request.kind) {
             (NoEndpoints::Drop, _) => false,
-            (NoEndpoints::Reject, Packet::Tcp(_)) => {
-                let mac = burst.interface.mac;
-                self.reply_limit.take(burst.now) && answers::reset(&mut burst.frames[at], &h, mac)
-            }
+            (NoEndpoints::Reject, Packet::Tcp(_)) => self.reset(burst, at, &h),
             (NoEndpoints::Reject, Packet::Datagram) => self.refuse(burst, at, &h, Problem::PortUnreachable),
         };
         burst.answer_or(at, answered, TransmitReason::NoEndpoints, Refusal::NoEndpoints);

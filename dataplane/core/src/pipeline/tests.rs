@@ -2,6 +2,7 @@
 
 mod lab;
 
+mod answer_limits;
 mod answers;
 mod choice;
 mod dsr;

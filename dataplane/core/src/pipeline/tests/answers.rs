@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::lab::{CLIENT, Lab, ROUTER_MAC, ip, service};
-use crate::limits::REPLIES_BURST;
+use crate::limits::ANSWERS_WITH_QUOTE;
 use crate::pipeline::{FlowNote, NeighborEvent};
 use crate::snapshot::{ForwardingMode, NoEndpoints, Protocol, ServiceSpec};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
@@ -147,10 +147,10 @@ fn a_service_that_is_to_be_silent_is_silent() {
 fn answers_are_rate_limited_and_come_back_with_time() {
     let mut lab = Lab::new(vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &[])]);
     let ask = || Builder::udp("198.51.100.7:40000", "203.0.113.5:53");
-    let answered = (0..REPLIES_BURST + 50)
-        .filter(|_| matches!(lab.send(ask()).verdict, Verdict::Transmit { .. }))
-        .count();
-    assert_eq!(answered, REPLIES_BURST as usize);
+    let burst = ANSWERS_WITH_QUOTE.prefix.burst;
+    let answered =
+        (0..burst + 50).filter(|_| matches!(lab.send(ask()).verdict, Verdict::Transmit { .. })).count();
+    assert_eq!(answered, burst as usize);
     assert_eq!(lab.send(ask()).refused(), Refusal::NoEndpoints);
     lab.wait(Duration::from_secs(1));
     lab.send(ask()).sent(TransmitReason::NoEndpoints);
