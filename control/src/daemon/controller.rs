@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
-use tidegate_core::snapshot::{BackendState, NoEndpoints, Problem, SnapshotSpec};
+use tidegate_core::snapshot::{Problem, SnapshotSpec};
 use tidegate_dataplane::gateway::Dataplane;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -406,20 +406,6 @@ impl Controller {
             unbound,
             problems: problems.to_vec(),
         };
-    }
-
-    /// Takes no new flows any more, so that others get them, and keeps those that there are.
-    pub(super) async fn withdraw(&mut self) {
-        let Some(mut spec) = self.published.as_ref().map(|last| last.spec.clone()) else { return };
-        spec.generation = self.generation + 1;
-        for service in &mut spec.services {
-            service.no_endpoints = NoEndpoints::Drop;
-            for backend in service.backends.iter_mut().filter(|b| b.state == BackendState::Active) {
-                backend.state = BackendState::Draining;
-            }
-        }
-        // What is left out of it was told of the state before.
-        let _ = self.publish(&spec).await;
     }
 }
 

@@ -43,7 +43,8 @@ const REFUSED: u8 = 2;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The longest, after a round that took as long.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long established flows live on after the end was asked for, while no new ones are taken.
+/// How long the gateway goes on forwarding after the end was asked for: those who look at `/readyz` have this time to
+/// send their packets elsewhere.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Runs the gateway of the configuration at `path` until a signal ends it.
@@ -154,7 +155,7 @@ async fn serve(
         0 => tracing::info!(gateway = controller.config().name, "waiting for the first objects"),
         _ => tracing::info!(gateway = controller.config().name, "forwarding"),
     }
-    let code = loop {
+    let (code, farewell) = loop {
         let mut seen = None;
         match ears.next(controller.due().into_iter().chain(supervisor.due()).min()).await {
             Wake::Changed => {
@@ -166,10 +167,11 @@ async fn serve(
                 controller.reload();
                 ears.source.reload();
             }
-            Wake::End => break ExitCode::SUCCESS,
+            Wake::End => break (ExitCode::SUCCESS, FAREWELL),
             Wake::Failed(why) => {
                 tracing::error!("{why}: the process ends, for its supervisor to start it anew");
-                break ExitCode::FAILURE;
+                // Packets are lost already: the next process is what helps.
+                break (ExitCode::FAILURE, Duration::ZERO);
             }
         }
         controller.take(ears.manifests.borrow_and_update().clone());
@@ -181,17 +183,20 @@ async fn serve(
         tell(&mut supervisor);
     };
     supervisor.stopping();
-    tracing::info!("withdrawing: no new flows");
+    tracing::info!("not ready any more; forwarding goes on for {farewell:?}");
     state.leave();
-    controller.withdraw().await;
-    let flows = async {
+    // Old and new flows are forwarded to the last moment. Nobody takes them over but a router that has seen that the
+    // gateway is not ready; a new flow that is refused here waits for its client's next SYN, a second or three later.
+    let forwarding = async {
         tokio::select! {
-            () = tokio::time::sleep(FAREWELL) => {}
+            () = tokio::time::sleep(farewell) => {}
             _ = ears.terminate.recv() => {}
             _ = ears.interrupt.recv() => {}
         }
     };
-    tokio::join!(flows, controller.leave_cluster(), ears.source.save());
+    // What takes its time is done meanwhile.
+    tokio::join!(forwarding, controller.leave_cluster(), ears.source.save());
+    // From here on packets find nobody until the next process: nothing waits.
     drop((listeners, controller, ears, state));
     stop(dataplane).await;
     tracing::info!("stopped");

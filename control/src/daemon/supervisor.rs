@@ -70,7 +70,7 @@ impl Supervisor {
 
     /// Tells that the end has begun.
     pub(super) fn stopping(&self) {
-        self.send("STOPPING=1\nSTATUS=withdrawing\n");
+        self.send("STOPPING=1\nSTATUS=stopping\n");
     }
 
     fn send(&self, message: &str) {
@@ -128,6 +128,6 @@ mod tests {
         assert_eq!(told(&mut gateway, false).as_deref(), Some("READY=1\n"));
         assert_eq!(told(&mut gateway, true).as_deref(), Some("STATUS=forwarding\n"));
         gateway.stopping();
-        assert_eq!(heard(&supervisor).as_deref(), Some("STOPPING=1\nSTATUS=withdrawing\n"));
+        assert_eq!(heard(&supervisor).as_deref(), Some("STOPPING=1\nSTATUS=stopping\n"));
     }
 }

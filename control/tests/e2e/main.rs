@@ -19,6 +19,7 @@ mod node_target;
 mod nodes;
 mod own_addresses;
 mod reload;
+mod restart;
 mod source_ranges;
 mod workers;
 mod world;

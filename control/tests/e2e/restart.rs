@@ -1,0 +1,162 @@
+//! How long packets find nobody when the gateway is restarted: a restart that somebody planned must not cost more than
+//! a crash.
+
+use crate::world::{World, alone};
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tidegate::netlab::addresses::{Family, client};
+use tidegate::netlab::modes::{all_paths, manifests};
+use tidegate::netlab::{GatewayOptions, Namespace};
+
+/// Restarts of each kind, one after the other in turn, so that a machine that gets busy is busy for both.
+const ROUNDS: usize = 3;
+/// What the planned gap may exceed one and a half of the crash's by: the noise of a machine that does other work.
+const NOISE: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_planned_restart_has_no_longer_gap_than_a_crash_for_old_and_new_flows() {
+    let _turn = alone();
+    let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
+    let path = all_paths().into_iter().find(|path| path.forwarding == "nat" && path.family == Family::V4);
+    let path = path.expect("there is a path in mode nat");
+    world.wait_until_served(path);
+    let streams = [Ports::One, Ports::Fresh].map(|ports| {
+        let source = client(Family::V4, if ports == Ports::One { 4 } else { 5 });
+        (ports, Stream::start(world.lab.client(), source, path.echo(), ports), Gaps::default())
+    });
+    let mut streams = streams;
+    for _ in 0..ROUNDS {
+        for is_planned in [false, true] {
+            let begun = Instant::now();
+            let before = streams.each_ref().map(|(_, stream, _)| stream.answered_after(&world, begun));
+            let gateway = world.take_gateway();
+            if is_planned {
+                assert!(gateway.stop().expect("the gateway ends").success());
+            } else {
+                gateway.kill();
+            }
+            world.launch_gateway();
+            world.gateway_mut().wait_until_ready().expect("ready");
+            let ready = Instant::now();
+            for ((_, stream, gaps), before) in streams.iter_mut().zip(before) {
+                let after = stream.answered_after(&world, ready);
+                let gap = stream.longest_silence(before, after);
+                if is_planned { &mut gaps.planned } else { &mut gaps.crash }.push(gap);
+            }
+        }
+    }
+    for (ports, _, gaps) in &streams {
+        println!("longest silence of a 1 ms stream, {ports:?}: {gaps:?}");
+    }
+    for (ports, _, Gaps { planned, crash }) in &mut streams {
+        let (planned, crash) = (median(planned), median(crash));
+        assert!(planned <= crash.mul_f64(1.5) + NOISE, "{ports:?}: SIGTERM {planned:?}, kill -9 {crash:?}");
+    }
+}
+
+/// What was measured, one of each kind a round.
+#[derive(Debug, Default)]
+struct Gaps {
+    planned: Vec<Duration>,
+    crash: Vec<Duration>,
+}
+
+/// Whether the datagrams of a stream are one flow, or each is a flow of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ports {
+    One,
+    Fresh,
+}
+
+fn median(gaps: &mut [Duration]) -> Duration {
+    gaps.sort_unstable();
+    gaps[gaps.len() / 2]
+}
+
+/// Sockets of [`Ports::Fresh`] that wait for their answers: one is sent by each millisecond.
+const WAITING: usize = 32;
+/// Source ports of [`Ports::Fresh`], one after the other: enough that none is used twice.
+const FIRST_PORT: u16 = 10_000;
+const FRESH_PORTS: u16 = 50_000;
+
+/// Datagrams, 1 ms apart, with the times at which those that were answered had been sent.
+struct Stream {
+    stop: Arc<AtomicBool>,
+    answered: Arc<Mutex<Vec<Instant>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Stream {
+    fn start(from: &Namespace, source: IpAddr, to: SocketAddr, ports: Ports) -> Self {
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let (flag, log, from) = (Arc::clone(&stop), Arc::clone(&answered), from.clone());
+        let thread = thread::spawn(move || {
+            from.move_this_thread().expect("the namespace lives as long as its lab");
+            let mut fresh = (FIRST_PORT..FIRST_PORT + FRESH_PORTS).cycle();
+            let mut sockets = VecDeque::from([socket((source, FIRST_PORT - 1).into(), to)]);
+            let mut sent: Vec<Instant> = Vec::new();
+            let mut buffer = [0; 512];
+            while !flag.load(Ordering::Relaxed) {
+                if ports == Ports::Fresh {
+                    sockets.truncate(WAITING - 1);
+                    let port = fresh.next().expect("the range goes on for ever");
+                    sockets.push_front(socket((source, port).into(), to));
+                }
+                // An unreachable or a full queue is a datagram without an answer.
+                let _ = sockets[0].send(sent.len().to_string().as_bytes());
+                sent.push(Instant::now());
+                for socket in &sockets {
+                    while let Ok(length) = socket.recv(&mut buffer) {
+                        let text = String::from_utf8_lossy(&buffer[..length]);
+                        let number = text.split_whitespace().last().and_then(|word| word.parse().ok());
+                        if let Some(&at) = number.and_then(|number: usize| sent.get(number)) {
+                            log.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+                        }
+                    }
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self { stop, answered, thread: Some(thread) }
+    }
+
+    fn answered(&self) -> Vec<Instant> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// When the first datagram was sent after `since` that was answered.
+    fn answered_after(&self, world: &World, since: Instant) -> Instant {
+        world.wait_until("an answer", || self.answered().into_iter().find(|at| *at > since))
+    }
+
+    /// The longest time between two datagrams that were answered, from `first` to `last`.
+    fn longest_silence(&self, first: Instant, last: Instant) -> Duration {
+        let mut answered = self.answered();
+        answered.retain(|at| (first..=last).contains(at));
+        answered.sort_unstable();
+        let gaps = answered.windows(2).map(|pair| pair[1] - pair[0]);
+        gaps.max().expect("answers before and after the restart")
+    }
+}
+
+/// A socket that does not wait, to the VIP.
+fn socket(source: SocketAddr, to: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind(source).expect("the client has this address");
+    socket.connect(to).expect("the VIP is routed");
+    socket.set_nonblocking(true).expect("a socket");
+    socket
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has panicked where the lab is broken, and the test has failed already.
+            let _ = thread.join();
+        }
+    }
+}
