@@ -19,8 +19,8 @@ use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
 use tidegate_core::snapshot::{
-    BackendSpec, BackendState, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol, RouteSpec, ServiceKey,
-    ServiceSpec, Snapshot, SnapshotSpec, TableSize,
+    BackendSpec, BackendState, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol, RouteSpec,
+    ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
 };
 use tidegate_core::testing::builder::GATEWAY_MAC;
 use tidegate_core::verdict::{TransmitReason, Verdict};
@@ -336,6 +336,7 @@ pub fn spec(scenario: &Scenario) -> SnapshotSpec {
             .collect(),
         tunnel_source_v4: Some("10.255.255.254".parse().expect("an address of the lab")),
         tunnel_source_v6: Some("2001:db8:0:bac:ffff::fe".parse().expect("an address of the lab")),
+        policy: Policy::default(),
         services: (0..scenario.services).map(|n| service(scenario, n).into()).collect(),
     }
 }

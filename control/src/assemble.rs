@@ -3,7 +3,7 @@
 //! Used by the daemon with the ports as they turned out, and by `check`, `replay` and `explain`, which have none
 //! and take what the configuration says ([`offline_interfaces`]).
 
-use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, RouteSpec};
+use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, Policy, RouteSpec};
 use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
@@ -71,6 +71,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         snat_addresses: dataplane.snat_addresses.clone(),
         tunnel_source_v4: dataplane.tunnel_source.v4,
         tunnel_source_v6: dataplane.tunnel_source.v6,
+        policy: Policy { serve_routers: dataplane.routers_as_clients },
         pools: config.pools.clone(),
         forwarding: defaults.forwarding,
         target: defaults.target,

@@ -33,6 +33,9 @@ pub struct DataplaneConfig {
     /// `tunnelSource`: outer source addresses, at most one of each family. Default: of each family the first
     /// address of the first interface that has one.
     pub tunnel_source: TunnelSource,
+    /// `routersAsClients`: serve next hops of default routes as clients too, for routers that masquerade the hosts
+    /// behind them. Default `false`: a new flow from a router's own address is forged, and dropped as `bad_source`.
+    pub routers_as_clients: bool,
 }
 
 /// What a worker does while there is nothing to do.
@@ -125,6 +128,7 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
         neighbors: Vec::new(),
         snat_addresses: Vec::new(),
         tunnel_source: TunnelSource::default(),
+        routers_as_clients: false,
     };
     section(parent, "dataplane", |fields| {
         if let Some(list) = fields.get("cores") {
@@ -151,6 +155,8 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
         config.neighbors = neighbors(fields);
         config.snat_addresses = unique(&fields.items("snatAddresses"), host_address);
         config.tunnel_source = tunnel_source(fields);
+        let routers_as_clients = fields.get("routersAsClients").and_then(|f| f.boolean());
+        config.routers_as_clients = routers_as_clients.unwrap_or(config.routers_as_clients);
         Some(())
     });
     let first = |v4: bool| {

@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidegate_core::addresses::AddressKind;
+use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
 use tidegate_core::hash::{client_hash, selection_hash};
 use tidegate_core::neighbors::{NeighborState, NeighborTable};
@@ -119,7 +119,7 @@ pub struct Explanation {
 /// One step of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// What was asked: `destination`, `service`, `source range`, `flow`, `slot`, `backend`, `mode`, `next hop`, `mtu`.
+    /// What was asked: `destination`, `service`, `source`, `source range`, `flow`, `slot`, `backend`, `mode`, `next hop`, `mtu`.
     pub step: String,
     /// What was found.
     pub found: String,
@@ -190,9 +190,12 @@ fn decide(
     told.0.mode = Some(service.mode.to_string());
     told.step("service", text::service(service, info));
 
-    if !src.is_single_host() {
-        told.step("source", format!("{src} cannot be answered: it is not one host's"));
+    if let Some(fault) = snapshot.source_fault(&src) {
+        told.step("source", text::source_fault(&src, fault));
         return Err(("drop", Refusal::BadSource.as_str()));
+    }
+    if src.is_link_local() {
+        told.step("source", text::link_local(&src));
     }
     told.step("source range", text::source_range(info, &src));
     if !snapshot.admits(service, &src) {
@@ -212,6 +215,18 @@ fn unserved(
     kind: Option<AddressKind>,
     told: &mut Told,
 ) -> (&'static str, &'static str) {
+    let to_group = kind.is_none() && !Addr::from(packet.destination.ip()).is_single_host();
+    let gateways_alone = matches!(kind, Some(AddressKind::Vip | AddressKind::Snat));
+    match snapshot.source_fault(src) {
+        None | Some(SourceFault::Router) => {}
+        // Hosts without an address speak to the kernel.
+        Some(SourceFault::NotOneHost) if !gateways_alone => {}
+        Some(fault) if !to_group => {
+            told.step("source", text::source_fault(src, fault));
+            return ("drop", Refusal::BadSource.as_str());
+        }
+        Some(_) => {}
+    }
     let proto = packet.protocol.0.number();
     let hash = Snapshot::hash_endpoint(src, proto, packet.source.port());
     if snapshot.endpoint(hash, src, proto, packet.source.port()).is_some() {
@@ -226,7 +241,7 @@ fn unserved(
         Some(AddressKind::Vip) => ("drop", Refusal::NoService.as_str()),
         Some(AddressKind::Snat) => ("drop", Refusal::NoSnatFlow.as_str()),
         // Groups and broadcasts are the kernel's.
-        None if !Addr::from(packet.destination.ip()).is_single_host() => ("punt", PuntReason::Local.as_str()),
+        None if to_group => ("punt", PuntReason::Local.as_str()),
         None => ("punt", PuntReason::NotOurs.as_str()),
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tidegate_core::snapshot::{
-    BackendSpec, InterfaceSpec, NeighborSpec, RouteSpec, ServiceKey, ServiceSpec, SnapshotSpec, TableSize,
+    BackendSpec, InterfaceSpec, NeighborSpec, Policy, RouteSpec, ServiceKey, ServiceSpec, SnapshotSpec,
+    TableSize,
 };
 use tidegate_core::wire::MacAddr;
 
@@ -60,6 +61,7 @@ fn spec(services: Vec<ServiceSpec>) -> SnapshotSpec {
         snat_addresses: vec!["192.0.2.3".parse().expect("an address")],
         tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
         tunnel_source_v6: Some("2001:db8::2".parse().expect("an address")),
+        policy: Policy::default(),
         services: services.into_iter().map(Into::into).collect(),
     }
 }
@@ -165,6 +167,34 @@ fn each_refusal_says_why() {
     assert_eq!(end(&ask(&one, "203.0.113.1:80")), "drop neighbor_unresolved");
     assert_eq!(end(&ask_about(&one, "127.0.0.1:5", "203.0.113.1:80", None)), "drop bad_source");
     assert_eq!(end(&ask_about(&one, "[2001:db8::9]:5", "203.0.113.1:80", None)), "drop bad_source");
+}
+
+#[test]
+fn a_forged_source_is_refused_and_told_why() {
+    let mut spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
+    let to = "0.0.0.0/0".parse().expect("a net");
+    spec.routes.push(RouteSpec { to, via: "192.0.2.1".parse().expect("an address") });
+    for (source, why) in [
+        ("203.0.113.1:5", "203.0.113.1 is the gateway's own"),
+        ("192.0.2.3:5", "192.0.2.3 is the gateway's own"),
+        ("192.0.2.255:5", "192.0.2.255 cannot be answered"),
+        ("192.0.2.1:5", "192.0.2.1 is the next hop of a default route"),
+    ] {
+        let told = ask_about(&spec, source, "203.0.113.1:80", None);
+        assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("drop", "bad_source"));
+        assert!(found(&told, "source").starts_with(why), "{told}");
+    }
+    for (source, destination, end) in [
+        ("203.0.113.1:5", "203.0.113.1:81", ("drop", "bad_source")),
+        ("203.0.113.1:5", "192.0.2.2:22", ("drop", "bad_source")),
+        ("192.0.2.1:5", "192.0.2.2:179", ("punt", "local")),
+        ("0.0.0.0:68", "255.255.255.255:67", ("punt", "local")),
+    ] {
+        let told = ask_about(&spec, source, destination, None);
+        assert_eq!((told.verdict.as_str(), told.reason.as_str()), end, "{told}");
+    }
+    let told = ask_about(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
+    assert!(found(&told, "source").contains("on its own link") && told.backend.is_some(), "{told}");
 }
 
 #[test]

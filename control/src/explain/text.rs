@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use tidegate_core::addresses::AddressKind;
+use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
 use tidegate_core::neighbors::NeighborState;
 use tidegate_core::service::{Service, ServiceInfo};
@@ -39,6 +39,28 @@ pub(super) fn service(service: &Service, info: &ServiceInfo) -> String {
     };
     let (label, key, count) = (info.label(), info.key, info.backends.len());
     format!("{label} has {key}: forwarding {}, {count} backends{affinity}", info.mode)
+}
+
+pub(super) fn source_fault(src: &Addr, fault: SourceFault) -> String {
+    match fault {
+        SourceFault::NotOneHost => format!("{src} cannot be answered: it is not one host's"),
+        SourceFault::Ours => format!("{src} is the gateway's own: a packet from the wire with it is forged"),
+        SourceFault::NotOneHostOfNetwork => {
+            format!(
+                "{src} cannot be answered: it is the network's or broadcast address of a connected network"
+            )
+        }
+        SourceFault::Router => format!(
+            "{src} is the next hop of a default route, which is no client (dataplane.routersAsClients: true serves it)"
+        ),
+        SourceFault::LinkLocal => link_local(src),
+    }
+}
+
+pub(super) fn link_local(src: &Addr) -> String {
+    format!(
+        "{src} is link-local: served on its own link, refused as bad_source when a default router forwarded it"
+    )
 }
 
 pub(super) fn source_range(info: &ServiceInfo, client: &Addr) -> String {

@@ -240,6 +240,7 @@ fn gateway(input: &Input<'_>, pod_routes: &[RouteSpec]) -> SnapshotSpec {
         snat_addresses: settings.snat_addresses.clone(),
         tunnel_source_v4: settings.tunnel_source_v4,
         tunnel_source_v6: settings.tunnel_source_v6,
+        policy: settings.policy,
         services: Vec::new(),
     }
 }

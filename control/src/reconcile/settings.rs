@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use tidegate_core::snapshot::{
-    ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, RouteSpec, TableSize,
+    ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, RouteSpec, TableSize,
 };
 
 use crate::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
@@ -36,6 +36,8 @@ pub struct Settings {
     pub tunnel_source_v4: Option<Ipv4Addr>,
     /// `dataplane.tunnelSource`, the IPv6 one.
     pub tunnel_source_v6: Option<Ipv6Addr>,
+    /// `dataplane.routersAsClients`.
+    pub policy: Policy,
     /// `pools`, in their order.
     pub pools: Vec<Pool>,
     /// `services.defaults.forwarding`.
@@ -83,6 +85,7 @@ impl Default for Settings {
             snat_addresses: Vec::new(),
             tunnel_source_v4: None,
             tunnel_source_v6: None,
+            policy: Policy::default(),
             pools: Vec::new(),
             forwarding: ForwardingMode::FullNat,
             target: config::Target::Pod,

@@ -22,6 +22,7 @@ mod icmp_errors;
 mod reply_flows;
 mod rest;
 mod service_flows;
+mod sources;
 #[cfg(test)]
 mod tests;
 
@@ -400,7 +401,6 @@ impl Pipeline {
             let Packet { headers: h, frame, service_hash } = &burst.packets[at];
             let (frame, packet) = (usize::from(*frame), at as u8);
             match snapshot.service(*service_hash, &h.dst, h.proto, h.dst_port) {
-                Some(_) if !h.src.is_single_host() => burst.set(frame, Refusal::BadSource),
                 Some(service) => match self.request(service, packet, h, burst.arrival) {
                     Ok(request) => {
                         burst.out.notes[frame].service = Some(service.id);
@@ -425,7 +425,7 @@ impl Pipeline {
     fn strays<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8, h: &Headers) {
         if h.is_later_fragment() {
             burst.later_fragments.push(packet);
-        } else if !(h.is_icmp_error() && self.icmp_error(burst, packet)) {
+        } else if !(h.is_icmp_error() && burst.sender_fault(h).is_none() && self.icmp_error(burst, packet)) {
             let at = burst.frame_of(packet);
             rest::unserved(burst, at, h);
         }

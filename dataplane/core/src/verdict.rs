@@ -113,7 +113,9 @@ reasons! {
 reasons! {
     /// Why a frame with sound headers is dropped.
     Refusal {
-        /// Source address that cannot be answered: unspecified, loopback, multicast, broadcast, one of ours.
+        /// A source that no packet from the wire may have: unspecified, loopback, multicast, broadcast, the network or
+        /// broadcast address of a connected network, an address of ours; of a new flow also a default router, and
+        /// link-local from beyond the link.
         BadSource => "bad_source",
         /// To another station's link address.
         OtherStation => "other_station",

@@ -4,7 +4,7 @@
 //! and sets the verdict. Replies of backends are told apart before this (`reply_flows`).
 
 use super::{Burst, NeighborEvent, answers};
-use crate::addresses::AddressKind;
+use crate::addresses::{AddressKind, SourceFault};
 use crate::frame::Frame;
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::arp::ArpOperation;
@@ -39,6 +39,7 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
 #[cold]
 pub(super) fn unserved<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
     let verdict = match burst.view.snapshot.address(&h.dst) {
+        kind if refused_source(burst, h, kind) => Refusal::BadSource.into(),
         Some(AddressKind::Vip) => to_vip(burst, at, h, Refusal::NoService),
         Some(AddressKind::Snat) => to_vip(burst, at, h, Refusal::NoSnatFlow),
         Some(AddressKind::Own(_)) => {
@@ -50,6 +51,22 @@ pub(super) fn unserved<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &He
         None => Verdict::Punt(PuntReason::NotOurs),
     };
     burst.set(at, verdict);
+}
+
+/// Whether a packet to this kind of address has a source that it may not have. What is to a group or to everyone is
+/// the kernel's to judge: hosts without an address send it (DHCP), and neighbour discovery tells the kernel who else
+/// claims an address of ours.
+fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<AddressKind>) -> bool {
+    match to {
+        Some(AddressKind::Vip | AddressKind::Snat) => burst.sender_fault(h).is_some(),
+        Some(AddressKind::Own(_)) => forged(burst, h),
+        None => h.dst.is_single_host() && forged(burst, h),
+    }
+}
+
+/// Whether the source is ours, or an end of a connected network.
+fn forged<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
+    matches!(burst.sender_fault(h), Some(SourceFault::Ours | SourceFault::NotOneHostOfNetwork))
 }
 
 /// To an address that only we answer for.

@@ -253,6 +253,9 @@ impl Pipeline {
         {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
+        if burst.client_fault(burst.frame_of(request.packet), &h).is_some() {
+            return Err(Refusal::BadSource);
+        }
         if !snapshot.admits(service, &h.src) {
             return Err(Refusal::SourceRange);
         }

@@ -9,4 +9,5 @@ mod dsr;
 mod faults;
 mod nat;
 mod source_ranges;
+mod sources;
 mod ways;

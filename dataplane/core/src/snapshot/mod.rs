@@ -21,7 +21,7 @@ pub use spec::*;
 
 use std::sync::Arc;
 
-use crate::addresses::{AddressKind, Addresses};
+use crate::addresses::{AddressKind, Addresses, SourceFault};
 use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
@@ -59,6 +59,8 @@ pub struct Snapshot {
     snat_v6: Arc<[Addr]>,
     tunnel_source_v4: Option<Addr>,
     tunnel_source_v6: Option<Addr>,
+    policy: Policy,
+    default_routers: Arc<[NeighborSlot]>,
     /// What the next compile carries on: not read by workers.
     generations: Generations,
     tables: Tables,
@@ -183,6 +185,26 @@ impl Snapshot {
     #[must_use]
     pub fn address(&self, dst: &Addr) -> Option<AddressKind> {
         self.addresses.find(dst)
+    }
+
+    /// Why an address cannot be the source of a packet from the wire, as far as the address alone tells. Routers are
+    /// told too, which may send all but packets to services.
+    #[inline]
+    #[must_use]
+    pub fn source_fault(&self, src: &Addr) -> Option<SourceFault> {
+        self.addresses.source_fault(src)
+    }
+
+    /// The next hops of default routes.
+    #[must_use]
+    pub fn default_routers(&self) -> &[NeighborSlot] {
+        &self.default_routers
+    }
+
+    /// How packets are met that a gateway may well refuse.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// Where a packet to `dst` leaves: longest prefix of connected networks and routes.

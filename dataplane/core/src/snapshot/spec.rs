@@ -31,8 +31,17 @@ pub struct SnapshotSpec {
     pub tunnel_source_v4: Option<Ipv4Addr>,
     /// Outer source of IPv6 tunnels.
     pub tunnel_source_v6: Option<Ipv6Addr>,
+    /// How packets are met that a gateway may well refuse.
+    pub policy: Policy,
     /// The service ports, in any order. Shared with the spec before where they are the same.
     pub services: Vec<SharedService>,
+}
+
+/// How packets are met that a gateway may well refuse.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Policy {
+    /// Next hops of default routes may be clients of services: routers that masquerade the hosts behind them.
+    pub serve_routers: bool,
 }
 
 impl SnapshotSpec {
@@ -52,12 +61,14 @@ impl SnapshotSpec {
             snat_addresses,
             tunnel_source_v4,
             tunnel_source_v6,
+            policy,
             services: _,
         } = self;
         *interfaces == other.interfaces
             && *routes == other.routes
             && *neighbors == other.neighbors
             && *snat_addresses == other.snat_addresses
+            && *policy == other.policy
             && (*tunnel_source_v4, *tunnel_source_v6) == (other.tunnel_source_v4, other.tunnel_source_v6)
     }
 }

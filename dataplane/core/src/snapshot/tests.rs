@@ -65,6 +65,7 @@ fn network(services: Vec<ServiceSpec>) -> SnapshotSpec {
         snat_addresses: vec![ip("10.0.0.2"), ip("2001:db8::2")],
         tunnel_source_v4: Some(Ipv4Addr::new(10, 0, 0, 1)),
         tunnel_source_v6: Some("2001:db8::1".parse().unwrap()),
+        policy: Policy::default(),
         services: services.into_iter().map(Into::into).collect(),
     }
 }

@@ -15,8 +15,8 @@ use crate::neighbors::NeighborTable;
 use crate::now::Now;
 use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Note, Pipeline, PipelineConfig, View};
 use crate::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol, RouteSpec,
-    ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
+    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol,
+    RouteSpec, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
 };
 use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
@@ -69,6 +69,7 @@ pub fn spec() -> SnapshotSpec {
         snat_addresses: vec![ip("10.0.0.253"), ip("fd00::fd")],
         tunnel_source_v4: Some("10.0.0.254".parse().expect("written right")),
         tunnel_source_v6: Some("fd00::fe".parse().expect("written right")),
+        policy: Policy::default(),
         services: Vec::new(),
     }
 }

@@ -75,6 +75,15 @@ impl Addr {
             !low && self.0[0] != 0xff
         }
     }
+
+    /// Valid on one link only: IPv4 169.254/16 (RFC 3927), IPv6 fe80::/10 (RFC 4291).
+    pub fn is_link_local(&self) -> bool {
+        if self.is_v4() {
+            self.0[12..14] == [169, 254]
+        } else {
+            self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80
+        }
+    }
 }
 
 impl From<Ipv4Addr> for Addr {

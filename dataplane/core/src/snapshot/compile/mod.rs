@@ -292,6 +292,8 @@ fn assemble(
         snat_v6: network.snat_v6,
         tunnel_source_v4: network.tunnel_source_v4,
         tunnel_source_v6: network.tunnel_source_v6,
+        policy: spec.policy,
+        default_routers: network.default_routers,
         generations: ids.generations,
         tables,
         source_ranges: sets,
@@ -311,6 +313,7 @@ fn surroundings(spec: &SnapshotSpec) -> SnapshotSpec {
         snat_addresses: spec.snat_addresses.clone(),
         tunnel_source_v4: spec.tunnel_source_v4,
         tunnel_source_v6: spec.tunnel_source_v6,
+        policy: spec.policy,
         services: Vec::new(),
     }
 }

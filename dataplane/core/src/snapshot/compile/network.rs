@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::{Programmed, Reachable, Sorted, socket};
-use crate::addresses::{AddressKind, Addresses};
+use crate::addresses::{AddressKind, Addresses, Meaning, SourceFault, not_one_host};
 use crate::ids::InterfaceIndex;
 use crate::neighbors::{NeighborSlot, NeighborTable};
 use crate::routes::{NextHop, Route, Routes};
@@ -22,6 +22,8 @@ pub(super) struct Network {
     connected: Routes,
     pub(super) routes: Routes,
     pub(super) routers: Vec<NeighborSlot>,
+    /// Those of default routes.
+    pub(super) default_routers: Arc<[NeighborSlot]>,
     pub(super) addresses: Addresses,
     pub(super) snat_v4: Arc<[Addr]>,
     pub(super) snat_v6: Arc<[Addr]>,
@@ -41,6 +43,7 @@ impl Network {
         let connected = Routes::build(&list);
         let links = list.len();
         let mut routers = Vec::new();
+        let mut default_routers = Vec::new();
         let mut by_prefix: Vec<_> = spec.routes.iter().collect();
         by_prefix.sort_by_key(|route| route.to);
         for route in by_prefix {
@@ -59,6 +62,9 @@ impl Network {
                 continue;
             }
             routers.push(slot);
+            if to.prefix_len() == 0 {
+                default_routers.push((Addr::from(via), slot));
+            }
             list.push(route);
         }
         let snat = |family: Family| {
@@ -74,11 +80,13 @@ impl Network {
         });
         let vips = services.iter().map(|service| (service.vip, AddressKind::Vip));
         let snats = spec.snat_addresses.iter().map(|&addr| (addr.into(), AddressKind::Snat));
-        let addresses = Addresses::build(own.chain(vips).chain(snats));
+        let kinds = own.chain(vips).chain(snats).map(|(addr, kind)| (addr, Meaning::Kind(kind)));
+        let addresses = Addresses::build(kinds.chain(no_clients(spec, &default_routers)));
         Self {
             connected,
             routes: Routes::build(&list),
             routers,
+            default_routers: default_routers.into_iter().map(|(_, slot)| slot).collect(),
             addresses,
             snat_v4: snat(Family::V4),
             snat_v6: snat(Family::V6),
@@ -96,6 +104,7 @@ impl Network {
             connected: Routes::default(),
             routes: snapshot.routes.clone(),
             routers: snapshot.routers.to_vec(),
+            default_routers: Arc::clone(&snapshot.default_routers),
             addresses: snapshot.addresses.clone(),
             snat_v4: Arc::clone(&snapshot.snat_v4),
             snat_v6: Arc::clone(&snapshot.snat_v6),
@@ -202,6 +211,23 @@ impl Network {
         }
         fixed.into()
     }
+}
+
+/// The addresses that no client has, though the gateway does not answer for them.
+///
+/// Of routers only those of default routes: the next hop of a narrower route may be a node of the cluster, whose own
+/// processes, and Pods behind its masquerading, are clients of VIPs like any other host.
+fn no_clients<'a>(
+    spec: &'a SnapshotSpec,
+    default_routers: &'a [(Addr, NeighborSlot)],
+) -> impl Iterator<Item = (Addr, Meaning)> + 'a {
+    let tunnels = [spec.tunnel_source_v4.map(Addr::from), spec.tunnel_source_v6.map(Addr::from)];
+    let tunnels = tunnels.into_iter().flatten().map(|addr| (addr, SourceFault::Ours));
+    let nets = spec.interfaces.iter().flat_map(|interface| &interface.addresses);
+    let ends = nets.flat_map(not_one_host).map(|addr| (addr, SourceFault::NotOneHostOfNetwork));
+    let routers = default_routers.iter().filter(|_| !spec.policy.serve_routers);
+    let routers = routers.map(|&(addr, _)| (addr, SourceFault::Router));
+    tunnels.chain(ends).chain(routers).map(|(addr, fault)| (addr, Meaning::NoClient(fault)))
 }
 
 /// The networks of the interfaces' addresses; and, where there is one interface only, that of IPv6 link-local

@@ -94,6 +94,8 @@ pub(super) fn revise(
         snat_v6: network.snat_v6,
         tunnel_source_v4: network.tunnel_source_v4,
         tunnel_source_v6: network.tunnel_source_v6,
+        policy: spec.policy,
+        default_routers: network.default_routers,
         generations: Generations {
             services: previous.generations.services.clone(),
             backends: backend_kind,

@@ -5,7 +5,7 @@
 //! changes and nowhere else; its checksums are as right as they were, by the plain sum of RFC 1071 over all of it
 //! (a right one stays right, a wrong one as wrong).
 
-use crate::pipeline::Note;
+use crate::pipeline::{FlowNote, Note};
 use crate::snapshot::{ForwardingMode, Interface, Snapshot};
 use crate::testing::{hexdump, summary};
 use crate::verdict::{TransmitReason, Verdict};
@@ -91,6 +91,11 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
         seen.assert(
             service.is_some_and(|service| snapshot.admits(service, &before.src)),
             "of a client outside the source ranges",
+        );
+        let fault = snapshot.source_fault(&before.src);
+        seen.assert(
+            fault.is_none() || seen.note.flow != FlowNote::New,
+            "a flow begun by a source that is no client",
         );
     }
     // In a tunnel the packet begins behind the outer header. What neither changes hides no tunnel: VIPs serve none.

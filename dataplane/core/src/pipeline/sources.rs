@@ -1,0 +1,43 @@
+//! Which sources are believed: the packets that are dropped as `bad_source`.
+//!
+//! A packet of a known flow is not asked: its source was judged when the flow began. So the usual path pays nothing.
+//! Asked are packets that would begin a flow, in every mode, and packets that no flow and no service takes: pings of
+//! VIPs, ICMP errors, packets for the kernel, what would be answered with a reset or an error.
+//!
+//! Without this one forged datagram from a VIP to another VIP would go round for ever: each answer is a packet from a
+//! VIP to a VIP again. A flow that began before its client's address became ours goes on until it is idle, and does no
+//! harm: what the gateway sends to that address comes back from a VIP, and is refused here.
+
+use super::Burst;
+use crate::addresses::SourceFault;
+use crate::frame::Frame;
+use crate::wire::{Headers, ethernet};
+
+impl<F: Frame> Burst<'_, '_, F> {
+    /// Why this packet, of the frame at this position, may not begin a flow with a service.
+    pub(super) fn client_fault(&self, at: usize, h: &Headers) -> Option<SourceFault> {
+        let fault = self.view.snapshot.source_fault(&h.src);
+        if fault.is_none() && h.src.is_link_local() && self.came_by_default_router(at) {
+            return Some(SourceFault::LinkLocal);
+        }
+        fault
+    }
+
+    /// Why this packet may not be answered, or believed what it says of a flow. Routers may ping, and send ICMP errors.
+    #[cold]
+    pub(super) fn sender_fault(&self, h: &Headers) -> Option<SourceFault> {
+        self.view.snapshot.source_fault(&h.src).filter(|fault| *fault != SourceFault::Router)
+    }
+
+    /// Whether the frame came from the link address of a default router of this link: from beyond the link.
+    #[cold]
+    fn came_by_default_router(&self, at: usize) -> bool {
+        let (interface, from) = (self.arrival.interface(), ethernet::source(self.frames[at].bytes()));
+        let neighbors = self.view.neighbors;
+        // One of each family at most: a spec has each route once.
+        self.view.snapshot.default_routers().iter().any(|&slot| {
+            neighbors.key(slot).is_some_and(|(link, _)| link == interface)
+                && neighbors.mac(slot) == Some(from)
+        })
+    }
+}

@@ -1,0 +1,201 @@
+//! Whose packets are believed: forged sources begin no flow, get no answer, and steer no ICMP error.
+
+use super::lab::{CLIENT, Fate, Lab, ROUTER_MAC, ip, service, spec};
+use crate::snapshot::{ForwardingMode, Policy, Protocol, ServiceSpec, SnapshotSpec};
+use crate::testing::builder::{self, Builder, GATEWAY_MAC};
+use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use crate::wire::tcp::flags;
+use crate::wire::{Headers, Parsed, parse};
+
+fn socket(address: &str, port: u16) -> String {
+    std::net::SocketAddr::new(ip(address), port).to_string()
+}
+
+fn headers(frame: &[u8]) -> Headers {
+    match parse(frame) {
+        Ok(Parsed::Ip(h)) => h,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// UDP 53 and TCP 80 on two VIPs of each family.
+fn services(mode: ForwardingMode) -> Vec<ServiceSpec> {
+    let one = |protocol, vip: &str, backend: &str, port| {
+        service(mode, protocol, &socket(vip, port), &[socket(backend, port).as_str()])
+    };
+    let of_family = |vip, other, backend| {
+        [vip, other]
+            .into_iter()
+            .flat_map(move |vip| [one(Protocol::Udp, vip, backend, 53), one(Protocol::Tcp, vip, backend, 80)])
+    };
+    let v4 = of_family("203.0.113.5", "203.0.113.6", "10.0.0.1");
+    v4.chain(of_family("2001:db8:1::5", "2001:db8:1::6", "fd00::1")).collect()
+}
+
+/// Sources that are nobody's who could be answered: VIPs, own, SNAT and tunnel addresses, ends of connected networks.
+const FORGED: [(&str, &[&str]); 2] = [
+    (
+        "203.0.113.5",
+        &["203.0.113.5", "203.0.113.6", "10.0.0.254", "10.0.0.253", "10.9.9.9", "10.0.0.0", "10.0.0.255"],
+    ),
+    ("2001:db8:1::5", &["2001:db8:1::5", "2001:db8:1::6", "fd00::fe", "fd00::fd", "fd09::9", "fd00::"]),
+];
+
+/// A gateway whose tunnels begin at addresses that are none of its interface's.
+fn gateway(mode: ForwardingMode) -> Lab {
+    Lab::with_spec(SnapshotSpec {
+        services: services(mode).into_iter().map(Into::into).collect(),
+        tunnel_source_v4: Some("10.9.9.9".parse().unwrap()),
+        tunnel_source_v6: Some("fd09::9".parse().unwrap()),
+        ..spec()
+    })
+}
+
+#[test]
+fn a_forged_source_begins_no_flow_in_any_mode() {
+    for mode in ForwardingMode::ALL {
+        let mut lab = gateway(mode);
+        for (vip, sources) in FORGED {
+            for source in sources {
+                let datagram = Builder::udp(socket(source, 53).as_str(), socket(vip, 53).as_str());
+                assert_eq!(lab.send(datagram).refused(), Refusal::BadSource, "{mode}: {source} -> {vip}");
+                let syn = Builder::tcp(socket(source, 40_000).as_str(), socket(vip, 80).as_str());
+                assert_eq!(lab.send(syn.flags(flags::SYN)).refused(), Refusal::BadSource, "{mode}: {source}");
+            }
+        }
+        assert_eq!(lab.pipeline.flows().live(), 0, "{mode}");
+    }
+}
+
+#[test]
+fn a_flow_that_began_before_its_client_became_a_vip_does_not_go_round() {
+    for mode in [ForwardingMode::Nat, ForwardingMode::FullNat] {
+        let mut lab = Lab::new(vec![service(mode, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);
+        let question = || Builder::udp("203.0.113.9:53", "203.0.113.5:53");
+        let h = headers(lab.send(question()).sent(TransmitReason::Forward));
+        lab.change(|spec| {
+            spec.services.push(service(mode, Protocol::Udp, "203.0.113.9:53", &["10.0.0.2:53"]).into());
+        });
+        let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
+        // With `nat` the answer is to the new VIP, so it is a packet for its service, from the backend.
+        let answer = lab.send(Builder::udp("10.0.0.1:53", local));
+        if mode == ForwardingMode::FullNat {
+            answer.sent(TransmitReason::Reply);
+            assert_eq!(lab.receive(&to_us(&answer)).refused(), Refusal::BadSource);
+        } else {
+            assert_eq!(lab.backend_of(&answer), ip("10.0.0.2"));
+        }
+    }
+}
+
+/// What the router does with a packet to one of our VIPs.
+fn to_us(sent: &Fate) -> Vec<u8> {
+    let mut frame = sent.frame.clone();
+    frame[..6].copy_from_slice(&GATEWAY_MAC.0);
+    frame[6..12].copy_from_slice(&ROUTER_MAC.0);
+    frame
+}
+
+#[test]
+fn pings_of_vips_with_a_forged_source_are_not_answered() {
+    let mut lab = gateway(ForwardingMode::FullNat);
+    for (vip, sources) in FORGED {
+        for source in sources.iter().chain(if vip.contains(':') {
+            &["::", "ff02::1"]
+        } else {
+            &["0.0.0.0", "224.0.0.1"]
+        }) {
+            for to in [vip, if vip.contains(':') { "fd00::fd" } else { "10.0.0.253" }] {
+                let ping = Builder::echo_request(ip(source), ip(to), 7, 1);
+                assert_eq!(lab.send(ping).refused(), Refusal::BadSource, "{source} -> {to}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_default_router_is_no_client_but_may_ping_and_speak_to_the_kernel() {
+    for (vip, router, own) in
+        [("203.0.113.5", "10.0.0.250", "10.0.0.254"), ("2001:db8:1::5", "fd00::fa", "fd00::fe")]
+    {
+        for mode in ForwardingMode::ALL {
+            let mut lab = gateway(mode);
+            let syn =
+                || Builder::tcp(socket(router, 40_000).as_str(), socket(vip, 80).as_str()).flags(flags::SYN);
+            assert_eq!(lab.send(syn()).refused(), Refusal::BadSource, "{mode}");
+            lab.send(Builder::echo_request(ip(router), ip(vip), 7, 1)).sent(TransmitReason::EchoReply);
+            let bgp =
+                Builder::tcp(socket(router, 40_000).as_str(), socket(own, 179).as_str()).flags(flags::SYN);
+            assert_eq!(lab.send(bgp).verdict, Verdict::Punt(PuntReason::Local));
+            lab.change(|spec| spec.policy = Policy { serve_routers: true, ..spec.policy });
+            lab.send(syn()).sent(TransmitReason::Forward);
+        }
+    }
+}
+
+#[test]
+fn the_next_hop_of_a_narrower_route_is_a_client_like_any_other() {
+    let mut lab = gateway(ForwardingMode::FullNat);
+    lab.change(|spec| {
+        let to = "10.244.1.0/24".parse().unwrap();
+        spec.routes.push(crate::snapshot::RouteSpec { to, via: ip("10.0.0.9") });
+    });
+    let syn = Builder::tcp("10.0.0.9:40000", "203.0.113.5:80").flags(flags::SYN);
+    lab.send(syn).sent(TransmitReason::Forward);
+}
+
+#[test]
+fn link_local_clients_are_served_on_their_link_and_refused_from_beyond() {
+    for (vip, client) in [("203.0.113.5", "169.254.7.7"), ("2001:db8:1::5", "fe80::77")] {
+        for mode in ForwardingMode::ALL {
+            let mut lab = gateway(mode);
+            let syn =
+                || Builder::tcp(socket(client, 40_000).as_str(), socket(vip, 80).as_str()).flags(flags::SYN);
+            assert_eq!(lab.send(syn()).refused(), Refusal::BadSource, "{mode}: by the router");
+            lab.receive(&syn().mac(CLIENT, GATEWAY_MAC).build()).sent(TransmitReason::Forward);
+        }
+    }
+}
+
+#[test]
+fn icmp_errors_with_a_forged_source_reach_no_backend() {
+    let mut lab = gateway(ForwardingMode::FullNat);
+    lab.send(Builder::udp("198.51.100.7:40000", "203.0.113.5:53")).sent(TransmitReason::Forward);
+    let quoted = Builder::udp("203.0.113.5:53", "198.51.100.7:40000").packet();
+    let error = |from: &str| Builder::icmp(ip(from), ip("203.0.113.5"), 3, 4, [0, 0, 5, 0]).payload(&quoted);
+    for forged in ["203.0.113.6", "10.0.0.254", "10.0.0.255", "127.0.0.1"] {
+        assert_eq!(lab.send(error(forged)).refused(), Refusal::BadSource, "{forged}");
+    }
+    for router in ["10.0.0.250", "192.0.2.1"] {
+        lab.send(error(router)).sent(TransmitReason::IcmpError);
+    }
+}
+
+#[test]
+fn fragments_with_a_forged_source_are_all_refused() {
+    let mut lab = gateway(ForwardingMode::FullNat);
+    let whole = Builder::udp("203.0.113.6:53", "203.0.113.5:53").dont_fragment(false).payload_len(600);
+    for part in builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), 7, 256) {
+        assert_eq!(lab.receive(&part).refused(), Refusal::BadSource);
+    }
+}
+
+#[test]
+fn the_kernel_gets_no_packet_that_claims_to_be_ours_but_hosts_without_an_address_reach_it() {
+    let mut lab = gateway(ForwardingMode::FullNat);
+    for (from, to) in [
+        ("10.0.0.254:40000", "10.0.0.254:22"),
+        ("203.0.113.5:40000", "10.0.0.254:22"),
+        ("10.0.0.255:40000", "10.0.0.254:22"),
+        ("203.0.113.5:53", "192.0.2.8:53"),
+    ] {
+        assert_eq!(lab.send(Builder::udp(from, to)).refused(), Refusal::BadSource, "{from} -> {to}");
+    }
+    for (from, to) in [("0.0.0.0:68", "255.255.255.255:67"), ("10.0.0.250:179", "10.0.0.254:40000")] {
+        assert_eq!(
+            lab.send(Builder::udp(from, to)).verdict,
+            Verdict::Punt(PuntReason::Local),
+            "{from} -> {to}"
+        );
+    }
+}
