@@ -215,7 +215,10 @@ fn unserved(
     kind: Option<AddressKind>,
     told: &mut Told,
 ) -> (&'static str, &'static str) {
-    let to_group = kind.is_none() && !Addr::from(packet.destination.ip()).is_single_host();
+    let to_group = matches!(
+        snapshot.source_fault(&packet.destination.ip().into()),
+        Some(SourceFault::NotOneHost | SourceFault::NotOneHostOfNetwork)
+    );
     let gateways_alone = matches!(kind, Some(AddressKind::Vip | AddressKind::Snat));
     match snapshot.source_fault(src) {
         None | Some(SourceFault::Router) => {}

@@ -28,6 +28,7 @@ mod tests;
 
 use arrayvec::ArrayVec;
 
+use crate::addresses::{AddressKind, SourceFault};
 use crate::backend::Backend;
 use crate::conntrack::FlowTables;
 use crate::counters::Tallies;
@@ -43,7 +44,7 @@ use crate::service::Service;
 use crate::snapshot::{Interface, Snapshot};
 use crate::verdict::{AnswerKind, PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::rewrite::Endpoint;
-use crate::wire::{Addr, Fragment, Headers, MacAddr, Parsed, ethernet, usual};
+use crate::wire::{Addr, Fragment, Headers, MacAddr, Parsed, ethernet, ipv6, usual};
 use admission::Recheck;
 use reply_flows::Replies;
 use service_flows::Requests;
@@ -211,6 +212,16 @@ enum Destination<'s> {
     Client { service: &'s Service, client: Endpoint },
 }
 
+impl Destination<'_> {
+    /// Whether addresses of the packet change on the way there.
+    fn is_translated(&self) -> bool {
+        match self {
+            Self::Backend { service, .. } => !service.mode.is_dsr(),
+            Self::Client { .. } => true,
+        }
+    }
+}
+
 /// A packet that only has to be rewritten and sent.
 #[derive(Clone, Copy)]
 struct Delivery<'s> {
@@ -244,14 +255,54 @@ impl<F: Frame> Burst<'_, '_, F> {
     #[inline(always)]
     fn admit(&mut self, at: usize, headers: Headers) {
         let (snapshot, interface) = (self.view.snapshot, self.interface);
-        if !ethernet::is_to(self.frames[at].bytes(), &interface.mac) {
-            self.set(at, Refusal::OtherStation);
+        if !ethernet::is_to(self.frames[at].bytes(), &interface.mac) && !self.is_to_group(at, &headers) {
+            // The frame has its verdict.
         } else if headers.vlan != interface.vlan {
             self.set(at, Refusal::VlanMismatch);
         } else {
             let service_hash = Snapshot::hash_service(&headers.dst, headers.proto, headers.dst_port);
             snapshot.prefetch_service(service_hash);
             self.packets.push(Packet { headers, frame: at as u8, service_hash });
+        }
+    }
+
+    /// Whether a frame that is not to us is one that we take nevertheless: to a link-layer group, with a packet to a
+    /// group or to everyone on a network. If not, it gets its verdict. The other way round, a packet to a group in a
+    /// frame to us alone, is legal (RFC 6085).
+    #[cold]
+    fn is_to_group(&mut self, at: usize, h: &Headers) -> bool {
+        if !ethernet::destination(self.frames[at].bytes()).is_multicast() {
+            self.set(at, Refusal::OtherStation);
+            return false;
+        }
+        let faults = self.view.snapshot.source_fault(&h.dst);
+        let many = matches!(faults, Some(SourceFault::NotOneHost | SourceFault::NotOneHostOfNetwork));
+        if !many {
+            self.set(at, Refusal::GroupFrame);
+        }
+        many
+    }
+
+    /// Refuses the packet of a frame that has an authentication header, if it is to be translated.
+    #[cold]
+    fn refuse_authenticated(&mut self, at: usize) {
+        let Some(Packet { headers: h, service_hash, .. }) =
+            self.packets.last().filter(|packet| usize::from(packet.frame) == at)
+        else {
+            return;
+        };
+        let snapshot = self.view.snapshot;
+        let translated = match snapshot.service(*service_hash, &h.dst, h.proto, h.dst_port) {
+            Some(service) => !service.mode.is_dsr(),
+            None => {
+                let hash = Snapshot::hash_endpoint(&h.src, h.proto, h.src_port);
+                let ours = matches!(snapshot.address(&h.dst), Some(AddressKind::Own(_) | AddressKind::Vip));
+                !ours && snapshot.endpoint(hash, &h.src, h.proto, h.src_port).is_some()
+            }
+        };
+        if translated {
+            self.packets.pop();
+            self.set(at, Refusal::Authenticated);
         }
     }
 
@@ -278,7 +329,12 @@ impl<F: Frame> Burst<'_, '_, F> {
 #[inline(never)]
 fn check_unusual<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize) {
     match crate::wire::parse(burst.frames[at].bytes()) {
-        Ok(Parsed::Ip(headers)) => burst.admit(at, headers),
+        Ok(Parsed::Ip(headers)) => {
+            burst.admit(at, headers);
+            if ipv6::is_authenticated(burst.frames[at].bytes(), &headers) {
+                burst.refuse_authenticated(at);
+            }
+        }
         Ok(Parsed::Arp(arp)) => rest::arp(burst, at, &arp),
         Ok(Parsed::Other) => {}
         Err(malformed) => burst.set(at, Verdict::Drop(malformed.into())),
@@ -425,7 +481,11 @@ impl Pipeline {
     fn strays<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8, h: &Headers) {
         if h.is_later_fragment() {
             burst.later_fragments.push(packet);
-        } else if !(h.is_icmp_error() && burst.sender_fault(h).is_none() && self.icmp_error(burst, packet)) {
+        } else if !(h.is_icmp_error()
+            && !h.is_redirect()
+            && burst.sender_fault(h).is_none()
+            && self.icmp_error(burst, packet))
+        {
             let at = burst.frame_of(packet);
             rest::unserved(burst, at, h);
         }

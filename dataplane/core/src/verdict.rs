@@ -119,6 +119,9 @@ reasons! {
         BadSource => "bad_source",
         /// To another station's link address.
         OtherStation => "other_station",
+        /// A packet to one host in a frame to a group (RFC 1812 5.3.4, RFC 1122 3.3.6): every station that has the
+        /// group would answer it.
+        GroupFrame => "group_frame",
         /// Another 802.1Q tag than the interface has.
         VlanMismatch => "vlan_mismatch",
         /// To a VIP, but to no port that it serves.
@@ -153,6 +156,12 @@ reasons! {
         SctpFragment => "sctp_fragment",
         /// An ICMP error about no flow of ours.
         IcmpErrorUnknown => "icmp_error_unknown",
+        /// An ICMP or ICMPv6 redirect that is not for the kernel: it is never passed on.
+        IcmpRedirect => "icmp_redirect",
+        /// An echo request with a wrong checksum, to an address that the gateway answers for.
+        IcmpChecksum => "icmp_checksum",
+        /// An authentication header in a packet that would be translated: its integrity check covers the addresses.
+        Authenticated => "authenticated",
         /// An ICMP or ICMPv6 message to a VIP that is neither echo request nor error.
         IcmpUnsupported => "icmp_unsupported",
         /// No room in front of the frame for the headers to add.

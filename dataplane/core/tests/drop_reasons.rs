@@ -69,9 +69,10 @@ fn to_gateway(builder: Builder) -> Vec<u8> {
     builder.mac(ROUTER_MAC, GATEWAY_MAC).build()
 }
 
-/// To a link-layer group, for which no error is ever sent (RFC 1122 3.2.2).
-fn to_group(builder: Builder) -> Vec<u8> {
-    builder.mac(ROUTER_MAC, MacAddr::BROADCAST).build()
+/// An ICMP error about an answer of the VIP: one is never answered with another (RFC 1122 3.2.2).
+fn error_about_an_answer(len: usize) -> Builder {
+    let quoted = Builder::udp(VIP, CLIENT).payload_len(len).packet();
+    Builder::icmp(ip("192.0.2.1"), ip("203.0.113.5"), 3, 3, [0; 4]).payload(&quoted)
 }
 
 /// The second of two workers, and a frame whose flow the first holds.
@@ -105,8 +106,9 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
                 ServiceSpec { no_endpoints: NoEndpoints::Drop, ..service(DsrL2, Protocol::Udp, VIP, &[]) };
             return (Lab::new(vec![silent]), to_gateway(question()));
         }
-        Refusal::TtlExceeded => to_group(question().ttl(1)),
-        Refusal::TooBig => to_group(question().payload_len(1480)),
+        Refusal::GroupFrame => question().mac(ROUTER_MAC, MacAddr::BROADCAST).build(),
+        Refusal::TtlExceeded => to_gateway(error_about_an_answer(0).ttl(1)),
+        Refusal::TooBig => to_gateway(error_about_an_answer(1480)),
         Refusal::NoRoute => {
             let services = vec![one(Nat, Protocol::Udp, VIP).into()];
             let mut lab = Lab::with_spec(SnapshotSpec { services, routes: vec![], ..spec() });
@@ -143,6 +145,12 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             to_gateway(icmp(3, 4).payload(&quoted))
         }
         Refusal::IcmpUnsupported => to_gateway(icmp(13, 0)),
+        Refusal::IcmpRedirect => to_gateway(icmp(5, 1).payload(&Builder::udp(VIP, CLIENT).packet())),
+        Refusal::IcmpChecksum => to_gateway(Builder::echo_request(client, vip, 7, 1).l4_checksum(1)),
+        Refusal::Authenticated => {
+            let signed = Builder::udp(CLIENT6, VIP6).extension(proto::AH, &[0; 14]);
+            return (lab(Nat), to_gateway(signed));
+        }
         Refusal::NoHeadroom | Refusal::HandOverLoop => unreachable!("they are made by how a frame arrives"),
         Refusal::NotContiguous
         | Refusal::TxQueueFull
@@ -192,6 +200,8 @@ fn broken(malformed: Malformed) -> Vec<u8> {
         Malformed::Ipv4HeaderLength => tcp4().version_ihl(0x44),
         Malformed::Ipv4TotalLength => tcp4().ip_len(41),
         Malformed::Ipv4Checksum => tcp4().ip_checksum(0),
+        Malformed::Ipv4Options => udp4().ip_options(&[7, 1, 0, 0]),
+        Malformed::SourceRoute => udp4().ip_options(&[131, 3, 4, 0]),
         Malformed::Ipv6Truncated => return to_gateway(tcp6())[..53].to_vec(),
         Malformed::Ipv6Version => tcp6().version_ihl(0x40),
         Malformed::Ipv6PayloadLength => tcp6().ip_len(21),

@@ -12,6 +12,7 @@ use crate::frame::Frame;
 use crate::hash::{client_hash, selection_hash};
 use crate::snapshot::{ForwardingMode, Snapshot};
 use crate::verdict::{Refusal, Verdict};
+use crate::wire::ipv6;
 use crate::wire::quote::{self, Quote};
 use crate::wire::rewrite::Endpoint;
 
@@ -40,6 +41,12 @@ impl Pipeline {
             },
         };
         match found {
+            Ok(destination)
+                if destination.is_translated()
+                    && ipv6::is_authenticated(burst.frames[at].bytes(), &headers) =>
+            {
+                burst.set(at, Refusal::Authenticated);
+            }
             Ok(destination) => burst.deliveries.push(Delivery { packet, destination }),
             Err(elsewhere) => burst.set(at, elsewhere),
         }

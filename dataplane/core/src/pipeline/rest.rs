@@ -9,7 +9,7 @@ use crate::frame::Frame;
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::arp::ArpOperation;
 use crate::wire::ndp::{self, Ndp};
-use crate::wire::{Addr, ArpPacket, Headers, L4Checksum, ethernet, proto};
+use crate::wire::{Addr, ArpPacket, Headers, L4Checksum, ethernet, icmp, proto};
 
 /// An ARP packet: requests for VIPs and SNAT addresses are answered, everything else is the kernel's, which
 /// holds the interface's own addresses. Whatever it tells of its sender, the resolver hears.
@@ -40,6 +40,9 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
 pub(super) fn unserved<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
     let verdict = match burst.view.snapshot.address(&h.dst) {
         kind if refused_source(burst, h, kind) => Refusal::BadSource.into(),
+        Some(AddressKind::Vip | AddressKind::Snat) | None if h.is_redirect() && h.dst.is_single_host() => {
+            Refusal::IcmpRedirect.into()
+        }
         Some(AddressKind::Vip) => to_vip(burst, at, h, Refusal::NoService),
         Some(AddressKind::Snat) => to_vip(burst, at, h, Refusal::NoSnatFlow),
         Some(AddressKind::Own(_)) => {
@@ -47,7 +50,7 @@ pub(super) fn unserved<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &He
             Verdict::Punt(PuntReason::Local)
         }
         None if h.dst.is_multicast() => to_group(burst, at, h),
-        None if !h.dst.is_single_host() => Verdict::Punt(PuntReason::Local),
+        None if is_to_everyone(burst, h) => Verdict::Punt(PuntReason::Local),
         None => Verdict::Punt(PuntReason::NotOurs),
     };
     burst.set(at, verdict);
@@ -62,6 +65,12 @@ fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<Ad
         Some(AddressKind::Own(_)) => forged(burst, h),
         None => h.dst.is_single_host() && forged(burst, h),
     }
+}
+
+/// Whether the destination is everyone on a network.
+fn is_to_everyone<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
+    let fault = burst.view.snapshot.source_fault(&h.dst);
+    matches!(fault, Some(SourceFault::NotOneHost | SourceFault::NotOneHostOfNetwork))
 }
 
 /// Whether the source is ours, or an end of a connected network.
@@ -85,6 +94,9 @@ fn icmp_to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -
         Ok(None) => {}
         Ok(Some(message)) => return discovery(burst, at, h, &message),
         Err(malformed) => return Verdict::Drop(malformed.into()),
+    }
+    if h.is_echo_request() && !h.is_fragment() && !icmp::checksum_ok(burst.frames[at].bytes(), h) {
+        return Refusal::IcmpChecksum.into();
     }
     if answers::echo_reply(&mut burst.frames[at], h, mac) {
         Verdict::Transmit { interface: index, why: TransmitReason::EchoReply }

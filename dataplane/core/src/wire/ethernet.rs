@@ -88,10 +88,10 @@ pub fn destination(frame: &[u8]) -> MacAddr {
     MacAddr(*frame.first_chunk().expect("a parsed frame has an Ethernet header"))
 }
 
-/// Whether a frame is to this station or to a group.
+/// Whether a frame is to this station alone.
 #[inline]
 pub fn is_to(frame: &[u8], station: &MacAddr) -> bool {
-    frame.first_chunk().is_some_and(|to| *to == station.0 || MacAddr(*to).is_multicast())
+    frame.first_chunk() == Some(&station.0)
 }
 
 /// The source of a frame of at least 12 bytes.

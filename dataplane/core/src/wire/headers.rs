@@ -160,6 +160,16 @@ impl Headers {
         }
     }
 
+    /// True for an ICMP redirect (RFC 792, RFC 4861 4.5): advice of a router to a host on its own link.
+    #[inline]
+    pub const fn is_redirect(&self) -> bool {
+        match self.l4_checksum {
+            L4Checksum::Icmp => self.icmp_type == 5,
+            L4Checksum::Icmpv6 => self.icmp_type == 137,
+            _ => false,
+        }
+    }
+
     /// True for an echo request of the packet's own family.
     #[inline]
     pub const fn is_echo_request(&self) -> bool {

@@ -68,8 +68,7 @@ impl Problem {
 /// # Panics
 /// When `h` does not belong to this frame.
 pub fn may_answer_with_icmp(frame: &[u8], h: &Headers, problem: Problem) -> bool {
-    let redirect = h.l4_checksum == L4Checksum::Icmpv6 && h.icmp_type == 137;
-    if h.is_icmp_error() || redirect || h.is_later_fragment() || !h.src.is_single_host() {
+    if h.is_icmp_error() || h.is_redirect() || h.is_later_fragment() || !h.src.is_single_host() {
         return false;
     }
     let to_many = ethernet::destination(frame).is_multicast() || !h.dst.is_single_host();

@@ -1,6 +1,6 @@
 //! IPv4 (RFC 791): the header check, and writing an outer header.
 //!
-//! Options are legal and left alone. Padding behind the total length is the Ethernet trailer and is ignored.
+//! Options are legal and left alone, but for source routes, which are refused. Padding behind the total length is the Ethernet trailer and is ignored.
 
 use super::addr::Addr;
 use super::checksum::{Delta, Sum, checksum};
@@ -39,6 +39,9 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
     if !sum_ok {
         return Err(Malformed::Ipv4Checksum);
     }
+    if header_len > HEADER_LEN {
+        options(&packet[HEADER_LEN..header_len])?;
+    }
     let payload = &packet[header_len..total_len];
     let flags = u16::from_be_bytes([p[6], p[7]]);
     let fragment = if !is_fragment(p) {
@@ -72,6 +75,28 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
         dont_fragment: dont_fragment(p),
         l4_checksum: t.l4_checksum,
     })
+}
+
+/// Checks that options end within the header and that none of them is a source route. All others are left alone.
+#[cold]
+fn options(mut left: &[u8]) -> Result<(), Malformed> {
+    const END: u8 = 0;
+    const NO_OPERATION: u8 = 1;
+    const LOOSE_SOURCE_ROUTE: u8 = 131;
+    const STRICT_SOURCE_ROUTE: u8 = 137;
+    while let Some((&kind, behind)) = left.split_first() {
+        let len = match kind {
+            END => break,
+            NO_OPERATION => 1,
+            LOOSE_SOURCE_ROUTE | STRICT_SOURCE_ROUTE => return Err(Malformed::SourceRoute),
+            _ => match behind.first() {
+                Some(&len) if len >= 2 => usize::from(len),
+                _ => return Err(Malformed::Ipv4Options),
+            },
+        };
+        left = left.get(len..).ok_or(Malformed::Ipv4Options)?;
+    }
+    Ok(())
 }
 
 /// Whether a header speaks of a fragment, the first one included.

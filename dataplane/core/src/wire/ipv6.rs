@@ -2,7 +2,7 @@
 //!
 //! Walked: hop-by-hop, routing, destination options, fragment, authentication. ESP, no-next-header and anything
 //! unknown end the walk and are the packet's protocol. Their options are not judged: that is for the nodes they
-//! speak to. Jumbograms (RFC 2675) do not fit Ethernet and fail the length check.
+//! speak to. A routing header with segments left is refused. Jumbograms (RFC 2675) do not fit Ethernet and fail the length check.
 //!
 //! Invariant: at most [`EXTENSION_HEADERS_MAX`] extension headers are read, whatever the packet says.
 
@@ -75,6 +75,28 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
     })
 }
 
+/// Whether an authentication header (RFC 4302) stands before the transport header of a checked packet: its integrity
+/// check covers addresses and ports. False for IPv4, where the walk does not step over it.
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+#[inline]
+pub fn is_authenticated(frame: &[u8], h: &Headers) -> bool {
+    let has_extensions = h.family == Family::V6 && usize::from(h.l4 - u16::from(h.l3)) > HEADER_LEN;
+    has_extensions && has_authentication(frame, h)
+}
+
+#[cold]
+fn has_authentication(frame: &[u8], h: &Headers) -> bool {
+    let (first, end) = (usize::from(h.l3) + HEADER_LEN, usize::from(h.l4));
+    let (mut next, mut at) = (frame[usize::from(h.l3) + 6], first);
+    while at < end && next != proto::AH {
+        let len = if next == proto::FRAGMENT { 8 } else { (usize::from(frame[at + 1]) + 1) * 8 };
+        (next, at) = (frame[at], at + len);
+    }
+    at < end
+}
+
 /// True for the headers that the walk steps over.
 #[inline]
 pub(crate) const fn is_extension(next: u8) -> bool {
@@ -130,6 +152,10 @@ fn walk_headers(mut next: u8, payload: &[u8], quoted: bool) -> Result<Walk, Malf
         };
         if len > rest.len() {
             return Err(Malformed::Ipv6ExtensionTruncated);
+        }
+        // Without segments left it has done its work, and is a header like any other (RFC 8200 4.4).
+        if next == proto::ROUTING && x[3] > 0 && !quoted {
+            return Err(Malformed::SourceRoute);
         }
         if next == proto::FRAGMENT {
             let word = u16::from_be_bytes([x[2], x[3]]);

@@ -1,7 +1,8 @@
 //! Every reason for which a frame is refused by the header checks, one variant each.
 //!
 //! The names are part of what users see (`drops_total{reason}`, `replay --json`), so they are stable snake_case.
-//! What is merely unwanted (a service we do not have, a port of zero) is policy and has no variant here.
+//! What is merely unwanted (a service we do not have, a port of zero) is policy and has no variant here. Source routes
+//! have one: no node is to follow them.
 //!
 //! Invariant: each variant is produced by at least one test (`wire/tests.rs`).
 
@@ -49,6 +50,11 @@ malformed! {
     Ipv4TotalLength = "ipv4_total_length",
     /// The IPv4 header checksum is wrong (RFC 1812, 5.2.2).
     Ipv4Checksum = "ipv4_checksum",
+    /// An IPv4 option that passes the end of the header, or has a length below 2.
+    Ipv4Options = "ipv4_options",
+    /// An IPv4 source route (LSRR, SSRR: RFC 7126 4.3, 4.4), or an IPv6 routing header with segments left (RFC 5095).
+    /// Its sender chooses the way past the rules of others, and the destination in the header is not the last one.
+    SourceRoute = "source_route",
     /// Fewer than 40 bytes behind the IPv6 ethertype.
     Ipv6Truncated = "ipv6_truncated",
     /// IPv6 ethertype, but the version field is not 6.

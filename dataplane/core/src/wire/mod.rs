@@ -5,7 +5,7 @@
 //! outer headers ([`ipv4`], [`ipv6`], [`ethernet`]) or turn a frame into its answer ([`icmp`], [`tcp::reset`], [`arp`], [`ndp`]).
 //! Policy, look-ups and counters are elsewhere. Callers: the pipeline and the forwarding modes.
 //!
-//! Refused here is what no receiver could use. The IPv4 header checksum is checked, transport checksums are the
+//! Refused here is what no receiver could use, and source routes, which none should. The IPv4 header checksum is checked, transport checksums are the
 //! end host's job; rewrites are incremental, so a wrong one stays wrong and is found there.
 //!
 //! Invariant: no allocation, and no panic whatever the bytes. Functions that take a frame with its `Headers` panic

@@ -95,10 +95,13 @@ fn a_reply_without_a_route_to_its_client_is_dropped() {
 #[test]
 fn answers_that_may_not_be_given_become_drops() {
     let mut lab = dns();
-    // Packets sent to a link-layer group are never answered with an error (RFC 1122 3.2.2).
-    let group = |builder: Builder| builder.mac(ROUTER_MAC, MacAddr::BROADCAST).build();
-    assert_eq!(lab.receive(&group(question().ttl(1))).refused(), Refusal::TtlExceeded);
-    assert_eq!(lab.receive(&group(question().payload_len(1480))).refused(), Refusal::TooBig);
+    // An ICMP error is never answered with another (RFC 1122 3.2.2).
+    let error = |len| {
+        let quoted = Builder::udp("203.0.113.5:53", "198.51.100.7:40000").payload_len(len).packet();
+        Builder::icmp("192.0.2.1", "203.0.113.5", 3, 3, [0; 4]).payload(&quoted)
+    };
+    assert_eq!(lab.send(error(0).ttl(1)).refused(), Refusal::TtlExceeded);
+    assert_eq!(lab.send(error(1480)).refused(), Refusal::TooBig);
 }
 
 /// Sends from one client after the other, each twice so that its flow counts as established, until one fails.

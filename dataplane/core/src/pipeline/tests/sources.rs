@@ -5,7 +5,7 @@ use crate::snapshot::{ForwardingMode, Policy, Protocol, ServiceSpec, SnapshotSpe
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::tcp::flags;
-use crate::wire::{Headers, Parsed, parse};
+use crate::wire::{Headers, MacAddr, Malformed, Parsed, parse, proto};
 
 fn socket(address: &str, port: u16) -> String {
     std::net::SocketAddr::new(ip(address), port).to_string()
@@ -197,5 +197,124 @@ fn the_kernel_gets_no_packet_that_claims_to_be_ours_but_hosts_without_an_address
             Verdict::Punt(PuntReason::Local),
             "{from} -> {to}"
         );
+    }
+}
+
+#[test]
+fn source_routes_are_refused_and_routing_headers_that_are_done_are_not() {
+    for mode in ForwardingMode::ALL {
+        let mut lab = gateway(mode);
+        let v4 = || Builder::udp("198.51.100.7:40000", "203.0.113.5:53");
+        let v6 = || Builder::udp("[2001:db8::7]:40000", "[2001:db8:1::5]:53");
+        let via = [10, 0, 0, 9];
+        for kind in [131, 137] {
+            let option = [&[kind, 7, 4][..], &via, &[0]].concat();
+            let fate = lab.send(v4().ip_options(&option));
+            assert_eq!(fate.verdict, Verdict::Drop(Malformed::SourceRoute.into()), "{mode}: {kind}");
+        }
+        for kind in [0, 2, 3, 4] {
+            let left = |left| v6().extension(proto::ROUTING, &[kind, left, 0, 0, 0, 0]);
+            assert_eq!(lab.send(left(1)).verdict, Verdict::Drop(Malformed::SourceRoute.into()), "{mode}");
+            lab.send(left(0)).sent(TransmitReason::Forward);
+        }
+        // Record route, timestamp, router alert.
+        lab.send(v4().ip_options(&[7, 7, 4, 0, 0, 0, 0, 68, 8, 5, 0, 0, 0, 0, 0, 148, 4, 0, 0, 0]))
+            .sent(TransmitReason::Forward);
+    }
+}
+
+#[test]
+fn an_authentication_header_passes_where_nothing_it_covers_changes_and_is_refused_elsewhere() {
+    for mode in ForwardingMode::ALL {
+        let mut lab = gateway(mode);
+        let plain = || Builder::udp("[2001:db8::7]:40000", "[2001:db8:1::5]:53");
+        for signed in [
+            plain().extension(proto::AH, &[0; 14]),
+            plain().extension(proto::HOP_BY_HOP, &[1; 6]).extension(proto::AH, &[0; 14]),
+        ] {
+            let fate = lab.send(signed);
+            if mode.is_dsr() {
+                fate.sent(TransmitReason::Forward);
+                continue;
+            }
+            assert_eq!(fate.refused(), Refusal::Authenticated, "{mode}");
+            assert_eq!(lab.pipeline.flows().live(), 0, "{mode}");
+        }
+        if mode.is_dsr() {
+            continue;
+        }
+        // Of a flow that is known too: each way, and in ICMP errors about it.
+        let h = headers(lab.send(plain()).sent(TransmitReason::Forward));
+        let answer = || Builder::udp("[fd00::1]:53", std::net::SocketAddr::new(h.src.ip(), h.src_port));
+        assert_eq!(lab.send(plain().extension(proto::AH, &[0; 14])).refused(), Refusal::Authenticated);
+        assert_eq!(lab.send(answer().extension(proto::AH, &[0; 14])).refused(), Refusal::Authenticated);
+        lab.send(answer()).sent(TransmitReason::Reply);
+        let quoted = Builder::udp("[2001:db8:1::5]:53", "[2001:db8::7]:40000").packet();
+        let error =
+            || Builder::icmp("2001:db8:ffff::1", "2001:db8:1::5", 2, 0, [0, 0, 5, 0]).payload(&quoted);
+        assert_eq!(lab.send(error().extension(proto::AH, &[0; 14])).refused(), Refusal::Authenticated);
+        lab.send(error()).sent(TransmitReason::IcmpError);
+    }
+}
+
+#[test]
+fn a_packet_to_one_host_in_a_frame_to_a_group_is_refused() {
+    let groups = [MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 0, 0, 5]), MacAddr([0x33, 0x33, 0, 0, 0, 5])];
+    for mode in ForwardingMode::ALL {
+        let mut lab = gateway(mode);
+        for group in groups {
+            for packet in [
+                Builder::udp("198.51.100.7:40000", "203.0.113.5:53"),
+                Builder::udp("[2001:db8::7]:40000", "[2001:db8:1::5]:53"),
+                Builder::echo_request("198.51.100.7", "203.0.113.5", 7, 1),
+                Builder::udp("10.0.0.7:40000", "10.0.0.254:22"),
+                Builder::udp("10.0.0.7:40000", "192.0.2.8:53"),
+            ] {
+                let fate = lab.receive(&packet.mac(ROUTER_MAC, group).build());
+                assert_eq!(fate.refused(), Refusal::GroupFrame, "{mode}");
+            }
+        }
+        // To everyone on a network, and to a group; a group's packet may come in a frame to us alone (RFC 6085).
+        for to in ["255.255.255.255:67", "10.0.0.255:67", "224.0.0.251:67", "[ff02::fb]:67"] {
+            let from = if to.starts_with('[') { "[fd00::7]:68" } else { "10.0.0.7:68" };
+            for station in [MacAddr::BROADCAST, GATEWAY_MAC] {
+                let fate = lab.receive(&Builder::udp(from, to).mac(CLIENT, station).build());
+                assert_eq!(fate.verdict, Verdict::Punt(PuntReason::Local), "{to} in a frame to {station}");
+            }
+        }
+    }
+}
+
+#[test]
+fn redirects_are_the_kernels_or_nobodys() {
+    let mut lab = gateway(ForwardingMode::FullNat);
+    let client = "198.51.100.7:40000";
+    let h = headers(lab.send(Builder::udp(client, "203.0.113.5:53")).sent(TransmitReason::Forward));
+    let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
+    for (to, about) in [
+        ("203.0.113.5", Builder::udp("203.0.113.5:53", client)),
+        ("10.0.0.253", Builder::udp(local, "10.0.0.1:53")),
+        ("192.0.2.8", Builder::udp("192.0.2.8:53", client)),
+    ] {
+        let redirect = Builder::icmp("10.0.0.250", to, 5, 1, [10, 0, 0, 9]).payload(&about.packet());
+        assert_eq!(lab.send(redirect).refused(), Refusal::IcmpRedirect, "{to}");
+    }
+    let redirect = |to: &str| Builder::icmp("fe80::1", to, 137, 0, [0; 4]).payload(&[0; 32]).ttl(255);
+    for to in ["2001:db8:1::5", "fd00::fd", "2001:db8:2::8"] {
+        assert_eq!(lab.send(redirect(to)).refused(), Refusal::IcmpRedirect, "{to}");
+    }
+    assert_eq!(lab.send(redirect("fd00::fe")).verdict, Verdict::Punt(PuntReason::Local));
+    let own = Builder::icmp("10.0.0.250", "10.0.0.254", 5, 1, [10, 0, 0, 9]);
+    let about = Builder::udp("10.0.0.254:53", "192.0.2.8:53").packet();
+    assert_eq!(lab.send(own.payload(&about)).verdict, Verdict::Punt(PuntReason::Local));
+}
+
+#[test]
+fn a_ping_with_a_wrong_checksum_is_not_answered() {
+    let mut lab = gateway(ForwardingMode::DsrL2);
+    for (client, vip) in [("198.51.100.7", "203.0.113.5"), ("2001:db8::7", "2001:db8:1::5")] {
+        let ping = || Builder::echo_request(ip(client), ip(vip), 7, 1).payload(b"abcdefgh");
+        assert_eq!(lab.send(ping().l4_checksum(0x1234)).refused(), Refusal::IcmpChecksum);
+        lab.send(ping()).sent(TransmitReason::EchoReply);
     }
 }

@@ -139,6 +139,7 @@ fn dress(choices: &mut Choices<'_>, link: Link, b: Builder) -> Vec<u8> {
     for _ in 0..choices.below(6).saturating_sub(2) {
         b = match choices.below(24) {
             0 => b.vlan(choices.pick(&[100, 7, 0, 0xe064, 0x0fff])),
+            1 if choices.one_in(4) => b.ip_options(choices.bytes(8)),
             1 => b.ip_options(&vec![1; choices.below(40)]),
             2 => b.extension(proto::HOP_BY_HOP, &[1; 6]),
             3 => b.extension(proto::ROUTING, choices.bytes(6)),

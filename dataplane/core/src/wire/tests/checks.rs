@@ -58,6 +58,21 @@ fn every_malformed_reason_is_produced() {
         (Ipv4Version, refused(&tcp4().version_ihl(0x65).build())),
         (Ipv4HeaderLength, refused(&tcp4().version_ihl(0x44).build())),
         (Ipv4HeaderLength, refused(&udp4().version_ihl(0x4f).build())),
+        (Ipv4Options, refused(&udp4().ip_options(&[7, 1, 0, 0]).build())),
+        (Ipv4Options, refused(&udp4().ip_options(&[1, 1, 1, 7]).build())),
+        (Ipv4Options, refused(&udp4().ip_options(&[7, 5, 0, 0]).build())),
+        (SourceRoute, refused(&udp4().ip_options(&[131, 3, 4, 0]).build())),
+        (SourceRoute, refused(&udp4().ip_options(&[1, 7, 3, 4, 137, 3, 4, 0]).build())),
+        (SourceRoute, refused(&tcp6().extension(proto::ROUTING, &[0, 1, 0, 0, 0, 0]).build())),
+        (
+            SourceRoute,
+            refused(
+                &tcp6()
+                    .extension(proto::HOP_BY_HOP, &[1; 6])
+                    .extension(proto::ROUTING, &[4, 9, 0, 0, 0, 0])
+                    .build(),
+            ),
+        ),
         (Ipv4TotalLength, refused(&tcp4().ip_len(41).build())),
         (Ipv4TotalLength, refused(&tcp4().ip_len(19).build())),
         (Ipv4Checksum, refused(&tcp4().ip_checksum(0).build())),
