@@ -36,6 +36,7 @@ fn service_view() -> ServiceView {
         service_type: "LoadBalancer".into(),
         vips: vec![VipView { address: vip, kind: "LoadBalancer".into(), pool: "public".into() }],
         pending: None,
+        refused: None,
         ports: vec![PortView {
             vip,
             name: "http".into(),

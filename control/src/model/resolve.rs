@@ -27,7 +27,13 @@ pub struct ServiceEndpoints {
     pub ports: Vec<PortEndpoints>,
     /// Endpoints that were refused and other oddities, as warnings with their place.
     pub findings: Vec<Diagnostic>,
+    /// How many endpoints there would be over all ports, when they are more than 262,144: then the ports
+    /// have none.
+    pub too_many: Option<usize>,
 }
+
+/// Endpoints of one Service over all its ports. Beyond that nothing is built of them.
+pub(super) const RESOLVED_MAX: usize = 1 << 18;
 
 /// The endpoints of one service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -182,16 +188,42 @@ impl<'a> EndpointIndex<'a> {
     /// The endpoints of every port of `service`.
     pub fn resolve(&self, service: &Service) -> ServiceEndpoints {
         let mut merge = Merge::new(self.objects, service);
+        let demand = self.demand(service, &merge);
+        if demand > RESOLVED_MAX {
+            return ServiceEndpoints { too_many: Some(demand), ..merge.finish() };
+        }
         if let Some(slices) = self.slices.0.get(&service.meta.key) {
             slices.iter().for_each(|slice| merge.slice(slice));
         } else if let Some(endpoints) = self.objects.endpoints.get(&service.meta.key) {
             merge.legacy(endpoints);
-        } else if !service.selector.is_empty() {
-            let pods = self.pods.of_namespace(self.objects, &service.meta.key.namespace);
-            let selected = |p: &&&Pod| service.selector.iter().all(|(k, v)| p.meta.labels.get(k) == Some(v));
-            pods.iter().filter(selected).for_each(|pod| merge.pod(pod));
+        } else {
+            self.selected_pods(service).for_each(|pod| merge.pod(pod));
         }
         merge.finish()
+    }
+
+    /// The Pods that a Service's selector names; none without a selector.
+    fn selected_pods<'s>(&'s self, service: &'s Service) -> impl Iterator<Item = &'a Pod> + use<'s, 'a> {
+        let pods = match service.selector.is_empty() {
+            true => &[],
+            false => self.pods.of_namespace(self.objects, &service.meta.key.namespace),
+        };
+        let selected = |p: &&Pod| service.selector.iter().all(|(k, v)| p.meta.labels.get(k) == Some(v));
+        pods.iter().copied().filter(selected)
+    }
+
+    /// How many endpoints slices and Endpoints describe over all ports of a Service, each counted as often as it is
+    /// listed.
+    fn demand(&self, service: &Service, merge: &Merge<'_>) -> usize {
+        if let Some(slices) = self.slices.0.get(&service.meta.key) {
+            return slices.iter().map(|s| s.endpoints.len() * merge.matching(&s.ports).len()).sum();
+        }
+        if let Some(endpoints) = self.objects.endpoints.get(&service.meta.key) {
+            let subsets = endpoints.subsets.iter();
+            let listed = subsets.map(|s| (s.addresses.len() + s.not_ready_addresses.len(), &s.ports));
+            return listed.map(|(addresses, ports)| addresses * merge.matching(ports).len()).sum();
+        }
+        self.selected_pods(service).map(|pod| pod.ips.len() * service.ports.len()).sum()
     }
 
     /// The objects that were indexed.
@@ -204,6 +236,8 @@ impl<'a> EndpointIndex<'a> {
 struct Merge<'a> {
     objects: &'a Objects,
     service: &'a Service,
+    /// The Service's ports by name and protocol.
+    by_name: HashMap<(&'a str, Protocol), usize>,
     /// Per service port.
     ports: Vec<BTreeMap<(IpAddr, Port), ResolvedEndpoint>>,
     findings: BTreeSet<Diagnostic>,
@@ -212,7 +246,11 @@ struct Merge<'a> {
 impl<'a> Merge<'a> {
     fn new(objects: &'a Objects, service: &'a Service) -> Self {
         let ports = vec![BTreeMap::new(); service.ports.len()];
-        Self { objects, service, ports, findings: BTreeSet::new() }
+        let mut by_name = HashMap::with_capacity(service.ports.len());
+        for (at, port) in service.ports.iter().enumerate() {
+            by_name.entry((port.name.as_str(), port.protocol)).or_insert(at);
+        }
+        Self { objects, service, by_name, ports, findings: BTreeSet::new() }
     }
 
     fn slice(&mut self, slice: &EndpointSlice) {
@@ -221,6 +259,7 @@ impl<'a> Merge<'a> {
             self.finding(&slice.meta, "addressType", &what, Some("addressType IPv4 or IPv6"));
             return;
         }
+        let matching = self.matching(&slice.ports);
         for (i, endpoint) in slice.endpoints.iter().enumerate() {
             let Some(ip) = endpoint.address else { continue };
             if !self.accepts(ip, &slice.meta, || format!("endpoints[{i}].addresses[0]")) {
@@ -241,7 +280,7 @@ impl<'a> Merge<'a> {
                 hint_zones: hint_zones.clone(),
                 pod: pod_of(endpoint.target_ref.as_ref()),
             };
-            let found = self.matching(&slice.ports).map(|(at, port)| (at, seen(port))).collect();
+            let found = matching.iter().map(|&(at, port)| (at, seen(port))).collect();
             self.add(found);
         }
     }
@@ -257,6 +296,7 @@ impl<'a> Merge<'a> {
             self.finding(&endpoints.meta, &field, &what, Some("EndpointSlices, which are never cut"));
         }
         for (i, subset) in endpoints.subsets.iter().enumerate() {
+            let matching = self.matching(&subset.ports);
             let lists = [
                 ("addresses", true, &subset.addresses),
                 ("notReadyAddresses", false, &subset.not_ready_addresses),
@@ -279,7 +319,7 @@ impl<'a> Merge<'a> {
                         hint_zones: Vec::new(),
                         pod: pod_of(address.target_ref.as_ref()),
                     };
-                    let found = self.matching(&subset.ports).map(|(at, port)| (at, seen(port))).collect();
+                    let found = matching.iter().map(|&(at, port)| (at, seen(port))).collect();
                     self.add(found);
                 }
             }
@@ -321,13 +361,12 @@ impl<'a> Merge<'a> {
     }
 
     /// Service ports (by index) that `ports` of a slice or subset give a number: same name and protocol.
-    fn matching<'p>(&self, ports: &'p [EndpointPort]) -> impl Iterator<Item = (usize, Port)> + use<'p, 'a> {
-        let service = self.service;
-        ports.iter().flat_map(move |from| {
-            let same = move |to: &ServicePort| to.name == from.name && to.protocol == from.protocol;
-            let at = service.ports.iter().position(same);
+    fn matching(&self, ports: &[EndpointPort]) -> Vec<(usize, Port)> {
+        let same = |from: &EndpointPort| {
+            let at = self.by_name.get(&(from.name.as_str(), from.protocol)).copied();
             at.zip(from.port)
-        })
+        };
+        ports.iter().filter_map(same).collect()
     }
 
     fn add(&mut self, found: Vec<(usize, ResolvedEndpoint)>) {
@@ -371,6 +410,7 @@ impl<'a> Merge<'a> {
                 })
                 .collect(),
             findings: self.findings.into_iter().collect(),
+            too_many: None,
         }
     }
 }

@@ -25,6 +25,8 @@ pub enum Reason {
     NotSupported,
     /// Source ranges that name one family, on an address of the other.
     SourceRangesOtherFamily,
+    /// More ports, addresses or endpoints than one Service may have.
+    LimitExceeded,
     /// A port that is not served for another reason: the mode cannot reach its endpoints.
     PortNotProgrammed,
     /// An endpoint that cannot be a backend.
@@ -55,6 +57,7 @@ impl Reason {
             Self::InvalidValue => "InvalidValue",
             Self::NotSupported => "NotSupported",
             Self::SourceRangesOtherFamily => "SourceRangesOtherFamily",
+            Self::LimitExceeded => "LimitExceeded",
             Self::PortNotProgrammed => "PortNotProgrammed",
             Self::EndpointRefused => "EndpointRefused",
             Self::HealthFailOpen => "HealthFailOpen",

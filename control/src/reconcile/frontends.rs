@@ -79,6 +79,12 @@ impl<'a> Frontends<'a> {
         }
     }
 
+    /// How many addresses a port may be on at most.
+    pub(super) fn addresses(&self) -> usize {
+        let Self { granted, node_port_vips, cluster_ips, contests: _ } = self;
+        granted.load_balancer.len() + granted.external.len() + node_port_vips.len() + cluster_ips.len()
+    }
+
     /// LoadBalancer addresses.
     pub(super) fn load_balancer(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.granted.load_balancer.iter().map(|assigned| assigned.address)

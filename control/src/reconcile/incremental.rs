@@ -19,6 +19,7 @@ use super::addresses::{Addresses, Changed, Moved};
 use super::finding::Finding;
 use super::options::Options;
 use super::programme::Context;
+use super::size_limits::{self, TooLarge};
 use super::sums::Sums;
 use super::touched::{Interest, Touches};
 use super::{
@@ -78,12 +79,14 @@ pub(super) struct Planned {
     options: Options,
     wants_load_balancer: bool,
     findings: Vec<Finding>,
+    too_large: Option<TooLarge>,
 }
 
 impl Planned {
     pub(super) fn plan(&self) -> Plan<'_> {
-        let Self { service, options, wants_load_balancer, .. } = self;
-        Plan { service, options, wants_load_balancer: *wants_load_balancer }
+        let Self { service, options, wants_load_balancer, too_large, .. } = self;
+        let (wants_load_balancer, too_large) = (*wants_load_balancer, too_large.as_ref());
+        Plan { service, options, wants_load_balancer, too_large }
     }
 
     pub(super) fn service(&self) -> &Service {
@@ -280,7 +283,17 @@ impl Last {
             let mut findings = Vec::new();
             let planned = service.and_then(|service| {
                 let (options, wants_load_balancer) = plan(service, input.settings, &mut findings)?;
-                Some(Planned { service: Arc::clone(service), options, wants_load_balancer, findings })
+                let too_large = size_limits::too_many_frontends(input.settings, service);
+                // Nothing is to be built of what it names too much of. It keeps the addresses that it was given.
+                let service = match &too_large {
+                    None => Arc::clone(service),
+                    Some(_) => Arc::new(Service {
+                        ports: Vec::new(),
+                        external_ips: Vec::new(),
+                        ..Service::clone(service)
+                    }),
+                };
+                Some(Planned { service, options, wants_load_balancer, findings, too_large })
             });
             let changed = match planned {
                 Some(planned) => {

@@ -38,6 +38,7 @@ mod pools_of;
 mod programme;
 mod reserved;
 mod settings;
+mod size_limits;
 mod source_ranges;
 mod sums;
 mod touched;
@@ -65,6 +66,7 @@ use crate::pools::{Allocations, Granted, PoolUsage};
 use crate::shared_map::SharedMap;
 use options::Options;
 use programme::Context;
+use size_limits::TooLarge;
 use view::ServiceView;
 
 /// Everything that the desired state follows from.
@@ -140,6 +142,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) service: &'a Service,
     options: &'a Options,
     wants_load_balancer: bool,
+    /// The Service names more ports and addresses than it may have: none is programmed.
+    too_large: Option<&'a TooLarge>,
 }
 
 /// Steps 0 and 1: whether a Service concerns us, and its options. `wants_load_balancer` is as in [`Plan`].

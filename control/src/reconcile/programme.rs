@@ -21,6 +21,7 @@ use super::finding::{Finding, Reason};
 use super::frontends::{Frontend, Frontends, Via};
 use super::judged::Witnesses;
 use super::settings::Settings;
+use super::size_limits;
 use super::source_ranges::Admission;
 use super::view::{PortView, ServiceView};
 use super::{Input, Plan};
@@ -69,6 +70,19 @@ pub(super) fn programme(
 ) -> Programmed {
     let service = plan.service;
     let frontends = Frontends::new(context.settings(), service, granted, context.contested);
+    let too_many_backends = size_limits::too_many_backends(endpoints, frontends.addresses());
+    if let Some(too_large) = plan.too_large.or(too_many_backends.as_ref()) {
+        findings.push(too_large.finding(service));
+        return Programmed {
+            specs: Vec::new(),
+            view: ServiceView {
+                refused: Some(too_large.why.clone()),
+                ..service_view(service, &frontends, granted)
+            },
+            targets: BTreeSet::new(),
+            forwardable: BTreeSet::new(),
+        };
+    }
     frontends.findings(service, findings);
     let admission = Admission::new(context.settings(), service);
     admission.warn_of_other_family(service, frontends.load_balancer(), findings);
@@ -144,6 +158,7 @@ fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted)
         service_type: service.service_type.to_string(),
         vips: frontends.views(service),
         pending: granted.pending.clone(),
+        refused: None,
         ports: Vec::new(),
         created: service.meta.creation_time.map(|t| t.to_string()),
     }

@@ -23,6 +23,9 @@ pub struct ServiceView {
     /// Why it waits for an address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<String>,
+    /// Why none of its ports is programmed, where that is for the Service as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
     /// One entry for each port on each VIP.
     pub ports: Vec<PortView>,
     /// `creationTimestamp`, RFC 3339.

@@ -291,6 +291,7 @@ fn world() -> World {
             service_type: "LoadBalancer".into(),
             vips: Vec::new(),
             pending: None,
+            refused: None,
             ports: vec![
                 port_view("203.0.113.1", &[("10.0.0.1", active), ("10.0.0.2", down)]),
                 port_view(

@@ -73,6 +73,9 @@ fn programmed(of: &OfService<'_>, view: &ServiceView) -> Said {
     if view.vips.is_empty() || waits {
         return said(PROGRAMMED, Some(false), "NoAddress", "there is no address to serve");
     }
+    if let Some(why) = &view.refused {
+        return said(PROGRAMMED, Some(false), "PortsNotProgrammed", why.clone());
+    }
     let refused: BTreeSet<String> = view
         .ports
         .iter()

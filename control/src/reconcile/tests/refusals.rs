@@ -54,3 +54,79 @@ fn endpoints_that_are_vips_or_the_gateway_itself_are_refused() {
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
     assert_eq!(outcome.findings.iter().filter(|f| f.reason == Reason::EndpointRefused).count(), 2);
 }
+
+/// `count` endpoints in slices of 1,000, as the controller of EndpointSlices makes them.
+fn many_endpoints(of: &str, ports: &[(&str, Protocol, u16)], count: u32) -> Vec<EndpointSlice> {
+    let all: Vec<Endpoint> = (0..count)
+        .map(|n| {
+            let [_, b, c, d] = n.to_be_bytes();
+            endpoint(&format!("10.{}.{c}.{d}", 1 + b))
+        })
+        .collect();
+    all.chunks(1000)
+        .enumerate()
+        .map(|(i, some)| slice(&format!("{of}-{i}"), of, ports, some.to_vec()))
+        .collect()
+}
+
+/// The Service is refused as a whole with this reason, and `other` is served by its backend as usual.
+fn refused_alone(outcome: &Outcome, why: &str) {
+    let view = |name: &str| outcome.services.iter().find(|view| view.name == name).expect("a view of each");
+    assert_eq!(view("huge").refused.as_deref(), Some(why));
+    assert!(view("huge").ports.is_empty());
+    assert_eq!(view("other").refused, None);
+    let finding = outcome.findings.iter().find(|f| f.object.name == "huge").expect("a finding");
+    assert_eq!(finding.reason, Reason::LimitExceeded);
+    assert!(finding.diagnostic.what.contains(why), "{}", finding.diagnostic.what);
+    assert_eq!((only(outcome).name.as_str(), states(only(outcome)).len()), ("other", 1));
+}
+
+#[test]
+fn a_port_with_more_endpoints_than_the_tables_take_costs_its_service_and_no_other() {
+    let mut slices = many_endpoints("huge", &[("http", Protocol::Tcp, 8080)], 66_000);
+    slices.push(http("other", vec![endpoint("10.200.0.1")]));
+    let outcome = World::new(vec![service("huge"), service("other")], slices).look();
+    refused_alone(&outcome, "port 80/TCP has 66000 endpoints");
+}
+
+#[test]
+fn ports_times_endpoints_are_counted_before_they_are_built() {
+    let mut huge = service("huge");
+    huge.ports = (1..=4_100).map(|n| service_port(&format!("p{n}"), Protocol::Tcp, n, n)).collect();
+    let names: Vec<String> = (1..=4_100).map(|n| format!("p{n}")).collect();
+    let ports: Vec<(&str, Protocol, u16)> =
+        names.iter().zip(1..).map(|(name, n)| (name.as_str(), Protocol::Tcp, n)).collect();
+    // 270 million backends, were they built.
+    let mut slices = many_endpoints("huge", &ports, 66_000);
+    slices.push(http("other", vec![endpoint("10.200.0.1")]));
+    let outcome = World::new(vec![huge, service("other")], slices).look();
+    refused_alone(&outcome, "its endpoints make 270600000 backends over all of its ports and addresses");
+}
+
+#[test]
+fn ports_times_addresses_are_counted_before_they_are_built() {
+    let mut huge = external("huge", "198.51.100.1");
+    huge.external_ips = (0..=255).map(|n| ip(&format!("198.51.100.{n}"))).collect();
+    huge.ports = (1..=4_100).map(|n| service_port(&format!("p{n}"), Protocol::Tcp, n, n)).collect();
+    let slices = vec![http("other", vec![endpoint("10.200.0.1")])];
+    let mut world = World::new(vec![huge, service("other")], slices);
+    world.settings.pools[1].ranges =
+        vec!["198.51.100.0/24".parse::<ipnet::IpNet>().expect("a network").into()];
+    let outcome = world.look();
+    refused_alone(&outcome, "its ports and addresses make up to 1057800 service ports");
+}
+
+#[test]
+fn a_service_that_shrinks_below_a_limit_is_programmed_again() {
+    let mut world =
+        World::new(vec![service("huge")], many_endpoints("huge", &[("http", Protocol::Tcp, 8080)], 66_000));
+    let address = |outcome: &Outcome| outcome.services[0].vips[0].address;
+    let refused = world.look();
+    assert!(refused.spec.services.is_empty() && refused.services[0].refused.is_some());
+    let had = address(&refused);
+    let few = many_endpoints("huge", &[("http", Protocol::Tcp, 8080)], 10);
+    world.objects.endpoint_slices =
+        few.into_iter().map(|slice| (slice.meta.key.clone(), Arc::new(slice))).collect();
+    let served = world.look();
+    assert_eq!((states(only(&served)).len(), address(&served)), (10, had), "with the address that it had");
+}

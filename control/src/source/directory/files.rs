@@ -94,7 +94,7 @@ impl Files {
                 continue;
             }
             let state = self.files.entry(path.clone()).or_default();
-            changed |= state.refresh(&path, found);
+            changed |= state.refresh(&path, &found);
         }
         changed |= self.expire();
         self.listing = listing.report;
@@ -103,8 +103,11 @@ impl Files {
 
     /// Gives up the objects of files that have been lost for the grace time; true if there were any.
     pub(super) fn expire(&mut self) -> bool {
-        let grace = self.loss_grace;
-        self.files.values_mut().fold(false, |expired, state| state.expire(grace) || expired)
+        let mut expired = false;
+        for state in self.files.values_mut() {
+            expired |= state.expire(self.loss_grace);
+        }
+        expired
     }
 
     /// All files put together: objects, and the faults of all.
@@ -140,11 +143,11 @@ impl Files {
 
 impl FileState {
     /// Reads the file if it changed; true if that shows.
-    fn refresh(&mut self, path: &Path, found: Found) -> bool {
+    fn refresh(&mut self, path: &Path, found: &Found) -> bool {
         let (signature, read) = match found {
-            Found::File(signature) if self.signature == Some(signature) => return false,
-            Found::File(signature) => (Some(signature), read_bounded(path)),
-            Found::NoFile(what) => (None, Err(what.to_owned())),
+            Found::File(signature) if self.signature == Some(*signature) => return false,
+            Found::File(signature) => (Some(*signature), read_bounded(path)),
+            Found::NoFile(what) => (None, Err((*what).to_owned())),
         };
         let shown = path.to_string_lossy();
         let now = SystemTime::now();

@@ -161,8 +161,11 @@ fn directories_nested_too_deep_are_an_error() {
     assert!(report.to_string().contains("nested deeper than 16"), "{report}");
 }
 
+/// How a file is lost, in words and as an action.
+type Loss = (&'static str, fn(&Path));
+
 /// Ways to lose a file whose name stays.
-fn ways_to_lose_a_file() -> [(&'static str, fn(&Path)); 5] {
+fn ways_to_lose_a_file() -> [Loss; 5] {
     [
         ("emptied", |path| fs::write(path, "").unwrap()),
         ("only comments", |path| fs::write(path, "# nothing\n---\n").unwrap()),
