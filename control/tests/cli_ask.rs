@@ -65,6 +65,7 @@ fn service(namespace: &str, name: &str, ports: Vec<PortView>, pending: Option<&s
         service_type: "LoadBalancer".into(),
         vips: ports.first().map(vip).into_iter().collect(),
         pending: pending.map(str::to_owned),
+        refused: None,
         ports,
         created: None,
     }
