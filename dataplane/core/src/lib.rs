@@ -26,6 +26,7 @@ pub mod now;
 pub mod pipeline;
 pub mod prefetch;
 mod ranks;
+pub mod rendezvous;
 mod reply_limit;
 pub mod routes;
 pub mod service;

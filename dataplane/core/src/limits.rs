@@ -22,6 +22,13 @@ pub const MAGLEV_SLOTS_PER_BACKEND: u32 = 650;
 /// Backends of one service port: slots of a Maglev table are 16 bits wide, one value means "none".
 pub const BACKENDS_PER_SERVICE_MAX: usize = 65_535;
 
+/// Decks of one service port with `scheduler: rendezvous`. A new flow asks each deck for a time: 64 cost it some 200 ns.
+pub const RENDEZVOUS_DECKS_MAX: usize = 64;
+
+/// Seats of one service port: the sum of its backends' weights that the decks hold with room to spare. Weights whose
+/// sum is larger are divided, and the service is reported as `weights_divided`.
+pub const RENDEZVOUS_SEATS_MAX: usize = 500_000;
+
 /// Service ports of one snapshot.
 pub const SERVICES_MAX: usize = 1 << 20;
 

@@ -1,0 +1,263 @@
+//! Seat rendezvous: which backend a new flow gets, from the set of backends and the flow's hash alone.
+//!
+//! A backend of weight `w` sits on `w` numbered seats of a deck of 8,192, at places that follow from its identity
+//! ([`seats`]). A flow's hash orders the seats of the deck ([`rank`]); the flow belongs to the backend on the first
+//! occupied seat in that order. Few seats are all ranked ([`scan`]); for many, the order is followed until a seat is
+//! occupied ([`walk`]); both give the same answer. More seats than one deck can hold fill further decks ([`decks`]).
+//! `docs/selection.md` has the definition for a second implementation. The compile of a snapshot builds; workers
+//! look up.
+//!
+//! Invariant: the answer is a function of the set of (identity, weight) and the hash. No history, no order of
+//! arrival and no number of backends has a part in it, so every gateway answers alike.
+
+mod decks;
+mod exponential;
+mod rank;
+mod scan;
+mod seats;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use std::sync::Arc;
+
+use crate::hash::{mix, words};
+use crate::ids::BackendId;
+use crate::prefetch;
+use crate::wire::Addr;
+use decks::Decks;
+use rank::Order;
+use scan::{LANES, Scan};
+use walk::Deck;
+
+/// Version of the definition: the hash of identities, the deck, the tries, the ranks and the table of exponentials.
+/// Gateways of different versions disagree, so a change of any of these needs a new number and a way to upgrade.
+pub const VERSION: u32 = 1;
+
+/// Seats of one deck.
+pub const DECK_SEATS: u16 = 8192;
+
+/// Services with at most this many seats rank all of them; with more, the walk is quicker.
+const SCAN_SEATS_MAX: usize = 12 * LANES;
+
+/// What the places of a backend follow from: the same bytes on every gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Identity {
+    address: Addr,
+    rest: u64,
+}
+
+impl Identity {
+    /// The identity of a backend by address, port and IANA protocol number.
+    #[must_use]
+    pub fn of_port(address: Addr, port: u16, protocol: u8) -> Self {
+        Self { address, rest: u64::from(port) << 8 | u64::from(protocol) }
+    }
+
+    /// The identity of a backend by address alone, for Services with client affinity: a client then has the same
+    /// backend on all ports of the Service. `occurrence` numbers backends of equal address by their ports, from 0.
+    #[must_use]
+    pub fn of_address(address: Addr, occurrence: u32) -> Self {
+        Self { address, rest: u64::from(occurrence) << 32 }
+    }
+
+    fn hash(&self) -> u64 {
+        let (high, low) = words(&self.address);
+        mix(mix(mix(high) ^ low) ^ self.rest)
+    }
+}
+
+/// A backend that takes new flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Where its seats follow from; no two members have the same.
+    pub identity: Identity,
+    /// How many seats it has.
+    pub weight: u16,
+    /// What a look-up answers with.
+    pub owner: BackendId,
+}
+
+/// The first occupied seat in the order of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the deck, from 0.
+    pub deck: u16,
+    /// Number of the seat in the deck.
+    pub seat: u16,
+    /// Its place in the flow's order of the deck, from 0.
+    pub rank: u16,
+    /// Who sits there.
+    pub owner: BackendId,
+}
+
+/// The seats of one service port. A copy shares them.
+#[derive(Debug, Clone, Default)]
+pub struct Rendezvous(Kind);
+
+/// By the number of seats: so many chunks of [`LANES`] seats to scan, a deck to walk, or several.
+#[derive(Debug, Clone, Default)]
+enum Kind {
+    #[default]
+    Empty,
+    Scan1(Arc<Scan<1>>),
+    Scan2(Arc<Scan<2>>),
+    Scan3(Arc<Scan<3>>),
+    Scan4(Arc<Scan<4>>),
+    Scan6(Arc<Scan<6>>),
+    Scan8(Arc<Scan<8>>),
+    Scan12(Arc<Scan<12>>),
+    Walk(Arc<Deck>),
+    Decks(Arc<Decks>),
+}
+
+/// What a build gives.
+#[derive(Debug)]
+pub struct Built {
+    /// The seats.
+    pub rendezvous: Rendezvous,
+    /// The weights were divided by this, because their sum is above
+    /// [`RENDEZVOUS_SEATS_MAX`](crate::limits::RENDEZVOUS_SEATS_MAX); else 1.
+    pub divisor: u32,
+}
+
+impl Rendezvous {
+    /// Seats the members, which may come in any order.
+    ///
+    /// ```
+    /// use tidegate_core::ids::BackendId;
+    /// use tidegate_core::rendezvous::{Identity, Member, Rendezvous};
+    /// use tidegate_core::wire::Addr;
+    /// let member = |n| Member {
+    ///     identity: Identity::of_port(Addr::v4([10, 0, 0, n]), 80, 6),
+    ///     weight: 1,
+    ///     owner: BackendId::new(n.into(), 0),
+    /// };
+    /// let built = Rendezvous::build(&[member(1), member(2)]).rendezvous;
+    /// assert_eq!(built.owner(7), Rendezvous::build(&[member(2), member(1)]).rendezvous.owner(7));
+    /// assert_eq!(Rendezvous::default().owner(7), None);
+    /// ```
+    #[must_use]
+    pub fn build(members: &[Member]) -> Built {
+        let divisor = seats::divisor(members.iter().map(|member| member.weight));
+        let decks = seats::seat(members, divisor);
+        let kind = match &decks[..] {
+            [] => Kind::Empty,
+            [deck] => match deck.len().div_ceil(LANES) {
+                1 => Kind::Scan1(Arc::new(Scan::new(deck))),
+                2 => Kind::Scan2(Arc::new(Scan::new(deck))),
+                3 => Kind::Scan3(Arc::new(Scan::new(deck))),
+                4 => Kind::Scan4(Arc::new(Scan::new(deck))),
+                5..=6 => Kind::Scan6(Arc::new(Scan::new(deck))),
+                7..=8 => Kind::Scan8(Arc::new(Scan::new(deck))),
+                chunks if chunks * LANES <= SCAN_SEATS_MAX => Kind::Scan12(Arc::new(Scan::new(deck))),
+                _ => Kind::Walk(Arc::new(Deck::new(deck))),
+            },
+            decks => Kind::Decks(Arc::new(Decks::new(decks))),
+        };
+        Built { rendezvous: Self(kind), divisor }
+    }
+
+    /// The backend of a flow with this selection hash; `None` where there are no seats.
+    #[inline]
+    #[must_use]
+    pub fn owner(&self, hash: u64) -> Option<BackendId> {
+        let order = Order::new(hash);
+        match &self.0 {
+            Kind::Empty => None,
+            Kind::Scan1(scan) => Some(scan.owner(&order)),
+            Kind::Scan2(scan) => Some(scan.owner(&order)),
+            Kind::Scan3(scan) => Some(scan.owner(&order)),
+            Kind::Scan4(scan) => Some(scan.owner(&order)),
+            Kind::Scan6(scan) => Some(scan.owner(&order)),
+            Kind::Scan8(scan) => Some(scan.owner(&order)),
+            Kind::Scan12(scan) => Some(scan.owner(&order)),
+            Kind::Walk(deck) => deck.first(&order).map(|(_, seat)| deck.owner(seat)),
+            Kind::Decks(decks) => decks.first(hash).map(|place| place.owner),
+        }
+    }
+
+    /// Asks the cache for what [`Self::owner`] reads first.
+    #[inline]
+    pub fn prefetch(&self) {
+        match &self.0 {
+            Kind::Empty => {}
+            Kind::Scan1(scan) => scan.prefetch(),
+            Kind::Scan2(scan) => scan.prefetch(),
+            Kind::Scan3(scan) => scan.prefetch(),
+            Kind::Scan4(scan) => scan.prefetch(),
+            Kind::Scan6(scan) => scan.prefetch(),
+            Kind::Scan8(scan) => scan.prefetch(),
+            Kind::Scan12(scan) => scan.prefetch(),
+            Kind::Walk(deck) => prefetch::read(&**deck),
+            Kind::Decks(decks) => prefetch::read(&**decks),
+        }
+    }
+
+    /// The seat that decides for a flow: what [`Self::owner`] finds, told in full. For people.
+    #[must_use]
+    pub fn place(&self, hash: u64) -> Option<Place> {
+        let order = Order::new(hash);
+        if let Kind::Decks(decks) = &self.0 {
+            return decks.first(hash);
+        }
+        let place = |(seat, owner)| Place { deck: 0, seat, rank: order.rank(seat), owner };
+        self.seats().map(|(_, seat, owner)| place((seat, owner))).min_by_key(|place| place.rank)
+    }
+
+    /// All occupied seats: deck, seat, owner. For people.
+    pub fn seats(&self) -> impl Iterator<Item = (u16, u16, BackendId)> + '_ {
+        let scanned: Vec<(u16, BackendId)> = match &self.0 {
+            Kind::Scan1(scan) => scan.seats(),
+            Kind::Scan2(scan) => scan.seats(),
+            Kind::Scan3(scan) => scan.seats(),
+            Kind::Scan4(scan) => scan.seats(),
+            Kind::Scan6(scan) => scan.seats(),
+            Kind::Scan8(scan) => scan.seats(),
+            Kind::Scan12(scan) => scan.seats(),
+            Kind::Empty | Kind::Walk(_) | Kind::Decks(_) => Vec::new(),
+        };
+        let walked: &[Deck] = match &self.0 {
+            Kind::Walk(deck) => std::slice::from_ref(&**deck),
+            Kind::Decks(decks) => decks.all(),
+            _ => &[],
+        };
+        let walked = (0_u16..).zip(walked).flat_map(|(n, deck)| deck.seats().map(move |(s, o)| (n, s, o)));
+        scanned.into_iter().map(|(seat, owner)| (0, seat, owner)).chain(walked)
+    }
+
+    /// Whether nobody has a seat.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        matches!(self.0, Kind::Empty)
+    }
+
+    /// Decks in use.
+    #[must_use]
+    pub fn decks(&self) -> usize {
+        match &self.0 {
+            Kind::Empty => 0,
+            Kind::Decks(decks) => decks.all().len(),
+            _ => 1,
+        }
+    }
+
+    /// Bytes on the heap.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let scan = |chunks: usize| chunks * size_of::<Scan<1>>() + 16;
+        match &self.0 {
+            Kind::Empty => 0,
+            Kind::Scan1(_) => scan(1),
+            Kind::Scan2(_) => scan(2),
+            Kind::Scan3(_) => scan(3),
+            Kind::Scan4(_) => scan(4),
+            Kind::Scan6(_) => scan(6),
+            Kind::Scan8(_) => scan(8),
+            Kind::Scan12(_) => scan(12),
+            Kind::Walk(deck) => deck.bytes() + 16,
+            Kind::Decks(decks) => decks.all().iter().map(Deck::bytes).sum::<usize>() + 32,
+        }
+    }
+}

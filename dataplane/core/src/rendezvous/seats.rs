@@ -1,0 +1,110 @@
+//! Who sits where: the part of the definition that the control plane computes.
+//!
+//! Each backend has as many tokens as its weight. A token tries seats in an order of its own, four in each deck; a
+//! seat goes to the highest token that asks for it. All seats prefer tokens alike, so placing the tokens from the
+//! highest down, each on its first free seat, gives the one arrangement in which no token has a claim, whatever
+//! the order of members.
+//!
+//! Invariant: one backend more takes seats from nobody, unless it asks for one that is taken: then the lower token
+//! goes on with its next try, and nothing else moves.
+
+use super::{DECK_SEATS, Member};
+use crate::hash::mix;
+use crate::ids::BackendId;
+use crate::limits::{RENDEZVOUS_DECKS_MAX, RENDEZVOUS_SEATS_MAX};
+
+/// 2^64 divided by the golden ratio.
+pub(super) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Seats that a token tries in each deck.
+const TRIES_PER_DECK: usize = 4;
+
+/// The occupied seats of a deck by number, each with its owner.
+pub(super) type Seated = Vec<(u16, BackendId)>;
+
+/// What weights are divided by, so that not too many seats are asked for: 1 unless their sum is above the limit. A
+/// weight above 0 stays above 0.
+pub(super) fn divisor(weights: impl Iterator<Item = u16>) -> u32 {
+    let (mut sum, mut members) = (0_u64, 0_u64);
+    weights.filter(|&weight| weight > 0).for_each(|weight| {
+        sum += u64::from(weight);
+        members += 1;
+    });
+    let max = RENDEZVOUS_SEATS_MAX as u64;
+    if sum <= max {
+        return 1;
+    }
+    // Rounding up costs each member less than one seat.
+    let spare = max.saturating_sub(members).max(1);
+    u32::try_from(sum.div_ceil(spare)).unwrap_or(u32::MAX)
+}
+
+/// The decks that the members fill, each sorted by seat.
+pub(super) fn seat(members: &[Member], divisor: u32) -> Vec<Seated> {
+    let mut tokens = tokens(members, divisor);
+    tokens.sort_unstable_by(|(a, of_a), (b, of_b)| {
+        let identity = |&member: &u32| members[member as usize].identity;
+        b.cmp(a).then_with(|| identity(of_a).cmp(&identity(of_b)))
+    });
+    let mut decks: Vec<Draft> = Vec::new();
+    for &(token, member) in &tokens {
+        let owner = members[member as usize].owner;
+        let mut tries = (0..TRIES_PER_DECK * RENDEZVOUS_DECKS_MAX).map(|n| (n / TRIES_PER_DECK, token, n));
+        // The sum of weights is limited so that none is left standing; one that is costs its backend one seat.
+        let _ = tries.find(|&(deck, token, n)| {
+            if deck == decks.len() {
+                decks.push(Draft::default());
+            }
+            decks[deck].take(seat_of(token, n as u64), owner)
+        });
+    }
+    let seats = |mut draft: Draft| {
+        draft.seats.sort_unstable_by_key(|&(seat, _)| seat);
+        draft.seats
+    };
+    decks.into_iter().map(seats).filter(|seats| !seats.is_empty()).collect()
+}
+
+/// The seat of a try.
+fn seat_of(token: u64, n: u64) -> u16 {
+    // The upper 13 bits.
+    (mix(token.wrapping_add(n)) >> (64 - DECK_SEATS.ilog2())) as u16
+}
+
+/// Every token with the place of its member.
+fn tokens(members: &[Member], divisor: u32) -> Vec<(u64, u32)> {
+    let weight = |member: &Member| u32::from(member.weight).div_ceil(divisor);
+    let mut tokens = Vec::with_capacity(members.iter().map(|member| weight(member) as usize).sum());
+    for (n, member) in (0_u32..).zip(members) {
+        let identity = member.identity.hash();
+        tokens.extend(
+            (0..weight(member)).map(|k| (mix(identity.wrapping_add(u64::from(k).wrapping_mul(GOLDEN))), n)),
+        );
+    }
+    tokens
+}
+
+/// A deck while it fills.
+struct Draft {
+    taken: [u64; DECK_SEATS as usize / 64],
+    seats: Seated,
+}
+
+impl Default for Draft {
+    fn default() -> Self {
+        Self { taken: [0; DECK_SEATS as usize / 64], seats: Vec::new() }
+    }
+}
+
+impl Draft {
+    /// Takes a seat, if it is free.
+    fn take(&mut self, seat: u16, owner: BackendId) -> bool {
+        let (word, bit) = (&mut self.taken[usize::from(seat / 64)], 1 << (seat % 64));
+        let free = *word & bit == 0;
+        if free {
+            *word |= bit;
+            self.seats.push((seat, owner));
+        }
+        free
+    }
+}

@@ -1,0 +1,92 @@
+//! Many seats: a deck to be walked in the order of a flow until a seat is occupied.
+//!
+//! `8192 / seats` steps are to be expected. Eight are made at once: their seats are computed as one vector, and
+//! looked up in a bitmap of 1 KiB without a branch. Owners are listed by seat; how many come before each 64 seats
+//! is kept beside the bitmap.
+//!
+//! Invariant: a walk ends, since the order visits every seat.
+
+use super::rank::{Back, Order};
+use super::{BackendId, DECK_SEATS};
+
+/// Steps made at once.
+const STRIDE: u16 = 8;
+
+const WORDS: usize = DECK_SEATS as usize / 64;
+
+/// A deck of occupied and free seats.
+#[derive(Debug)]
+pub(super) struct Deck {
+    occupied: [u64; WORDS],
+    /// Occupied seats before each word.
+    before: [u16; WORDS],
+    /// By seat.
+    owners: Box<[BackendId]>,
+}
+
+impl Deck {
+    /// Of occupied seats by number.
+    pub(super) fn new(seated: &[(u16, BackendId)]) -> Self {
+        let mut occupied = [0_u64; WORDS];
+        for &(seat, _) in seated {
+            occupied[usize::from(seat / 64)] |= 1 << (seat % 64);
+        }
+        let mut before = [0_u16; WORDS];
+        for n in 1..WORDS {
+            // At most 64 a word.
+            before[n] = before[n - 1] + occupied[n - 1].count_ones() as u16;
+        }
+        Self { occupied, before, owners: seated.iter().map(|&(_, owner)| owner).collect() }
+    }
+
+    /// The rank and number of the first occupied seat; `None` where there is none.
+    #[inline]
+    pub(super) fn first(&self, order: &Order) -> Option<(u16, u16)> {
+        let back = order.back();
+        for rank in (0..DECK_SEATS).step_by(STRIDE.into()) {
+            let (seats, found) = self.stride(&back, rank);
+            if found != 0 {
+                let n = found.trailing_zeros() as usize % seats.len();
+                return Some((rank + n as u16, seats[n]));
+            }
+        }
+        None
+    }
+
+    /// The seats at the next places in an order, and a bit for each that is occupied.
+    #[inline(always)]
+    fn stride(&self, back: &Back, rank: u16) -> ([u16; STRIDE as usize], u32) {
+        let mut seats = [0; STRIDE as usize];
+        for (n, seat) in (0..).zip(&mut seats) {
+            *seat = back.seat(rank + n);
+        }
+        let mut found = 0;
+        for (n, &seat) in seats.iter().enumerate() {
+            found |= u32::from(self.is_occupied(seat)) << n;
+        }
+        (seats, found)
+    }
+
+    #[inline(always)]
+    pub(super) fn is_occupied(&self, seat: u16) -> bool {
+        self.occupied[usize::from(seat / 64) % WORDS] >> (seat % 64) & 1 != 0
+    }
+
+    /// Who sits on an occupied seat.
+    #[inline]
+    pub(super) fn owner(&self, seat: u16) -> BackendId {
+        let word = usize::from(seat / 64) % WORDS;
+        let below = self.occupied[word] & ((1 << (seat % 64)) - 1);
+        self.owners[usize::from(self.before[word]) + below.count_ones() as usize]
+    }
+
+    /// The seats with their owners.
+    pub(super) fn seats(&self) -> impl Iterator<Item = (u16, BackendId)> + '_ {
+        (0..DECK_SEATS).filter(|&seat| self.is_occupied(seat)).zip(self.owners.iter().copied())
+    }
+
+    /// Bytes of it and its list.
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.owners)
+    }
+}
