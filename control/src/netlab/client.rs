@@ -163,11 +163,7 @@ impl Tell {
     /// # Errors
     /// As [`Tell::connect`].
     pub fn connect_within(patience: Duration, source: SocketAddr, to: SocketAddr) -> Result<Self> {
-        let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_reuse_address(true)?;
-        socket.bind(&SockAddr::from(source)).with_context(|| format!("source {source}"))?;
-        socket.connect_timeout(&SockAddr::from(to), patience).with_context(|| format!("{source} to {to}"))?;
-        let stream = TcpStream::from(socket);
+        let stream = connect_here(patience, source, to)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
         let mut stream = BufReader::new(stream);
@@ -203,6 +199,18 @@ impl Tell {
     pub fn local(&self) -> Result<SocketAddr> {
         Ok(self.stream.get_ref().local_addr()?)
     }
+}
+
+/// Connects from `source` (port 0: any) to `to`, in the namespace of the calling thread.
+///
+/// # Errors
+/// When the connection is refused or times out.
+pub fn connect_here(patience: Duration, source: SocketAddr, to: SocketAddr) -> Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SockAddr::from(source)).with_context(|| format!("source {source}"))?;
+    socket.connect_timeout(&SockAddr::from(to), patience).with_context(|| format!("{source} to {to}"))?;
+    Ok(TcpStream::from(socket))
 }
 
 fn read_line(stream: &mut BufReader<TcpStream>) -> Result<String> {
@@ -279,6 +287,12 @@ impl Load {
     /// Starts from `source` (its port is ignored) to `to`.
     #[must_use]
     pub fn start(from: &Namespace, source: IpAddr, to: SocketAddr) -> Self {
+        Self::start_at(Self::PACE, from, source, to)
+    }
+
+    /// The same with another least time between two attempts.
+    #[must_use]
+    pub fn start_at(pace: Duration, from: &Namespace, source: IpAddr, to: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let attempts = Arc::new(Mutex::new(Vec::new()));
         let (flag, log, from) = (Arc::clone(&stop), Arc::clone(&attempts), from.clone());
@@ -289,7 +303,7 @@ impl Load {
                 let outcome = Tell::connect_here(SocketAddr::new(source, 0), to);
                 let outcome = outcome.map(|tell| tell.told.backend).map_err(|error| format!("{error:#}"));
                 log.lock().unwrap_or_else(PoisonError::into_inner).push(Attempt { at, outcome });
-                thread::sleep(Self::PACE.saturating_sub(at.elapsed()));
+                thread::sleep(pace.saturating_sub(at.elapsed()));
             }
         });
         Self { stop, attempts, thread: Some(thread) }
@@ -299,6 +313,19 @@ impl Load {
     #[must_use]
     pub fn attempts(&self) -> Vec<Attempt> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends it after the attempt that is under way, and returns every attempt.
+    ///
+    /// # Panics
+    /// When its thread panicked.
+    #[must_use]
+    pub fn finish(mut self) -> Vec<Attempt> {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the load does not panic");
+        }
+        self.attempts()
     }
 
     /// The attempts that began at `since` or later.

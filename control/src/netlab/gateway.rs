@@ -48,6 +48,8 @@ pub struct GatewayOptions {
     pub node_port_addresses: Vec<String>,
     /// `services.ownClusterIPs`.
     pub own_cluster_ips: bool,
+    /// `dataplane.flowTable.entriesPerCore`.
+    pub flow_entries: u32,
     /// Servers written down under `dataplane.neighbors`, from 1: all that `replay` resolves.
     pub static_servers: u8,
 }
@@ -66,6 +68,7 @@ impl Default for GatewayOptions {
             routes: Vec::new(),
             node_port_addresses: Vec::new(),
             own_cluster_ips: false,
+            flow_entries: 65_536,
             static_servers: 0,
         }
     }
@@ -104,7 +107,7 @@ dataplane:
   cores: [{cores}]
   idle: adaptive
   memory: {{hugepages: {hugepages}, sizeMiB: {MEMORY_MIB}}}
-  flowTable: {{entriesPerCore: 65536}}
+  flowTable: {{entriesPerCore: {flow_entries}}}
   interfaces:
     - name: uplink
       device: "net_af_packet0,iface=eth0,qpairs={queues}"
@@ -128,6 +131,7 @@ health: {{protocol: {protocol}, interval: {interval}ms, timeout: {timeout}ms, he
 admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}}
 "#,
             hugepages = self.hugepages,
+            flow_entries = self.flow_entries,
             queues = self.cores.len(),
             c4 = plan::GATEWAY_FOR_CLIENTS[v4],
             c6 = plan::GATEWAY_FOR_CLIENTS[v6],

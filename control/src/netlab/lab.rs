@@ -39,6 +39,7 @@ pub struct Lab {
     plan: LabPlan,
     id: String,
     directory: PathBuf,
+    switch: Namespace,
     client: Namespace,
     gateway: Namespace,
 }
@@ -71,7 +72,7 @@ impl Lab {
             })
             .collect::<Result<_>>()?;
         standing.id = None;
-        Ok(Self { servers, plan: lab.clone(), id, directory, client, gateway })
+        Ok(Self { servers, plan: lab.clone(), id, directory, switch, client, gateway })
     }
 
     /// Starts the programs of every server and waits until they answer.
@@ -104,6 +105,12 @@ impl Lab {
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// The switch's namespace: its bridge is `br0`.
+    #[must_use]
+    pub fn switch(&self) -> &Namespace {
+        &self.switch
     }
 
     /// The client's namespace.

@@ -3,7 +3,7 @@
 //! `tidegate demo` and the end-to-end tests build it to put real programs (curl, nginx, iperf3, the kernel's own
 //! TCP) around a real gateway. Here lives the network ([`Lab`]), the addresses in it ([`addresses`]), what runs in
 //! it ([`server`], [`gateway`], [`tools`]) and what clients do ([`client`], [`manifests`] for what the gateway is
-//! told). Nothing here forwards a packet between client and server but the gateway under test.
+//! told, [`flood`] for a host that means harm). Nothing here forwards a packet between client and server but the gateway under test.
 //!
 //! Everything bears the name `tg<pid>-<n>`. It is undone when the [`Lab`] is dropped, on SIGINT and SIGTERM after
 //! [`cleanup::on_signals`], and by the next lab when the process died in another way ([`cleanup::sweep`]).
@@ -13,6 +13,7 @@
 pub mod addresses;
 pub mod cleanup;
 pub mod client;
+pub mod flood;
 pub mod gateway;
 pub mod lab;
 pub mod manifests;

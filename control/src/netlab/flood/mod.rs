@@ -1,0 +1,258 @@
+//! A host that floods the gateway: a TAP device on the lab's switch, and a thread that writes frames to it.
+//!
+//! A frame that is written to the TAP enters the switch as if a host had sent it. The thread runs at the lowest
+//! priority on a core that the gateway does not use, so clients and servers come first; it stops after its count or
+//! time, or when it is dropped.
+//!
+//! Invariant: nothing leaves the lab's own switch.
+
+mod frames;
+
+use frames::Template;
+pub use frames::{FAR, Kind, NO_ROUTER, Target, UNREACHABLE, templates};
+
+use super::addresses::Family;
+use super::{Lab, Namespace, addresses as plan, wait_for};
+use anyhow::{Context, Result, ensure};
+use rustix::process::setpriority_process;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::fs;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+/// The core on which floods are made. The gateway of [`super::GatewayOptions::default`] uses the other.
+const CORE: usize = 0;
+/// The lowest priority.
+const NICE: i32 = 19;
+/// Frames between two looks at the clock and at the stop flag.
+const CHUNK: u64 = 64;
+/// The name of the TAP device in the switch's namespace.
+const TAP: &str = "p-flood";
+
+/// How much a flood sends.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Frames a second; `None` for as fast as one core can.
+    pub rate: Option<u64>,
+    /// The most frames.
+    pub frames: u64,
+    /// The longest time.
+    pub time: Duration,
+}
+
+impl Limits {
+    /// As fast as possible for some time.
+    #[must_use]
+    pub fn full_rate(time: Duration) -> Self {
+        Self { rate: None, frames: u64::MAX, time }
+    }
+
+    /// The same at no more than `rate` frames a second.
+    #[must_use]
+    pub fn at(self, rate: u64) -> Self {
+        Self { rate: Some(rate), ..self }
+    }
+}
+
+/// What a flood has sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    /// Frames.
+    pub frames: u64,
+    /// From the first frame to the last.
+    pub time: Duration,
+}
+
+impl Sent {
+    /// Frames a second.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.frames as f64 / self.time.as_secs_f64().max(1e-9)
+    }
+}
+
+/// The flooding host. The TAP device goes with this value.
+#[derive(Debug)]
+pub struct Attacker {
+    tap: Arc<Tap>,
+    /// Frames sent by all floods so far: each flood goes on where the last one ended, so fields do not repeat.
+    next: Arc<AtomicU64>,
+}
+
+struct Tap(SyncDevice);
+
+impl std::fmt::Debug for Tap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(TAP)
+    }
+}
+
+impl Attacker {
+    /// Connects a TAP device to the switch of `lab`.
+    ///
+    /// # Errors
+    /// Without root or `/dev/net/tun`.
+    pub fn join(lab: &Lab) -> Result<Self> {
+        let tap = lab.switch().enter(|| {
+            let device = DeviceBuilder::new().name(TAP).layer(Layer::L2).mtu(1500).build_sync();
+            device.with_context(|| format!("TAP device {TAP}"))
+        })?;
+        // Nobody reads what the switch sends here; the kernel's queue of the device fills and then drops.
+        lab.switch().ip_batch(&format!("link set {TAP} txqueuelen 1 master br0 up"))?;
+        Ok(Self { tap: Arc::new(Tap(tap)), next: Arc::default() })
+    }
+
+    /// Starts a flood of `kind` at `targets`.
+    #[must_use]
+    pub fn flood(&self, kind: Kind, targets: &[Target], limits: Limits) -> Flood {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (tap, next, flag) = (Arc::clone(&self.tap), Arc::clone(&self.next), Arc::clone(&stop));
+        let templates = templates(kind, targets);
+        let begun = Arc::new(OnceLock::new());
+        let first = Arc::clone(&begun);
+        let thread = thread::spawn(move || {
+            lower_priority()?;
+            let _ = first.set(());
+            send(&tap.0, templates, &next, limits, &flag)
+        });
+        Flood { stop, begun, thread: Some(thread) }
+    }
+}
+
+/// A flood that runs. Dropping it stops it.
+#[derive(Debug)]
+pub struct Flood {
+    stop: Arc<AtomicBool>,
+    begun: Arc<OnceLock<()>>,
+    thread: Option<JoinHandle<Result<Sent>>>,
+}
+
+impl Flood {
+    /// Whether it still sends.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Waits until it sends.
+    ///
+    /// # Errors
+    /// When it does not begin.
+    pub fn wait_until_begun(&self) -> Result<()> {
+        wait_for("the flood to begin", Duration::from_secs(10), || self.begun.get().copied())
+    }
+
+    /// Waits until its count or time is reached.
+    ///
+    /// # Errors
+    /// When frames could not be sent.
+    ///
+    /// # Panics
+    /// When its thread panicked.
+    pub fn finish(mut self) -> Result<Sent> {
+        let thread = self.thread.take().expect("finish is called once");
+        thread.join().expect("the flood does not panic")
+    }
+
+    /// Stops it now.
+    ///
+    /// # Errors
+    /// As [`Flood::finish`].
+    pub fn stop(self) -> Result<Sent> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.finish()
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A flood that failed matters to whoever asks for its result, not to a test that failed before.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The calling thread gives way to everybody and keeps off the gateway's core.
+fn lower_priority() -> Result<()> {
+    setpriority_process(None, NICE).context("the flood's priority")?;
+    let mut core = CpuSet::new();
+    core.set(CORE);
+    sched_setaffinity(None, &core).context("the flood's core")
+}
+
+fn send(
+    tap: &SyncDevice,
+    mut templates: Vec<Template>,
+    next: &AtomicU64,
+    limits: Limits,
+    stop: &AtomicBool,
+) -> Result<Sent> {
+    ensure!(!templates.is_empty(), "a flood without a target of its family");
+    let begin = Instant::now();
+    let mut frames = 0;
+    while frames < limits.frames && begin.elapsed() < limits.time && !stop.load(Ordering::Relaxed) {
+        if let Some(rate) = limits.rate
+            && frames as f64 >= begin.elapsed().as_secs_f64() * rate as f64
+        {
+            thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        // Each template gets `CHUNK` consecutive numbers: frames that repeat fields are neighbours in time.
+        let first = next.fetch_add(CHUNK, Ordering::Relaxed);
+        for template in &mut templates {
+            let count = CHUNK.min(limits.frames - frames);
+            for n in first..first + count {
+                tap.send(template.fill(n)).context("writing to the TAP device")?;
+            }
+            frames += count;
+        }
+    }
+    Ok(Sent { frames, time: begin.elapsed() })
+}
+
+/// Makes the servers of `lab` ready to be flooded: they drop what comes from spoofed sources as soon as they route
+/// it, so the work stays with the gateway.
+///
+/// # Errors
+/// When the kernel refuses a route.
+pub fn prepare_server(server: &Namespace) -> Result<()> {
+    // IPv4 drops at the input: the route back is none. IPv6 drops when it looks for the way of the answer.
+    server.sysctls(&[("ipv4/conf/eth0/rp_filter", "1")])?;
+    for (family, prefixes) in Family::BOTH.into_iter().zip([0, 1].map(|n| [FAR[n], UNREACHABLE[n]])) {
+        let lines: String = prefixes.iter().map(|prefix| format!("route add blackhole {prefix}\n")).collect();
+        server.ip_batch_of(family, &lines)?;
+    }
+    Ok(())
+}
+
+/// The gateway's routes back to the sources of floods: the client is the router of most of them, and drops what it
+/// gets; the rest is behind a router that does not exist.
+#[must_use]
+pub fn routes() -> Vec<(String, IpAddr)> {
+    let far = Family::BOTH.map(|family| (FAR[family as usize].to_owned(), plan::client(family, 0)));
+    let unreachable = Family::BOTH.map(|family| {
+        let router = NO_ROUTER[family as usize].parse().expect("the plan holds addresses");
+        (UNREACHABLE[family as usize].to_owned(), router)
+    });
+    far.into_iter().chain(unreachable).collect()
+}
+
+/// Sets the priority of every thread of the process `pid`.
+///
+/// # Errors
+/// When the process is gone or the caller is not root.
+pub fn set_priority(pid: u32, nice: i32) -> Result<()> {
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let thread: i32 = entry?.file_name().to_string_lossy().parse().context("a thread's number")?;
+        let thread = rustix::process::Pid::from_raw(thread).context("a thread's number")?;
+        // A thread may end between the listing and this.
+        let _ = setpriority_process(Some(thread), nice);
+    }
+    Ok(())
+}
