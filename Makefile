@@ -5,9 +5,11 @@
 CARGO ?= cargo
 # Seconds of fuzzing: long by hand, short inside `make test`.
 FUZZ_SECONDS ?= 600
+# Which tests `make floods` runs: all, or one of table, named, rate, rolling.
+FLOODS ?=
 export CARGO
 
-.PHONY: help setup setup-bench build release demo lint test kube-proxy fuzz bench deny clean
+.PHONY: help setup setup-bench build release demo lint test floods kube-proxy fuzz bench deny clean
 
 help:
 	@echo 'make demo     build in release, show real clients reaching real servers in every forwarding mode'
@@ -16,6 +18,7 @@ help:
 	@echo 'make build    debug build        make release  release build'
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make kube-proxy  target node against the real kube-proxy, built from Debian source (root, network, minutes)'
+	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline'
 	@echo 'make bench    ns and instructions per packet, the control plane at 10,000 Services, micro-benches'
 	@echo 'make deny     licences and bans of the dependencies (needs cargo-deny)'
@@ -42,6 +45,10 @@ lint:
 
 test: setup
 	@deploy/scripts/test.sh
+
+floods: setup
+	TIDEGATE_FLOODS=long $(CARGO) test -p tidegate --test e2e --locked -- --nocapture \
+	  $(or $(FLOODS:%=%::),floods:: rolling::)
 
 kube-proxy: setup
 	@deploy/scripts/kube-proxy.sh

@@ -14,7 +14,8 @@ use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::namespace::output_of;
 
 const CONNECTIONS: u16 = 1_000;
-const FIRST_PORT: u16 = 20_000;
+/// The source port of the first connection of [`replayed`]; the others follow.
+pub(crate) const FIRST_PORT: u16 = 20_000;
 const WEIGHTS: [u32; 3] = [1, 2, 5];
 
 #[test]
@@ -41,7 +42,7 @@ fn a_thousand_connections_land_as_maglev_says() {
     }
 
     let source = plan::client(Family::V4, 8);
-    let predicted = replayed(&world, source, path.tell());
+    let predicted = replayed(&world, source, path.tell(), CONNECTIONS);
     let landed: Vec<String> = world.lab.client().enter(|| {
         (0..CONNECTIONS)
             .map(|n| {
@@ -76,9 +77,9 @@ fn a_thousand_connections_land_as_maglev_says() {
 }
 
 /// The backend of each connection's SYN as `tidegate replay` says it, offline.
-fn replayed(world: &World, source: IpAddr, to: SocketAddr) -> Vec<String> {
+pub(crate) fn replayed(world: &World, source: IpAddr, to: SocketAddr, count: u16) -> Vec<String> {
     let (input, output) = (world.lab.directory().join("in.pcap"), world.lab.directory().join("out.pcap"));
-    fs::write(&input, syn_capture(source, to)).expect("capture written");
+    fs::write(&input, syn_capture(source, to, count)).expect("capture written");
     let mut replay = std::process::Command::new(tidegate());
     replay.arg("replay").arg("-c").arg(config_of(&world.lab)).arg("--in").arg(&input);
     let lines = output_of(replay.arg("--out").arg(&output).arg("--json")).expect("replay succeeds");
@@ -91,18 +92,18 @@ fn replayed(world: &World, source: IpAddr, to: SocketAddr) -> Vec<String> {
             record["backend"].as_str().expect("a transmitted frame has a backend").to_owned()
         })
         .collect();
-    assert_eq!(backends.len(), usize::from(CONNECTIONS));
+    assert_eq!(backends.len(), usize::from(count));
     backends
 }
 
 /// A capture (classic pcap, microseconds, Ethernet) of one SYN for each connection.
-fn syn_capture(source: IpAddr, to: SocketAddr) -> Vec<u8> {
+fn syn_capture(source: IpAddr, to: SocketAddr, count: u16) -> Vec<u8> {
     let (IpAddr::V4(source), IpAddr::V4(vip)) = (source, to.ip()) else { panic!("IPv4 only") };
     let mut capture = Vec::new();
     for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
         capture.extend(word.to_le_bytes());
     }
-    for n in 0..CONNECTIONS {
+    for n in 0..count {
         let mut ip =
             [&[0x45, 0, 0, 40, 0, 1, 0x40, 0, 64, 6, 0, 0][..], &source.octets(), &vip.octets()].concat();
         let sum = checksum(&ip);

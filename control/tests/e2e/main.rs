@@ -8,6 +8,7 @@
 mod affinity;
 mod change;
 mod failure;
+mod floods;
 mod forwarding;
 mod health_port;
 mod http;
@@ -20,6 +21,7 @@ mod nodes;
 mod own_addresses;
 mod reload;
 mod restart;
+mod rolling;
 mod source_ranges;
 mod workers;
 mod world;

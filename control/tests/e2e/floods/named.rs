@@ -1,0 +1,138 @@
+//! Floods that aim at one limit each, at the rate at which an outside review used up that limit.
+
+use super::scene::{Others, Scene, attacked_paths, long, seconds, target};
+use crate::world::alone;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+use tidegate::netlab::addresses::{ECHO_PORT, Family, client};
+use tidegate::netlab::flood::{Kind, Limits, Target};
+use tidegate::netlab::modes::{ModePath, all_paths};
+use tidegate::netlab::namespace::output_of;
+use tidegate::netlab::wait_for;
+
+/// More flows than FullNAT has ports for one backend, so that ports run out and not the flow table.
+const MORE_FLOWS_THAN_PORTS: u32 = 524_288;
+/// Ports of one SNAT address towards one backend.
+const SNAT_PORTS: f64 = 64_512.0;
+
+/// What is sent at the Services of these modes.
+fn targets(modes: &[&str]) -> Vec<Target> {
+    attacked_paths().into_iter().filter(|path| modes.contains(&path.forwarding)).map(target).collect()
+}
+
+#[test]
+fn spoofed_syns_do_not_use_up_the_snat_ports() {
+    let _turn = alone();
+    let mut scene = Scene::start(MORE_FLOWS_THAN_PORTS);
+    let before = scene.counters();
+    let spent = |scene: &Scene| {
+        let now = scene.counters();
+        // Each SYN that is forwarded counts, and its answer too.
+        let forwarded =
+            now.grown(&before, "tidegate_service_packets_total", "service=\"attacked-fullnat\"") / 2.0;
+        forwarded + now.grown(&before, "tidegate_drops_total", "")
+    };
+    // Two families: twice the rate of each.
+    let rate = if long() { 3_400 } else { 30_000 };
+    let flood = scene.attacker.flood(
+        Kind::Syn,
+        &targets(&["fullnat"]),
+        Limits::full_rate(Duration::from_secs(150)).at(rate),
+    );
+    let ports = 2.0 * SNAT_PORTS;
+    wait_for("more SYNs than there are ports", Duration::from_secs(120), || {
+        (spent(&scene) > ports * 1.1).then_some(())
+    })
+    .unwrap();
+    // The attacked Service must serve its own clients too: the ports are those of its only backend.
+    let attacked = attacked_paths().into_iter().filter(|path| path.forwarding == "fullnat");
+    let (own, others) = (Others::start(&scene.world, attacked), scene.others());
+    std::thread::sleep(seconds(5, 50));
+    let (own, others) = (own.finish(), others.finish());
+    let sent = flood.stop().unwrap();
+    println!(
+        "{} spoofed SYNs at {:.0}/s to fullnat: new connections {} of {} to the same Service, {} of {} to others",
+        sent.frames,
+        sent.rate(),
+        own.succeeded(),
+        own.count(),
+        others.succeeded(),
+        others.count(),
+    );
+    let growth = scene.counters().growth(&before, 1.0);
+    assert!(own.are_served(), "new connections to the same Service failed:{}{growth}", own.failures());
+    assert!(others.are_served(), "new connections to others failed:{}{growth}", others.failures());
+    let (broken, _) = scene.ping(|_| true);
+    assert!(broken.is_empty(), "established connections broke: {broken:?}{growth}");
+}
+
+#[test]
+fn unanswered_udp_flows_do_not_stop_new_connections() {
+    let _turn = alone();
+    let mut scene = Scene::start(65_536);
+    let before = scene.counters();
+    let during = scene.others();
+    let limits = Limits::full_rate(seconds(5, 12)).at(120_000);
+    let sent = scene.attacker.flood(Kind::UdpTwo, &targets(&["nat", "fullnat"]), limits).finish().unwrap();
+    let during = during.finish();
+    // Right after it, the tables are still full of its flows.
+    let right_after = scene.others();
+    let (broken, _) = scene.ping(|_| true);
+    std::thread::sleep(Duration::from_secs(2));
+    let right_after = right_after.finish();
+    println!(
+        "{} UDP datagrams at {:.0}/s, two a flow: new connections {} of {} during it, {} of {} right after it",
+        sent.frames,
+        sent.rate(),
+        during.succeeded(),
+        during.count(),
+        right_after.succeeded(),
+        right_after.count(),
+    );
+    let growth = scene.counters().growth(&before, 1.0);
+    assert!(during.are_served(), "during it, new connections failed:{}{growth}", during.failures());
+    assert!(right_after.are_served(), "after it, new connections failed:{}{growth}", right_after.failures());
+    assert!(broken.is_empty(), "established connections broke: {broken:?}{growth}");
+}
+
+#[test]
+fn path_mtu_is_told_while_packets_expire() {
+    let _turn = alone();
+    let scene = Scene::start(65_536);
+    // All modes: every worker's budget for ICMP errors is used up if it is one budget.
+    let all: Vec<Target> = attacked_paths().into_iter().map(target).collect();
+    let limits = Limits::full_rate(Duration::from_secs(60)).at(20_000);
+    let before = scene.counters();
+    let flood = scene.attacker.flood(Kind::TtlOne, &all, limits);
+    wait_for("more expired packets than one budget holds", Duration::from_secs(20), || {
+        (scene.counters().grown(&before, "tidegate_packets_total", "rx") > 4_000.0).then_some(())
+    })
+    .unwrap();
+    let tunnels = all_paths().into_iter().filter(|path| path.forwarding == "dsr-ipip");
+    let untold: Vec<String> = tunnels
+        .filter(|path| !(0..3).any(|_| is_told_of_the_tunnel(&scene, *path)))
+        .map(|path| format!("{} {}", path.label(), path.family))
+        .collect();
+    let sent = flood.stop().unwrap();
+    let growth = scene.counters().growth(&before, 1.0);
+    println!("{} packets that expire, at {:.0}/s", sent.frames, sent.rate());
+    assert!(untold.is_empty(), "no client was told the path MTU of {untold:?}{growth}");
+}
+
+/// Sends one datagram that does not fit the tunnel of `path`, and asks the client's kernel what it knows then.
+fn is_told_of_the_tunnel(scene: &Scene, path: ModePath) -> bool {
+    let client_host = scene.world.lab.client();
+    // A full frame of 1,500 bytes.
+    let length = if path.family == Family::V4 { 1_472 } else { 1_452 };
+    client_host.enter(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(client(path.family, 0), 0)).expect("a socket");
+        // It fails when an earlier answer came late: then the kernel knows.
+        let _ = socket.send_to(&vec![b'm'; length], SocketAddr::new(path.vip, ECHO_PORT));
+    });
+    let known = || {
+        let vip = path.vip.to_string();
+        let route = output_of(client_host.command("ip").args(["route", "get", &vip])).ok()?;
+        route.contains(" mtu ").then_some(())
+    };
+    wait_for("the path MTU", Duration::from_secs(1), known).is_ok()
+}

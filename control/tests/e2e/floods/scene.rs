@@ -1,0 +1,226 @@
+//! The network of the floods: Services that are attacked, and others that share nothing with them but the gateway.
+//!
+//! Servers 1 and 2 are the backends of the others (the ten paths of every lab). Server 3 is the only backend of the
+//! attacked Services, one for each mode; it drops what comes from spoofed sources.
+
+use crate::world::World;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::{self as plan, Family, TELL_PORT, client};
+use tidegate::netlab::client::{Attempt, Load, Tell};
+use tidegate::netlab::flood::{Attacker, Target, prepare_server, routes, set_priority};
+use tidegate::netlab::manifests::{EndpointSpec, Manifest, PortSpec};
+use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+
+/// The server that is attacked.
+const ATTACKED_SERVER: u8 = 3;
+/// The port to which attackers send UDP. Nobody listens there.
+const UDP_PORT: u16 = 9;
+/// Connections of each path that stay open through all floods.
+const ESTABLISHED: u8 = 3;
+/// The time between two new connections of one path: new connections of others come at a modest rate.
+const PACE: Duration = Duration::from_millis(20);
+/// A gateway has a core of its own. Where other work shares the machine, this keeps that work off it.
+const GATEWAY_PRIORITY: i32 = -10;
+
+/// Whether every flood lasts as long as `docs/floods.md` says, not as long as `make test` has time for.
+pub(crate) fn long() -> bool {
+    std::env::var("TIDEGATE_FLOODS").is_ok_and(|form| form == "long")
+}
+
+/// `short`, or `long` in the long form.
+pub(crate) fn seconds(short: u64, long_form: u64) -> Duration {
+    Duration::from_secs(if long() { long_form } else { short })
+}
+
+/// A world with an attacker and with connections that must live.
+pub(crate) struct Scene {
+    pub(crate) attacker: Attacker,
+    pub(crate) world: World,
+    pub(crate) established: Vec<(ModePath, Tell)>,
+}
+
+impl Scene {
+    pub(crate) fn start(flow_entries: u32) -> Self {
+        let options = GatewayOptions {
+            // Twice as long as the default, so that a check survives the loss of one frame (SYNs are sent again
+            // after a second) and what fails is not the machine.
+            health_interval: Duration::from_secs(4),
+            unhealthy_threshold: 3,
+            routes: routes(),
+            flow_entries,
+            ..GatewayOptions::default()
+        };
+        let mut services = manifests(&[1, 2]);
+        services.extend(attacked_services());
+        let world = World::start(ATTACKED_SERVER, options, &services);
+        prepare_server(world.lab.server(ATTACKED_SERVER).namespace()).expect("routes of the attacked server");
+        set_priority(world.gateway().pid(), GATEWAY_PRIORITY).expect("priority of the gateway");
+        let attacker = Attacker::join(&world.lab).expect("a TAP device");
+        let mut established = Vec::new();
+        for path in all_paths().into_iter().chain(attacked_paths()) {
+            world.wait_until_served(path);
+            established.extend((0..ESTABLISHED).map(|n| (path, world.connect(path, n).expect("served"))));
+        }
+        Self { attacker, world, established }
+    }
+
+    /// New connections to the Services that are not attacked, over every path, until finished.
+    pub(crate) fn others(&self) -> Others {
+        Others::start(&self.world, all_paths())
+    }
+
+    /// Exchanges a line on every connection of a Service that `chosen` selects; returns those that broke, and how
+    /// many were asked.
+    pub(crate) fn ping(&mut self, chosen: impl Fn(ModePath) -> bool) -> (Vec<String>, usize) {
+        let mut asked = 0;
+        let mut broken = Vec::new();
+        for (path, tell) in self.established.iter_mut().filter(|(path, _)| chosen(*path)) {
+            asked += 1;
+            if let Err(error) = tell.ping() {
+                broken.push(format!("{} {}: {error:#}", path.label(), path.family));
+            }
+        }
+        (broken, asked)
+    }
+
+    /// The gateway's counters that explain a failure.
+    pub(crate) fn counters(&self) -> Counters {
+        Counters::read(&self.world)
+    }
+}
+
+/// One path for each mode and family, to the attacked Services.
+pub(crate) fn attacked_paths() -> Vec<ModePath> {
+    let modes = [
+        ("attacked-l2", "dsr-l2"),
+        ("attacked-ipip", "dsr-ipip"),
+        ("attacked-nat", "nat"),
+        ("attacked-fullnat", "fullnat"),
+    ];
+    let mut paths = Vec::new();
+    for (number, (service, forwarding)) in (7..).zip(modes) {
+        for family in Family::BOTH {
+            let on_link = forwarding == "dsr-l2";
+            let vip = if on_link { plan::on_link_vip(family, 2) } else { plan::routed_vip(family, number) };
+            paths.push(ModePath { service, forwarding, family, backends: family, vip });
+        }
+    }
+    paths
+}
+
+/// What attackers of `path` send at.
+pub(crate) fn target(path: ModePath) -> Target {
+    Target { vip: path.vip, tcp: TELL_PORT, udp: UDP_PORT }
+}
+
+fn attacked_services() -> Vec<Manifest> {
+    let mut services: Vec<Manifest> = Vec::new();
+    for path in attacked_paths() {
+        let endpoint = EndpointSpec::ready(plan::server(path.backends, ATTACKED_SERVER));
+        if let Some(dual) = services.iter_mut().find(|service| service.name == path.service) {
+            dual.vips.push(path.vip);
+            dual.endpoints.push(endpoint);
+            continue;
+        }
+        let ports = vec![PortSpec::tcp("tell", TELL_PORT), PortSpec::udp("udp", UDP_PORT)];
+        let mut service =
+            Manifest::new(path.service, path.forwarding, &[path.vip], ports).with_endpoints([endpoint]);
+        service.annotations.push(("tidegate.dev/health-check-port", TELL_PORT.to_string()));
+        services.push(service);
+    }
+    services
+}
+
+/// New connections over some paths, one after the other on each.
+pub(crate) struct Others(Vec<(ModePath, Load)>);
+
+impl Others {
+    pub(crate) fn start(world: &World, paths: impl IntoIterator<Item = ModePath>) -> Self {
+        let loads = paths.into_iter().map(|path| {
+            let load = Load::start_at(PACE, world.lab.client(), client(path.family, 7), path.tell());
+            (path, load)
+        });
+        Self(loads.collect())
+    }
+
+    /// Ends them after the attempts that are under way.
+    pub(crate) fn finish(self) -> Attempts {
+        let attempts = self.0.into_iter().map(|(path, load)| (path, load.finish()));
+        Attempts(attempts.collect())
+    }
+}
+
+/// What became of new connections.
+pub(crate) struct Attempts(Vec<(ModePath, Vec<Attempt>)>);
+
+impl Attempts {
+    pub(crate) fn count(&self) -> usize {
+        self.0.iter().map(|(_, attempts)| attempts.len()).sum()
+    }
+
+    pub(crate) fn succeeded(&self) -> usize {
+        let good = |attempts: &Vec<Attempt>| attempts.iter().filter(|one| one.outcome.is_ok()).count();
+        self.0.iter().map(|(_, attempts)| good(attempts)).sum()
+    }
+
+    /// Whether at least 99 of 100 succeeded.
+    pub(crate) fn are_served(&self) -> bool {
+        self.count() > 0 && self.succeeded() * 100 >= self.count() * 99
+    }
+
+    /// What failed, by path, with the first error of each.
+    pub(crate) fn failures(&self) -> String {
+        let of_path = |(path, attempts): &(ModePath, Vec<Attempt>)| {
+            let failed: Vec<_> = attempts.iter().filter_map(|one| one.outcome.as_ref().err()).collect();
+            let first = failed.first()?;
+            let (label, family) = (path.label(), path.family);
+            Some(format!("\n  {label} {family}: {} of {} failed: {first}", failed.len(), attempts.len()))
+        };
+        self.0.iter().filter_map(of_path).collect()
+    }
+}
+
+/// Counters of the gateway at one time.
+#[derive(Clone, Debug)]
+pub(crate) struct Counters(BTreeMap<String, f64>);
+
+impl Counters {
+    fn read(world: &World) -> Self {
+        let text = world.gateway().metrics().expect("the gateway tells its metrics");
+        let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            Some((series.to_owned(), value.parse().ok()?))
+        });
+        Self(samples.collect())
+    }
+
+    /// The sum of the series that begin with `prefix` and contain `label`.
+    fn sum(&self, prefix: &str, label: &str) -> f64 {
+        let named = self.0.iter().filter(|(series, _)| series.starts_with(prefix) && series.contains(label));
+        named.map(|(_, value)| value).sum()
+    }
+
+    /// How much the sum of [`Counters::sum`] has grown since `earlier`.
+    pub(crate) fn grown(&self, earlier: &Self, prefix: &str, label: &str) -> f64 {
+        self.sum(prefix, label) - earlier.sum(prefix, label)
+    }
+
+    /// How many backends are down.
+    pub(crate) fn down(&self) -> usize {
+        let up = self.0.iter().filter(|(series, _)| series.starts_with("tidegate_backend_up{"));
+        up.filter(|(_, value)| **value == 0.0).count()
+    }
+
+    /// What has grown by at least `least` since `earlier`, of drops, evictions and replies.
+    pub(crate) fn growth(&self, earlier: &Self, least: f64) -> String {
+        let kinds = ["tidegate_drops_total", "tidegate_flow_evictions_total", "tidegate_packets_total"];
+        let grown = self.0.iter().filter_map(|(series, value)| {
+            let by = value - earlier.0.get(series).copied().unwrap_or(0.0);
+            let wanted = kinds.iter().any(|kind| series.starts_with(kind)) && by >= least;
+            wanted.then(|| format!("\n  {series} +{by}"))
+        });
+        grown.collect()
+    }
+}
