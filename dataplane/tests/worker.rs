@@ -144,14 +144,21 @@ fn a_full_punt_queue_drops_what_comes_after_and_counts_it() {
     assert_eq!((punted.interface, punted.frame.bytes()), (0, &stray()[..]));
 }
 
-/// Sends a SYN by a worker's queue, and returns the port that it left from.
-fn open_fullnat(bench: &mut Bench, worker: usize) -> u16 {
-    assert!(bench.wire.offer(worker, &syn(5000, VIP_FULLNAT)));
-    bench.turn(worker);
-    let sent = bench.wire.take(worker).expect("forwarded");
+/// Sends SYNs by a worker's queue until the worker holds the flow of one, and returns the client's port and the one that
+/// it left from.
+fn open_fullnat(bench: &mut Bench, worker: usize) -> (u16, u16) {
+    let mut try_port = |port: u16| {
+        assert!(bench.wire.offer(worker, &syn(port, VIP_FULLNAT)));
+        bench.turn(worker);
+        bench.wire.take(worker).map(|sent| (port, sent))
+    };
+    let (client, sent) = (5000..5100).find_map(&mut try_port).expect("half of the flows are its own");
+    // What it handed over to the other one meanwhile.
+    bench.turn(1 - worker);
+    while bench.wire.take(1 - worker).is_some() {}
     let Ok(Parsed::Ip(headers)) = parse(sent.bytes()) else { panic!("not IP") };
     assert_eq!((headers.src.ip(), headers.dst.ip()), (ip(SNAT), ip(BACKEND_IP)));
-    headers.src_port
+    (client, headers.src_port)
 }
 
 fn reply(port: u16) -> Vec<u8> {
@@ -163,7 +170,8 @@ fn reply(port: u16) -> Vec<u8> {
 #[test]
 fn a_reply_that_comes_to_the_wrong_worker_is_handed_to_the_one_that_holds_the_flow() {
     let mut bench = bench(2, 64);
-    let port = open_fullnat(&mut bench, 1);
+    let (client, port) = open_fullnat(&mut bench, 1);
+    let received = bench.workers[1].shared().counters.interface(0).rx_packets.value();
     assert!(bench.wire.offer(0, &reply(port)));
     bench.turn(0);
     assert!(bench.wire.take(0).is_none());
@@ -172,11 +180,11 @@ fn a_reply_that_comes_to_the_wrong_worker_is_handed_to_the_one_that_holds_the_fl
     let sent = bench.wire.take(1).expect("worker 1 holds the flow");
     let Ok(Parsed::Ip(headers)) = parse(sent.bytes()) else { panic!("not IP") };
     assert_eq!((headers.src.ip(), headers.src_port), (ip(VIP_FULLNAT), 80));
-    assert_eq!((headers.dst.ip(), headers.dst_port), (ip(CLIENT_IP), 5000));
+    assert_eq!((headers.dst.ip(), headers.dst_port), (ip(CLIENT_IP), client));
     assert_eq!(bench.workers[1].shared().counters.transmits(TransmitReason::Reply), 1);
     assert_eq!(
         bench.workers[1].shared().counters.interface(0).rx_packets.value(),
-        1,
+        received,
         "received once, by worker 0"
     );
 }
@@ -184,7 +192,7 @@ fn a_reply_that_comes_to_the_wrong_worker_is_handed_to_the_one_that_holds_the_fl
 #[test]
 fn a_full_ring_between_workers_drops_what_comes_after_and_counts_it() {
     let mut bench = bench(2, 64);
-    let port = open_fullnat(&mut bench, 1);
+    let (_, port) = open_fullnat(&mut bench, 1);
     let extra = 40;
     for _ in 0..HANDED_OVER_MAX + extra {
         assert!(bench.wire.offer(0, &reply(port)));
@@ -254,7 +262,7 @@ fn a_reply_to_an_unresolved_client_waits_too() {
     let mut spec = alone();
     spec.neighbors = vec![NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND }];
     let mut bench = bench_of(&spec, 2, 64);
-    let port = open_fullnat(&mut bench, 1);
+    let (_, port) = open_fullnat(&mut bench, 1);
     // It comes to the other worker first, and waits where its flow is.
     assert!(bench.wire.offer(0, &reply(port)));
     bench.turn_at(0, 2);

@@ -100,5 +100,10 @@ pub const ANSWERS_WITH_QUOTE: AnswerLimits = AnswerLimits {
 /// use up the buckets of all others: 32 KiB per worker.
 pub const ANSWER_PREFIXES: usize = 1024;
 
-/// Decisions for fragmented packets that a worker remembers.
-pub const FRAGMENTS_MAX: usize = 4096;
+/// Fragmented datagrams whose decision a worker remembers: 6 MB, of which only what is used is touched. At 100,000
+/// fragmented datagrams a second each is remembered for half a second at least.
+pub const FRAGMENTS_MAX: usize = 1 << 16;
+
+/// Places among which a fragmented datagram may be remembered. With 16 of them, first fragments that nobody follows have
+/// to fill most of the table before one pushes out another of the last moments.
+pub const FRAGMENT_WAYS: usize = 16;

@@ -2,7 +2,7 @@
 //!
 //! 1. `check` the headers of every frame, answer ARP, ask the cache for the service of each packet;
 //! 2. `sort_out` which packets are for a service and which may come back from a backend; what is neither ends
-//!    here ([`rest`], [`icmp_errors`]);
+//!    here ([`rest`], [`icmp_errors`]), but for fragments without ports, which go last ([`fragments`]);
 //! 3. `find_flows`: look up the flow of each, whose bucket the stage before asked the cache for;
 //! 4. `choose` a backend for those that have none: a Maglev slot, and a flow entry that remembers it
 //!    ([`service_flows`], [`reply_flows`]);
@@ -18,7 +18,9 @@
 mod admission;
 mod answers;
 mod deliver;
+mod fragments;
 mod icmp_errors;
+mod owners;
 mod reply_flows;
 mod rest;
 mod service_flows;
@@ -33,7 +35,7 @@ use crate::backend::Backend;
 use crate::conntrack::FlowTables;
 use crate::counters::Tallies;
 use crate::forward::snat_ports::Steering;
-use crate::fragments::{Decision, Fragments};
+use crate::fragments::{FragmentKey, Fragments};
 use crate::frame::Frame;
 use crate::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
 use crate::limits::{AGEING_BUCKETS_PER_BURST, BURST};
@@ -83,8 +85,11 @@ pub struct View<'s> {
 pub enum Arrival {
     /// From the wire, by this interface.
     Wire(InterfaceIndex),
-    /// From another worker, which had it by this interface. It is not handed on again.
+    /// From another worker, which received it by this interface.
     HandedOver(InterfaceIndex),
+    /// The same, after so many hand-overs, two or more. Only fragments whose first fragment another worker saw, and ICMP
+    /// errors about a flow that any worker may hold, are handed over more than once.
+    HandedOn(InterfaceIndex, u8),
 }
 
 impl Arrival {
@@ -92,7 +97,27 @@ impl Arrival {
     #[must_use]
     pub fn interface(self) -> InterfaceIndex {
         match self {
-            Self::Wire(interface) | Self::HandedOver(interface) => interface,
+            Self::Wire(interface) | Self::HandedOver(interface) | Self::HandedOn(interface, _) => interface,
+        }
+    }
+
+    /// How often the frames were handed over.
+    #[must_use]
+    pub fn hand_overs(self) -> u8 {
+        match self {
+            Self::Wire(_) => 0,
+            Self::HandedOver(_) => 1,
+            Self::HandedOn(_, hand_overs) => hand_overs,
+        }
+    }
+
+    /// How the frames arrive at the worker that they are handed over to.
+    #[must_use]
+    pub fn handed_over(self) -> Self {
+        match self {
+            Self::Wire(interface) => Self::HandedOver(interface),
+            Self::HandedOver(interface) => Self::HandedOn(interface, 2),
+            Self::HandedOn(interface, hand_overs) => Self::HandedOn(interface, hand_overs.saturating_add(1)),
         }
     }
 }
@@ -153,6 +178,32 @@ pub struct BurstOutput {
     /// The frames dropped as `neighbor_unresolved`, and for whom they could wait: a frame that comes again once the
     /// neighbour is known goes on as if for the first time.
     pub unresolved: ArrayVec<Unresolved, BURST>,
+    /// The fragments that came before their first one, and what they wait for: one that comes again once the first
+    /// fragment was seen goes on as if for the first time. Each has the verdict that it gets if none is seen.
+    pub unknown_fragments: ArrayVec<UnknownFragment, BURST>,
+    /// The first fragments of this burst.
+    pub first_fragments: ArrayVec<FirstFragment, BURST>,
+}
+
+/// A fragment whose first fragment was not seen yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnknownFragment {
+    /// Its position in the burst.
+    pub frame: u8,
+    /// Its datagram.
+    pub key: FragmentKey,
+}
+
+/// A first fragment, which its datagram's others wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FirstFragment {
+    /// Its datagram.
+    pub key: FragmentKey,
+    /// The worker that knows where the others go, or will when it has processed the first.
+    pub owner: WorkerIndex,
+    /// The worker at which the others are held when they arrive somewhere else than the first. If that is another one it
+    /// has to be told ([`Pipeline::learn_fragment`]), after the first fragment was handed over.
+    pub gatherer: WorkerIndex,
 }
 
 /// A frame whose next hop has no known link address.
@@ -175,6 +226,8 @@ impl BurstOutput {
         self.notes.clear();
         self.events.clear();
         self.unresolved.clear();
+        self.unknown_fragments.clear();
+        self.first_fragments.clear();
         let fits = "both are as long as a burst";
         self.verdicts.try_extend_from_slice(&VERDICTS[..frames]).expect(fits);
         self.notes.try_extend_from_slice(&NOTES[..frames]).expect(fits);
@@ -240,6 +293,8 @@ struct Burst<'s, 'o, F> {
     frames: &'o mut [F],
     packets: ArrayVec<Packet, BURST>,
     deliveries: ArrayVec<Delivery<'s>, BURST>,
+    /// Packets that are first fragments.
+    first_fragments: ArrayVec<u8, BURST>,
     /// Packets that are fragments without ports: they follow their first one, which may be in the same burst.
     later_fragments: ArrayVec<u8, BURST>,
     out: &'o mut BurstOutput,
@@ -330,9 +385,13 @@ impl<F: Frame> Burst<'_, '_, F> {
 fn check_unusual<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize) {
     match crate::wire::parse(burst.frames[at].bytes()) {
         Ok(Parsed::Ip(headers)) => {
+            let packet = burst.packets.len();
             burst.admit(at, headers);
             if ipv6::is_authenticated(burst.frames[at].bytes(), &headers) {
                 burst.refuse_authenticated(at);
+            }
+            if matches!(headers.fragment, Fragment::First { .. }) && burst.packets.len() > packet {
+                burst.first_fragments.push(packet as u8);
             }
         }
         Ok(Parsed::Arp(arp)) => rest::arp(burst, at, &arp),
@@ -364,7 +423,7 @@ impl Pipeline {
             seed: config.seed,
             steering: config.steering.clone(),
             flows: FlowTables::new(config.entries, config.seed),
-            fragments: Fragments::default(),
+            fragments: Fragments::new(config.seed),
             reply_limit: ReplyLimit::new(config.seed),
             recheck: Recheck::default(),
         }
@@ -385,11 +444,22 @@ impl Pipeline {
     ) {
         assert!(frames.len() <= BURST, "a burst has at most {BURST} frames");
         out.begin(frames.len());
-        let (packets, deliveries, later_fragments) = (ArrayVec::new(), ArrayVec::new(), ArrayVec::new());
+        let (packets, deliveries) = (ArrayVec::new(), ArrayVec::new());
+        let (first_fragments, later_fragments) = (ArrayVec::new(), ArrayVec::new());
         // A snapshot without the interface is one from before the interfaces were known: the kernel's, all.
         let Some(interface) = view.snapshot.interface(arrival.interface()) else { return };
-        let mut burst =
-            Burst { view, now, arrival, interface, frames, packets, deliveries, later_fragments, out };
+        let mut burst = Burst {
+            view,
+            now,
+            arrival,
+            interface,
+            frames,
+            packets,
+            deliveries,
+            first_fragments,
+            later_fragments,
+            out,
+        };
         self.check(&mut burst);
         // Made here and filled in place: an array of a burst is too long to be moved for nothing.
         let (mut requests, mut replies) = (Requests::new(), Replies::new());
@@ -399,6 +469,9 @@ impl Pipeline {
         self.choose_backends(&mut burst, &requests);
         self.choose_clients(&mut burst, &replies);
         self.deliver(&mut burst);
+        if !burst.first_fragments.is_empty() {
+            self.remember_first_fragments(&mut burst);
+        }
         if !burst.later_fragments.is_empty() {
             self.follow_first_fragments(&mut burst);
         }
@@ -462,10 +535,7 @@ impl Pipeline {
                         burst.out.notes[frame].service = Some(service.id);
                         requests.push(request);
                     }
-                    Err(elsewhere) => {
-                        self.note_elsewhere(&burst.packets[at].headers, elsewhere, burst.now);
-                        burst.set(frame, elsewhere);
-                    }
+                    Err(elsewhere) => burst.set(frame, elsewhere),
                 },
                 None if reply_flows::may_be_reply(h) => replies.push(self.reply(snapshot, packet, h)),
                 None => {
@@ -488,50 +558,6 @@ impl Pipeline {
         {
             let at = burst.frame_of(packet);
             rest::unserved(burst, at, h);
-        }
-    }
-
-    /// Sends fragments without ports where their first one went. Last of all, since the fragments of a packet
-    /// mostly arrive together: what was decided for the first is known only when it is on its way.
-    #[cold]
-    fn follow_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
-        for packet in std::mem::take(&mut burst.later_fragments) {
-            let h = burst.packets[usize::from(packet)].headers;
-            let decision = match h.fragment {
-                Fragment::Later { id, .. } => self.fragments.recall(&h, id, burst.now),
-                Fragment::None | Fragment::First { .. } => None,
-            };
-            if let Some(Decision::Elsewhere(owner)) = decision
-                && let Err(elsewhere) = self.at_home(owner, burst.arrival)
-            {
-                let at = burst.frame_of(packet);
-                burst.set(at, elsewhere);
-                continue;
-            }
-            match decision.and_then(|decision| deliver::recalled(burst.view.snapshot, decision)) {
-                Some(destination) => self.deliver_one(burst, packet, &destination),
-                None => {
-                    let at = burst.frame_of(packet);
-                    rest::unserved(burst, at, &h);
-                }
-            }
-        }
-    }
-
-    /// Remembers where a first fragment is handed over to: the others have no ports to tell it from.
-    fn note_elsewhere(&mut self, h: &Headers, elsewhere: Verdict, now: Now) {
-        if let (Fragment::First { id }, Verdict::HandOver(owner)) = (h.fragment, elsewhere) {
-            self.fragments.remember(h, id, Decision::Elsewhere(owner), now);
-        }
-    }
-
-    /// What to do with a packet whose flow this worker would hold, did it not belong to `owner`.
-    #[inline]
-    fn at_home(&self, owner: WorkerIndex, arrival: Arrival) -> Result<(), Verdict> {
-        match arrival {
-            _ if owner == self.worker => Ok(()),
-            Arrival::Wire(_) => Err(Verdict::HandOver(owner)),
-            Arrival::HandedOver(_) => Err(Refusal::HandOverLoop.into()),
         }
     }
 }

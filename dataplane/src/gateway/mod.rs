@@ -20,6 +20,7 @@ use crate::punt::silence::Silence;
 use crate::punt::tap::{Tap, TapConfig};
 use crate::topology::{self, Machine, Plan, PortOffer};
 use crate::worker::PUNTS_MAX;
+use crate::worker::fragment_room::HELD_MAX;
 use crate::worker::mailbox::{HANDED_OVER_MAX, INJECTED_MAX};
 use crate::worker::parking::PARKED_MAX;
 
@@ -221,7 +222,7 @@ fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
     let in_hand = workers * (ports + 2) * BURST;
     // A cache may hold half as many again before it is flushed.
     let cached = workers * defaults.cache as usize * 3 / 2;
-    let queued = workers * (HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX) + PUNTS_MAX;
+    let queued = workers * (HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX + HELD_MAX) + PUNTS_MAX;
     let wanted = rings + in_hand + cached + queued;
     let mtu_max = config.interfaces.iter().filter_map(|one| one.mtu).max().unwrap_or(0);
     PoolConfig {
@@ -376,7 +377,10 @@ mod tests {
         let machine = Machine::of_cpus(&[0, 1]);
         let plan = topology::plan(&[0], config.idle, &machine, &[]).unwrap();
         let pool = pool_config(&config, &plan);
-        assert!(pool.mbufs as usize > 2 * 1024 + HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX + PUNTS_MAX);
+        assert!(
+            pool.mbufs as usize
+                > 2 * 1024 + HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX + HELD_MAX + PUNTS_MAX
+        );
         assert!(pool.data_room >= 9064);
     }
 }

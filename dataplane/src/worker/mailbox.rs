@@ -1,4 +1,5 @@
-//! Everything by which other threads reach a worker: frames handed over, frames to send, questions.
+//! Everything by which other threads reach a worker: frames handed over, news of first fragments, frames to send,
+//! questions.
 //!
 //! Bounded queues without locks; many may put in, only the worker takes out. A worker that sleeps is woken by who
 //! puts something in: one system call per sleep, none while it runs.
@@ -10,7 +11,9 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use tidegate_core::ids::InterfaceIndex;
+use tidegate_core::fragments::FragmentKey;
+use tidegate_core::ids::{InterfaceIndex, WorkerIndex};
+use tidegate_core::pipeline::Arrival;
 
 use super::Question;
 use crate::sync::{AtomicBool, Ordering, Queue, Thread, current, fence, park_timeout};
@@ -19,13 +22,17 @@ use crate::sync::{AtomicBool, Ordering, Queue, Thread, current, fence, park_time
 pub const HANDED_OVER_MAX: usize = 2048;
 /// Frames from the kernel and the resolver that may wait here.
 pub const INJECTED_MAX: usize = 1024;
+/// News of first fragments that may wait here. What finds no room is lost: later fragments of that datagram which arrive
+/// at another worker than the first are dropped as `fragment_unknown`.
+pub const FRAGMENT_NEWS_MAX: usize = 1024;
 /// Questions that may wait here.
 pub const QUESTIONS_MAX: usize = 8;
 
 /// What waits for one worker.
 #[derive(Debug)]
 pub struct Mailbox<F> {
-    handed_over: Queue<(InterfaceIndex, F)>,
+    handed_over: Queue<(Arrival, F)>,
+    fragments: Queue<(FragmentKey, WorkerIndex)>,
     injected: Queue<(InterfaceIndex, F)>,
     questions: Queue<Question>,
     sleeping: AtomicBool,
@@ -44,6 +51,7 @@ impl<F> Mailbox<F> {
     pub fn with_capacity(handed_over: usize, injected: usize) -> Self {
         Self {
             handed_over: Queue::new(handed_over),
+            fragments: Queue::new(FRAGMENT_NEWS_MAX),
             injected: Queue::new(injected),
             questions: Queue::new(QUESTIONS_MAX),
             sleeping: AtomicBool::new(false),
@@ -51,13 +59,27 @@ impl<F> Mailbox<F> {
         }
     }
 
-    /// Gives a frame, received by `interface`, to this worker, who holds its flow.
+    /// Gives a frame to this worker, who holds its flow; `arrival` is how it arrives here.
     ///
     /// # Errors
     /// When the ring is full: gives it back.
     #[inline]
-    pub fn hand_over(&self, interface: InterfaceIndex, frame: F) -> Result<(), F> {
-        self.handed_over.push((interface, frame)).map_err(|(_, frame)| frame)?;
+    pub fn hand_over(&self, arrival: Arrival, frame: F) -> Result<(), F> {
+        self.handed_over.push((arrival, frame)).map_err(|(_, frame)| frame)?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Tells this worker that `owner` has, or is about to get, the first fragment of a datagram.
+    ///
+    /// # Errors
+    /// When too much news waits.
+    pub fn tell_of_fragment(
+        &self,
+        key: FragmentKey,
+        owner: WorkerIndex,
+    ) -> Result<(), (FragmentKey, WorkerIndex)> {
+        self.fragments.push((key, owner))?;
         self.wake();
         Ok(())
     }
@@ -137,8 +159,13 @@ impl<F> Mailbox<F> {
     }
 
     #[inline]
-    pub(super) fn next_handed_over(&self) -> Option<(InterfaceIndex, F)> {
+    pub(super) fn next_handed_over(&self) -> Option<(Arrival, F)> {
         self.handed_over.pop()
+    }
+
+    #[inline]
+    pub(super) fn next_fragment(&self) -> Option<(FragmentKey, WorkerIndex)> {
+        self.fragments.pop()
     }
 
     /// The next frame to be sent as it is. For the worker.
@@ -156,7 +183,10 @@ impl<F> Mailbox<F> {
     /// Whether anything waits. A few loads; called once per turn of the loop.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.handed_over.is_empty() && self.injected.is_empty() && self.questions.is_empty()
+        self.handed_over.is_empty()
+            && self.injected.is_empty()
+            && self.questions.is_empty()
+            && self.fragments.is_empty()
     }
 }
 
@@ -178,8 +208,9 @@ mod tests {
         mailbox.inject(0, 7).unwrap();
         assert!(!mailbox.begin_sleep());
         assert_eq!(mailbox.inject(0, 8), Err(8));
-        mailbox.hand_over(1, 9).unwrap();
-        assert_eq!((mailbox.next_injected(), mailbox.next_handed_over()), (Some((0, 7)), Some((1, 9))));
+        let arrival = Arrival::HandedOver(1);
+        mailbox.hand_over(arrival, 9).unwrap();
+        assert_eq!((mailbox.next_injected(), mailbox.next_handed_over()), (Some((0, 7)), Some((arrival, 9))));
         assert!(mailbox.is_empty());
     }
 }

@@ -6,7 +6,8 @@
 //! Callers: [`crate::gateway`] makes workers and runs each on a thread of its own; tests run them on [`drivers::memory`].
 //!
 //! Invariant: a frame received is counted as exactly one of transmitted, punted, handed over or dropped; one that waits
-//! for the link address of its next hop ([`parking`]) once it has stopped waiting.
+//! for the link address of its next hop ([`parking`]) or for the first fragment of its datagram ([`fragment_room`])
+//! once it has stopped waiting.
 //! Invariant: no lock, no allocation, no system call per packet (`drivers` may enter the kernel inside theirs).
 //!
 //! [`drivers::memory`]: crate::drivers::memory
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrayvec::ArrayVec;
 use crossbeam::queue::ArrayQueue;
 use tidegate_core::counters::{Tallies, WorkerCounters};
+use tidegate_core::fragments::FragmentKey;
 use tidegate_core::frame::Frame;
 use tidegate_core::ids::{InterfaceIndex, WorkerIndex};
 use tidegate_core::limits::BURST;
@@ -31,6 +33,7 @@ use crate::drivers::{FrameBatch, PortQueue};
 use crate::publish::Reader;
 use crate::topology::Idle;
 
+pub mod fragment_room;
 pub mod idle;
 pub mod mailbox;
 pub mod parking;
@@ -40,6 +43,7 @@ pub use idle::LoopCounters;
 pub use mailbox::Mailbox;
 pub use questions::{FlowFilter, FlowQuestion, Question};
 
+use fragment_room::FragmentRoom;
 use idle::Backoff;
 use parking::{Parking, Released};
 
@@ -134,10 +138,12 @@ pub struct Worker<Q: PortQueue> {
     received: FrameBatch<Q::Frame>,
     out: BurstOutput,
     sending: Vec<TxBatch<Q::Frame>>,
-    /// A frame that was handed over by another interface than the batch being made.
-    held: Option<(InterfaceIndex, Q::Frame)>,
+    /// A frame that was handed over in another way than the batch being made.
+    held: Option<(Arrival, Q::Frame)>,
     /// Frames whose next hop is being asked for.
     parking: Parking<Q::Frame>,
+    /// Fragments whose first fragment was not seen yet.
+    fragments: FragmentRoom<HeldFragment<Q::Frame>>,
     /// The listing being made.
     asked: Option<FlowQuestion>,
     turn: u32,
@@ -145,12 +151,24 @@ pub struct Worker<Q: PortQueue> {
     rechecking: bool,
 }
 
-/// Whether a frame whose next hop has no link address yet may wait for it.
+/// What frames may wait for that cannot go on yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MayWait {
+    /// Fragments for their first one, and all for the link address of their next hop.
     Yes,
-    /// It has waited.
+    /// For the link address: they are fragments that have waited.
+    ForNeighbor,
+    /// Nothing: they have waited.
     No,
+}
+
+/// A fragment that waits for its first one.
+#[derive(Debug)]
+struct HeldFragment<F> {
+    arrival: Arrival,
+    frame: F,
+    /// What becomes of it if the first one is not seen.
+    verdict: Verdict,
 }
 
 /// Frames for one port, each with the reason that it is sent for; `None` for injected ones, which have no verdict.
@@ -173,6 +191,7 @@ impl<Q: PortQueue> Worker<Q> {
             sending,
             held: None,
             parking: Parking::default(),
+            fragments: FragmentRoom::default(),
             asked: None,
             turn: 0,
             rechecking: true,
@@ -202,6 +221,9 @@ impl<Q: PortQueue> Worker<Q> {
         }
         let waiting = self.parking.clear();
         self.give_up(waiting);
+        while let Some(held) = self.fragments.pop() {
+            settle(&self.parts, held);
+        }
     }
 
     /// One turn of the loop, at a time; returns whether there was anything to do.
@@ -217,6 +239,7 @@ impl<Q: PortQueue> Worker<Q> {
             worked |= self.receive(now, port);
         }
         if !self.mailbox().is_empty() || self.held.is_some() || self.asked.is_some() {
+            self.learn_fragments(now);
             self.take_handed_over(now);
             self.send_injected();
             self.answer(now);
@@ -224,6 +247,10 @@ impl<Q: PortQueue> Worker<Q> {
         }
         if !self.parking.is_empty() {
             worked |= self.unpark(now);
+        }
+        while let Some(held) = self.fragments.expire(now) {
+            settle(&self.parts, held);
+            worked = true;
         }
         self.parts.pipeline.age(now);
         self.turn = self.turn.wrapping_add(1);
@@ -278,13 +305,26 @@ impl<Q: PortQueue> Worker<Q> {
         for port in 0..self.sending.len() {
             self.flush(port);
         }
+        if !self.out.first_fragments.is_empty() {
+            self.tell_of_first_fragments(now);
+        }
     }
 
     #[inline]
     fn dispatch(&mut self, now: Now, arrival: Arrival, may_wait: MayWait) {
-        let Self { parts, received, out, sending, parking, .. } = self;
+        let Self { parts, received, out, sending, parking, fragments, .. } = self;
         let interface = arrival.interface();
+        let may_hold = may_wait == MayWait::Yes && !out.unknown_fragments.is_empty();
         for ((n, frame), &verdict) in received.drain(..).enumerate().zip(&out.verdicts) {
+            if may_hold
+                && let Some(unknown) = out.unknown_fragments.iter().find(|one| usize::from(one.frame) == n)
+            {
+                let held = HeldFragment { arrival, frame, verdict };
+                if let Some(given_up) = fragments.hold(unknown.key, held, now) {
+                    settle(parts, given_up);
+                }
+                continue;
+            }
             let end = match verdict {
                 Verdict::Transmit { interface, why } => {
                     let batch = &mut sending[usize::from(interface)];
@@ -298,14 +338,15 @@ impl<Q: PortQueue> Worker<Q> {
                     Err(_) => Refusal::PuntQueueFull.into(),
                 },
                 Verdict::HandOver(worker) => {
-                    match parts.exchange.mailboxes[usize::from(worker)].hand_over(interface, frame) {
+                    let mailbox = &parts.exchange.mailboxes[usize::from(worker)];
+                    match mailbox.hand_over(arrival.handed_over(), frame) {
                         Ok(()) => verdict,
                         Err(_) => Refusal::HandOverRingFull.into(),
                     }
                 }
                 Verdict::Drop(_) => {
                     let wanted = out.unresolved.iter().find(|one| usize::from(one.frame) == n);
-                    match wanted.filter(|_| may_wait == MayWait::Yes) {
+                    match wanted.filter(|_| may_wait != MayWait::No) {
                         Some(one) if parking.park((one.interface, one.addr), arrival, frame, now).is_ok() => {
                             continue;
                         }
@@ -354,13 +395,13 @@ impl<Q: PortQueue> Worker<Q> {
     /// Up to a burst of frames that other workers received and we hold the flows of.
     fn take_handed_over(&mut self, now: Now) {
         let first = self.held.take().or_else(|| self.mailbox().next_handed_over());
-        let Some((interface, frame)) = first else { return };
+        let Some((arrival, frame)) = first else { return };
         self.received.push(frame);
         while !self.received.is_full() {
             match self.mailbox().next_handed_over() {
                 None => break,
-                Some((other, frame)) if other != interface => {
-                    // A burst has one interface; this frame begins the next one.
+                Some((other, frame)) if other != arrival => {
+                    // A burst has one way of arrival; this frame begins the next one.
                     self.held = Some((other, frame));
                     break;
                 }
@@ -368,7 +409,55 @@ impl<Q: PortQueue> Worker<Q> {
             }
         }
         self.parts.shared.turns.frames.add(self.received.len() as u64);
-        self.process(now, Arrival::HandedOver(interface), MayWait::Yes);
+        self.process(now, arrival, MayWait::Yes);
+    }
+
+    /// The first fragments of the last burst: the workers that may get others of their datagrams hear of them, and those
+    /// held here go on.
+    #[cold]
+    fn tell_of_first_fragments(&mut self, now: Now) {
+        for first in std::mem::take(&mut self.out.first_fragments) {
+            if first.gatherer != self.parts.worker {
+                let gatherer = &self.parts.exchange.mailboxes[usize::from(first.gatherer)];
+                // See `FRAGMENT_NEWS_MAX` for what is lost when there is no room.
+                let _ = gatherer.tell_of_fragment(first.key, first.owner);
+            }
+            self.release_fragments(&first.key, now);
+        }
+    }
+
+    /// First fragments that other workers have seen.
+    fn learn_fragments(&mut self, now: Now) {
+        for _ in 0..BURST {
+            let Some((key, owner)) = self.mailbox().next_fragment() else { break };
+            // The first fragment itself is about to come otherwise, and releases the others.
+            if owner != self.parts.worker {
+                self.parts.pipeline.learn_fragment(key, owner, now);
+                self.release_fragments(&key, now);
+            }
+        }
+    }
+
+    /// The fragments of a datagram that waited for its first one, once more through the pipeline.
+    #[cold]
+    fn release_fragments(&mut self, key: &FragmentKey, now: Now) {
+        let mut next = self.fragments.release(key);
+        while let Some(HeldFragment { arrival, frame, .. }) = next {
+            self.received.push(frame);
+            loop {
+                next = self.fragments.release(key);
+                match next {
+                    Some(held) if held.arrival == arrival && !self.received.is_full() => {
+                        self.received.push(held.frame);
+                    }
+                    other => {
+                        next = other;
+                        break;
+                    }
+                }
+            }
+            self.process(now, arrival, MayWait::ForNeighbor);
+        }
     }
 
     /// Frames whose next hop is known by now, once more through the pipeline; those that waited too long, dropped.
@@ -438,6 +527,20 @@ impl<Q: PortQueue> Worker<Q> {
             level.set(count);
         }
     }
+}
+
+/// Ends a frame that is not sent.
+#[cold]
+fn settle<Q: PortQueue>(parts: &WorkerParts<Q>, held: HeldFragment<Q::Frame>) {
+    let HeldFragment { arrival, frame, verdict } = held;
+    let end = match verdict {
+        Verdict::Punt(_) => {
+            let punted = Punted { interface: arrival.interface(), frame };
+            if parts.exchange.punts.push(punted).is_ok() { verdict } else { Refusal::PuntQueueFull.into() }
+        }
+        other => other,
+    };
+    parts.shared.counters.record(end);
 }
 
 /// Turns between two reports of the pipeline's own counts: a few cycles per turn.

@@ -9,18 +9,17 @@ use super::{Burst, Destination, Packet, Pipeline, View};
 use crate::backend::Backend;
 use crate::forward::dsr_ipip::Tunnel;
 use crate::forward::{self, Link, NoRoom};
-use crate::fragments::Decision;
 use crate::frame::Frame;
 use crate::hash::selection_hash;
 use crate::ids::InterfaceIndex;
 use crate::neighbors::NeighborSlot;
 use crate::service::Service;
-use crate::snapshot::{ForwardingMode, Snapshot};
+use crate::snapshot::ForwardingMode;
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
 use crate::wire::quote;
 use crate::wire::rewrite::Endpoint;
-use crate::wire::{Addr, Family, Fragment, Headers};
+use crate::wire::{Addr, Family, Headers};
 
 /// A next hop whose link address is known, and what may pass to it.
 struct Way {
@@ -51,7 +50,6 @@ impl Pipeline {
                 }
             }
         }
-        burst.deliveries.clear();
     }
 
     /// Rewrites and sends one packet.
@@ -137,10 +135,6 @@ impl Pipeline {
             return burst.set(at, refusal);
         }
         let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
-        if let Fragment::First { id } = h.fragment {
-            let decision = Decision::ToBackend { service: service.id, backend: backend.id, local: None };
-            self.fragments.remember(h, id, decision, burst.now);
-        }
         burst.view.tallies.forwarded(service.id, ip_len);
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
     }
@@ -178,10 +172,6 @@ impl Pipeline {
         if h.is_icmp_error() {
             translate_quote(frame, &h, destination);
             why = TransmitReason::IcmpError;
-        }
-        if let Fragment::First { id } = h.fragment {
-            // As it came: later fragments come like this too.
-            self.fragments.remember(before, id, decision(destination), burst.now);
         }
         burst.view.tallies.forwarded(service.id, ip_len);
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
@@ -315,29 +305,4 @@ fn way_by_route(view: &View<'_>, client: &Addr) -> Result<Way, NoWay> {
         Some(slot) => way_by_slot(view, route.interface, slot),
         None => Err(NoWay::unresolved(Some((route.interface, addr)))),
     }
-}
-
-/// What later fragments of the same packet follow.
-fn decision(destination: &Destination<'_>) -> Decision {
-    match *destination {
-        Destination::Backend { service, backend, local } => {
-            Decision::ToBackend { service: service.id, backend: backend.id, local }
-        }
-        Destination::Client { service, client } => Decision::ToClient { service: service.id, client },
-    }
-}
-
-/// The service and backend that a remembered decision names, if both are still there.
-pub(super) fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> {
-    Some(match decision {
-        Decision::ToBackend { service, backend, local } => Destination::Backend {
-            service: snapshot.service_by_id(service)?,
-            backend: snapshot.backend(backend)?,
-            local,
-        },
-        Decision::ToClient { service, client } => {
-            Destination::Client { service: snapshot.service_by_id(service)?, client }
-        }
-        Decision::Elsewhere(_) => return None,
-    })
 }

@@ -3,9 +3,13 @@
 //! Without them path MTU discovery breaks: the router that cannot pass a packet on answers the VIP, or the
 //! backend, and only the gateway knows whose packet it was (RFC 1191, RFC 8201). The error is judged by the
 //! quote, not by its own source, which may be any router (kubernetes: ICMP type 3 code 4 and ICMPv6 type 2).
+//!
+//! With several workers the error goes to the one that holds the flow, which the quote tells too ([`super::owners`]).
+//! Where it does not (DSR, and a port that deals packets in ways we do not know), each worker is asked in turn, and the
+//! last one answers by the hash. An error takes `workers - 1` hand-overs at most.
 //! Off the fast path; what the quote says is rewritten by `deliver`, along with the error's own addresses.
 
-use super::service_flows::owner_of_client;
+use super::owners::Dealt;
 use super::{Burst, Delivery, Destination, Pipeline};
 use crate::conntrack::FlowKey;
 use crate::frame::Frame;
@@ -58,11 +62,14 @@ impl Pipeline {
         let snapshot = burst.view.snapshot;
         let hash = Snapshot::hash_service(&quoted.src, quoted.proto, quoted.src_port);
         let service = snapshot.service(hash, &quoted.src, quoted.proto, quoted.src_port)?;
-        if self.workers > 1 && service.mode == ForwardingMode::Nat {
-            let owner = owner_of_client(&quoted.dst, quoted.dst_port, quoted.proto, self.workers);
-            if let Err(elsewhere) = self.at_home(owner, burst.arrival) {
-                return Some(Err(elsewhere));
-            }
+        let owner = (self.workers > 1).then(|| {
+            let (client, vip) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
+            self.owner_of_request(service.mode, client, vip, quoted.proto, Dealt::Otherwise)
+        });
+        if let Some(Some(owner)) = owner
+            && let Err(elsewhere) = self.at_home(owner, burst.arrival)
+        {
+            return Some(Err(elsewhere));
         }
         let key = FlowKey::flow(service.id, quoted.dst, quoted.dst_port);
         let hash = self.flows.hash(&key);
@@ -74,7 +81,13 @@ impl Pipeline {
             return Some(Ok(Destination::Backend { service, backend, local }));
         }
         let known = self.flows.dsr.peek(&key, hash, burst.now).map(|hit| hit.backend);
-        // A flow that is not known here still goes where its packets go, if they go anywhere.
+        if known.is_none()
+            && let Some(None) = owner
+            && let Some(next) = self.next_to_ask(burst.arrival)
+        {
+            return Some(Err(Verdict::HandOver(next)));
+        }
+        // A flow that no worker knows still goes where its packets go, if they go anywhere.
         if known.is_none() && !snapshot.admits(service, &quoted.dst) {
             return Some(Err(Refusal::SourceRange.into()));
         }
@@ -92,7 +105,10 @@ impl Pipeline {
         let hash = Snapshot::hash_endpoint(&quoted.dst, quoted.proto, quoted.dst_port);
         let endpoint = snapshot.endpoint(hash, &quoted.dst, quoted.proto, quoted.dst_port)?;
         if self.workers > 1
-            && let Some(owner) = self.owner_of_reply(snapshot, &quoted.src, quoted.src_port, quoted.proto)
+            && let Some(owner) = {
+                let (backend, to) = ((&quoted.dst, quoted.dst_port), (&quoted.src, quoted.src_port));
+                self.owner_of_reply(snapshot, backend, to, quoted.proto, Dealt::Otherwise)
+            }
             && let Err(elsewhere) = self.at_home(owner, burst.arrival)
         {
             return Some(Err(elsewhere));

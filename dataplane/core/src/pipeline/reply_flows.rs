@@ -6,16 +6,15 @@
 
 use arrayvec::ArrayVec;
 
-use super::service_flows::{kind_of, owner_of_client};
+use super::owners::Dealt;
+use super::service_flows::kind_of;
 use super::{Burst, Delivery, Destination, FlowNote, Pipeline, rest};
 use crate::conntrack::{First, FlowHash, FlowKey, ReplyHit};
-use crate::forward::snat_ports::{Steering, owner_of_port};
 use crate::frame::Frame;
-use crate::ids::WorkerIndex;
 use crate::limits::BURST;
 use crate::snapshot::Snapshot;
 use crate::wire::rewrite::Endpoint;
-use crate::wire::{Addr, Headers, L4Checksum};
+use crate::wire::{Headers, L4Checksum};
 
 /// The packets of one burst that may be replies.
 pub(super) type Replies = ArrayVec<Reply, BURST>;
@@ -56,10 +55,12 @@ impl Pipeline {
                 continue;
             };
             if self.workers > 1
-                && let Some(owner) = self.owner_of_reply(snapshot, &h.dst, h.dst_port, h.proto)
+                && let Some(owner) = {
+                    let (backend, to) = ((&h.src, h.src_port), (&h.dst, h.dst_port));
+                    self.owner_of_reply(snapshot, backend, to, h.proto, Dealt::of(h))
+                }
                 && let Err(elsewhere) = self.at_home(owner, burst.arrival)
             {
-                self.note_elsewhere(h, elsewhere, burst.now);
                 burst.set(at, elsewhere);
                 continue;
             }
@@ -105,25 +106,5 @@ impl Pipeline {
             let destination = Destination::Client { service, client };
             burst.deliveries.push(Delivery { packet: reply.packet, destination });
         }
-    }
-
-    /// The worker that holds the flow of a reply to this address and port, where that can be told from them.
-    pub(super) fn owner_of_reply(
-        &self,
-        snapshot: &Snapshot,
-        to: &Addr,
-        port: u16,
-        proto: u8,
-    ) -> Option<WorkerIndex> {
-        let family = if to.is_v4() { crate::wire::Family::V4 } else { crate::wire::Family::V6 };
-        if snapshot.snat_addresses(family).contains(to) {
-            // With RSS the port was chosen so that the reply comes here by itself.
-            return match self.steering {
-                Steering::Partition => Some(owner_of_port(port, self.workers)),
-                Steering::Single | Steering::Rss(_) => None,
-            };
-        }
-        // To the gateway itself: what the kernel began is the kernel's, on whatever worker.
-        snapshot.address(to).is_none().then(|| owner_of_client(to, port, proto, self.workers))
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
+use super::owners::Dealt;
 use super::{Arrival, Burst, Delivery, Destination, FlowNote, Pipeline};
 use crate::backend::Backend;
 use crate::conntrack::{
@@ -15,8 +16,8 @@ use crate::conntrack::{
 };
 use crate::forward::snat_ports::Candidates;
 use crate::frame::Frame;
-use crate::hash::{client_hash, key_hash, scale, selection_hash};
-use crate::ids::{BackendId, WorkerIndex};
+use crate::hash::{client_hash, scale, selection_hash};
+use crate::ids::BackendId;
 use crate::limits::BURST;
 use crate::now::Now;
 use crate::service::Service;
@@ -25,7 +26,7 @@ use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
 use crate::wire::rewrite::Endpoint;
 use crate::wire::tcp::flags;
-use crate::wire::{Addr, Headers, proto};
+use crate::wire::{Headers, proto};
 
 /// The requests of one burst.
 pub(super) type Requests<'s> = ArrayVec<Request<'s>, BURST>;
@@ -73,15 +74,6 @@ impl<'s> Request<'s> {
     }
 }
 
-/// The worker that holds the state of a `nat` flow of this client, whose replies come back to the client's
-/// own address and so by any queue.
-#[inline]
-#[must_use]
-pub(super) fn owner_of_client(client: &Addr, port: u16, proto: u8, workers: u8) -> WorkerIndex {
-    // Below 256, being below `workers`.
-    scale(key_hash(client, proto, port), u32::from(workers)) as WorkerIndex
-}
-
 /// What a packet says about the state of its flow.
 #[inline]
 pub(super) fn kind_of(h: &Headers) -> Packet {
@@ -101,8 +93,11 @@ impl Pipeline {
         h: &Headers,
         arrival: Arrival,
     ) -> Result<Request<'s>, Verdict> {
-        if self.workers > 1 && service.mode == ForwardingMode::Nat {
-            self.at_home(owner_of_client(&h.src, h.src_port, h.proto, self.workers), arrival)?;
+        if self.workers > 1 {
+            let (client, vip) = ((&h.src, h.src_port), (&h.dst, h.dst_port));
+            if let Some(owner) = self.owner_of_request(service.mode, client, vip, h.proto, Dealt::of(h)) {
+                self.at_home(owner, arrival)?;
+            }
         }
         let key = FlowKey::flow(service.id, h.src, h.src_port);
         let flow_hash = self.flows.hash(&key);

@@ -10,10 +10,13 @@ use std::time::Duration;
 
 use crate::counters::{Tallies, WorkerCounters};
 use crate::forward::snat_ports::Steering;
+use crate::fragments::FragmentKey;
 use crate::frame::{Frame, MemoryFrame};
 use crate::neighbors::NeighborTable;
 use crate::now::Now;
-use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Note, Pipeline, PipelineConfig, View};
+use crate::pipeline::{
+    Arrival, BurstOutput, FirstFragment, NeighborEvent, Note, Pipeline, PipelineConfig, View,
+};
 use crate::snapshot::{
     BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol,
     RouteSpec, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
@@ -116,6 +119,10 @@ pub struct Fate {
     pub frame: Vec<u8>,
     /// What the resolver was told, of the whole burst.
     pub events: Vec<NeighborEvent>,
+    /// The datagram whose first fragment it may wait for.
+    pub waits_for: Option<FragmentKey>,
+    /// The first fragments in the whole burst.
+    pub first_fragments: Vec<FirstFragment>,
 }
 
 impl Fate {
@@ -269,6 +276,12 @@ impl Lab {
             note: out.notes[n],
             frame: frames[n].bytes().to_vec(),
             events: out.events.to_vec(),
+            waits_for: out
+                .unknown_fragments
+                .iter()
+                .find(|unknown| usize::from(unknown.frame) == n)
+                .map(|unknown| unknown.key),
+            first_fragments: out.first_fragments.to_vec(),
         };
         let fates: Vec<Fate> = (0..frames.len()).map(fate).collect();
         for (fate, received) in fates.iter().zip(received) {

@@ -1,6 +1,6 @@
 //! Translation there and back: the client talks to the VIP, the backend to what it takes for its client.
 
-use super::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec};
+use super::lab::{Fate, Lab, ROUTER_MAC, backend_mac, ip, service, spec};
 use crate::forward::snat_ports::{Steering, owner_of_port};
 use crate::pipeline::{Arrival, FlowNote};
 use crate::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
@@ -160,8 +160,14 @@ fn a_fullnat_reply_at_the_wrong_worker_is_handed_to_the_owner_of_its_port() {
     let mut labs = two_workers(ForwardingMode::FullNat);
     for client in 0..50 {
         let from = format!("198.51.100.{}:1234", client + 1);
-        let owner = client % 2;
-        let fate = labs[owner].send(Builder::udp(from.as_str(), "203.0.113.5:53"));
+        let there = Builder::udp(from.as_str(), "203.0.113.5:53").mac(ROUTER_MAC, GATEWAY_MAC).build();
+        let (owner, fate) = match labs[client % 2].receive(&there) {
+            Fate { verdict: Verdict::HandOver(owner), .. } => {
+                let owner = usize::from(owner);
+                (owner, labs[owner].receive_as(Arrival::HandedOver(0), &there))
+            }
+            fate => (client % 2, fate),
+        };
         let h = headers(fate.sent(TransmitReason::Forward));
         assert_eq!(usize::from(owner_of_port(h.src_port, 2)), owner);
         let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);

@@ -1,0 +1,138 @@
+//! Fragments on their way: the first one of a datagram decides, those without ports follow it.
+//!
+//! Off the fast path, and last of all stages, since the fragments of a datagram mostly arrive together: what was decided
+//! for the first is known only when it is on its way. [`crate::fragments`] is the table.
+//!
+//! Several workers. A first fragment goes to the worker that holds its flow, like any packet with ports; the worker that
+//! received it remembers which, and sends the later ones after it. A worker that receives a later one without having
+//! seen the first hands it over to the datagram's gatherer, a worker that the hash of its key names, which is told of
+//! every first fragment. So a later fragment is handed over twice at most, and its order behind the first is kept.
+//!
+//! A later fragment of an unseen first gets the verdict of what belongs to nobody, and is listed in
+//! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may hold it and process it again.
+
+use super::{Burst, Destination, FirstFragment, Pipeline, UnknownFragment, rest};
+use crate::fragments::{Decision, FragmentKey};
+use crate::frame::Frame;
+use crate::ids::WorkerIndex;
+use crate::now::Now;
+use crate::snapshot::Snapshot;
+use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
+use crate::wire::Headers;
+
+/// Hand-overs that a later fragment may take: to the gatherer, and to the worker that holds the flow.
+const HAND_OVERS_MAX: u8 = 2;
+
+impl Pipeline {
+    /// Remembers what became of the first fragments of a burst, whatever it is.
+    #[cold]
+    pub(super) fn remember_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
+        for packet in std::mem::take(&mut burst.first_fragments) {
+            let at = burst.frame_of(packet);
+            let Some(key) = FragmentKey::of(&burst.packets[usize::from(packet)].headers) else { continue };
+            let delivery = burst.deliveries.iter().find(|delivery| delivery.packet == packet);
+            let decision = decision(burst.out.verdicts[at], delivery.map(|delivery| &delivery.destination));
+            let owner = match decision {
+                Decision::Elsewhere(owner) => owner,
+                _ => self.worker,
+            };
+            self.fragments.remember(key, decision, burst.now);
+            let gatherer = self.fragments.gatherer(&key, self.workers);
+            burst.out.first_fragments.push(FirstFragment { key, owner, gatherer });
+        }
+    }
+
+    /// Notes that another worker has seen the first fragment of a datagram. Its later fragments go there, to `owner`.
+    pub fn learn_fragment(&mut self, key: FragmentKey, owner: WorkerIndex, now: Now) {
+        // The first fragment itself comes here.
+        if owner != self.worker {
+            self.fragments.remember(key, Decision::Elsewhere(owner), now);
+        }
+    }
+
+    /// Sends fragments without ports where their first one went.
+    #[cold]
+    pub(super) fn follow_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
+        for packet in std::mem::take(&mut burst.later_fragments) {
+            let at = burst.frame_of(packet);
+            let h = burst.packets[usize::from(packet)].headers;
+            let Some(key) = FragmentKey::of(&h) else { continue };
+            match self.fragments.recall(&key, burst.now) {
+                None => self.unknown_fragment(burst, at, &h, key),
+                Some(Decision::Ended(verdict)) => burst.set(at, verdict),
+                Some(Decision::Elsewhere(owner))
+                    if owner != self.worker && burst.arrival.hand_overs() < HAND_OVERS_MAX =>
+                {
+                    burst.set(at, Verdict::HandOver(owner));
+                }
+                Some(decision) => match recalled(burst.view.snapshot, decision) {
+                    Some(destination) => self.deliver_one(burst, packet, &destination),
+                    None => rest::unserved(burst, at, &h),
+                },
+            }
+        }
+    }
+
+    /// A fragment whose first one was not seen here.
+    fn unknown_fragment<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        key: FragmentKey,
+    ) {
+        let gatherer = self.fragments.gatherer(&key, self.workers);
+        // To a group or to everyone: each station puts its own together, and the kernel is one of them.
+        let to_one = h.dst.is_single_host();
+        if to_one && gatherer != self.worker && burst.arrival.hand_overs() == 0 {
+            return burst.set(at, Verdict::HandOver(gatherer));
+        }
+        rest::unserved(burst, at, h);
+        if to_one {
+            // A frame is listed once, so there is room; its position is below `BURST`.
+            let _ = burst.out.unknown_fragments.try_push(UnknownFragment { frame: at as u8, key });
+        }
+    }
+}
+
+/// What the later fragments of a datagram share with the first, which has this verdict.
+fn decision(verdict: Verdict, destination: Option<&Destination<'_>>) -> Decision {
+    let to = match verdict {
+        Verdict::Transmit {
+            why: TransmitReason::Forward | TransmitReason::Reply | TransmitReason::IcmpError,
+            ..
+        }
+        // It waits for its next hop, and so do the others.
+        | Verdict::Drop(DropReason::Refused(Refusal::NeighborUnresolved)) => destination,
+        Verdict::HandOver(owner) => return Decision::Elsewhere(owner),
+        _ => None,
+    };
+    match to {
+        Some(&Destination::Backend { service, backend, local }) => {
+            Decision::ToBackend { service: service.id, backend: backend.id, local }
+        }
+        Some(&Destination::Client { service, client }) => Decision::ToClient { service: service.id, client },
+        None => Decision::Ended(match verdict {
+            Verdict::Transmit { why: TransmitReason::PacketTooBig, .. } => Refusal::TooBig.into(),
+            Verdict::Transmit { why: TransmitReason::TtlExceeded, .. } => Refusal::TtlExceeded.into(),
+            Verdict::Transmit { why: TransmitReason::NoEndpoints, .. } => Refusal::NoEndpoints.into(),
+            Verdict::Transmit { .. } => Refusal::FragmentUnknown.into(),
+            ended => ended,
+        }),
+    }
+}
+
+/// The service and backend that a remembered decision names, if both are still there.
+fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> {
+    Some(match decision {
+        Decision::ToBackend { service, backend, local } => Destination::Backend {
+            service: snapshot.service_by_id(service)?,
+            backend: snapshot.backend(backend)?,
+            local,
+        },
+        Decision::ToClient { service, client } => {
+            Destination::Client { service: snapshot.service_by_id(service)?, client }
+        }
+        Decision::Elsewhere(_) | Decision::Ended(_) => return None,
+    })
+}

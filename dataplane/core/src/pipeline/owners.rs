@@ -1,0 +1,109 @@
+//! Several workers: which of them holds the state of a flow, and so has to process its packets.
+//!
+//! The owner follows from what a packet says, so that packets of both directions, fragments and ICMP errors lead to
+//! the same worker. There are three ways:
+//!
+//! - `nat`: a hash of the client, since replies come back to the client's own address by whatever queue.
+//! - `fullnat` and RSS: the NIC deals packets by their addresses and ports, so the owner is where the client's packets
+//!   come to, and the SNAT port is chosen so that replies come there too. Nothing is handed over but what the NIC
+//!   deals otherwise: fragments, and packets with extension headers; Toeplitz tells where the others of the flow come.
+//! - `fullnat` and a port that deals packets in ways we do not know: a hash of the client, as for `nat`. It costs a
+//!   hand-over for all but one in `workers` packets of clients, beside those of replies that it always cost; without
+//!   it, the whole and the fragmented datagrams of a flow would come to different workers and get two SNAT ports.
+//!
+//! DSR needs no state to decide alike everywhere, so its packets stay where they come, but for those that RSS deals
+//! otherwise: their flow may be in flux.
+
+use super::{Arrival, Pipeline};
+use crate::forward::snat_ports::{Steering, owner_of_port};
+use crate::hash::{key_hash, scale};
+use crate::ids::WorkerIndex;
+use crate::snapshot::{ForwardingMode, Snapshot};
+use crate::verdict::{Refusal, Verdict};
+use crate::wire::{Addr, Family, Headers, ipv6};
+
+/// How a NIC with RSS deals a packet to a queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dealt {
+    /// As every whole packet of its flow.
+    WithItsFlow,
+    /// By its addresses alone, or by those of another packet.
+    Otherwise,
+}
+
+impl Dealt {
+    /// NICs look for ports right behind the IP header, and in no fragment.
+    #[inline]
+    pub(super) fn of(h: &Headers) -> Self {
+        let extended = h.family == Family::V6 && usize::from(h.l4) != usize::from(h.l3) + ipv6::HEADER_LEN;
+        if extended || h.is_fragment() { Self::Otherwise } else { Self::WithItsFlow }
+    }
+}
+
+/// The worker that a hash of the client names.
+#[inline]
+fn owner_of_client(client: (&Addr, u16), proto: u8, workers: u8) -> WorkerIndex {
+    // Below 256, being below `workers`.
+    scale(key_hash(client.0, proto, client.1), u32::from(workers)) as WorkerIndex
+}
+
+impl Pipeline {
+    /// The worker that holds the flow of a client's packets to a VIP; `None` where it is the one that they come to.
+    #[inline]
+    pub(super) fn owner_of_request(
+        &self,
+        mode: ForwardingMode,
+        client: (&Addr, u16),
+        vip: (&Addr, u16),
+        proto: u8,
+        dealt: Dealt,
+    ) -> Option<WorkerIndex> {
+        match (&self.steering, mode) {
+            (_, ForwardingMode::Nat) | (Steering::Partition, ForwardingMode::FullNat) => {
+                Some(owner_of_client(client, proto, self.workers))
+            }
+            (Steering::Rss(rss), _) if dealt == Dealt::Otherwise => Some(rss.queue(client, vip)),
+            _ => None,
+        }
+    }
+
+    /// The worker that holds the flow of a backend's packets to this address and port; `None` where it is the one that
+    /// they come to.
+    #[inline]
+    pub(super) fn owner_of_reply(
+        &self,
+        snapshot: &Snapshot,
+        backend: (&Addr, u16),
+        to: (&Addr, u16),
+        proto: u8,
+        dealt: Dealt,
+    ) -> Option<WorkerIndex> {
+        let family = if to.0.is_v4() { Family::V4 } else { Family::V6 };
+        if snapshot.snat_addresses(family).contains(to.0) {
+            return match &self.steering {
+                Steering::Partition => Some(owner_of_port(to.1, self.workers)),
+                // The port was chosen so that the reply comes here by itself.
+                Steering::Rss(rss) if dealt == Dealt::Otherwise => Some(rss.queue(backend, to)),
+                Steering::Single | Steering::Rss(_) => None,
+            };
+        }
+        // To the gateway itself: what the kernel began is the kernel's, on whatever worker.
+        snapshot.address(to.0).is_none().then(|| owner_of_client(to, proto, self.workers))
+    }
+
+    /// What to do with a packet whose flow this worker would hold, did it not belong to `owner`.
+    #[inline]
+    pub(super) fn at_home(&self, owner: WorkerIndex, arrival: Arrival) -> Result<(), Verdict> {
+        match arrival {
+            _ if owner == self.worker => Ok(()),
+            Arrival::Wire(_) => Err(Verdict::HandOver(owner)),
+            Arrival::HandedOver(_) | Arrival::HandedOn(..) => Err(Refusal::HandOverLoop.into()),
+        }
+    }
+
+    /// The worker to ask next about a flow that any of them may hold; `None` when all have been asked.
+    pub(super) fn next_to_ask(&self, arrival: Arrival) -> Option<WorkerIndex> {
+        let more = arrival.hand_overs() + 1 < self.workers;
+        more.then(|| if self.worker + 1 == self.workers { 0 } else { self.worker + 1 })
+    }
+}

@@ -1,0 +1,214 @@
+//! The real worker and fragments: those that come before their first one are held, at whichever worker they arrive, and
+//! are given up in time.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "in tests a panic is the report")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use tidegate_core::counters::Tallies;
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::frame::{Frame, MemoryFrame};
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::now::Now;
+use tidegate_core::pipeline::{Pipeline, PipelineConfig};
+use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey, Snapshot, SnapshotSpec};
+use tidegate_core::testing::Builder;
+use tidegate_core::testing::builder::fragments;
+use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
+use tidegate_core::wire::{Fragment, Headers, Parsed, parse};
+use tidegate_dataplane::clock::Clock;
+use tidegate_dataplane::drivers::memory::{self, MemoryPort, MemoryQueue};
+use tidegate_dataplane::publish::Publisher;
+use tidegate_dataplane::topology::Idle;
+use tidegate_dataplane::worker::fragment_room::{HELD_MAX, HELD_PER_DATAGRAM, HOLD_MAX};
+use tidegate_dataplane::worker::{Exchange, Forwarding, Worker, WorkerParts};
+
+/// Workers that the test turns itself.
+struct Bench {
+    wire: MemoryPort,
+    workers: Vec<Worker<MemoryQueue>>,
+    now: Now,
+    _publisher: Publisher<Forwarding>,
+}
+
+impl Bench {
+    fn new(workers: u8) -> Self {
+        let udp = |vip, name, mode| {
+            let tcp = service(vip, name, mode);
+            let key = ServiceKey { protocol: Protocol::Udp, ..tcp.key };
+            tidegate_core::snapshot::ServiceSpec { key, ..tcp }
+        };
+        let services = vec![
+            udp(VIP_L2, "direct", ForwardingMode::DsrL2).into(),
+            udp(VIP_FULLNAT, "translated", ForwardingMode::FullNat).into(),
+        ];
+        let spec = SnapshotSpec { services, ..spec(1) };
+        let neighbors = Arc::new(NeighborTable::new());
+        let (snapshot, problems) = Snapshot::compile(&spec, None, &neighbors).unwrap();
+        assert!(problems.is_empty(), "{problems:?}");
+        let tallies = (0..workers).map(|_| Arc::new(Tallies::with_capacity(64, 64))).collect();
+        let mut publisher = Publisher::new(1, Forwarding { snapshot, tallies });
+        let exchange = Arc::new(Exchange::new(usize::from(workers)));
+        let (wire, ends) = memory::port(usize::from(workers), 1024);
+        let steering = if workers == 1 { Steering::Single } else { Steering::Partition };
+        let make = |(worker, end): (u8, MemoryQueue)| {
+            Worker::new(WorkerParts {
+                worker,
+                ports: vec![end],
+                pipeline: Pipeline::new(&PipelineConfig {
+                    worker,
+                    workers,
+                    entries: 1024,
+                    seed: 7,
+                    steering: steering.clone(),
+                }),
+                forwarding: publisher.reader(),
+                neighbors: Arc::clone(&neighbors),
+                exchange: Arc::clone(&exchange),
+                shared: Arc::default(),
+                clock: Clock::calibrated(),
+                idle: Idle::Poll,
+            })
+        };
+        let workers = (0..workers).zip(ends).map(make).collect();
+        Self { wire, workers, now: Now(1_000_000), _publisher: publisher }
+    }
+
+    /// Every worker takes what it has; gives what they sent.
+    fn turn(&mut self) -> Vec<MemoryFrame> {
+        let mut sent = Vec::new();
+        for _ in 0..4 {
+            for (n, worker) in self.workers.iter_mut().enumerate() {
+                worker.turn(self.now);
+                sent.extend(std::iter::from_fn(|| self.wire.take(n)));
+            }
+        }
+        sent
+    }
+
+    fn receive(&mut self, worker: usize, frame: &[u8]) -> Vec<MemoryFrame> {
+        assert!(self.wire.offer(worker, frame));
+        self.turn()
+    }
+
+    fn drops(&self, why: Refusal) -> u64 {
+        self.workers.iter().map(|worker| worker.shared().counters.drops(why.into())).sum()
+    }
+}
+
+fn datagram(port: u16, vip: &str, len: usize, id: u32) -> Vec<Vec<u8>> {
+    let (from, to) = (format!("{CLIENT_IP}:{port}"), format!("{vip}:80"));
+    let whole = Builder::udp(from.as_str(), to.as_str()).dont_fragment(false).payload_len(len);
+    fragments(&whole.mac(CLIENT, GATEWAY).build(), id, 1480)
+}
+
+fn headers(frame: &MemoryFrame) -> Headers {
+    match parse(frame.bytes()) {
+        Ok(Parsed::Ip(headers)) => headers,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn offset(frame: &MemoryFrame) -> u16 {
+    match headers(frame).fragment {
+        Fragment::Later { offset, .. } => offset,
+        _ => 0,
+    }
+}
+
+#[test]
+fn fragments_before_their_first_wait_for_it_and_all_arrive() {
+    for vip in [VIP_L2, VIP_FULLNAT] {
+        let mut bench = Bench::new(1);
+        let parts = datagram(4000, vip, 60_000, 7);
+        assert_eq!(parts.len(), 41);
+        for part in parts[1..].iter().rev() {
+            assert!(bench.receive(0, part).is_empty(), "it waits");
+        }
+        let sent = bench.receive(0, &parts[0]);
+        let mut offsets: Vec<u16> = sent.iter().map(offset).collect();
+        offsets.sort_unstable();
+        let expected: Vec<u16> = (0..41).map(|n| n * 1480).collect();
+        assert_eq!(offsets, expected, "every part once");
+        let counters = &bench.workers[0].shared().counters;
+        assert_eq!(
+            (counters.transmits(TransmitReason::Forward), bench.drops(Refusal::FragmentUnknown)),
+            (41, 0)
+        );
+    }
+}
+
+#[test]
+fn fragments_that_wait_in_vain_are_dropped_in_time_and_counted_once() {
+    let mut bench = Bench::new(1);
+    let parts = datagram(4000, VIP_L2, 6000, 7);
+    for part in &parts[1..] {
+        bench.receive(0, part);
+    }
+    bench.now = bench.now.plus(HOLD_MAX / 2);
+    bench.turn();
+    assert_eq!(bench.drops(Refusal::FragmentUnknown), 0);
+    bench.now = bench.now.plus(HOLD_MAX / 2);
+    bench.turn();
+    assert_eq!(bench.drops(Refusal::FragmentUnknown), parts.len() as u64 - 1);
+    assert_eq!(bench.receive(0, &parts[0]).len(), 1, "the first goes on alone");
+    bench.turn();
+    assert_eq!(bench.drops(Refusal::FragmentUnknown), parts.len() as u64 - 1);
+}
+
+#[test]
+fn fragments_to_the_kernel_that_wait_in_vain_are_punted() {
+    let mut bench = Bench::new(1);
+    for part in &datagram(4000, "192.0.2.2", 3000, 7)[1..] {
+        bench.receive(0, part);
+    }
+    let counters = Arc::clone(bench.workers[0].shared());
+    assert_eq!(counters.counters.punts(PuntReason::Local), 0);
+    bench.now = bench.now.plus(HOLD_MAX);
+    bench.turn();
+    assert_eq!(counters.counters.punts(PuntReason::Local), 2);
+}
+
+#[test]
+fn held_fragments_are_bounded_and_the_newest_datagram_is_held() {
+    let mut bench = Bench::new(1);
+    let flood = 2 * HELD_MAX;
+    for id in 0..flood as u32 {
+        bench.receive(0, &datagram(4000, VIP_L2, 2000, 1000 + id)[1]);
+    }
+    assert_eq!(bench.drops(Refusal::FragmentUnknown), (flood - HELD_MAX) as u64);
+    let parts = datagram(4000, VIP_L2, 3000, 7);
+    assert!(bench.receive(0, &parts[1]).is_empty());
+    assert_eq!(bench.receive(0, &parts[0]).len(), 2);
+    for _ in 0..=HELD_PER_DATAGRAM {
+        bench.receive(0, &datagram(4000, VIP_L2, 3000, 8)[1]);
+    }
+    assert_eq!(bench.receive(0, &datagram(4000, VIP_L2, 3000, 8)[0]).len(), 1 + HELD_PER_DATAGRAM);
+}
+
+#[test]
+fn fragments_that_arrive_at_several_workers_leave_by_one_snat_port_and_one_backend() {
+    for vip in [VIP_L2, VIP_FULLNAT] {
+        for port in 4000..4020_u16 {
+            let mut bench = Bench::new(3);
+            let parts = datagram(port, vip, 5000, u32::from(port));
+            let mut sent = Vec::new();
+            for (n, part) in parts.iter().enumerate() {
+                let (at, n) = (n + usize::from(port), if port % 2 == 0 { n } else { parts.len() - 1 - n });
+                sent.extend(bench.receive(at % 3, if port % 2 == 0 { part } else { &parts[n] }));
+            }
+            let mut offsets: Vec<u16> = sent.iter().map(offset).collect();
+            offsets.sort_unstable();
+            let drops: Vec<_> = tidegate_core::verdict::DropReason::all()
+                .filter(|&why| bench.workers.iter().any(|worker| worker.shared().counters.drops(why) > 0))
+                .collect();
+            assert_eq!((offsets, drops), (vec![0, 1480, 2960, 4440], Vec::new()), "{vip} {port}");
+            let source = headers(&sent[0]).src;
+            assert!(sent.iter().all(|frame| headers(frame).src == source));
+            assert_eq!(bench.drops(Refusal::FragmentUnknown) + bench.drops(Refusal::HandOverLoop), 0);
+        }
+    }
+}
