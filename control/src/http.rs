@@ -3,12 +3,16 @@
 //! Header names go out as Go writes them (`X-Content-Type-Options`): some clients compare bytes. What is asked and
 //! answered is the callers' business; here are the [`Limits`] that keep one of them from taking the process down.
 //!
-//! Invariant: connections are bounded in number and in idle time, and end with their server.
+//! Invariant: connections are bounded in number and in time, and end with their server. A client that only holds
+//! connections open keeps nobody out: a new connection takes the place of the oldest one without a request under way.
 
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -20,16 +24,25 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, Id, JoinSet};
+use tokio::time::Instant;
 
 /// After an error of accept (no file descriptor), so that it does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// The time in which a client that means to ask something sends its request.
+const REQUEST_BEGINS: Duration = Duration::from_millis(500);
+
+/// How often a full listener looks for a connection that has had that time.
+const ROOM_POLL: Duration = Duration::from_millis(50);
+
 /// What one listener spends on its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Connections at once; more wait in the kernel's queue.
+    /// Connections at once.
     pub(crate) connections_max: usize,
+    /// Connections at once of one source address.
+    pub(crate) per_source_max: usize,
     /// How long each lives.
     pub(crate) life: Life,
 }
@@ -44,12 +57,15 @@ pub(crate) enum Life {
 }
 
 impl Limits {
-    /// For clients that ask again and again: probes, the commands.
-    pub(crate) const MANY_REQUESTS: Self =
-        Self { connections_max: 256, life: Life::KeptAlive(Duration::from_secs(60)) };
+    /// For the commands, which come by the admin socket: its file decides who may connect.
+    pub(crate) const COMMANDS: Self =
+        Self { connections_max: 256, per_source_max: 256, life: Life::KeptAlive(Duration::from_secs(60)) };
+    /// For probes of kubelets and load balancers: anyone who reaches the node can connect.
+    pub(crate) const PROBES: Self =
+        Self { connections_max: 256, per_source_max: 32, life: Life::OneRequest(Duration::from_secs(5)) };
     /// For scrapes, which are seconds apart and large.
     pub(crate) const SCRAPES: Self =
-        Self { connections_max: 16, life: Life::OneRequest(Duration::from_secs(30)) };
+        Self { connections_max: 16, per_source_max: 16, life: Life::OneRequest(Duration::from_secs(30)) };
 }
 
 /// An answer with its whole body.
@@ -73,20 +89,21 @@ pub(crate) fn with_type(status: StatusCode, content_type: &'static str, body: By
 /// A listener of either kind.
 pub(crate) trait Accept: Send + 'static {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-    fn accept_stream(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+    /// The next connection, and the address that it is from; none for a local socket.
+    fn accept_stream(&self) -> impl Future<Output = io::Result<(Self::Stream, Option<IpAddr>)>> + Send;
 }
 
 impl Accept for TcpListener {
     type Stream = tokio::net::TcpStream;
-    async fn accept_stream(&self) -> io::Result<Self::Stream> {
-        self.accept().await.map(|(stream, _)| stream)
+    async fn accept_stream(&self) -> io::Result<(Self::Stream, Option<IpAddr>)> {
+        self.accept().await.map(|(stream, peer)| (stream, Some(peer.ip().to_canonical())))
     }
 }
 
 impl Accept for UnixListener {
     type Stream = tokio::net::UnixStream;
-    async fn accept_stream(&self) -> io::Result<Self::Stream> {
-        self.accept().await.map(|(stream, _)| stream)
+    async fn accept_stream(&self) -> io::Result<(Self::Stream, Option<IpAddr>)> {
+        self.accept().await.map(|(stream, _)| (stream, None))
     }
 }
 
@@ -97,32 +114,133 @@ where
     Fut: Future<Output = Answer> + Send + 'static,
 {
     let handler = Arc::new(handler);
-    let mut connections = JoinSet::new();
+    let mut connections = Connections::new(limits);
     loop {
-        while connections.len() >= limits.connections_max {
-            connections.join_next().await;
-        }
         tokio::select! {
             accepted = listener.accept_stream() => match accepted {
-                Ok(stream) => {
-                    connections.spawn(connection(stream, limits.life, handler.clone()));
+                Ok((stream, source)) => {
+                    // A source that has its share waits for nobody, or it would hold up the others.
+                    if connections.make_room(source).await {
+                        let life = limits.life;
+                        connections.begin(source, |busy| connection(stream, life, handler.clone(), busy));
+                    }
                 }
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             },
-            Some(_) = connections.join_next() => {}
+            () = connections.ended(), if !connections.is_empty() => {}
         }
     }
 }
 
-async fn connection<S, F, Fut>(stream: S, life: Life, handler: Arc<F>)
+/// The connections of one listener.
+struct Connections {
+    limits: Limits,
+    tasks: JoinSet<()>,
+    /// By age, the oldest first.
+    open: BTreeMap<u64, Open>,
+    ages: HashMap<Id, u64>,
+    by_source: HashMap<Option<IpAddr>, usize>,
+    next_age: u64,
+}
+
+/// One connection.
+struct Open {
+    source: Option<IpAddr>,
+    since: Instant,
+    /// A request of it is being handled.
+    busy: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+impl Open {
+    fn is_idle(&self) -> bool {
+        !self.busy.load(Ordering::Relaxed)
+    }
+}
+
+impl Connections {
+    fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            tasks: JoinSet::new(),
+            open: BTreeMap::new(),
+            ages: HashMap::new(),
+            by_source: HashMap::new(),
+            next_age: 0,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// Makes room for one more connection from `source`; false if that cannot be.
+    ///
+    /// A source that has its share gives up its oldest idle connection, and gets no further one while all have a
+    /// request under way. Where the listener is full, the oldest idle connection of anyone ends, once it has had
+    /// [`REQUEST_BEGINS`] to send a request; until there is one, the new connection waits.
+    async fn make_room(&mut self, source: Option<IpAddr>) -> bool {
+        if self.by_source.get(&source).is_some_and(|&count| count >= self.limits.per_source_max) {
+            let mut own = self.open.values().filter(|open| open.source == source);
+            let Some(oldest) = own.find(|open| open.is_idle()) else { return false };
+            oldest.task.abort();
+            while self.by_source.get(&source).is_some_and(|&count| count >= self.limits.per_source_max) {
+                self.ended().await;
+            }
+        }
+        while self.open.len() >= self.limits.connections_max {
+            let mut late = self.open.values().filter(|open| open.since.elapsed() >= REQUEST_BEGINS);
+            if let Some(oldest) = late.find(|open| open.is_idle()) {
+                oldest.task.abort();
+            }
+            let _ = tokio::time::timeout(ROOM_POLL, self.ended()).await;
+        }
+        true
+    }
+
+    fn begin<Fut>(&mut self, source: Option<IpAddr>, connection: impl FnOnce(Arc<AtomicBool>) -> Fut)
+    where
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let busy = Arc::new(AtomicBool::new(false));
+        let task = self.tasks.spawn(connection(Arc::clone(&busy)));
+        self.ages.insert(task.id(), self.next_age);
+        self.open.insert(self.next_age, Open { source, since: Instant::now(), busy, task });
+        *self.by_source.entry(source).or_default() += 1;
+        self.next_age += 1;
+    }
+
+    /// Waits until one has ended, and forgets it.
+    async fn ended(&mut self) {
+        let id = match self.tasks.join_next_with_id().await {
+            Some(Ok((id, ()))) => id,
+            Some(Err(error)) => error.id(),
+            None => return,
+        };
+        let Some(open) = self.ages.remove(&id).and_then(|age| self.open.remove(&age)) else { return };
+        if let Some(count) = self.by_source.get_mut(&open.source) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_source.remove(&open.source);
+            }
+        }
+    }
+}
+
+async fn connection<S, F, Fut>(stream: S, life: Life, handler: Arc<F>, busy: Arc<AtomicBool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Answer> + Send + 'static,
 {
     let service = service_fn(move |request| {
-        let handler = handler.clone();
-        async move { Ok::<_, Infallible>(handler(request).await) }
+        let (handler, busy) = (handler.clone(), Arc::clone(&busy));
+        async move {
+            busy.store(true, Ordering::Relaxed);
+            let answer = handler(request).await;
+            busy.store(false, Ordering::Relaxed);
+            Ok::<_, Infallible>(answer)
+        }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).title_case_headers(true);
@@ -137,5 +255,69 @@ where
             let one = http.serve_connection(TokioIo::new(stream), service);
             let _ = tokio::time::timeout(within, one).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    const LIMITS: Limits =
+        Limits { connections_max: 8, per_source_max: 4, life: Life::OneRequest(Duration::from_secs(600)) };
+
+    async fn server() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port of loopback");
+        let address = listener.local_addr().expect("bound");
+        tokio::spawn(serve(listener, LIMITS, |_| std::future::ready(text(StatusCode::OK, "fine"))));
+        address
+    }
+
+    /// Connects from an address of loopback.
+    async fn connect(server: SocketAddr, from: &str) -> TcpStream {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::new(from.parse().expect("an address"), 0)).expect("an address of loopback");
+        socket.connect(server).await.expect("the listener accepts")
+    }
+
+    async fn ask(mut stream: TcpStream) -> String {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("a living connection");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        answer
+    }
+
+    #[tokio::test]
+    async fn idle_connections_of_one_source_keep_nobody_out() {
+        let server = server().await;
+        let mut idle = Vec::new();
+        for _ in 0..50 {
+            idle.push(connect(server, "127.0.0.2").await);
+        }
+        for from in ["127.0.0.1", "127.0.0.2"] {
+            assert!(ask(connect(server, from).await).await.ends_with("fine"), "from {from}");
+        }
+        // The oldest of them were ended, not the newest.
+        let mut byte = [0];
+        assert_eq!(idle[0].read(&mut byte).await.expect("an end"), 0);
+    }
+
+    #[tokio::test]
+    async fn idle_connections_of_many_sources_keep_nobody_out() {
+        let server = server().await;
+        let mut idle = Vec::new();
+        for n in 2..60 {
+            idle.push(connect(server, &format!("127.0.0.{n}")).await);
+        }
+        assert!(ask(connect(server, "127.0.0.1").await).await.ends_with("fine"));
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_for_one_request() {
+        let server = server().await;
+        let answer = ask(connect(server, "127.0.0.1").await).await;
+        assert!(answer.contains("Connection: close"), "{answer}");
     }
 }

@@ -38,7 +38,7 @@ impl Server {
     /// When another daemon answers at the path, or the file system refuses.
     pub fn start(path: &Path, backend: Arc<impl AdminBackend>) -> io::Result<Self> {
         let (listener, file) = socket::bind(path)?;
-        let task = tokio::spawn(http::serve(listener, Limits::MANY_REQUESTS, move |request| {
+        let task = tokio::spawn(http::serve(listener, Limits::COMMANDS, move |request| {
             answer(backend.clone(), request)
         }));
         Ok(Self { _file: file, task })

@@ -203,7 +203,7 @@ impl Listeners {
 fn serve_port(listener: TcpListener, port: &HealthCheckNodePort, report: Report) -> Open {
     let answers = Arc::new(Mutex::new(port.clone()));
     let current = answers.clone();
-    let task = tokio::spawn(serve(listener, Limits::MANY_REQUESTS, move |_| {
+    let task = tokio::spawn(serve(listener, Limits::PROBES, move |_| {
         let port = current.lock().expect("nothing panics with the lock").clone();
         std::future::ready(answer::service(&port, report().healthy))
     }));

@@ -29,7 +29,7 @@ impl Probes {
         let listener = TcpListener::bind(address).await?;
         let local_addr = listener.local_addr()?;
         let report = Arc::new(report);
-        let task = tokio::spawn(serve(listener, Limits::MANY_REQUESTS, move |request| {
+        let task = tokio::spawn(serve(listener, Limits::PROBES, move |request| {
             let answer = answer::probe(request.uri().path(), &report());
             std::future::ready(answer)
         }));
