@@ -8,7 +8,7 @@ use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
 
-use crate::config::{GatewayConfig, Idle, Interface, OtherFamily};
+use crate::config::{GatewayConfig, Idle, Interface, OtherFamily, UnknownFlows, UnservedPorts};
 use crate::reconcile::Settings;
 
 /// The dataplane of a configuration, without a word on failures.
@@ -71,7 +71,11 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         snat_addresses: dataplane.snat_addresses.clone(),
         tunnel_source_v4: dataplane.tunnel_source.v4,
         tunnel_source_v6: dataplane.tunnel_source.v6,
-        policy: Policy { serve_routers: dataplane.routers_as_clients },
+        policy: Policy {
+            reset_unknown_flows: dataplane.unknown_flows == UnknownFlows::Reset,
+            reject_unserved_ports: config.services.unserved_ports == UnservedPorts::Reject,
+            serve_routers: dataplane.routers_as_clients,
+        },
         pools: config.pools.clone(),
         forwarding: defaults.forwarding,
         target: defaults.target,

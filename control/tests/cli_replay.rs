@@ -222,9 +222,9 @@ fn what_is_not_forwarded_says_why_in_explain_as_in_replay() {
     let tcp = |to: SocketAddr| Builder::tcp(client("203.0.113.1", 40_000), to).flags(flags::SYN).build();
     let ends = [
         (to("203.0.113.1", 80), "transmit no_endpoints"),
-        (to("203.0.113.1", 81), "drop no_service"),
+        (to("203.0.113.1", 81), "transmit no_service"),
         (to("192.0.2.2", 22), "punt local"),
-        (to("192.0.2.3", 22), "drop no_snat_flow"),
+        (to("192.0.2.3", 22), "transmit no_flow"),
         (to("198.51.100.99", 80), "punt not_ours"),
         (to("224.0.0.5", 80), "punt local"),
     ];

@@ -36,6 +36,11 @@ pub struct DataplaneConfig {
     /// `routersAsClients`: serve next hops of default routes as clients too, for routers that masquerade the hosts
     /// behind them. Default `false`: a new flow from a router's own address is forged, and dropped as `bad_source`.
     pub routers_as_clients: bool,
+    /// `unknownFlows`: what TCP of a connection gets that the gateway does not know, in modes `nat` and `fullnat`:
+    /// `reset`, so that its ends need not wait for a time-out after a restart, or `drop`. Several gateways behind
+    /// ECMP that keep `nat` or `fullnat` connections: a segment that goes to another gateway is of a lost connection
+    /// until its route comes back; `drop` leaves it the chance. Default `reset`.
+    pub unknown_flows: UnknownFlows,
 }
 
 /// What a worker does while there is nothing to do.
@@ -45,6 +50,15 @@ pub enum Idle {
     Poll,
     /// Waits longer step by step, and is back at once under load.
     Adaptive,
+}
+
+/// What TCP of an unknown connection gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnknownFlows {
+    /// A reset, within the limits of answers.
+    Reset,
+    /// Nothing.
+    Drop,
 }
 
 /// Memory of DPDK.
@@ -129,6 +143,7 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
         snat_addresses: Vec::new(),
         tunnel_source: TunnelSource::default(),
         routers_as_clients: false,
+        unknown_flows: UnknownFlows::Reset,
     };
     section(parent, "dataplane", |fields| {
         if let Some(list) = fields.get("cores") {
@@ -157,6 +172,9 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
         config.tunnel_source = tunnel_source(fields);
         let routers_as_clients = fields.get("routersAsClients").and_then(|f| f.boolean());
         config.routers_as_clients = routers_as_clients.unwrap_or(config.routers_as_clients);
+        let choices = [("reset", UnknownFlows::Reset), ("drop", UnknownFlows::Drop)];
+        let unknown = fields.get("unknownFlows").and_then(|f| f.one_of(&choices));
+        config.unknown_flows = unknown.unwrap_or(config.unknown_flows);
         Some(())
     });
     let first = |v4: bool| {

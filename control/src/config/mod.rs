@@ -21,7 +21,7 @@ mod source;
 mod tests;
 
 pub use admin::AdminConfig;
-pub use dataplane::{DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource};
+pub use dataplane::{DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource, UnknownFlows};
 pub use health::{
     HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD, HEALTH_TIMEOUT,
     HealthConfig, HealthProtocol, health_path, health_protocol,
@@ -29,8 +29,8 @@ pub use health::{
 pub(crate) use pools::pool;
 pub use services::{
     FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,
-    ServiceDefaults, ServicesConfig, TABLE_SIZE_ACCEPTED, TARGET_ACCEPTED, TableSize, Target, VENDORS, Word,
-    forwarding, scheduler, table_size, target,
+    ServiceDefaults, ServicesConfig, TABLE_SIZE_ACCEPTED, TARGET_ACCEPTED, TableSize, Target, UnservedPorts,
+    VENDORS, Word, forwarding, scheduler, table_size, target,
 };
 pub use source::{DirectoryConfig, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
 

@@ -72,6 +72,10 @@ fn every_key_arrives_in_the_validated_configuration() {
     assert_eq!(dataplane.tunnel_source.v4, Some("10.0.0.1".parse().unwrap()));
     assert_eq!(dataplane.tunnel_source.v6, Some("2001:db8::2".parse().unwrap()), "the default of its family");
     assert!(dataplane.routers_as_clients && !valid(BASE).dataplane.routers_as_clients);
+    assert_eq!(dataplane.unknown_flows, UnknownFlows::Drop);
+    assert_eq!(valid(BASE).dataplane.unknown_flows, UnknownFlows::Reset);
+    assert_eq!(config.services.unserved_ports, UnservedPorts::Drop);
+    assert_eq!(valid(BASE).services.unserved_ports, UnservedPorts::Reject);
     assert_eq!(
         config.source,
         SourceConfig::Directory(DirectoryConfig {

@@ -119,7 +119,8 @@ pub struct Explanation {
 /// One step of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// What was asked: `destination`, `service`, `source`, `source range`, `flow`, `slot`, `backend`, `mode`, `next hop`, `mtu`.
+    /// What was asked: `destination`, `service`, `source`, `source range`, `flow`, `slot`, `backend`,
+    /// `hairpin`, `mode`, `next hop`, `mtu`.
     pub step: String,
     /// What was found.
     pub found: String,
@@ -204,6 +205,13 @@ fn decide(
 
     let backend = choose(snapshot, about, packet, (service, info), told)?;
     told.0.backend = Some(SocketAddr::new(backend.address.ip(), backend.port));
+    if service.mode == ForwardingMode::Nat && backend.address == src {
+        let snat = snapshot.snat_addresses(backend.family);
+        told.step("hairpin", text::hairpin(&src, snat));
+        if snat.is_empty() {
+            return Err(("drop", Refusal::Hairpin.as_str()));
+        }
+    }
     deliver(snapshot, about.neighbors, service, backend, told)
 }
 
@@ -241,7 +249,15 @@ fn unserved(
     }
     match kind {
         Some(AddressKind::Own(_)) => ("punt", PuntReason::Local.as_str()),
+        Some(AddressKind::Vip) if snapshot.policy().reject_unserved_ports => {
+            ("transmit", TransmitReason::NoService.as_str())
+        }
         Some(AddressKind::Vip) => ("drop", Refusal::NoService.as_str()),
+        Some(AddressKind::Snat)
+            if snapshot.policy().reset_unknown_flows && packet.protocol.0 == Protocol::Tcp =>
+        {
+            ("transmit", TransmitReason::NoFlow.as_str())
+        }
         Some(AddressKind::Snat) => ("drop", Refusal::NoSnatFlow.as_str()),
         // Groups and broadcasts are the kernel's.
         None if to_group => ("punt", PuntReason::Local.as_str()),

@@ -150,11 +150,16 @@ fn each_refusal_says_why() {
     let none = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[])]);
     let end = |told: &Explanation| format!("{} {}", told.verdict, told.reason);
     assert_eq!(end(&ask(&none, "203.0.113.1:80")), "transmit no_endpoints");
-    assert_eq!(end(&ask(&none, "203.0.113.1:81")), "drop no_service");
+    assert_eq!(end(&ask(&none, "203.0.113.1:81")), "transmit no_service");
     assert_eq!(end(&ask(&none, "192.0.2.2:22")), "punt local");
-    assert_eq!(end(&ask(&none, "192.0.2.3:22")), "drop no_snat_flow");
+    assert_eq!(end(&ask(&none, "192.0.2.3:22")), "transmit no_flow");
     assert_eq!(end(&ask(&none, "8.8.8.8:53")), "punt not_ours");
     assert_eq!(end(&ask(&none, "224.0.0.5:53")), "punt local");
+
+    let mut silent = none.clone();
+    silent.policy = Policy { reset_unknown_flows: false, reject_unserved_ports: false, ..Policy::default() };
+    assert_eq!(end(&ask(&silent, "203.0.113.1:81")), "drop no_service");
+    assert_eq!(end(&ask(&silent, "192.0.2.3:22")), "drop no_snat_flow");
 
     let down = [("10.0.0.1", 80, BackendState::Down), ("10.0.0.2", 80, BackendState::Draining)];
     let told = ask(&spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &down)]), "203.0.113.1:80");
@@ -167,6 +172,22 @@ fn each_refusal_says_why() {
     assert_eq!(end(&ask(&one, "203.0.113.1:80")), "drop neighbor_unresolved");
     assert_eq!(end(&ask_about(&one, "127.0.0.1:5", "203.0.113.1:80", None)), "drop bad_source");
     assert_eq!(end(&ask_about(&one, "[2001:db8::9]:5", "203.0.113.1:80", None)), "drop bad_source");
+}
+
+#[test]
+fn a_backend_that_is_its_own_client_is_masqueraded_or_refused_by_name() {
+    let own = |mode| spec(vec![service(mode, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
+    let told = ask_about(&own(ForwardingMode::Nat), "10.0.0.1:5", "203.0.113.1:80", None);
+    assert!(found(&told, "hairpin").contains("sent from 192.0.2.3"), "{told}");
+    assert_eq!(told.verdict, "transmit");
+    let without = SnapshotSpec { snat_addresses: Vec::new(), ..own(ForwardingMode::Nat) };
+    let told = ask_about(&without, "10.0.0.1:5", "203.0.113.1:80", None);
+    assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("drop", "hairpin"));
+    assert!(found(&told, "hairpin").contains("dataplane.snatAddresses"), "{told}");
+    for (mode, source) in [(ForwardingMode::FullNat, "10.0.0.1:5"), (ForwardingMode::Nat, "10.0.0.2:5")] {
+        let told = ask_about(&own(mode), source, "203.0.113.1:80", None);
+        assert!(told.steps.iter().all(|step| step.step != "hairpin"), "{told}");
+    }
 }
 
 #[test]

@@ -57,6 +57,18 @@ pub(super) fn source_fault(src: &Addr, fault: SourceFault) -> String {
     }
 }
 
+pub(super) fn hairpin(client: &Addr, snat: &[Addr]) -> String {
+    match snat.first() {
+        Some(first) => {
+            format!("{client} is the client and the backend: sent from {first} or another SNAT address")
+        }
+        None => format!(
+            "{client} is the client and the backend: its answer would not come back here without a SNAT address \
+             (dataplane.snatAddresses)"
+        ),
+    }
+}
+
 pub(super) fn link_local(src: &Addr) -> String {
     format!(
         "{src} is link-local: served on its own link, refused as bad_source when a default router forwarded it"

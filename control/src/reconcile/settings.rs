@@ -36,7 +36,7 @@ pub struct Settings {
     pub tunnel_source_v4: Option<Ipv4Addr>,
     /// `dataplane.tunnelSource`, the IPv6 one.
     pub tunnel_source_v6: Option<Ipv6Addr>,
-    /// `dataplane.routersAsClients`.
+    /// `dataplane.routersAsClients`, `dataplane.unknownFlows` and `services.unservedPorts`.
     pub policy: Policy,
     /// `pools`, in their order.
     pub pools: Vec<Pool>,

@@ -557,7 +557,7 @@ impl Pipeline {
             && self.icmp_error(burst, packet))
         {
             let at = burst.frame_of(packet);
-            rest::unserved(burst, at, h);
+            self.unserved(burst, at, h);
         }
     }
 }

@@ -75,6 +75,10 @@ reasons! {
         EchoReply => "echo_reply",
         /// TCP RST or ICMP port unreachable: the service has no backend.
         NoEndpoints => "no_endpoints",
+        /// TCP RST: the segment is of no flow that is known, in a mode that needs state.
+        NoFlow => "no_flow",
+        /// TCP RST or ICMP port unreachable: the VIP does not serve this port.
+        NoService => "no_service",
         /// Packet too big, to the sender of what does not fit the way to its backend or client.
         PacketTooBig => "packet_too_big",
         /// Time exceeded: the packet's TTL or hop limit ends here.
@@ -124,7 +128,7 @@ reasons! {
         GroupFrame => "group_frame",
         /// Another 802.1Q tag than the interface has.
         VlanMismatch => "vlan_mismatch",
-        /// To a VIP, but to no port that it serves.
+        /// To a VIP, but to no port that it serves, where no answer may be made.
         NoService => "no_service",
         /// Of a client that the service's source ranges leave out.
         SourceRange => "source_range",
@@ -140,12 +144,15 @@ reasons! {
         NoRoute => "no_route",
         /// The link address of the next hop is not known (yet).
         NeighborUnresolved => "neighbor_unresolved",
-        /// TCP that is no SYN, to a flow that is not known, in a mode that needs state.
+        /// TCP that is no SYN, to a flow that is not known, in a mode that needs state, where no answer may be made.
         NoFlow => "no_flow",
-        /// To a SNAT address, but to no flow of it.
+        /// To a SNAT address, but to no flow of it, where no answer may be made.
         NoSnatFlow => "no_snat_flow",
         /// The same client address and port already reach the same backend through another service port.
         NatConflict => "nat_conflict",
+        /// The backend chosen is the client itself, in mode `nat` and without a SNAT address of the family: its own
+        /// answer would not come back through the gateway.
+        Hairpin => "hairpin",
         /// Every flow that would have to make way is established, in a mode that needs state.
         FlowTableFull => "flow_table_full",
         /// No local port left towards this backend.

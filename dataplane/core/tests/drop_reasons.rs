@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::pipeline::Arrival;
-use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Protocol, ServiceSpec, SnapshotSpec};
+use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Policy, Protocol, ServiceSpec, SnapshotSpec};
 use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{Lab, ROUTER_MAC, ip, service, spec};
 use tidegate_core::verdict::{DropReason, Refusal, Verdict};
@@ -61,6 +61,16 @@ fn lab(mode: ForwardingMode) -> Lab {
     Lab::new(all.iter().flat_map(|&p| [one(mode, p, VIP), one(mode, p, VIP6)]).collect())
 }
 
+/// The same, and what it does not know it answers with nothing.
+fn silent(mode: ForwardingMode) -> Lab {
+    let mut lab = lab(mode);
+    lab.change(|spec| {
+        spec.policy =
+            Policy { reset_unknown_flows: false, reject_unserved_ports: false, ..Policy::default() };
+    });
+    lab
+}
+
 fn question() -> Builder {
     Builder::udp(CLIENT, VIP)
 }
@@ -94,7 +104,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         Refusal::BadSource => to_gateway(Builder::udp("127.0.0.1:40000", VIP)),
         Refusal::OtherStation => question().mac(ROUTER_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build(),
         Refusal::VlanMismatch => to_gateway(question().vlan(7)),
-        Refusal::NoService => to_gateway(Builder::udp(CLIENT, "203.0.113.5:54")),
+        Refusal::NoService => return (silent(DsrL2), to_gateway(Builder::udp(CLIENT, "203.0.113.5:54"))),
         Refusal::SourceRange => {
             let ranges: Arc<[ipnet::IpNet]> = Arc::new(["203.0.113.0/24".parse().expect("a prefix")]);
             let closed = ServiceSpec { source_ranges: Some(ranges), ..one(DsrL2, Protocol::Udp, VIP) };
@@ -121,7 +131,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             return (lab, to_gateway(question()));
         }
         Refusal::NoFlow => {
-            return (lab(FullNat), to_gateway(Builder::tcp(CLIENT, VIP).flags(flags::ACK)));
+            return (silent(FullNat), to_gateway(Builder::tcp(CLIENT, VIP).flags(flags::ACK)));
         }
         Refusal::NoSnatFlow => to_gateway(Builder::udp("10.0.0.1:53", "10.0.0.253:4000")),
         Refusal::NatConflict => {
@@ -129,6 +139,11 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             let mut lab = Lab::new(vec![one(Nat, Protocol::Udp, VIP), other]);
             lab.receive(&to_gateway(question()));
             return (lab, to_gateway(Builder::udp(CLIENT, "203.0.113.5:5353")));
+        }
+        Refusal::Hairpin => {
+            let services = vec![one(Nat, Protocol::Udp, VIP).into()];
+            let lab = Lab::with_spec(SnapshotSpec { services, snat_addresses: vec![], ..spec() });
+            return (lab, to_gateway(Builder::udp("10.0.0.1:40000", VIP)));
         }
         Refusal::FlowTableFull => return first_of_many(lab(Nat).with_entries(64), refusal),
         Refusal::SnatPortsExhausted => return first_of_many(lab(FullNat).with_entries(100_000), refusal),

@@ -13,9 +13,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate_core::hash::{client_hash, selection_hash};
 use tidegate_core::pipeline::FlowNote;
-use tidegate_core::snapshot::{BackendSpec, BackendState, ForwardingMode, Protocol, ServiceSpec};
+use tidegate_core::snapshot::{
+    BackendSpec, BackendState, ForwardingMode, Policy, Protocol, ServiceSpec, SnapshotSpec,
+};
 use tidegate_core::testing::builder::{Builder, GATEWAY_MAC};
-use tidegate_core::testing::lab::{Fate, Lab, ROUTER_MAC, backend_mac, ip, service};
+use tidegate_core::testing::lab::{self, Fate, Lab, ROUTER_MAC, backend_mac, ip, service};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_core::wire::tcp::flags;
 use tidegate_core::wire::{Headers, Parsed, ethernet, parse};
@@ -205,7 +207,11 @@ impl Model {
             }
         }
         if tcp && !opening && !self.mode.is_dsr() {
-            return Expected::Refused(Refusal::NoFlow);
+            return match owner {
+                Some(_) => Expected::Refused(Refusal::NoFlow),
+                None if segment == Segment::Rst => Expected::Refused(Refusal::NoEndpoints),
+                None => Expected::Answer,
+            };
         }
         let Some(backend) = self.choose(from.0, owner) else {
             let silent = tcp && segment == Segment::Rst;
@@ -286,7 +292,10 @@ impl Run {
             flows: HashMap::new(),
             affinity: HashMap::new(),
         };
-        Self { model, lab: Lab::new(vec![spec]), v6 }
+        // Resets of unknown flows are limited, which the model is not to count.
+        let policy = Policy { reset_unknown_flows: false, ..Policy::default() };
+        let lab = Lab::with_spec(SnapshotSpec { services: vec![spec.into()], policy, ..lab::spec() });
+        Self { model, lab, v6 }
     }
 
     fn vip(&self) -> SocketAddr {
@@ -415,6 +424,10 @@ impl Run {
                 let h = headers(fate.sent(TransmitReason::Reply));
                 assert_eq!(ends(&h), (self.vip(), self.client(client)));
                 assert_eq!(ethernet::destination(&fate.frame), ROUTER_MAC);
+            }
+            // Over the limit of answers, which the model does not count.
+            Expected::Answer if fate.verdict == Refusal::NoEndpoints.into() => {
+                assert!(self.lab.pipeline.suppressed_answers().iter().any(|count| *count > 0));
             }
             Expected::Answer => {
                 let h = headers(fate.sent(TransmitReason::NoEndpoints));

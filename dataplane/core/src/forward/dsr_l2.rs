@@ -3,9 +3,9 @@
 //!
 //! Touches the Ethernet addresses and the hop limit: one cache line, no transport checksum.
 
-use super::{Link, NoRoom};
+use super::{Link, NoRoom, cut_trailer};
 use crate::frame::Frame;
-use crate::wire::{Headers, rewrite};
+use crate::wire::{Headers, ethernet, rewrite};
 
 /// Sends the packet over `link`. Its hop limit is above 1.
 ///
@@ -14,6 +14,11 @@ use crate::wire::{Headers, rewrite};
 #[inline(always)]
 pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link) -> Result<(), NoRoom> {
     let bytes = link.put_on(frame, h)?;
+    let end = link.header_len() + usize::from(h.ip_len());
+    let len = bytes.len();
     rewrite::take_hop(&mut bytes[link.header_len()..], h);
+    if len > end && len > ethernet::FRAME_LEN_MIN {
+        cut_trailer(frame, end);
+    }
     Ok(())
 }

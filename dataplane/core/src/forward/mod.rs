@@ -21,6 +21,16 @@ use crate::wire::{Family, Headers, MacAddr, VlanId};
 #[error("no room in front of the frame")]
 pub struct NoRoom;
 
+/// Cuts what follows the packet in a frame: bytes that are no part of it, and may make the frame longer than the link
+/// takes. The padding of a short frame is left, since the next sender would have to add it again.
+#[cold]
+pub fn cut_trailer<F: Frame>(frame: &mut F, end: usize) {
+    if frame.bytes().len() > ethernet::FRAME_LEN_MIN.max(end) {
+        let cut = frame.resize(end);
+        debug_assert!(cut, "a frame can always be cut to the packet it holds");
+    }
+}
+
 /// The link a frame leaves by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {

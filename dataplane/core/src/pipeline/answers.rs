@@ -11,6 +11,7 @@
 
 use super::{Burst, Pipeline};
 
+use crate::forward;
 use crate::frame::Frame;
 use crate::verdict::AnswerKind;
 use crate::wire::icmp::{self, Problem};
@@ -34,7 +35,11 @@ pub(super) fn advertisement<F: Frame>(
 
 /// Makes the frame the reply to the ping in it.
 pub(super) fn echo_reply<F: Frame>(frame: &mut F, h: &Headers, mac: MacAddr) -> bool {
-    icmp::echo_reply(frame.bytes_mut(), h, mac)
+    let answered = icmp::echo_reply(frame.bytes_mut(), h, mac);
+    if answered {
+        forward::cut_trailer(frame, usize::from(h.ip_end));
+    }
+    answered
 }
 
 impl Pipeline {

@@ -179,7 +179,7 @@ impl Pipeline {
 
     /// A packet whose hop limit ends here, or that does not fit the way, is answered.
     #[cold]
-    fn cannot_pass<F: Frame>(
+    pub(super) fn cannot_pass<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
         at: usize,

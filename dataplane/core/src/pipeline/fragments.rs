@@ -11,7 +11,7 @@
 //! A later fragment of an unseen first gets the verdict of what belongs to nobody, and is listed in
 //! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may hold it and process it again.
 
-use super::{Burst, Destination, FirstFragment, Pipeline, UnknownFragment, rest};
+use super::{Burst, Destination, FirstFragment, Pipeline, UnknownFragment};
 use crate::fragments::{Decision, FragmentKey};
 use crate::frame::Frame;
 use crate::ids::WorkerIndex;
@@ -67,7 +67,7 @@ impl Pipeline {
                 }
                 Some(decision) => match recalled(burst.view.snapshot, decision) {
                     Some(destination) => self.deliver_one(burst, packet, &destination),
-                    None => rest::unserved(burst, at, &h),
+                    None => self.unserved(burst, at, &h),
                 },
             }
         }
@@ -87,7 +87,7 @@ impl Pipeline {
         if to_one && gatherer != self.worker && burst.arrival.hand_overs() == 0 {
             return burst.set(at, Verdict::HandOver(gatherer));
         }
-        rest::unserved(burst, at, h);
+        self.unserved(burst, at, h);
         if to_one {
             // A frame is listed once, so there is room; its position is below `BURST`.
             let _ = burst.out.unknown_fragments.try_push(UnknownFragment { frame: at as u8, key });

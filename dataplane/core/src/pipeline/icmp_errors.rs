@@ -10,18 +10,21 @@
 //! Off the fast path; what the quote says is rewritten by `deliver`, along with the error's own addresses.
 
 use super::owners::Dealt;
-use super::{Burst, Delivery, Destination, Pipeline};
+use super::service_flows::local_of;
+use super::{Burst, Delivery, Destination, FlowNote, Note, Pipeline};
 use crate::conntrack::FlowKey;
 use crate::frame::Frame;
 use crate::hash::{client_hash, selection_hash};
-use crate::snapshot::{ForwardingMode, Snapshot};
+use crate::ids::BackendId;
+use crate::service::Service;
+use crate::snapshot::Snapshot;
 use crate::verdict::{Refusal, Verdict};
 use crate::wire::ipv6;
 use crate::wire::quote::{self, Quote};
 use crate::wire::rewrite::Endpoint;
 
-/// Where an error belongs: on its way, or at another worker.
-type Found<'s> = Result<Destination<'s>, Verdict>;
+/// Where an error belongs: on its way, with what there is to tell of it, or at another worker.
+type Found<'s> = Result<(Destination<'s>, Note), Verdict>;
 
 impl Pipeline {
     /// Finds where an ICMP error belongs and puts it on its way. False when it is about no flow of ours.
@@ -45,13 +48,16 @@ impl Pipeline {
             },
         };
         match found {
-            Ok(destination)
+            Ok((destination, _))
                 if destination.is_translated()
                     && ipv6::is_authenticated(burst.frames[at].bytes(), &headers) =>
             {
                 burst.set(at, Refusal::Authenticated);
             }
-            Ok(destination) => burst.deliveries.push(Delivery { packet, destination }),
+            Ok((destination, note)) => {
+                burst.out.notes[at] = note;
+                burst.deliveries.push(Delivery { packet, destination });
+            }
             Err(elsewhere) => burst.set(at, elsewhere),
         }
         true
@@ -75,10 +81,10 @@ impl Pipeline {
         let hash = self.flows.hash(&key);
         if !service.mode.is_dsr() {
             let hit = self.flows.nat.peek(&key, hash, burst.now)?;
-            let local = (service.mode == ForwardingMode::FullNat)
-                .then_some(Endpoint { addr: hit.source, port: hit.source_port });
+            let local = local_of(&hit, service.mode, &quoted.dst);
             let backend = snapshot.backend(hit.backend)?;
-            return Some(Ok(Destination::Backend { service, backend, local }));
+            let note = note(service, backend.id, FlowNote::Known);
+            return Some(Ok((Destination::Backend { service, backend, local }, note)));
         }
         let known = self.flows.dsr.peek(&key, hash, burst.now).map(|hit| hit.backend);
         if known.is_none()
@@ -96,7 +102,9 @@ impl Pipeline {
             _ => client_hash(&quoted.dst),
         };
         let backend = snapshot.backend(known.or_else(|| snapshot.select(service, choice()))?)?;
-        Some(Ok(Destination::Backend { service, backend, local: None }))
+        let flow = if known.is_some() { FlowNote::Known } else { FlowNote::None };
+        let note = note(service, backend.id, flow);
+        Some(Ok((Destination::Backend { service, backend, local: None }, note)))
     }
 
     /// About a packet that we sent to a backend, translated: for the client that sent it.
@@ -117,6 +125,12 @@ impl Pipeline {
         let hit = self.flows.nat.peek_reply(&key, self.flows.hash(&key), burst.now)?;
         let service = snapshot.service_by_id(hit.service)?;
         let client = Endpoint { addr: hit.client, port: hit.client_port };
-        Some(Ok(Destination::Client { service, client }))
+        let note = note(service, hit.backend, FlowNote::Known);
+        Some(Ok((Destination::Client { service, client }, note)))
     }
+}
+
+/// What there is to tell of an error about a flow.
+fn note(service: &Service, backend: BackendId, flow: FlowNote) -> Note {
+    Note { service: Some(service.id), backend: Some(backend), flow }
 }

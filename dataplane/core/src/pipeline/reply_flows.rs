@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 
 use super::owners::Dealt;
 use super::service_flows::kind_of;
-use super::{Burst, Delivery, Destination, FlowNote, Pipeline, rest};
+use super::{Burst, Delivery, Destination, FlowNote, Pipeline};
 use crate::conntrack::{First, FlowHash, FlowKey, ReplyHit};
 use crate::frame::Frame;
 use crate::limits::BURST;
@@ -51,7 +51,7 @@ impl Pipeline {
             let h = &burst.packets[usize::from(reply.packet)].headers;
             let Some(endpoint) = snapshot.endpoint(reply.endpoint_hash, &h.src, h.proto, h.src_port) else {
                 let h = *h;
-                rest::unserved(burst, at, &h);
+                self.unserved(burst, at, &h);
                 continue;
             };
             if self.workers > 1
@@ -97,7 +97,7 @@ impl Pipeline {
             let Some((hit, service)) = hit.and_then(|hit| Some((hit, snapshot.service_by_id(hit.service)?)))
             else {
                 let h = *h;
-                rest::unserved(burst, at, &h);
+                self.unserved(burst, at, &h);
                 continue;
             };
             let note = &mut burst.out.notes[at];

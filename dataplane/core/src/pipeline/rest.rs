@@ -3,11 +3,12 @@
 //! Off the fast path. Called by the pipeline for ARP packets and for IP packets that match no service; decides
 //! and sets the verdict. Replies of backends are told apart before this (`reply_flows`).
 
-use super::{Burst, NeighborEvent, answers};
+use super::{Burst, NeighborEvent, Pipeline, answers};
 use crate::addresses::{AddressKind, SourceFault};
 use crate::frame::Frame;
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::arp::ArpOperation;
+use crate::wire::icmp::Problem;
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::{Addr, ArpPacket, Headers, L4Checksum, ethernet, icmp, proto};
 
@@ -35,10 +36,31 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
     burst.answer_or(at, answered, TransmitReason::ArpReply, Verdict::Punt(PuntReason::Local));
 }
 
-/// A packet that matches no service port and is no reply of a backend.
-#[cold]
-pub(super) fn unserved<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
-    let verdict = match burst.view.snapshot.address(&h.dst) {
+impl Pipeline {
+    /// A packet that matches no service port and is no reply of a backend.
+    #[cold]
+    pub(super) fn unserved<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
+        let verdict = verdict(burst, at, h);
+        let policy = burst.view.snapshot.policy();
+        let is_tcp = h.l4_checksum == L4Checksum::Tcp;
+        let (answered, why) = if verdict == Refusal::NoService.into() && policy.reject_unserved_ports {
+            let rejected = match is_tcp {
+                true => self.reset(burst, at, h),
+                false => self.refuse(burst, at, h, Problem::PortUnreachable),
+            };
+            (rejected, TransmitReason::NoService)
+        } else {
+            // What a backend sends on a connection whose state was lost. Without a reset it would go on for minutes.
+            let lost = verdict == Refusal::NoSnatFlow.into() && is_tcp && policy.reset_unknown_flows;
+            (lost && self.reset(burst, at, h), TransmitReason::NoFlow)
+        };
+        burst.answer_or(at, answered, why, verdict);
+    }
+}
+
+/// What becomes of such a packet, before it is asked whether a refusal is to be answered.
+fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
+    match burst.view.snapshot.address(&h.dst) {
         kind if refused_source(burst, h, kind) => Refusal::BadSource.into(),
         Some(AddressKind::Vip | AddressKind::Snat) | None if h.is_redirect() && h.dst.is_single_host() => {
             Refusal::IcmpRedirect.into()
@@ -52,8 +74,7 @@ pub(super) fn unserved<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &He
         None if h.dst.is_multicast() => to_group(burst, at, h),
         None if is_to_everyone(burst, h) => Verdict::Punt(PuntReason::Local),
         None => Verdict::Punt(PuntReason::NotOurs),
-    };
-    burst.set(at, verdict);
+    }
 }
 
 /// Whether a packet to this kind of address has a source that it may not have. What is to a group or to everyone is

@@ -26,7 +26,7 @@ use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
 use crate::wire::rewrite::Endpoint;
 use crate::wire::tcp::flags;
-use crate::wire::{Headers, proto};
+use crate::wire::{Addr, Headers, proto};
 
 /// The requests of one burst.
 pub(super) type Requests<'s> = ArrayVec<Request<'s>, BURST>;
@@ -60,11 +60,17 @@ impl From<DsrHit> for Known {
 }
 
 impl Known {
-    fn translated(hit: &NatHit, mode: ForwardingMode) -> Self {
-        let local = Endpoint { addr: hit.source, port: hit.source_port };
-        let local = (mode == ForwardingMode::FullNat).then_some(local);
-        Self { backend: hit.backend, local, reopened: hit.reopened }
+    fn translated(hit: &NatHit, mode: ForwardingMode, client: &Addr) -> Self {
+        Self { backend: hit.backend, local: local_of(hit, mode, client), reopened: hit.reopened }
     }
+}
+
+/// The source that a known flow is sent with, where it is not the client's own: always with `fullnat`, and with `nat`
+/// for a backend that is its own client.
+#[inline]
+pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr) -> Option<Endpoint> {
+    let local = Endpoint { addr: hit.source, port: hit.source_port };
+    (mode == ForwardingMode::FullNat || hit.source != *client).then_some(local)
 }
 
 impl<'s> Request<'s> {
@@ -158,7 +164,7 @@ impl Pipeline {
         let Request { key, flow_hash, kind, service, .. } = request;
         match self.flows.nat.lookup_first(key, *flow_hash, *kind, now) {
             First::Steady(hit) => {
-                request.found = Some(Known::translated(&hit, service.mode));
+                request.found = Some(Known::translated(&hit, service.mode, &key.addr()));
                 Some(hit.backend)
             }
             First::There => self.known_now(request, now),
@@ -180,7 +186,7 @@ impl Pipeline {
             self.flows.dsr.lookup(key, *flow_hash, *kind, now).map(Known::from)
         } else {
             let hit = self.flows.nat.lookup(key, *flow_hash, *kind, now)?;
-            Some(Known::translated(&hit, service.mode))
+            Some(Known::translated(&hit, service.mode, &key.addr()))
         }
     }
 
@@ -226,6 +232,11 @@ impl Pipeline {
                     burst.deliveries.push(Delivery { packet: request.packet, destination });
                 }
                 Err(Refusal::NoEndpoints) => self.no_endpoints(burst, at, request),
+                Err(Refusal::NoFlow) => self.no_flow(burst, at, request),
+                Err(Refusal::TtlExceeded) => {
+                    let h = burst.packets[request.index()].headers;
+                    self.cannot_pass(burst, at, &h, 0, 0);
+                }
                 Err(refusal) => burst.set(at, refusal),
             }
         }
@@ -255,8 +266,13 @@ impl Pipeline {
             return Err(Refusal::SourceRange);
         }
         let stray = matches!(request.kind, Packet::Tcp(_)) && !request.kind.is_opening();
+        let has_backends = service.slots() > 0;
         if stray && !service.mode.is_dsr() {
-            return Err(Refusal::NoFlow);
+            return Err(if has_backends { Refusal::NoFlow } else { Refusal::NoEndpoints });
+        }
+        // Its way ends here, so it begins nothing. Without a backend the gateway is where it was going.
+        if h.ttl <= 1 && has_backends {
+            return Err(Refusal::TtlExceeded);
         }
         let backend = self.choose(snapshot, request, &h, now).ok_or(Refusal::NoEndpoints)?;
         let idle = Duration::from_millis(u64::from(match request.kind {
@@ -273,6 +289,14 @@ impl Pipeline {
                     let _ = self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now);
                 }
                 None
+            }
+            // The client would take the answer of its own server for one from a stranger: it knows the VIP only. With
+            // a source of ours the answer comes back here.
+            ForwardingMode::Nat if backend.address == h.src => {
+                if snapshot.snat_addresses(h.family).is_empty() {
+                    return Err(Refusal::Hairpin);
+                }
+                Some(self.bind_local(snapshot, request, &h, backend, idle, now)?)
             }
             ForwardingMode::Nat => {
                 let reply = FlowKey::reply(backend.endpoint, h.src, h.src_port);
@@ -323,7 +347,7 @@ impl Pipeline {
         Some(backend)
     }
 
-    /// Finds a local address and port for a new `fullnat` flow: one that no other flow to the same endpoint
+    /// Finds a local address and port for a new flow whose source changes: one that no other flow to the same endpoint
     /// has, and whose replies come to this worker.
     fn bind_local(
         &mut self,
@@ -361,6 +385,14 @@ impl Pipeline {
             (NoEndpoints::Reject, Packet::Datagram) => self.refuse(burst, at, &h, Problem::PortUnreachable),
         };
         burst.answer_or(at, answered, TransmitReason::NoEndpoints, Refusal::NoEndpoints);
+    }
+
+    /// A segment of a connection that this gateway does not know: the state was lost, or never was here.
+    #[cold]
+    fn no_flow<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, request: &Request<'_>) {
+        let h = burst.packets[request.index()].headers;
+        let answered = burst.view.snapshot.policy().reset_unknown_flows && self.reset(burst, at, &h);
+        burst.answer_or(at, answered, TransmitReason::NoFlow, Refusal::NoFlow);
     }
 }
 

@@ -38,8 +38,13 @@ pub struct SnapshotSpec {
 }
 
 /// How packets are met that a gateway may well refuse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
+    /// TCP of flows that are not known, in modes that translate, gets a reset: the connection was lost with the state
+    /// of a gateway, and its ends should not wait for a time-out.
+    pub reset_unknown_flows: bool,
+    /// A port that a VIP does not serve answers with a reset or ICMP port unreachable.
+    pub reject_unserved_ports: bool,
     /// Next hops of default routes may be clients of services: routers that masquerade the hosts behind them.
     pub serve_routers: bool,
 }
@@ -70,6 +75,12 @@ impl SnapshotSpec {
             && *snat_addresses == other.snat_addresses
             && *policy == other.policy
             && (*tunnel_source_v4, *tunnel_source_v6) == (other.tunnel_source_v4, other.tunnel_source_v6)
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { reset_unknown_flows: true, reject_unserved_ports: true, serve_routers: false }
     }
 }
 

@@ -6,6 +6,8 @@ use super::vlan::{TAG_LEN, VlanId};
 use core::fmt;
 use core::str::FromStr;
 
+/// Bytes of the shortest frame, without check sequence. Shorter ones are padded, by whoever sends them.
+pub const FRAME_LEN_MIN: usize = 60;
 /// Bytes of an untagged header.
 pub const HEADER_LEN: usize = 14;
 /// Bytes of a header with one tag.

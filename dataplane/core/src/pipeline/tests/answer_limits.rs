@@ -4,7 +4,6 @@ use super::lab::{Lab, ROUTER_MAC, service};
 use crate::snapshot::{ForwardingMode, Protocol};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::verdict::{AnswerKind, Refusal, TransmitReason, Verdict};
-use crate::wire::MacAddr;
 use crate::wire::tcp::flags;
 
 const CLIENT: &str = "198.51.100.7:40000";
@@ -77,10 +76,12 @@ fn one_source_prefix_does_not_use_up_the_answers_to_another() {
 #[test]
 fn a_packet_that_may_not_be_answered_costs_no_token() {
     let mut lab = lab();
-    // To a link-layer group, to which no error may answer (RFC 1122 section 3.2.2).
+    lab.send(Builder::tcp(CLIENT, VIP).flags(flags::SYN)).sent(TransmitReason::Forward);
+    // An ICMP error from a host near the client, which no other one may answer (RFC 1122 section 3.2.2).
+    let quoted = Builder::tcp(VIP, CLIENT).packet();
     for _ in 0..300 {
-        let group = expiring(CLIENT, VIP).mac(ROUTER_MAC, MacAddr::BROADCAST).build();
-        assert_eq!(lab.receive(&group).refused(), Refusal::TtlExceeded);
+        let error = Builder::icmp("198.51.100.1", "203.0.113.5", 3, 3, [0; 4]).payload(&quoted);
+        assert_eq!(lab.send(error.ttl(1)).refused(), Refusal::TtlExceeded);
     }
     let unicast = expiring(CLIENT, VIP).mac(ROUTER_MAC, GATEWAY_MAC).build();
     lab.receive(&unicast).sent(TransmitReason::TtlExceeded);

@@ -233,7 +233,8 @@ fn answered(seen: &Seen<'_>, why: TransmitReason, after: &Headers) {
             .assert(damaged || icmp::checksum_ok(seen.after, after), "the checksum was right and is wrong");
     }
     if after.proto == proto::TCP {
-        seen.assert(why == TransmitReason::NoEndpoints, "a reset for another reason");
+        let reasons = [TransmitReason::NoEndpoints, TransmitReason::NoFlow, TransmitReason::NoService];
+        seen.assert(reasons.contains(&why), "a reset for another reason");
         return seen.assert(residual(seen.after, after) == Some(0), "a wrong checksum");
     }
     seen.assert(after.is_icmp_error(), "neither reset nor ICMP error");

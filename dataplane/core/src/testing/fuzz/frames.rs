@@ -77,7 +77,12 @@ fn client(choices: &mut Choices<'_>, of: IpAddr) -> (IpAddr, u16) {
     let list = if of.is_ipv4() { &CLIENTS_V4 } else { &CLIENTS_V6 };
     // Mostly one of the first four, which are hosts.
     let at = choices.below(32);
-    (ip(list[if at < 8 { at } else { at % 4 }]), choices.pick(&[40_000, 40_001, 40_002, 40_003, 1, 0]))
+    let port = choices.pick(&[40_000, 40_001, 40_002, 40_003, 1, 0]);
+    if at == 31 {
+        // A backend of many services.
+        return (ip(if of.is_ipv4() { "10.0.0.1" } else { "fd00::1" }), port);
+    }
+    (ip(list[if at < 8 { at } else { at % 4 }]), port)
 }
 
 fn tcp_flags(choices: &mut Choices<'_>) -> u8 {

@@ -21,7 +21,7 @@ use crate::neighbors::NeighborTable;
 use crate::now::Now;
 use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineConfig, View};
 use crate::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol,
+    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol,
     ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
 };
 use crate::testing::builder::GATEWAY_MAC;
@@ -292,6 +292,14 @@ fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
     if choices.one_in(8) {
         spec.routes.clear();
     }
+    if choices.one_in(8) {
+        spec.snat_addresses.clear();
+    }
+    spec.policy = Policy {
+        reset_unknown_flows: !choices.one_in(4),
+        reject_unserved_ports: !choices.one_in(4),
+        serve_routers: choices.one_in(4),
+    };
     for _ in 0..2 + choices.below(8) {
         let service = service(choices);
         if spec.services.iter().all(|other| other.key != service.key) {
