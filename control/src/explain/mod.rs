@@ -196,6 +196,10 @@ fn decide(
         return Err(("drop", Refusal::BadSource.as_str()));
     }
     if src.is_link_local() {
+        if !snapshot.answers_on_link(&src, service.mode) {
+            told.step("source", text::source_fault(&src, SourceFault::LinkLocal));
+            return Err(("drop", Refusal::BadSource.as_str()));
+        }
         told.step("source", text::link_local(&src));
     }
     told.step("source range", text::source_range(info, &src));

@@ -215,6 +215,9 @@ fn a_forged_source_is_refused_and_told_why() {
         assert_eq!((told.verdict.as_str(), told.reason.as_str()), end, "{told}");
     }
     let told = ask_about(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
+    assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("drop", "bad_source"), "{told}");
+    spec.interfaces[0].addresses.push("169.254.0.9/16".parse().expect("a net"));
+    let told = ask_about(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
     assert!(found(&told, "source").contains("on its own link") && told.backend.is_some(), "{told}");
 }
 

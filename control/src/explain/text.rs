@@ -53,7 +53,11 @@ pub(super) fn source_fault(src: &Addr, fault: SourceFault) -> String {
         SourceFault::Router => format!(
             "{src} is the next hop of a default route, which is no client (dataplane.routersAsClients: true serves it)"
         ),
-        SourceFault::LinkLocal => link_local(src),
+        SourceFault::LinkLocal => {
+            format!(
+                "{src} is link-local, and of no network that is connected: answers would have to go to a router"
+            )
+        }
     }
 }
 

@@ -43,7 +43,8 @@ pub enum SourceFault {
     NotOneHostOfNetwork,
     /// A next hop of a default route. It may ping and speak to the kernel, but it is no client of a service.
     Router,
-    /// Link-local, in a frame that a default router forwarded (RFC 3927 2.7, RFC 4291 2.5.6).
+    /// Link-local, in a frame that a default router forwarded, or to a service whose answers the gateway would have to
+    /// forward to a router (RFC 3927 2.7, RFC 4291 2.5.6).
     LinkLocal,
 }
 

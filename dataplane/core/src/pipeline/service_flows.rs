@@ -259,7 +259,7 @@ impl Pipeline {
         {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
-        if burst.client_fault(burst.frame_of(request.packet), &h).is_some() {
+        if burst.client_fault(burst.frame_of(request.packet), &h, service.mode).is_some() {
             return Err(Refusal::BadSource);
         }
         if !snapshot.admits(service, &h.src) {

@@ -11,13 +11,16 @@
 use super::Burst;
 use crate::addresses::SourceFault;
 use crate::frame::Frame;
+use crate::snapshot::ForwardingMode;
 use crate::wire::{Headers, ethernet};
 
 impl<F: Frame> Burst<'_, '_, F> {
-    /// Why this packet, of the frame at this position, may not begin a flow with a service.
-    pub(super) fn client_fault(&self, at: usize, h: &Headers) -> Option<SourceFault> {
-        let fault = self.view.snapshot.source_fault(&h.src);
-        if fault.is_none() && h.src.is_link_local() && self.came_by_default_router(at) {
+    /// Why this packet, of the frame at this position, may not begin a flow with a service of this mode.
+    pub(super) fn client_fault(&self, at: usize, h: &Headers, mode: ForwardingMode) -> Option<SourceFault> {
+        let snapshot = self.view.snapshot;
+        let fault = snapshot.source_fault(&h.src);
+        let link_local = fault.is_none() && h.src.is_link_local();
+        if link_local && (!snapshot.answers_on_link(&h.src, mode) || self.came_by_default_router(at)) {
             return Some(SourceFault::LinkLocal);
         }
         fault

@@ -195,6 +195,13 @@ impl Snapshot {
         self.addresses.source_fault(src)
     }
 
+    /// Whether answers to a link-local client stay on its link: a backend sends them with DSR, the gateway otherwise,
+    /// which has to have the client's network connected.
+    #[must_use]
+    pub fn answers_on_link(&self, client: &Addr, mode: ForwardingMode) -> bool {
+        mode.is_dsr() || self.route(client).is_some_and(|hop| hop.via.is_none())
+    }
+
     /// The next hops of default routes.
     #[must_use]
     pub fn default_routers(&self) -> &[NeighborSlot] {
