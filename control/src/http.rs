@@ -41,8 +41,8 @@ const ROOM_POLL: Duration = Duration::from_millis(50);
 pub(crate) struct Limits {
     /// Connections at once.
     pub(crate) connections_max: usize,
-    /// Connections at once of one source address.
-    pub(crate) per_source_max: usize,
+    /// Connections at once of one source address; none where all may be of one.
+    pub(crate) per_source_max: Option<usize>,
     /// How long each lives.
     pub(crate) life: Life,
 }
@@ -59,13 +59,16 @@ pub(crate) enum Life {
 impl Limits {
     /// For the commands, which come by the admin socket: its file decides who may connect.
     pub(crate) const COMMANDS: Self =
-        Self { connections_max: 256, per_source_max: 256, life: Life::KeptAlive(Duration::from_secs(60)) };
+        Self { connections_max: 256, per_source_max: None, life: Life::KeptAlive(Duration::from_secs(60)) };
     /// For probes of kubelets and load balancers: anyone who reaches the node can connect.
-    pub(crate) const PROBES: Self =
-        Self { connections_max: 256, per_source_max: 32, life: Life::OneRequest(Duration::from_secs(5)) };
+    pub(crate) const PROBES: Self = Self {
+        connections_max: 256,
+        per_source_max: Some(32),
+        life: Life::OneRequest(Duration::from_secs(5)),
+    };
     /// For scrapes, which are seconds apart and large.
     pub(crate) const SCRAPES: Self =
-        Self { connections_max: 16, per_source_max: 16, life: Life::OneRequest(Duration::from_secs(30)) };
+        Self { connections_max: 16, per_source_max: None, life: Life::OneRequest(Duration::from_secs(30)) };
 }
 
 /// An answer with its whole body.
@@ -180,11 +183,11 @@ impl Connections {
     /// request under way. Where the listener is full, the oldest idle connection of anyone ends, once it has had
     /// [`REQUEST_BEGINS`] to send a request; until there is one, the new connection waits.
     async fn make_room(&mut self, source: Option<IpAddr>) -> bool {
-        if self.by_source.get(&source).is_some_and(|&count| count >= self.limits.per_source_max) {
+        if self.has_its_share(source) {
             let mut own = self.open.values().filter(|open| open.source == source);
             let Some(oldest) = own.find(|open| open.is_idle()) else { return false };
             oldest.task.abort();
-            while self.by_source.get(&source).is_some_and(|&count| count >= self.limits.per_source_max) {
+            while self.has_its_share(source) {
                 self.ended().await;
             }
         }
@@ -196,6 +199,11 @@ impl Connections {
             let _ = tokio::time::timeout(ROOM_POLL, self.ended()).await;
         }
         true
+    }
+
+    fn has_its_share(&self, source: Option<IpAddr>) -> bool {
+        let count = self.by_source.get(&source).copied().unwrap_or(0);
+        self.limits.per_source_max.is_some_and(|max| count >= max)
     }
 
     fn begin<Fut>(&mut self, source: Option<IpAddr>, connection: impl FnOnce(Arc<AtomicBool>) -> Fut)
@@ -265,8 +273,11 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 
-    const LIMITS: Limits =
-        Limits { connections_max: 8, per_source_max: 4, life: Life::OneRequest(Duration::from_secs(600)) };
+    const LIMITS: Limits = Limits {
+        connections_max: 8,
+        per_source_max: Some(4),
+        life: Life::OneRequest(Duration::from_secs(600)),
+    };
 
     async fn server() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port of loopback");
