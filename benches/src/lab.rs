@@ -20,7 +20,7 @@ use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
 use tidegate_core::snapshot::{
     BackendSpec, BackendState, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol, RouteSpec,
-    ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
+    Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
 };
 use tidegate_core::testing::builder::GATEWAY_MAC;
 use tidegate_core::verdict::{TransmitReason, Verdict};
@@ -361,7 +361,7 @@ fn service(scenario: &Scenario, n: usize) -> ServiceSpec {
         name: format!("service-{n}"),
         port_name: "main".into(),
         mode: scenario.mode(),
-        table_size: TableSize::Auto,
+        scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),

@@ -79,6 +79,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         pools: config.pools.clone(),
         forwarding: defaults.forwarding,
         target: defaults.target,
+        scheduler: defaults.scheduler,
         table_size: defaults.table_size,
         drain_timeout: defaults.drain_timeout,
         no_endpoints: defaults.no_endpoints,

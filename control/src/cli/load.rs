@@ -84,9 +84,9 @@ fn compile_report(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec
 /// A problem costs one thing and leaves the rest working, but what was asked for is not done: an error.
 fn problem(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec, problem: &Problem) -> Diagnostic {
     let place = match problem {
-        Problem::Backend { service, .. } | Problem::TableTooSmall { service, .. } => {
-            service_place(objects, spec, *service)
-        }
+        Problem::Backend { service, .. }
+        | Problem::TableTooSmall { service, .. }
+        | Problem::WeightsDivided { service, .. } => service_place(objects, spec, *service),
         Problem::RouterOffLink { to, .. }
         | Problem::RouteShadowed { to, .. }
         | Problem::RouterTableFull { to, .. } => {
@@ -99,7 +99,9 @@ fn problem(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec, probl
         }
     };
     let diagnostic = match problem {
-        Problem::RouteShadowed { .. } => Diagnostic::warning(problem.to_string()),
+        Problem::RouteShadowed { .. } | Problem::WeightsDivided { .. } => {
+            Diagnostic::warning(problem.to_string())
+        }
         _ => Diagnostic::error(problem.to_string()),
     };
     diagnostic.accepting(remedy(problem)).at(place)
@@ -110,7 +112,10 @@ fn remedy(problem: &Problem) -> &'static str {
         Problem::Backend { .. } => {
             "a backend in a network of an interface, or behind one of dataplane.routes"
         }
-        Problem::TableTooSmall { .. } => "tidegate.dev/table-size auto, or a larger prime",
+        Problem::TableTooSmall { .. } => {
+            "a larger prime in tidegate.dev/table-size, or tidegate.dev/scheduler rendezvous"
+        }
+        Problem::WeightsDivided { .. } => "smaller weights in the same proportion",
         Problem::RouterOffLink { .. } => "a router in a network of dataplane.interfaces[].addresses",
         Problem::RouteShadowed { .. } => "no route: the network is on-link",
         Problem::NeighborOffLink { .. } => "a neighbour in a network of dataplane.interfaces[].addresses",

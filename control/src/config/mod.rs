@@ -29,8 +29,8 @@ pub use health::{
 pub(crate) use pools::pool;
 pub use services::{
     FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,
-    ServiceDefaults, ServicesConfig, TABLE_SIZE_ACCEPTED, TARGET_ACCEPTED, TableSize, Target, UnservedPorts,
-    VENDORS, Word, forwarding, scheduler, table_size, target,
+    ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, UnservedPorts, VENDORS, Word, forwarding,
+    scheduler, table_size, target,
 };
 pub use source::{DirectoryConfig, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
 

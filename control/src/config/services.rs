@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tidegate_core::limits::MAGLEV_SLOTS_MAX;
-pub use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, TableSize};
+use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
+use tidegate_core::maglev::is_prime;
+pub use tidegate_core::snapshot::{ForwardingMode, NoEndpoints};
 
 use super::section;
 use crate::yaml::{Field, Fields, Node, ScalarKind, Value, text};
@@ -66,10 +67,11 @@ pub struct ServiceDefaults {
     pub forwarding: ForwardingMode,
     /// `target`: `pod` or `node`. Default `pod`.
     pub target: Target,
-    /// `scheduler`: `maglev`. Default `maglev`.
+    /// `scheduler`: how the backend of a new flow is chosen, `rendezvous` or `maglev`. Default `rendezvous`.
     pub scheduler: Scheduler,
-    /// `tableSize`: slots of the Maglev table, `auto` or a prime. Default `auto`.
-    pub table_size: TableSize,
+    /// `tableSize`: slots of Maglev tables, a prime from 251 to 655373. Without effect on Services with `scheduler:
+    /// rendezvous`. Default `65537`.
+    pub table_size: u32,
     /// `drainTimeout`: how long flows of a leaving backend live on, 0s to 24h. Default 300s.
     pub drain_timeout: Duration,
     /// `noEndpoints`: `reject` answers with RST or port unreachable, `drop` does not. Default `reject`.
@@ -88,7 +90,9 @@ pub enum Target {
 /// How a backend is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheduler {
-    /// Maglev hashing.
+    /// Seat rendezvous: a function of the backends that take new flows, without a table.
+    Rendezvous,
+    /// The table of the Maglev paper, of a fixed size.
     Maglev,
 }
 
@@ -117,9 +121,9 @@ pub const FORWARDING_ACCEPTED: &str = "dsr-l2, dsr-ipip, nat, fullnat";
 /// What [`target`] takes.
 pub const TARGET_ACCEPTED: &str = "pod, node";
 /// What [`scheduler`] takes.
-pub const SCHEDULER_ACCEPTED: &str = "maglev";
-/// What [`table_size`] takes.
-pub const TABLE_SIZE_ACCEPTED: &str = "auto, or a prime from 251 to 655373 such as 65537";
+pub const SCHEDULER_ACCEPTED: &str = "rendezvous, maglev";
+/// Slots of the smallest Maglev table.
+const TABLE_SIZE_MIN: u32 = 251;
 
 /// Reads a forwarding mode.
 pub fn forwarding(word: &str) -> Word<ForwardingMode> {
@@ -145,20 +149,29 @@ pub fn target(word: &str) -> Word<Target> {
 /// Reads a scheduler.
 pub fn scheduler(word: &str) -> Word<Scheduler> {
     match word {
+        "rendezvous" => Word::Known(Scheduler::Rendezvous),
         "maglev" => Word::Known(Scheduler::Maglev),
         "wrr" | "lc" | "sed" | "nq" | "sh" | "dh" => Word::NotYet,
         _ => Word::Unknown,
     }
 }
 
-/// Reads a table size: `auto` or a prime within the limits.
-pub fn table_size(word: &str) -> Option<TableSize> {
-    if word == "auto" {
-        return Some(TableSize::Auto);
+/// Reads a table size: a prime within the limits.
+///
+/// # Errors
+/// What would be accepted, with the primes next to the number that was given.
+pub fn table_size(word: &str) -> Result<u32, String> {
+    let range = TABLE_SIZE_MIN..=MAGLEV_SLOTS_MAX;
+    let number = word.parse().ok();
+    if let Some(size) = number.filter(|&size| range.contains(&size) && is_prime(size)) {
+        return Ok(size);
     }
-    let slots: u32 = word.parse().ok()?;
-    let is_prime = |n: u32| (2..).take_while(|d| d * d <= n).all(|d| !n.is_multiple_of(d));
-    ((251..=MAGLEV_SLOTS_MAX).contains(&slots) && is_prime(slots)).then_some(TableSize::Fixed(slots))
+    let number = number.unwrap_or(MAGLEV_SLOTS_DEFAULT).clamp(*range.start(), *range.end());
+    let below = (*range.start()..=number).rev().find(|&size| is_prime(size));
+    let above = (number..=*range.end()).find(|&size| is_prime(size));
+    let mut near: Vec<String> = below.into_iter().chain(above).map(|size| size.to_string()).collect();
+    near.dedup();
+    Err(format!("a prime from {TABLE_SIZE_MIN} to {MAGLEV_SLOTS_MAX} such as {}", near.join(" or ")))
 }
 
 pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
@@ -166,8 +179,8 @@ pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
         defaults: ServiceDefaults {
             forwarding: ForwardingMode::FullNat,
             target: Target::Pod,
-            scheduler: Scheduler::Maglev,
-            table_size: TableSize::Auto,
+            scheduler: Scheduler::Rendezvous,
+            table_size: MAGLEV_SLOTS_DEFAULT,
             drain_timeout: Duration::from_secs(300),
             no_endpoints: NoEndpoints::Reject,
         },
@@ -212,10 +225,11 @@ fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
         defaults.scheduler = value;
     }
     if let Some(field) = fields.get("tableSize") {
-        match scalar_text(field.node).and_then(table_size) {
-            Some(size) => defaults.table_size = size,
-            None => {
-                field.error(format_args!("{} is not accepted", field.node.describe()), TABLE_SIZE_ACCEPTED);
+        let written = scalar_text(field.node).unwrap_or_default();
+        match table_size(written) {
+            Ok(size) => defaults.table_size = size,
+            Err(accepted) => {
+                field.error(format_args!("{} is not accepted", field.node.describe()), accepted);
             }
         }
     }

@@ -90,7 +90,7 @@ fn every_key_arrives_in_the_validated_configuration() {
             forwarding: ForwardingMode::DsrIpip,
             target: Target::Pod,
             scheduler: Scheduler::Maglev,
-            table_size: TableSize::Fixed(65537),
+            table_size: 65537,
             drain_timeout: Duration::from_secs(90),
             no_endpoints: NoEndpoints::Drop,
         }
@@ -364,15 +364,15 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "services: {defaults: {scheduler: wrr}}",
-        "8:34: error: services.defaults.scheduler: wrr is not supported yet; accepted: maglev",
+        "8:34: error: services.defaults.scheduler: wrr is not supported yet; accepted: rendezvous, maglev",
     ),
     (
         "services: {defaults: {scheduler: rr}}",
-        "8:34: error: services.defaults.scheduler: \"rr\" is not known; accepted: maglev",
+        "8:34: error: services.defaults.scheduler: \"rr\" is not known; accepted: rendezvous, maglev",
     ),
     (
         "services: {defaults: {tableSize: 65536}}",
-        "8:34: error: services.defaults.tableSize: the number 65536 is not accepted; accepted: auto, or a prime from 251 to 655373 such as 65537",
+        "8:34: error: services.defaults.tableSize: the number 65536 is not accepted; accepted: a prime from 251 to 655373 such as 65521 or 65537",
     ),
     (
         "services: {defaults: {drainTimeout: 25h}}",

@@ -20,6 +20,7 @@ use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
 use tidegate_core::hash::{client_hash, selection_hash};
 use tidegate_core::neighbors::{NeighborState, NeighborTable};
+use tidegate_core::selector::Selector;
 use tidegate_core::service::{Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
@@ -94,7 +95,19 @@ pub struct Explanation {
     /// The forwarding mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// The slot of the Maglev table.
+    /// The seat that decides, with `scheduler: rendezvous`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seat: Option<u16>,
+    /// The deck of that seat, counted from 0: above 0 only where weights sum to more than one deck holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deck: Option<u16>,
+    /// The place of that seat in the flow's order, counted from 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u16>,
+    /// How many seats the backends of the Service have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seats: Option<u32>,
+    /// The slot of the Maglev table, with `scheduler: maglev`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<u32>,
     /// How many slots the table has.
@@ -119,7 +132,7 @@ pub struct Explanation {
 /// One step of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// What was asked: `destination`, `service`, `source`, `source range`, `flow`, `slot`, `backend`,
+    /// What was asked: `destination`, `service`, `source`, `source range`, `flow`, `seat` or `slot`, `backend`,
     /// `hairpin`, `mode`, `next hop`, `mtu`.
     pub step: String,
     /// What was found.
@@ -269,7 +282,7 @@ fn unserved(
     }
 }
 
-/// Flow, slot, backend.
+/// Flow, seat or slot, backend.
 fn choose<'s>(
     snapshot: &'s Snapshot,
     about: Circumstances<'_>,
@@ -292,7 +305,7 @@ fn choose<'s>(
     } else {
         client_hash(&src)
     };
-    if service.slots() == 0 && pinned.is_none() {
+    if service.selector().is_empty() && pinned.is_none() {
         told.step("backend", text::no_backend(info));
         return Err(match service.no_endpoints {
             NoEndpoints::Reject => ("transmit", TransmitReason::NoEndpoints.as_str()),
@@ -303,13 +316,26 @@ fn choose<'s>(
         told.step("backend", text::pinned(backend));
         return Ok(backend);
     }
-    let slot = service.slot_of(hash);
-    told.0.slot = Some(slot);
-    told.0.slots = Some(service.slots());
-    told.step("slot", text::slot(service, slot, hash));
-    let chosen = snapshot.backend_at(service, slot).and_then(|id| snapshot.backend(id));
-    let Some(backend) = chosen else {
-        told.step("backend", format!("nobody owns slot {slot}"));
+    match service.selector() {
+        Selector::Rendezvous(seats) => {
+            if let Some(place) = seats.place(hash) {
+                let count = seats.seats().count();
+                told.0.seat = Some(place.seat);
+                told.0.deck = Some(place.deck);
+                told.0.rank = Some(place.rank);
+                told.0.seats = u32::try_from(count).ok();
+                told.step("seat", text::seat(service, seats, &place, count, hash));
+            }
+        }
+        Selector::Maglev(slots) => {
+            let slot = slots.slot_of(hash);
+            told.0.slot = Some(slot);
+            told.0.slots = Some(slots.len());
+            told.step("slot", text::slot(service, slots, slot, hash));
+        }
+    }
+    let Some(backend) = service.select(hash).and_then(|id| snapshot.backend(id)) else {
+        told.step("backend", "none has the seat or slot".to_owned());
         return Err(("drop", Refusal::NoEndpoints.as_str()));
     };
     told.step("backend", text::backend(snapshot, service, info, backend));
@@ -373,6 +399,10 @@ impl Told {
             reason: String::new(),
             service: None,
             mode: None,
+            seat: None,
+            deck: None,
+            rank: None,
+            seats: None,
             slot: None,
             slots: None,
             backend: None,

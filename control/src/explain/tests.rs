@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tidegate_core::snapshot::{
-    BackendSpec, InterfaceSpec, NeighborSpec, Policy, RouteSpec, ServiceKey, ServiceSpec, SnapshotSpec,
-    TableSize,
+    BackendSpec, InterfaceSpec, NeighborSpec, Policy, RouteSpec, Scheduler, ServiceKey, ServiceSpec,
+    SnapshotSpec,
 };
 use tidegate_core::wire::MacAddr;
 
@@ -28,7 +28,7 @@ fn service(
         name: "web".into(),
         port_name: "http".into(),
         mode,
-        table_size: TableSize::Auto,
+        scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(7440),
@@ -96,7 +96,7 @@ fn a_forwarded_packet_is_followed_from_vip_to_link_address() {
     let told = ask(&spec, "203.0.113.1:80");
     let steps: Vec<&str> = told.steps.iter().map(|s| s.step.as_str()).collect();
     let expected =
-        ["destination", "service", "source range", "flow", "slot", "backend", "mode", "next hop", "mtu"];
+        ["destination", "service", "source range", "flow", "seat", "backend", "mode", "next hop", "mtu"];
     assert_eq!(steps, expected);
     assert_eq!((told.verdict.as_str(), told.reason.as_str(), told.generation), ("transmit", "forward", 7));
     assert_eq!(told.service.as_deref(), Some("default/web:http"));
@@ -109,7 +109,7 @@ fn a_forwarded_packet_is_followed_from_vip_to_link_address() {
 }
 
 #[test]
-fn the_backend_is_the_one_that_owns_the_slot_of_the_selection_hash() {
+fn the_backend_is_the_one_that_the_selection_hash_chooses() {
     let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE), ("10.0.0.3", 80, ACTIVE)];
     let spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &backends)]);
     let neighbors = NeighborTable::new();
@@ -119,10 +119,33 @@ fn the_backend_is_the_one_that_owns_the_slot_of_the_selection_hash() {
     for port in 40_000..40_050 {
         let told = ask_about(&spec, &format!("198.51.100.7:{port}"), "203.0.113.1:80", None);
         let hash = selection_hash(&Addr::v4([198, 51, 100, 7]), port, &vip, 80, 6);
-        let owner =
-            snapshot.select(service, hash).and_then(|id| snapshot.backend(id)).expect("all are active");
+        let owner = service.select(hash).and_then(|id| snapshot.backend(id)).expect("all are active");
         assert_eq!(told.backend, Some(SocketAddr::new(owner.address.ip(), 80)));
     }
+}
+
+#[test]
+fn rendezvous_tells_seat_and_rank_and_maglev_the_slot() {
+    let backends = [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE)];
+    let by = |scheduler| {
+        let mut web = service(ForwardingMode::Nat, "203.0.113.1", 80, &backends);
+        web.scheduler = scheduler;
+        ask(&spec(vec![web]), "203.0.113.1:80")
+    };
+    let told = by(Scheduler::Rendezvous);
+    let (seat, rank) = (told.seat.expect("a seat"), told.rank.expect("a rank"));
+    assert_eq!((told.deck, told.seats, told.slot, told.slots), (Some(0), Some(2), None, None));
+    let words =
+        format!("{seat}, the first of 2 occupied seats in the flow's order, at rank {rank} of 8192: hash 0x");
+    assert!(found(&told, "seat").starts_with(&words), "{told}");
+    let owns = "owns the seat: weight 1, 1 seat (50.0 %) beside 1 other (2 active)";
+    assert!(found(&told, "backend").ends_with(owns), "{told}");
+
+    let told = by(Scheduler::Maglev { slots: 251 });
+    assert_eq!((told.seat, told.rank, told.slots), (None, None, Some(251)));
+    let slot = told.slot.expect("a slot");
+    assert!(found(&told, "slot").starts_with(&format!("{slot} of 251: hash 0x")), "{told}");
+    assert!(found(&told, "backend").contains("owns the slot: weight 1, 12"), "{told}");
 }
 
 #[test]

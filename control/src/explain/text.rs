@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
 use tidegate_core::neighbors::NeighborState;
+use tidegate_core::rendezvous::{DECK_SEATS, Place, Rendezvous};
+use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, Snapshot};
 use tidegate_core::wire::{Addr, Family};
@@ -126,13 +128,30 @@ pub(super) fn pinned(backend: &Backend) -> String {
     format!("{}, as the flow has it", SocketAddr::new(backend.address.ip(), backend.port))
 }
 
-pub(super) fn slot(service: &Service, slot: u32, hash: u64) -> String {
-    let of = if service.affinity_ms == 0 {
+pub(super) fn seat(service: &Service, seats: &Rendezvous, place: &Place, count: usize, hash: u64) -> String {
+    let of = hashed(service);
+    let deck = match seats.decks() {
+        1 => String::new(),
+        decks => format!(" of deck {} (of {decks})", place.deck),
+    };
+    format!(
+        "{}{deck}, the first of {count} occupied seats in the flow's order, at rank {} of {DECK_SEATS}: hash \
+         {hash:#018x} of {of}",
+        place.seat, place.rank
+    )
+}
+
+pub(super) fn slot(service: &Service, slots: &Slots, slot: u32, hash: u64) -> String {
+    format!("{slot} of {}: hash {hash:#018x} of {}", slots.len(), hashed(service))
+}
+
+/// What the hash of a flow is made of.
+fn hashed(service: &Service) -> &'static str {
+    if service.affinity_ms == 0 {
         "source, destination, ports and protocol"
     } else {
         "the client's address alone"
-    };
-    format!("{slot} of {}: hash {hash:#018x} of {of}", service.slots())
+    }
 }
 
 pub(super) fn backend(
@@ -142,12 +161,17 @@ pub(super) fn backend(
     backend: &Backend,
 ) -> String {
     let address = SocketAddr::new(backend.address.ip(), backend.port);
+    let shares = snapshot.shares(service);
     let position = info.backends.iter().position(|b| b.id == backend.id);
-    let share = position.and_then(|at| snapshot.shares(service).get(at).copied()).unwrap_or(0);
-    let percent = 100.0 * f64::from(share) / f64::from(service.slots().max(1));
+    let share = position.and_then(|at| shares.get(at).copied()).unwrap_or(0);
+    let percent = 100.0 * f64::from(share) / f64::from(shares.iter().sum::<u32>().max(1));
     let weight = position.map_or(0, |at| info.backends[at].weight);
+    let (unit, plural) = match service.selector() {
+        Selector::Rendezvous(_) => ("seat", if share == 1 { "seat" } else { "seats" }),
+        Selector::Maglev(_) => ("slot", if share == 1 { "slot" } else { "slots" }),
+    };
     format!(
-        "{address} owns the slot: weight {weight}, {share} slots ({percent:.1} %) beside {} ({})",
+        "{address} owns the {unit}: weight {weight}, {share} {plural} ({percent:.1} %) beside {} ({})",
         match info.backends.len() - 1 {
             1 => "1 other".to_owned(),
             n => format!("{n} others"),

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ForwardingMode, TableSize};
+use tidegate_core::snapshot::ForwardingMode;
 
 use super::aliases::{self, Said};
 use super::finding::{Finding, Reason};
@@ -94,7 +94,9 @@ pub(super) struct Options {
     pub(super) target: config::Target,
     /// The nodes that may be backends, or have them; all where it is not said.
     pub(super) node_selector: Option<Selector>,
-    pub(super) table_size: TableSize,
+    pub(super) scheduler: config::Scheduler,
+    /// Slots of the table, where the scheduler has one.
+    pub(super) table_size: u32,
     pub(super) drain_timeout: Duration,
     pub(super) idle_timeout_tcp: Duration,
     pub(super) idle_timeout_udp: Duration,
@@ -126,6 +128,12 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
             read.apply(&mut options, annotation, annotation, value);
         }
     }
+    if options.scheduler == config::Scheduler::Rendezvous
+        && annotations.get(key::TABLE_SIZE).is_some_and(|size| config::table_size(size.trim()).is_ok())
+    {
+        let why = "scheduler rendezvous has no table";
+        read.ignored(key::TABLE_SIZE, why, "tidegate.dev/scheduler maglev, or no table size");
+    }
     let protocols = service.ports.iter().map(|port| port.protocol);
     options.checks = options.health.clone().checks(&mut read, protocols);
     if let Some(annotation) = internal
@@ -144,6 +152,7 @@ fn defaults(settings: &Settings) -> Options {
         mode: settings.forwarding,
         target: settings.target,
         node_selector: None,
+        scheduler: settings.scheduler,
         table_size: settings.table_size,
         drain_timeout: settings.drain_timeout,
         idle_timeout_tcp: IDLE_TIMEOUT_TCP,
@@ -249,7 +258,7 @@ impl Reader<'_> {
                 Word::Unknown => self.invalid(annotation, value, config::TARGET_ACCEPTED),
             },
             key::SCHEDULER => match config::scheduler(value) {
-                Word::Known(config::Scheduler::Maglev) => {}
+                Word::Known(scheduler) => options.scheduler = scheduler,
                 Word::NotYet => self.refuse(options, annotation, value, config::SCHEDULER_ACCEPTED),
                 Word::Unknown => self.invalid(annotation, value, config::SCHEDULER_ACCEPTED),
             },
@@ -272,8 +281,8 @@ impl Reader<'_> {
                 None => self.invalid_port(options, annotation, value, Selector::ACCEPTED),
             },
             key::TABLE_SIZE => match config::table_size(value) {
-                Some(size) => options.table_size = size,
-                None => self.invalid(annotation, value, config::TABLE_SIZE_ACCEPTED),
+                Ok(size) => options.table_size = size,
+                Err(accepted) => self.invalid(annotation, value, &accepted),
             },
             key::LOAD_BALANCER_IPS => self.addresses(options, annotation, value),
             key::ADDRESS_POOL if value.is_empty() => self.invalid(annotation, value, "the name of a pool"),

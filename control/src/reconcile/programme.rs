@@ -10,7 +10,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Protocol as CoreProtocol, ServiceSpec};
+use tidegate_core::snapshot::{
+    ForwardingMode, NoEndpoints, Protocol as CoreProtocol, Scheduler, ServiceSpec,
+};
 
 use super::addresses::Vips;
 use super::backends::{self, Active, Backends};
@@ -25,7 +27,7 @@ use super::size_limits;
 use super::source_ranges::Admission;
 use super::view::{PortView, ServiceView};
 use super::{Input, Plan};
-use crate::config::Target;
+use crate::config::{self, Target};
 use crate::diagnostic::Diagnostic;
 use crate::health;
 use crate::model::{
@@ -349,7 +351,10 @@ fn service_spec(
         name: service.meta.key.name.clone(),
         port_name: port.label(),
         mode: options.mode,
-        table_size: options.table_size,
+        scheduler: match options.scheduler {
+            config::Scheduler::Rendezvous => Scheduler::Rendezvous,
+            config::Scheduler::Maglev => Scheduler::Maglev { slots: options.table_size },
+        },
         affinity: service.session_affinity,
         no_endpoints: if backends.only_elsewhere {
             NoEndpoints::Drop

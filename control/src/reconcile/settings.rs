@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::{
-    ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, RouteSpec, TableSize,
-};
+use tidegate_core::limits::MAGLEV_SLOTS_DEFAULT;
+use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, RouteSpec};
 
 use crate::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
 use crate::model::IpFamily;
@@ -44,8 +43,10 @@ pub struct Settings {
     pub forwarding: ForwardingMode,
     /// `services.defaults.target`.
     pub target: config::Target,
+    /// `services.defaults.scheduler`.
+    pub scheduler: config::Scheduler,
     /// `services.defaults.tableSize`.
-    pub table_size: TableSize,
+    pub table_size: u32,
     /// `services.defaults.drainTimeout`.
     pub drain_timeout: Duration,
     /// `services.defaults.noEndpoints`.
@@ -89,7 +90,8 @@ impl Default for Settings {
             pools: Vec::new(),
             forwarding: ForwardingMode::FullNat,
             target: config::Target::Pod,
-            table_size: TableSize::Auto,
+            scheduler: config::Scheduler::Rendezvous,
+            table_size: MAGLEV_SLOTS_DEFAULT,
             drain_timeout: Duration::from_secs(300),
             no_endpoints: NoEndpoints::Reject,
             node_port_addresses: Vec::new(),

@@ -7,6 +7,7 @@
 
 mod affinity;
 mod change;
+mod choice;
 mod failure;
 mod floods;
 mod forwarding;
@@ -15,7 +16,6 @@ mod http;
 mod kube_proxy;
 mod lab;
 mod lifecycle;
-mod maglev;
 mod node_target;
 mod nodes;
 mod own_addresses;

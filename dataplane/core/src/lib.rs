@@ -1,6 +1,6 @@
 //! Bytes in, verdict out: the packet path of Tidegate.
 //!
-//! What lives here: header checks, service and flow look-ups, Maglev, the forwarding modes, and the pipeline
+//! What lives here: header checks, service and flow look-ups, the choice of a backend, the forwarding modes, and the pipeline
 //! that runs them over a burst. What may not: DPDK, threads, clocks, I/O, tokio, Kubernetes, `unsafe` (but
 //! for [`prefetch`]). Who calls it: the workers of `tidegate-dataplane`, `replay`, `explain`, the benches.
 //!
@@ -29,6 +29,7 @@ mod ranks;
 pub mod rendezvous;
 mod reply_limit;
 pub mod routes;
+pub mod selector;
 pub mod service;
 pub mod snapshot;
 pub mod source_ranges;

@@ -16,8 +16,8 @@ pub const INTERFACES_MAX: usize = 16;
 /// Largest Maglev table: 655,373 is prime and gives 10,000 backends 65 slots each.
 pub const MAGLEV_SLOTS_MAX: u32 = 655_373;
 
-/// Slots a backend should have at least, up to the largest table: one failure then moves about 1 %.
-pub const MAGLEV_SLOTS_PER_BACKEND: u32 = 650;
+/// Slots of a Maglev table whose size nobody gave: the size of the paper, 131 KB a table.
+pub const MAGLEV_SLOTS_DEFAULT: u32 = 65_537;
 
 /// Backends of one service port: slots of a Maglev table are 16 bits wide, one value means "none".
 pub const BACKENDS_PER_SERVICE_MAX: usize = 65_535;
@@ -26,7 +26,7 @@ pub const BACKENDS_PER_SERVICE_MAX: usize = 65_535;
 pub const RENDEZVOUS_DECKS_MAX: usize = 64;
 
 /// Seats of one service port: the sum of its backends' weights that the decks hold with room to spare. Weights whose
-/// sum is larger are divided, and the service is reported as `weights_divided`.
+/// sum is larger are divided, which is reported as a problem of that service; all others are as they were.
 pub const RENDEZVOUS_SEATS_MAX: usize = 500_000;
 
 /// Service ports of one snapshot.

@@ -4,7 +4,7 @@
 //! 2. `sort_out` which packets are for a service and which may come back from a backend; what is neither ends
 //!    here ([`rest`], [`icmp_errors`]), but for fragments without ports, which go last ([`fragments`]);
 //! 3. `find_flows`: look up the flow of each, whose bucket the stage before asked the cache for;
-//! 4. `choose` a backend for those that have none: a Maglev slot, and a flow entry that remembers it
+//! 4. `choose` a backend for those that have none, by the hash, and a flow entry that remembers it
 //!    ([`service_flows`], [`reply_flows`]);
 //! 5. `deliver`: rewrite by the mode of the service, or answer what cannot be delivered ([`deliver`]).
 //!

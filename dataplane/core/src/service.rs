@@ -9,12 +9,11 @@
 use std::sync::Arc;
 
 use crate::chunked::Chunked;
-use crate::hash::{key_hash, scale};
+use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::key_index::KeyIndex;
-use crate::maglev::NO_BACKEND;
-use crate::prefetch;
-use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, ServiceKey, TableSize};
+use crate::selector::Selector;
+use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Scheduler, ServiceKey};
 use crate::source_ranges::SourceRanges;
 use crate::wire::Addr;
 
@@ -47,47 +46,30 @@ pub struct Service {
     pub mode: ForwardingMode,
     /// What a client gets when no backend takes new flows.
     pub no_endpoints: NoEndpoints,
-    /// Positions in its list of backends; empty where none takes new flows.
-    pub(crate) table: Arc<[u16]>,
+    /// What new flows choose a backend by.
+    pub(crate) selector: Selector,
 }
 
 const _: () = assert!(size_of::<Service>() == 64);
 
 impl Service {
-    /// The Maglev slot of a flow with this selection hash.
+    /// The backend of a new flow with this selection hash; `None` where no backend takes new flows.
     #[inline]
     #[must_use]
-    pub fn slot_of(&self, hash: u64) -> u32 {
-        scale(hash, self.slots())
+    pub fn select(&self, hash: u64) -> Option<BackendId> {
+        self.selector.owner(hash)
     }
 
-    /// Asks the cache for a slot.
+    /// Asks the cache for what [`Self::select`] reads.
     #[inline]
-    pub fn prefetch_slot(&self, slot: u32) {
-        if let Some(place) = self.table.get(slot as usize) {
-            prefetch::read(place);
-        }
+    pub fn prefetch_choice(&self, hash: u64) {
+        self.selector.prefetch(hash);
     }
 
-    /// The position, in the service's list of backends, that owns a slot.
-    #[inline]
+    /// What new flows choose a backend by.
     #[must_use]
-    pub fn position(&self, slot: u32) -> Option<u16> {
-        self.table.get(slot as usize).copied().filter(|&position| position != NO_BACKEND)
-    }
-
-    /// Slots of its Maglev table; 0 where no backend takes new flows.
-    #[inline]
-    #[must_use]
-    pub fn slots(&self) -> u32 {
-        // At most `limits::MAGLEV_SLOTS_MAX`.
-        self.table.len() as u32
-    }
-
-    /// The whole Maglev table: positions by slot. Services with equal backends share one.
-    #[must_use]
-    pub fn table(&self) -> &Arc<[u16]> {
-        &self.table
+    pub fn selector(&self) -> &Selector {
+        &self.selector
     }
 
     #[inline]
@@ -111,8 +93,8 @@ pub struct ServiceInfo {
     pub port_name: String,
     /// How packets reach the backends.
     pub mode: ForwardingMode,
-    /// How the Maglev table is sized.
-    pub table_size: TableSize,
+    /// How the backend of a new flow is chosen.
+    pub scheduler: Scheduler,
     /// Who may come in; everyone without.
     pub source_ranges: Option<Arc<SourceRanges>>,
     /// The backends that are programmed, by (address, port): their order is their position.
@@ -255,6 +237,6 @@ fn vacant_service() -> Service {
         protocol: Protocol::Tcp,
         mode: ForwardingMode::DsrL2,
         no_endpoints: NoEndpoints::Drop,
-        table: Arc::default(),
+        selector: Selector::default(),
     }
 }

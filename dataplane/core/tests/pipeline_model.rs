@@ -3,7 +3,7 @@
 //!
 //! The model keeps flows and affinity in maps and says of each packet which backend it goes to, whether its flow is
 //! known, or how it is refused, one after the other also where they arrive in one burst; compared are verdict, note, and the addresses and ports of what is sent. It takes from
-//! the gateway only which backend owns a hash (Maglev has its own tests) and which free local port `fullnat` chose,
+//! the gateway only which backend owns a hash (the choice has its own tests) and which free local port `fullnat` chose,
 //! and checks that this is nobody else's. The rules are those of `BackendState`, `tcp_state` and kubernetes.md 2.
 
 use std::collections::{BTreeMap, HashMap};
@@ -238,7 +238,7 @@ impl Model {
         }
         let n = owner?;
         let (life, state) = self.backends[&n];
-        assert_eq!(state, BackendState::Active, "only active backends own slots");
+        assert_eq!(state, BackendState::Active, "only active backends take new flows");
         if self.affine {
             self.affinity.insert(client, ((n, life), self.now));
         }
@@ -325,7 +325,7 @@ impl Run {
         self.lab.change(|spec| spec.services[0].backends = backends);
     }
 
-    /// Which backend owns the packet's slot.
+    /// Which backend the packet's hash chooses.
     fn owner(&self, from: Client) -> Option<u8> {
         let (client, vip) = (self.client(from), self.vip());
         let src = client.ip().into();
@@ -336,7 +336,7 @@ impl Run {
             selection_hash(&src, client.port(), &vip.ip().into(), vip.port(), number)
         };
         let (service, _) = self.lab.snapshot.services().next().expect("there is one service");
-        let id = self.lab.snapshot.select(service, hash)?;
+        let id = service.select(hash)?;
         Some(self.number_of(self.lab.snapshot.backend(id).expect("an owner lives").address.ip()))
     }
 

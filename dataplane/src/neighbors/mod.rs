@@ -86,7 +86,7 @@ mod tests {
     use std::time::Duration;
     use tidegate_core::snapshot::{
         BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NoEndpoints, Protocol, RouteSpec,
-        ServiceKey, ServiceSpec, TableSize,
+        Scheduler, ServiceKey, ServiceSpec,
     };
 
     fn ip(text: &str) -> IpAddr {
@@ -100,7 +100,7 @@ mod tests {
             name: "web".into(),
             port_name: "http".into(),
             mode: ForwardingMode::FullNat,
-            table_size: TableSize::Auto,
+            scheduler: Scheduler::Rendezvous,
             affinity: None,
             no_endpoints: NoEndpoints::Reject,
             idle_timeout_tcp: Duration::from_secs(900),

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use tidegate_core::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol,
-    ServiceKey, ServiceSpec, SnapshotSpec, TableSize,
+    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol, Scheduler,
+    ServiceKey, ServiceSpec, SnapshotSpec,
 };
 use tidegate_core::testing::Builder;
 use tidegate_core::wire::{MacAddr, tcp};
@@ -32,7 +32,7 @@ pub fn service(vip: &str, name: &str, mode: ForwardingMode) -> ServiceSpec {
         name: name.into(),
         port_name: "http".into(),
         mode,
-        table_size: TableSize::Fixed(101),
+        scheduler: Scheduler::Maglev { slots: 101 },
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),

@@ -3,7 +3,7 @@
 //! One entry each: 20 bytes for IPv4, three to a cache line; 32 bytes for IPv6, two to a line. At the bound
 //! that is 32 and 48 bytes of table per flow. Called by the pipeline with a key, its hash, and what the packet is.
 //!
-//! Losing an entry here breaks nothing by itself: the packet goes where Maglev sends it, which is the same
+//! Losing an entry here breaks nothing by itself: the packet goes where its hash sends it, which is the same
 //! backend unless the slot's owner has changed since.
 
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
@@ -109,7 +109,7 @@ impl DsrTable {
     ///
     /// # Errors
     /// [`Full`], counted: every flow that would have to make way is established. The packet can still go
-    /// where Maglev sends it.
+    /// where its hash sends it.
     #[inline]
     pub fn insert(
         &mut self,

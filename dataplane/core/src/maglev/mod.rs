@@ -3,7 +3,8 @@
 //! Each backend walks its own permutation of the slots and takes the next free one when its turn comes. The
 //! permutation hangs on the backend's stable identity alone (address, and number among equal addresses), so
 //! tables do not depend on the order of backends, equal on every gateway. Turns come as often as the weight
-//! says. Called by the compile of a snapshot; workers only read slots.
+//! says. Called by the compile of a snapshot for services with `scheduler: maglev`; workers only read slots. The size
+//! is configured: a size that followed the number of backends would deal the whole table anew at each step.
 //!
 //! Bounds (tested): with n backends of weights w and their sum W, a table of M slots gives a backend
 //! `M * w / W` slots, off by no more than `1 + n * w / W`. Equal weights: all within one of each other.
@@ -18,27 +19,10 @@ use std::hash::BuildHasherDefault;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::hash::FoldHasher;
-use crate::limits::{MAGLEV_SLOTS_MAX, MAGLEV_SLOTS_PER_BACKEND};
 use crate::wire::Addr;
 
 /// The slot belongs to nobody.
 pub const NO_BACKEND: u16 = u16::MAX;
-
-/// Sizes of automatic tables: primes, each about twice the one before, so that a size is kept over a doubling.
-///
-/// The smallest gives one backend 1,009 slots in 2 KiB; 65,537 is the size of the paper and serves 100.
-/// Crossing a step deals the whole table anew: known flows are held by their entries, new ones go by the new
-/// table; who cannot have that gives the size.
-pub const LADDER: [u32; 11] =
-    [1_009, 2_039, 4_093, 8_191, 16_381, 32_749, 65_537, 131_071, 262_139, 524_287, MAGLEV_SLOTS_MAX];
-
-/// The size for that many backends: the first step with [`MAGLEV_SLOTS_PER_BACKEND`] slots for each, or the
-/// last.
-#[must_use]
-pub fn auto_size(backends: usize) -> u32 {
-    let wanted = u64::try_from(backends).unwrap_or(u64::MAX).saturating_mul(MAGLEV_SLOTS_PER_BACKEND.into());
-    LADDER.into_iter().find(|&size| u64::from(size) >= wanted).unwrap_or(MAGLEV_SLOTS_MAX)
-}
 
 /// Whether a size is prime, as a table's must be: only then does every step width visit every slot.
 #[must_use]

@@ -97,8 +97,8 @@ impl Pipeline {
         let overhead = forward::dsr_ipip::overhead(backend.family);
         self.send_as_it_is(burst, packet, service, backend, overhead, |frame, h, link| {
             let source = source.ok_or(Refusal::NoRoute)?;
-            // Only an IPv6 header has a flow label for it. The high half chose the slot and is much the same for
-            // all flows of a backend.
+            // Only an IPv6 header has a flow label for it. The high half chooses the slot with
+            // `scheduler: maglev`, and is much the same for all flows of a backend then.
             let flow_hash = match backend.family {
                 Family::V4 => 0,
                 Family::V6 => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto) as u32,

@@ -101,7 +101,7 @@ impl Pipeline {
             0 => selection_hash(&quoted.dst, quoted.dst_port, &quoted.src, quoted.src_port, quoted.proto),
             _ => client_hash(&quoted.dst),
         };
-        let backend = snapshot.backend(known.or_else(|| snapshot.select(service, choice()))?)?;
+        let backend = snapshot.backend(known.or_else(|| service.select(choice()))?)?;
         let flow = if known.is_some() { FlowNote::Known } else { FlowNote::None };
         let note = note(service, backend.id, flow);
         Some(Ok((Destination::Backend { service, backend, local: None }, note)))

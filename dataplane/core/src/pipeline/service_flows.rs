@@ -1,7 +1,7 @@
 //! Packets from clients to service ports: find the flow's backend, or choose one.
 //!
 //! Stages 2 to 4 of the pipeline for this direction. A request asks the cache for its flow bucket, then reads
-//! it; a hit asks for the backend, a miss for the Maglev slot; then the backend is certain and the packet goes
+//! it; a hit asks for the backend, a miss for what its choice reads; then the backend is certain and the packet goes
 //! on to be delivered, or is answered because there is none.
 
 use std::time::Duration;
@@ -115,7 +115,7 @@ impl Pipeline {
         Ok(Request { packet, service, key, flow_hash, kind: kind_of(h), choice_hash: 0, found: None })
     }
 
-    /// Stage 3: reads the flow entries; asks for the backend of each hit and for the slot of each miss.
+    /// Stage 3: reads the flow entries; asks for the backend of each hit and for what each miss chooses by.
     #[inline(never)]
     pub(super) fn find_service_flows<F: Frame>(
         &mut self,
@@ -138,7 +138,7 @@ impl Pipeline {
                 0 => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto),
                 _ => client_hash(&h.src),
             };
-            service.prefetch_slot(service.slot_of(request.choice_hash));
+            service.prefetch_choice(request.choice_hash);
         }
     }
 
@@ -266,7 +266,7 @@ impl Pipeline {
             return Err(Refusal::SourceRange);
         }
         let stray = matches!(request.kind, Packet::Tcp(_)) && !request.kind.is_opening();
-        let has_backends = service.slots() > 0;
+        let has_backends = !service.selector().is_empty();
         if stray && !service.mode.is_dsr() {
             return Err(if has_backends { Refusal::NoFlow } else { Refusal::NoEndpoints });
         }
@@ -314,7 +314,7 @@ impl Pipeline {
         Ok(Chosen { backend, local, flow: FlowNote::New })
     }
 
-    /// The backend that takes a new flow: the one that its client has by affinity, else by Maglev.
+    /// The backend that takes a new flow: the one that its client has by affinity, else by its hash.
     fn choose<'s>(
         &mut self,
         snapshot: &'s Snapshot,
@@ -323,14 +323,14 @@ impl Pipeline {
         now: Now,
     ) -> Option<&'s Backend> {
         let service = request.service;
-        // The slot's hash was not needed as long as the flow was known.
+        // The hash was not needed as long as the flow was known.
         let choice_hash = match (service.affinity_ms, request.found) {
             (0, Some(_)) => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto),
             (_, Some(_)) => client_hash(&h.src),
             (_, None) => request.choice_hash,
         };
         if service.affinity_ms == 0 {
-            return snapshot.backend(snapshot.select(service, choice_hash)?);
+            return snapshot.backend(service.select(choice_hash)?);
         }
         let key = FlowKey::affinity(service.id, h.src);
         let hash = self.flows.hash(&key);
@@ -340,7 +340,7 @@ impl Pipeline {
         {
             return Some(backend);
         }
-        let backend = snapshot.backend(snapshot.select(service, choice_hash)?)?;
+        let backend = snapshot.backend(service.select(choice_hash)?)?;
         let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.affinity_ms)));
         // Where the table is full the client's hash gives the same backend until backends change.
         let _ = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);

@@ -11,6 +11,7 @@ mod fragments;
 mod hairpin;
 mod leavings;
 mod nat;
+mod same_choice;
 mod source_ranges;
 mod sources;
 mod unknown;

@@ -1,8 +1,8 @@
 //! `Snapshot`: the forwarding state of one moment, immutable, read by all workers at once.
 //!
 //! Control compiles one from a [`SnapshotSpec`] and publishes it; workers take it once a burst. The look-ups
-//! come in steps, so that a stage can ask the cache for what the next one reads: hash, prefetch, find; slot,
-//! prefetch, [`Snapshot::backend_at`], prefetch, [`Snapshot::backend`]. Nothing here allocates but the calls
+//! come in steps, so that a stage can ask the cache for what the next one reads: hash, prefetch, find;
+//! [`Service::prefetch_choice`], [`Service::select`], prefetch, [`Snapshot::backend`]. Nothing here allocates but the calls
 //! for people, at the end. Link addresses are not here: they change by themselves, in the
 //! [`NeighborTable`](crate::neighbors::NeighborTable) that all snapshots share.
 //!
@@ -25,10 +25,11 @@ use crate::addresses::{AddressKind, Addresses, SourceFault};
 use crate::backend::{Backend, Backends, EndpointKey, Endpoints};
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
-use crate::maglev::{self, Tables};
+use crate::maglev::Tables;
 use crate::neighbors::NeighborSlot;
 use crate::prefetch;
 use crate::routes::{NextHop, Routes};
+use crate::selector::Selector;
 use crate::service::{Service, ServiceInfo, Services};
 use crate::source_ranges::Sets;
 use crate::wire::{Addr, Family};
@@ -128,21 +129,6 @@ impl Snapshot {
     #[must_use]
     pub fn admission(&self) -> u64 {
         self.admission
-    }
-
-    /// The backend that takes a new flow with this selection hash: all steps at once.
-    #[inline]
-    #[must_use]
-    pub fn select(&self, service: &Service, hash: u64) -> Option<BackendId> {
-        self.backend_at(service, service.slot_of(hash))
-    }
-
-    /// The backend that owns a slot of the service's table.
-    #[inline]
-    #[must_use]
-    pub fn backend_at(&self, service: &Service, slot: u32) -> Option<BackendId> {
-        let position = service.position(slot)?;
-        self.backend_ids.get(service.backends_start as usize + usize::from(position)).copied()
     }
 
     /// Asks the cache for a backend.
@@ -281,10 +267,13 @@ impl Snapshot {
         self.services.info(id)
     }
 
-    /// Slots owned by each backend of a service, in the order of [`ServiceInfo::backends`].
+    /// Seats or Maglev slots of each backend of a service, in the order of [`ServiceInfo::backends`].
     #[must_use]
     pub fn shares(&self, service: &Service) -> Vec<u32> {
-        maglev::shares(&service.table, usize::from(service.backends_len))
+        let shares = service.selector().shares();
+        let start = service.backends_start as usize;
+        let ids = &self.backend_ids[start..start + usize::from(service.backends_len)];
+        ids.iter().map(|id| shares.get(id).copied().unwrap_or(0)).collect()
     }
 
     /// The endpoint of an id, unless it is gone.
@@ -343,7 +332,11 @@ impl Snapshot {
     /// Distinct Maglev tables.
     #[must_use]
     pub fn tables(&self) -> usize {
-        let tables = self.services().map(|(service, _)| service.table.as_ptr());
+        let table = |service: &Service| match service.selector() {
+            Selector::Maglev(slots) => Some(slots.table().as_ptr()),
+            Selector::Rendezvous(_) => None,
+        };
+        let tables = self.services().filter_map(|(service, _)| table(service));
         tables.collect::<std::collections::HashSet<_>>().len()
     }
 }

@@ -37,6 +37,22 @@ pub enum Problem {
         /// Backends that take new flows.
         backends: usize,
     },
+    /// The weights of a service with `scheduler: rendezvous` sum to more than there are seats: all are divided, so
+    /// that shares are about as asked. A change of the divisor deals the flows of the service anew.
+    #[error(
+        "{label} ({service}): the weights of its backends sum to {sum}, above {}, and are divided by {divisor}",
+        limits::RENDEZVOUS_SEATS_MAX
+    )]
+    WeightsDivided {
+        /// The service port.
+        service: ServiceKey,
+        /// The service port as people call it.
+        label: String,
+        /// Sum of the weights of the backends that take new flows.
+        sum: u64,
+        /// What each weight is divided by.
+        divisor: u32,
+    },
     /// The router of a route is in no connected network: the route is left out.
     #[error("route to {to}: {via} is in no network of an interface")]
     RouterOffLink {

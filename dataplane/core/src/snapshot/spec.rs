@@ -215,14 +215,18 @@ pub enum NoEndpoints {
     Drop,
 }
 
-/// How the Maglev table of a service is sized.
+/// How a service chooses the backend of a new flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TableSize {
-    /// From the ladder of primes, by the number of backends.
+pub enum Scheduler {
+    /// Seat rendezvous: see [`rendezvous`](crate::rendezvous).
     #[default]
-    Auto,
-    /// Fixed; must be a prime, at most [`limits::MAGLEV_SLOTS_MAX`](crate::limits::MAGLEV_SLOTS_MAX).
-    Fixed(u32),
+    Rendezvous,
+    /// The table of the Maglev paper: see [`maglev`](crate::maglev).
+    Maglev {
+        /// Its size: a prime, at most [`limits::MAGLEV_SLOTS_MAX`](crate::limits::MAGLEV_SLOTS_MAX). It is given,
+        /// and never follows the number of backends.
+        slots: u32,
+    },
 }
 
 /// (VIP, protocol, port): what a packet is matched on, and the stable identity of a service port.
@@ -255,8 +259,8 @@ pub struct ServiceSpec {
     pub port_name: String,
     /// How packets reach the backends.
     pub mode: ForwardingMode,
-    /// Size of the Maglev table.
-    pub table_size: TableSize,
+    /// How the backend of a new flow is chosen.
+    pub scheduler: Scheduler,
     /// `sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None` spreads by 5-tuple.
     pub affinity: Option<Duration>,
     /// What a client gets when no backend takes new flows.

@@ -35,7 +35,7 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
         name: "web".into(),
         port_name: port.to_string(),
         mode,
-        table_size: TableSize::Auto,
+        scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),
@@ -67,6 +67,16 @@ fn network(services: Vec<ServiceSpec>) -> SnapshotSpec {
         tunnel_source_v6: Some("2001:db8::1".parse().unwrap()),
         policy: Policy::default(),
         services: services.into_iter().map(Into::into).collect(),
+    }
+}
+
+const MAGLEV: Scheduler = Scheduler::Maglev { slots: 65_537 };
+
+/// The Maglev table of a service that has one.
+fn table_of(service: &Service) -> &Arc<[u16]> {
+    match service.selector() {
+        Selector::Maglev(slots) => slots.table(),
+        Selector::Rendezvous(_) => panic!("a service with scheduler maglev"),
     }
 }
 
@@ -123,10 +133,8 @@ fn a_packet_finds_its_service_its_backend_and_the_way_there() {
     let mut seen = HashSet::new();
     for port in 0..200 {
         let hash = selection_hash(&addr("198.51.100.7"), port, &service.vip, 80, 6);
-        let slot = service.slot_of(hash);
-        service.prefetch_slot(slot);
-        let id = snapshot.backend_at(service, slot).unwrap();
-        assert_eq!(snapshot.select(service, hash), Some(id));
+        service.prefetch_choice(hash);
+        let id = service.select(hash).unwrap();
         snapshot.prefetch_backend(id);
         let backend = snapshot.backend(id).unwrap();
         let next_hop = neighbors.key(backend.neighbor).unwrap();
@@ -139,7 +147,7 @@ fn a_packet_finds_its_service_its_backend_and_the_way_there() {
         seen.insert(id);
     }
     assert_eq!(seen.len(), 2);
-    let home = snapshot.select(service, client_hash(&addr("198.51.100.7"))).unwrap();
+    let home = service.select(client_hash(&addr("198.51.100.7"))).unwrap();
     assert!(seen.contains(&home));
     assert_eq!(snapshot.next_hops().len(), 4 - 1, "one backend and two routers");
 }
@@ -203,7 +211,7 @@ fn backends_that_drain_or_weigh_nothing_take_no_new_flow_and_are_still_there() {
     let spec = network(vec![service("203.0.113.1", 80, Nat, backends)]);
     let snapshot = clean(&spec, None);
     let (service, info) = snapshot.services().next().unwrap();
-    assert_eq!(snapshot.shares(service), [0, 0, 0, service.slots()]);
+    assert_eq!(snapshot.shares(service), [0, 0, 0, 1]);
     assert!(info.backends.iter().all(|b| snapshot.backend(b.id).is_some_and(|hot| hot.state == b.state)));
 }
 
@@ -214,8 +222,9 @@ fn a_service_without_a_backend_that_takes_flows_selects_none() {
     for backends in [vec![], vec![down]] {
         let snapshot = clean(&network(vec![service("203.0.113.1", 80, Nat, backends)]), None);
         let (service, _) = snapshot.services().next().unwrap();
-        service.prefetch_slot(0);
-        assert_eq!((service.slots(), snapshot.select(service, u64::MAX)), (0, None));
+        service.prefetch_choice(0);
+        assert!(service.selector().is_empty());
+        assert_eq!(service.select(u64::MAX), None);
     }
 }
 
@@ -286,9 +295,11 @@ fn equal_tables_are_one_over_services_ports_and_snapshots() {
         service("203.0.113.1", 443, Nat, backends(8443)),
         service("203.0.113.2", 80, Nat, vec![backend("10.0.1.1", 80)]),
     ]);
+    spec.services.iter_mut().for_each(|service| service.scheduler = MAGLEV);
     let first = clean(&spec, None);
-    let tables =
-        |snapshot: &Snapshot| snapshot.services().map(|(s, _)| Arc::clone(s.table())).collect::<Vec<_>>();
+    let tables = |snapshot: &Snapshot| {
+        snapshot.services().map(|(service, _)| Arc::clone(table_of(service))).collect::<Vec<_>>()
+    };
     let before = tables(&first);
     assert!(Arc::ptr_eq(&before[0], &before[1]) && !Arc::ptr_eq(&before[0], &before[2]));
     assert_eq!(first.tables(), 2);
@@ -303,17 +314,16 @@ fn equal_tables_are_one_over_services_ports_and_snapshots() {
 #[test]
 fn several_ports_of_a_service_choose_the_same_endpoint_for_a_client() {
     let backends = |port: u16| (1..=5).map(|n| backend(&format!("10.0.1.{n}"), port + n)).collect();
-    let snapshot = clean(
-        &network(vec![
-            service("203.0.113.1", 80, Nat, backends(8000)),
-            service("203.0.113.1", 443, Nat, backends(9000)),
-        ]),
-        None,
-    );
+    let mut spec = network(vec![
+        service("203.0.113.1", 80, Nat, backends(8000)),
+        service("203.0.113.1", 443, Nat, backends(9000)),
+    ]);
+    spec.services.iter_mut().for_each(|service| service.affinity = Some(Duration::from_secs(60)));
+    let snapshot = clean(&spec, None);
     let services: Vec<_> = snapshot.services().map(|(service, _)| service).collect();
     for n in 0..100 {
         let hash = client_hash(&Addr::v4([198, 51, 100, n]));
-        let chosen = |s: &Service| snapshot.backend(snapshot.select(s, hash).unwrap()).unwrap().address;
+        let chosen = |s: &Service| snapshot.backend(s.select(hash).unwrap()).unwrap().address;
         assert_eq!(chosen(services[0]), chosen(services[1]));
     }
 }
@@ -339,7 +349,7 @@ fn fixed_neighbours_are_set_and_taken_back() {
 fn reason(spec: &SnapshotSpec) -> BackendProblem {
     let (snapshot, problems) = compile(spec, None);
     let (service, info) = snapshot.services().next().unwrap();
-    assert!(info.backends.is_empty() && service.slots() == 0, "left out, and its service stays");
+    assert!(info.backends.is_empty() && service.selector().is_empty(), "left out, and its service stays");
     let [Problem::Backend { reason, label, .. }] = &problems[..] else { panic!("{problems:?}") };
     assert_eq!(label, &spec.services[0].label());
     *reason
@@ -426,11 +436,21 @@ fn problems_of_routes_neighbours_and_tables_are_told() {
         Nat,
         vec![backend("10.0.1.1", 80), backend("10.0.1.2", 80), backend("10.0.1.3", 80)],
     )]);
-    spec.services[0].table_size = TableSize::Fixed(2);
-    let service = spec.services[0].key;
+    spec.services[0].scheduler = Scheduler::Maglev { slots: 2 };
+    let key = spec.services[0].key;
     assert_eq!(
         problem(&spec, 9),
-        Problem::TableTooSmall { service, label: "default/web:80".into(), slots: 2, backends: 3 }
+        Problem::TableTooSmall { service: key, label: "default/web:80".into(), slots: 2, backends: 3 }
+    );
+    let heavy = |n| BackendSpec { weight: u16::MAX, ..backend(&format!("10.0.1.{n}"), 80) };
+    let spec = network(vec![service("203.0.113.1", 80, Nat, (1..=9).map(heavy).collect())]);
+    let sum = 9 * u64::from(u16::MAX);
+    let divided = Problem::WeightsDivided { service: key, label: "default/web:80".into(), sum, divisor: 2 };
+    assert_eq!(problem(&spec, 16), divided);
+    assert_eq!(
+        divided.to_string(),
+        "default/web:80 (TCP 203.0.113.1:80): the weights of its backends sum to 589815, above 500000, and are divided \
+         by 2"
     );
 }
 
@@ -497,7 +517,7 @@ fn each_compile_error_refuses_the_spec_and_leaves_the_neighbour_table_alone() {
     );
     for size in [0, 1, 1_000, 655_379] {
         assert_eq!(
-            error(&|spec| spec.services[0].table_size = TableSize::Fixed(size)),
+            error(&|spec| spec.services[0].scheduler = Scheduler::Maglev { slots: size }),
             CompileError::TableSize { service, size }
         );
     }
@@ -530,13 +550,11 @@ fn ten_thousand_backends_of_one_service_all_take_part() {
     let first = clean(&spec, None);
     let built = started.elapsed();
     let (service, _) = first.services().next().unwrap();
-    assert_eq!(service.slots(), limits::MAGLEV_SLOTS_MAX);
-    assert!(first.shares(service).iter().all(|&slots| (65..=66).contains(&slots)));
+    assert!(first.shares(service).iter().all(|&seats| seats == 1));
     spec.generation = 2;
     let started = Instant::now();
     let second = clean(&spec, Some(&first));
     println!("10,000 backends: {built:?}, again {:?}", started.elapsed());
-    assert!(Arc::ptr_eq(service.table(), second.services().next().unwrap().0.table()));
     assert_eq!(backend_ids(&first), backend_ids(&second));
 }
 
@@ -555,6 +573,12 @@ fn prints_how_long_a_thousand_services_of_ten_backends_take() {
     let (first, problems) = Snapshot::compile(&spec, None, &neighbors).unwrap();
     let built = started.elapsed();
     assert_eq!(problems, []);
+    let bytes = |service: &Service| match service.selector() {
+        Selector::Rendezvous(seats) => seats.bytes(),
+        Selector::Maglev(_) => panic!("not asked for"),
+    };
+    let bytes: usize = first.services().map(|(service, _)| bytes(service)).sum();
+    assert!(bytes <= 500_000, "{bytes} bytes to choose by: 10,000 services stay below 5 MB");
     spec.services[500].backends.pop();
     let started = Instant::now();
     let (second, _) = Snapshot::compile(&spec, Some(&first), &neighbors).unwrap();
@@ -584,6 +608,8 @@ fn any_services() -> impl Strategy<Value = Vec<ServiceSpec>> {
                 ..backend(&format!("{base}{host}"), port)
             });
             let mut service = service(&vip, port, ForwardingMode::ALL[mode], backends.collect());
+            service.scheduler =
+                [Scheduler::Rendezvous, Scheduler::Maglev { slots: 251 }][usize::from(port % 2)];
             service.key.protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
             service
         };
@@ -642,9 +668,11 @@ proptest! {
                     let what = (info.key, b.address, b.port);
                     prop_assert_eq!(*all_ids.entry(b.id).or_insert(what), what);
                 }
-                for slot in 0..service.slots() {
-                    let id = snapshot.backend_at(service, slot).unwrap();
-                    prop_assert_eq!(id, info.backends[usize::from(service.position(slot).unwrap())].id);
+                for hash in (0..50).map(crate::hash::mix) {
+                    let takes = |b: &&crate::service::BackendInfo| b.state == BackendState::Active && b.weight > 0;
+                    let chosen = service.select(hash);
+                    prop_assert_eq!(chosen.is_some(), info.backends.iter().any(|b| takes(&b)));
+                    prop_assert!(chosen.is_none_or(|id| info.backends.iter().filter(takes).any(|b| b.id == id)));
                 }
             }
             for id in all_ids.keys() {
@@ -675,7 +703,9 @@ proptest! {
         prop_assert_eq!(problems, other_problems);
         for ((a, a_info), (b, b_info)) in one.services().zip(other.services()) {
             prop_assert_eq!(a_info, b_info);
-            prop_assert_eq!(a.table(), b.table());
+            for hash in (0..50).map(crate::hash::mix) {
+                prop_assert_eq!(a.select(hash), b.select(hash));
+            }
         }
         prop_assert_eq!(one.services().len(), other.services().len());
         prop_assert_eq!(one.addresses().collect::<Vec<_>>(), other.addresses().collect::<Vec<_>>());

@@ -19,7 +19,7 @@ use crate::pipeline::{
 };
 use crate::snapshot::{
     BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol,
-    RouteSpec, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
+    RouteSpec, Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
 };
 use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
@@ -87,7 +87,7 @@ pub fn service(mode: ForwardingMode, protocol: Protocol, vip: &str, backends: &[
         name: "web".into(),
         port_name: vip.port().to_string(),
         mode,
-        table_size: TableSize::Auto,
+        scheduler: Scheduler::Rendezvous,
         affinity: None,
         no_endpoints: NoEndpoints::Reject,
         idle_timeout_tcp: Duration::from_secs(900),

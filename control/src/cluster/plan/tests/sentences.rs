@@ -493,8 +493,8 @@ fn a_value_that_is_not_understood_is_an_event_at_the_object_that_has_it() {
         .collect();
     let weight = "annotation tidegate.dev/weight: \"heavy\" is not understood, the default is used; accepted: a number, 0 \
                   (no new flows) to 65535";
-    let size = "annotation tidegate.dev/table-size: \"many\" is not understood, the default is used; accepted: auto, or a \
-                prime from 251 to 655373 such as 65537";
+    let size = "annotation tidegate.dev/table-size: \"many\" is not understood, the default is used; accepted: a prime \
+                from 251 to 655373 such as 65537";
     let expected =
         [(Asker::Node, "u-node", weight), (Asker::Pod, "u-pod", weight), (Asker::Service, "u-svc", size)];
     assert_eq!(about, expected.map(|(kind, uid, note)| (kind.as_str(), uid, note)).into());

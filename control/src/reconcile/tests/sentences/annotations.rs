@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::reconcile::options::key;
-use tidegate_core::snapshot::{ForwardingMode, TableSize};
+use tidegate_core::snapshot::{ForwardingMode, Scheduler};
 
 fn annotated_with(key: &str, value: &str) -> Outcome {
     Both::new(&annotated_web(&[(key, value)])).look()
@@ -18,11 +18,12 @@ const NOT_UNDERSTOOD: &[(&str, &str, &str)] = &[
     (key::FORWARDING, "dsr", "dsr-l2, dsr-ipip, nat, fullnat"),
     (key::FORWARDING, "", "dsr-l2, dsr-ipip, nat, fullnat"),
     (key::TARGET, "pods", "pod, node"),
-    (key::SCHEDULER, "round", "maglev"),
-    (key::TABLE_SIZE, "65536", "auto, or a prime from 251 to 655373 such as 65537"),
-    (key::TABLE_SIZE, "241", "auto, or a prime from 251"),
-    (key::TABLE_SIZE, "655387", "auto, or a prime from 251 to 655373"),
-    (key::TABLE_SIZE, "many", "auto, or a prime"),
+    (key::SCHEDULER, "round", "rendezvous, maglev"),
+    (key::TABLE_SIZE, "65536", "a prime from 251 to 655373 such as 65521 or 65537"),
+    (key::TABLE_SIZE, "241", "a prime from 251 to 655373 such as 251"),
+    (key::TABLE_SIZE, "655387", "a prime from 251 to 655373 such as 655373"),
+    (key::TABLE_SIZE, "many", "a prime from 251 to 655373 such as 65537"),
+    (key::TABLE_SIZE, "auto", "a prime from 251 to 655373 such as 65537"),
     (key::DRAIN_TIMEOUT, "soon", "a duration such as"),
     (key::DRAIN_TIMEOUT, "86401s", "0s to 24h"),
     (key::DRAIN_TIMEOUT, "-1s", "0s to 24h"),
@@ -59,8 +60,8 @@ const UNSAFE: &[(&str, &str, Reason, &str)] = &[
     (key::FORWARDING, "dsr-gre", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
     (key::FORWARDING, "dsr-geneve", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
     (key::FORWARDING, "dsr-dscp", Reason::NotSupported, "dsr-l2, dsr-ipip, nat, fullnat"),
-    (key::SCHEDULER, "wrr", Reason::NotSupported, "maglev"),
-    (key::SCHEDULER, "lc", Reason::NotSupported, "maglev"),
+    (key::SCHEDULER, "wrr", Reason::NotSupported, "rendezvous, maglev"),
+    (key::SCHEDULER, "lc", Reason::NotSupported, "rendezvous, maglev"),
     (key::HASH, "source", Reason::NotSupported, "sessionAffinity: ClientIP"),
     (key::PROXY_PROTOCOL, "v1", Reason::NotSupported, "none"),
     (key::PROXY_PROTOCOL, "v3", Reason::NotSupported, "none"),
@@ -116,7 +117,7 @@ fn a_message_has_the_line_of_the_value_or_names_the_object() {
                 allocateLoadBalancerNodePorts: false\n  ports: [{port: 80}]\n";
     let [directory, api] = Both::new(yaml).each();
     let said = "error: annotation tidegate.dev/table-size: \"many\" is not understood, the default is used; accepted: \
-                auto, or a prime from 251 to 655373 such as 65537";
+                a prime from 251 to 655373 such as 65537";
     let message = messages(&directory)[0].clone();
     assert!(message.ends_with(&format!("objects.yaml:8:30: {said}")), "{message}");
     assert_eq!(messages(&api), [format!("Service shop/web: {said}")]);
@@ -164,21 +165,22 @@ fn target_is_pod_or_node() {
 
 #[test]
 fn scheduler_table_size_and_idle_timeouts_reach_the_spec() {
+    let rendezvous = annotated_with(key::SCHEDULER, "rendezvous");
+    assert_eq!((&rendezvous.spec, messages(&rendezvous)), (&plain().spec, vec![]));
+    let default = Both::new(&annotated_web(&[(key::SCHEDULER, "maglev")])).look();
+    assert_eq!(only(&default).scheduler, Scheduler::Maglev { slots: 65_537 });
     let outcome = Both::new(&annotated_web(&[
         (key::SCHEDULER, "maglev"),
-        (key::TABLE_SIZE, "65537"),
+        (key::TABLE_SIZE, "8191"),
         (key::IDLE_TIMEOUT_TCP, "1h"),
         (key::IDLE_TIMEOUT_UDP, " 30s "),
     ]))
     .look();
     assert_eq!(messages(&outcome), [] as [String; 0]);
     let spec = only(&outcome);
-    assert_eq!(spec.table_size, TableSize::Fixed(65_537));
+    assert_eq!(spec.scheduler, Scheduler::Maglev { slots: 8_191 });
     assert_eq!((spec.idle_timeout_tcp.as_secs(), spec.idle_timeout_udp.as_secs()), (3600, 30));
     for (key, value) in [
-        (key::TABLE_SIZE, "auto"),
-        (key::TABLE_SIZE, "251"),
-        (key::TABLE_SIZE, "655373"),
         (key::IDLE_TIMEOUT_TCP, "1s"),
         (key::IDLE_TIMEOUT_TCP, "604800s"),
         (key::IDLE_TIMEOUT_UDP, "86400s"),
@@ -191,6 +193,23 @@ fn scheduler_table_size_and_idle_timeouts_reach_the_spec() {
     ] {
         let outcome = annotated_with(key, value);
         assert_eq!((outcome.spec.services.len(), messages(&outcome)), (1, vec![]), "{key}: {value}");
+    }
+}
+
+#[test]
+fn a_table_size_reaches_from_251_to_655373_and_is_said_to_have_no_effect_without_a_table() {
+    for size in ["251", "655373"] {
+        let maglev = Both::new(&annotated_web(&[(key::SCHEDULER, "maglev"), (key::TABLE_SIZE, size)])).look();
+        let slots = size.parse().expect("a number");
+        assert_eq!((only(&maglev).scheduler, messages(&maglev)), (Scheduler::Maglev { slots }, vec![]));
+        let outcome = annotated_with(key::TABLE_SIZE, size);
+        let (reason, what, accepted) = finding(&outcome);
+        assert_eq!((reason, outcome.spec.clone()), (Reason::InvalidValue, plain().spec));
+        assert_eq!(
+            what,
+            "annotation tidegate.dev/table-size has no effect: scheduler rendezvous has no table"
+        );
+        assert_eq!(accepted, "tidegate.dev/scheduler maglev, or no table size");
     }
 }
 

@@ -93,7 +93,7 @@ fn legacy_endpoints_are_accepted_from_a_directory_and_a_cut_at_1000_is_a_warning
 }
 
 #[test]
-fn tables_take_10000_backends_of_one_service() {
+fn a_service_takes_10000_backends() {
     let slices: String = (0..100_u8)
         .map(|i| {
             let endpoints: Vec<String> = (0..100).map(|j| format!("addresses: [10.1.{i}.{j}]")).collect();
@@ -111,7 +111,7 @@ fn tables_take_10000_backends_of_one_service() {
     let (snapshot, problems) = compiled.expect("it fits");
     assert!(problems.is_empty(), "{:?}", problems.first());
     let (service, _) = snapshot.services().next().expect("there is one");
-    assert!(snapshot.shares(service).iter().all(|slots| *slots > 0), "each takes flows");
+    assert!(snapshot.shares(service).iter().all(|seats| *seats > 0), "each takes flows");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::lab::{Fate, Lab, backend, ip, service};
 use crate::pipeline::FlowNote;
-use crate::snapshot::{BackendState, ForwardingMode, Protocol, ServiceSpec};
+use crate::snapshot::{BackendSpec, BackendState, ForwardingMode, Protocol, ServiceSpec};
 use crate::testing::builder::Builder;
 use crate::verdict::{TransmitReason, Verdict};
 use crate::wire::tcp::flags;
@@ -43,14 +43,14 @@ fn set_state(lab: &mut Lab, at: usize, state: BackendState) {
 }
 
 #[test]
-fn the_choice_is_maglevs() {
+fn the_choice_is_that_of_the_hash() {
     let mut lab = three(ForwardingMode::FullNat, Protocol::Tcp);
     let (service, _) = lab.snapshot.services().next().unwrap();
     let expected: BTreeMap<u16, IpAddr> = (40_000..40_100)
         .map(|port| {
             let (src, dst) = (ip("198.51.100.7").into(), ip("203.0.113.5").into());
             let hash = crate::hash::selection_hash(&src, port, &dst, 80, 6);
-            let id = lab.snapshot.select(service, hash).unwrap();
+            let id = service.select(hash).unwrap();
             (port, lab.snapshot.backend(id).unwrap().address.ip())
         })
         .collect();
@@ -212,23 +212,24 @@ fn idle_flows_are_forgotten_after_the_timeout_of_their_service() {
 fn client_affinity_outlasts_a_change_of_backends_until_its_timeout() {
     let sticky = ServiceSpec {
         affinity: Some(Duration::from_secs(100)),
-        ..service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &THREE)
+        ..service(ForwardingMode::DsrL2, Protocol::Tcp, VIP, &["10.0.0.2:80", "10.0.0.3:80"])
     };
     let mut lab = Lab::new(vec![sticky]);
     let fates: Vec<_> = (40_000..40_020).map(|port| tcp(&mut lab, port, flags::SYN)).collect();
     let had = lab.backend_of(&fates[0]);
     assert!(fates.iter().all(|fate| lab.backend_of(fate) == had), "one client, one backend");
-    // Grow the list until the client's slot belongs to another one.
+    // Grow the list until the client's hash chooses another one.
     let moved = (4..=9).any(|n| {
-        let added = backend(&format!("10.0.0.{n}:80"), BackendState::Active);
+        // Heavy, so that a few of them are enough.
+        let added = BackendSpec { weight: 20, ..backend(&format!("10.0.0.{n}:80"), BackendState::Active) };
         lab.change(|spec| spec.services[0].backends.push(added));
         let fate = tcp(&mut lab, 50_000 + n, flags::SYN);
         assert_eq!(lab.backend_of(&fate), had);
         let (service, _) = lab.snapshot.services().next().unwrap();
-        let id = lab.snapshot.select(service, crate::hash::client_hash(&ip("198.51.100.7").into())).unwrap();
+        let id = service.select(crate::hash::client_hash(&ip("198.51.100.7").into())).unwrap();
         lab.snapshot.backend(id).unwrap().address.ip() != had
     });
-    assert!(moved, "the test needs a slot that changes hands");
+    assert!(moved, "the test needs a hash that changes hands");
     lab.wait(Duration::from_secs(101));
     let fate = tcp(&mut lab, 51_000, flags::SYN);
     assert_ne!(lab.backend_of(&fate), had);

@@ -20,15 +20,17 @@ use network::Network;
 
 use super::problem::{CompileError, Problem};
 use super::spec::{
-    BackendSpec, BackendState, ServiceKey, ServiceSpec, SharedService, SnapshotSpec, TableSize,
+    BackendSpec, BackendState, Scheduler, ServiceKey, ServiceSpec, SharedService, SnapshotSpec,
 };
 use super::{Fresh, Interface, Snapshot};
 use crate::backend::{Backend, Backends, Endpoints};
 use crate::chunked::Chunked;
 use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use crate::limits;
-use crate::maglev::{self, Member, Tables};
+use crate::maglev::{self, Tables};
 use crate::neighbors::{NeighborSlot, NeighborTable};
+use crate::rendezvous::{self, Identity, Rendezvous};
+use crate::selector::{Selector, Slots};
 use crate::service::{BackendInfo, Service, ServiceInfo, Services};
 use crate::source_ranges::{Sets, SourceRanges};
 use crate::wire::{Addr, Family};
@@ -108,7 +110,7 @@ struct Problems {
     left_out: BTreeMap<usize, Vec<Problem>>,
     neighbors: Vec<Problem>,
     /// By the place of the service in the order of keys.
-    tables: BTreeMap<usize, Problem>,
+    selection: BTreeMap<usize, Problem>,
 }
 
 impl Problems {
@@ -120,16 +122,17 @@ impl Problems {
         }
     }
 
-    fn table(&mut self, rank: usize, found: Option<Problem>) {
+    fn selection(&mut self, rank: usize, found: Option<Problem>) {
         match found {
-            Some(problem) => self.tables.insert(rank, problem),
-            None => self.tables.remove(&rank),
+            Some(problem) => self.selection.insert(rank, problem),
+            None => self.selection.remove(&rank),
         };
     }
 
     fn all(&self) -> Vec<Problem> {
         let of_backends = self.left_out.values().flatten();
-        let all = self.network.iter().chain(of_backends).chain(&self.neighbors).chain(self.tables.values());
+        let all =
+            self.network.iter().chain(of_backends).chain(&self.neighbors).chain(self.selection.values());
         all.cloned().collect()
     }
 }
@@ -211,7 +214,7 @@ fn sorted_service(spec: &ServiceSpec) -> Result<Sorted<'_>, CompileError> {
     if service.port == 0 {
         return Err(CompileError::ServicePortZero { service });
     }
-    if let TableSize::Fixed(size) = spec.table_size
+    if let Scheduler::Maglev { slots: size } = spec.scheduler
         && !(size <= limits::MAGLEV_SLOTS_MAX && maglev::is_prime(size))
     {
         return Err(CompileError::TableSize { service, size });
@@ -265,8 +268,8 @@ fn assemble(
             admission = spec.generation;
         }
         let ranges = (ranges.map_or(0, |at| at + 1), source_ranges);
-        let (hot, info, too_small) = finish(service, id, start, named, ranges, &tables, &mut backends);
-        problems.table(rank, too_small);
+        let (hot, info, problem) = finish(service, id, start, named, ranges, &tables, &mut backends);
+        problems.selection(rank, problem);
         services.push((hot, info));
     }
     tables.tidy();
@@ -326,7 +329,7 @@ fn ranks(spec: &SnapshotSpec, programmed: &[Programmed<'_>]) -> Arc<[u32]> {
 }
 
 /// A service whose backends have their ids, as packets meet it, with the backends put down in `hot`, and as people do;
-/// and what is wrong with its table. `start` is where its list of backends begins, `ranges` the place of its source
+/// and what is wrong with the choice among them. `start` is where its list of backends begins, `ranges` the place of its source
 /// ranges (from 1, 0 for none) and these.
 fn finish(
     service: &Programmed<'_>,
@@ -338,9 +341,9 @@ fn finish(
     hot: &mut Vec<Backend>,
 ) -> (Service, ServiceInfo, Option<Problem>) {
     let infos = backends_of(service, id, named, hot);
-    let (table, too_small) = table(service, tables);
-    let record = hot_service(service, id, start, ranges.0, table);
-    (record, info(service.spec, id, ranges.1, infos), too_small)
+    let (selector, problem) = selector(service, &infos, tables);
+    let record = hot_service(service, id, start, ranges.0, selector);
+    (record, info(service.spec, id, ranges.1, infos), problem)
 }
 
 /// The backends of a service as packets meet them, put down in `hot`, and as people do.
@@ -366,25 +369,71 @@ fn backends_of(
         .collect()
 }
 
-/// The Maglev table. Backends that take no new flow keep their positions, so that a drain moves no other one.
-fn table(service: &Programmed<'_>, tables: &Tables) -> (Arc<[u16]>, Option<Problem>) {
-    let weight =
-        |backend: &BackendSpec| if backend.state == BackendState::Active { backend.weight } else { 0 };
-    let members: Vec<Member> = service
-        .backends
-        .iter()
-        .map(|backend| Member { address: backend.address, weight: weight(backend.spec) })
-        .collect();
-    let taking_part = members.iter().filter(|member| member.weight > 0).count();
-    let size = match service.spec.table_size {
-        TableSize::Auto => maglev::auto_size(members.len()),
-        TableSize::Fixed(size) => size,
+/// What new flows choose by: of the backends that take any, and of nothing else.
+fn selector(
+    service: &Programmed<'_>,
+    backends: &[BackendInfo],
+    tables: &Tables,
+) -> (Selector, Option<Problem>) {
+    // In the order of (address, port), as all backends are.
+    let takers: Vec<&BackendInfo> =
+        backends.iter().filter(|b| b.state == BackendState::Active && b.weight > 0).collect();
+    if takers.is_empty() {
+        return (Selector::default(), None);
+    }
+    match service.spec.scheduler {
+        Scheduler::Rendezvous => seats(service, &takers),
+        Scheduler::Maglev { slots } => maglev_table(service, &takers, slots, tables),
+    }
+}
+
+/// Seats by rendezvous. With client affinity, ports do not count, so that a client has one backend on all ports of a
+/// Service.
+fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option<Problem>) {
+    let protocol = service.spec.key.protocol.number();
+    let by_address = service.spec.affinity.is_some();
+    let mut before: Option<(Addr, u32)> = None;
+    let mut identity = |backend: &BackendInfo| {
+        if !by_address {
+            return Identity::of_port(backend.address, backend.port, protocol);
+        }
+        let occurrence = before.filter(|&(address, _)| address == backend.address).map_or(0, |(_, n)| n + 1);
+        before = Some((backend.address, occurrence));
+        Identity::of_address(backend.address, occurrence)
     };
-    let too_small = ((size as usize) < taking_part).then(|| {
-        let (key, label) = (service.spec.key, service.spec.label());
-        Problem::TableTooSmall { service: key, label, slots: size, backends: taking_part }
+    let member = |backend: &&BackendInfo| rendezvous::Member {
+        identity: identity(backend),
+        weight: backend.weight,
+        owner: backend.id,
+    };
+    let members: Vec<_> = takers.iter().map(member).collect();
+    let built = Rendezvous::build(&members);
+    let problem = (built.divisor > 1).then(|| Problem::WeightsDivided {
+        service: service.spec.key,
+        label: service.spec.label(),
+        sum: takers.iter().map(|backend| u64::from(backend.weight)).sum(),
+        divisor: built.divisor,
     });
-    (tables.table(members, size), too_small)
+    (Selector::Rendezvous(built.rendezvous), problem)
+}
+
+/// The Maglev table, shared with every service of equal backends.
+fn maglev_table(
+    service: &Programmed<'_>,
+    takers: &[&BackendInfo],
+    slots: u32,
+    tables: &Tables,
+) -> (Selector, Option<Problem>) {
+    let member = |backend: &&BackendInfo| maglev::Member { address: backend.address, weight: backend.weight };
+    let table = tables.table(takers.iter().map(member).collect(), slots);
+    let problem = ((slots as usize) < takers.len()).then(|| Problem::TableTooSmall {
+        service: service.spec.key,
+        label: service.spec.label(),
+        slots,
+        backends: takers.len(),
+    });
+    let owners = takers.iter().map(|backend| backend.id).collect();
+    (Selector::Maglev(Arc::new(Slots::new(table, owners))), problem)
 }
 
 fn hot_backend(
@@ -414,7 +463,7 @@ fn hot_service(
     id: ServiceId,
     start: usize,
     source_ranges: u32,
-    table: Arc<[u16]>,
+    selector: Selector,
 ) -> Service {
     Service {
         vip: service.vip,
@@ -430,7 +479,7 @@ fn hot_service(
         protocol: service.spec.key.protocol,
         mode: service.spec.mode,
         no_endpoints: service.spec.no_endpoints,
-        table,
+        selector,
     }
 }
 
@@ -447,7 +496,7 @@ fn info(
         name: spec.name.clone(),
         port_name: spec.port_name.clone(),
         mode: spec.mode,
-        table_size: spec.table_size,
+        scheduler: spec.scheduler,
         source_ranges,
         backends: backends.into(),
     }

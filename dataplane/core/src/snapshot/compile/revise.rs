@@ -71,9 +71,8 @@ pub(super) fn revise(
         let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
         let start = lists.replace(*rank, record, &ids);
         let ranges = (record.source_ranges, before.source_ranges.clone());
-        let (record, info, too_small) =
-            finish(service, *id, start, named, ranges, &previous.tables, &mut hot);
-        problems.table(*rank, too_small);
+        let (record, info, problem) = finish(service, *id, start, named, ranges, &previous.tables, &mut hot);
+        problems.selection(*rank, problem);
         services.push((*rank, record, info));
     }
     let (ids, moves) = lists.finish();
@@ -279,12 +278,12 @@ mod tests {
 
     use super::*;
     use crate::snapshot::{
-        BackendSpec, BackendState, ForwardingMode, Protocol, ServiceSpec, SharedService, TableSize,
+        BackendSpec, BackendState, ForwardingMode, Protocol, Scheduler, ServiceSpec, SharedService,
     };
     use crate::testing::lab;
     use crate::wire::Addr;
 
-    /// What may change of a service: its mode, its table, its backends by (host, port).
+    /// What may change of a service: its mode, its scheduler, its backends by (host, port).
     type Change = (usize, usize, BTreeMap<(u8, bool), (u16, u8)>);
 
     /// Few hosts, so that services share endpoints; some of them are out of reach or VIPs.
@@ -300,7 +299,8 @@ mod tests {
 
     fn change(service: &mut ServiceSpec, (mode, table, backends): &Change) {
         service.mode = ForwardingMode::ALL[*mode];
-        service.table_size = [TableSize::Auto, TableSize::Fixed(2), TableSize::Fixed(1_009)][*table];
+        let maglev = |slots| Scheduler::Maglev { slots };
+        service.scheduler = [Scheduler::Rendezvous, maglev(2), maglev(1_009)][*table];
         let v6 = service.key.vip.is_ipv6();
         let backend = |(&(host, odd), &(weight, state)): (&(u8, bool), &(u16, u8))| {
             let address: IpAddr = match host {
@@ -395,6 +395,9 @@ mod tests {
             &|spec| spec.services[0].source_ranges = Some(["10.0.0.0/8".parse().expect("a net")].into())
         ));
         assert!(!revises(&|spec| spec.routes.clear()));
-        assert!(!revises(&|spec| spec.services[0].table_size = TableSize::Fixed(4)), "it is refused");
+        assert!(
+            !revises(&|spec| spec.services[0].scheduler = Scheduler::Maglev { slots: 4 }),
+            "it is refused"
+        );
     }
 }

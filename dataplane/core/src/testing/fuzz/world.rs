@@ -22,7 +22,7 @@ use crate::now::Now;
 use crate::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, PipelineConfig, View};
 use crate::snapshot::{
     BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol,
-    ServiceKey, ServiceSpec, Snapshot, SnapshotSpec, TableSize,
+    Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
 };
 use crate::testing::builder::GATEWAY_MAC;
 use crate::testing::lab::{self, backend_mac, ip};
@@ -324,7 +324,11 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
         name: "web".into(),
         port_name: key.port.to_string(),
         mode: choices.pick(&ForwardingMode::ALL),
-        table_size: TableSize::Fixed(choices.pick(&[251, 13, 2])),
+        scheduler: choices.pick(&[
+            Scheduler::Rendezvous,
+            Scheduler::Maglev { slots: 251 },
+            Scheduler::Maglev { slots: 2 },
+        ]),
         affinity: choices.pick(&[None, None, Some(seconds(100)), Some(seconds(1))]),
         no_endpoints: choices.pick(&[NoEndpoints::Reject, NoEndpoints::Reject, NoEndpoints::Drop]),
         idle_timeout_tcp: seconds(choices.pick(&[900, 5, 86_400])),

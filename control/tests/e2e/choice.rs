@@ -1,4 +1,4 @@
-//! Connections land where Maglev says, each by its source port, and the offline tools say the same as the traffic.
+//! Connections land where their hash says, each by its source port, and the offline tools say the same as the traffic.
 
 use crate::lab::checksum;
 use crate::world::{World, alone, tidegate};
@@ -19,7 +19,7 @@ pub(crate) const FIRST_PORT: u16 = 20_000;
 const WEIGHTS: [u32; 3] = [1, 2, 5];
 
 #[test]
-fn a_thousand_connections_land_as_maglev_says() {
+fn a_thousand_connections_land_as_the_offline_tools_say() {
     let _turn = alone();
     let vip = plan::routed_vip(Family::V4, 9);
     let ports = vec![
@@ -36,7 +36,7 @@ fn a_thousand_connections_land_as_maglev_says() {
     let world = World::start(3, options, &[manifest]);
     let path =
         ModePath { service: "weighted", forwarding: "dsr-l2", family: Family::V4, backends: Family::V4, vip };
-    // Every backend takes part: without this the first connections might meet a table of fewer backends.
+    // Every backend takes part: without this the first connections might be spread over fewer backends.
     for n in 1..=3 {
         world.wait_until_used(path, &tidegate::netlab::server::name(n));
     }
