@@ -29,6 +29,7 @@ pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
         taps: true,
         announce: config.announce.l2,
         on_failure: None,
+        on_link_change: None,
     }
 }
 

@@ -11,6 +11,7 @@
 pub mod clock;
 pub mod drivers;
 pub mod gateway;
+pub mod links;
 pub mod neighbors;
 pub mod publish;
 pub mod punt;

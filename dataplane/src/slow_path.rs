@@ -25,6 +25,7 @@ use tidegate_core::snapshot::SnapshotSpec;
 
 use crate::clock::Clock;
 use crate::drivers::FrameSource;
+use crate::links::{LinkState, Links};
 use crate::neighbors;
 use crate::neighbors::resolver::{Action, Resolver, Surroundings};
 use crate::punt::routes::{Routes, TapRoutes};
@@ -36,6 +37,8 @@ pub const WAIT_MAX: Duration = Duration::from_millis(4);
 const WAIT_FIRST: Duration = Duration::from_millis(1);
 /// Punted frames, frames of one tap, and events that one turn takes.
 const PER_TURN: usize = 256;
+/// Pause between two attempts to make a tap anew.
+const MAKE_ANEW_EVERY: Duration = Duration::from_secs(1);
 /// The longest frame that a tap gives: the largest IP packet, Ethernet header and tag.
 const FRAME_MAX: usize = 65_535 + 18;
 
@@ -80,13 +83,23 @@ pub struct Memory {
     resolver: Resolver,
     routes: TapRoutes,
     buffer: Vec<u8>,
+    /// No tap that was deleted is made anew before.
+    make_anew_at: Now,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { resolver: Resolver::default(), routes: TapRoutes::default(), buffer: vec![0; FRAME_MAX] }
+        Self {
+            resolver: Resolver::default(),
+            routes: TapRoutes::default(),
+            buffer: vec![0; FRAME_MAX],
+            make_anew_at: Now(0),
+        }
     }
 }
+
+/// The device of a tap was deleted.
+struct TapGone;
 
 /// What the thread is made of.
 pub struct SlowPath<S: FrameSource> {
@@ -96,6 +109,8 @@ pub struct SlowPath<S: FrameSource> {
     pub source: S,
     /// The tap of each interface; none where the operator wants none.
     pub taps: Vec<Option<Tap>>,
+    /// What it is told about interfaces that come back, and tells of taps that are deleted.
+    pub links: Arc<Links>,
     /// Where link addresses go.
     pub table: Arc<NeighborTable>,
     /// New forwarding states, as far as this thread cares; only the newest counts.
@@ -111,7 +126,7 @@ impl<S: FrameSource> SlowPath<S> {
     ///
     /// # Errors
     /// When waiting for the taps fails, which the kernel does only when out of memory.
-    pub fn run(&self, stop: &AtomicBool) -> io::Result<()> {
+    pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
         let mut memory = Memory::default();
         let mut wait = WAIT_FIRST;
         while !stop.load(Ordering::Relaxed) {
@@ -127,15 +142,23 @@ impl<S: FrameSource> SlowPath<S> {
     }
 
     /// One round of all duties; returns whether there was anything to do.
-    pub fn turn(&self, memory: &mut Memory, now: Now) -> bool {
-        let Memory { resolver, routes, buffer } = memory;
+    pub fn turn(&mut self, memory: &mut Memory, now: Now) -> bool {
         let mut worked = self.punt();
-        for (n, tap) in self.taps.iter().enumerate() {
-            if let Some(tap) = tap {
-                let interface = InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces");
-                worked |= self.send_for_kernel(interface, tap, buffer);
+        for n in 0..self.taps.len() {
+            let interface = InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces");
+            if self.links.wants_announcement(interface) {
+                memory.resolver.link_up(now, interface);
+            }
+            let Some(tap) = &self.taps[n] else { continue };
+            match self.send_for_kernel(interface, tap, &mut memory.buffer) {
+                Ok(any) => worked |= any,
+                Err(TapGone) => self.make_anew(n, memory, now),
+            }
+            if self.links.wants_tap(interface) {
+                self.restore(n, memory);
             }
         }
+        let Memory { resolver, routes, .. } = memory;
         if let Some(Outside { around, routes: wanted }) = self.outside.pop() {
             self.act(resolver.configure(now, around));
             routes.want(&wanted);
@@ -155,22 +178,54 @@ impl<S: FrameSource> SlowPath<S> {
         true
     }
 
+    /// Somebody has deleted a tap: makes it anew, under its name, with its addresses and routes.
+    #[cold]
+    fn make_anew(&mut self, n: usize, memory: &mut Memory, now: Now) {
+        if now < memory.make_anew_at {
+            return;
+        }
+        memory.make_anew_at = now.plus(MAKE_ANEW_EVERY);
+        self.links.set_tap(n, LinkState::Gone);
+        let Some(tap) = &mut self.taps[n] else { return };
+        match tap.make_anew() {
+            // Which has the routes made again.
+            Ok(()) => self.links.set_tap(n, LinkState::Up),
+            Err(error) => tracing::warn!(%error, "a tap was deleted and cannot be made anew yet"),
+        }
+    }
+
+    /// A tap is up again: it may have lost its routes and its IPv6 addresses.
+    #[cold]
+    fn restore(&self, n: usize, memory: &mut Memory) {
+        let Some(tap) = &self.taps[n] else { return };
+        if let Err(error) = tap.give_addresses() {
+            tracing::warn!(%error, "the tap lacks an address");
+        }
+        memory.routes.lost(InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces"));
+    }
+
     /// What the kernel has for the wire.
-    fn send_for_kernel(&self, interface: InterfaceIndex, tap: &Tap, buffer: &mut [u8]) -> bool {
+    fn send_for_kernel(
+        &self,
+        interface: InterfaceIndex,
+        tap: &Tap,
+        buffer: &mut [u8],
+    ) -> Result<bool, TapGone> {
         for n in 0..PER_TURN {
             match tap.receive(buffer) {
                 Ok(Some(frame)) => {
                     let sent = self.inject(interface, frame);
                     if sent { &self.counters.from_kernel } else { &self.counters.from_kernel_dropped }.add(1);
                 }
-                Ok(None) => return n > 0,
+                Ok(None) => return Ok(n > 0),
+                Err(error) if Tap::is_gone(&error) => return Err(TapGone),
                 Err(error) => {
                     tracing::debug!(tap = tap.name(), %error, "reading the tap");
-                    return n > 0;
+                    return Ok(n > 0);
                 }
             }
         }
-        true
+        Ok(true)
     }
 
     fn resolve(&self, resolver: &mut Resolver, now: Now) -> bool {

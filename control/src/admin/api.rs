@@ -29,8 +29,11 @@ pub struct Status {
     pub uptime_seconds: u64,
     /// Every worker runs and has what was decided in time.
     pub healthy: bool,
-    /// Every worker has a snapshot.
+    /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
+    /// Interfaces and taps that cannot carry packets, and since when.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub degraded: Vec<String>,
     /// Generation of the newest desired state.
     pub generation_desired: u64,
     /// Generation that every worker has.
@@ -134,6 +137,12 @@ pub struct InterfaceStatus {
     pub mac: String,
     /// Whether the link is up.
     pub link_up: bool,
+    /// The link, and its past.
+    #[serde(default)]
+    pub link: LinkStatus,
+    /// The tap that mirrors it for the kernel; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<TapStatus>,
     /// Packets received.
     pub rx_packets: u64,
     /// Their bytes.
@@ -142,6 +151,28 @@ pub struct InterfaceStatus {
     pub tx_packets: u64,
     /// Their bytes.
     pub tx_bytes: u64,
+}
+
+/// The link of a port or a tap.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkStatus {
+    /// `up`, `down`, `no-carrier` or `gone`.
+    pub state: String,
+    /// Since when, RFC 3339.
+    pub since: String,
+    /// How often that has changed, since the start.
+    pub transitions: u64,
+}
+
+/// A tap.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TapStatus {
+    /// Its name in the kernel.
+    pub name: String,
+    /// Its link.
+    pub link: LinkStatus,
 }
 
 /// What was asked for and not granted.

@@ -286,6 +286,7 @@ pub(super) fn status(status: &Status, style: Style) -> String {
     fact("Up for", age(status.uptime_seconds));
     fact("Healthy", word(status.healthy).to_owned());
     fact("Ready", word(status.ready).to_owned());
+    status.degraded.iter().for_each(|what| fact("DEGRADED", what.clone()));
     fact("Generation", format!("{} applied of {}", status.generation_applied, status.generation_desired));
     let SourceStatus { kind, location, errors, since, last_error, .. } = &status.source;
     let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };
@@ -316,19 +317,33 @@ pub(super) fn status(status: &Status, style: Style) -> String {
             w.flows.to_string(),
         ]);
     }
-    let headers =
-        ["INTERFACE", "DEVICE", "MAC", "LINK", "RX-PACKETS", "TX-PACKETS", "+RX-BYTES", "+TX-BYTES"];
+    let headers = [
+        "INTERFACE",
+        "DEVICE",
+        "MAC",
+        "LINK",
+        "RX-PACKETS",
+        "TX-PACKETS",
+        "+RX-BYTES",
+        "+TX-BYTES",
+        "+LINK-SINCE",
+        "+TAP",
+        "+TAP-LINK",
+    ];
     let mut interfaces = Table::new(&headers);
     for i in &status.interfaces {
         interfaces.row([
             i.name.clone(),
             i.device.clone(),
             i.mac.clone(),
-            if i.link_up { "up" } else { "down" }.to_owned(),
+            i.link.state.clone(),
             i.rx_packets.to_string(),
             i.tx_packets.to_string(),
             i.rx_bytes.to_string(),
             i.tx_bytes.to_string(),
+            i.link.since.clone(),
+            i.tap.as_ref().map(|tap| tap.name.clone()).unwrap_or_default(),
+            i.tap.as_ref().map(|tap| tap.link.state.clone()).unwrap_or_default(),
         ]);
     }
     let mut findings = Table::new(&["SEVERITY", "REASON", "OBJECT", "MESSAGE", "+ACCEPTED", "+LOCATION"]);

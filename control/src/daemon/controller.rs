@@ -311,6 +311,7 @@ impl Controller {
             generation_desired: generations.desired,
             generation_applied: generations.applied,
             ready: self.state.health().ready,
+            links_lost: self.state.link_troubles(),
             source_connected: true,
             own_findings: own.collect(),
         });

@@ -57,7 +57,8 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
     loaded.report.iter().for_each(logging::diagnostic);
     let Some(config) = loaded.config else { return Ok(ExitCode::from(REFUSED)) };
     let (failed, failures) = watch::channel(None);
-    let dataplane = start::dataplane(&config, failed)?;
+    let (changed, links) = watch::channel(());
+    let dataplane = start::dataplane(&config, failed, changed)?;
     // Threads of the runtime inherit this: they stay off the workers' cores.
     start::confine_to(dataplane.main_cpus());
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -66,7 +67,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let code = runtime.block_on(serve(path, config, Arc::new(dataplane), failures));
+    let code = runtime.block_on(serve(path, config, Arc::new(dataplane), failures, links));
     // What still runs is a check or a connection that nobody waits for.
     runtime.shutdown_timeout(Duration::from_millis(200));
     code
@@ -83,6 +84,8 @@ struct Ears {
     fleet: watch::Receiver<Fleet>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
+    /// An interface has changed its state: others are told that the gateway is ready, or not.
+    links: watch::Receiver<()>,
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
@@ -107,6 +110,7 @@ async fn serve(
     config: GatewayConfig,
     dataplane: Arc<Dataplane>,
     failures: watch::Receiver<Option<String>>,
+    links: watch::Receiver<()>,
 ) -> anyhow::Result<ExitCode> {
     let source = Source::open(&config)?;
     let checker = Checker::start(NetworkProber::new(), Limits::of_this_process(), &config.name);
@@ -136,6 +140,7 @@ async fn serve(
         fleet,
         commands,
         failures,
+        links,
         hangup: signal(SignalKind::hangup())?,
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
@@ -148,7 +153,8 @@ async fn serve(
     let mut supervisor = Supervisor::of_environment();
     let source_state = ears.source.state();
     let tell = |supervisor: &mut Supervisor| {
-        supervisor.tell(state.health().ready, || waits_for(&source_state.borrow()));
+        let health = state.health();
+        supervisor.tell(health.ready, || waits_for(&source_state.borrow(), &health.degraded));
     };
     tell(&mut supervisor);
     match ears.manifests.borrow().revision {
@@ -204,7 +210,10 @@ async fn serve(
 }
 
 /// What keeps the gateway from forwarding, for people.
-fn waits_for(source: &SourceState) -> String {
+fn waits_for(source: &SourceState, degraded: &[String]) -> String {
+    if !degraded.is_empty() {
+        return format!("waiting for links: {}", degraded.join("; "));
+    }
     match &source.last_error {
         Some(why) => format!("waiting for the first objects: {why}"),
         None => "waiting for the first objects, and for the workers to take them up".to_owned(),
@@ -247,6 +256,7 @@ impl Ears {
             }
             Ok(()) = self.verdicts.changed() => Wake::Changed,
             Ok(()) = self.unbound.changed() => Wake::Changed,
+            Ok(()) = self.links.changed() => Wake::Changed,
             Ok(()) = self.fleet.changed() => Wake::Changed,
             () = due => Wake::Changed,
         }

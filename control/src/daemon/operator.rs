@@ -12,13 +12,13 @@ use jiff::Timestamp;
 use tidegate_core::ids::BackendId;
 use tidegate_core::snapshot::Snapshot;
 use tidegate_core::verdict::DropReason;
-use tidegate_dataplane::gateway::WorkerState;
+use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
 use tidegate_dataplane::worker::FlowFilter;
 use tokio::sync::{mpsc, oneshot};
 
 use super::controller::Command;
 use super::flows::{self, Listing};
-use super::state::{Round, State};
+use super::state::{Round, State, timestamp};
 use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
 use crate::diagnostic::Severity;
@@ -75,6 +75,7 @@ impl AdminBackend for Operator {
                 .unwrap_or(0),
             healthy: health.healthy,
             ready: health.ready,
+            degraded: health.degraded,
             generation_desired: generations.desired,
             generation_applied: generations.applied,
             cluster: self.state.cluster().map(|cluster| api::ClusterStatus {
@@ -239,20 +240,30 @@ const FLOWS_MAX: usize = 4096;
 impl Operator {
     fn interfaces(&self, stats: &tidegate_dataplane::gateway::Stats) -> Vec<api::InterfaceStatus> {
         let interfaces = self.state.dataplane.interfaces().iter().zip(&stats.interfaces);
-        let links = self.state.dataplane.links();
+        let links = self.state.dataplane.links().report();
         interfaces
             .zip(links)
-            .map(|((interface, counts), link_up)| api::InterfaceStatus {
+            .map(|((interface, counts), link)| api::InterfaceStatus {
                 name: interface.name.clone(),
                 device: interface.device.clone(),
                 mac: interface.mac.to_string(),
-                link_up,
+                link_up: link.port.state == LinkState::Up,
+                link: link_status(link.port),
+                tap: link.tap.map(|(name, tap)| api::TapStatus { name, link: link_status(tap) }),
                 rx_packets: counts.rx_packets,
                 rx_bytes: counts.rx_bytes,
                 tx_packets: counts.tx_packets,
                 tx_bytes: counts.tx_bytes,
             })
             .collect()
+    }
+}
+
+fn link_status(link: LinkStatus) -> api::LinkStatus {
+    api::LinkStatus {
+        state: link.state.to_string(),
+        since: timestamp(link.since).to_string(),
+        transitions: link.transitions,
     }
 }
 

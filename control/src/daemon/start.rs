@@ -25,16 +25,20 @@ use crate::telemetry::{self, Listener};
 /// The disk is waited for this long at the end.
 const SAVE_MAX: Duration = Duration::from_millis(1500);
 
-/// Starts ports and workers; `failed` hears of a worker that dies.
+/// Starts ports and workers; `failed` hears of a worker that dies, `links` of every change of an interface's state.
 pub(super) fn dataplane(
     config: &GatewayConfig,
     failed: watch::Sender<Option<String>>,
+    links: watch::Sender<()>,
 ) -> anyhow::Result<Dataplane> {
     let on_failure = move |failure: &tidegate_dataplane::gateway::WorkerFailure| {
         failed.send_replace(Some(format!("worker {} died: {}", failure.worker, failure.message)));
     };
-    let config =
-        DataplaneConfig { on_failure: Some(Arc::new(on_failure)), ..assemble::dataplane_config(config) };
+    let config = DataplaneConfig {
+        on_failure: Some(Arc::new(on_failure)),
+        on_link_change: Some(Arc::new(move || links.send_replace(()))),
+        ..assemble::dataplane_config(config)
+    };
     let dataplane = Dataplane::start(&config).context("the dataplane does not start")?;
     for interface in dataplane.interfaces() {
         tracing::info!(

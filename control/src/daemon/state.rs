@@ -160,7 +160,14 @@ impl State {
         self.health.set_workers_run(self.dataplane.healthy());
         let report = self.health.report(self.epoch.elapsed(), now);
         let leaving = self.leaving.load(Ordering::Relaxed);
-        HealthReport { ready: report.ready && !leaving, ..report }
+        let degraded = self.link_troubles();
+        HealthReport { ready: report.ready && !leaving && degraded.is_empty(), degraded, ..report }
+    }
+
+    /// Interfaces that cannot carry packets, for people.
+    pub(super) fn link_troubles(&self) -> Vec<String> {
+        let troubles = self.dataplane.links().troubles();
+        troubles.into_iter().map(|(what, since)| format!("{what}, since {}", timestamp(since))).collect()
     }
 
     /// The page of `/metrics`.
@@ -172,6 +179,7 @@ impl State {
         telemetry::render(&Sample {
             version: env!("CARGO_PKG_VERSION"),
             interfaces: &interfaces,
+            links: &self.dataplane.links().report(),
             stats: &self.dataplane.stats(),
             service_stats: &self.dataplane.service_stats(),
             services: outcome.map_or(&[], |outcome| &outcome.services),
@@ -189,4 +197,10 @@ impl State {
             per_backend: self.metrics_per_backend.load(Ordering::Relaxed),
         })
     }
+}
+
+/// In whole seconds, as people and conditions have it.
+pub(super) fn timestamp(at: std::time::SystemTime) -> Timestamp {
+    let at = Timestamp::try_from(at).unwrap_or_default();
+    Timestamp::from_second(at.as_second()).unwrap_or(at)
 }

@@ -40,6 +40,9 @@ pub fn probe(path: &str, report: &HealthReport) -> Answer {
     let body = if path == "/healthz" {
         let eligible = report.node_eligible;
         format!("{{\"lastUpdated\": \"{updated}\",\"currentTime\": \"{now}\", \"nodeEligible\": {eligible}}}")
+    } else if path == "/readyz" && !report.degraded.is_empty() {
+        let why = serde_json::json!(report.degraded);
+        format!("{{\"lastUpdated\": \"{updated}\",\"currentTime\": \"{now}\", \"degraded\": {why}}}")
     } else {
         format!("{{\"lastUpdated\": \"{updated}\",\"currentTime\": \"{now}\"}}")
     };

@@ -26,12 +26,14 @@ struct State {
 }
 
 /// The health at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthReport {
     /// Every worker runs, and no update waits longer than the timeout.
     pub healthy: bool,
-    /// The first snapshot was applied by every worker, and they run.
+    /// The first snapshot was applied by every worker, they run, and nothing is in [`Self::degraded`].
     pub ready: bool,
+    /// What keeps a gateway that works from carrying packets: links that are lost. For people.
+    pub degraded: Vec<String>,
     /// The node is not marked for deletion; true for an appliance off the cluster.
     pub node_eligible: bool,
     /// When the daemon started.
@@ -81,6 +83,7 @@ impl ProxyHealth {
         HealthReport {
             healthy: state.workers_run && in_time,
             ready: state.workers_run && state.last_applied.is_some(),
+            degraded: Vec::new(),
             node_eligible: state.node_eligible,
             started: self.started,
             last_applied: state.last_applied,

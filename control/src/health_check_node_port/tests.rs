@@ -39,6 +39,14 @@ fn node_port_addresses_choose_among_the_gateways_own() {
     assert_eq!(Bind::new(&[], own), Bind::All);
 }
 
+#[test]
+fn readyz_alone_tells_of_a_lost_link() {
+    let lost = "interface \"uplink\" is gone".to_owned();
+    let report = HealthReport { ready: false, degraded: vec![lost], ..report() };
+    let status = |path: &str| answer::probe(path, &report).status().as_u16();
+    assert_eq!((status("/healthz"), status("/livez"), status("/readyz")), (200, 200, 503));
+}
+
 #[tokio::test]
 async fn the_probes_have_the_shape_of_kube_proxys() {
     let probes = Probes::start(SocketAddr::new(LOCALHOST, 0), report).await.expect("it binds");

@@ -11,7 +11,7 @@ use std::time::UNIX_EPOCH;
 
 use jiff::Timestamp;
 use tidegate_core::verdict::DropReason;
-use tidegate_dataplane::gateway::{ServiceStats, Stats, WorkerState};
+use tidegate_dataplane::gateway::{InterfaceLink, LinkState, ServiceStats, Stats, WorkerState};
 
 use super::exposition::Exposition;
 use super::{Process, Sample};
@@ -23,6 +23,32 @@ use crate::source::SourceState;
 pub(super) fn build(page: &mut Exposition, version: &str) {
     let help = "1, with the version of the binary as a label.";
     page.gauge("tidegate_build_info", help, ["version"]).sample([version], true);
+}
+
+/// Links of interfaces, and of the taps that mirror them for the kernel.
+pub(super) fn links(page: &mut Exposition, links: &[InterfaceLink]) {
+    let is_up = |state: LinkState| state == LinkState::Up;
+    let help = "1 while the interface has a link; at 0 the gateway is not ready.";
+    let mut up = page.gauge("tidegate_interface_up", help, ["interface"]);
+    for link in links {
+        up.sample([&link.name], is_up(link.port.state));
+    }
+    let help = "Changes of the link's state (up, down, no carrier, gone), since the start.";
+    let mut transitions = page.counter("tidegate_interface_transitions_total", help, ["interface"]);
+    for link in links {
+        transitions.sample([&link.name], link.port.transitions);
+    }
+    let taps = || links.iter().filter_map(|link| link.tap.as_ref().map(|(_, tap)| (&link.name, tap)));
+    let help = "1 while the tap that gives the kernel the interface's packets is up.";
+    let mut up = page.gauge("tidegate_tap_up", help, ["interface"]);
+    for (name, tap) in taps() {
+        up.sample([name], is_up(tap.state));
+    }
+    let help = "Changes of the tap's state, since the start.";
+    let mut transitions = page.counter("tidegate_tap_transitions_total", help, ["interface"]);
+    for (name, tap) in taps() {
+        transitions.sample([name], tap.transitions);
+    }
 }
 
 /// Frames by interface and by fate.

@@ -23,7 +23,7 @@ pub use process::Process;
 pub use serve::{Listener, serve};
 pub use timings::Timings;
 
-use tidegate_dataplane::gateway::{ServiceStats, Stats};
+use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, Stats};
 
 use crate::health::CheckLoad;
 use crate::pools::PoolUsage;
@@ -39,6 +39,8 @@ pub struct Sample<'a> {
     pub version: &'a str,
     /// Names by interface index; an interface without one goes by its index.
     pub interfaces: &'a [String],
+    /// Their links and taps, by interface index.
+    pub links: &'a [InterfaceLink],
     /// What the dataplane counted.
     pub stats: &'a Stats,
     /// What the services of the published snapshot counted.
@@ -86,6 +88,7 @@ pub fn render(sample: &Sample<'_>) -> String {
     let mut page = Exposition::default();
     families::build(&mut page, sample.version);
     families::frames(&mut page, sample.stats, sample.interfaces);
+    families::links(&mut page, sample.links);
     families::workers(&mut page, sample.stats);
     families::services(&mut page, sample.service_stats);
     families::service_info(&mut page, sample.services);

@@ -10,7 +10,8 @@ use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::snapshot::{Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
 use tidegate_dataplane::gateway::{
-    BackendStats, InterfaceStats, ServiceStats, SlowPathStats, Stats, WorkerState, WorkerStats,
+    BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, ServiceStats, SlowPathStats, Stats,
+    WorkerState, WorkerStats,
 };
 
 use super::*;
@@ -148,6 +149,7 @@ fn labels(text: &str) -> Result<(Labels, &str), String> {
 /// What a sample borrows from.
 struct World {
     interfaces: Vec<String>,
+    links: Vec<InterfaceLink>,
     stats: Stats,
     service_stats: Vec<ServiceStats>,
     services: Vec<Arc<ServiceView>>,
@@ -163,6 +165,7 @@ impl World {
         Sample {
             version: "1.2.3",
             interfaces: &self.interfaces,
+            links: &self.links,
             stats: &self.stats,
             service_stats: &self.service_stats,
             services: &self.services,
@@ -280,6 +283,15 @@ fn world() -> World {
     let (active, down) = (BackendViewState::Active, BackendViewState::Down);
     World {
         interfaces: vec!["uplink".into()],
+        links: vec![InterfaceLink {
+            name: "uplink".into(),
+            port: LinkStatus { state: LinkState::NoCarrier, since: UNIX_EPOCH, transitions: 3 },
+            tap: Some((
+                "tg-uplink".into(),
+                LinkStatus { state: LinkState::Up, since: UNIX_EPOCH, transitions: 2 },
+            )),
+            fault: None,
+        }],
         stats,
         service_stats: vec![
             service_stats("203.0.113.1", 5, &[("10.0.0.1", 2), ("10.0.0.2", 1)]),
@@ -381,6 +393,15 @@ fn values_are_those_of_the_sample() {
     check("packets_total", &[("interface", "uplink"), ("direction", "tx")], 12.0);
     check("bytes_total", &[("interface", "uplink"), ("direction", "tx")], 13.0);
     check("packets_total", &[("interface", "1"), ("direction", "rx")], 20.0);
+    let uplink = [("interface", "uplink")];
+    for (name, expected) in [
+        ("interface_up", 0.0),
+        ("interface_transitions_total", 3.0),
+        ("tap_up", 1.0),
+        ("tap_transitions_total", 2.0),
+    ] {
+        check(name, &uplink, expected);
+    }
     for (at, why) in DropReason::all().enumerate() {
         check("drops_total", &[("reason", why.as_str())], at as f64);
     }

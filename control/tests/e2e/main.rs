@@ -16,6 +16,7 @@ mod http;
 mod kube_proxy;
 mod lab;
 mod lifecycle;
+mod links;
 mod node_target;
 mod nodes;
 mod own_addresses;

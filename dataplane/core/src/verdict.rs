@@ -179,6 +179,8 @@ reasons! {
         NotContiguous => "not_contiguous",
         /// The transmit queue was full.
         TxQueueFull => "tx_queue_full",
+        /// The interface has no link, or its device is gone.
+        LinkDown => "link_down",
         /// The queue to the kernel was full.
         PuntQueueFull => "punt_queue_full",
         /// The ring to the other worker was full.

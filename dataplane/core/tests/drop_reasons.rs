@@ -14,8 +14,13 @@ use tidegate_core::verdict::{DropReason, Refusal, Verdict};
 use tidegate_core::wire::{MacAddr, Malformed, arp, proto, tcp::flags};
 
 /// Reasons that the crate `tidegate-dataplane` counts, where the queues and the buffers are.
-const OF_THE_DRIVERS: [Refusal; 4] =
-    [Refusal::NotContiguous, Refusal::TxQueueFull, Refusal::PuntQueueFull, Refusal::HandOverRingFull];
+const OF_THE_DRIVERS: [Refusal; 5] = [
+    Refusal::NotContiguous,
+    Refusal::TxQueueFull,
+    Refusal::LinkDown,
+    Refusal::PuntQueueFull,
+    Refusal::HandOverRingFull,
+];
 
 const CLIENT: &str = "198.51.100.7:40000";
 const VIP: &str = "203.0.113.5:53";
@@ -169,6 +174,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         Refusal::NoHeadroom | Refusal::HandOverLoop => unreachable!("they are made by how a frame arrives"),
         Refusal::NotContiguous
         | Refusal::TxQueueFull
+        | Refusal::LinkDown
         | Refusal::PuntQueueFull
         | Refusal::HandOverRingFull => unreachable!("they are the drivers'"),
     };

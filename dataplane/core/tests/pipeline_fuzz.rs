@@ -61,6 +61,7 @@ fn no_frame_panics_and_each_is_accounted_for_once() {
         "hand_over_loop",
         "not_contiguous",
         "tx_queue_full",
+        "link_down",
         "punt_queue_full",
         "hand_over_ring_full",
     ];

@@ -5,10 +5,13 @@
 //! Invariant: a frame handed to the pipeline is contiguous. One that came spread over several mbufs is joined where
 //! the first has room for all of it, and dropped otherwise.
 
+use std::sync::Arc;
+
 use dpdk::{Burst, Mbuf, PktPool, RxQueue, TxQueue};
 use tidegate_core::frame::Frame;
 use tidegate_core::limits::BURST;
 
+use super::gate::{Gate, Stage};
 use super::{FrameBatch, FrameSource, PortQueue};
 
 /// An mbuf, as the pipeline sees it.
@@ -52,20 +55,30 @@ impl Frame for DpdkFrame {
     }
 }
 
+/// The two handles that [`dpdk::Port::start`] gave for a number.
+pub type QueuePair = (RxQueue, TxQueue);
+
 /// Receive and transmit queue of the same number of one port.
 #[derive(Debug)]
 pub struct DpdkQueue {
-    rx: RxQueue,
-    tx: TxQueue,
+    /// None while the port is closed.
+    queues: Option<QueuePair>,
+    gate: Arc<Gate<QueuePair>>,
     received: Burst<BURST>,
     sending: Burst<BURST>,
 }
 
 impl DpdkQueue {
-    /// Of the two handles that [`dpdk::Port::start`] gave for a number.
+    /// Of a port that stays.
     #[must_use]
     pub fn new(rx: RxQueue, tx: TxQueue) -> Self {
-        Self { rx, tx, received: Burst::new(), sending: Burst::new() }
+        Self::behind(Arc::default(), (rx, tx))
+    }
+
+    /// Of a port that may be closed and opened again.
+    #[must_use]
+    pub fn behind(gate: Arc<Gate<QueuePair>>, queues: QueuePair) -> Self {
+        Self { queues: Some(queues), gate, received: Burst::new(), sending: Burst::new() }
     }
 }
 
@@ -74,7 +87,11 @@ impl PortQueue for DpdkQueue {
 
     #[inline]
     fn rx(&mut self, batch: &mut FrameBatch<DpdkFrame>) -> usize {
-        self.rx.rx(&mut self.received);
+        if self.gate.asks() {
+            self.gate.answer(&mut self.queues);
+        }
+        let Some((rx, _)) = &mut self.queues else { return 0 };
+        rx.rx(&mut self.received);
         let count = self.received.len().min(batch.remaining_capacity());
         let mut unusable = 0;
         for mut mbuf in self.received.drain(..count) {
@@ -89,12 +106,22 @@ impl PortQueue for DpdkQueue {
 
     #[inline]
     fn tx(&mut self, batch: &mut FrameBatch<DpdkFrame>) -> usize {
+        // A packet socket without a link keeps frames and sends them later, or makes the driver wait.
+        if !self.can_send() {
+            return 0;
+        }
+        let Some((_, tx)) = &mut self.queues else { return 0 };
         for frame in batch.drain(..) {
             self.sending.push(frame.0).expect("a batch is as long as a burst, which is empty between calls");
         }
-        let sent = self.tx.tx(&mut self.sending);
+        let sent = tx.tx(&mut self.sending);
         batch.extend(self.sending.drain(..).map(DpdkFrame));
         sent
+    }
+
+    #[inline]
+    fn can_send(&self) -> bool {
+        self.gate.stage() == Stage::Open
     }
 }
 

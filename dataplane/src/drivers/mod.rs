@@ -10,6 +10,7 @@ use tidegate_core::frame::Frame;
 use tidegate_core::limits::BURST;
 
 pub mod dpdk;
+pub mod gate;
 pub mod memory;
 
 /// Frames that go through the worker together.
@@ -26,6 +27,11 @@ pub trait PortQueue: Send {
 
     /// Sends from the front of the batch what the queue takes, and returns how many. The rest stays, in order.
     fn tx(&mut self, batch: &mut FrameBatch<Self::Frame>) -> usize;
+
+    /// Whether the port takes frames at all: not while it has no link.
+    fn can_send(&self) -> bool {
+        true
+    }
 }
 
 /// Where threads that are no workers get memory for frames to be sent.

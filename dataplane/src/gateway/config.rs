@@ -1,12 +1,15 @@
 //! What a gateway is to be, and why it could not be made: the control plane's side of the facade.
 
+use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use tidegate_core::wire::MacAddr;
 
 use super::crew::CrewError;
 use super::member::OnFailure;
+use crate::links::lock::LockError;
 use crate::punt::silence::SilenceError;
 use crate::punt::tap::TapError;
 use crate::topology::{Idle, TopologyError};
@@ -32,6 +35,8 @@ pub struct DataplaneConfig {
     pub announce: bool,
     /// Called, on the failing thread, when a worker ends unasked.
     pub on_failure: Option<OnFailure>,
+    /// Called when an interface or its tap changes its state.
+    pub on_link_change: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl std::fmt::Debug for DataplaneConfig {
@@ -57,6 +62,7 @@ impl Default for DataplaneConfig {
             taps: true,
             announce: true,
             on_failure: None,
+            on_link_change: None,
         }
     }
 }
@@ -115,6 +121,17 @@ pub enum StartError {
         /// What is wrong.
         source: dpdk::PortError,
     },
+    /// Another gateway has the device.
+    #[error("interface {interface:?}: {why}")]
+    Lock {
+        /// The interface's name.
+        interface: String,
+        /// Who has it.
+        why: LockError,
+    },
+    /// The kernel does not tell about its interfaces.
+    #[error("cannot watch the links: {0}")]
+    Watch(io::Error),
     /// A tag that cannot be.
     #[error("interface {interface:?}: vlan {vlan}; accepted: 1 to 4094")]
     Vlan {

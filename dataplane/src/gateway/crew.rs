@@ -27,6 +27,7 @@ use super::ledger::Ledger;
 use super::member::{Member, OnFailure, WorkerState, confine, join, spawn};
 use crate::clock::Clock;
 use crate::drivers::{FrameSource, PortQueue};
+use crate::links::Links;
 use crate::publish::Publisher;
 use crate::punt::tap::Tap;
 use crate::slow_path::{Outside, SlowPath, SlowPathCounters};
@@ -152,6 +153,7 @@ pub struct Crew<F> {
     stop_slow_path: Arc<AtomicBool>,
     outside: Arc<ArrayQueue<Outside>>,
     neighbors: Arc<NeighborTable>,
+    links: Arc<Links>,
     ports: usize,
     announce: bool,
     control: Mutex<Control>,
@@ -213,6 +215,7 @@ impl<F> Crew<F> {
             stop_slow_path: Arc::default(),
             outside: Arc::new(ArrayQueue::new(1)),
             neighbors,
+            links: Arc::new(Links::new(first.interfaces.iter().map(|one| one.name.as_str()))),
             ports,
             announce: config.announce,
             control: Mutex::new(Control { publisher, ledger, outside: outside.clone() }),
@@ -289,10 +292,16 @@ impl<F> Crew<F> {
         S: FrameSource<Frame = F> + 'static,
         F: Send + 'static,
     {
-        let slow_path = SlowPath {
+        for (interface, tap) in taps.iter().enumerate() {
+            if let Some(tap) = tap {
+                self.links.has_tap(interface, tap.name());
+            }
+        }
+        let mut slow_path = SlowPath {
             exchange: Arc::clone(&self.exchange),
             source,
             taps,
+            links: Arc::clone(&self.links),
             table: Arc::clone(&self.neighbors),
             outside: Arc::clone(&self.outside),
             counters: Arc::clone(&self.slow_path_counters),
@@ -382,6 +391,12 @@ impl<F> Crew<F> {
     #[must_use]
     pub fn neighbors(&self) -> &NeighborTable {
         &self.neighbors
+    }
+
+    /// Whether each interface can carry frames. Ports in memory always can.
+    #[must_use]
+    pub fn links(&self) -> &Arc<Links> {
+        &self.links
     }
 
     /// What the slow path counts.

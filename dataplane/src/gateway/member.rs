@@ -193,7 +193,7 @@ impl Life {
 }
 
 /// Keeps this thread on these CPUs; anywhere when there are none.
-pub(super) fn confine(cpus: &[usize]) -> io::Result<()> {
+pub(crate) fn confine(cpus: &[usize]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());
     }

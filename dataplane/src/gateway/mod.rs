@@ -8,14 +8,19 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;
+use std::sync::Arc;
 
-use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port, PortConfig, Queues, RssHash};
+use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port, PortConfig, RssHash};
 use tidegate_core::forward::snat_ports::{Rss, Steering};
 use tidegate_core::limits::BURST;
 use tidegate_core::snapshot::{InterfaceSpec, RouteSpec, SnapshotSpec};
 use tidegate_core::wire::{MacAddr, VlanId};
 
-use crate::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource};
+use crate::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource, QueuePair};
+use crate::drivers::gate::Gate;
+use crate::links::kernel::Kernel;
+use crate::links::lock::DeviceLock;
+use crate::links::{Device, Ground, Life, WatchThread, Watched, WatchedPort, open_port};
 use crate::punt::silence::Silence;
 use crate::punt::tap::{Tap, TapConfig};
 use crate::topology::{self, Machine, Plan, PortOffer};
@@ -30,23 +35,23 @@ mod ledger;
 pub mod member;
 pub mod stats;
 
+pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links};
 pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
 pub use crew::{Crew, CrewConfig, CrewError, PublishError, Published};
-pub use dpdk::{Memory, PortStats};
+pub use dpdk::Memory;
 pub use member::{OnFailure, WorkerFailure, WorkerState};
 pub use stats::{BackendStats, InterfaceStats, ServiceStats, SlowPathStats, Stats, WorkerStats};
 
 /// A running gateway. What a [`Crew`] does, it does too.
 ///
-/// Fields are dropped in order: threads first, then what they used.
+/// Ends in this order: no port is opened or closed any more, the threads end, the ports are closed.
 #[derive(Debug)]
 pub struct Dataplane {
+    watch: Option<WatchThread>,
     crew: Crew<DpdkFrame>,
-    ports: Vec<Port>,
     interfaces: Vec<InterfaceState>,
     warnings: Vec<String>,
     main_cpus: Vec<usize>,
-    _silence: Vec<Silence>,
     pool: PktPool,
 }
 
@@ -73,14 +78,34 @@ impl Dataplane {
     /// # Errors
     /// [`StartError`].
     pub fn start_on(eal: &Eal, config: &DataplaneConfig) -> Result<Self, StartError> {
+        let devices = claim(config)?;
         let mut ports = attach(eal, config)?;
         let offers: Vec<PortOffer> =
             config.interfaces.iter().zip(&ports).map(|(one, port)| offer(one, port)).collect();
         let plan = place(config, &offers)?;
         let pool = PktPool::new(eal, &pool_config(config, &plan))?;
-        let (queues, mut interfaces) = start_ports(config, &mut ports, &plan, &pool)?;
+        let Started { queues, mut interfaces, gates, configs } =
+            start_ports(config, &mut ports, &plan, &pool)?;
         let steering = steering(config, &ports, plan.workers.len())?;
-        let (taps, silence) = open_taps(config, &interfaces)?;
+        let mut watched: Vec<WatchedPort> = Vec::new();
+        for (n, (port, (device, lock, bound))) in ports.into_iter().zip(devices).enumerate() {
+            let one = &config.interfaces[n];
+            watched.push(WatchedPort {
+                devargs: renamed(&with_queues(&one.device, config.cores.len()), &port.info().name),
+                life: Life::Open(port),
+                silence: silence(&one.device, &device, lock.as_ref())?,
+                device,
+                bound,
+                gates: gates[n].clone(),
+                config: configs[n].clone(),
+                mac: interfaces[n].mac,
+                mtu: interfaces[n].mtu,
+                lock,
+                retry_at: None,
+            });
+        }
+        let taps = open_taps(config, &interfaces)?;
+        let tap_names = taps.iter().map(|tap| tap.as_ref().map(|tap| tap.name().to_owned())).collect();
         for (interface, tap) in interfaces.iter_mut().zip(&taps) {
             interface.tap = tap.as_ref().map(|tap| tap.name().to_owned());
         }
@@ -111,7 +136,14 @@ impl Dataplane {
             tracing::warn!("{warning}");
         }
         let (warnings, main_cpus) = (plan.warnings, plan.main_cpus);
-        Ok(Self { crew, ports, interfaces, warnings, main_cpus, _silence: silence, pool })
+        if let Some(tell) = config.on_link_change.clone() {
+            crew.links().on_change(Box::new(move || tell()));
+        }
+        let ground = Ground { eal: eal.clone(), pool: pool.clone() };
+        let links = Arc::clone(crew.links());
+        let watched = Watched { ports: watched, taps: tap_names, links, ground };
+        let watch = WatchThread::start(watched, main_cpus.clone()).map_err(StartError::Watch)?;
+        Ok(Self { watch: Some(watch), crew, interfaces, warnings, main_cpus, pool })
     }
 
     /// The ports, as they turned out: the control plane takes MAC addresses and MTUs from here.
@@ -132,18 +164,6 @@ impl Dataplane {
         &self.main_cpus
     }
 
-    /// The device's own counters of each interface; `None` where the driver has none.
-    #[must_use]
-    pub fn port_stats(&self) -> Vec<Option<PortStats>> {
-        self.ports.iter().map(|port| port.stats().ok()).collect()
-    }
-
-    /// Whether each interface's link is up, as far as its driver can tell.
-    #[must_use]
-    pub fn links(&self) -> Vec<bool> {
-        self.ports.iter().map(|port| port.link().is_ok_and(|link| link.up)).collect()
-    }
-
     /// Packet buffers in all, and those that are free now.
     #[must_use]
     pub fn buffers(&self) -> (u32, u32) {
@@ -151,8 +171,17 @@ impl Dataplane {
     }
 
     /// Ends all threads, closes ports and taps. Dropping does the same.
-    pub fn stop(mut self) {
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Dataplane {
+    fn drop(&mut self) {
+        let watched = self.watch.take().and_then(WatchThread::end);
         self.crew.stop();
+        // No worker holds a queue any more: the ports close here.
+        drop(watched);
     }
 }
 
@@ -180,6 +209,43 @@ pub fn interface_specs(config: &DataplaneConfig, interfaces: &[InterfaceState]) 
 fn place(config: &DataplaneConfig, offers: &[PortOffer]) -> Result<Plan, StartError> {
     let machine = Machine::of_cpus(&dpdk::lcore::usable_cpus());
     topology::plan(&config.cores, config.idle, &machine, offers).map_err(StartError::Topology)
+}
+
+/// What each interface's device is, that it is ours, and the kernel's number of it.
+type Claimed = (Device, Option<DeviceLock>, Option<u32>);
+
+/// Takes the devices, before any of them is touched.
+fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
+    let mut kernel = Kernel::open().map_err(StartError::Watch)?;
+    let mut claim = |one: &InterfaceConfig| {
+        let device = Device::of(&one.device);
+        let failed = |why| StartError::Lock { interface: one.name.clone(), why };
+        let lock = device.lock().map_err(failed)?;
+        let bound = match &device {
+            Device::Kernel(name) => kernel.link(name).map_err(StartError::Watch)?.map(|link| link.index),
+            _ => None,
+        };
+        Ok((device, lock, bound))
+    };
+    config.interfaces.iter().map(&mut claim).collect()
+}
+
+/// Keeps the kernel quiet on an interface that it shares with a port.
+fn silence(devargs: &str, device: &Device, lock: Option<&DeviceLock>) -> Result<Option<Silence>, StartError> {
+    Ok(match (device, lock) {
+        (Device::Kernel(name), Some(lock)) if Silence::is_needed(devargs) => {
+            Some(Silence::begin(name, lock.record())?)
+        }
+        _ => None,
+    })
+}
+
+/// The same device by the name that its port has got.
+fn renamed(devargs: &str, name: &str) -> String {
+    match devargs.split_once(',') {
+        Some((_, arguments)) => format!("{name},{arguments}"),
+        None => name.to_owned(),
+    }
 }
 
 fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> {
@@ -233,7 +299,16 @@ fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
     }
 }
 
-type Started = (Vec<Vec<DpdkQueue>>, Vec<InterfaceState>);
+/// Ports that run.
+struct Started {
+    /// By worker, then by interface.
+    queues: Vec<Vec<DpdkQueue>>,
+    interfaces: Vec<InterfaceState>,
+    /// By interface, then by worker.
+    gates: Vec<Vec<Arc<Gate<QueuePair>>>>,
+    /// As each interface was started.
+    configs: Vec<PortConfig>,
+}
 
 /// Starts every port, and deals its queues to the workers.
 fn start_ports(
@@ -243,7 +318,7 @@ fn start_ports(
     pool: &PktPool,
 ) -> Result<Started, StartError> {
     let mut by_worker: Vec<Vec<DpdkQueue>> = plan.workers.iter().map(|_| Vec::new()).collect();
-    let mut interfaces = Vec::new();
+    let (mut interfaces, mut all_gates, mut configs) = (Vec::new(), Vec::new(), Vec::new());
     for (one, port) in config.interfaces.iter().zip(ports) {
         let failed = |source| StartError::Port { interface: one.name.clone(), source };
         let port_config = PortConfig {
@@ -254,10 +329,15 @@ fn start_ports(
             mac: one.mac.map(|mac| mac.0),
             ..PortConfig::default()
         };
-        let Queues { rx, tx } = port.start(&port_config, pool).map_err(failed)?;
-        for (worker, (rx, tx)) in by_worker.iter_mut().zip(rx.into_iter().zip(tx)) {
-            worker.push(DpdkQueue::new(rx, tx));
+        let queues = open_port(port, &port_config, pool).map_err(failed)?;
+        let mut gates = Vec::new();
+        for (worker, queue) in by_worker.iter_mut().zip(queues) {
+            let gate = Arc::new(Gate::default());
+            worker.push(DpdkQueue::behind(Arc::clone(&gate), queue));
+            gates.push(gate);
         }
+        all_gates.push(gates);
+        configs.push(port_config);
         interfaces.push(InterfaceState {
             name: one.name.clone(),
             device: port.info().name.clone(),
@@ -270,7 +350,7 @@ fn start_ports(
             tap: None,
         });
     }
-    Ok((by_worker, interfaces))
+    Ok(Started { queues: by_worker, interfaces, gates: all_gates, configs })
 }
 
 /// By RSS where every port hashes addresses and ports, with one key and one table; by splitting ports where not.
@@ -297,10 +377,11 @@ fn steering(config: &DataplaneConfig, ports: &[Port], workers: usize) -> Result<
     })
 }
 
-type KernelSide = (Vec<Option<Tap>>, Vec<Silence>);
-
-fn open_taps(config: &DataplaneConfig, interfaces: &[InterfaceState]) -> Result<KernelSide, StartError> {
-    let (mut taps, mut silence) = (Vec::new(), Vec::new());
+fn open_taps(
+    config: &DataplaneConfig,
+    interfaces: &[InterfaceState],
+) -> Result<Vec<Option<Tap>>, StartError> {
+    let mut taps = Vec::new();
     for (one, state) in config.interfaces.iter().zip(interfaces) {
         let vlan = match one.vlan {
             None => None,
@@ -309,9 +390,6 @@ fn open_taps(config: &DataplaneConfig, interfaces: &[InterfaceState]) -> Result<
                 Some(VlanId::new(id).ok_or_else(refuse)?)
             }
         };
-        if let Some(kernel_name) = kernel_interface(&one.device) {
-            silence.push(Silence::begin(kernel_name)?);
-        }
         taps.push(if config.taps {
             Some(Tap::create(&TapConfig {
                 interface: one.name.clone(),
@@ -324,13 +402,7 @@ fn open_taps(config: &DataplaneConfig, interfaces: &[InterfaceState]) -> Result<
             None
         });
     }
-    Ok((taps, silence))
-}
-
-/// The kernel interface that a vdev shares: `net_af_packet,iface=eth1` hears what the kernel hears.
-fn kernel_interface(device: &str) -> Option<&str> {
-    let shared = device.starts_with("net_af_packet");
-    device.split(',').find_map(|argument| argument.strip_prefix("iface=")).filter(|_| shared)
+    Ok(taps)
 }
 
 #[cfg(test)]
@@ -359,8 +431,11 @@ mod tests {
         assert!(
             is_pci("0000:03:00.0") && is_pci("03:00.0,arg=1") && !is_pci("net_ring0,nodeaction=a:0:CREATE")
         );
-        assert_eq!(kernel_interface("net_af_packet0,iface=eth1,qpairs=2"), Some("eth1"));
-        assert_eq!(kernel_interface("net_null,iface=eth1"), None);
+        assert_eq!(
+            renamed("net_af_packet,iface=eth1,qpairs=2", "net_af_packet7"),
+            "net_af_packet7,iface=eth1,qpairs=2"
+        );
+        assert_eq!(renamed("net_null", "net_null0"), "net_null0");
     }
 
     #[test]

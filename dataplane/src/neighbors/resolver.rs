@@ -205,6 +205,29 @@ impl Resolver {
         vec![Action::Learn { interface, address, mac, fixed: false }]
     }
 
+    /// The link of this interface is up again, perhaps another one than before: our addresses are announced there, and
+    /// every neighbour on it is asked for again at once. Those that are known stay in use meanwhile.
+    pub fn link_up(&mut self, now: Now, interface: InterfaceIndex) {
+        let owned: Vec<IpAddr> = self.around.owned.iter().copied().collect();
+        self.announcements.retain(|(_, on, _), _| *on != interface);
+        for address in owned {
+            if self.around.announced_on(address).contains(&interface) {
+                self.announcements.insert((now, interface, address), ANNOUNCEMENTS);
+            }
+        }
+        let on_link = |key: &Key| key.0 == interface;
+        let keys: Vec<Key> = self.entries.keys().copied().filter(on_link).collect();
+        for key in keys {
+            let entry = self.entries[&key];
+            let state = match entry.state {
+                State::Fixed => continue,
+                State::Incomplete { .. } => State::Incomplete { tries: 0 },
+                state => state,
+            };
+            self.set(key, Entry { state, ..entry }, now);
+        }
+    }
+
     /// Sends what is due.
     pub fn tick(&mut self, now: Now) -> Vec<Action> {
         let mut actions = Vec::new();

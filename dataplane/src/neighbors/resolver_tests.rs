@@ -217,3 +217,29 @@ fn new_vips_are_announced_a_few_times_and_old_ones_are_not() {
     );
     assert_eq!((IpAddr::V4(packet.sender_ip), packet.sender_mac), (vip, OURS));
 }
+
+#[test]
+fn a_link_that_comes_back_is_told_our_addresses_and_asked_for_its_neighbours() {
+    let mut resolver = Resolver::default();
+    let (owned, next_hops) = ([ip("192.0.2.100")].into(), [ip("192.0.2.1"), ip("192.0.2.7")].into());
+    resolver.configure(at(0), Surroundings { owned, next_hops, ..around() });
+    resolver.tick(at(0));
+    resolver.seen(at(1), 0, ip("192.0.2.1"), ROUTER);
+    run(&mut resolver, at(60_000));
+    assert!(resolver.due().is_some_and(|due| due > at(60_000)));
+    // The router answered meanwhile, the other one never did and is asked for every half minute by now.
+    resolver.seen(at(60_000), 0, ip("192.0.2.1"), ROUTER);
+    resolver.link_up(at(60_001), 0);
+    let actions = resolver.tick(at(60_001));
+    let asked: Vec<_> =
+        requests(&actions).into_iter().map(|(to, packet)| (to, packet.target_ip.to_string())).collect();
+    for wanted in
+        [(MacAddr::BROADCAST, "192.0.2.100"), (ROUTER, "192.0.2.1"), (MacAddr::BROADCAST, "192.0.2.7")]
+    {
+        assert!(asked.contains(&(wanted.0, wanted.1.to_owned())), "{wanted:?} is not in {asked:?}");
+    }
+    assert!(
+        resolver.known().any(|(_, address, mac)| (address, mac) == (ip("192.0.2.1"), ROUTER)),
+        "it stays in use"
+    );
+}

@@ -47,6 +47,17 @@ impl TapRoutes {
         self.pending.reverse();
     }
 
+    /// The kernel has lost the routes by this interface: they are made again.
+    pub fn lost(&mut self, interface: InterfaceIndex) {
+        let lost = self.have.iter().filter(|(_, (by, _))| *by == interface);
+        let lost: Vec<_> = lost.map(|(&to, &way)| (to, way)).collect();
+        for (to, way) in lost {
+            self.have.remove(&to);
+            // Before what waits, which may be newer.
+            self.pending.push(Change::Put(to, way));
+        }
+    }
+
     /// Makes some of the changes that are left; returns whether there were any.
     pub fn turn(&mut self, taps: &[Option<Tap>]) -> bool {
         if self.pending.is_empty() {
@@ -134,6 +145,16 @@ mod tests {
             ]
         );
         assert_eq!(changes(&wanted, &wanted), []);
+    }
+
+    #[test]
+    fn routes_that_an_interface_lost_are_made_again_and_no_others() {
+        let have = routes(&[("10.0.0.0/24", 0, "192.0.2.1"), ("10.0.1.0/24", 1, "198.51.100.1")]);
+        let mut kept = TapRoutes { have, pending: Vec::new() };
+        kept.lost(1);
+        let way = (1, "198.51.100.1".parse().unwrap());
+        assert_eq!(kept.pending, [Change::Put("10.0.1.0/24".parse().unwrap(), way)]);
+        assert_eq!(kept.have.len(), 1);
     }
 
     #[test]

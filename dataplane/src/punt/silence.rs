@@ -6,10 +6,13 @@
 //! by the tap. (`tc ... action drop` would say it better; not every kernel has the classifier.) What the gateway
 //! sends is not touched.
 //!
-//! Invariant: what was set is put back on drop. After a `kill -9` it stays, and the next start finds it so.
+//! Invariant: what was set is put back on drop. The values before are in the device's [`Record`] until then, so that the
+//! process after one that was killed puts those back, and not what it finds.
 
 use std::io;
 use std::path::PathBuf;
+
+use crate::links::record::{Kept, Record};
 
 /// What is set, below `/proc/sys/net`. The larger of the interface's value and that of `all` counts for the filters.
 const SYSCTLS: [(&str, &str, &str); 4] = [
@@ -40,29 +43,44 @@ pub struct SilenceError {
 pub struct Silence {
     /// What to write back, in the order in which it was changed.
     before: Vec<(PathBuf, String)>,
+    record: Record,
 }
 
 impl Silence {
-    /// Begins, in this thread's network namespace.
+    /// Whether the kernel hears what a device hears: `net_af_packet` shares the interface with it.
+    #[must_use]
+    pub fn is_needed(device: &str) -> bool {
+        device.starts_with("net_af_packet")
+    }
+
+    /// Begins, in this thread's network namespace; `record` is the device's.
     ///
     /// # Errors
     /// When a sysctl cannot be written (no root, a read-only /proc). One that the kernel does not have, such as
     /// those of IPv6 where that is compiled out, is passed over.
-    pub fn begin(interface: &str) -> Result<Self, SilenceError> {
-        let mut silence = Self { before: Vec::new() };
+    pub fn begin(interface: &str, record: &Record) -> Result<Self, SilenceError> {
+        let left = record.read().sysctls;
+        let (mut before, mut changes) = (Vec::new(), Vec::new());
         for (family, name, value) in SYSCTLS {
             let path = PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}/{name}"));
-            let Ok(before) = std::fs::read_to_string(&path) else { continue };
-            if before.trim() == value {
-                continue;
+            let Ok(found) = std::fs::read_to_string(&path) else { continue };
+            if found.trim() != value {
+                before.push((path.clone(), found.trim().to_owned()));
+                changes.push((path, value));
+            } else if let Some(left) = left.iter().find(|(changed, _)| *changed == path) {
+                // Set by a process that was killed.
+                before.push(left.clone());
             }
+        }
+        let silence = Self { before, record: record.clone() };
+        silence.remember();
+        for (path, value) in changes {
             std::fs::write(&path, value).map_err(|source| SilenceError {
                 interface: interface.to_owned(),
                 path: path.display().to_string(),
                 value: value.to_owned(),
                 source,
             })?;
-            silence.before.push((path, before));
         }
         if std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").is_ok_and(|all| all.trim() == "2")
         {
@@ -72,6 +90,15 @@ impl Silence {
             );
         }
         Ok(silence)
+    }
+
+    /// The interface is gone, and with it all that was set: nothing is put back.
+    pub fn forget(mut self) {
+        self.before.clear();
+    }
+
+    fn remember(&self) {
+        self.record.write(&Kept { pid: Some(std::process::id()), sysctls: self.before.clone() });
     }
 }
 
@@ -83,5 +110,6 @@ impl Drop for Silence {
                 tracing::debug!(path = %path.display(), %error, "not put back");
             }
         }
+        self.remember();
     }
 }

@@ -38,7 +38,7 @@ pub struct TapConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The device was not made.
-    #[error("tap {name}: {source}; it needs /dev/net/tun, CAP_NET_ADMIN, and a name that is free")]
+    #[error("tap {name}: {source}; it needs /dev/net/tun, CAP_NET_ADMIN, and one of ten names that is free")]
     Create {
         /// Its name.
         name: String,
@@ -61,7 +61,7 @@ pub enum TapError {
 pub struct Tap {
     device: SyncDevice,
     name: String,
-    vlan: Option<VlanId>,
+    config: TapConfig,
 }
 
 impl std::fmt::Debug for Tap {
@@ -76,25 +76,79 @@ pub fn tap_name(interface: &str) -> String {
     format!("tg-{interface}").chars().filter(char::is_ascii).take(NAME_MAX).collect()
 }
 
+/// That name, and those that are tried where it is taken: `tg-uplink-2` to `tg-uplink-10`. Another gateway in this
+/// network namespace may call its interfaces the same.
+fn tap_names(interface: &str) -> impl Iterator<Item = String> {
+    let name = tap_name(interface);
+    let numbered = {
+        let name = name.clone();
+        (2..=10).map(move |n| {
+            let number = format!("-{n}");
+            let base: String = name.chars().take(NAME_MAX - number.len()).collect();
+            base + &number
+        })
+    };
+    std::iter::once(name).chain(numbered)
+}
+
 impl Tap {
     /// Makes the device in this thread's network namespace, gives it its addresses, and brings it up.
     ///
     /// # Errors
     /// What was tried, and what the kernel said.
     pub fn create(config: &TapConfig) -> Result<Self, TapError> {
-        let name = tap_name(&config.interface);
-        let device =
-            Self::device(&name, config).map_err(|source| TapError::Create { name: name.clone(), source })?;
-        relax_reverse_path(&name);
-        let tap = Self { device, name, vlan: config.vlan };
+        let mut taken = None;
+        for name in tap_names(&config.interface) {
+            match Self::device(&name, config) {
+                Ok(device) => {
+                    if taken.is_some() {
+                        let interface = &config.interface;
+                        tracing::warn!(interface, tap = name, "the usual name of the tap is taken");
+                    }
+                    let tap = Self { device, name, config: config.clone() };
+                    relax_reverse_path(&tap.name);
+                    tap.give_addresses()?;
+                    return Ok(tap);
+                }
+                Err(source) if is_taken(&source) => taken = Some(source),
+                Err(source) => return Err(TapError::Create { name, source }),
+            }
+        }
+        let source = taken.expect("a name was tried, and every other end returns");
+        Err(TapError::Create { name: tap_name(&config.interface), source })
+    }
+
+    /// Makes the device anew under the same name, with its addresses: somebody has deleted it.
+    ///
+    /// # Errors
+    /// As [`Tap::create`]; the old device stays then, of no use.
+    pub fn make_anew(&mut self) -> Result<(), TapError> {
+        let failed = |source| TapError::Create { name: self.name.clone(), source };
+        self.device = Self::device(&self.name, &self.config).map_err(failed)?;
+        relax_reverse_path(&self.name);
+        self.give_addresses()
+    }
+
+    /// Gives the device its addresses; those that it has stay.
+    ///
+    /// # Errors
+    /// What was tried, and what the kernel said.
+    pub fn give_addresses(&self) -> Result<(), TapError> {
+        let tap = self;
         let index = tap.device.if_index().map_err(|source| tap.failed("find its index".into(), source))?;
         let mut netlink = Netlink::open().map_err(|source| tap.failed("open netlink".into(), source))?;
-        for &net in &config.addresses {
+        for &net in &tap.config.addresses {
             netlink
                 .add_address(index, net)
                 .map_err(|source| tap.failed(format!("add address {net}"), source))?;
         }
-        Ok(tap)
+        Ok(())
+    }
+
+    /// Whether an error of [`Tap::send`] or [`Tap::receive`] means that the device was deleted.
+    #[must_use]
+    pub fn is_gone(error: &io::Error) -> bool {
+        error.raw_os_error() == Some(rustix::io::Errno::BADFD.raw_os_error())
     }
 
     fn device(name: &str, config: &TapConfig) -> io::Result<SyncDevice> {
@@ -132,7 +186,7 @@ impl Tap {
     /// # Errors
     /// `WouldBlock` when the kernel's queue is full; others when the device is down.
     pub fn send(&self, frame: &mut [u8]) -> io::Result<()> {
-        let frame = if self.vlan.is_some() { untag(frame) } else { frame };
+        let frame = if self.config.vlan.is_some() { untag(frame) } else { frame };
         self.device.send(frame).map(drop)
     }
 
@@ -148,7 +202,7 @@ impl Tap {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),
         };
-        Ok(match self.vlan {
+        Ok(match self.config.vlan {
             Some(vlan) if len >= HEADER_LEN => {
                 buffer.copy_within(TAG..TAG + 12, 0);
                 buffer[12..14].copy_from_slice(&ether_type::VLAN.to_be_bytes());
@@ -164,6 +218,12 @@ impl AsFd for Tap {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
+}
+
+/// Whether a device could not be made because there is one of that name.
+fn is_taken(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::BUSY, Errno::EXIST, Errno::INVAL].iter().any(|e| error.raw_os_error() == Some(e.raw_os_error()))
 }
 
 /// The frame without its tag; a frame without one stays as it is.
@@ -200,6 +260,12 @@ mod tests {
     fn names_of_taps_fit_the_kernel() {
         assert_eq!(tap_name("uplink"), "tg-uplink");
         assert_eq!(tap_name("a-very-long-interface-name"), "tg-a-very-long-");
+        let names: Vec<_> = tap_names("a-very-long-interface-name").collect();
+        assert_eq!(
+            (names.len(), names[1].as_str(), names[9].as_str()),
+            (10, "tg-a-very-lon-2", "tg-a-very-lo-10")
+        );
+        assert!(tap_names("a-very-long-interface-name").all(|name| name.len() <= NAME_MAX));
     }
 
     #[test]

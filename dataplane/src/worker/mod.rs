@@ -370,12 +370,16 @@ impl<Q: PortQueue> Worker<Q> {
         let sent = self.parts.ports[port].tx(&mut batch.frames);
         let interface = index_of(port);
         let counters = shared.counters.interface(interface);
+        let refusal = match self.parts.ports[port].can_send() {
+            true => Refusal::TxQueueFull,
+            false => Refusal::LinkDown,
+        };
         counters.tx_packets.add(sent as u64);
         counters.tx_bytes.add(lengths[..sent].iter().map(|&len| len as u64).sum());
         for (n, why) in batch.why.drain(..).enumerate() {
             match why {
                 Some(why) if n < sent => shared.counters.record(Verdict::Transmit { interface, why }),
-                Some(_) => shared.counters.record(Refusal::TxQueueFull.into()),
+                Some(_) => shared.counters.record(refusal.into()),
                 None if n < sent => shared.turns.injected.add(1),
                 None => shared.turns.injected_dropped.add(1),
             }

@@ -27,14 +27,15 @@ pub fn gateway_status(
     let vips: BTreeSet<IpAddr> = vips.map(|vip| vip.address).collect();
     let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let generation = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let condition = |kind: &str, holds: bool, yes: &str, no: &str| {
+    let lost = observation.links_lost.join("; ");
+    let condition = |kind: &str, holds: bool, yes: &str, no: &str, message: &str| {
         let status = if holds { "True" } else { "False" };
         let had = before.conditions.iter().find(|c| c.kind == kind && c.status == status);
         let mut condition = of_model(&Condition {
             kind: kind.to_owned(),
             status: status.to_owned(),
             reason: if holds { yes } else { no }.to_owned(),
-            message: String::new(),
+            message: message.to_owned(),
             observed_generation: 0,
             last_transition: jiff::Timestamp::from_second(now.as_second()).ok(),
         });
@@ -66,8 +67,9 @@ pub fn gateway_status(
         },
         stopped: false,
         conditions: vec![
-            condition("Ready", observation.ready, "Forwarding", "NotReady"),
-            condition("SourceConnected", observation.source_connected, "Connected", "Disconnected"),
+            condition("Ready", observation.ready, "Forwarding", "NotReady", &lost),
+            condition("SourceConnected", observation.source_connected, "Connected", "Disconnected", ""),
+            condition("InterfacesUp", observation.links_lost.is_empty(), "Up", "LinkLost", &lost),
         ],
     }
 }

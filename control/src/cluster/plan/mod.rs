@@ -62,6 +62,8 @@ pub struct Observation {
     pub generation_applied: u64,
     /// Whether the gateway is ready to take flows.
     pub ready: bool,
+    /// Interfaces that cannot carry packets.
+    pub links_lost: Vec<String>,
     /// Whether the source hears the API server.
     pub source_connected: bool,
     /// What this gateway could not do, whatever the others do: health-check node ports that it cannot bind.

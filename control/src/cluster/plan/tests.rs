@@ -163,6 +163,7 @@ impl Cluster {
             generation_desired: 1,
             generation_applied: 1,
             ready: true,
+            links_lost: Vec::new(),
             source_connected: true,
             own_findings: Vec::new(),
         }

@@ -130,6 +130,7 @@ fn metrics(outcome: &Outcome) -> String {
     render(&Sample {
         version: "1",
         interfaces: &[],
+        links: &[],
         stats: &tidegate_dataplane::gateway::Stats::default(),
         service_stats: &[],
         services: &outcome.services,

@@ -1,0 +1,233 @@
+//! Interfaces that are lost and come back: noticed, told, and taken back without a restart.
+
+use crate::world::{World, alone, assert_alive};
+use std::fs;
+use std::process::Command;
+use tidegate::netlab::addresses::{GATEWAY_FOR_SERVERS, GATEWAY_MAC};
+use tidegate::netlab::gateway::config_of;
+use tidegate::netlab::modes::{all_paths, manifests};
+use tidegate::netlab::namespace::output_of;
+use tidegate::netlab::process::LabProcess;
+use tidegate::netlab::{GatewayOptions, Lab};
+
+fn world() -> World {
+    World::start(2, GatewayOptions::default(), &manifests(&[1, 2]))
+}
+
+fn run(command: &mut Command) -> String {
+    output_of(command).unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// Runs `ip` in the namespace of the switch.
+fn on_switch(lab: &Lab, arguments: &str) {
+    let namespace = format!("{}-switch", lab.id());
+    run(Command::new("ip").args(["-n", &namespace]).args(arguments.split(' ')));
+}
+
+/// Runs `ip` in the namespace of the gateway.
+fn on_gateway(lab: &Lab, arguments: &str) -> String {
+    run(lab.gateway().command("ip").args(arguments.split(' ')))
+}
+
+/// Waits until the gateway is not ready, and says that this is why.
+fn wait_until_degraded(world: &World, why: &str) {
+    world.wait_until(&format!("a gateway that says {why:?}"), || {
+        (world.gateway().probe("/readyz") == Some(503) && status(world).contains(why)).then_some(())
+    });
+    assert!(status(world).contains("DEGRADED"), "{}", status(world));
+    for path in ["/healthz", "/livez"] {
+        assert_eq!(world.gateway().probe(path), Some(200), "{path} is about the process");
+    }
+}
+
+fn wait_until_ready(world: &World) {
+    world.wait_until("a gateway that is ready again", || {
+        (world.gateway().probe("/readyz") == Some(200)).then_some(())
+    });
+    assert!(!status(world).contains("DEGRADED"), "{}", status(world));
+}
+
+fn status(world: &World) -> String {
+    world.gateway().ask(&["status", "-o", "wide"]).unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+fn metric(world: &World, name: &str) -> f64 {
+    world.gateway().metric(name, &["interface=\"uplink\""]).unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// Waits until health checks succeed again.
+fn wait_until_checked(world: &World) {
+    let checked = || world.gateway().metric("tidegate_health_checks_total", &["result=\"success\""]).ok();
+    let before = checked().expect("metrics are there");
+    world.wait_until("health checks that succeed", || checked().filter(|now| *now > before + 20.0));
+    let bad = || world.gateway().metric("tidegate_health_fail_open", &[]).ok();
+    world.wait_until("no port that fails open", || bad().filter(|count| *count == 0.0));
+}
+
+#[test]
+fn a_port_without_carrier_is_noticed_and_carries_the_same_connections_when_it_is_back() {
+    let _turn = alone();
+    let world = world();
+    let mut open: Vec<_> =
+        all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
+    on_switch(&world.lab, "link set p-gateway down");
+    wait_until_degraded(&world, "interface \"uplink\" has no carrier");
+    assert!(status(&world).contains("no-carrier"), "{}", status(&world));
+    assert_eq!(metric(&world, "tidegate_interface_up"), 0.0);
+    on_switch(&world.lab, "link set p-gateway up");
+    wait_until_ready(&world);
+    assert_alive("after the carrier came back", &mut open);
+    assert_eq!(metric(&world, "tidegate_interface_up"), 1.0);
+    assert_eq!(metric(&world, "tidegate_interface_transitions_total"), 2.0);
+    let log = world.gateway().log();
+    assert!(log.contains("link lost") && log.contains("link up"), "{log}");
+
+    on_gateway(&world.lab, "link set eth0 down");
+    wait_until_degraded(&world, "interface \"uplink\" is down");
+    on_gateway(&world.lab, "link set eth0 up");
+    wait_until_ready(&world);
+    assert_alive("after the interface was set down and up", &mut open);
+    wait_until_checked(&world);
+}
+
+#[test]
+fn an_interface_that_is_deleted_and_made_anew_is_taken_back_with_its_connections() {
+    let _turn = alone();
+    let mut world = world();
+    let mut open: Vec<_> =
+        all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
+    for round in 1..=2 {
+        on_switch(&world.lab, "link del p-gateway");
+        wait_until_degraded(&world, "interface \"uplink\" is gone");
+        plug_in(&world.lab);
+        wait_until_ready(&world);
+        assert_alive(&format!("after the interface was made anew, round {round}"), &mut open);
+        for path in all_paths() {
+            world.wait_until_served(path);
+        }
+        wait_until_checked(&world);
+    }
+    let silent = [
+        ("ipv4", "rp_filter", "1", "0"),
+        ("ipv4", "arp_ignore", "8", "0"),
+        ("ipv6", "disable_ipv6", "1", "0"),
+    ];
+    for (family, name, value, _) in silent {
+        assert_eq!(
+            sysctl(&world.lab, family, name),
+            value,
+            "the kernel is quiet on the new interface: {name}"
+        );
+    }
+    assert!(world.take_gateway().stop().expect("it ends").success());
+    for (family, name, _, before) in silent {
+        assert_eq!(sysctl(&world.lab, family, name), before, "as it was: {name}");
+    }
+}
+
+/// The gateway's interface as the lab makes it, but for the sysctls of the first one.
+fn plug_in(lab: &Lab) {
+    let namespace = lab.gateway().name();
+    on_switch(
+        lab,
+        &format!("link add p-gateway type veth peer name eth0 address {GATEWAY_MAC} netns {namespace}"),
+    );
+    lab.gateway().turn_off_offloads("eth0").expect("ethtool");
+    let switch = format!("{}-switch", lab.id());
+    let off = ["-K", "p-gateway", "tx", "off", "tso", "off", "gso", "off", "gro", "off"];
+    run(Command::new("ip").args(["netns", "exec", &switch, "ethtool"]).args(off));
+    on_switch(lab, "link set p-gateway master br0 up");
+    on_gateway(lab, "link set eth0 arp off up");
+}
+
+fn sysctl(lab: &Lab, family: &str, name: &str) -> String {
+    let path = format!("/proc/sys/net/{family}/conf/eth0/{name}");
+    run(lab.gateway().command("cat").arg(path)).trim().to_owned()
+}
+
+#[test]
+fn a_tap_that_is_deleted_is_made_anew_and_one_that_is_set_down_is_told() {
+    let _turn = alone();
+    let world = world();
+    for _ in 0..2 {
+        let before = metric(&world, "tidegate_tap_transitions_total");
+        on_gateway(&world.lab, "link del tg-uplink");
+        world.wait_until("a new tap", || {
+            (metric(&world, "tidegate_tap_transitions_total") >= before + 2.0).then_some(())
+        });
+        wait_until_ready(&world);
+        wait_until_checked(&world);
+    }
+    assert!(world.gateway().log().contains("tap lost"));
+
+    on_gateway(&world.lab, "link set tg-uplink down");
+    wait_until_degraded(&world, "tap tg-uplink of interface \"uplink\" is down");
+    assert_eq!(metric(&world, "tidegate_tap_up"), 0.0);
+    on_gateway(&world.lab, "link set tg-uplink up");
+    wait_until_ready(&world);
+    wait_until_checked(&world);
+    let addresses = on_gateway(&world.lab, "address show dev tg-uplink");
+    for address in GATEWAY_FOR_SERVERS {
+        assert!(addresses.contains(address), "{address} is back: {addresses}");
+    }
+}
+
+#[test]
+fn a_second_gateway_is_refused_by_the_device_and_not_by_the_name_of_its_tap() {
+    let _turn = alone();
+    let mut world = world();
+    let first = fs::read_to_string(config_of(&world.lab)).expect("the configuration of the first one");
+    let second = |changes: &[(&str, &str)]| {
+        let others = [(":9469", ":9470"), (":10356", ":10357"), ("tidegate.sock", "second.sock")];
+        let text = others.iter().chain(changes).fold(first.clone(), |text, (from, to)| {
+            assert!(text.contains(from), "{from:?} is in the configuration");
+            text.replace(from, to)
+        });
+        let path = world.lab.directory().join("second.yaml");
+        fs::write(&path, text).expect("a configuration");
+        let (lab, path) = (&world.lab, path.display().to_string());
+        let (directory, tidegate) = (lab.directory(), &lab.plan().tidegate);
+        LabProcess::start(lab.gateway(), directory, "second", tidegate, &["run", "-c", &path])
+            .expect("it starts")
+    };
+    let mut refused = second(&[("name: uplink", "name: other")]);
+    let ended = refused.wait(crate::world::APPLIED).expect("it ends");
+    let log = refused.log();
+    let why =
+        format!("interface \"other\": eth0 is in use by another gateway, process {}", world.gateway().pid());
+    assert!(!ended.success() && log.contains(&why), "{ended}: {log}");
+
+    let device = "net_af_packet0,iface=eth0,qpairs=1";
+    let addresses =
+        first.lines().find(|line| line.contains("addresses: [") && line.contains("/24")).expect("some");
+    let moved = "      addresses: [\"10.99.0.2/24\"]";
+    let mut beside =
+        second(&[(device, "net_null0,no-rx=1"), (addresses, moved), ("\n      mac:", "\n      # mac:")]);
+    world.wait_until("the tap of the second gateway", || {
+        assert!(beside.runs(), "{}", beside.log());
+        on_gateway(&world.lab, "-o link").contains("tg-uplink-2").then_some(())
+    });
+    wait_until_ready(&world);
+    drop(beside);
+
+    // A crash frees the device at once.
+    world.take_gateway().kill();
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+}
+
+#[test]
+fn sysctls_that_a_killed_gateway_left_are_put_back_by_the_next_one() {
+    let _turn = alone();
+    let mut world = world();
+    assert_eq!(sysctl(&world.lab, "ipv4", "arp_ignore"), "8");
+    world.take_gateway().kill();
+    assert_eq!(sysctl(&world.lab, "ipv4", "arp_ignore"), "8", "nobody was there to put it back");
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+    assert!(world.take_gateway().stop().expect("it ends").success());
+    assert_eq!(sysctl(&world.lab, "ipv4", "arp_ignore"), "0");
+    let inode = run(world.lab.gateway().command("stat").args(["-L", "-c", "%i", "/proc/self/ns/net"]));
+    let record = format!("/run/tidegate/devices/{}-eth0", inode.trim());
+    assert!(!fs::exists(&record).expect("a path"), "{record} is removed");
+}

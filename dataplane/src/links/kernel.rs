@@ -1,0 +1,149 @@
+//! What the kernel says of its interfaces, by rtnetlink.
+//!
+//! [`Kernel::link`] asks for one interface by name; [`Events`] wakes who waits when any interface changes. What an event
+//! says is not read: whoever is woken asks again, so that an event that was lost costs nothing but time.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr};
+
+use super::LinkState;
+
+/// One interface of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelLink {
+    /// Its number: another one for an interface that was made anew under the same name.
+    pub index: u32,
+    /// Its state; never [`LinkState::Gone`].
+    pub state: LinkState,
+}
+
+/// A connection to ask by, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Kernel {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Kernel {
+    /// Opens one.
+    ///
+    /// # Errors
+    /// When the kernel has none.
+    pub fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// The interface of that name; `None` when there is none.
+    ///
+    /// # Errors
+    /// What the kernel says otherwise.
+    pub fn link(&mut self, name: &str) -> io::Result<Option<KernelLink>> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST;
+        header.sequence_number = self.sequence;
+        let payload = NetlinkPayload::from(RouteNetlinkMessage::GetLink(message));
+        let mut message = NetlinkMessage::new(header, payload);
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.socket.send(&bytes, 0)?;
+        let (answer, _) = self.socket.recv_from_full()?;
+        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+        match answer.payload {
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
+                Ok(Some(KernelLink { index: link.header.index, state: state_of(link.header.flags) }))
+            }
+            NetlinkPayload::Error(error) => {
+                let error = error.to_io();
+                match error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) {
+                    true => Ok(None),
+                    false => Err(error),
+                }
+            }
+            other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a link: {other:?}"))),
+        }
+    }
+}
+
+fn state_of(flags: LinkFlags) -> LinkState {
+    if !flags.contains(LinkFlags::Up) {
+        LinkState::Down
+    } else if !flags.contains(LinkFlags::Running) {
+        LinkState::NoCarrier
+    } else {
+        LinkState::Up
+    }
+}
+
+/// Told by the kernel of every change of an interface.
+#[derive(Debug)]
+pub struct Events(Socket);
+
+/// `RTNLGRP_LINK` of linux/rtnetlink.h.
+const GROUP_LINK: u32 = 1;
+
+impl Events {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.add_membership(GROUP_LINK)?;
+        socket.set_non_blocking(true)?;
+        Ok(Self(socket))
+    }
+
+    /// Forgets what has been told, so that the next wait is for what is new.
+    pub fn drain(&self) {
+        let mut buffer = Vec::with_capacity(8192);
+        loop {
+            buffer.clear();
+            match self.0.recv(&mut buffer, 0) {
+                // Some were lost: the next look sees what they said.
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_there_and_a_made_up_name_is_not() {
+        let mut kernel = Kernel::open().expect("netlink");
+        assert_eq!(kernel.link("lo").expect("an answer").map(|link| link.index), Some(1));
+        assert_eq!(kernel.link("no-such-link").expect("an answer"), None);
+    }
+
+    #[test]
+    fn flags_tell_down_from_no_carrier() {
+        assert_eq!(state_of(LinkFlags::empty()), LinkState::Down);
+        assert_eq!(state_of(LinkFlags::Up), LinkState::NoCarrier);
+        assert_eq!(state_of(LinkFlags::Up | LinkFlags::Running), LinkState::Up);
+    }
+}

@@ -1,0 +1,111 @@
+//! One gateway a device: the second one is refused, whatever its interfaces are called.
+//!
+//! The lock is a socket in the abstract name space, which the kernel keeps for each network namespace: two gateways in
+//! different namespaces may have devices of one name, and a process that ends, however it ends, leaves no lock behind.
+//! Who has it stands in the device's [`Record`].
+
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+
+use super::record::{Kept, Record};
+
+/// A device that is ours until this is dropped.
+#[derive(Debug)]
+pub struct DeviceLock {
+    record: Record,
+    _socket: UnixListener,
+}
+
+/// Why a device is not ours.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// It is another's.
+    #[error(
+        "{device} is in use by {}; accepted: a device that no other gateway in this network namespace has",
+        holder(*pid)
+    )]
+    InUse {
+        /// The device, as the kernel calls it.
+        device: String,
+        /// The process that has it, where that is known.
+        pid: Option<u32>,
+    },
+    /// The lock could not be made.
+    #[error("{device}: cannot take the lock: {source}")]
+    Socket {
+        /// The device.
+        device: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl LockError {
+    /// Whether somebody has the device.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, Self::InUse { .. })
+    }
+}
+
+fn holder(pid: Option<u32>) -> String {
+    match pid {
+        Some(pid) if pid == std::process::id() => "another interface of this configuration".to_owned(),
+        Some(pid) => format!("another gateway, process {pid}"),
+        None => "another gateway".to_owned(),
+    }
+}
+
+impl DeviceLock {
+    /// Takes the device, which the kernel or the PCI bus calls so.
+    ///
+    /// # Errors
+    /// When another gateway has it, or this one for another interface.
+    pub fn take(device: &str) -> Result<Self, LockError> {
+        let record = Record::of(device);
+        let socket = SocketAddr::from_abstract_name(format!("tidegate/device/{device}"))
+            .and_then(|address| UnixListener::bind_addr(&address));
+        match socket {
+            Ok(socket) => {
+                // What a process that crashed has changed stays to be put back.
+                record.write(&Kept { pid: Some(std::process::id()), ..record.read() });
+                Ok(Self { record, _socket: socket })
+            }
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                Err(LockError::InUse { device: device.to_owned(), pid: record.read().pid })
+            }
+            Err(source) => Err(LockError::Socket { device: device.to_owned(), source }),
+        }
+    }
+
+    /// What outlives the process.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+}
+
+impl Drop for DeviceLock {
+    fn drop(&mut self) {
+        self.record.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_had_once_and_is_free_when_its_lock_is_dropped() {
+        let name = format!("test-{}", std::process::id());
+        let lock = DeviceLock::take(&name).expect("nobody has it");
+        let refused = DeviceLock::take(&name).expect_err("it is taken");
+        assert!(
+            refused.is_in_use() && refused.to_string().contains("another interface of this"),
+            "{refused}"
+        );
+        drop(lock);
+        drop(DeviceLock::take(&name).expect("free again"));
+    }
+}

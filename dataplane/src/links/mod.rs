@@ -1,0 +1,282 @@
+//! Whether each interface can carry frames: its port's link, and the tap that mirrors it for the kernel.
+//!
+//! [`Links`] is the table that everyone may read; the watching thread ([`watch`]) and the slow path write it. A change
+//! of state is logged here, once, counted, and told to whoever asked ([`Links::on_change`]).
+//!
+//! Invariant: a worker never looks in here; what concerns workers goes by their [`crate::drivers::gate`].
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use tidegate_core::ids::InterfaceIndex;
+
+pub mod kernel;
+pub mod lock;
+mod port;
+pub mod record;
+mod watch;
+
+pub(crate) use port::{Device, Ground, Life, WatchedPort, open_port};
+pub(crate) use watch::{WatchThread, Watched};
+
+/// State of a port or a tap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkState {
+    /// Frames pass.
+    Up,
+    /// The device is set down.
+    Down,
+    /// The device is up, and has no carrier.
+    NoCarrier,
+    /// There is no such device.
+    Gone,
+}
+
+impl LinkState {
+    /// The name in `status` and in logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Down => "down",
+            Self::NoCarrier => "no-carrier",
+            Self::Gone => "gone",
+        }
+    }
+
+    /// As the predicate of a sentence about the device.
+    #[must_use]
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Self::Up => "is up",
+            Self::Down => "is down",
+            Self::NoCarrier => "has no carrier",
+            Self::Gone => "is gone",
+        }
+    }
+}
+
+impl fmt::Display for LinkState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A state, and its past.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// The state now.
+    pub state: LinkState,
+    /// Since when.
+    pub since: SystemTime,
+    /// How often the state has changed since the start.
+    pub transitions: u64,
+}
+
+/// One interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceLink {
+    /// Its name in the configuration.
+    pub name: String,
+    /// The device of the port.
+    pub port: LinkStatus,
+    /// The tap: its name and state; `None` without taps.
+    pub tap: Option<(String, LinkStatus)>,
+    /// Why a port that is gone was not opened again at the last attempt.
+    pub fault: Option<String>,
+}
+
+impl InterfaceLink {
+    /// What keeps this interface from carrying frames, with since when; empty when nothing does.
+    pub fn troubles(&self) -> impl Iterator<Item = (String, SystemTime)> + '_ {
+        let is_down = |status: &LinkStatus| status.state != LinkState::Up;
+        let port = Some(&self.port).filter(|port| is_down(port)).map(|port| {
+            let fault = self.fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();
+            (format!("interface {:?} {}{fault}", self.name, port.state.sentence()), port.since)
+        });
+        let tap = self.tap.as_ref().filter(|(_, tap)| is_down(tap)).map(|(name, tap)| {
+            let (interface, state) = (&self.name, tap.state.sentence());
+            (format!("tap {name} of interface {interface:?} {state}"), tap.since)
+        });
+        port.into_iter().chain(tap)
+    }
+}
+
+/// Called when a state has changed, on the thread that saw it.
+pub type OnChange = Box<dyn Fn() + Send + Sync>;
+
+/// See the module.
+#[derive(Default)]
+pub struct Links {
+    table: Mutex<Vec<InterfaceLink>>,
+    wants: Vec<Wants>,
+    on_change: OnceLock<OnChange>,
+}
+
+/// What the slow path is to do about an interface that is back.
+#[derive(Debug, Default)]
+struct Wants {
+    /// Announce our addresses, and ask for the neighbours again.
+    announce: AtomicBool,
+    /// Give the tap its addresses and routes again.
+    tap: AtomicBool,
+}
+
+impl Links {
+    /// All up, with no tap.
+    #[must_use]
+    pub fn new<'a>(interfaces: impl IntoIterator<Item = &'a str>) -> Self {
+        let up = LinkStatus { state: LinkState::Up, since: SystemTime::now(), transitions: 0 };
+        let link = |name: &str| InterfaceLink { name: name.to_owned(), port: up, tap: None, fault: None };
+        let table: Vec<_> = interfaces.into_iter().map(link).collect();
+        let wants = table.iter().map(|_| Wants::default()).collect();
+        Self { table: Mutex::new(table), wants, on_change: OnceLock::new() }
+    }
+
+    /// Who is told of changes. Only the first one counts.
+    pub fn on_change(&self, tell: OnChange) {
+        drop(self.on_change.set(tell));
+    }
+
+    /// The table as it is now, by interface index.
+    #[must_use]
+    pub fn report(&self) -> Vec<InterfaceLink> {
+        self.table().clone()
+    }
+
+    /// What keeps interfaces from carrying frames, with since when.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<(String, SystemTime)> {
+        self.table().iter().flat_map(|link| link.troubles().collect::<Vec<_>>()).collect()
+    }
+
+    /// This interface has this tap, which is up.
+    pub(crate) fn has_tap(&self, interface: usize, name: &str) {
+        if let Some(link) = self.table().get_mut(interface) {
+            let up = LinkStatus { state: LinkState::Up, since: SystemTime::now(), transitions: 0 };
+            link.tap = Some((name.to_owned(), up));
+        }
+    }
+
+    /// The port of this interface is in this state; `fault` says why it was not opened again.
+    pub(crate) fn set_port(&self, interface: usize, state: LinkState, fault: Option<String>) {
+        let mut table = self.table();
+        let Some(link) = table.get_mut(interface) else { return };
+        let is_news = fault != link.fault;
+        if let Some(fault) = fault.as_ref().filter(|_| is_news) {
+            tracing::warn!(interface = link.name, %fault, "the port cannot be opened again yet");
+        }
+        link.fault = fault;
+        let name = link.name.clone();
+        if !change(&mut link.port, state) {
+            return;
+        }
+        drop(table);
+        match state {
+            LinkState::Up => tracing::info!(interface = name, %state, "link up"),
+            _ => tracing::warn!(interface = name, %state, "link lost: the gateway is not ready"),
+        }
+        if state == LinkState::Up
+            && let Some(wants) = self.wants.get(interface)
+        {
+            wants.announce.store(true, Ordering::Release);
+        }
+        self.tell();
+    }
+
+    /// The tap of this interface is in this state.
+    pub(crate) fn set_tap(&self, interface: usize, state: LinkState) {
+        let mut table = self.table();
+        let Some(link) = table.get_mut(interface) else { return };
+        let name = link.name.clone();
+        let Some((tap, status)) = &mut link.tap else { return };
+        let tap = tap.clone();
+        if !change(status, state) {
+            return;
+        }
+        drop(table);
+        match state {
+            LinkState::Up => tracing::info!(interface = name, tap, %state, "tap up"),
+            _ => tracing::warn!(interface = name, tap, %state, "tap lost: the gateway is not ready"),
+        }
+        if state == LinkState::Up
+            && let Some(wants) = self.wants.get(interface)
+        {
+            wants.tap.store(true, Ordering::Release);
+        }
+        self.tell();
+    }
+
+    /// Whether this interface's link has come up since the last call.
+    pub(crate) fn wants_announcement(&self, interface: InterfaceIndex) -> bool {
+        self.wants.get(usize::from(interface)).is_some_and(|wants| take(&wants.announce))
+    }
+
+    /// Whether this interface's tap has come up since the last call.
+    pub(crate) fn wants_tap(&self, interface: InterfaceIndex) -> bool {
+        self.wants.get(usize::from(interface)).is_some_and(|wants| take(&wants.tap))
+    }
+
+    fn tell(&self) {
+        if let Some(tell) = self.on_change.get() {
+            tell();
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Vec<InterfaceLink>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Links {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Links").field(&*self.table()).finish()
+    }
+}
+
+/// Whether this is another state than before.
+fn change(status: &mut LinkStatus, state: LinkState) -> bool {
+    if status.state == state {
+        return false;
+    }
+    *status = LinkStatus { state, since: SystemTime::now(), transitions: status.transitions + 1 };
+    true
+}
+
+/// One load while it is not set.
+fn take(flag: &AtomicBool) -> bool {
+    flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[test]
+    fn each_change_is_counted_and_told_once_and_names_what_is_wrong() {
+        let (links, told) = (Links::new(["uplink"]), Arc::new(AtomicU32::new(0)));
+        let count = Arc::clone(&told);
+        links.on_change(Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        }));
+        links.has_tap(0, "tg-uplink");
+        assert!(links.troubles().is_empty());
+        links.set_port(0, LinkState::NoCarrier, None);
+        links.set_port(0, LinkState::NoCarrier, None);
+        links.set_tap(0, LinkState::Gone);
+        let troubles: Vec<_> = links.troubles().into_iter().map(|(what, _)| what).collect();
+        let tap = "tap tg-uplink of interface \"uplink\" is gone";
+        assert_eq!(troubles, ["interface \"uplink\" has no carrier", tap]);
+        assert_eq!((told.load(Ordering::Relaxed), links.wants_announcement(0)), (2, false));
+        links.set_port(0, LinkState::Gone, Some("no such device".to_owned()));
+        assert_eq!(links.troubles()[0].0, "interface \"uplink\" is gone: no such device");
+        links.set_port(0, LinkState::Up, None);
+        assert_eq!((links.report()[0].port.transitions, told.load(Ordering::Relaxed)), (3, 4));
+        assert_eq!((links.wants_announcement(0), links.wants_announcement(0)), (true, false));
+    }
+}

@@ -1,0 +1,275 @@
+//! One port that comes and goes with its device: closed when the device is gone, opened again when it is back.
+//!
+//! A packet socket is bound to the interface that it was opened on, not to its name: an interface that is deleted and
+//! made anew needs a new socket. So the port is closed as soon as the name stands for nothing or for another interface,
+//! and opened again as it was at the start (queues, address, MTU, silence of the kernel). Workers let go of their queues
+//! in between by their [`Gate`]s; flows, services and neighbours stay.
+//! Only devices that are interfaces of the kernel are opened again. The link of others is asked of their driver.
+//!
+//! Invariant: nothing here waits for a worker: a turn does what it can, and says whether to come back soon.
+
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dpdk::{Eal, PktPool, Port, PortConfig, PortError, Queues};
+use tidegate_core::wire::MacAddr;
+
+use super::kernel::{Kernel, KernelLink};
+use super::lock::{DeviceLock, LockError};
+use super::{LinkState, Links};
+use crate::drivers::dpdk::QueuePair;
+use crate::drivers::gate::Gate;
+use crate::punt::silence::Silence;
+
+/// Pause between two attempts to open a port whose device is there.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What a device string names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// An interface of the kernel: its name.
+    Kernel(String),
+    /// An interface of the kernel that the driver itself makes: its name.
+    Made(String),
+    /// A NIC by its PCI address.
+    Pci(String),
+    /// Something of this process alone.
+    Private,
+}
+
+impl Device {
+    /// Of a device string of the configuration.
+    pub(crate) fn of(device: &str) -> Self {
+        let iface = device.split(',').find_map(|argument| argument.strip_prefix("iface=")).map(str::to_owned);
+        let name = device.split(',').next().unwrap_or(device);
+        match iface {
+            Some(iface) if name.starts_with("net_af_packet") || name.starts_with("net_af_xdp") => {
+                Self::Kernel(iface)
+            }
+            Some(iface) if name.starts_with("net_tap") && !iface.contains('%') => Self::Made(iface),
+            _ if !name.starts_with("net_") && name.contains(':') => Self::Pci(name.to_ascii_lowercase()),
+            _ => Self::Private,
+        }
+    }
+
+    /// Takes it for this process; nothing is taken of what nobody else can have.
+    pub(crate) fn lock(&self) -> Result<Option<DeviceLock>, LockError> {
+        match self {
+            Self::Kernel(name) | Self::Made(name) => DeviceLock::take(name).map(Some),
+            Self::Pci(address) => {
+                let domain = if address.matches(':').count() == 1 { "0000:" } else { "" };
+                DeviceLock::take(&format!("{domain}{address}")).map(Some)
+            }
+            Self::Private => Ok(None),
+        }
+    }
+
+    /// The interface of the kernel that it is.
+    fn kernel_name(&self) -> Option<&str> {
+        match self {
+            Self::Kernel(name) | Self::Made(name) => Some(name),
+            Self::Pci(_) | Self::Private => None,
+        }
+    }
+}
+
+/// Starts a port, and gives its queues by number.
+pub(crate) fn open_port(
+    port: &mut Port,
+    config: &PortConfig,
+    pool: &PktPool,
+) -> Result<Vec<QueuePair>, PortError> {
+    let Queues { rx, tx } = port.start(config, pool)?;
+    Ok(rx.into_iter().zip(tx).collect())
+}
+
+/// See the module. Fields are dropped in order: the port before what its device is kept by.
+#[derive(Debug)]
+pub(crate) struct WatchedPort {
+    /// The port and how far it is.
+    pub(crate) life: Life,
+    /// What the device string names.
+    pub(crate) device: Device,
+    /// The device string with the name that the port has.
+    pub(crate) devargs: String,
+    /// The kernel's number of the interface that the port was opened on.
+    pub(crate) bound: Option<u32>,
+    /// One for each worker.
+    pub(crate) gates: Vec<Arc<Gate<QueuePair>>>,
+    /// As it was started.
+    pub(crate) config: PortConfig,
+    /// The address in use.
+    pub(crate) mac: MacAddr,
+    /// The MTU in use.
+    pub(crate) mtu: u16,
+    /// Keeps the kernel quiet on it.
+    pub(crate) silence: Option<Silence>,
+    /// Keeps other gateways off it.
+    pub(crate) lock: Option<DeviceLock>,
+    /// No attempt to open it before.
+    pub(crate) retry_at: Option<Instant>,
+}
+
+/// How far a port is.
+#[derive(Debug)]
+pub(crate) enum Life {
+    /// Workers use it.
+    Open(Port),
+    /// Its device is gone, and workers may still hold queues.
+    Closing(Port),
+    /// There is no port.
+    Closed,
+    /// Its queues are on their way to the workers.
+    Opening(Port),
+}
+
+/// What a port is opened with.
+#[derive(Debug, Clone)]
+pub(crate) struct Ground {
+    pub(crate) eal: Eal,
+    pub(crate) pool: PktPool,
+}
+
+impl WatchedPort {
+    /// Looks at the device, and does what is due; returns whether to come back soon.
+    pub(crate) fn turn(
+        &mut self,
+        interface: usize,
+        kernel: &mut Kernel,
+        links: &Links,
+        ground: &Ground,
+        now: Instant,
+    ) -> bool {
+        let found = match self.device.kernel_name().map(|name| kernel.link(name)) {
+            None => None,
+            Some(Ok(found)) => Some(found),
+            Some(Err(error)) => {
+                // The last state stays until the kernel answers again.
+                tracing::debug!(%error, "the kernel does not tell about an interface");
+                return false;
+            }
+        };
+        loop {
+            match mem::replace(&mut self.life, Life::Closed) {
+                Life::Open(port) => {
+                    if let Some(state) = self.state(&port, found) {
+                        self.gates.iter().for_each(|gate| gate.set_link(state == LinkState::Up));
+                        links.set_port(interface, state, None);
+                        self.life = Life::Open(port);
+                        return false;
+                    }
+                    links.set_port(interface, LinkState::Gone, None);
+                    self.gates.iter().for_each(|gate| gate.release());
+                    self.life = Life::Closing(port);
+                }
+                Life::Closing(port) => {
+                    if !self.gates.iter().all(|gate| gate.is_released()) {
+                        self.life = Life::Closing(port);
+                        return true;
+                    }
+                    drop(port);
+                    if let Some(silence) = self.silence.take() {
+                        silence.forget();
+                    }
+                }
+                Life::Closed => {
+                    let found = found.flatten();
+                    let is_there = found.is_some() || matches!(self.device, Device::Made(_));
+                    if !is_there {
+                        links.set_port(interface, LinkState::Gone, None);
+                        self.retry_at = None;
+                        return false;
+                    }
+                    if self.retry_at.is_some_and(|at| now < at) {
+                        return false;
+                    }
+                    self.retry_at = Some(now + RETRY);
+                    match self.open(ground) {
+                        Ok(port) => {
+                            self.bound = found.map(|link| link.index);
+                            self.life = Life::Opening(port);
+                        }
+                        Err(fault) => {
+                            // The kernel may have the interface until the next attempt.
+                            self.silence = None;
+                            links.set_port(interface, LinkState::Gone, Some(fault));
+                            return false;
+                        }
+                    }
+                }
+                Life::Opening(port) => {
+                    if !self.gates.iter().all(|gate| gate.is_held()) {
+                        self.life = Life::Opening(port);
+                        return true;
+                    }
+                    self.life = Life::Open(port);
+                    if found.flatten().is_none() {
+                        // The driver has just made its interface: the next look finds it.
+                        return true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The link of an open port; `None` when the port has no device any more.
+    fn state(&mut self, port: &Port, found: Option<Option<KernelLink>>) -> Option<LinkState> {
+        match found {
+            // A driver that cannot tell is taken for one that has a link.
+            None => Some(match port.link() {
+                Ok(link) if !link.up => LinkState::NoCarrier,
+                _ => LinkState::Up,
+            }),
+            Some(None) => None,
+            Some(Some(link)) => {
+                // An interface that the driver made has a number that nobody knew before.
+                let bound = *self.bound.get_or_insert(link.index);
+                (bound == link.index).then_some(link.state)
+            }
+        }
+    }
+
+    fn open(&mut self, ground: &Ground) -> Result<Port, String> {
+        if let (Device::Kernel(name), Some(lock)) = (&self.device, &self.lock)
+            && Silence::is_needed(&self.devargs)
+        {
+            let silence = Silence::begin(name, lock.record()).map_err(|error| error.to_string())?;
+            self.silence = Some(silence);
+        }
+        let failed = |error: PortError| error.to_string();
+        let mut port = Port::attach(&ground.eal, &self.devargs).map_err(failed)?;
+        let queues = open_port(&mut port, &self.config, &ground.pool).map_err(failed)?;
+        if port.mac().map_err(failed)? != self.mac.0 {
+            port.set_mac(self.mac.0).map_err(failed)?;
+        }
+        let mtu = port.mtu().map_err(failed)?;
+        if self.config.mtu.is_none() && mtu < self.mtu {
+            let port = &port.info().name;
+            tracing::warn!(port, mtu, before = self.mtu, "the MTU of the device is smaller than before");
+        }
+        for (gate, queue) in self.gates.iter().zip(queues) {
+            gate.offer(queue);
+        }
+        Ok(port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_told_apart() {
+        let kernel = Device::Kernel("eth1".to_owned());
+        assert_eq!(Device::of("net_af_packet0,iface=eth1,qpairs=2"), kernel);
+        assert_eq!(Device::of("net_af_xdp,iface=eth1"), kernel);
+        assert_eq!(Device::of("net_tap0,iface=dtap0"), Device::Made("dtap0".to_owned()));
+        assert_eq!(Device::of("0000:03:00.0,arg=1"), Device::Pci("0000:03:00.0".to_owned()));
+        for private in
+            ["net_null0", "net_null,iface=eth1", "net_ring0,nodeaction=a:0:CREATE", "net_tap,iface=t%d"]
+        {
+            assert_eq!(Device::of(private), Device::Private, "{private}");
+        }
+    }
+}
