@@ -106,6 +106,15 @@ impl Attacker {
         Ok(Self { tap: Arc::new(Tap(tap)), next: Arc::default() })
     }
 
+    /// Sends `frames` frames of `kind` from the calling thread, as fast as it can, and returns when they are sent.
+    ///
+    /// # Errors
+    /// When frames could not be sent.
+    pub fn burst(&self, kind: Kind, targets: &[Target], frames: u64) -> Result<Sent> {
+        let limits = Limits { rate: None, frames, time: Duration::MAX };
+        send(&self.tap.0, templates(kind, targets), &self.next, limits, &AtomicBool::new(false))
+    }
+
     /// Starts a flood of `kind` at `targets`.
     #[must_use]
     pub fn flood(&self, kind: Kind, targets: &[Target], limits: Limits) -> Flood {

@@ -1,6 +1,6 @@
 //! Floods that aim at one limit each, at the rate at which an outside review used up that limit.
 
-use super::scene::{Others, Scene, attacked_paths, long, seconds, target};
+use super::scene::{Others, SMALL_TABLE, Scene, attacked_paths, long, seconds, target};
 use crate::world::alone;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -14,6 +14,12 @@ use tidegate::netlab::wait_for;
 const MORE_FLOWS_THAN_PORTS: u32 = 524_288;
 /// Ports of one SNAT address towards one backend.
 const SNAT_PORTS: f64 = 64_512.0;
+
+/// Packets that expire at once: more than a gateway answered at once when it had one limit for all its answers, and
+/// fewer than the receive ring holds.
+const EXPIRING: u64 = 300;
+/// How often a client sends a datagram that is too large: one may be lost.
+const TRIES: u8 = 3;
 
 /// What is sent at the Services of these modes.
 fn targets(modes: &[&str]) -> Vec<Target> {
@@ -69,7 +75,7 @@ fn spoofed_syns_do_not_use_up_the_snat_ports() {
 #[test]
 fn unanswered_udp_flows_do_not_stop_new_connections() {
     let _turn = alone();
-    let mut scene = Scene::start(65_536);
+    let mut scene = Scene::start(SMALL_TABLE);
     let before = scene.counters();
     let during = scene.others();
     let limits = Limits::full_rate(seconds(5, 12)).at(120_000);
@@ -99,35 +105,29 @@ fn unanswered_udp_flows_do_not_stop_new_connections() {
 fn path_mtu_is_told_while_packets_expire() {
     let _turn = alone();
     let scene = Scene::start(65_536);
-    // All modes: every worker's budget for ICMP errors is used up if it is one budget.
-    let all: Vec<Target> = attacked_paths().into_iter().map(target).collect();
-    let limits = Limits::full_rate(Duration::from_secs(60)).at(20_000);
-    let before = scene.counters();
-    let flood = scene.attacker.flood(Kind::TtlOne, &all, limits);
-    wait_for("more expired packets than one budget holds", Duration::from_secs(20), || {
-        (scene.counters().grown(&before, "tidegate_packets_total", "rx") > 4_000.0).then_some(())
-    })
-    .unwrap();
+    let expiring = targets(&["dsr-ipip"]);
     let tunnels = all_paths().into_iter().filter(|path| path.forwarding == "dsr-ipip");
     let untold: Vec<String> = tunnels
-        .filter(|path| !(0..3).any(|_| is_told_of_the_tunnel(&scene, *path)))
+        .filter(|path| !(0..TRIES).any(|_| is_told_after_a_burst(&scene, &expiring, *path)))
         .map(|path| format!("{} {}", path.label(), path.family))
         .collect();
-    let sent = flood.stop().unwrap();
-    let growth = scene.counters().growth(&before, 1.0);
-    println!("{} packets that expire, at {:.0}/s", sent.frames, sent.rate());
-    assert!(untold.is_empty(), "no client was told the path MTU of {untold:?}{growth}");
+    assert!(untold.is_empty(), "no client was told the path MTU of {untold:?}");
 }
 
-/// Sends one datagram that does not fit the tunnel of `path`, and asks the client's kernel what it knows then.
-fn is_told_of_the_tunnel(scene: &Scene, path: ModePath) -> bool {
+/// Lets packets expire at the gateway, then at once sends one datagram that does not fit the tunnel of `path`. Whether
+/// the client's kernel knows the path MTU after that.
+fn is_told_after_a_burst(scene: &Scene, expiring: &[Target], path: ModePath) -> bool {
     let client_host = scene.world.lab.client();
     // A full frame of 1,500 bytes.
     let length = if path.family == Family::V4 { 1_472 } else { 1_452 };
-    client_host.enter(|| {
+    // Open until the answer has come: the kernel ignores ICMP errors for which it finds no socket.
+    let _socket = client_host.enter(|| {
         let socket = UdpSocket::bind(SocketAddr::new(client(path.family, 0), 0)).expect("a socket");
+        let datagram = vec![b'm'; length];
+        scene.attacker.burst(Kind::TtlOne, expiring, EXPIRING).expect("frames are sent");
         // It fails when an earlier answer came late: then the kernel knows.
-        let _ = socket.send_to(&vec![b'm'; length], SocketAddr::new(path.vip, ECHO_PORT));
+        let _ = socket.send_to(&datagram, SocketAddr::new(path.vip, ECHO_PORT));
+        socket
     });
     let known = || {
         let vip = path.vip.to_string();

@@ -3,13 +3,10 @@
 //! A row: connections that were established before and live after it, new connections to other Services, and the
 //! gateway's own checks of its backends. In the short form one flood is at all modes at once.
 
-use super::scene::{Attempts, Counters, Scene, attacked_paths, long, seconds, target};
+use super::scene::{Attempts, Counters, SMALL_TABLE, Scene, attacked_paths, long, seconds, target};
 use crate::world::alone;
 use std::fmt::Write as _;
 use tidegate::netlab::flood::{Kind, Limits, Sent, Target};
-
-/// As many flows as the tables of the lab's gateway have room for in all other tests: floods fill it at once.
-const FLOW_ENTRIES: u32 = 65_536;
 
 #[test]
 fn no_flood_takes_anything_from_others() {
@@ -19,7 +16,7 @@ fn no_flood_takes_anything_from_others() {
     let mut faults = String::new();
     println!("{}", Row::HEAD);
     for mode in modes {
-        let mut scene = Scene::start(FLOW_ENTRIES);
+        let mut scene = Scene::start(SMALL_TABLE);
         let attacked =
             attacked_paths().into_iter().filter(|path| mode.split(' ').any(|m| m == path.forwarding));
         let targets: Vec<Target> = attacked.map(target).collect();
