@@ -47,8 +47,35 @@ pub const SNAT_ADDRESSES_MAX: usize = 1 << 10;
 /// Next hops that can be known at once, static and resolved.
 pub const NEXT_HOPS_MAX: usize = 65_535;
 
-/// Candidate ports tried for a new FullNAT flow before it is dropped as `snat_ports_exhausted`.
+/// Ports looked at for a new FullNAT flow, over all SNAT addresses together, before it is dropped as
+/// `snat_ports_exhausted`; and for a `nat` flow whose port another one has, before it is dropped as `nat_conflict`.
 pub const SNAT_PORT_PROBES: usize = 64;
+
+/// Ports of one SNAT address looked at together: their cache misses overlap.
+pub const SNAT_PORT_BATCH: usize = 8;
+
+/// Places in the rotation of ports that a worker keeps, for all pairs of a SNAT address and a backend: 128 KiB. Pairs
+/// that share one only rotate faster.
+pub const SNAT_CURSORS: usize = 1 << 16;
+
+/// An unassured flow of which a `nat` flow wants the port gives it up only after so long: the handshake of a living
+/// one is under way, and the new one can have another port.
+pub const OPENING_IDLE_MIN_MS: u32 = 1_000;
+
+/// A flow that one side alone has closed or reset makes way only after so long: a half-closed connection that still
+/// carries data is busier.
+pub const DOUBTFUL_IDLE_MIN_MS: u32 = 1_000;
+
+/// An established flow makes way for a new one only after so long, and only when nothing else can.
+pub const ESTABLISHED_IDLE_MIN_MS: u32 = 10_000;
+
+/// From which percentage of its bound a flow table is short of room, and by what it divides the timeouts of unassured
+/// flows then; the first that applies.
+pub const FLOW_PRESSURE: [(usize, u32); 2] = [(90, 12), (75, 4)];
+
+/// Percentage of a flow table's bound that one service may have once the bound is reached, unless configured. The
+/// table has room for half as many flows more, which are then for the other services.
+pub const FLOW_SHARE_PERCENT: u8 = 50;
 
 /// Lowest local port used by FullNAT: the ports below are for services of the host (RFC 6335).
 pub const SNAT_PORT_MIN: u16 = 1024;

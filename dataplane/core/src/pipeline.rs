@@ -34,7 +34,7 @@ use crate::addresses::{AddressKind, SourceFault};
 use crate::backend::Backend;
 use crate::conntrack::FlowTables;
 use crate::counters::Tallies;
-use crate::forward::snat_ports::Steering;
+use crate::forward::snat_ports::{SnatPorts, Steering};
 use crate::fragments::{FragmentKey, Fragments};
 use crate::frame::Frame;
 use crate::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
@@ -406,7 +406,7 @@ pub struct Pipeline {
     worker: WorkerIndex,
     workers: u8,
     seed: u64,
-    steering: Steering,
+    snat_ports: SnatPorts,
     flows: FlowTables,
     fragments: Fragments,
     reply_limit: ReplyLimit,
@@ -421,7 +421,7 @@ impl Pipeline {
             worker: config.worker,
             workers: config.workers.max(1),
             seed: config.seed,
-            steering: config.steering.clone(),
+            snat_ports: SnatPorts::new(config.steering.clone(), config.worker, config.workers, config.seed),
             flows: FlowTables::new(config.entries, config.seed),
             fragments: Fragments::new(config.seed),
             reply_limit: ReplyLimit::new(config.seed),

@@ -148,14 +148,17 @@ reasons! {
         NoFlow => "no_flow",
         /// To a SNAT address, but to no flow of it, where no answer may be made.
         NoSnatFlow => "no_snat_flow",
-        /// The same client address and port already reach the same backend through another service port.
+        /// The client's address and port already reach the same backend through another service port, and no other
+        /// port of the client's was found free towards it.
         NatConflict => "nat_conflict",
         /// The backend chosen is the client itself, in mode `nat` and without a SNAT address of the family: its own
         /// answer would not come back through the gateway.
         Hairpin => "hairpin",
-        /// Every flow that would have to make way is established, in a mode that needs state.
+        /// Every flow that would have to make way is established and in use, in a mode that needs state.
         FlowTableFull => "flow_table_full",
-        /// No local port left towards this backend.
+        /// The service has its share of a full flow table, in a mode that needs state.
+        ServiceFlowShare => "service_flow_share",
+        /// No local port left towards this backend: all that were looked at belong to established flows.
         SnatPortsExhausted => "snat_ports_exhausted",
         /// A fragment whose first fragment was not seen.
         FragmentUnknown => "fragment_unknown",

@@ -9,9 +9,9 @@ use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::pipeline::Arrival;
 use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Policy, Protocol, ServiceSpec, SnapshotSpec};
 use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
-use tidegate_core::testing::lab::{Lab, ROUTER_MAC, ip, service, spec};
+use tidegate_core::testing::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec};
 use tidegate_core::verdict::{DropReason, Refusal, Verdict};
-use tidegate_core::wire::{MacAddr, Malformed, arp, proto, tcp::flags};
+use tidegate_core::wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::flags};
 
 /// Reasons that the crate `tidegate-dataplane` counts, where the queues and the buffers are.
 const OF_THE_DRIVERS: [Refusal; 5] = [
@@ -139,18 +139,18 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             return (silent(FullNat), to_gateway(Builder::tcp(CLIENT, VIP).flags(flags::ACK)));
         }
         Refusal::NoSnatFlow => to_gateway(Builder::udp("10.0.0.1:53", "10.0.0.253:4000")),
-        Refusal::NatConflict => {
-            let other = one(Nat, Protocol::Udp, "203.0.113.5:5353");
-            let mut lab = Lab::new(vec![one(Nat, Protocol::Udp, VIP), other]);
-            lab.receive(&to_gateway(question()));
-            return (lab, to_gateway(Builder::udp(CLIENT, "203.0.113.5:5353")));
+        Refusal::NatConflict => return every_port_of_a_client_taken(),
+        Refusal::FlowTableFull => {
+            let mut lab = lab(Nat).with_entries(64);
+            lab.pipeline.flows_mut().set_service_share(100);
+            return first_of_many(lab, refusal);
         }
         Refusal::Hairpin => {
             let services = vec![one(Nat, Protocol::Udp, VIP).into()];
             let lab = Lab::with_spec(SnapshotSpec { services, snat_addresses: vec![], ..spec() });
             return (lab, to_gateway(Builder::udp("10.0.0.1:40000", VIP)));
         }
-        Refusal::FlowTableFull => return first_of_many(lab(Nat).with_entries(64), refusal),
+        Refusal::ServiceFlowShare => return first_of_many(lab(Nat).with_entries(64), refusal),
         Refusal::SnatPortsExhausted => return first_of_many(lab(FullNat).with_entries(100_000), refusal),
         Refusal::FragmentUnknown => {
             let whole = to_gateway(question().dont_fragment(false).payload_len(600));
@@ -181,19 +181,40 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
     (lab(DsrL2), frame)
 }
 
-/// Lets one client after another establish a flow until the next one is refused: the lab and that one's frame.
+/// Sends datagrams of many clients, all answered, until one is refused.
 fn first_of_many(mut lab: Lab, refusal: Refusal) -> (Lab, Vec<u8>) {
     for n in 0..65_000u32 {
         let [_, b, c, d] = n.to_be_bytes();
         let frame = to_gateway(Builder::udp((ip(&format!("198.{b}.{c}.{d}")), 999), VIP));
-        if lab.receive(&frame).verdict == refusal.into() {
+        let fate = lab.receive(&frame);
+        if fate.verdict == refusal.into() {
             // Counted already: the same again in the same lab, with fresh counters.
             lab.counters = Default::default();
             return (lab, frame);
         }
-        lab.receive(&frame);
+        answer(&mut lab, &fate.frame);
     }
     panic!("{refusal} does not come")
+}
+
+/// Answers a frame as the backend that it was sent to does.
+fn answer(lab: &mut Lab, sent: &[u8]) {
+    if let Ok(Parsed::Ip(h)) = parse(sent) {
+        let to = (h.src.ip(), h.src_port);
+        lab.receive(&Builder::udp((h.dst.ip(), h.dst_port), to).mac(backend_mac(1), GATEWAY_MAC).build());
+    }
+}
+
+/// A client whose ports all have flows to a backend, through one service port, and a datagram to another one.
+fn every_port_of_a_client_taken() -> (Lab, Vec<u8>) {
+    let of = |vip| one(ForwardingMode::Nat, Protocol::Udp, vip);
+    let mut lab = Lab::new(vec![of(VIP), of("203.0.113.5:5353")]).with_entries(100_000);
+    for port in 1..=u16::MAX {
+        let fate = lab.receive(&to_gateway(Builder::udp((ip("198.51.100.7"), port), VIP)));
+        answer(&mut lab, &fate.frame);
+    }
+    lab.counters = Default::default();
+    (lab, to_gateway(Builder::udp(CLIENT, "203.0.113.5:5353")))
 }
 
 fn broken(malformed: Malformed) -> Vec<u8> {

@@ -23,7 +23,7 @@ use tidegate_core::wire::tcp::flags;
 use tidegate_core::wire::{Headers, Parsed, ethernet, parse};
 
 const IDLE_TCP_S: u64 = 200;
-const IDLE_UDP_S: u64 = 30;
+const IDLE_UDP_S: u64 = 90;
 const AFFINITY_S: u64 = 100;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,11 +74,13 @@ enum Step {
     },
 }
 
-/// How far one side is. The order is that of `Phase`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// How far one side is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Closed,
     Opening,
+    /// It did not begin with a SYN.
+    Stray,
     Closing,
     Established,
 }
@@ -87,20 +89,28 @@ impl Side {
     fn first(segment: Segment) -> Self {
         match segment {
             Segment::Rst => Self::Closed,
-            Segment::Fin => Self::Closing,
-            Segment::Syn | Segment::Data => Self::Opening,
+            Segment::Syn => Self::Opening,
+            Segment::Fin | Segment::Data => Self::Stray,
         }
     }
 
     fn next(self, segment: Segment, server: bool) -> Self {
         match (segment, self) {
             (Segment::Rst, _) => Self::Closed,
-            (Segment::Fin, _) => Self::Closing,
             (Segment::Syn, Self::Opening) if server => Self::Established,
+            (Segment::Syn | Segment::Fin, Self::Opening) => Self::Opening,
+            (Segment::Syn, Self::Stray) => Self::Opening,
+            (_, Self::Stray) => Self::Stray,
+            (Segment::Fin, _) => Self::Closing,
+            (Segment::Syn, Self::Closing) if !server => Self::Closed,
             (Segment::Syn, side) => side,
             (Segment::Data, Self::Closing) => Self::Closing,
             (Segment::Data, _) => Self::Established,
         }
+    }
+
+    fn has_ended(self) -> bool {
+        matches!(self, Self::Closing | Self::Closed)
     }
 }
 
@@ -149,18 +159,32 @@ impl Model {
         self.backends.get(&n).filter(|(known, _)| *known == life).map(|(_, state)| *state)
     }
 
-    fn phase(&self, flow: &Flow) -> Side {
-        // With DSR the gateway sees one side; datagrams go by the client.
-        if self.tcp() && !self.mode.is_dsr() { flow.client.min(flow.server) } else { flow.client }
+    /// Whether both sides have ended a TCP flow, or one did before it was established.
+    fn is_over(&self, flow: &Flow) -> bool {
+        let (client, server) = (flow.client, flow.server);
+        if self.mode.is_dsr() {
+            return client.has_ended();
+        }
+        let refused = [(client, server), (server, client)].contains(&(Side::Closed, Side::Opening));
+        refused || client.has_ended() && server.has_ended()
+    }
+
+    /// Whether a SYN begins another connection: the flow is over, or the server has ended it and the client agrees.
+    fn begins_again(&self, flow: &Flow) -> bool {
+        self.is_over(flow) || !self.mode.is_dsr() && flow.server.has_ended()
     }
 
     fn timeout(&self, flow: &Flow) -> u64 {
-        match self.phase(flow) {
-            _ if !self.tcp() => IDLE_UDP_S,
-            Side::Closed => 10,
-            Side::Opening => 60,
-            Side::Closing => 120,
-            Side::Established => IDLE_TCP_S,
+        // With DSR the gateway sees one side.
+        let sides = if self.mode.is_dsr() { [flow.client; 2] } else { [flow.client, flow.server] };
+        let any = |side| sides.contains(&side);
+        match () {
+            () if !self.tcp() && !self.mode.is_dsr() && flow.server == Side::Opening => 30,
+            () if !self.tcp() => IDLE_UDP_S,
+            () if self.is_over(flow) && any(Side::Closed) => 10,
+            () if any(Side::Opening) || any(Side::Stray) => 60,
+            () if self.is_over(flow) => 120,
+            () => IDLE_TCP_S,
         }
     }
 
@@ -184,7 +208,7 @@ impl Model {
         let opening = self.tcp() && segment == Segment::Syn;
         let (tcp, protocol, now) = (self.tcp(), self.protocol, self.now);
         if let Some(known) = self.flows.get(&from).copied() {
-            let again = opening && matches!(self.phase(&known), Side::Closing | Side::Closed);
+            let again = opening && self.begins_again(&known);
             let flow = self.flows.get_mut(&from).expect("just found");
             flow.seen = now;
             (flow.client, flow.server) = match again {
@@ -502,7 +526,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(client, port, segment)| Step::Reply { client, port, segment }),
         2 => (1u8..5, state()).prop_map(|(n, state)| Step::Set { n, state }),
         1 => (1u8..5).prop_map(|n| Step::Remove { n }),
-        3 => prop_oneof![0u64..12, 9u64..11, 29u64..31, 59u64..61, 99u64..101, 119u64..121, 199u64..201]
+        3 => prop_oneof![0u64..12, 9u64..11, 29u64..31, 59u64..61, 89u64..91, 99u64..101, 119u64..121, 199u64..201]
             .prop_map(|seconds| Step::Wait { seconds }),
     ]
 }

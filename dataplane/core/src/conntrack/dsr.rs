@@ -108,8 +108,8 @@ impl DsrTable {
     /// Remembers a flow that begins with `packet`, in place of what was known of the key.
     ///
     /// # Errors
-    /// [`Full`], counted: every flow that would have to make way is established. The packet can still go
-    /// where its hash sends it.
+    /// [`Full`], counted: every flow that would have to make way is established and in use, or the service has its
+    /// share of a full table. The packet can still go where its hash sends it.
     #[inline]
     pub fn insert(
         &mut self,
@@ -126,7 +126,7 @@ impl DsrTable {
                     table.replace(place, now);
                     place
                 }
-                None => table.make_room(hash, None, now).ok_or(Full)?,
+                None => table.admit(&packed, hash, now).map_err(|_| Full)?,
             };
             let state = State::first(packet);
             let (seen, value) = (now.millis(), backend.raw());
@@ -185,8 +185,8 @@ pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usiz
         client_port: (key.tag >> 16) as u16,
         backend: BackendId::from_raw(table.value(place)),
         kind: if key.tag & TWIN == 0 { FlowKind::Dsr } else { FlowKind::Affinity },
-        phase: vitality.state.phase(),
+        phase: vitality.standing.phase,
         idle_ms: vitality.idle_ms,
-        expired: vitality.expired,
+        expired: vitality.expired(),
     })
 }

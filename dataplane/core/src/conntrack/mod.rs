@@ -4,9 +4,12 @@
 //! asked for before: [`FlowTables::hash`] and `prefetch` for the burst, other work, `lookup_first`, and for what that
 //! leaves `lookup` and `insert`. With DSR ([`DsrTable`]) a flow is one entry, with NAT ([`NatTable`]) two.
 //!
-//! What is promised of full tables: a flow that is established is never pushed out, by anything. So a flood
-//! of SYNs, or of any packets that come one to a 5-tuple, only turns over its own entries; beyond that new
-//! flows are refused, counted. What is not promised: a flood that completes handshakes fills a table.
+//! What is promised of full tables: a flow that is established and in use is never pushed out, by anything. A flood of
+//! SYNs, of datagrams that nobody answers, or of any packets that come one to a 5-tuple, only turns over entries that
+//! are not established, and these are kept for less long as the table fills. When all else is full, an established
+//! flow that has been idle for ten seconds or more gives way to a new one, the longest idle near it first. A service
+//! that has its share of a full table only replaces its own flows, and those that are not established. What is not promised: a flood of many
+//! services that completes handshakes fills a table with flows that are in use, and then new flows are refused.
 //!
 //! Invariant: nothing here reads a clock, allocates after construction, or depends on anything but its
 //! arguments; the secret of the hash is one of them.
@@ -23,8 +26,8 @@ mod view;
 
 pub use dsr::{DsrHit, DsrTable};
 pub use key::{FlowHash, FlowHasher, FlowKey};
-pub use nat::{NatHit, NatTable, ReplyHit};
-pub use tcp_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase};
+pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
+pub use tcp_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
 pub use view::{FlowKind, FlowView};
 
 use crate::now::Now;
@@ -95,6 +98,15 @@ impl FlowTables {
             hasher,
             turn: 0,
         }
+    }
+
+    /// Sets the share of a full table that one service may have, in percent of the bound; with 100 there is no
+    /// limit.
+    pub fn set_service_share(&mut self, percent: u8) {
+        self.dsr.v4.set_share(percent);
+        self.dsr.v6.set_share(percent);
+        self.nat.v4.set_share(percent);
+        self.nat.v6.set_share(percent);
     }
 
     /// The hash of a key, for any of the tables. Pure.
@@ -253,11 +265,29 @@ pub enum EvictionReason {
     TableFull,
     /// By the pipeline or an operator.
     Removed,
+    /// Not established, and idle for as long as a table that is short of room allows.
+    Pressure,
+    /// Established, and made way for a new flow: nothing else could, and it was idle for longest.
+    LongestIdle,
+    /// Made way for a new flow of a service that has its share of a full table: a flow of the same service, or one that
+    /// was not established.
+    ServiceShare,
+    /// Closed, closing or only opening, and gave its port to a new flow.
+    PortReused,
 }
 
 impl EvictionReason {
     /// Every reason, in the order of their numbers.
-    pub const ALL: &'static [Self] = &[Self::Expired, Self::BucketFull, Self::TableFull, Self::Removed];
+    pub const ALL: &'static [Self] = &[
+        Self::Expired,
+        Self::BucketFull,
+        Self::TableFull,
+        Self::Removed,
+        Self::Pressure,
+        Self::LongestIdle,
+        Self::ServiceShare,
+        Self::PortReused,
+    ];
 
     /// How many there are.
     pub const COUNT: usize = Self::ALL.len();
@@ -270,6 +300,10 @@ impl EvictionReason {
             Self::BucketFull => "bucket_full",
             Self::TableFull => "table_full",
             Self::Removed => "removed",
+            Self::Pressure => "pressure",
+            Self::LongestIdle => "longest_idle",
+            Self::ServiceShare => "service_share",
+            Self::PortReused => "port_reused",
         }
     }
 }
@@ -279,7 +313,8 @@ impl EvictionReason {
 pub struct FlowCounters {
     /// Flows that have left, by [`EvictionReason`].
     pub evictions: [u64; EvictionReason::COUNT],
-    /// New flows that were not taken in: all that could have made way were established.
+    /// New flows that were not taken in: all that could have made way were established and in use, or the service had
+    /// its share of a full table.
     pub refused: u64,
 }
 
@@ -306,7 +341,7 @@ impl FlowCounters {
 
 /// No flow that could make way for a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("every flow that would have to make way is established")]
+#[error("every flow that would have to make way is established and in use")]
 pub struct Full;
 
 /// Why a pair was not inserted.
@@ -316,6 +351,9 @@ pub enum PairError {
     #[error("another flow has the same replies")]
     Conflict,
     /// See [`Full`].
-    #[error("every flow that would have to make way is established")]
+    #[error("every flow that would have to make way is established and in use")]
     Full,
+    /// The service has its share of a full table, and none of its flows near the new one can make way.
+    #[error("the service has its share of a full table")]
+    Share,
 }

@@ -9,11 +9,13 @@
 
 use super::dsr::by_family;
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
+use super::room::NoRoom;
 use super::table::{Entry, Place, Table};
-use super::tcp_state::{IdleTimeout, Packet, Phase, State};
+use super::tcp_state::{IdleTimeout, Packet, Phase, State, Worth};
 use super::view::{FlowKind, FlowView};
 use super::{EvictionReason, First, FlowCounters, PairError};
 use crate::ids::{BackendId, EndpointId, ServiceId};
+use crate::limits::DOUBTFUL_IDLE_MIN_MS;
 use crate::now::Now;
 use crate::wire::Addr;
 
@@ -38,9 +40,31 @@ pub struct NatHit {
     pub source_port: u16,
     /// How far along the client's side is, this packet included.
     pub phase: Phase,
-    /// The packet is a SYN and the flow was over, on either side (RFC 9293 section 3.6.1, RFC 6191). Both
-    /// entries count as opening; the caller may insert another pair over this one.
+    /// The packet is a SYN and the flow was over: the server had closed or reset it, or both sides had (RFC 9293
+    /// section 3.6.1, RFC 6191). Both entries count as opening; the caller may insert another pair over this one. A
+    /// SYN after a FIN or RST of the client alone may be forged like these, and stays with the flow's backend.
     pub reopened: bool,
+}
+
+/// What becomes of a reply key that a new flow wants. The order is that of preference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReplyKey {
+    /// No flow has it.
+    Free,
+    /// Its flow is closed by both sides, or reset.
+    Over,
+    /// Its flow is not established, and idle for so long.
+    Opening {
+        /// Milliseconds since its last packet.
+        idle_ms: u32,
+    },
+    /// Its flow is closed or reset by the word of one side, and idle for so long.
+    Doubtful {
+        /// Milliseconds since its last packet.
+        idle_ms: u32,
+    },
+    /// Its flow is established.
+    Taken,
 }
 
 /// A known flow, seen from its endpoint.
@@ -138,13 +162,33 @@ impl NatTable {
         })
     }
 
-    /// Whether a pair with this reply key could be inserted: nobody has it, or whose flow is over.
-    #[inline]
+    /// What the new flow `of` would have to take this reply key from. What was known of the new flow itself is no
+    /// obstacle: it is replaced.
     #[must_use]
-    pub fn reply_is_free(&self, key: &FlowKey, hash: FlowHash, now: Now) -> bool {
+    pub fn reply_key(&self, key: &FlowKey, hash: FlowHash, of: &FlowKey, now: Now) -> ReplyKey {
         by_family!(self, key, |table, packed| {
-            table.find(&packed, hash).is_none_or(|place| table.is_expired(place, now))
+            let place =
+                table.find(&packed, hash).filter(|&place| table.peer_key(place) != PackedKey::from(of));
+            let Some(v) = place.and_then(|place| table.vitality(place, now)) else { return ReplyKey::Free };
+            match v.standing.worth {
+                _ if v.expired() => ReplyKey::Free,
+                Worth::Closed | Worth::Closing => ReplyKey::Over,
+                Worth::Unassured => ReplyKey::Opening { idle_ms: v.idle_ms },
+                Worth::Doubtful if v.idle_ms >= DOUBTFUL_IDLE_MIN_MS => {
+                    ReplyKey::Doubtful { idle_ms: v.idle_ms }
+                }
+                Worth::Doubtful | Worth::Established => ReplyKey::Taken,
+            }
         })
+    }
+
+    /// Forgets the flow that has this reply key, both entries, counted as having given its port up.
+    pub fn take_reply_key(&mut self, key: &FlowKey, hash: FlowHash) {
+        by_family!(mut self, key, |table, packed| {
+            if let Some(place) = table.find(&packed, hash) {
+                table.remove(place, EvictionReason::PortReused);
+            }
+        });
     }
 
     /// Remembers a flow that begins with `packet` from the client. `flow` and `reply` are keys with their
@@ -152,8 +196,8 @@ impl NatTable {
     ///
     /// # Errors
     /// [`PairError::Conflict`] when another flow has the `reply` key, and nothing has changed.
-    /// [`PairError::Full`], counted, when every flow that would have to make way is established; then nothing
-    /// is known of `flow`.
+    /// [`PairError::Full`], counted, when every flow that would have to make way is established and in use, and
+    /// [`PairError::Share`], counted, when the service has its share of a full table; then nothing is known of `flow`.
     ///
     /// # Panics
     /// If the keys are of two families.
@@ -242,12 +286,19 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
 ) -> Option<NatHit> {
     let place = table.alive(place, now)?;
     // Only a SYN asks what the server's side has shown: most come on keys that are not known.
-    let reopened = packet.is_opening()
-        && matches!(table.vitality(place, now)?.state.phase(), Phase::Closing | Phase::Closed);
-    if reopened {
-        if let Some(peer) = table.peer(place) {
-            table.touch(peer, State::silent(packet), now);
+    let peer = if packet.is_opening() { table.peer(place) } else { None };
+    let reopened = match peer {
+        // The server has ended the connection, and the client agrees; or both had.
+        Some(peer) => {
+            let ended = table
+                .state(peer)
+                .is_some_and(|server| matches!(server.phase(), Phase::Closing | Phase::Closed));
+            ended || table.vitality(place, now)?.standing.is_over()
         }
+        None => false,
+    };
+    if let (true, Some(peer)) = (reopened, peer) {
+        table.touch(peer, State::silent(packet), now);
         table.touch(place, State::first(packet), now);
     } else {
         let state = table.state(place)?.next(packet);
@@ -273,7 +324,10 @@ fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
     if let Some(place) = table.find(&flow.key, flow_hash) {
         table.replace(place, now);
     }
-    let place = table.make_room(flow_hash, None, now).ok_or(PairError::Full)?;
+    let place = table.admit(&flow.key, flow_hash, now).map_err(|no_room| match no_room {
+        NoRoom::Full => PairError::Full,
+        NoRoom::Share => PairError::Share,
+    })?;
     table.write(place, flow);
     let Some(place) = table.make_room(reply_hash, Some(&flow.key), now) else {
         // The first entry may have been moved meanwhile.

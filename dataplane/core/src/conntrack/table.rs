@@ -7,12 +7,19 @@
 //! one, because only words come zeroed by the system and so untouched until used; a type aligned to the
 //! cache line would be written in full at start.
 //!
+//! How many flows each service has is counted beside the entries, so that one service cannot take a full table for
+//! itself: above its share a service only replaces its own flows (see `room.rs`).
+//!
 //! Invariant: an entry lies in one of the two buckets of its key, and no key is there twice. The entries of a
 //! pair name each other by key, not by place, so either can be moved without touching the other.
 
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
-use super::tcp_state::{CLOSED_MS, IDLE_MIN_MS, IdleTimeout, Packet, Phase, State};
+use super::tcp_state::{
+    CLOSED_MS, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, Standing, State, Worth,
+};
 use super::{EvictionReason, First, FlowCounters};
+use crate::ids::ServiceId;
+use crate::limits::{FLOW_PRESSURE, FLOW_SHARE_PERCENT, SERVICES_MAX};
 use crate::now::Now;
 use crate::prefetch;
 
@@ -26,6 +33,11 @@ pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B:
     /// Entries for which there is room without turning any away.
     pub(super) bound: usize,
     pub(super) live: usize,
+    /// Flows of each service, by the index of its id. An index that is given to another service goes on counting the
+    /// flows of the former one until they are gone.
+    of_service: Box<[u32]>,
+    /// Flows that one service may have once the table holds more than its bound.
+    share: usize,
     /// The bucket that ageing looks at next.
     cursor: u32,
     hasher: FlowHasher,
@@ -39,9 +51,26 @@ pub(super) struct Place(usize);
 /// What there is to say about an entry, or about the pair that it is part of.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Vitality {
-    pub(super) state: State,
+    pub(super) standing: Standing,
     pub(super) idle_ms: u32,
-    pub(super) expired: bool,
+}
+
+impl Vitality {
+    pub(super) fn expired(&self) -> bool {
+        self.idle_ms >= self.standing.timeout_ms
+    }
+
+    /// Whether the flow is over in a table that is short of room, where unassured flows are kept for less long.
+    fn expired_in_a_hurry(&self, hurry: u32) -> bool {
+        let timeout_ms = self.standing.timeout_ms;
+        let unassured = self.standing.worth == Worth::Unassured;
+        self.idle_ms >= if unassured { hurried(timeout_ms, hurry) } else { timeout_ms }
+    }
+}
+
+/// The timeout of an unassured flow in a table that is short of room.
+fn hurried(timeout_ms: u32, hurry: u32) -> u32 {
+    (timeout_ms / hurry).max(IDLE_MIN_MS)
 }
 
 const OWNER: usize = 0;
@@ -90,7 +119,49 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         // The allocation stays where it is as long as the table lives.
         let misaligned = words.as_ptr().addr() / size_of::<u32>() % B;
         let first = (B - misaligned) % B;
-        Self { words, first, buckets, bound, live: 0, cursor: 0, hasher, counters: FlowCounters::default() }
+        // Zeroed by the system too, and so no memory where there is no service.
+        let of_service = vec![0u32; SERVICES_MAX].into_boxed_slice();
+        let counters = FlowCounters::default();
+        let mut table =
+            Self { words, first, buckets, bound, live: 0, of_service, share: 0, cursor: 0, hasher, counters };
+        table.set_share(FLOW_SHARE_PERCENT);
+        table
+    }
+
+    /// Sets what one service may have of the bound once the table holds more than that.
+    pub(super) fn set_share(&mut self, percent: u8) {
+        let flows = if Self::PAIRED { self.bound / 2 } else { self.bound };
+        self.share = if percent < 100 { (flows * usize::from(percent) / 100).max(1) } else { usize::MAX };
+    }
+
+    /// Whether a new flow of this service has to take the place of another one of its own.
+    pub(super) fn is_over_share(&self, owner: u32) -> bool {
+        let flows = self.of_service.get(ServiceId::from_raw(owner).index());
+        self.live >= self.bound && flows.is_some_and(|&flows| flows as usize >= self.share)
+    }
+
+    /// By what the timeouts of unassured flows are divided now.
+    pub(super) fn hurry(&self) -> u32 {
+        let pressed = FLOW_PRESSURE.iter().find(|(percent, _)| self.live * 100 >= self.bound * percent);
+        pressed.map_or(1, |(_, hurry)| *hurry)
+    }
+
+    /// The service of a flow, from either of its entries.
+    pub(super) fn service_of(&self, place: Place) -> u32 {
+        let entry = self.entry(place);
+        if Self::PAIRED && self.is_twin(place) { entry[Self::PEER_OWNER] } else { entry[OWNER] }
+    }
+
+    /// The count of flows that an entry is part of, if it is the entry that is counted.
+    fn count_of(&mut self, key: &PackedKey<A>) -> Option<&mut u32> {
+        let counted = !Self::PAIRED || key.tag & TWIN == 0;
+        self.of_service.get_mut(ServiceId::from_raw(key.owner).index()).filter(|_| counted)
+    }
+
+    /// Flows of a service.
+    #[cfg(test)]
+    pub(super) fn flows_of(&self, service: ServiceId) -> u32 {
+        self.of_service[service.index()]
     }
 
     pub(super) fn words(&self) -> &[u32] {
@@ -275,6 +346,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     pub(super) fn write(&mut self, place: Place, new: &Entry<A>) {
         debug_assert!(self.is_empty(place), "room is made before an entry is written");
         self.live += 1;
+        if let Some(flows) = self.count_of(&new.key) {
+            *flows += 1;
+        }
         let entry = self.entry_mut(place);
         entry[OWNER] = new.key.owner;
         entry[TAG] = new.key.tag | (new.state as u32) << STATE_SHIFT | new.idle.bits();
@@ -304,7 +378,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         // No timeout of any state is shorter, so a flow in use costs one comparison.
         let in_use = now.wrapping_sub(entry[SEEN]) < IDLE_MIN_MS;
         // One branch for TCP and datagrams alike: traffic of both kinds would mispredict any other.
-        let steady = entry[TAG] & STATE_MASK == (State::steady(packet) as u32) << STATE_SHIFT;
+        let steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT;
         (in_use & steady & packet.is_plain()).then(|| {
             entry[SEEN] = now;
             entry[VALUE]
@@ -337,34 +411,38 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Removes an entry and nothing else, uncounted.
     pub(super) fn clear(&mut self, place: Place) {
         debug_assert!(!self.is_empty(place));
+        let key = self.key(place);
         *self.entry_mut(place) = [0; W];
         self.live -= 1;
+        if let Some(flows) = self.count_of(&key) {
+            *flows -= 1;
+        }
     }
 
-    /// The state of this direction alone, at the cost of no other cache line. An entry that is expired by
-    /// itself may live on by its peer.
+    /// The idle timeout of the flow's service when it began.
     #[inline]
-    pub(super) fn own_vitality(&self, place: Place, now: Now) -> Option<Vitality> {
-        let state = self.state(place)?;
-        let entry = self.entry(place);
-        let age = now.millis().wrapping_sub(entry[SEEN]);
+    fn idle_timeout(&self, place: Place) -> IdleTimeout {
+        IdleTimeout::from_bits(self.entry(place)[TAG] & IDLE_MASK)
+    }
+
+    /// How long ago this direction sent, in milliseconds.
+    #[inline]
+    pub(super) fn own_idle_ms(&self, place: Place, now: Now) -> u32 {
+        let age = now.millis().wrapping_sub(self.entry(place)[SEEN]);
         // A time stamp ahead of now (less than 24 days) is no age at all.
-        let idle_ms = if age > u32::MAX / 2 { 0 } else { age };
-        let timeout = state.timeout_ms(IdleTimeout::from_bits(entry[TAG] & IDLE_MASK));
-        Some(Vitality { state, idle_ms, expired: idle_ms >= timeout })
+        if age > u32::MAX / 2 { 0 } else { age }
     }
 
     /// The state of the flow: of the pair, where there are pairs.
     pub(super) fn vitality(&self, place: Place, now: Now) -> Option<Vitality> {
-        let own = self.own_vitality(place, now)?;
-        let Some(peer) = self.peer(place).and_then(|peer| self.own_vitality(peer, now)) else {
-            return Some(own);
+        let (own, idle) = (self.state(place)?, self.idle_timeout(place));
+        let own_idle_ms = self.own_idle_ms(place, now);
+        let Some((peer, state)) = self.peer(place).and_then(|peer| Some((peer, self.state(peer)?))) else {
+            return Some(Vitality { standing: own.alone(idle), idle_ms: own_idle_ms });
         };
-        let (client, server) = if self.is_twin(place) { (peer, own) } else { (own, peer) };
-        let state = State::of_both(client.state, server.state);
-        let idle_ms = client.idle_ms.min(server.idle_ms);
-        let idle = IdleTimeout::from_bits(self.entry(place)[TAG] & IDLE_MASK);
-        Some(Vitality { state, idle_ms, expired: idle_ms >= state.timeout_ms(idle) })
+        let (client, server) = if self.is_twin(place) { (state, own) } else { (own, state) };
+        let idle_ms = own_idle_ms.min(self.own_idle_ms(peer, now));
+        Some(Vitality { standing: State::of_both(client, server, idle), idle_ms })
     }
 
     /// Whether the entry is the reply of a pair, or affinity.
@@ -380,21 +458,37 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if now.millis().wrapping_sub(self.entry(place)[SEEN]) < IDLE_MIN_MS {
             return false;
         }
-        let Some(own) = self.own_vitality(place, now) else { return false };
+        let Some(state) = self.state(place) else { return false };
+        let (idle, own_idle_ms) = (self.idle_timeout(place), self.own_idle_ms(place, now));
         if !Self::PAIRED {
-            return own.expired;
+            return own_idle_ms >= state.alone(idle).timeout_ms;
         }
         // The shortest that any state of the pair can ask for.
-        let idle = IdleTimeout::from_bits(self.entry(place)[TAG] & IDLE_MASK);
-        own.idle_ms >= CLOSED_MS.min(idle.millis()) && self.vitality(place, now).is_some_and(|v| v.expired)
+        own_idle_ms >= CLOSED_MS.min(idle.millis()) && self.vitality(place, now).is_some_and(|v| v.expired())
     }
 
-    /// As [`Self::is_expired`], but asks the peer only when the entry is over by its own state; a pair that
-    /// is over by the state of its other entry is found from there. For walks over many entries.
+    /// Why the flow is over, if it is: as [`Self::is_expired`], but an unassured flow is over sooner where the table
+    /// is short of room ([`Self::hurry`]), and the peer is asked only when the entry is over by its own state; a pair
+    /// that is over by the state of its other entry is found from there. For walks over many entries.
     #[inline]
-    pub(super) fn looks_expired(&self, place: Place, now: Now) -> bool {
-        self.own_vitality(place, now).is_some_and(|own| own.expired)
-            && (!Self::PAIRED || self.vitality(place, now).is_some_and(|v| v.expired))
+    pub(super) fn looks_expired(&self, place: Place, now: Now, hurry: u32) -> Option<EvictionReason> {
+        let state = self.state(place)?;
+        let mut shortest_ms = state.shortest_ms(self.idle_timeout(place), Self::PAIRED);
+        // Affinity is not a flow, and lasts for as long as its service says.
+        let affinity = !Self::PAIRED && self.is_twin(place);
+        let hurry = if affinity { 1 } else { hurry };
+        if hurry > 1 && state.phase() == Phase::Opening {
+            shortest_ms = hurried(shortest_ms, hurry);
+        }
+        if self.own_idle_ms(place, now) < shortest_ms {
+            return None;
+        }
+        let vitality = self.vitality(place, now)?;
+        if vitality.expired() {
+            Some(EvictionReason::Expired)
+        } else {
+            vitality.expired_in_a_hurry(hurry).then_some(EvictionReason::Pressure)
+        }
     }
 
     /// Finds the entry of a flow that is not over. One that is over is removed.
@@ -417,13 +511,14 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Removes the flows that are over from the next `buckets` buckets; returns how many.
     pub(super) fn age(&mut self, now: Now, buckets: usize) -> usize {
         let mut removed = 0;
+        let hurry = self.hurry();
         for _ in 0..buckets.min(self.buckets as usize) {
             if self.live == 0 {
                 break;
             }
             for place in self.places(self.cursor) {
-                if self.looks_expired(place, now) {
-                    self.remove(place, EvictionReason::Expired);
+                if let Some(why) = self.looks_expired(place, now, hurry) {
+                    self.remove(place, why);
                     removed += 1;
                 }
             }

@@ -1,30 +1,38 @@
 //! How far along a flow is, and how long it may be idle.
 //!
-//! A state is what one direction has shown: with DSR the gateway sees the client only; a NAT flow has an
-//! entry and so a state for each direction, and [`State::of_both`] says what the two make together. This is
-//! not a TCP: it follows no sequence numbers, drops nothing, and only decides what is kept and for how long.
+//! A state is what one direction has shown. With DSR the gateway sees the client only ([`State::alone`]); a NAT flow
+//! has an entry and so a state for each direction ([`State::of_both`]). This is not a TCP: it follows no sequence
+//! numbers, drops nothing, and only decides what is kept and for how long.
+//!
+//! Without sequence numbers anyone who knows the 5-tuple can forge a FIN or a RST (RFC 5961). So with NAT one side's
+//! word never shortens the life of a flow: until the other side closes or resets too, the idle timeout of the service
+//! holds, and only the [`Worth`] of the flow drops. It then makes way before others do where room or a port is short.
 //!
 //! Invariant: one packet never makes a flow [`Phase::Established`]. It takes a second one that is no SYN,
-//! and with NAT one from each side (datagrams: a second from the client).
+//! and with NAT one from each side. A TCP flow that began with anything but a SYN never becomes established.
 
 use std::time::Duration;
 
 use crate::wire::tcp::flags;
 
-/// A client's SYN that nothing has followed yet: longer than the usual handshake retries.
+/// A client's SYN that nothing has followed yet: longer than the usual handshake retries. Also a TCP flow of which the
+/// beginning was not seen.
 pub const OPENING_MS: u32 = 60_000;
 
-/// After a FIN of either side: longer than TIME_WAIT on Linux (60 s), and what is left for a half-closed
-/// connection between two packets.
+/// A datagram flow whose backend has not answered: what Linux allows (`nf_conntrack_udp_timeout`).
+pub const UNANSWERED_MS: u32 = 30_000;
+
+/// After both sides have closed: longer than TIME_WAIT on Linux (60 s). With DSR, after the client's FIN.
 pub const CLOSING_MS: u32 = 120_000;
 
-/// After a RST: long enough for stragglers.
+/// After a RST that the other side has confirmed: long enough for stragglers. With DSR, after the client's RST.
 pub const CLOSED_MS: u32 = 10_000;
 
 /// No flow is forgotten sooner: the least [`IdleTimeout`], and below every constant above.
 pub(super) const IDLE_MIN_MS: u32 = 1_000;
 
 const _: () = assert!(IDLE_MIN_MS <= CLOSED_MS && IDLE_MIN_MS <= OPENING_MS && IDLE_MIN_MS <= CLOSING_MS);
+const _: () = assert!(CLOSED_MS <= UNANSWERED_MS && UNANSWERED_MS <= OPENING_MS && OPENING_MS <= CLOSING_MS);
 
 /// What a packet says about the state of its flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,13 +62,12 @@ impl Packet {
     }
 }
 
-/// How far along a flow is. The order is that of worth: a new flow that finds no room takes the place of a
-/// lesser one, and never of an established one.
+/// How far along a flow is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// Reset.
+    /// A RST has been seen.
     Closed,
-    /// One packet, or none but SYNs, or no answer yet.
+    /// One packet, or none but SYNs, or no answer yet; or TCP whose beginning was not seen.
     Opening,
     /// A FIN has been seen.
     Closing,
@@ -81,16 +88,59 @@ impl Phase {
     }
 }
 
+/// In which order flows make way for a new one that finds no room: the least first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Worth {
+    /// Reset, and the other side agrees.
+    Closed,
+    /// Not established: nothing shows that anyone is there.
+    Unassured,
+    /// Closed by both sides.
+    Closing,
+    /// Closed or reset by the word of one side.
+    Doubtful,
+    /// Established.
+    Established,
+}
+
+/// What the states of a flow's directions amount to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) phase: Phase,
+    pub(super) worth: Worth,
+    /// How long the flow may be idle; never longer than the idle timeout of its service.
+    pub(super) timeout_ms: u32,
+}
+
+impl Standing {
+    fn new(phase: Phase, worth: Worth, timeout_ms: u32, idle: IdleTimeout) -> Self {
+        Self { phase, worth, timeout_ms: timeout_ms.min(idle.millis()) }
+    }
+
+    /// Whether the connection is over by the word of both sides.
+    pub(super) fn is_over(self) -> bool {
+        matches!(self.worth, Worth::Closed | Worth::Closing)
+    }
+}
+
 /// The state of one entry, in three bits; 0 is the empty slot.
+///
+/// The numbers are chosen so that the upper two bits tell the states that a plain packet leaves as they are: a pair
+/// for TCP, and for datagrams a pair whose other one a datagram never meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     TcpOpening = 1,
     TcpEstablished = 2,
-    TcpClosing = 3,
-    TcpClosed = 4,
-    DatagramOpening = 5,
+    /// A TCP flow that did not begin with a SYN.
+    TcpStray = 3,
+    DatagramOpening = 4,
+    TcpClosing = 5,
     DatagramStream = 6,
+    TcpClosed = 7,
 }
+
+/// The bits of a state that [`State::steady`] compares.
+pub(super) const STEADY_MASK: u32 = 6;
 
 impl State {
     #[inline]
@@ -98,31 +148,31 @@ impl State {
         match bits {
             1 => Some(Self::TcpOpening),
             2 => Some(Self::TcpEstablished),
-            3 => Some(Self::TcpClosing),
-            4 => Some(Self::TcpClosed),
-            5 => Some(Self::DatagramOpening),
+            3 => Some(Self::TcpStray),
+            4 => Some(Self::DatagramOpening),
+            5 => Some(Self::TcpClosing),
             6 => Some(Self::DatagramStream),
+            7 => Some(Self::TcpClosed),
             _ => None,
         }
     }
 
-    /// The state that a plain packet like this one leaves as it is.
+    /// The states that a plain packet like this one leaves as they are, as [`STEADY_MASK`] leaves them.
     #[inline]
-    pub(super) fn steady(packet: Packet) -> Self {
+    pub(super) fn steady(packet: Packet) -> u32 {
         match packet {
-            Packet::Tcp(_) => Self::TcpEstablished,
-            Packet::Datagram => Self::DatagramStream,
+            Packet::Tcp(_) => Self::TcpEstablished as u32,
+            Packet::Datagram => Self::DatagramStream as u32,
         }
     }
 
-    /// The state after the first packet of a direction. One from the middle of a connection (after a
-    /// restart) is as unproven as a SYN.
+    /// The state after the first packet of a direction.
     #[inline]
     pub(super) fn first(packet: Packet) -> Self {
         match packet {
             Packet::Tcp(f) if f & flags::RST != 0 => Self::TcpClosed,
-            Packet::Tcp(f) if f & flags::FIN != 0 => Self::TcpClosing,
-            Packet::Tcp(_) => Self::TcpOpening,
+            Packet::Tcp(_) if packet.is_opening() => Self::TcpOpening,
+            Packet::Tcp(_) => Self::TcpStray,
             Packet::Datagram => Self::DatagramOpening,
         }
     }
@@ -138,37 +188,85 @@ impl State {
 
     /// The state after another packet of the same direction.
     ///
-    /// Data after a RST means that the RST was none of the sender's (RFC 5961 section 3: a blind attack), so
-    /// the flow is taken back. A SYN in an established connection changes nothing (RFC 5961 section 4: the
-    /// server will challenge it).
+    /// A packet after a RST means that the RST was none of the sender's, and new data after a FIN that the FIN was
+    /// not (RFC 5961 section 3: a blind attack), so the flow is taken back. A SYN in an established connection
+    /// changes nothing (RFC 5961 section 4: the server will challenge it); after a FIN that nobody confirmed it may
+    /// begin a new connection, which the packet after it shows.
     #[inline]
     pub(super) fn next(self, packet: Packet) -> Self {
         let Packet::Tcp(f) = packet else { return Self::DatagramStream };
-        if f & flags::RST != 0 {
-            Self::TcpClosed
-        } else if f & flags::FIN != 0 {
-            Self::TcpClosing
-        } else if f & flags::SYN != 0 {
-            if self == Self::TcpOpening && f & flags::ACK != 0 { Self::TcpEstablished } else { self }
-        } else if self == Self::TcpClosing {
-            self
-        } else {
-            Self::TcpEstablished
+        let has = |flag| f & flag != 0;
+        match self {
+            _ if has(flags::RST) => Self::TcpClosed,
+            Self::TcpOpening if has(flags::SYN) && has(flags::ACK) => Self::TcpEstablished,
+            Self::TcpOpening if has(flags::SYN | flags::FIN) => self,
+            Self::TcpStray if packet.is_opening() => Self::TcpOpening,
+            Self::TcpStray => self,
+            _ if has(flags::FIN) => Self::TcpClosing,
+            Self::TcpClosing if packet.is_opening() => Self::TcpClosed,
+            _ if has(flags::SYN) => self,
+            Self::TcpClosing if !has(flags::PSH) => self,
+            _ => Self::TcpEstablished,
         }
     }
 
-    /// What client and server make together: TCP is as far as the lesser side, so that a handshake without
-    /// an answer stays half-open; datagrams go by the client, since many protocols never answer.
-    #[inline]
-    pub(super) fn of_both(client: Self, server: Self) -> Self {
-        if client.is_tcp() && server.phase() < client.phase() { server } else { client }
+    /// What a flow amounts to of which only the client is seen.
+    pub(super) fn alone(self, idle: IdleTimeout) -> Standing {
+        let of = |phase, worth, timeout_ms| Standing::new(phase, worth, timeout_ms, idle);
+        match self {
+            Self::TcpClosed => of(Phase::Closed, Worth::Closed, CLOSED_MS),
+            Self::TcpClosing => of(Phase::Closing, Worth::Closing, CLOSING_MS),
+            Self::TcpOpening | Self::TcpStray => of(Phase::Opening, Worth::Unassured, OPENING_MS),
+            // Many datagram protocols need one packet now and then, and so does affinity.
+            Self::DatagramOpening => of(Phase::Opening, Worth::Unassured, u32::MAX),
+            Self::TcpEstablished | Self::DatagramStream => {
+                of(Phase::Established, Worth::Established, u32::MAX)
+            }
+        }
     }
 
+    /// What client and server make together. TCP is established when both have shown so, datagrams when the backend
+    /// has answered; TCP is over when both have said so.
+    pub(super) fn of_both(client: Self, server: Self, idle: IdleTimeout) -> Standing {
+        let of = |phase, worth, timeout_ms| Standing::new(phase, worth, timeout_ms, idle);
+        if !client.is_tcp() {
+            return if server == Self::DatagramOpening {
+                of(Phase::Opening, Worth::Unassured, UNANSWERED_MS)
+            } else {
+                of(Phase::Established, Worth::Established, u32::MAX)
+            };
+        }
+        let either = |test: fn(Self) -> bool| test(client) || test(server);
+        let ended = |state| matches!(state, Self::TcpClosing | Self::TcpClosed);
+        let reset = either(|state| state == Self::TcpClosed);
+        let unanswered = either(Self::is_opening);
+        match (reset, unanswered) {
+            (true, true) => of(Phase::Closed, Worth::Closed, CLOSED_MS),
+            (true, false) if ended(client) && ended(server) => of(Phase::Closed, Worth::Closed, CLOSED_MS),
+            (true, false) => of(Phase::Closed, Worth::Doubtful, u32::MAX),
+            (false, true) => of(Phase::Opening, Worth::Unassured, OPENING_MS),
+            _ if ended(client) && ended(server) => of(Phase::Closing, Worth::Closing, CLOSING_MS),
+            _ if ended(client) || ended(server) => of(Phase::Closing, Worth::Doubtful, u32::MAX),
+            _ => of(Phase::Established, Worth::Established, u32::MAX),
+        }
+    }
+
+    /// The shortest timeout of any flow of which one direction is in this state, but for flows that the entry of the
+    /// other direction gives a shorter one. With `paired` there is another direction.
+    #[inline]
+    pub(super) fn shortest_ms(self, idle: IdleTimeout, paired: bool) -> u32 {
+        if paired && self == Self::DatagramOpening {
+            return UNANSWERED_MS.min(idle.millis());
+        }
+        self.alone(idle).timeout_ms
+    }
+
+    /// How far along a flow is by what this direction has shown.
     #[inline]
     pub(super) fn phase(self) -> Phase {
         match self {
             Self::TcpClosed => Phase::Closed,
-            Self::TcpOpening | Self::DatagramOpening => Phase::Opening,
+            Self::TcpOpening | Self::TcpStray | Self::DatagramOpening => Phase::Opening,
             Self::TcpClosing => Phase::Closing,
             Self::TcpEstablished | Self::DatagramStream => Phase::Established,
         }
@@ -179,15 +277,9 @@ impl State {
         !matches!(self, Self::DatagramOpening | Self::DatagramStream)
     }
 
-    /// How long the flow may be idle in this state; never longer than the idle timeout of its service.
     #[inline]
-    pub(super) fn timeout_ms(self, idle: IdleTimeout) -> u32 {
-        match self {
-            Self::TcpOpening => OPENING_MS.min(idle.millis()),
-            Self::TcpClosing => CLOSING_MS.min(idle.millis()),
-            Self::TcpClosed => CLOSED_MS.min(idle.millis()),
-            Self::TcpEstablished | Self::DatagramOpening | Self::DatagramStream => idle.millis(),
-        }
+    fn is_opening(self) -> bool {
+        self.phase() == Phase::Opening
     }
 }
 
@@ -250,7 +342,7 @@ impl From<Duration> for IdleTimeout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flags::{ACK, FIN, RST, SYN};
+    use flags::{ACK, FIN, PSH, RST, SYN};
 
     fn after(packets: &[u8]) -> State {
         let first = State::first(Packet::Tcp(packets[0]));
@@ -258,12 +350,20 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_packet_leaves_the_steady_state_of_its_kind_as_it_is() {
-        for packet in [Packet::Tcp(ACK), Packet::Tcp(0), Packet::Datagram] {
-            let steady = State::steady(packet);
-            assert!(packet.is_plain() && steady.phase() == Phase::Established);
-            assert_eq!(steady.next(packet), steady);
+    fn a_plain_packet_leaves_the_steady_states_of_its_kind_as_they_are() {
+        let steady = |packet| {
+            let wanted = State::steady(packet);
+            (1..8).filter(move |bits| bits & STEADY_MASK == wanted).filter_map(State::from_bits)
+        };
+        for packet in [Packet::Tcp(ACK), Packet::Tcp(0), Packet::Tcp(PSH | ACK)] {
+            assert!(packet.is_plain());
+            assert_eq!(steady(packet).count(), 2);
+            assert!(steady(packet).all(|state| state.next(packet) == state));
         }
+        // The other one is of TCP, which no datagram meets: a key belongs to one protocol.
+        let mut datagrams = steady(Packet::Datagram).filter(|state| !state.is_tcp());
+        assert_eq!((datagrams.next(), datagrams.next()), (Some(State::DatagramStream), None));
+        assert_eq!(State::DatagramStream.next(Packet::Datagram), State::DatagramStream);
     }
 
     #[test]
@@ -277,9 +377,19 @@ mod tests {
     #[test]
     fn repeated_syns_stay_half_open_and_an_ack_establishes() {
         assert_eq!(after(&[SYN, SYN, SYN]), State::TcpOpening);
+        assert_eq!(after(&[SYN, FIN | ACK]), State::TcpOpening);
         assert_eq!(after(&[SYN, ACK]), State::TcpEstablished);
-        assert_eq!(after(&[ACK, ACK]), State::TcpEstablished);
         assert_eq!(after(&[SYN, ACK, SYN]), State::TcpEstablished);
+    }
+
+    #[test]
+    fn nothing_but_a_syn_begins_a_connection() {
+        for begin in [ACK, SYN | ACK, FIN | ACK, PSH | ACK, 0] {
+            for then in [ACK, SYN | ACK, FIN | ACK, PSH | ACK] {
+                assert_eq!(after(&[begin, then, then]), State::TcpStray);
+            }
+            assert_eq!(after(&[begin, ACK, SYN, ACK]), State::TcpEstablished);
+        }
     }
 
     #[test]
@@ -289,20 +399,59 @@ mod tests {
     }
 
     #[test]
-    fn a_blind_reset_is_taken_back_by_the_next_packet() {
+    fn a_blind_reset_is_taken_back_by_the_next_packet_and_a_blind_fin_by_data() {
         assert_eq!(after(&[SYN, ACK, RST]), State::TcpClosed);
         assert_eq!(after(&[SYN, ACK, RST, ACK]), State::TcpEstablished);
+        assert_eq!(after(&[SYN, ACK, FIN | ACK, PSH | ACK]), State::TcpEstablished);
+        assert_eq!(after(&[SYN, ACK, FIN | ACK, SYN, ACK]), State::TcpEstablished, "a new connection");
     }
 
     #[test]
-    fn a_handshake_without_an_answer_stays_half_open_and_silence_of_udp_servers_is_fine() {
-        let both = |a, b| State::of_both(a, b).phase();
-        assert_eq!(both(State::TcpEstablished, State::TcpOpening), Phase::Opening);
-        assert_eq!(both(State::TcpEstablished, State::TcpClosing), Phase::Closing);
-        assert_eq!(both(State::TcpEstablished, State::TcpClosed), Phase::Closed);
-        assert_eq!(both(State::TcpClosing, State::TcpEstablished), Phase::Closing);
-        assert_eq!(both(State::DatagramStream, State::DatagramOpening), Phase::Established);
-        assert_eq!(both(State::DatagramOpening, State::DatagramStream), Phase::Opening);
+    fn the_word_of_one_side_lowers_the_worth_of_a_flow_and_not_its_life() {
+        let idle = IdleTimeout::new(IdleTimeout::DEFAULT_TCP);
+        let both = |a, b| State::of_both(a, b, idle);
+        use State::{TcpClosed, TcpClosing, TcpEstablished, TcpOpening};
+        for ended in [TcpClosing, TcpClosed] {
+            for (a, b) in [(ended, TcpEstablished), (TcpEstablished, ended)] {
+                let standing = both(a, b);
+                assert_eq!((standing.worth, standing.timeout_ms), (Worth::Doubtful, idle.millis()));
+                assert_eq!(standing.phase, ended.phase());
+            }
+        }
+        assert_eq!(both(TcpClosing, TcpClosing).timeout_ms, CLOSING_MS);
+        for (a, b) in [(TcpClosed, TcpClosing), (TcpClosing, TcpClosed), (TcpClosed, TcpClosed)] {
+            assert_eq!((both(a, b).timeout_ms, both(a, b).is_over()), (CLOSED_MS, true));
+        }
+        // Nothing was established that could be lost.
+        assert_eq!(both(TcpOpening, TcpClosed).timeout_ms, CLOSED_MS);
+        assert_eq!(both(TcpClosed, TcpOpening).timeout_ms, CLOSED_MS);
+    }
+
+    #[test]
+    fn a_flow_without_an_answer_is_not_assured() {
+        let idle = IdleTimeout::new(Duration::from_secs(300));
+        let both = |a, b| State::of_both(a, b, idle);
+        assert_eq!(both(State::TcpEstablished, State::TcpOpening).phase, Phase::Opening);
+        assert_eq!(both(State::TcpEstablished, State::TcpOpening).timeout_ms, OPENING_MS);
+        for client in [State::DatagramOpening, State::DatagramStream] {
+            let silent = both(client, State::DatagramOpening);
+            assert_eq!((silent.phase, silent.timeout_ms), (Phase::Opening, UNANSWERED_MS));
+            let answered = both(client, State::DatagramStream);
+            assert_eq!((answered.phase, answered.timeout_ms), (Phase::Established, 300_000));
+        }
+        assert_eq!(State::DatagramOpening.alone(idle).timeout_ms, 300_000, "affinity is one packet");
+    }
+
+    #[test]
+    fn the_entry_of_one_direction_is_over_no_later_than_the_flow() {
+        let idle = IdleTimeout::new(IdleTimeout::DEFAULT_TCP);
+        for (a, b) in (1..8).flat_map(|a| (1..8).map(move |b| (a, b))) {
+            let (Some(a), Some(b)) = (State::from_bits(a), State::from_bits(b)) else { continue };
+            let both = State::of_both(a, b, idle).timeout_ms;
+            if a.is_tcp() == b.is_tcp() {
+                assert!(a.shortest_ms(idle, true).min(b.shortest_ms(idle, true)) <= both, "{a:?} {b:?}");
+            }
+        }
     }
 
     #[test]
@@ -323,9 +472,9 @@ mod tests {
     fn no_state_outlives_the_idle_timeout_of_its_service() {
         let short = IdleTimeout::new(Duration::from_secs(5));
         let long = IdleTimeout::new(IdleTimeout::DEFAULT_TCP);
-        assert_eq!(State::TcpClosing.timeout_ms(short), 5000);
-        assert_eq!(State::TcpOpening.timeout_ms(long), OPENING_MS);
-        assert_eq!(State::TcpClosed.timeout_ms(long), CLOSED_MS);
-        assert_eq!(State::TcpEstablished.timeout_ms(long), 900_000);
+        assert_eq!(State::TcpClosing.alone(short).timeout_ms, 5000);
+        assert_eq!(State::TcpOpening.alone(long).timeout_ms, OPENING_MS);
+        assert_eq!(State::TcpClosed.alone(long).timeout_ms, CLOSED_MS);
+        assert_eq!(State::TcpEstablished.alone(long).timeout_ms, 900_000);
     }
 }

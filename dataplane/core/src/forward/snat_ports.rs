@@ -1,14 +1,19 @@
-//! Local ports of FullNAT flows: candidates in an order that a flow's hash gives, each of which brings the
-//! reply home to the worker that holds the flow.
+//! Local ports of FullNAT flows: in which order they are given out, and which of them bring a reply home to the worker
+//! that holds the flow.
 //!
-//! No list of free ports is kept: a port is free towards a backend when the worker's table has no reply flow
-//! with it, so 64,512 ports are there per SNAT address, backend and (where ports are split) share of a worker.
+//! No list of free ports is kept: the worker's flow table says who has a port. A port is one flow's per SNAT address,
+//! backend and protocol, so each pair of a SNAT address and a backend has 64,512 of them, or, where ports are split
+//! among workers, a worker its share of these. [`SnatPorts`] gives them out in rotation, in an order that spreads over
+//! the range: the next port is the one that was given out longest ago, so its last flow has had the most time to end
+//! and the backend the most time to forget it.
+//!
 //! How replies find their worker is [`Steering`]: where the NIC hashes by RSS the port is chosen so that the
 //! Toeplitz hash of the reply selects this worker's queue; where it does not, ports are split by remainder and
 //! whoever receives a reply hands it over.
 
+use crate::hash::{key_hash, scale};
 use crate::ids::WorkerIndex;
-use crate::limits::{SNAT_PORT_MIN, SNAT_PORT_PROBES};
+use crate::limits::{SNAT_CURSORS, SNAT_PORT_MIN};
 use crate::wire::Addr;
 
 /// How packets of one flow find the worker that holds its state.
@@ -48,92 +53,128 @@ pub fn owner_of_port(port: u16, workers: u8) -> WorkerIndex {
     (port % u16::from(workers.max(1))) as WorkerIndex
 }
 
-/// Candidate ports for one new flow.
+/// The rotation of ports of one worker.
 #[derive(Debug)]
-pub struct Candidates<'a> {
-    steering: &'a Steering,
+pub struct SnatPorts {
+    steering: Steering,
     worker: WorkerIndex,
     workers: u8,
-    local: Addr,
-    backend: (Addr, u16),
-    next: u32,
+    /// The lowest port of this worker, and the distance between its ports.
+    lowest: u16,
+    stride: u16,
+    /// Ports of this worker.
+    count: u32,
+    /// The order: position `n` is `first + n * step`, modulo the count, which has no divisor in common with the step.
+    first: u32,
     step: u32,
-    left: usize,
+    /// The next position of each pair of a SNAT address and a backend, by their hash.
+    cursors: Box<[u16]>,
+    /// What each bit of a reply's destination port adds to its RSS hash, for IPv4 and IPv6. The Toeplitz hash is
+    /// linear, so this depends on nothing else.
+    of_bit: [[u32; 16]; 2],
 }
 
-/// Ports that there are.
-const RANGE: u32 = 0x1_0000 - SNAT_PORT_MIN as u32;
+/// A SNAT address, the backend that it is used towards, and where their rotation is.
+#[derive(Debug, Clone, Copy)]
+pub struct Pair {
+    v4: bool,
+    cursor: usize,
+    /// The RSS hash of replies, without what their destination port adds.
+    rss_hash: u32,
+}
 
-impl<'a> Candidates<'a> {
-    /// Candidates for the flow with this hash, from `local` to `backend`, on a worker.
+/// Where a port stands in its rotation.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn {
+    cursor: usize,
+    position: u16,
+}
+
+impl SnatPorts {
+    /// The ports of a worker. `seed` keeps their order from being guessed (RFC 6056).
     #[must_use]
-    pub fn new(
-        steering: &'a Steering,
-        worker: WorkerIndex,
-        workers: u8,
-        hash: u64,
-        local: Addr,
-        backend: (Addr, u16),
-    ) -> Self {
-        // Double hashing: each flow walks with a step of its own, or full stretches of ports would grow as they
-        // do in linear probing. The range is 2^10 * 63, so an odd step comes back after 1,024 ports or more.
-        let next = ((hash >> 32) % u64::from(RANGE)) as u32;
-        let step = (hash as u32 % RANGE) | 1;
-        Self { steering, worker, workers: workers.max(1), local, backend, next, step, left: SNAT_PORT_PROBES }
+    pub fn new(steering: Steering, worker: WorkerIndex, workers: u8, seed: u64) -> Self {
+        let workers = workers.max(1);
+        let stride = match steering {
+            Steering::Partition => u16::from(workers),
+            Steering::Single | Steering::Rss(_) => 1,
+        };
+        let short = (u16::from(worker) + stride - SNAT_PORT_MIN % stride) % stride;
+        let lowest = SNAT_PORT_MIN + short;
+        let count = u32::from(u16::MAX - lowest) / u32::from(stride) + 1;
+        let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let first = scale(mixed, count);
+        // Between a quarter and three quarters of the count: ports that follow each other lie far apart.
+        let mut step = count / 4 + scale(mixed.wrapping_mul(0xd6e8_feb8_6659_fd93), count / 2).max(1);
+        while gcd(step, count) != 1 {
+            step += 1;
+        }
+        let cursors = vec![0; SNAT_CURSORS].into_boxed_slice();
+        let of_bit = match &steering {
+            Steering::Rss(rss) => [Addr::v4([0; 4]), Addr::v6([0; 16])]
+                .map(|zero| std::array::from_fn(|bit| toeplitz(&rss.key, (&zero, 0), (&zero, 1 << bit)))),
+            Steering::Single | Steering::Partition => [[0; 16]; 2],
+        };
+        Self { steering, worker, workers, lowest, stride, count, first, step, cursors, of_bit }
+    }
+
+    /// How replies find their worker.
+    #[inline]
+    #[must_use]
+    pub fn steering(&self) -> &Steering {
+        &self.steering
+    }
+
+    /// The rotation of ports of a SNAT address towards a backend of this protocol.
+    #[must_use]
+    pub fn pair(&self, local: Addr, backend: (Addr, u16), proto: u8) -> Pair {
+        let hash = key_hash(&local, proto, backend.1) ^ key_hash(&backend.0, proto, 0).rotate_left(17);
+        let cursor = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let rss_hash = match &self.steering {
+            Steering::Rss(rss) => toeplitz(&rss.key, (&backend.0, backend.1), (&local, 0)),
+            Steering::Single | Steering::Partition => 0,
+        };
+        Pair { v4: local.is_v4(), cursor: cursor as usize % SNAT_CURSORS, rss_hash }
+    }
+
+    /// The next port of a pair that brings replies home, the one that was given out longest ago, and its turn. `None`
+    /// when there is none among so many that there should be one: the next call looks on.
+    pub fn next(&mut self, pair: &Pair) -> Option<(u16, Turn)> {
+        // With RSS ports that lead home are spread at random, one in `workers`: in four times as many there is one,
+        // but for one time in fifty.
+        (0..4 * u32::from(self.workers)).find_map(|_| {
+            let turn = Turn { cursor: pair.cursor, position: self.cursors[pair.cursor] };
+            self.resume_after(turn);
+            let port = self.port_at(turn.position);
+            self.leads_home(pair, port).then_some((port, turn))
+        })
+    }
+
+    /// Sets the rotation back, or on, to the port after this one.
+    pub fn resume_after(&mut self, turn: Turn) {
+        // Below 64,512.
+        self.cursors[turn.cursor] = ((u32::from(turn.position) + 1) % self.count) as u16;
     }
 
     /// Whether a reply to this port comes to this worker, directly or by hand-over.
-    fn leads_home(&self, port: u16) -> bool {
-        match self.steering {
-            Steering::Single | Steering::Partition => true,
-            Steering::Rss(rss) => {
-                rss.queue((&self.backend.0, self.backend.1), (&self.local, port)) == self.worker
-            }
-        }
+    fn leads_home(&self, pair: &Pair, port: u16) -> bool {
+        let Steering::Rss(rss) = &self.steering else { return true };
+        let of_bit = &self.of_bit[usize::from(!pair.v4)];
+        let bits = (0..16).filter(|bit| port >> bit & 1 == 1);
+        let hash = bits.fold(pair.rss_hash, |hash, bit| hash ^ of_bit[bit]);
+        rss.queues[hash as usize & (rss.queues.len() - 1)] == self.worker
     }
 
-    /// The port at a position of the walk, moved to this worker's share where ports are split.
-    fn port_at(&self, position: u32) -> u16 {
-        let port = u32::from(SNAT_PORT_MIN) + position;
-        let port = match self.steering {
-            Steering::Partition => {
-                let workers = u32::from(self.workers);
-                let shared = port - port % workers + u32::from(self.worker);
-                // The first and last share may reach past the ends of the range.
-                if shared > 0xffff {
-                    shared - workers
-                } else if shared < u32::from(SNAT_PORT_MIN) {
-                    shared + workers
-                } else {
-                    shared
-                }
-            }
-            Steering::Single | Steering::Rss(_) => port,
-        };
-        u16::try_from(port).expect("positions stay within the range of ports")
+    /// The port at a position of the order.
+    fn port_at(&self, position: u16) -> u16 {
+        let at = (u64::from(self.first) + u64::from(position) * u64::from(self.step)) % u64::from(self.count);
+        // Below the count, which ends at 65,535.
+        self.lowest + at as u16 * self.stride
     }
 }
 
-impl Iterator for Candidates<'_> {
-    type Item = u16;
-
-    fn next(&mut self) -> Option<u16> {
-        // With RSS only one port in `workers` leads home: look at so many more.
-        let mut looked = usize::from(self.workers);
-        while self.left > 0 {
-            let port = self.port_at(self.next);
-            self.next = (self.next + self.step) % RANGE;
-            if self.leads_home(port) {
-                self.left -= 1;
-                return Some(port);
-            }
-            looked -= usize::from(looked > 0);
-            if looked == 0 {
-                self.left -= 1;
-            }
-        }
-        None
-    }
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// The Toeplitz hash over addresses and ports, as NICs compute it for RSS (Microsoft, "RSS hashing functions").
@@ -196,47 +237,82 @@ mod tests {
         }
     }
 
+    fn backend(n: u8) -> (Addr, u16) {
+        (addr(&format!("10.1.2.{n}")), 8080)
+    }
+
+    fn taken(ports: &mut SnatPorts, pair: &Pair, count: usize) -> Vec<u16> {
+        (0..count).filter_map(|_| ports.next(pair)).map(|(port, _)| port).collect()
+    }
+
     #[test]
-    fn candidates_are_distinct_and_in_range() {
-        for hash in [0, 1 << 40, u64::MAX] {
-            let ports: Vec<u16> =
-                Candidates::new(&Steering::Single, 0, 1, hash, addr("10.0.0.1"), (addr("10.0.0.2"), 80))
-                    .collect();
-            let unique: std::collections::BTreeSet<_> = ports.iter().collect();
-            assert_eq!(ports.len(), SNAT_PORT_PROBES);
-            assert_eq!(unique.len(), ports.len());
-            assert!(ports.iter().all(|port| *port >= SNAT_PORT_MIN));
+    fn every_port_is_given_out_once_before_any_comes_again() {
+        for (steering, workers) in [(Steering::Single, 1), (Steering::Partition, 2), (Steering::Partition, 7)]
+        {
+            for seed in [0, 1, u64::MAX] {
+                let mut all = std::collections::BTreeSet::new();
+                for worker in 0..workers {
+                    let mut ports = SnatPorts::new(steering.clone(), worker, workers, seed);
+                    let pair = ports.pair(addr("192.0.2.3"), backend(1), 6);
+                    let count = ports.count as usize;
+                    let first = taken(&mut ports, &pair, count);
+                    assert!(first.iter().all(|&port| all.insert(port) && port >= SNAT_PORT_MIN));
+                    assert_eq!(taken(&mut ports, &pair, count), first, "in the same order again");
+                }
+                assert_eq!(
+                    all.len(),
+                    0x1_0000 - usize::from(SNAT_PORT_MIN),
+                    "seed {seed}, {workers} workers"
+                );
+            }
         }
     }
 
     #[test]
+    fn ports_that_follow_each_other_lie_apart_and_in_another_order_by_seed() {
+        let mut ports = SnatPorts::new(Steering::Single, 0, 1, 7);
+        let pair = ports.pair(addr("192.0.2.3"), backend(1), 6);
+        let first = taken(&mut ports, &pair, 64);
+        assert!(first.windows(2).all(|two| two[0].abs_diff(two[1]) > 10_000), "{first:?}");
+        let mut other = SnatPorts::new(Steering::Single, 0, 1, 8);
+        let pair = other.pair(addr("192.0.2.3"), backend(1), 6);
+        assert_ne!(taken(&mut other, &pair, 64), first);
+    }
+
+    #[test]
+    fn pairs_rotate_by_themselves() {
+        let mut ports = SnatPorts::new(Steering::Single, 0, 1, 7);
+        let pairs: Vec<Pair> = (0..=9).map(|n| ports.pair(addr("192.0.2.3"), backend(n), 6)).collect();
+        let first = taken(&mut ports, &pairs[0], 100);
+        assert!(pairs[1..].iter().all(|pair| taken(&mut ports, pair, 100) == first));
+    }
+
+    #[test]
     fn split_ports_belong_to_their_worker() {
-        for workers in [2, 3, 7] {
+        for workers in [2, 3, 7, 64] {
             for worker in 0..workers {
-                for hash in [0, 0x1234_5678_9abc_def0, u64::MAX, 0xfbff << 32] {
-                    let local = addr("2001:db8::1");
-                    let backend = (addr("2001:db8::2"), 80);
-                    let candidates =
-                        Candidates::new(&Steering::Partition, worker, workers, hash, local, backend);
-                    for port in candidates {
-                        assert!(port >= SNAT_PORT_MIN);
-                        assert_eq!(owner_of_port(port, workers), worker);
-                    }
+                let mut ports = SnatPorts::new(Steering::Partition, worker, workers, 7);
+                let pair = ports.pair(addr("2001:db8::1"), (addr("2001:db8::2"), 80), 17);
+                for port in taken(&mut ports, &pair, 2000) {
+                    assert!(port >= SNAT_PORT_MIN);
+                    assert_eq!(owner_of_port(port, workers), worker);
                 }
             }
         }
     }
 
     #[test]
-    fn rss_candidates_bring_the_reply_to_the_queue_of_the_worker() {
+    fn rss_ports_bring_the_reply_to_the_queue_of_the_worker() {
         let rss = Rss { key: KEY.to_vec(), queues: (0..128).map(|n| n % 4).collect() };
-        let steering = Steering::Rss(Box::new(rss.clone()));
-        let (local, backend) = (addr("192.0.2.3"), (addr("10.1.2.3"), 8080));
-        let mut found = 0;
-        for port in Candidates::new(&steering, 2, 4, 99 << 32, local, backend) {
-            assert_eq!(rss.queue((&backend.0, backend.1), (&local, port)), 2);
-            found += 1;
+        for (local, backend) in [("192.0.2.3", ("10.1.2.3", 8080)), ("2001:db8::1", ("2001:db8::2", 80))] {
+            let (local, backend) = (addr(local), (addr(backend.0), backend.1));
+            let mut ports = SnatPorts::new(Steering::Rss(Box::new(rss.clone())), 2, 4, 99);
+            let pair = ports.pair(local, backend, 6);
+            let found = taken(&mut ports, &pair, 1000);
+            assert!(found.len() > 900, "{} of 1000", found.len());
+            for port in found {
+                assert_eq!(rss.queue((&backend.0, backend.1), (&local, port)), 2);
+            }
         }
-        assert!(found > 4, "{found} candidates");
     }
 }

@@ -81,7 +81,7 @@ impl Pipeline {
         let hash = self.flows.hash(&key);
         if !service.mode.is_dsr() {
             let hit = self.flows.nat.peek(&key, hash, burst.now)?;
-            let local = local_of(&hit, service.mode, &quoted.dst);
+            let local = local_of(&hit, service.mode, &quoted.dst, quoted.dst_port);
             let backend = snapshot.backend(hit.backend)?;
             let note = note(service, backend.id, FlowNote::Known);
             return Some(Ok((Destination::Backend { service, backend, local }, note)));

@@ -42,7 +42,7 @@ impl Dealt {
 
 /// The worker that a hash of the client names.
 #[inline]
-fn owner_of_client(client: (&Addr, u16), proto: u8, workers: u8) -> WorkerIndex {
+pub(super) fn owner_of_client(client: (&Addr, u16), proto: u8, workers: u8) -> WorkerIndex {
     // Below 256, being below `workers`.
     scale(key_hash(client.0, proto, client.1), u32::from(workers)) as WorkerIndex
 }
@@ -58,7 +58,7 @@ impl Pipeline {
         proto: u8,
         dealt: Dealt,
     ) -> Option<WorkerIndex> {
-        match (&self.steering, mode) {
+        match (self.snat_ports.steering(), mode) {
             (_, ForwardingMode::Nat) | (Steering::Partition, ForwardingMode::FullNat) => {
                 Some(owner_of_client(client, proto, self.workers))
             }
@@ -80,7 +80,7 @@ impl Pipeline {
     ) -> Option<WorkerIndex> {
         let family = if to.0.is_v4() { Family::V4 } else { Family::V6 };
         if snapshot.snat_addresses(family).contains(to.0) {
-            return match &self.steering {
+            return match self.snat_ports.steering() {
                 Steering::Partition => Some(owner_of_port(to.1, self.workers)),
                 // The port was chosen so that the reply comes here by itself.
                 Steering::Rss(rss) if dealt == Dealt::Otherwise => Some(rss.queue(backend, to)),

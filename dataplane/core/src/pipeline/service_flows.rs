@@ -8,17 +8,15 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
-use super::owners::Dealt;
+use super::owners::{Dealt, owner_of_client};
 use super::{Arrival, Burst, Delivery, Destination, FlowNote, Pipeline};
 use crate::backend::Backend;
-use crate::conntrack::{
-    DsrHit, First, FlowHash, FlowKey, FlowTables, IdleTimeout, NatHit, Packet, PairError,
-};
-use crate::forward::snat_ports::Candidates;
+use crate::conntrack::{DsrHit, First, FlowHash, FlowKey, IdleTimeout, NatHit, Packet, PairError, ReplyKey};
+use crate::forward::snat_ports::Turn;
 use crate::frame::Frame;
-use crate::hash::{client_hash, scale, selection_hash};
+use crate::hash::{client_hash, key_hash, scale, selection_hash};
 use crate::ids::BackendId;
-use crate::limits::BURST;
+use crate::limits::{BURST, OPENING_IDLE_MIN_MS, SNAT_PORT_BATCH, SNAT_PORT_MIN, SNAT_PORT_PROBES};
 use crate::now::Now;
 use crate::service::Service;
 use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
@@ -60,17 +58,21 @@ impl From<DsrHit> for Known {
 }
 
 impl Known {
-    fn translated(hit: &NatHit, mode: ForwardingMode, client: &Addr) -> Self {
-        Self { backend: hit.backend, local: local_of(hit, mode, client), reopened: hit.reopened }
+    /// What an entry says of a packet of this client.
+    #[inline]
+    fn translated(hit: &NatHit, mode: ForwardingMode, client: &FlowKey) -> Self {
+        let local = local_of(hit, mode, &client.addr(), client.port());
+        Self { backend: hit.backend, local, reopened: hit.reopened }
     }
 }
 
 /// The source that a known flow is sent with, where it is not the client's own: always with `fullnat`, and with `nat`
-/// for a backend that is its own client.
+/// for a backend that is its own client, or where another flow has the client's port towards this backend.
 #[inline]
-pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr) -> Option<Endpoint> {
+pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr, port: u16) -> Option<Endpoint> {
     let local = Endpoint { addr: hit.source, port: hit.source_port };
-    (mode == ForwardingMode::FullNat || hit.source != *client).then_some(local)
+    let changed = hit.source_port != port || hit.source != *client;
+    (mode == ForwardingMode::FullNat || changed).then_some(local)
 }
 
 impl<'s> Request<'s> {
@@ -164,7 +166,7 @@ impl Pipeline {
         let Request { key, flow_hash, kind, service, .. } = request;
         match self.flows.nat.lookup_first(key, *flow_hash, *kind, now) {
             First::Steady(hit) => {
-                request.found = Some(Known::translated(&hit, service.mode, &key.addr()));
+                request.found = Some(Known::translated(&hit, service.mode, key));
                 Some(hit.backend)
             }
             First::There => self.known_now(request, now),
@@ -186,7 +188,7 @@ impl Pipeline {
             self.flows.dsr.lookup(key, *flow_hash, *kind, now).map(Known::from)
         } else {
             let hit = self.flows.nat.lookup(key, *flow_hash, *kind, now)?;
-            Some(Known::translated(&hit, service.mode, &key.addr()))
+            Some(Known::translated(&hit, service.mode, key))
         }
     }
 
@@ -298,16 +300,7 @@ impl Pipeline {
                 }
                 Some(self.bind_local(snapshot, request, &h, backend, idle, now)?)
             }
-            ForwardingMode::Nat => {
-                let reply = FlowKey::reply(backend.endpoint, h.src, h.src_port);
-                insert_pair(&mut self.flows, request, &reply, backend, idle, now).map_err(
-                    |error| match error {
-                        PairError::Conflict => Refusal::NatConflict,
-                        PairError::Full => Refusal::FlowTableFull,
-                    },
-                )?;
-                None
-            }
+            ForwardingMode::Nat => self.bind_client(request, &h, backend, idle, now)?,
             ForwardingMode::FullNat => Some(self.bind_local(snapshot, request, &h, backend, idle, now)?),
         };
         burst.view.tallies.connected(backend.id);
@@ -347,8 +340,9 @@ impl Pipeline {
         Some(backend)
     }
 
-    /// Finds a local address and port for a new flow whose source changes: one that no other flow to the same endpoint
-    /// has, and whose replies come to this worker.
+    /// Finds a local address and port for a new flow whose source changes, and whose replies come to this worker: one
+    /// that no other flow to the same endpoint has, or else one whose flow is over, is only opening, or is ended by the
+    /// word of one side, in this order. An established flow keeps its port.
     fn bind_local(
         &mut self,
         snapshot: &Snapshot,
@@ -361,18 +355,117 @@ impl Pipeline {
         let addresses = snapshot.snat_addresses(h.family);
         let spread = selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto) ^ self.seed;
         let first = scale(spread, u32::try_from(addresses.len()).unwrap_or(u32::MAX)) as usize;
-        for &addr in addresses.iter().cycle().skip(first).take(addresses.len()) {
-            let to = (backend.address, backend.port);
-            for port in Candidates::new(&self.steering, self.worker, self.workers, spread, addr, to) {
-                let reply = FlowKey::reply(backend.endpoint, addr, port);
-                match insert_pair(&mut self.flows, request, &reply, backend, idle, now) {
-                    Ok(()) => return Ok(Endpoint { addr, port }),
-                    Err(PairError::Conflict) => {}
-                    Err(PairError::Full) => return Err(Refusal::FlowTableFull),
+        // With more addresses than batches each flow looks at some of them, beginning with another one.
+        let looked_at = addresses.len().min(SNAT_PORT_PROBES / SNAT_PORT_BATCH);
+        let mut best = (ReplyKey::Taken, None);
+        for &addr in addresses.iter().cycle().skip(first).take(looked_at) {
+            let pair = self.snat_ports.pair(addr, (backend.address, backend.port), h.proto);
+            // The first port is free unless ports are short.
+            let (mut left, mut probes) = (SNAT_PORT_PROBES / looked_at, 1);
+            while left > 0 && best.0 > ReplyKey::Over {
+                let mut batch = ArrayVec::<(FlowKey, FlowHash, Turn), SNAT_PORT_BATCH>::new();
+                for (port, turn) in (0..probes).filter_map(|_| self.snat_ports.next(&pair)) {
+                    let reply = FlowKey::reply(backend.endpoint, addr, port);
+                    let hash = self.flows.hash(&reply);
+                    self.flows.nat.prefetch(&reply, hash);
+                    batch.push((reply, hash, turn));
                 }
+                for (reply, hash, turn) in batch {
+                    let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
+                    if is_better(found, best.0) {
+                        best = (found, Some((reply, hash, turn)));
+                    }
+                }
+                left -= probes;
+                probes = SNAT_PORT_BATCH.min(left);
             }
         }
-        Err(Refusal::SnatPortsExhausted)
+        let (found, Some((reply, hash, turn))) = best else { return Err(Refusal::SnatPortsExhausted) };
+        // Those after it were only looked at: they are next.
+        self.snat_ports.resume_after(turn);
+        self.claim(request, found, &(reply, hash), backend, idle, now)?;
+        Ok(Endpoint { addr: reply.addr(), port: reply.port() })
+    }
+
+    /// Begins a `nat` flow with the client's own port or, where another flow has that port towards the same endpoint
+    /// and is not over, with another one, which is given. Linux does the same (`nf_nat_used_tuple`).
+    fn bind_client(
+        &mut self,
+        request: &Request<'_>,
+        h: &Headers,
+        backend: &Backend,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<Option<Endpoint>, Refusal> {
+        let own = FlowKey::reply(backend.endpoint, h.src, h.src_port);
+        let own = (own, self.flows.hash(&own));
+        let found = self.flows.nat.reply_key(&own.0, own.1, &request.key, now);
+        let gives_way = match found {
+            ReplyKey::Free | ReplyKey::Over => true,
+            // The handshake of a living flow may be under way.
+            ReplyKey::Opening { idle_ms } => idle_ms >= OPENING_IDLE_MIN_MS,
+            ReplyKey::Doubtful { .. } | ReplyKey::Taken => false,
+        };
+        if gives_way {
+            self.claim(request, found, &own, backend, idle, now)?;
+            return Ok(None);
+        }
+        let (reply, found) = self.other_port(request, h, backend, now).ok_or(Refusal::NatConflict)?;
+        self.claim(request, found, &reply, backend, idle, now)?;
+        Ok(Some(Endpoint { addr: h.src, port: reply.0.port() }))
+    }
+
+    /// A port of a `nat` client that no flow to the endpoint has, or only one that is over, and of which this worker
+    /// holds the flows.
+    #[cold]
+    fn other_port(
+        &self,
+        request: &Request<'_>,
+        h: &Headers,
+        backend: &Backend,
+        now: Now,
+    ) -> Option<((FlowKey, FlowHash), ReplyKey)> {
+        let range = u32::from(u16::MAX - SNAT_PORT_MIN) + 1;
+        let spread =
+            key_hash(&h.dst, h.proto, h.dst_port) ^ key_hash(&h.src, h.proto, h.src_port) ^ self.seed;
+        // An odd step comes back after 1,024 ports or more: the range is 2^10 * 63.
+        let (first, step) = (scale(spread, range), (spread as u32 % range) | 1);
+        let ports = (0..).map(|n: u32| {
+            let at = (u64::from(first) + u64::from(n) * u64::from(step)) % u64::from(range);
+            // Below the range, which ends at 65,535.
+            SNAT_PORT_MIN + at as u16
+        });
+        let at_home = |port: &u16| owner_of_client((&h.src, *port), h.proto, self.workers) == self.worker;
+        let looked_at = 4 * SNAT_PORT_PROBES * usize::from(self.workers);
+        let ports = ports.take(looked_at).filter(at_home).take(SNAT_PORT_PROBES);
+        ports.filter(|port| *port != request.key.port()).find_map(|port| {
+            let reply = FlowKey::reply(backend.endpoint, h.src, port);
+            let hash = self.flows.hash(&reply);
+            let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
+            matches!(found, ReplyKey::Free | ReplyKey::Over).then_some(((reply, hash), found))
+        })
+    }
+
+    /// Remembers a new flow with this reply key, which the flow that has it gives up.
+    fn claim(
+        &mut self,
+        request: &Request<'_>,
+        found: ReplyKey,
+        (reply, hash): &(FlowKey, FlowHash),
+        backend: &Backend,
+        idle: IdleTimeout,
+        now: Now,
+    ) -> Result<(), Refusal> {
+        if found != ReplyKey::Free {
+            self.flows.nat.take_reply_key(reply, *hash);
+        }
+        let flow = (&request.key, request.flow_hash);
+        let inserted = self.flows.nat.insert_pair(flow, (reply, *hash), backend.id, request.kind, idle, now);
+        inserted.map_err(|error| match error {
+            PairError::Conflict => Refusal::NatConflict,
+            PairError::Full => Refusal::FlowTableFull,
+            PairError::Share => Refusal::ServiceFlowShare,
+        })
     }
 
     /// A packet for which there is no backend: reset, ICMP port unreachable, or silence.
@@ -403,16 +496,14 @@ struct Chosen<'s> {
     flow: FlowNote,
 }
 
-fn insert_pair(
-    flows: &mut FlowTables,
-    request: &Request<'_>,
-    reply: &FlowKey,
-    backend: &Backend,
-    idle: IdleTimeout,
-    now: Now,
-) -> Result<(), PairError> {
-    let (flow, reply) = ((&request.key, request.flow_hash), (reply, flows.hash(reply)));
-    flows.nat.insert_pair(flow, reply, backend.id, request.kind, idle, now)
+/// Whether a new flow rather takes this reply key than another: of those that are opening or doubtful, the one that is
+/// idle for longest.
+fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
+    match (found, than) {
+        (ReplyKey::Opening { idle_ms }, ReplyKey::Opening { idle_ms: than })
+        | (ReplyKey::Doubtful { idle_ms }, ReplyKey::Doubtful { idle_ms: than }) => idle_ms > than,
+        _ => found < than,
+    }
 }
 
 /// Whether a known flow stays with its backend. See [`BackendState`]: a connection that begins anew is a new

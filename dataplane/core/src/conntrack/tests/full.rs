@@ -169,12 +169,13 @@ fn a_table_full_of_established_flows_refuses_new_ones_and_takes_them_again_when_
 fn the_least_flow_makes_way_first() {
     // A table of four buckets; fill it with flows of each kind and see who goes.
     let mut tables = FlowTables::new(1, 3);
+    tables.set_service_share(100);
     let phases = [&[SYN][..], &[SYN, ACK], &[SYN, ACK, FIN | ACK], &[SYN, ACK, RST]];
     let mut keys = Vec::new();
     for n in 0..12u32 {
         let key = FlowKey::flow(service(1), addr(true, n), 9);
         let packets = phases[n as usize % 4];
-        insert(&mut tables, &key, Packet::Tcp(ACK), at(0)).unwrap();
+        insert(&mut tables, &key, Packet::Tcp(SYN), at(0)).unwrap();
         let hash = tables.hash(&key);
         // Established meanwhile, so that the next one does not push it out.
         tables.dsr.lookup(&key, hash, Packet::Tcp(ACK), at(0));

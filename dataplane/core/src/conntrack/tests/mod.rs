@@ -10,7 +10,7 @@ use super::table::Table;
 use super::*;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::wire::Addr;
-use crate::wire::tcp::flags::{ACK, FIN, RST, SYN};
+use crate::wire::tcp::flags::{ACK, FIN, PSH, RST, SYN};
 
 const MS: u64 = 1_000_000;
 
@@ -106,6 +106,9 @@ fn whole<const A: usize, const W: usize, const K: usize, const B: usize>(table: 
         }
     }
     assert_eq!(table.live, keys.len(), "live entries are counted");
+    let counted = (0..16).map(|n| table.flows_of(service(n)) as usize).sum::<usize>();
+    let paired = Table::<A, W, K, B>::PAIRED;
+    assert_eq!(counted, if paired { keys.len() / 2 } else { keys.len() }, "flows are counted by service");
 }
 
 #[test]
@@ -143,12 +146,14 @@ fn a_flow_is_found_by_its_own_key_only() {
 #[test]
 fn a_flow_expires_by_its_state_and_the_idle_timeout_of_its_service() {
     // (packets one ms apart, milliseconds that the flow may then be idle)
-    let cases: [(&[u8], u64); 5] = [
+    let cases: [(&[u8], u64); 7] = [
         (&[SYN], u64::from(OPENING_MS)),
         (&[SYN, ACK], 900_000),
         (&[SYN, ACK, FIN | ACK], u64::from(CLOSING_MS)),
         (&[SYN, ACK, RST], u64::from(CLOSED_MS)),
         (&[ACK], u64::from(OPENING_MS)),
+        (&[ACK, ACK], u64::from(OPENING_MS)),
+        (&[SYN | ACK, SYN | ACK], u64::from(OPENING_MS)),
     ];
     for (packets, timeout) in cases {
         for early in [true, false] {
@@ -217,7 +222,7 @@ fn a_syn_reopens_a_nat_flow_that_the_server_has_closed() {
         // The caller may put the flow elsewhere.
         let (_, other) = pair(true, 1, 5001);
         insert_pair(&mut tables, (flow, other), Packet::Tcp(SYN), at(4)).unwrap();
-        assert!(tables.nat.reply_is_free(&reply, b, at(4)));
+        assert!(tables.nat.reply_key(&reply, b, &pair(true, 2, 1).0, at(4)) == ReplyKey::Free);
         assert_eq!(tables.nat.peek(&flow, a, at(4)).unwrap().source_port, 5001);
         assert_eq!(tables.nat.live(), 1);
         assert_whole(&tables);
@@ -261,14 +266,14 @@ fn a_reply_key_in_use_is_a_conflict_until_its_flow_is_over() {
     let (first, reply) = pair(true, 1, 5000);
     let (second, _) = pair(true, 2, 5000);
     let hash = tables.hash(&reply);
-    assert!(tables.nat.reply_is_free(&reply, hash, at(0)));
+    assert!(tables.nat.reply_key(&reply, hash, &second, at(0)) == ReplyKey::Free);
     insert_pair(&mut tables, (first, reply), Packet::Tcp(SYN), at(0)).unwrap();
-    assert!(!tables.nat.reply_is_free(&reply, hash, at(1)));
+    assert!(tables.nat.reply_key(&reply, hash, &second, at(1)) == ReplyKey::Opening { idle_ms: 1 });
     let refused = insert_pair(&mut tables, (second, reply), Packet::Tcp(SYN), at(1));
     assert_eq!(refused, Err(PairError::Conflict));
     assert_eq!(tables.nat.live(), 1);
     let later = at(u64::from(OPENING_MS));
-    assert!(tables.nat.reply_is_free(&reply, hash, later));
+    assert!(tables.nat.reply_key(&reply, hash, &second, later) == ReplyKey::Free);
     insert_pair(&mut tables, (second, reply), Packet::Tcp(SYN), later).unwrap();
     assert_eq!(tables.nat.peek(&first, tables.hash(&first), later), None);
     assert_eq!(tables.nat.live(), 1);

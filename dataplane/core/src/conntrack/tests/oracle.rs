@@ -4,18 +4,41 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::super::tcp_state::State;
+use super::super::tcp_state::{Standing, State};
 use super::*;
 
 /// One step. Keys come from a small set, so that steps meet.
 #[derive(Debug, Clone)]
 enum Step {
-    Client { flow: u8, packet: Packet },
-    Server { flow: u8, packet: Packet },
-    Insert { flow: u8, reply: u8, backend: usize, packet: Packet, idle: u64 },
-    Remove { flow: u8 },
-    Wait { ms: u64 },
-    Age { buckets: usize },
+    Client {
+        flow: u8,
+        packet: Packet,
+    },
+    Server {
+        flow: u8,
+        packet: Packet,
+    },
+    Insert {
+        flow: u8,
+        reply: u8,
+        backend: usize,
+        packet: Packet,
+        idle: u64,
+    },
+    /// A new flow takes the reply key of another one that may give it up.
+    Take {
+        flow: u8,
+        reply: u8,
+    },
+    Remove {
+        flow: u8,
+    },
+    Wait {
+        ms: u64,
+    },
+    Age {
+        buckets: usize,
+    },
 }
 
 fn packet() -> impl Strategy<Value = Packet> {
@@ -30,6 +53,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (key.clone(), packet()).prop_map(|(flow, packet)| Step::Server { flow, packet }),
         4 => (key.clone(), 0u8..24, 0usize..9, packet(), prop_oneof![1u64..30, 30u64..1000])
             .prop_map(|(flow, reply, backend, packet, idle)| Step::Insert { flow, reply, backend, packet, idle }),
+        2 => (key.clone(), 0u8..24).prop_map(|(flow, reply)| Step::Take { flow, reply }),
         1 => key.prop_map(|flow| Step::Remove { flow }),
         2 => prop_oneof![0u64..50, 0u64..20_000, 0u64..200_000].prop_map(|ms| Step::Wait { ms }),
         1 => (0usize..20).prop_map(|buckets| Step::Age { buckets }),
@@ -37,10 +61,25 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..250)
 }
 
+/// Whether a flow is of datagrams: a service has one protocol.
+fn is_datagrams(n: u8) -> bool {
+    n >= 20 || n % 4 >= 2
+}
+
+/// A packet of the protocol of a flow.
+fn of_protocol(n: u8, packet: Packet) -> Packet {
+    match packet {
+        _ if is_datagrams(n) => Packet::Datagram,
+        Packet::Datagram => Packet::Tcp(PSH | ACK),
+        Packet::Tcp(_) => packet,
+    }
+}
+
 /// Keys of every kind and family.
 fn flow_key(n: u8) -> FlowKey {
     let client = addr(n.is_multiple_of(2), u32::from(n / 6));
-    FlowKey::flow(service(usize::from(n % 3)), client, u16::from(n / 12))
+    let of_datagrams = if is_datagrams(n) { 3 } else { 0 };
+    FlowKey::flow(service(usize::from(n % 3) + of_datagrams), client, u16::from(n / 12))
 }
 
 fn dsr_key(n: u8) -> FlowKey {
@@ -49,7 +88,12 @@ fn dsr_key(n: u8) -> FlowKey {
 
 /// Of the family of the flow, so that many flows want the same reply.
 fn reply_key(flow: u8, n: u8) -> FlowKey {
-    FlowKey::reply(EndpointId::new(usize::from(n % 3), 0), addr(flow.is_multiple_of(2), 77), u16::from(n / 3))
+    let of_datagrams = if is_datagrams(flow) { 3 } else { 0 };
+    FlowKey::reply(
+        EndpointId::new(usize::from(n % 3) + of_datagrams, 0),
+        addr(flow.is_multiple_of(2), 77),
+        u16::from(n / 3),
+    )
 }
 
 /// What the model knows of a side.
@@ -69,18 +113,35 @@ struct Flow {
 }
 
 impl Flow {
-    fn state(&self) -> State {
-        self.server.map_or(self.client.state, |(_, side)| State::of_both(self.client.state, side.state))
+    fn standing(&self) -> Standing {
+        match self.server {
+            Some((_, server)) => State::of_both(self.client.state, server.state, self.idle),
+            None => self.client.state.alone(self.idle),
+        }
     }
 
     fn alive(&self, ms: u64) -> bool {
         let seen = self.server.map_or(0, |(_, side)| side.seen_ms).max(self.client.seen_ms);
-        ms - seen < u64::from(self.state().timeout_ms(self.idle))
+        ms - seen < u64::from(self.standing().timeout_ms)
+    }
+
+    /// What another flow would take its reply key from.
+    fn reply_key(&self, ms: u64) -> ReplyKey {
+        let seen = self.server.map_or(0, |(_, side)| side.seen_ms).max(self.client.seen_ms);
+        let idle_ms = u32::try_from(ms - seen).unwrap();
+        let standing = self.standing();
+        match standing.phase {
+            _ if standing.is_over() => ReplyKey::Over,
+            Phase::Opening => ReplyKey::Opening { idle_ms },
+            Phase::Closing | Phase::Closed if idle_ms >= 1000 => ReplyKey::Doubtful { idle_ms },
+            _ => ReplyKey::Taken,
+        }
     }
 
     /// Notes a packet of the client and says whether it opens the flow again.
     fn client_packet(&mut self, packet: Packet, ms: u64) -> bool {
-        let over = self.state() == State::TcpClosing || self.state() == State::TcpClosed;
+        let ended = |side: Side| matches!(side.state, State::TcpClosing | State::TcpClosed);
+        let over = self.standing().is_over() || self.server.is_some_and(|(_, side)| ended(side));
         let reopened = over && packet == Packet::Tcp(SYN);
         let state = if reopened { State::TcpOpening } else { self.client.state.next(packet) };
         self.client = Side { state, seen_ms: ms };
@@ -109,6 +170,7 @@ proptest! {
             let now = at(ms);
             match step {
                 Step::Client { flow, packet } | Step::Server { flow, packet } => {
+                    let packet = of_protocol(flow, packet);
                     let key = dsr_key(flow);
                     let hash = tables.hash(&key);
                     let peeked = tables.dsr.peek(&key, hash, now);
@@ -121,6 +183,7 @@ proptest! {
                     prop_assert_eq!(tables.dsr.lookup(&key, hash, packet, now), expected);
                 }
                 Step::Insert { flow, backend: n, packet, idle: seconds, .. } => {
+                    let packet = of_protocol(flow, packet);
                     let key = dsr_key(flow);
                     let hash = tables.hash(&key);
                     let (backend, idle) = (backend(n), idle(seconds));
@@ -136,6 +199,7 @@ proptest! {
                     prop_assert!(tables.dsr.remove(&key, hash) || !known);
                     model.remove(&key);
                 }
+                Step::Take { .. } => {}
                 Step::Wait { ms: wait } => ms += wait,
                 Step::Age { buckets } => {
                     tables.age(now, buckets);
@@ -159,6 +223,7 @@ proptest! {
             let now = at(ms);
             match step {
                 Step::Client { flow, packet } => {
+                    let packet = of_protocol(flow, packet);
                     let key = flow_key(flow);
                     let expected = alive(&model, &key, ms).map(|mut flow| {
                         let reopened = flow.client_packet(packet, ms);
@@ -172,8 +237,11 @@ proptest! {
                     prop_assert_eq!(tables.nat.lookup(&key, hash, packet, now), expected);
                 }
                 Step::Server { flow, packet } => {
+                    let packet = of_protocol(flow, packet);
                     let reply = reply_key(flow, flow);
                     let owner = model.iter().find(|(_, flow)| flow.server.unwrap().0 == reply && flow.alive(ms));
+                    let stranger = FlowKey::flow(service(9), addr(flow.is_multiple_of(2), 9), 9);
+                    let wanted = owner.map_or(ReplyKey::Free, |(_, flow)| flow.reply_key(ms));
                     let expected = owner.map(|(&key, &flow)| (key, flow)).map(|(key, mut flow)| {
                         let side = &mut flow.server.as_mut().unwrap().1;
                         *side = Side { state: side.state.next(packet), seen_ms: ms };
@@ -183,10 +251,11 @@ proptest! {
                         ReplyHit { service, client: key.addr(), client_port: key.port(), backend: flow.backend, phase }
                     });
                     let hash = tables.hash(&reply);
-                    prop_assert_eq!(tables.nat.reply_is_free(&reply, hash, now), expected.is_none());
+                    prop_assert_eq!(tables.nat.reply_key(&reply, hash, &stranger, now), wanted);
                     prop_assert_eq!(tables.nat.lookup_reply(&reply, hash, packet, now), expected);
                 }
                 Step::Insert { flow, reply, backend: n, packet, idle: seconds } => {
+                    let packet = of_protocol(flow, packet);
                     let (key, reply) = (flow_key(flow), reply_key(flow, reply));
                     let (backend, idle) = (backend(n), idle(seconds));
                     let taken = model
@@ -200,6 +269,22 @@ proptest! {
                         let client = Side { state: State::first(packet), seen_ms: ms };
                         let server = Some((reply, Side { state: State::silent(packet), seen_ms: ms }));
                         model.insert(key, Flow { backend, idle, client, server });
+                    }
+                }
+                Step::Take { flow, reply } => {
+                    let (key, reply) = (flow_key(flow), reply_key(flow, reply));
+                    let hash = tables.hash(&reply);
+                    let found = tables.nat.reply_key(&reply, hash, &key, now);
+                    if !matches!(found, ReplyKey::Free | ReplyKey::Taken) {
+                        tables.nat.take_reply_key(&reply, hash);
+                        model.retain(|_, flow| flow.server.unwrap().0 != reply);
+                        let packet = of_protocol(flow, Packet::Tcp(SYN));
+                        let hashes = (tables.hash(&key), hash);
+                        let flow = (&key, hashes.0);
+                        tables.nat.insert_pair(flow, (&reply, hash), backend(1), packet, idle(9), now).unwrap();
+                        let client = Side { state: State::first(packet), seen_ms: ms };
+                        let server = Some((reply, Side { state: State::silent(packet), seen_ms: ms }));
+                        model.insert(key, Flow { backend: backend(1), idle: idle(9), client, server });
                     }
                 }
                 Step::Remove { flow } => {
@@ -239,7 +324,7 @@ proptest! {
                     }
                     match insert_pair(&mut tables, (key, reply), packet, now) {
                         Ok(()) => inserted += 1,
-                        Err(PairError::Full) => refused += 1,
+                        Err(PairError::Full | PairError::Share) => refused += 1,
                         Err(PairError::Conflict) => {}
                     }
                 }
@@ -255,7 +340,7 @@ proptest! {
                     tables.nat.lookup_reply(&reply, hash, packet, now);
                 }
                 Step::Wait { ms } => now = Now(now.0 + ms * MS),
-                Step::Remove { .. } | Step::Age { .. } => { tables.age(now, 2); }
+                Step::Take { .. } | Step::Remove { .. } | Step::Age { .. } => { tables.age(now, 2); }
             }
             assert_whole(&tables);
         }

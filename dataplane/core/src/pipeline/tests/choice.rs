@@ -200,7 +200,7 @@ fn without_a_live_backend_new_flows_are_refused_and_known_ones_kept() {
 
 #[test]
 fn idle_flows_are_forgotten_after_the_timeout_of_their_service() {
-    let mut lab = three(ForwardingMode::FullNat, Protocol::Udp);
+    let mut lab = three(ForwardingMode::DsrL2, Protocol::Udp);
     udp(&mut lab, 40_000);
     lab.wait(Duration::from_secs(119));
     assert_eq!(udp(&mut lab, 40_000).note.flow, FlowNote::Known);

@@ -106,33 +106,6 @@ fn answers_that_may_not_be_given_become_drops() {
     assert_eq!(lab.send(error(1480)).refused(), Refusal::TooBig);
 }
 
-/// Sends from one client after the other, each twice so that its flow counts as established, until one fails.
-fn fill(lab: &mut Lab, clients: u32) -> Option<Refusal> {
-    (0..clients).find_map(|n| {
-        let [_, b, c, d] = n.to_be_bytes();
-        let from = format!("198.{b}.{c}.{d}:999");
-        let fate = lab.send(Builder::udp(from.as_str(), "203.0.113.5:53"));
-        lab.send(Builder::udp(from.as_str(), "203.0.113.5:53"));
-        matches!(fate.verdict, Verdict::Drop(_)).then(|| fate.refused())
-    })
-}
-
-#[test]
-fn local_ports_to_one_backend_run_out_by_name() {
-    let one = service(ForwardingMode::FullNat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]);
-    let mut lab = Lab::new(vec![one]).with_entries(100_000);
-    assert_eq!(fill(&mut lab, 65_000), Some(Refusal::SnatPortsExhausted));
-    // One flow has two entries; nearly all ports were found before the walk gave up.
-    assert!(lab.pipeline.flows().live() > 55_000, "{}", lab.pipeline.flows().live());
-}
-
-#[test]
-fn a_table_full_of_established_flows_takes_no_more_of_those_that_need_it() {
-    let one = service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]);
-    let mut lab = Lab::new(vec![one]).with_entries(64);
-    assert_eq!(fill(&mut lab, 1_000), Some(Refusal::FlowTableFull));
-}
-
 #[test]
 fn a_frame_without_room_in_front_is_refused_unchanged() {
     let mut lab =

@@ -128,17 +128,6 @@ fn a_segment_of_no_known_connection_is_not_translated() {
 }
 
 #[test]
-fn one_client_port_to_one_backend_through_two_services_is_refused_not_mixed_up() {
-    let mut lab = Lab::new(vec![
-        service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]),
-        service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.6:53", &["10.0.0.1:53"]),
-    ]);
-    lab.send(Builder::udp("198.51.100.7:40000", "203.0.113.5:53")).sent(TransmitReason::Forward);
-    let fate = lab.send(Builder::udp("198.51.100.7:40000", "203.0.113.6:53"));
-    assert_eq!(fate.refused(), Refusal::NatConflict);
-}
-
-#[test]
 fn what_comes_to_a_snat_address_without_a_flow_is_dropped_and_to_our_own_is_punted() {
     let mut lab =
         Lab::new(vec![service(ForwardingMode::FullNat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"])]);

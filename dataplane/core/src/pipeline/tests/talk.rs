@@ -1,0 +1,120 @@
+//! Connections through the lab: both ends in one value, so that a test reads as what happens to a connection.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::lab::{Fate, Lab, backend_mac};
+use crate::pipeline::FlowNote;
+use crate::testing::builder::{Builder, GATEWAY_MAC};
+use crate::verdict::{Refusal, TransmitReason, Verdict};
+use crate::wire::tcp::flags::{ACK, FIN, SYN};
+use crate::wire::{Headers, Parsed, parse};
+
+/// A client that no other number stands for.
+pub(super) fn client(n: u32) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::from(0xc612_0000 + n / 50_000)), 10_000 + (n % 50_000) as u16)
+}
+
+/// The headers of a frame.
+pub(super) fn headers(frame: &[u8]) -> Headers {
+    match parse(frame) {
+        Ok(Parsed::Ip(h)) => h,
+        other => panic!("not IP: {other:?}"),
+    }
+}
+
+/// Source and destination of a frame.
+pub(super) fn ends(frame: &[u8]) -> (SocketAddr, SocketAddr) {
+    let h = headers(frame);
+    (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port))
+}
+
+/// A flow that a backend has been given, in a mode that translates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Talk {
+    pub(super) client: SocketAddr,
+    pub(super) vip: SocketAddr,
+    /// What the backend takes for the client.
+    pub(super) local: SocketAddr,
+    pub(super) backend: SocketAddr,
+}
+
+impl Talk {
+    fn begun(client: SocketAddr, vip: &str, fate: &Fate) -> Result<Self, Refusal> {
+        if matches!(fate.verdict, Verdict::Drop(_)) {
+            return Err(fate.refused());
+        }
+        let (local, backend) = ends(fate.sent(TransmitReason::Forward));
+        Ok(Self { client, vip: vip.parse().unwrap(), local, backend })
+    }
+
+    /// A SYN, and no more.
+    pub(super) fn knock(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
+        let fate = lab.send(Builder::tcp(client, vip).flags(SYN));
+        Self::begun(client, vip, &fate)
+    }
+
+    /// A whole handshake.
+    pub(super) fn open(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
+        let talk = Self::knock(lab, client, vip)?;
+        talk.answer_tcp(lab, SYN | ACK);
+        talk.ask_tcp(lab, ACK);
+        Ok(talk)
+    }
+
+    /// A datagram, which begins a flow where there is none.
+    pub(super) fn ask(lab: &mut Lab, client: SocketAddr, vip: &str) -> Result<Self, Refusal> {
+        let fate = lab.send(Builder::udp(client, vip));
+        Self::begun(client, vip, &fate)
+    }
+
+    /// A segment of the client.
+    pub(super) fn try_tcp(&self, lab: &mut Lab, flags: u8) -> Fate {
+        lab.send(Builder::tcp(self.client, self.vip).flags(flags))
+    }
+
+    /// A segment of the client, which reaches the backend as those before did.
+    pub(super) fn ask_tcp(&self, lab: &mut Lab, flags: u8) {
+        let fate = self.try_tcp(lab, flags);
+        assert_eq!(ends(fate.sent(TransmitReason::Forward)), (self.local, self.backend));
+    }
+
+    fn from_backend(&self, lab: &mut Lab, answer: Builder) -> Fate {
+        let IpAddr::V4(backend) = self.backend.ip() else { panic!("these tests are of IPv4") };
+        lab.receive(&answer.mac(backend_mac(backend.octets()[3]), GATEWAY_MAC).build())
+    }
+
+    /// A segment of the backend, which reaches the client from the VIP.
+    pub(super) fn answer_tcp(&self, lab: &mut Lab, flags: u8) {
+        let fate = self.from_backend(lab, Builder::tcp(self.backend, self.local).flags(flags));
+        assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
+    }
+
+    /// A datagram of the backend, which reaches the client from the VIP.
+    pub(super) fn answer(&self, lab: &mut Lab) {
+        let fate = self.from_backend(lab, Builder::udp(self.backend, self.local));
+        assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
+    }
+
+    /// Closes the connection, the client first.
+    pub(super) fn close(&self, lab: &mut Lab) {
+        self.ask_tcp(lab, FIN | ACK);
+        self.answer_tcp(lab, FIN | ACK);
+        self.ask_tcp(lab, ACK);
+    }
+
+    /// Data both ways.
+    pub(super) fn goes_on(&self, lab: &mut Lab) {
+        self.ask_tcp(lab, ACK);
+        self.answer_tcp(lab, ACK);
+    }
+
+    /// Whether a segment of the client belongs to no flow.
+    pub(super) fn is_forgotten(&self, lab: &mut Lab) -> bool {
+        self.try_tcp(lab, ACK).note.flow != FlowNote::Known
+    }
+
+    /// Whether the gateway has kept the flow: a SYN that is sent again takes the same way.
+    pub(super) fn is_known(&self, lab: &mut Lab) -> bool {
+        self.try_tcp(lab, SYN).note.flow == FlowNote::Known
+    }
+}
