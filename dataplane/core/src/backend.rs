@@ -119,6 +119,9 @@ fn vacant_endpoint(index: usize) -> (EndpointKey, EndpointId) {
     (nowhere, EndpointId::from_raw(vacant_raw(index)))
 }
 
+/// Endpoints of one address that [`Endpoints::has_direct`] looks at: a node may have thousands.
+const ENDPOINTS_ASKED: usize = 64;
+
 /// All endpoints of a snapshot. A copy shares everything.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoints {
@@ -264,6 +267,23 @@ impl Endpoints {
 
     pub(crate) fn by_id(&self, id: EndpointId) -> Option<EndpointKey> {
         self.records.get(id.index()).filter(|(_, holder)| *holder == id).map(|&(key, _)| key)
+    }
+
+    /// Whether a backend at this address answers clients itself. Some steps of a binary search.
+    pub(crate) fn has_direct(&self, address: &Addr) -> bool {
+        let first = self.by_key.partition_point(|(key, _)| key.address < *address);
+        let here = self.by_key[first..].iter().take_while(|(key, _)| key.address == *address);
+        here.take(ENDPOINTS_ASKED).any(|&(_, id)| self.is_direct(id))
+    }
+
+    /// Whether (address, port, protocol) is a backend that answers clients itself.
+    pub(crate) fn is_direct_at(&self, key: &EndpointKey) -> bool {
+        self.known(key).is_some_and(|(id, _)| self.is_direct(id))
+    }
+
+    fn is_direct(&self, id: EndpointId) -> bool {
+        let uses = self.uses[id.index()];
+        uses.all > uses.replies
     }
 
     pub(crate) fn by_key(&self) -> &[(EndpointKey, EndpointId)] {

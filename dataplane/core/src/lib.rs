@@ -23,6 +23,7 @@ pub mod limits;
 pub mod maglev;
 pub mod neighbors;
 pub mod now;
+pub mod path_mtu;
 pub mod pipeline;
 pub mod prefetch;
 mod ranks;

@@ -134,3 +134,10 @@ pub const FRAGMENTS_MAX: usize = 1 << 16;
 /// Places among which a fragmented datagram may be remembered. With 16 of them, first fragments that nobody follows have
 /// to fill most of the table before one pushes out another of the last moments.
 pub const FRAGMENT_WAYS: usize = 16;
+
+/// Path MTUs of tunnels that are remembered, for all workers together: 512 KiB. Beyond that the ones that end first
+/// make way, bucket by bucket.
+pub const PATH_MTUS_MAX: usize = 16_384;
+
+/// How often a worker lets an ICMP error change a path MTU: a forged flood of them costs no more than that.
+pub const PATH_MTU_UPDATES: Rate = Rate { per_second: 100, burst: 100 };

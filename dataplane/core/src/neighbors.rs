@@ -21,6 +21,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::hash::key_hash;
 use crate::ids::InterfaceIndex;
 use crate::limits::NEXT_HOPS_MAX;
+use crate::path_mtu::PathMtus;
 use crate::prefetch;
 use crate::wire::{Addr, MacAddr};
 
@@ -78,6 +79,8 @@ pub struct NeighborTable {
     links: Box<[AtomicU64]>,
     count: AtomicU32,
     writers: Mutex<()>,
+    /// Here because it is shared by the same: all snapshots, workers and reports.
+    path_mtus: PathMtus,
 }
 
 impl Default for NeighborTable {
@@ -104,7 +107,15 @@ impl NeighborTable {
             links: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
             count: AtomicU32::new(0),
             writers: Mutex::new(()),
+            path_mtus: PathMtus::default(),
         }
+    }
+
+    /// The path MTUs of tunnels that routers have told us of.
+    #[inline]
+    #[must_use]
+    pub fn path_mtus(&self) -> &PathMtus {
+        &self.path_mtus
     }
 
     /// Asks the cache for what [`Self::mac`] reads.

@@ -27,6 +27,7 @@ mod service_flows;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod tunnel_errors;
 
 use arrayvec::ArrayVec;
 
@@ -41,7 +42,7 @@ use crate::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
 use crate::limits::{AGEING_BUCKETS_PER_BURST, BURST};
 use crate::neighbors::NeighborTable;
 use crate::now::Now;
-use crate::reply_limit::ReplyLimit;
+use crate::reply_limit::{Bucket, ReplyLimit};
 use crate::service::Service;
 use crate::snapshot::{Interface, Snapshot};
 use crate::verdict::{AnswerKind, PuntReason, Refusal, TransmitReason, Verdict};
@@ -410,6 +411,7 @@ pub struct Pipeline {
     flows: FlowTables,
     fragments: Fragments,
     reply_limit: ReplyLimit,
+    path_mtu_updates: Bucket,
     recheck: Recheck,
 }
 
@@ -425,6 +427,7 @@ impl Pipeline {
             flows: FlowTables::new(config.entries, config.seed),
             fragments: Fragments::new(config.seed),
             reply_limit: ReplyLimit::new(config.seed),
+            path_mtu_updates: Bucket::default(),
             recheck: Recheck::default(),
         }
     }

@@ -18,13 +18,20 @@ use crate::wire::Addr;
 
 const _: () = assert!(ANSWER_PREFIXES.is_power_of_two());
 
-/// A token bucket, kept as a time: the moment up to which answers are paid for.
+/// A token bucket, kept as a time: the moment up to which is paid.
 #[derive(Debug, Clone, Copy, Default)]
-struct Bucket {
+pub(crate) struct Bucket {
     paid_until: u64,
 }
 
 impl Bucket {
+    /// Whether one more is within the rate now; if so it is paid for.
+    pub(crate) fn take(&mut self, rate: Rate, now: Now) -> bool {
+        let after = self.after_one_more(rate, now);
+        *self = after.unwrap_or(*self);
+        after.is_some()
+    }
+
     /// What the bucket holds once one more answer is paid for; `None` if that is more than the rate allows now.
     fn after_one_more(self, rate: Rate, now: Now) -> Option<Self> {
         let cost = 1_000_000_000 / u64::from(rate.per_second);

@@ -172,6 +172,9 @@ reasons! {
         IcmpChecksum => "icmp_checksum",
         /// An authentication header in a packet that would be translated: its integrity check covers the addresses.
         Authenticated => "authenticated",
+        /// An ICMP error about a packet in a tunnel of ours. Its path MTU, if it has one, was taken into account; there is
+        /// nobody to pass it on to.
+        TunnelError => "tunnel_error",
         /// An ICMP or ICMPv6 message to a VIP that is neither echo request nor error.
         IcmpUnsupported => "icmp_unsupported",
         /// No room in front of the frame for the headers to add.

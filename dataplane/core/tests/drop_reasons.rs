@@ -164,6 +164,11 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
             let quoted = Builder::udp("203.0.113.5:99", CLIENT).packet();
             to_gateway(icmp(3, 4).payload(&quoted))
         }
+        Refusal::TunnelError => {
+            let inner = question().packet();
+            let quoted = Builder::ip(ip("10.0.0.254"), ip("10.0.0.1"), proto::IPIP).payload(&inner).packet();
+            to_gateway(Builder::icmp(ip("10.0.0.9"), ip("10.0.0.254"), 3, 1, [0; 4]).payload(&quoted))
+        }
         Refusal::IcmpUnsupported => to_gateway(icmp(13, 0)),
         Refusal::IcmpRedirect => to_gateway(icmp(5, 1).payload(&Builder::udp(VIP, CLIENT).packet())),
         Refusal::IcmpChecksum => to_gateway(Builder::echo_request(client, vip, 7, 1).l4_checksum(1)),

@@ -13,6 +13,8 @@ use crate::frame::Frame;
 use crate::hash::selection_hash;
 use crate::ids::InterfaceIndex;
 use crate::neighbors::NeighborSlot;
+use crate::now::Now;
+use crate::path_mtu;
 use crate::service::Service;
 use crate::snapshot::ForwardingMode;
 use crate::verdict::{Refusal, TransmitReason, Verdict};
@@ -26,6 +28,20 @@ struct Way {
     interface: InterfaceIndex,
     link: Link,
     mtu: usize,
+}
+
+/// What happens to the length of a packet on its way to a backend.
+#[derive(Clone, Copy)]
+struct Growth {
+    /// Bytes of the headers that are added.
+    overhead: usize,
+    /// A packet that is no longer than this with them passes every path. What is longer asks for the MTU of its path.
+    passes: usize,
+}
+
+impl Growth {
+    /// The packet stays as long as it is, and only the link limits it.
+    const NONE: Self = Self { overhead: 0, passes: usize::MAX };
 }
 
 impl Pipeline {
@@ -79,7 +95,7 @@ impl Pipeline {
         service: &Service,
         backend: &Backend,
     ) {
-        self.send_as_it_is(burst, packet, service, backend, 0, |frame, h, link| {
+        self.send_as_it_is(burst, packet, service, backend, Growth::NONE, |frame, h, link| {
             Ok(forward::dsr_l2::forward(frame, h, link)?)
         });
     }
@@ -94,8 +110,11 @@ impl Pipeline {
         backend: &Backend,
     ) {
         let source = burst.view.snapshot.tunnel_source(backend.family);
-        let overhead = forward::dsr_ipip::overhead(backend.family);
-        self.send_as_it_is(burst, packet, service, backend, overhead, |frame, h, link| {
+        let growth = Growth {
+            overhead: forward::dsr_ipip::overhead(backend.family),
+            passes: usize::from(path_mtu::minimum(backend.family)),
+        };
+        self.send_as_it_is(burst, packet, service, backend, growth, |frame, h, link| {
             let source = source.ok_or(Refusal::NoRoute)?;
             // Only an IPv6 header has a flow label for it. The high half chooses the slot with
             // `scheduler: maglev`, and is much the same for all flows of a backend then.
@@ -108,8 +127,8 @@ impl Pipeline {
         });
     }
 
-    /// To a backend that has the VIP, with `overhead` bytes more. Of the headers only what this needs is read, where
-    /// the checks left it: copies and values that went through memory took as long as all the rest.
+    /// To a backend that has the VIP. Of the headers only what this needs is read, where the checks left it: copies
+    /// and values that went through memory took as long as all the rest.
     #[inline(always)]
     fn send_as_it_is<F: Frame>(
         &mut self,
@@ -117,7 +136,7 @@ impl Pipeline {
         packet: u8,
         service: &Service,
         backend: &Backend,
-        overhead: usize,
+        Growth { overhead, passes }: Growth,
         rewrite: impl FnOnce(&mut F, &Headers, &Link) -> Result<(), Refusal>,
     ) {
         let Packet { headers: h, frame, .. } = &burst.packets[usize::from(packet)];
@@ -127,9 +146,13 @@ impl Pipeline {
             Err(no_way) => return no_way.tell(burst, at),
         };
         let ip_len = usize::from(h.ip_len());
-        if h.ttl <= 1 || ip_len + overhead > way.mtu {
-            let (h, mtu) = (*h, way.mtu);
-            return self.cannot_pass(burst, at, &h, overhead, mtu);
+        // A small packet passes every path, so nothing is looked up for it.
+        if h.ttl <= 1 || ip_len + overhead > way.mtu.min(passes) {
+            let mtu = mtu_to(&burst.view, backend, way.mtu, burst.now);
+            if h.ttl <= 1 || ip_len + overhead > mtu {
+                let h = *h;
+                return self.cannot_pass(burst, at, &h, overhead, mtu);
+            }
         }
         if let Err(refusal) = rewrite(&mut burst.frames[at], h, &way.link) {
             return burst.set(at, refusal);
@@ -192,7 +215,11 @@ impl Pipeline {
             return burst.answer_or(at, answered, TransmitReason::TtlExceeded, Refusal::TtlExceeded);
         }
         // At most 65,535, being a difference of such numbers; a tunnel over a link too small for it leaves nothing.
-        let mtu = mtu.saturating_sub(overhead) as u16;
+        let mtu = (mtu.saturating_sub(overhead) as u16).max(match h.family {
+            Family::V4 => 0,
+            // A smaller one would be ignored (RFC 8201 section 4).
+            Family::V6 => path_mtu::minimum(Family::V6),
+        });
         let answered = self.refuse(burst, at, h, Problem::TooBig { mtu });
         burst.answer_or(at, answered, TransmitReason::PacketTooBig, Refusal::TooBig);
     }
@@ -278,6 +305,17 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
         }
     };
     quote::translate(frame.bytes_mut(), h, &mut quoted, src, dst);
+}
+
+/// Bytes of the largest packet, outer header included, that reaches a backend over a link with this MTU: less than
+/// that where a router on the way of a tunnel said so.
+#[inline(never)]
+fn mtu_to(view: &View<'_>, backend: &Backend, link_mtu: usize, now: Now) -> usize {
+    if backend.mode != ForwardingMode::DsrIpip {
+        return link_mtu;
+    }
+    let path = view.neighbors.path_mtus().get(&backend.address, now);
+    path.map_or(link_mtu, |path| link_mtu.min(usize::from(path)))
 }
 
 #[inline(always)]

@@ -44,7 +44,7 @@ impl Pipeline {
             Some(found) => found,
             None => match self.about_request(burst, &quoted) {
                 Some(found) => found,
-                None => return false,
+                None => return self.about_tunnel(burst, at, &headers, &quoted),
             },
         };
         match found {

@@ -1,7 +1,6 @@
 //! The pipeline from outside: frames in, verdicts and frames out, one claim a test.
 
 mod lab;
-mod talk;
 
 mod answer_limits;
 mod answers;
@@ -13,11 +12,13 @@ mod fragments;
 mod hairpin;
 mod leavings;
 mod nat;
+mod path_mtu;
 mod ports;
 mod pressure;
 mod same_choice;
 mod source_ranges;
 mod sources;
+mod talk;
 mod unknown;
 mod ways;
 mod workers;

@@ -241,6 +241,24 @@ impl Snapshot {
         }
     }
 
+    /// Whether tunnel packets have this outer source.
+    #[must_use]
+    pub fn is_tunnel_source(&self, addr: &Addr) -> bool {
+        self.tunnel_source_v4 == Some(*addr) || self.tunnel_source_v6 == Some(*addr)
+    }
+
+    /// Whether a backend at this address answers clients itself: what a tunnel may lead to.
+    #[must_use]
+    pub fn has_direct_backend(&self, address: &Addr) -> bool {
+        self.endpoints.has_direct(address)
+    }
+
+    /// The same for one (address, port, protocol).
+    #[must_use]
+    pub fn is_direct_backend(&self, key: &EndpointKey) -> bool {
+        self.endpoints.is_direct_at(key)
+    }
+
     /// Asks the cache for the first lines of what every packet reads.
     #[inline]
     pub fn prefetch(&self) {

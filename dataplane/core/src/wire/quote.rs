@@ -60,6 +60,56 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Quote>, Malformed> {
     Ok(Some(q))
 }
 
+/// What the quote of an IP-in-IP packet shows of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tunnelled {
+    /// Bytes of the quoted packet, outer header included, as both headers have it.
+    pub ip_len: u16,
+    /// The packet inside, where the quote reaches its ports: RFC 792 promises 8 bytes of it only. Offsets are not set.
+    pub inner: Option<Quote>,
+}
+
+/// Reads the quote of a packet that is another packet with an outer header in front: no options, no extension
+/// headers, no fragment, in IPv4 with DF set, and lengths of both headers that agree. `None` for all else.
+///
+/// # Panics
+/// When `h` and `q` do not belong to this frame.
+pub fn tunnelled(frame: &[u8], h: &Headers, q: &Quote) -> Option<Tunnelled> {
+    let outer = &frame[usize::from(q.l3)..usize::from(h.ip_end)];
+    let packet = &frame[usize::from(q.l4)..usize::from(h.ip_end)];
+    let word = |bytes: &[u8], at: usize| Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
+    let (header_len, ip_len) = match q.family {
+        Family::V4 if word(outer, 6)? == 0x4000 => (20, word(outer, 2)?),
+        Family::V6 => (40, word(outer, 4)?.checked_add(40)?),
+        Family::V4 => return None,
+    };
+    let (family, inner_len) = match q.proto {
+        proto::IPIP => (Family::V4, word(packet, 2)?),
+        proto::IPV6 => (Family::V6, word(packet, 4)?.checked_add(40)?),
+        _ => return None,
+    };
+    let version = if family == Family::V4 { 4 } else { 6 };
+    if q.l4 - q.l3 != header_len
+        || q.fragment != Fragment::None
+        || *packet.first()? >> 4 != version
+        || inner_len.checked_add(header_len)? != ip_len
+    {
+        return None;
+    }
+    let inner = match family {
+        Family::V4 => ipv4_header(packet),
+        Family::V6 => ipv6_header(packet),
+    };
+    let inner = inner.ok().and_then(|mut inner| {
+        if !matches!(inner.fragment, Fragment::Later { .. }) {
+            let l4: &[u8; 8] = packet.get(usize::from(inner.l4)..)?.first_chunk()?;
+            (inner.src_port, inner.dst_port) = ports(&inner, l4);
+        }
+        Some(inner)
+    });
+    Some(Tunnelled { ip_len, inner })
+}
+
 fn ports(q: &Quote, t: &[u8; 8]) -> (u16, u16) {
     let identifier = u16::from_be_bytes([t[4], t[5]]);
     match (q.proto, q.family, t[0]) {

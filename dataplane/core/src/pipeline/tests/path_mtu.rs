@@ -1,0 +1,215 @@
+//! Path MTU discovery inside tunnels: errors about our outer header, and what clients are told then.
+
+use std::net::IpAddr;
+
+use super::lab::{Fate, Lab, ip, service};
+use crate::forward::snat_ports::Steering;
+use crate::limits::PATH_MTU_UPDATES;
+use crate::path_mtu::LIFETIME;
+use crate::pipeline::{Pipeline, PipelineConfig};
+use crate::snapshot::{ForwardingMode, Protocol};
+use crate::testing::builder::Builder;
+use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use crate::wire::tcp::flags;
+use crate::wire::{Headers, Parsed, ethernet, icmp, parse};
+
+const CLIENT: &str = "198.51.100.7:40000";
+const VIP: &str = "203.0.113.5:80";
+const CLIENT6: &str = "[2001:db8::7]:40000";
+const VIP6: &str = "[2001:db8:1::5]:80";
+
+fn lab(vip: &str, backend: &str) -> Lab {
+    Lab::new(vec![
+        service(ForwardingMode::DsrIpip, Protocol::Tcp, vip, &[backend]),
+        service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.9:443", &["10.0.0.9:443"]),
+    ])
+}
+
+fn headers(frame: &[u8]) -> Headers {
+    match parse(frame) {
+        Ok(Parsed::Ip(h)) => h,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A segment whose IP packet has this length.
+fn segment(client: &str, vip: &str, ip_len: usize) -> Builder {
+    let header = if vip.starts_with('[') { 40 } else { 20 };
+    Builder::tcp(client, vip).flags(flags::ACK).payload_len(ip_len - header - 20)
+}
+
+/// A router's error about a frame that the gateway sent: its IP packet, cut.
+fn error(sent: &[u8], mtu: u32, quoted_len: usize) -> Builder {
+    let h = headers(sent);
+    let packet = &sent[ethernet::HEADER_LEN..];
+    let quoted = &packet[..quoted_len.min(packet.len())];
+    about(h.src.ip(), mtu, quoted)
+}
+
+fn about(tunnel_source: IpAddr, mtu: u32, quoted: &[u8]) -> Builder {
+    let [a, b, c, d] = mtu.to_be_bytes();
+    match tunnel_source {
+        IpAddr::V4(_) => Builder::icmp(ip("10.9.9.9"), tunnel_source, 3, 4, [a, b, c, d]).payload(quoted),
+        IpAddr::V6(_) => Builder::icmp(ip("fd00:9::9"), tunnel_source, 2, 0, [a, b, c, d]).payload(quoted),
+    }
+}
+
+/// The MTU that a client is told.
+fn told(fate: &Fate) -> u16 {
+    let sent = fate.sent(TransmitReason::PacketTooBig);
+    icmp::reported_mtu(sent, &headers(sent)).expect("an error with an MTU")
+}
+
+fn learnt(lab: &Lab) -> usize {
+    lab.neighbors.path_mtus().known(lab.now).count()
+}
+
+#[test]
+fn an_error_about_the_outer_header_reaches_the_client_at_its_next_big_packet() {
+    for (client, vip) in [(CLIENT, VIP), (CLIENT6, VIP6)] {
+        for (backend, overhead, quoted_len) in [("10.0.0.1:80", 20, 28), ("[fd00::1]:80", 40, 1232)] {
+            let mut lab = lab(vip, backend);
+            let big = || segment(client, vip, 1440);
+            let sent = lab.send(big()).sent(TransmitReason::Forward).to_vec();
+            assert_eq!(lab.send(error(&sent, 1400, quoted_len)).refused(), Refusal::TunnelError);
+            assert_eq!(usize::from(told(&lab.send(big()))), 1400 - overhead, "{vip} to {backend}");
+            lab.send(segment(client, vip, 1400 - overhead)).sent(TransmitReason::Forward);
+            // Not for ever: the path may have grown.
+            lab.wait(LIFETIME);
+            lab.send(big()).sent(TransmitReason::Forward);
+        }
+    }
+}
+
+#[test]
+fn a_path_mtu_is_of_one_backend_and_known_to_every_worker() {
+    let backends = ["10.0.0.1:80", "10.0.0.2:80"];
+    let mut lab = Lab::new(vec![service(ForwardingMode::DsrIpip, Protocol::Tcp, VIP, &backends)]);
+    let flow = |n: usize| segment(&format!("198.51.100.7:{}", 2000 + n), VIP, 1440);
+    let sent: Vec<_> = (0..20).map(|n| lab.send(flow(n)).sent(TransmitReason::Forward).to_vec()).collect();
+    let slow = headers(&sent[0]).dst;
+    lab.send(error(&sent[0], 1400, 28));
+    for worker in 0..2 {
+        let config =
+            PipelineConfig { worker, workers: 2, entries: 4096, seed: 7, steering: Steering::Single };
+        lab.pipeline = Pipeline::new(&config);
+        for (n, sent) in sent.iter().enumerate() {
+            let why = match headers(sent).dst == slow {
+                true => TransmitReason::PacketTooBig,
+                false => TransmitReason::Forward,
+            };
+            lab.send(flow(n)).sent(why);
+        }
+    }
+}
+
+#[test]
+fn a_router_that_tells_no_mtu_makes_it_fall_step_by_step() {
+    let mut lab = lab(VIP, "10.0.0.1:80");
+    for (ip_len, next) in [(1480, 1492), (1472, 1006), (986, 576)] {
+        let sent = lab.send(segment(CLIENT, VIP, ip_len)).sent(TransmitReason::Forward).to_vec();
+        lab.send(error(&sent, 0, 28));
+        assert_eq!(told(&lab.send(segment(CLIENT, VIP, ip_len))), next - 20);
+    }
+    // Never below the minimum.
+    let sent = lab.send(segment(CLIENT, VIP, 556)).sent(TransmitReason::Forward).to_vec();
+    lab.send(error(&sent, 0, 28));
+    lab.send(error(&sent, 68, 28));
+    lab.send(segment(CLIENT, VIP, 556)).sent(TransmitReason::Forward);
+}
+
+#[test]
+fn an_mtu_below_the_minimum_of_the_outer_family_is_not_believed() {
+    let mut lab6 = lab(VIP, "[fd00::1]:80");
+    let sent = lab6.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
+    assert_eq!(lab6.send(error(&sent, 1279, 1232)).refused(), Refusal::TunnelError);
+    assert_eq!(learnt(&lab6), 0, "RFC 8201 section 4");
+    let mut lab4 = lab(VIP, "10.0.0.1:80");
+    let sent = lab4.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
+    lab4.send(error(&sent, 68, 28));
+    assert_eq!(told(&lab4.send(segment(CLIENT, VIP, 1400))), 576 - 20);
+    // An IPv6 client would ignore less than 1280 (RFC 8201 section 4).
+    let mut lab = lab(VIP6, "10.0.0.1:80");
+    let sent = lab.send(segment(CLIENT6, VIP6, 1400)).sent(TransmitReason::Forward).to_vec();
+    lab.send(error(&sent, 1290, 28));
+    assert_eq!(told(&lab.send(segment(CLIENT6, VIP6, 1400))), 1280);
+}
+
+#[test]
+fn an_error_that_quotes_what_was_not_sent_changes_nothing() {
+    let mut lab = lab(VIP, "10.0.0.1:80");
+    let sent = lab.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
+    let packet = &sent[ethernet::HEADER_LEN..];
+    let (us, whole) = (ip("10.0.0.254"), packet.len());
+    let changed = |at: usize, to: &[u8]| {
+        let mut quoted = packet.to_vec();
+        quoted[at..at + to.len()].copy_from_slice(to);
+        quoted
+    };
+    let known_backend = Refusal::TunnelError;
+    for (error, what) in [
+        (
+            about(us, 1400, &changed(2, &2000_u16.to_be_bytes())[..28]),
+            "another length than the packet inside",
+        ),
+        (about(us, 1400, &changed(6, &[0, 0])[..28]), "without DF"),
+        (about(us, 1400, &changed(20, &[0x65])[..28]), "another version inside"),
+        (about(us, 1420, &packet[..28]), "an MTU that the packet fits"),
+        (about(us, 1400, &packet[..28]).l4_checksum(0x1234), "a wrong checksum"),
+        (about(us, 1400, &changed(20 + 16, &[203, 0, 113, 6])[..whole.min(500)]), "no VIP inside"),
+        (about(us, 1400, &changed(20 + 22, &[0, 81])[..whole.min(500)]), "no service port inside"),
+        (about(us, 1400, &changed(16, &[10, 0, 0, 9])[..500]), "a backend of another service"),
+    ] {
+        assert_eq!(lab.send(error).refused(), known_backend, "{what}");
+        assert_eq!(learnt(&lab), 0, "{what}");
+    }
+    // Longer than our link allows.
+    let (outer, inner) = (1600_u16.to_be_bytes(), 1580_u16.to_be_bytes());
+    let mut long = changed(2, &outer);
+    long[22..24].copy_from_slice(&inner);
+    lab.send(about(us, 1500, &long[..28]));
+    assert_eq!(learnt(&lab), 0, "longer than the link");
+    // To no backend, or from another source: the kernel may have tunnels of its own.
+    let local = Verdict::Punt(PuntReason::Local);
+    assert_eq!(lab.send(about(us, 1400, &changed(16, &[10, 0, 0, 7])[..28])).verdict, local);
+    assert_eq!(lab.send(about(us, 1400, &changed(12, &[10, 0, 0, 7])[..28])).verdict, local);
+    assert_eq!(learnt(&lab), 0);
+    // The same packet as it was sent is believed.
+    lab.send(about(us, 1400, &packet[..28]));
+    assert_eq!(learnt(&lab), 1);
+}
+
+#[test]
+fn other_errors_about_a_tunnel_end_here_and_change_nothing() {
+    let mut lab = lab(VIP, "10.0.0.1:80");
+    let sent = lab.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
+    let quoted = &sent[ethernet::HEADER_LEN..][..28];
+    for (kind, code) in [(3, 1), (3, 0), (11, 0), (12, 0)] {
+        let error = Builder::icmp(ip("10.9.9.9"), ip("10.0.0.254"), kind, code, [0; 4]).payload(quoted);
+        assert_eq!(lab.send(error).refused(), Refusal::TunnelError);
+    }
+    assert_eq!(learnt(&lab), 0);
+}
+
+#[test]
+fn a_flood_of_errors_changes_path_mtus_at_a_limited_rate() {
+    let mut lab = lab(VIP, "10.0.0.1:80");
+    let sent = lab.send(segment(CLIENT, VIP, 1480)).sent(TransmitReason::Forward).to_vec();
+    for mtu in (600..1500).rev() {
+        lab.send(error(&sent, mtu, 28));
+    }
+    assert_eq!(lab.neighbors.path_mtus().learnt(), u64::from(PATH_MTU_UPDATES.burst));
+}
+
+#[test]
+fn a_path_mtu_outlasts_a_snapshot_and_dsr_l2_has_none() {
+    let mut lab = lab(VIP, "10.0.0.1:80");
+    let sent = lab.send(segment(CLIENT, VIP, 1440)).sent(TransmitReason::Forward).to_vec();
+    lab.send(error(&sent, 1400, 28));
+    lab.change(|spec| {
+        spec.services
+            .push(service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:81", &["10.0.0.1:81"]).into());
+    });
+    assert_eq!(told(&lab.send(segment(CLIENT, VIP, 1440))), 1380);
+    lab.send(segment(CLIENT, "203.0.113.5:81", 1440)).sent(TransmitReason::Forward);
+}

@@ -1,0 +1,90 @@
+//! ICMP errors about packets in tunnels: they come to the outer source, which is ours, and quote our outer header.
+//!
+//! "Fragmentation needed" and "packet too big" make the path MTU of the tunnel smaller ([`crate::path_mtu`]); the next
+//! packet that is too big is answered to its client. All other errors are counted and dropped: they quote too little to
+//! be passed on to a client, and whether a backend can be reached is for the health checks to find out.
+//!
+//! An error is believed only if it quotes what this gateway sends: IP-in-IP from a tunnel source to the address of a
+//! backend that answers clients itself, whole, with DF, no longer than the link allows and longer than the MTU that the
+//! error reports; and, where the quote reaches that far, inside it a packet to a `dsr-ipip` service that has this
+//! backend. Somebody who is not on the path and knows VIP and backend can still forge one. It then costs that
+//! backend's clients smaller packets for ten minutes, and never less than the minimum of the outer family.
+
+use super::{Burst, Pipeline};
+use crate::backend::EndpointKey;
+use crate::frame::Frame;
+use crate::limits::PATH_MTU_UPDATES;
+use crate::path_mtu;
+use crate::snapshot::{ForwardingMode, Protocol, Snapshot};
+use crate::verdict::Refusal;
+use crate::wire::icmp;
+use crate::wire::quote::{self, Quote, Tunnelled};
+use crate::wire::{Fragment, Headers, proto};
+
+/// MTUs that links have, for routers that do not tell theirs (RFC 1191 section 7.1), down to the smallest that counts.
+const PLATEAUS: [u16; 8] = [32_000, 17_914, 8_166, 4_352, 2_002, 1_492, 1_006, 576];
+
+impl Pipeline {
+    /// Ends an ICMP error about a packet in a tunnel of ours. False when it is about something else.
+    #[cold]
+    pub(super) fn about_tunnel<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        quoted: &Quote,
+    ) -> bool {
+        let snapshot = burst.view.snapshot;
+        let of_a_tunnel = matches!(quoted.proto, proto::IPIP | proto::IPV6)
+            && h.dst == quoted.src
+            && snapshot.is_tunnel_source(&quoted.src)
+            && snapshot.has_direct_backend(&quoted.dst);
+        if !of_a_tunnel {
+            return false;
+        }
+        let bytes = burst.frames[at].bytes();
+        let mtu = icmp::reported_mtu(bytes, h)
+            .filter(|_| icmp::checksum_ok(bytes, h))
+            .and_then(|reported| believed(snapshot, quoted, &quote::tunnelled(bytes, h, quoted)?, reported));
+        if let Some(mtu) = mtu
+            && self.path_mtu_updates.take(PATH_MTU_UPDATES, burst.now)
+        {
+            burst.view.neighbors.path_mtus().learn(quoted.dst, mtu, burst.now);
+        }
+        burst.set(at, Refusal::TunnelError);
+        true
+    }
+}
+
+/// The path MTU that an error about this packet proves; `None` where it proves nothing.
+fn believed(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, reported: u16) -> Option<u16> {
+    let interface = snapshot.interface(snapshot.route(&outer.dst)?.interface)?;
+    if packet.ip_len > interface.mtu || !packet.inner.is_none_or(|inner| is_ours(snapshot, outer, &inner)) {
+        return None;
+    }
+    let minimum = path_mtu::minimum(outer.family);
+    let mtu = match reported {
+        // An IPv4 router older than RFC 1191: what may come next below the size of the packet.
+        0 if outer.src.is_v4() => PLATEAUS.into_iter().find(|&plateau| plateau < packet.ip_len)?,
+        // RFC 8201 section 4: to be discarded.
+        _ if reported < minimum && !outer.src.is_v4() => return None,
+        _ => reported.max(minimum),
+    };
+    (mtu < packet.ip_len).then_some(mtu)
+}
+
+/// Whether the packet inside is one that goes into the tunnel to this backend.
+fn is_ours(snapshot: &Snapshot, outer: &Quote, inner: &Quote) -> bool {
+    let Some(protocol) = Protocol::from_number(inner.proto) else {
+        // An ICMP error that was passed on to the backend.
+        return snapshot.address(&inner.dst).is_some();
+    };
+    if matches!(inner.fragment, Fragment::Later { .. }) {
+        return snapshot.address(&inner.dst).is_some();
+    }
+    let (vip, port) = (&inner.dst, inner.dst_port);
+    let service = snapshot.service(Snapshot::hash_service(vip, inner.proto, port), vip, inner.proto, port);
+    // A backend of a DSR mode has the port of its service.
+    service.is_some_and(|service| service.mode == ForwardingMode::DsrIpip)
+        && snapshot.is_direct_backend(&EndpointKey { address: outer.dst, port, protocol })
+}
