@@ -8,6 +8,7 @@ use ipnet::IpNet;
 
 use super::{ForwardingMode, GatewayConfig};
 use crate::diagnostic::Diagnostic;
+use crate::model::AddressRange;
 use crate::yaml::Sheet;
 
 pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
@@ -15,6 +16,7 @@ pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {
     check.interfaces();
     check.next_hops();
     check.snat();
+    check.tunnel_sources();
 }
 
 struct Check<'a> {
@@ -113,6 +115,36 @@ impl Check<'_> {
                 );
                 self.warn(&field, &what, "an address of its own");
             }
+        }
+    }
+
+    /// The addresses of a prefix have to be the gateway's alone: it answers for all of them.
+    fn tunnel_sources(&self) {
+        let dataplane = &self.config.dataplane;
+        let sources = [&dataplane.tunnel_source.v4, &dataplane.tunnel_source.v6];
+        for source in sources.into_iter().flatten().filter(|source| source.is_many()) {
+            let others = dataplane.routes.iter().map(|route| (route.via, "a next hop of dataplane.routes"));
+            let others =
+                others.chain(dataplane.neighbors.iter().map(|one| (one.ip, "one of dataplane.neighbors")));
+            let mut others = others.filter(|(ip, _)| source.contains(&(*ip).into()));
+            let networks = dataplane.interfaces.iter().flat_map(|interface| &interface.addresses);
+            let mut networks = networks.filter(|net| source.net().contains(&net.trunc()));
+            let whole = AddressRange::new(source.net().network(), source.net().broadcast());
+            let pools = self.config.pools.iter().filter(|pool| {
+                pool.ranges.iter().any(|range| whole.is_some_and(|whole| whole.overlaps(range)))
+            });
+            let what = if let Some((ip, what)) = others.next() {
+                format!("contains {ip}, {what}")
+            } else if let Some(net) = networks.find(|net| net.prefix_len() < net.max_prefix_len()) {
+                format!("contains all hosts of the network {}", net.trunc())
+            } else if let Some(pool) = pools.into_iter().next() {
+                format!("has addresses of the pool {}", pool.name)
+            } else {
+                continue;
+            };
+            // Which of the two entries it is does not matter: its family tells.
+            let what = format!("dataplane.tunnelSource: {source} {what}");
+            self.error("dataplane.tunnelSource", what, "a prefix of addresses that only the gateway has");
         }
     }
 

@@ -1,10 +1,11 @@
 //! `dataplane`: cores, memory, interfaces, routes and the addresses the gateway itself uses.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use tidegate_core::limits::{INTERFACES_MAX, WORKERS_MAX};
+use tidegate_core::snapshot::TunnelPrefix;
 use tidegate_core::wire::MacAddr;
 
 use super::section;
@@ -30,8 +31,9 @@ pub struct DataplaneConfig {
     pub neighbors: Vec<Neighbor>,
     /// `snatAddresses`: source addresses towards backends in mode fullnat. Default none.
     pub snat_addresses: Vec<IpAddr>,
-    /// `tunnelSource`: outer source addresses, at most one of each family. Default: of each family the first
-    /// address of the first interface that has one.
+    /// `tunnelSource`: outer source addresses, at most one entry of each family: an address, or a prefix (IPv4 /24 to
+    /// /32, IPv6 /48 to /128) from which the flow's hash chooses one. Default: of each family the first address of the
+    /// first interface that has one.
     pub tunnel_source: TunnelSource,
     /// `routersAsClients`: serve next hops of default routes as clients too, for routers that masquerade the hosts
     /// behind them. Default `false`: a new flow from a router's own address is forged, and dropped as `bad_source`.
@@ -109,9 +111,9 @@ pub struct Neighbor {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TunnelSource {
     /// Of IPv4 outer headers.
-    pub v4: Option<Ipv4Addr>,
+    pub v4: Option<TunnelPrefix>,
     /// Of IPv6 outer headers.
-    pub v6: Option<Ipv6Addr>,
+    pub v6: Option<TunnelPrefix>,
 }
 
 impl DataplaneConfig {
@@ -125,10 +127,17 @@ impl DataplaneConfig {
     /// All addresses of the gateway itself: of interfaces, for SNAT, and of tunnels. No Service may have them.
     pub fn own_addresses(&self) -> std::collections::BTreeSet<IpAddr> {
         let interfaces = self.interfaces.iter().flat_map(|i| i.addresses.iter().map(IpNet::addr));
-        let tunnels = self.tunnel_source.v4.map(IpAddr::V4).into_iter();
-        let tunnels = tunnels.chain(self.tunnel_source.v6.map(IpAddr::V6));
+        let tunnels = [&self.tunnel_source.v4, &self.tunnel_source.v6];
+        let tunnels = tunnels.into_iter().flatten().flat_map(listed);
         interfaces.chain(self.snat_addresses.iter().copied()).chain(tunnels).collect()
     }
+}
+
+/// The addresses of a source of tunnels, where they are few enough to be listed: those of every IPv4 prefix are. What
+/// a larger IPv6 prefix overlaps is checked with the configuration.
+pub fn listed(prefix: &TunnelPrefix) -> impl Iterator<Item = IpAddr> + '_ {
+    let count = prefix.count();
+    prefix.addresses().take(if count < 256 { count as usize } else { 0 })
 }
 
 pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig {
@@ -181,12 +190,8 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
         let mut own = config.interfaces.iter().flat_map(|i| i.addresses.iter().map(IpNet::addr));
         own.find(|ip| ip.is_ipv4() == v4)
     };
-    if let (None, Some(IpAddr::V4(ip))) = (config.tunnel_source.v4, first(true)) {
-        config.tunnel_source.v4 = Some(ip);
-    }
-    if let (None, Some(IpAddr::V6(ip))) = (config.tunnel_source.v6, first(false)) {
-        config.tunnel_source.v6 = Some(ip);
-    }
+    config.tunnel_source.v4 = config.tunnel_source.v4.or_else(|| first(true).map(Into::into));
+    config.tunnel_source.v6 = config.tunnel_source.v6.or_else(|| first(false).map(Into::into));
     config
 }
 
@@ -291,19 +296,34 @@ fn neighbors(parent: &Fields<'_>) -> Vec<Neighbor> {
 fn tunnel_source(parent: &Fields<'_>) -> TunnelSource {
     let mut source = TunnelSource::default();
     for field in parent.items("tunnelSource") {
-        let taken = match host_address(&field) {
-            Some(IpAddr::V4(ip)) => source.v4.replace(ip).map(IpAddr::V4),
-            Some(IpAddr::V6(ip)) => source.v6.replace(ip).map(IpAddr::V6),
-            None => None,
-        };
-        if let Some(taken) = taken {
+        let Some(prefix) = tunnel_prefix(&field) else { continue };
+        let of_family = if prefix.net().addr().is_ipv4() { &mut source.v4 } else { &mut source.v6 };
+        if let Some(taken) = of_family.replace(prefix) {
             field.error(
-                format_args!("a second address of the family of {taken}"),
-                "one address of each family",
+                format_args!("a second entry of the family of {taken}"),
+                "one address or prefix of each family",
             );
         }
     }
     source
+}
+
+const TUNNEL_PREFIX: &str = "an IPv4 prefix of /24 to /32, or an IPv6 prefix of /48 to /128";
+
+/// An address, or the prefix that addresses are taken from.
+fn tunnel_prefix(field: &Field<'_>) -> Option<TunnelPrefix> {
+    if !field.string()?.contains('/') {
+        return host_address(field).map(Into::into);
+    }
+    let net = field.network()?;
+    let shortest = if net.addr().is_ipv4() { 24 } else { 48 };
+    let (first, last) = (net.network(), net.broadcast());
+    let unusable = |ip: IpAddr| ip.is_unspecified() || ip.is_multicast() || ip.is_loopback();
+    if net.prefix_len() < shortest || unusable(first) || unusable(last) {
+        field.error(format_args!("{net} cannot be the source of tunnels"), TUNNEL_PREFIX);
+        return None;
+    }
+    Some(TunnelPrefix::new(net))
 }
 
 /// An address that a host can have.

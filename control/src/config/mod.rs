@@ -21,7 +21,9 @@ mod source;
 mod tests;
 
 pub use admin::AdminConfig;
-pub use dataplane::{DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource, UnknownFlows};
+pub use dataplane::{
+    DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource, UnknownFlows, listed,
+};
 pub use health::{
     HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD, HEALTH_TIMEOUT,
     HealthConfig, HealthProtocol, health_path, health_protocol,

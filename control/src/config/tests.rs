@@ -314,7 +314,15 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  tunnelSource: [192.0.2.2, 192.0.2.3]",
-        "8:29: error: dataplane.tunnelSource[1]: a second address of the family of 192.0.2.2; accepted: one address of each family",
+        "8:29: error: dataplane.tunnelSource[1]: a second entry of the family of 192.0.2.2; accepted: one address or prefix of each family",
+    ),
+    (
+        "  tunnelSource: [192.0.0.0/16]",
+        "8:18: error: dataplane.tunnelSource[0]: 192.0.0.0/16 cannot be the source of tunnels; accepted: an IPv4 prefix of /24 to /32, or an IPv6 prefix of /48 to /128",
+    ),
+    (
+        "  tunnelSource: [192.0.2.65/28]",
+        "8:18: error: dataplane.tunnelSource[0]: 192.0.2.65/28 has bits set after its prefix; accepted: 192.0.2.64/28",
     ),
     ("source: {}", "8:9: error: source: neither directory nor kubernetes; accepted: exactly one of them"),
     (

@@ -229,7 +229,7 @@ fn decide(
             return Err(("drop", Refusal::Hairpin.as_str()));
         }
     }
-    deliver(snapshot, about.neighbors, service, backend, told)
+    deliver(snapshot, about.neighbors, packet, (service, backend), told)
 }
 
 /// What becomes of a packet to no service port.
@@ -266,10 +266,10 @@ fn unserved(
     }
     match kind {
         Some(AddressKind::Own(_)) => ("punt", PuntReason::Local.as_str()),
-        Some(AddressKind::Vip) if snapshot.policy().reject_unserved_ports => {
+        Some(AddressKind::Vip | AddressKind::Tunnel) if snapshot.policy().reject_unserved_ports => {
             ("transmit", TransmitReason::NoService.as_str())
         }
-        Some(AddressKind::Vip) => ("drop", Refusal::NoService.as_str()),
+        Some(AddressKind::Vip | AddressKind::Tunnel) => ("drop", Refusal::NoService.as_str()),
         Some(AddressKind::Snat)
             if snapshot.policy().reset_unknown_flows && packet.protocol.0 == Protocol::Tcp =>
         {
@@ -354,11 +354,11 @@ fn find<'s>(snapshot: &'s Snapshot, info: &ServiceInfo, at: SocketAddr) -> Optio
 fn deliver(
     snapshot: &Snapshot,
     neighbors: &NeighborTable,
-    service: &Service,
-    backend: &Backend,
+    packet: &Packet,
+    (service, backend): (&Service, &Backend),
     told: &mut Told,
 ) -> Result<(), (&'static str, &'static str)> {
-    told.step("mode", text::mode(snapshot, service, backend));
+    told.step("mode", text::mode(snapshot, service, backend, packet));
     let interface = snapshot.interface(backend.interface);
     let name = interface.map_or("?", |i| i.name.as_str());
     told.0.interface = Some(name.to_owned());

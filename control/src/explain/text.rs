@@ -5,11 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
+use tidegate_core::hash::{outer_hash, selection_hash};
 use tidegate_core::neighbors::NeighborState;
 use tidegate_core::rendezvous::{DECK_SEATS, Place, Rendezvous};
 use tidegate_core::selector::{Selector, Slots};
 use tidegate_core::service::{Service, ServiceInfo};
-use tidegate_core::snapshot::{BackendState, ForwardingMode, Snapshot};
+use tidegate_core::snapshot::{BackendState, ForwardingMode, Snapshot, TunnelPrefix};
 use tidegate_core::wire::{Addr, Family};
 
 use super::{Explanation, KnownFlow, Packet};
@@ -18,6 +19,7 @@ pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot
     match kind {
         Some(AddressKind::Vip) => format!("{ip} is a VIP"),
         Some(AddressKind::Snat) => format!("{ip} is one of dataplane.snatAddresses"),
+        Some(AddressKind::Tunnel) => format!("{ip} is an address of dataplane.tunnelSource"),
         Some(AddressKind::Own(at)) => {
             let name = snapshot.interface(at).map_or("?", |i| i.name.as_str());
             format!("{ip} is the gateway's own, of interface {name}")
@@ -180,7 +182,7 @@ pub(super) fn backend(
     )
 }
 
-pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend) -> String {
+pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, packet: &Packet) -> String {
     let address = SocketAddr::new(backend.address.ip(), backend.port);
     match service.mode {
         ForwardingMode::DsrL2 => {
@@ -191,8 +193,8 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend) ->
                 Family::V4 => "IPv4",
                 Family::V6 => "IPv6",
             };
-            let source =
-                snapshot.tunnel_source(backend.family).map_or_else(|| "?".to_owned(), |a| a.to_string());
+            let source = snapshot.tunnel_source(backend.family);
+            let source = source.map_or_else(|| "?".to_owned(), |source| outer_source(source, packet));
             format!(
                 "dsr-ipip: an outer {outer} header {source} -> {}; the backend answers the client itself",
                 backend.address
@@ -209,6 +211,19 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend) ->
                 sources.join(" or ")
             )
         }
+    }
+}
+
+/// The outer source of a packet's flow, and of what it was chosen.
+fn outer_source(source: &TunnelPrefix, packet: &Packet) -> String {
+    let (from, to) = (packet.source, packet.destination);
+    let (src, dst) = (from.ip().into(), to.ip().into());
+    let flow = selection_hash(&src, from.port(), &dst, to.port(), packet.protocol.0.number());
+    let picked = source.pick(outer_hash(flow));
+    if source.is_many() {
+        format!("{picked} (by the flow's hash out of {source})")
+    } else {
+        picked.to_string()
     }
 }
 

@@ -4,13 +4,15 @@
 //! addresses of its ports); tests write it by hand. No file, no default beside [`Settings::default`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use tidegate_core::limits::MAGLEV_SLOTS_DEFAULT;
-use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, RouteSpec};
+use tidegate_core::snapshot::{
+    ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, RouteSpec, TunnelPrefix,
+};
 
 use crate::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
 use crate::model::IpFamily;
@@ -32,9 +34,9 @@ pub struct Settings {
     /// `dataplane.snatAddresses`.
     pub snat_addresses: Vec<IpAddr>,
     /// `dataplane.tunnelSource`, the IPv4 one.
-    pub tunnel_source_v4: Option<Ipv4Addr>,
+    pub tunnel_source_v4: Option<TunnelPrefix>,
     /// `dataplane.tunnelSource`, the IPv6 one.
-    pub tunnel_source_v6: Option<Ipv6Addr>,
+    pub tunnel_source_v6: Option<TunnelPrefix>,
     /// `dataplane.routersAsClients`, `dataplane.unknownFlows` and `services.unservedPorts`.
     pub policy: Policy,
     /// `pools`, in their order.
@@ -118,8 +120,8 @@ impl Settings {
     #[must_use]
     pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
         let interfaces = self.interfaces.iter().flat_map(|i| &i.addresses).map(ipnet::IpNet::addr);
-        let tunnels = self.tunnel_source_v4.map(IpAddr::V4).into_iter();
-        let tunnels = tunnels.chain(self.tunnel_source_v6.map(IpAddr::V6));
+        let tunnels = [&self.tunnel_source_v4, &self.tunnel_source_v6];
+        let tunnels = tunnels.into_iter().flatten().flat_map(config::listed);
         interfaces.chain(self.snat_addresses.iter().copied()).chain(tunnels).collect()
     }
 

@@ -1,14 +1,16 @@
 //! The addresses that the gateway answers for, and in what manner.
 //!
-//! VIPs and SNAT addresses are the dataplane's: it answers ARP, neighbour solicitations and pings for them.
-//! The interfaces' own addresses are the kernel's: what is sent to them is punted. Asked for packets that no
-//! service and no flow has claimed. Built by the compile of a snapshot.
+//! VIPs, SNAT addresses and outer sources of tunnels are the dataplane's: it answers ARP, neighbour solicitations
+//! and pings for them. The interfaces' own addresses are the kernel's: what is sent to them is punted. Asked for
+//! packets that no service and no flow has claimed. Built by the compile of a snapshot. Where `tunnelSource` is a
+//! prefix, its addresses are not listed here: [`Snapshot::address`](crate::snapshot::Snapshot::address) asks for them
+//! last.
 //!
 //! Invariant: an address has one kind; where it is several things, the interface's own comes first (else ssh
 //! and BGP to a gateway that serves nodePorts would end), then the VIP.
 //!
-//! The table also holds addresses that the gateway does not answer for, but that no client can have: outer sources
-//! of tunnels, the network and broadcast addresses of connected networks, and the default routers ([`SourceFault`]).
+//! The table also holds addresses that the gateway does not answer for, but that no client can have: the
+//! network and broadcast addresses of connected networks, and the default routers ([`SourceFault`]).
 //! One look-up of a source tells all of them.
 
 use std::sync::Arc;
@@ -29,6 +31,8 @@ pub enum AddressKind {
     Vip,
     /// A source of `fullnat`.
     Snat,
+    /// An outer source of tunnels and nothing else.
+    Tunnel,
 }
 
 /// Why an address cannot be the source of a packet from the wire.

@@ -40,6 +40,14 @@ pub fn selection_hash(src: &Addr, src_port: u16, dst: &Addr, dst_port: u16, prot
     fold(from ^ K[4], to ^ K[5])
 }
 
+/// A second hash of a flow out of its [`selection_hash`], for outer headers: the flows of one backend have much of
+/// their selection hash in common, and this one has to tell them apart.
+#[inline]
+#[must_use]
+pub fn outer_hash(selection: u64) -> u64 {
+    fold(selection ^ K[6], K[8])
+}
+
 /// Hash of the client's address alone, for `sessionAffinity: ClientIP`: two multiplications.
 ///
 /// Neither the VIP nor the port counts: a client keeps its backend over all ports of a Service whose ports

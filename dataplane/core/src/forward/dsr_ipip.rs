@@ -2,14 +2,16 @@
 //! has the VIP on its loopback and answers the client itself (RFC 2003, RFC 2473, RFC 4213; any family in any).
 //!
 //! Outer fields: TTL 64; traffic class copied with its ECN bits (RFC 6040 normal mode at the ingress); DF set,
-//! so that nothing on the way fragments and the identification means nothing (RFC 6864); in IPv6 the flow
-//! label is a hash of the inner flow (RFC 6438), which spreads flows over the backend's receive queues.
+//! so that nothing on the way fragments and the identification means nothing (RFC 6864). Two fields spread flows over
+//! the backend's receive queues: the source, where `tunnelSource` is a prefix, and in IPv6 the flow label (RFC 6438).
+//! Both follow from [`flow_hash`].
 
 use super::{Link, NoRoom};
 use crate::frame::Frame;
+use crate::hash::{outer_hash, selection_hash};
 use crate::wire::ipv4::{self, Ipv4Header};
 use crate::wire::ipv6::{self, Ipv6Header};
-use crate::wire::{Addr, Family, Headers, proto, rewrite};
+use crate::wire::{Addr, Family, Headers, proto, quote, rewrite};
 
 /// Hop limit of outer headers.
 const OUTER_HOP_LIMIT: u8 = 64;
@@ -17,12 +19,33 @@ const OUTER_HOP_LIMIT: u8 = 64;
 /// The two ends of the tunnel, of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tunnel {
-    /// `tunnelSource` of the outer family.
+    /// Of `tunnelSource`.
     pub source: Addr,
     /// The backend.
     pub destination: Addr,
-    /// A hash of the flow, for the flow label of an IPv6 header.
+    /// The low bits of [`flow_hash`], for the flow label of an IPv6 header.
     pub flow_hash: u32,
+}
+
+/// A hash of the flow of a packet, equal for all that must take the same way to the backend: a packet's ports count,
+/// unless it is a fragment, since later fragments have none; an ICMP error goes with the flow that it quotes.
+#[inline]
+#[must_use]
+pub fn flow_hash(frame: &[u8], h: &Headers) -> u64 {
+    if h.is_fragment() || h.is_icmp_error() {
+        return unusual_flow_hash(frame, h);
+    }
+    outer_hash(selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto))
+}
+
+#[cold]
+fn unusual_flow_hash(frame: &[u8], h: &Headers) -> u64 {
+    let selection = match quote::parse(frame, h) {
+        // The quoted packet went to the client.
+        Ok(Some(q)) => selection_hash(&q.dst, q.dst_port, &q.src, q.src_port, q.proto),
+        _ => selection_hash(&h.src, 0, &h.dst, 0, h.proto),
+    };
+    outer_hash(selection)
 }
 
 /// Bytes that the outer header takes, towards a backend of this family: what the MTU shrinks by.

@@ -10,7 +10,6 @@ use crate::backend::Backend;
 use crate::forward::dsr_ipip::Tunnel;
 use crate::forward::{self, Link, NoRoom};
 use crate::frame::Frame;
-use crate::hash::selection_hash;
 use crate::ids::InterfaceIndex;
 use crate::neighbors::NeighborSlot;
 use crate::now::Now;
@@ -116,13 +115,11 @@ impl Pipeline {
         };
         self.send_as_it_is(burst, packet, service, backend, growth, |frame, h, link| {
             let source = source.ok_or(Refusal::NoRoute)?;
-            // Only an IPv6 header has a flow label for it. The high half chooses the slot with
-            // `scheduler: maglev`, and is much the same for all flows of a backend then.
-            let flow_hash = match backend.family {
-                Family::V4 => 0,
-                Family::V6 => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto) as u32,
-            };
-            let tunnel = Tunnel { source, destination: backend.address, flow_hash };
+            // One IPv4 source leaves nothing to choose.
+            let hashed = backend.family == Family::V6 || source.is_many();
+            let flow = if hashed { forward::dsr_ipip::flow_hash(frame.bytes(), h) } else { 0 };
+            let (source, destination) = (source.pick(flow), backend.address);
+            let tunnel = Tunnel { source, destination, flow_hash: flow as u32 };
             Ok(forward::dsr_ipip::forward(frame, h, link, &tunnel)?)
         });
     }

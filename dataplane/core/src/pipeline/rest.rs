@@ -12,7 +12,7 @@ use crate::wire::icmp::Problem;
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::{Addr, ArpPacket, Headers, L4Checksum, ethernet, icmp, proto};
 
-/// An ARP packet: requests for VIPs and SNAT addresses are answered, everything else is the kernel's, which
+/// An ARP packet: requests for VIPs, SNAT addresses and sources of tunnels are answered, everything else is the kernel's, which
 /// holds the interface's own addresses. Whatever it tells of its sender, the resolver hears.
 #[cold]
 pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &ArpPacket) {
@@ -31,7 +31,7 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
     let ours = burst.view.snapshot.address(&packet.target_ip.into());
     let asked = packet.operation == ArpOperation::Request && packet.sender_ip != packet.target_ip;
     let answered = asked
-        && matches!(ours, Some(AddressKind::Vip | AddressKind::Snat))
+        && matches!(ours, Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel))
         && answers::arp_reply(&mut burst.frames[at], packet, interface.mac);
     burst.answer_or(at, answered, TransmitReason::ArpReply, Verdict::Punt(PuntReason::Local));
 }
@@ -62,10 +62,12 @@ impl Pipeline {
 fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
     match burst.view.snapshot.address(&h.dst) {
         kind if refused_source(burst, h, kind) => Refusal::BadSource.into(),
-        Some(AddressKind::Vip | AddressKind::Snat) | None if h.is_redirect() && h.dst.is_single_host() => {
+        Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel) | None
+            if h.is_redirect() && h.dst.is_single_host() =>
+        {
             Refusal::IcmpRedirect.into()
         }
-        Some(AddressKind::Vip) => to_vip(burst, at, h, Refusal::NoService),
+        Some(AddressKind::Vip | AddressKind::Tunnel) => to_vip(burst, at, h, Refusal::NoService),
         Some(AddressKind::Snat) => to_vip(burst, at, h, Refusal::NoSnatFlow),
         Some(AddressKind::Own(_)) => {
             learn_from_discovery(burst, at, h);
@@ -82,7 +84,7 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
 /// claims an address of ours.
 fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<AddressKind>) -> bool {
     match to {
-        Some(AddressKind::Vip | AddressKind::Snat) => burst.sender_fault(h).is_some(),
+        Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel) => burst.sender_fault(h).is_some(),
         Some(AddressKind::Own(_)) => forged(burst, h),
         None => h.dst.is_single_host() && forged(burst, h),
     }
@@ -145,7 +147,8 @@ fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, mes
     let index = burst.arrival.interface();
     hear(burst, h, message);
     if let Ndp::Solicitation { target, .. } = *message
-        && let Some(AddressKind::Vip | AddressKind::Snat) = burst.view.snapshot.address(&Addr::from(target))
+        && let Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel) =
+            burst.view.snapshot.address(&Addr::from(target))
     {
         let mac = burst.interface.mac;
         if answers::advertisement(&mut burst.frames[at], h, target, mac) {

@@ -19,6 +19,7 @@ mod same_choice;
 mod source_ranges;
 mod sources;
 mod talk;
+mod tunnel_source;
 mod unknown;
 mod ways;
 mod workers;

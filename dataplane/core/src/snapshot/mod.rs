@@ -14,10 +14,12 @@ mod indices;
 mod interface;
 mod problem;
 mod spec;
+mod tunnel_prefix;
 
 pub use interface::Interface;
 pub use problem::{BackendProblem, CompileError, Problem};
 pub use spec::*;
+pub use tunnel_prefix::TunnelPrefix;
 
 use std::sync::Arc;
 
@@ -58,8 +60,8 @@ pub struct Snapshot {
     interfaces: Arc<[Interface]>,
     snat_v4: Arc<[Addr]>,
     snat_v6: Arc<[Addr]>,
-    tunnel_source_v4: Option<Addr>,
-    tunnel_source_v6: Option<Addr>,
+    tunnel_source_v4: Option<TunnelPrefix>,
+    tunnel_source_v6: Option<TunnelPrefix>,
     policy: Policy,
     default_routers: Arc<[NeighborSlot]>,
     /// What the next compile carries on: not read by workers.
@@ -170,7 +172,8 @@ impl Snapshot {
     #[inline]
     #[must_use]
     pub fn address(&self, dst: &Addr) -> Option<AddressKind> {
-        self.addresses.find(dst)
+        let tunnel = || self.is_tunnel_source(dst).then_some(AddressKind::Tunnel);
+        self.addresses.find(dst).or_else(tunnel)
     }
 
     /// Why an address cannot be the source of a packet from the wire, as far as the address alone tells. Routers are
@@ -178,7 +181,8 @@ impl Snapshot {
     #[inline]
     #[must_use]
     pub fn source_fault(&self, src: &Addr) -> Option<SourceFault> {
-        self.addresses.source_fault(src)
+        let tunnel = || self.is_tunnel_source(src).then_some(SourceFault::Ours);
+        self.addresses.source_fault(src).or_else(tunnel)
     }
 
     /// Whether answers to a link-local client stay on its link: a backend sends them with DSR, the gateway otherwise,
@@ -231,20 +235,21 @@ impl Snapshot {
         }
     }
 
-    /// The outer source of tunnels whose outer header is of this family.
+    /// The outer sources of tunnels whose outer header is of this family.
     #[inline]
     #[must_use]
-    pub fn tunnel_source(&self, family: Family) -> Option<Addr> {
+    pub fn tunnel_source(&self, family: Family) -> Option<&TunnelPrefix> {
         match family {
-            Family::V4 => self.tunnel_source_v4,
-            Family::V6 => self.tunnel_source_v6,
+            Family::V4 => self.tunnel_source_v4.as_ref(),
+            Family::V6 => self.tunnel_source_v6.as_ref(),
         }
     }
 
     /// Whether tunnel packets have this outer source.
     #[must_use]
     pub fn is_tunnel_source(&self, addr: &Addr) -> bool {
-        self.tunnel_source_v4 == Some(*addr) || self.tunnel_source_v6 == Some(*addr)
+        let sources = [&self.tunnel_source_v4, &self.tunnel_source_v6];
+        sources.into_iter().flatten().any(|source| source.contains(addr))
     }
 
     /// Whether a backend at this address answers clients itself: what a tunnel may lead to.
@@ -300,7 +305,7 @@ impl Snapshot {
         self.endpoints.by_id(id)
     }
 
-    /// All addresses of ours with their kinds, sorted.
+    /// All addresses of ours with their kinds, sorted, but those that are only sources of tunnels.
     pub fn addresses(&self) -> impl Iterator<Item = (Addr, AddressKind)> {
         self.addresses.iter()
     }

@@ -6,12 +6,13 @@
 //! Invariant: the same set of services and backends gives an equal spec, and equal specs compile to tables
 //! that decide alike, whatever the order they were listed in: `compile` sorts by stable identity.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::TunnelPrefix;
 use crate::wire::MacAddr;
 
 /// Everything that workers need to forward, before it is compiled into tables.
@@ -27,10 +28,10 @@ pub struct SnapshotSpec {
     pub neighbors: Vec<NeighborSpec>,
     /// Source addresses of `fullnat`, of either family.
     pub snat_addresses: Vec<IpAddr>,
-    /// Outer source of IPv4 tunnels.
-    pub tunnel_source_v4: Option<Ipv4Addr>,
-    /// Outer source of IPv6 tunnels.
-    pub tunnel_source_v6: Option<Ipv6Addr>,
+    /// Outer sources of IPv4 tunnels.
+    pub tunnel_source_v4: Option<TunnelPrefix>,
+    /// Outer sources of IPv6 tunnels.
+    pub tunnel_source_v6: Option<TunnelPrefix>,
     /// How packets are met that a gateway may well refuse.
     pub policy: Policy,
     /// The service ports, in any order. Shared with the spec before where they are the same.

@@ -63,7 +63,7 @@ fn network(services: Vec<ServiceSpec>) -> SnapshotSpec {
         ],
         neighbors: Vec::new(),
         snat_addresses: vec![ip("10.0.0.2"), ip("2001:db8::2")],
-        tunnel_source_v4: Some(Ipv4Addr::new(10, 0, 0, 1)),
+        tunnel_source_v4: Some(Ipv4Addr::new(10, 0, 0, 1).into()),
         tunnel_source_v6: Some("2001:db8::1".parse().unwrap()),
         policy: Policy::default(),
         services: services.into_iter().map(Into::into).collect(),
@@ -167,7 +167,7 @@ fn addresses_and_routes_are_those_of_the_spec() {
     assert_eq!(snapshot.address(&addr("10.0.0.2")), Some(AddressKind::Snat));
     assert_eq!(snapshot.address(&addr("10.0.0.3")), None);
     assert_eq!(snapshot.snat_addresses(Family::V6), [addr("2001:db8::2")]);
-    assert_eq!(snapshot.tunnel_source(Family::V4), Some(addr("10.0.0.1")));
+    assert_eq!(snapshot.tunnel_source(Family::V4), Some(&"10.0.0.1".parse().unwrap()));
     assert_eq!(snapshot.interface(0).unwrap().source(Family::V6), Some(addr("2001:db8::1")));
     assert!(snapshot.interface(1).is_none());
 

@@ -13,7 +13,7 @@ use crate::neighbors::{NeighborSlot, NeighborTable};
 use crate::routes::{NextHop, Route, Routes};
 use crate::snapshot::problem::{BackendProblem, Problem};
 use crate::snapshot::spec::{BackendSpec, ForwardingMode, ServiceSpec, SnapshotSpec};
-use crate::snapshot::{Interface, Snapshot};
+use crate::snapshot::{Interface, Snapshot, TunnelPrefix};
 use crate::wire::{Addr, Family};
 
 /// Everything but services: what decides whether a backend can be reached.
@@ -27,8 +27,8 @@ pub(super) struct Network {
     pub(super) addresses: Addresses,
     pub(super) snat_v4: Arc<[Addr]>,
     pub(super) snat_v6: Arc<[Addr]>,
-    pub(super) tunnel_source_v4: Option<Addr>,
-    pub(super) tunnel_source_v6: Option<Addr>,
+    pub(super) tunnel_source_v4: Option<TunnelPrefix>,
+    pub(super) tunnel_source_v6: Option<TunnelPrefix>,
 }
 
 impl Network {
@@ -90,8 +90,8 @@ impl Network {
             addresses,
             snat_v4: snat(Family::V4),
             snat_v6: snat(Family::V6),
-            tunnel_source_v4: spec.tunnel_source_v4.map(Addr::from),
-            tunnel_source_v6: spec.tunnel_source_v6.map(Addr::from),
+            tunnel_source_v4: spec.tunnel_source_v4,
+            tunnel_source_v6: spec.tunnel_source_v6,
             interfaces,
         }
     }
@@ -146,7 +146,9 @@ impl Network {
         if backend_port == 0 {
             return Err(BackendProblem::PortZero);
         }
-        if self.addresses.find(&address).is_some() {
+        let tunnel_sources = [&self.tunnel_source_v4, &self.tunnel_source_v6];
+        let is_source = tunnel_sources.into_iter().flatten().any(|source| source.contains(&address));
+        if is_source || self.addresses.find(&address).is_some() {
             return Err(BackendProblem::AddressIsOurs);
         }
         if mode.is_dsr() && service_port != backend_port {
@@ -221,13 +223,15 @@ fn no_clients<'a>(
     spec: &'a SnapshotSpec,
     default_routers: &'a [(Addr, NeighborSlot)],
 ) -> impl Iterator<Item = (Addr, Meaning)> + 'a {
-    let tunnels = [spec.tunnel_source_v4.map(Addr::from), spec.tunnel_source_v6.map(Addr::from)];
-    let tunnels = tunnels.into_iter().flatten().map(|addr| (addr, SourceFault::Ours));
+    // The addresses of a prefix are asked for by range.
+    let tunnels = [spec.tunnel_source_v4, spec.tunnel_source_v6].into_iter().flatten();
+    let tunnels = tunnels.filter(|source| !source.is_many());
+    let tunnels = tunnels.map(|source| (source.pick(0), Meaning::Kind(AddressKind::Tunnel)));
     let nets = spec.interfaces.iter().flat_map(|interface| &interface.addresses);
     let ends = nets.flat_map(not_one_host).map(|addr| (addr, SourceFault::NotOneHostOfNetwork));
     let routers = default_routers.iter().filter(|_| !spec.policy.serve_routers);
     let routers = routers.map(|&(addr, _)| (addr, SourceFault::Router));
-    tunnels.chain(ends).chain(routers).map(|(addr, fault)| (addr, Meaning::NoClient(fault)))
+    tunnels.chain(ends.chain(routers).map(|(addr, fault)| (addr, Meaning::NoClient(fault))))
 }
 
 /// The networks of the interfaces' addresses; and, where there is one interface only, that of IPv6 link-local
