@@ -130,6 +130,21 @@ fn what_a_full_transmit_queue_does_not_take_is_dropped_and_counted() {
 }
 
 #[test]
+fn frames_for_a_port_without_link_are_dropped_by_their_own_reason_and_flows_go_on_after_it() {
+    let mut bench = bench(1, 64);
+    bench.wire.set_link(0, false);
+    assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
+    bench.turn(0);
+    assert_eq!((bench.drops(0, Refusal::LinkDown), bench.drops(0, Refusal::TxQueueFull)), (1, 0));
+    assert!(bench.wire.take(0).is_none());
+    bench.wire.set_link(0, true);
+    assert!(bench.wire.offer(0, &syn(4000, VIP_L2)));
+    bench.turn(0);
+    assert!(bench.wire.take(0).is_some());
+    assert_eq!(bench.drops(0, Refusal::LinkDown), 1);
+}
+
+#[test]
 fn a_full_punt_queue_drops_what_comes_after_and_counts_it() {
     let mut bench = bench(1, 64);
     let extra = 50;

@@ -6,6 +6,7 @@
 //! Invariant: both directions are bounded, so that full transmit queues and partial sends happen here as on a NIC.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam::queue::ArrayQueue;
 use tidegate_core::frame::MemoryFrame;
@@ -26,6 +27,7 @@ pub struct MemoryQueue(Wires);
 struct Wires {
     towards_worker: Arc<ArrayQueue<MemoryFrame>>,
     from_worker: Arc<ArrayQueue<MemoryFrame>>,
+    link_lost: Arc<AtomicBool>,
 }
 
 /// Makes a port with `queues` queues of `depth` frames in each direction.
@@ -35,6 +37,7 @@ pub fn port(queues: usize, depth: usize) -> (MemoryPort, Vec<MemoryQueue>) {
         .map(|_| Wires {
             towards_worker: Arc::new(ArrayQueue::new(depth)),
             from_worker: Arc::new(ArrayQueue::new(depth)),
+            link_lost: Arc::default(),
         })
         .collect();
     let ends = queues.iter().cloned().map(MemoryQueue).collect();
@@ -58,6 +61,14 @@ impl MemoryPort {
     #[must_use]
     pub fn take(&self, queue: usize) -> Option<MemoryFrame> {
         self.queues[queue].from_worker.pop()
+    }
+
+    /// Takes the link away from a queue, or gives it back.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    pub fn set_link(&self, queue: usize, up: bool) {
+        self.queues[queue].link_lost.store(!up, Ordering::Relaxed);
     }
 
     /// Frames that the worker has not received yet.
@@ -84,6 +95,9 @@ impl PortQueue for MemoryQueue {
 
     #[inline]
     fn tx(&mut self, batch: &mut FrameBatch<MemoryFrame>) -> usize {
+        if !self.can_send() {
+            return 0;
+        }
         let room = self.0.from_worker.capacity() - self.0.from_worker.len();
         let count = room.min(batch.len());
         for frame in batch.drain(..count) {
@@ -91,6 +105,11 @@ impl PortQueue for MemoryQueue {
             self.0.from_worker.push(frame).expect("only the worker fills its transmit queue");
         }
         count
+    }
+
+    #[inline]
+    fn can_send(&self) -> bool {
+        !self.0.link_lost.load(Ordering::Relaxed)
     }
 }
 
