@@ -41,6 +41,8 @@ pub enum Decision {
     ToClient {
         /// Service port.
         service: ServiceId,
+        /// Backend, if it is known: for what is told of the packet.
+        backend: Option<BackendId>,
         /// Client.
         client: Endpoint,
     },

@@ -11,10 +11,10 @@
 //! A later fragment of an unseen first gets the verdict of what belongs to nobody, and is listed in
 //! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may hold it and process it again.
 
-use super::{Burst, Destination, FirstFragment, Pipeline, UnknownFragment};
+use super::{Burst, Destination, FirstFragment, FlowNote, Note, Pipeline, UnknownFragment};
 use crate::fragments::{Decision, FragmentKey};
 use crate::frame::Frame;
-use crate::ids::WorkerIndex;
+use crate::ids::{BackendId, WorkerIndex};
 use crate::now::Now;
 use crate::snapshot::Snapshot;
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
@@ -31,7 +31,8 @@ impl Pipeline {
             let at = burst.frame_of(packet);
             let Some(key) = FragmentKey::of(&burst.packets[usize::from(packet)].headers) else { continue };
             let delivery = burst.deliveries.iter().find(|delivery| delivery.packet == packet);
-            let decision = decision(burst.out.verdicts[at], delivery.map(|delivery| &delivery.destination));
+            let (verdict, note) = (burst.out.verdicts[at], burst.out.notes[at]);
+            let decision = decision(verdict, note.backend, delivery.map(|delivery| &delivery.destination));
             let owner = match decision {
                 Decision::Elsewhere(owner) => owner,
                 _ => self.worker,
@@ -66,7 +67,10 @@ impl Pipeline {
                     burst.set(at, Verdict::HandOver(owner));
                 }
                 Some(decision) => match recalled(burst.view.snapshot, decision) {
-                    Some(destination) => self.deliver_one(burst, packet, &destination),
+                    Some(destination) => {
+                        burst.out.notes[at] = note(decision);
+                        self.deliver_one(burst, packet, &destination);
+                    }
                     None => self.unserved(burst, at, &h),
                 },
             }
@@ -95,8 +99,21 @@ impl Pipeline {
     }
 }
 
-/// What the later fragments of a datagram share with the first, which has this verdict.
-fn decision(verdict: Verdict, destination: Option<&Destination<'_>>) -> Decision {
+/// What there is to tell of a later fragment.
+fn note(decision: Decision) -> Note {
+    match decision {
+        Decision::ToBackend { service, backend, .. } => {
+            Note { service: Some(service), backend: Some(backend), flow: FlowNote::Known }
+        }
+        Decision::ToClient { service, backend, .. } => {
+            Note { service: Some(service), backend, flow: FlowNote::Known }
+        }
+        Decision::Elsewhere(_) | Decision::Ended(_) => Note::default(),
+    }
+}
+
+/// What the later fragments of a datagram share with the first, which has this verdict and backend.
+fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&Destination<'_>>) -> Decision {
     let to = match verdict {
         Verdict::Transmit {
             why: TransmitReason::Forward | TransmitReason::Reply | TransmitReason::IcmpError,
@@ -111,11 +128,14 @@ fn decision(verdict: Verdict, destination: Option<&Destination<'_>>) -> Decision
         Some(&Destination::Backend { service, backend, local }) => {
             Decision::ToBackend { service: service.id, backend: backend.id, local }
         }
-        Some(&Destination::Client { service, client }) => Decision::ToClient { service: service.id, client },
+        Some(&Destination::Client { service, client }) => {
+            Decision::ToClient { service: service.id, backend, client }
+        }
         None => Decision::Ended(match verdict {
             Verdict::Transmit { why: TransmitReason::PacketTooBig, .. } => Refusal::TooBig.into(),
             Verdict::Transmit { why: TransmitReason::TtlExceeded, .. } => Refusal::TtlExceeded.into(),
             Verdict::Transmit { why: TransmitReason::NoEndpoints, .. } => Refusal::NoEndpoints.into(),
+            Verdict::Transmit { why: TransmitReason::NoService, .. } => Refusal::NoService.into(),
             Verdict::Transmit { .. } => Refusal::FragmentUnknown.into(),
             ended => ended,
         }),
@@ -130,7 +150,7 @@ fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> 
             backend: snapshot.backend(backend)?,
             local,
         },
-        Decision::ToClient { service, client } => {
+        Decision::ToClient { service, client, .. } => {
             Destination::Client { service: snapshot.service_by_id(service)?, client }
         }
         Decision::Elsewhere(_) | Decision::Ended(_) => return None,

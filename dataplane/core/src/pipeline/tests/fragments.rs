@@ -79,6 +79,11 @@ fn spoofed_first_fragments_do_not_push_out_a_datagram_under_way() {
 fn later_fragments_share_the_end_of_a_first_fragment_that_is_refused_or_the_kernels() {
     let mut lab = lab(ForwardingMode::FullNat);
     let fragments = |to: &str, id| cut(Builder::udp("198.51.100.7:40000", to).payload_len(1200), id);
+    // The first fragment alone is answered.
+    let parts = fragments("203.0.113.5:54", 8);
+    lab.receive(&parts[0]).sent(TransmitReason::NoService);
+    assert_eq!(lab.receive(&parts[1]).refused(), Refusal::NoService);
+    lab.change(|spec| spec.policy.reject_unserved_ports = false);
     for (to, verdict) in [
         ("203.0.113.5:54", Refusal::NoService.into()),
         ("10.0.0.253:5000", Refusal::NoSnatFlow.into()),

@@ -4,7 +4,7 @@
 use super::lab::{Lab, ROUTER_MAC, ip, service};
 use crate::pipeline::FlowNote;
 use crate::snapshot::{ForwardingMode, Protocol, ServiceSpec};
-use crate::testing::builder::{Builder, GATEWAY_MAC};
+use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::verdict::TransmitReason;
 use crate::wire::tcp::flags;
 use crate::wire::{Headers, Parsed, parse};
@@ -129,6 +129,37 @@ fn icmp_errors_name_the_service_and_the_backend_of_the_flow_that_they_quote() {
                     crate::pipeline::Note { flow: FlowNote::Known, ..there.note },
                     "{mode}"
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn later_fragments_name_the_service_and_the_backend_of_their_first() {
+    for mode in ForwardingMode::ALL {
+        for ends in ENDS {
+            let [client, vip, backend] = ends;
+            let mut lab = Lab::new(vec![one(mode, Protocol::Udp, ends)]);
+            let parts = |b: Builder, id| {
+                let whole = b.dont_fragment(false).payload_len(1200).mac(ROUTER_MAC, GATEWAY_MAC).build();
+                builder::fragments(&whole, id, 512)
+            };
+            let fates = lab.receive_burst(&parts(Builder::udp(client, vip), 7));
+            let h = headers(fates[0].sent(TransmitReason::Forward));
+            let known = crate::pipeline::Note { flow: FlowNote::Known, ..fates[0].note };
+            assert!(known.service.is_some() && known.backend.is_some());
+            for fate in &fates[1..] {
+                fate.sent(TransmitReason::Forward);
+                assert_eq!(fate.note, known, "{mode}");
+            }
+            if mode.is_dsr() {
+                continue;
+            }
+            let local = std::net::SocketAddr::new(h.src.ip(), h.src_port);
+            for part in parts(Builder::udp(backend, local), 8) {
+                let fate = lab.receive(&part);
+                fate.sent(TransmitReason::Reply);
+                assert_eq!(fate.note, known, "{mode}: back");
             }
         }
     }

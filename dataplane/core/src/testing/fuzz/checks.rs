@@ -121,11 +121,14 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
     if let (TransmitReason::Reply, Some(service)) =
         (why, seen.note.service.and_then(|id| snapshot.service_by_id(id)))
     {
-        seen.assert((after.src, after.src_port) == (service.vip, service.port), "a reply from no VIP");
+        // Later fragments have no ports.
+        let port = if after.is_later_fragment() { 0 } else { service.port };
+        seen.assert((after.src, after.src_port) == (service.vip, port), "a reply from no VIP");
     }
     if let (TransmitReason::Forward, Some(backend)) = (why, backend) {
+        let port = if after.is_later_fragment() { 0 } else { backend.port };
         let end = (after.dst, after.dst_port);
-        seen.assert(end == (backend.address, backend.port), "translated to another end than the backend");
+        seen.assert(end == (backend.address, port), "translated to another end than the backend");
         let source = (after.src, after.src_port) == (before.src, before.src_port)
             || snapshot.snat_addresses(after.family).contains(&after.src);
         seen.assert(source, "from neither the client nor a SNAT address");
