@@ -44,8 +44,11 @@ pub const ROUTES_MAX: usize = 1 << 16;
 /// Source addresses of FullNAT.
 pub const SNAT_ADDRESSES_MAX: usize = 1 << 10;
 
-/// Next hops that can be known at once, static and resolved.
+/// Next hops of backends, routes and fixed neighbours at once.
 pub const NEXT_HOPS_MAX: usize = 65_535;
+
+/// Next hops at once that only packets ask for: clients on a link. They have their own room in the neighbour table.
+pub const NEIGHBORS_ON_DEMAND_MAX: usize = 16_384;
 
 /// Ports looked at for a new FullNAT flow, over all SNAT addresses together, before it is dropped as
 /// `snat_ports_exhausted`; and for a `nat` flow whose port another one has, before it is dropped as `nat_conflict`.

@@ -15,12 +15,12 @@ use crate::neighbors::NeighborSlot;
 use crate::now::Now;
 use crate::path_mtu;
 use crate::service::Service;
-use crate::snapshot::ForwardingMode;
+use crate::snapshot::{ForwardingMode, Interface};
 use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
 use crate::wire::quote;
 use crate::wire::rewrite::Endpoint;
-use crate::wire::{Addr, Family, Headers};
+use crate::wire::{Addr, Family, Headers, MacAddr};
 
 /// A next hop whose link address is known, and what may pass to it.
 struct Way {
@@ -41,6 +41,14 @@ struct Growth {
 impl Growth {
     /// The packet stays as long as it is, and only the link limits it.
     const NONE: Self = Self { overhead: 0, passes: usize::MAX };
+}
+
+impl Way {
+    #[inline(always)]
+    fn new(interface: &Interface, index: InterfaceIndex, destination: MacAddr) -> Self {
+        let link = Link { source: interface.mac, destination, vlan: interface.vlan };
+        Self { interface: index, link, mtu: usize::from(interface.mtu) }
+    }
 }
 
 impl Pipeline {
@@ -319,11 +327,7 @@ fn mtu_to(view: &View<'_>, backend: &Backend, link_mtu: usize, now: Now) -> usiz
 fn way_by_slot(view: &View<'_>, index: InterfaceIndex, slot: NeighborSlot) -> Result<Way, NoWay> {
     let interface = view.snapshot.interface(index).ok_or(NoWay::NO_ROUTE)?;
     match view.neighbors.mac(slot) {
-        Some(destination) => Ok(Way {
-            interface: index,
-            link: Link { source: interface.mac, destination, vlan: interface.vlan },
-            mtu: usize::from(interface.mtu),
-        }),
+        Some(destination) => Ok(Way::new(interface, index, destination)),
         None => Err(NoWay::unresolved(view.neighbors.key(slot))),
     }
 }
@@ -331,13 +335,13 @@ fn way_by_slot(view: &View<'_>, index: InterfaceIndex, slot: NeighborSlot) -> Re
 /// To a client: by a route, or on the link itself.
 fn way_by_route(view: &View<'_>, client: &Addr) -> Result<Way, NoWay> {
     let route = view.snapshot.route(client).ok_or(NoWay::NO_ROUTE)?;
+    if let Some(slot) = route.neighbor {
+        return way_by_slot(view, route.interface, slot);
+    }
     let addr = route.via.unwrap_or(*client);
-    let slot = match route.neighbor {
-        Some(slot) => Some(slot),
-        None => view.neighbors.lookup(route.interface, &addr),
-    };
-    match slot {
-        Some(slot) => way_by_slot(view, route.interface, slot),
+    let interface = view.snapshot.interface(route.interface).ok_or(NoWay::NO_ROUTE)?;
+    match view.neighbors.resolve(route.interface, &addr) {
+        Some(destination) => Ok(Way::new(interface, route.interface, destination)),
         None => Err(NoWay::unresolved(Some((route.interface, addr)))),
     }
 }

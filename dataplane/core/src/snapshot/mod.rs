@@ -35,7 +35,7 @@ use crate::selector::Selector;
 use crate::service::{Service, ServiceInfo, Services};
 use crate::source_ranges::Sets;
 use crate::wire::{Addr, Family};
-use compile::Lineage;
+use compile::{Holds, Lineage};
 use indices::Generations;
 
 /// See the module.
@@ -72,6 +72,8 @@ pub struct Snapshot {
     admission: u64,
     routers: Arc<[NeighborSlot]>,
     static_neighbors: Arc<[NeighborSlot]>,
+    /// Keep the slots of next hops while this snapshot can be read.
+    holds: Holds,
     lineage: Lineage,
 }
 

@@ -719,3 +719,30 @@ fn shuffle<T>(list: &mut [T], seed: u64) {
         list.swap(at, (hash % (at as u64 + 1)) as usize);
     }
 }
+
+#[test]
+fn next_hops_that_no_snapshot_names_any_more_give_their_slots_up() {
+    let neighbors = NeighborTable::with_capacity(64);
+    let mut spec = network(vec![service("203.0.113.1", 80, Nat, vec![backend("10.0.1.1", 80)])]);
+    let (mut snapshot, _) = Snapshot::compile(&spec, None, &neighbors).unwrap();
+    for n in 0..1_000_u32 {
+        spec.generation += 1;
+        let [.., c, d] = n.to_be_bytes();
+        let mut changed = ServiceSpec::clone(&spec.services[0]);
+        changed.backends = vec![backend(&format!("10.0.{}.{d}", 100 + c), 80)];
+        spec.services = vec![changed.into()];
+        // Now and then from scratch, most often revised.
+        if n % 100 == 99 {
+            spec.routes.reverse();
+        }
+        let (next, problems) = Snapshot::compile(&spec, Some(&snapshot), &neighbors).unwrap();
+        assert_eq!(problems, [], "after {n} changes");
+        for slot in next.next_hops() {
+            let (interface, addr) = neighbors.key(slot).expect("it is held");
+            assert_eq!(neighbors.lookup(interface, &addr), Some(slot));
+        }
+        snapshot = next;
+    }
+    drop(snapshot);
+    assert!(neighbors.is_empty(), "{:?}", neighbors.usage());
+}

@@ -4,8 +4,9 @@
 //! [`Problem`] and is left out. Everything is sorted by identity first, so the order of the spec does not
 //! matter. Side effects are on the neighbour table alone: next hops get slots, fixed ones their addresses.
 //!
-//! Invariant: an error leaves the neighbour table as it was.
+//! Invariant: an error leaves the neighbour table as it was: the slots that were taken are given up.
 
+mod holds;
 mod identity;
 mod network;
 mod revise;
@@ -15,6 +16,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(super) use holds::Holds;
 use identity::Ids;
 use network::Network;
 
@@ -68,19 +70,21 @@ pub(super) fn compile_anew(
     let services = sorted_services(spec)?;
     let mut problems = Problems::default();
 
-    let network = Network::build(spec, &services, interfaces, neighbors, &mut problems.network);
+    let mut hold = neighbors.hold();
+    let network = Network::build(spec, &services, interfaces, &mut hold, &mut problems.network);
     let programmed: Vec<Programmed<'_>> = (0..)
         .zip(services)
         .map(|(rank, service)| {
             let mut found = Vec::new();
-            let programmed = network.program(service, neighbors, &mut found);
+            let programmed = network.program(service, &mut hold, &mut found);
             problems.left_out(rank, found);
             programmed
         })
         .collect();
     let ids = Ids::assign(&programmed, previous);
-    let static_neighbors = network.set_static(spec, previous, neighbors, &mut problems.neighbors);
-    let snapshot = assemble(spec, previous, network, &programmed, ids, static_neighbors, problems);
+    let static_neighbors = network.set_static(spec, previous, &mut hold, &mut problems.neighbors);
+    let holds = Holds::of(hold);
+    let snapshot = assemble(spec, previous, network, &programmed, ids, (static_neighbors, holds), problems);
     let problems = snapshot.lineage.problems.all();
     Ok((snapshot, problems))
 }
@@ -247,7 +251,7 @@ fn assemble(
     network: Network,
     programmed: &[Programmed<'_>],
     ids: Ids,
-    static_neighbors: Arc<[NeighborSlot]>,
+    (static_neighbors, holds): (Arc<[NeighborSlot]>, Holds),
     mut problems: Problems,
 ) -> Snapshot {
     let tables = previous.map(|snapshot| snapshot.tables.clone()).unwrap_or_default();
@@ -303,6 +307,7 @@ fn assemble(
         admission,
         routers: network.routers.into(),
         static_neighbors,
+        holds,
         lineage,
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{Programmed, Reachable, Sorted, socket};
 use crate::addresses::{AddressKind, Addresses, Meaning, SourceFault, not_one_host};
 use crate::ids::InterfaceIndex;
-use crate::neighbors::{NeighborSlot, NeighborTable};
+use crate::neighbors::{Hold, NeighborSlot};
 use crate::routes::{NextHop, Route, Routes};
 use crate::snapshot::problem::{BackendProblem, Problem};
 use crate::snapshot::spec::{BackendSpec, ForwardingMode, ServiceSpec, SnapshotSpec};
@@ -36,7 +36,7 @@ impl Network {
         spec: &SnapshotSpec,
         services: &[Sorted<'_>],
         interfaces: Arc<[Interface]>,
-        neighbors: &NeighborTable,
+        neighbors: &mut Hold,
         problems: &mut Vec<Problem>,
     ) -> Self {
         let mut list = connected(&interfaces);
@@ -116,7 +116,7 @@ impl Network {
     pub(super) fn program<'a>(
         &self,
         service: Sorted<'a>,
-        neighbors: &NeighborTable,
+        neighbors: &mut Hold,
         problems: &mut Vec<Problem>,
     ) -> Programmed<'a> {
         let Sorted { spec, vip, backends } = service;
@@ -139,7 +139,7 @@ impl Network {
         vip: Addr,
         address: Addr,
         backend: &BackendSpec,
-        neighbors: &NeighborTable,
+        neighbors: &mut Hold,
     ) -> Result<(InterfaceIndex, NeighborSlot), BackendProblem> {
         let mode = service.mode;
         let (service_port, backend_port) = (service.key.port, backend.port);
@@ -186,7 +186,7 @@ impl Network {
         &self,
         spec: &SnapshotSpec,
         previous: Option<&Snapshot>,
-        neighbors: &NeighborTable,
+        neighbors: &mut Hold,
         problems: &mut Vec<Problem>,
     ) -> Arc<[NeighborSlot]> {
         let mut fixed = Vec::new();
@@ -202,14 +202,14 @@ impl Network {
                 problems.push(Problem::NeighborTableFull { ip });
                 continue;
             };
-            neighbors.set_static(slot, neighbor.mac);
+            neighbors.table().set_static(slot, neighbor.mac);
             fixed.push(slot);
         }
         fixed.sort_unstable();
         fixed.dedup();
         let before = previous.map_or(&[][..], |snapshot| &snapshot.static_neighbors);
         for &slot in before.iter().filter(|slot| fixed.binary_search(slot).is_err()) {
-            neighbors.clear_static(slot);
+            neighbors.table().clear_static(slot);
         }
         fixed.into()
     }

@@ -35,12 +35,13 @@ pub(super) fn revise(
         changed.iter().map(|&(_, at)| sorted_service(&spec.services[at]).ok()).collect::<Option<_>>()?;
     let mut problems = previous.lineage.problems.clone();
     let network = Network::of(previous);
+    let mut hold = neighbors.hold();
     let revised: Vec<Revised<'_>> = changed
         .iter()
         .zip(sorted)
         .map(|(&(rank, _), service)| {
             let mut found = Vec::new();
-            let programmed = network.program(service, neighbors, &mut found);
+            let programmed = network.program(service, &mut hold, &mut found);
             problems.left_out(rank, found);
             Revised::new(previous, rank, programmed)
         })
@@ -80,7 +81,7 @@ pub(super) fn revise(
 
     let mut held = previous.lineage.services.clone();
     changed.iter().for_each(|&(_, at)| held.set(at, spec.services[at].clone()));
-    let snapshot = Snapshot {
+    let mut snapshot = Snapshot {
         generation: spec.generation,
         services: previous.services.revised(services, &moves),
         backends: previous.backends.revised(backend_kind.len(), &gone, &hot),
@@ -105,6 +106,7 @@ pub(super) fn revise(
         admission: previous.admission,
         routers: Arc::clone(&previous.routers),
         static_neighbors: Arc::clone(&previous.static_neighbors),
+        holds: previous.holds.and(hold),
         lineage: Lineage {
             surroundings: Arc::clone(&previous.lineage.surroundings),
             services: held,
@@ -115,6 +117,9 @@ pub(super) fn revise(
             same_outside,
         },
     };
+    if snapshot.holds.is_long() {
+        snapshot.hold_anew();
+    }
     let problems = snapshot.lineage.problems.all();
     Some((snapshot, problems))
 }

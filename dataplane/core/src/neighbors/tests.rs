@@ -1,0 +1,270 @@
+//! Slots are given, read beside writers, and freed.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+
+fn addr(n: u32) -> Addr {
+    Addr::v4(n.to_be_bytes())
+}
+
+fn mac(n: u64) -> MacAddr {
+    mac_of(n)
+}
+
+#[test]
+fn an_address_is_learnt_goes_stale_and_is_forgotten() {
+    let table = NeighborTable::with_capacity(4);
+    let slot = table.intern(0, addr(1)).unwrap();
+    assert_eq!((table.mac(slot), table.state(slot)), (None, NeighborState::Unresolved));
+    assert!(table.learn(slot, mac(0x0200_0000_0001)));
+    assert_eq!(table.state(slot), NeighborState::Resolved(mac(0x0200_0000_0001)));
+    table.mark_stale(slot);
+    assert_eq!(table.state(slot), NeighborState::Stale(mac(0x0200_0000_0001)));
+    assert_eq!(table.mac(slot), Some(mac(0x0200_0000_0001)));
+    table.forget(slot);
+    assert_eq!(table.mac(slot), None);
+    table.mark_stale(slot);
+    assert_eq!(table.state(slot), NeighborState::Unresolved);
+}
+
+#[test]
+fn a_static_address_outlasts_answers_until_configuration_takes_it_back() {
+    let table = NeighborTable::with_capacity(4);
+    let slot = table.intern(0, addr(1)).unwrap();
+    table.learn(slot, mac(1));
+    table.set_static(slot, mac(2));
+    assert!(!table.learn(slot, mac(3)));
+    table.forget(slot);
+    table.mark_stale(slot);
+    assert_eq!(table.state(slot), NeighborState::Static(mac(2)));
+    table.clear_static(slot);
+    assert_eq!(table.state(slot), NeighborState::Unresolved);
+    table.learn(slot, mac(4));
+    table.clear_static(slot);
+    assert_eq!(table.mac(slot), Some(mac(4)));
+}
+
+#[test]
+fn the_all_zero_link_address_is_told_from_none() {
+    let table = NeighborTable::with_capacity(1);
+    let slot = table.intern(0, addr(1)).unwrap();
+    table.set_static(slot, MacAddr::ZERO);
+    assert_eq!(table.mac(slot), Some(MacAddr::ZERO));
+}
+
+#[test]
+fn a_full_table_refuses_the_next_and_keeps_the_others() {
+    let table = NeighborTable::with_capacity(3);
+    let slots: Vec<_> = (0..3).map(|n| table.intern(0, addr(n)).unwrap()).collect();
+    assert_eq!(table.intern(0, addr(3)), Err(TableFull));
+    assert_eq!(table.lookup(0, &addr(3)), None);
+    assert_eq!(table.intern(0, addr(1)), Ok(slots[1]));
+    assert_eq!(table.slots(), slots);
+    let usage = Usage { next_hops: 0, next_hops_max: 3, on_demand: 3, on_demand_max: 3 };
+    assert_eq!((table.len(), table.usage(), usage.is_full()), (3, usage, true));
+}
+
+#[test]
+fn a_slot_of_another_table_reads_as_unknown() {
+    let (small, large) = (NeighborTable::with_capacity(1), NeighborTable::with_capacity(9));
+    let slots: Vec<_> = (0..5).map(|n| large.intern(0, addr(n)).unwrap()).collect();
+    let slot = slots[4];
+    assert_eq!((small.mac(slot), small.key(slot)), (None, None));
+    assert!(!small.learn(slot, mac(1)));
+    small.prefetch(slot);
+}
+
+proptest! {
+    #[test]
+    fn finds_what_a_hash_map_finds(keys in proptest::collection::vec((0_u8..3, 0_u32..200), 0..200)) {
+        let table = NeighborTable::with_capacity(256);
+        let mut oracle = HashMap::new();
+        for &(interface, n) in &keys {
+            let slot = table.intern(interface, addr(n)).unwrap();
+            let next = oracle.len();
+            prop_assert_eq!(slot.index(), *oracle.entry((interface, n)).or_insert(next));
+            prop_assert_eq!(table.key(slot), Some((interface, addr(n))));
+        }
+        for interface in 0..3 {
+            for n in 0..200 {
+                let found = table.lookup(interface, &addr(n)).map(NeighborSlot::index);
+                prop_assert_eq!(found, oracle.get(&(interface, n)).copied());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reader_beside_a_writer_sees_whole_keys_and_whole_addresses() {
+    // Each link address is the host number three times over: a torn one would not be.
+    let link = |n: u32, flip: u64| mac((u64::from(n) << 24 | u64::from(n)) << 4 | flip);
+    let (table, done) = (NeighborTable::with_capacity(4_000), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..4_000 {
+                let slot = table.intern(1, addr(n)).unwrap();
+                for flip in 0..8 {
+                    table.learn(slot, link(n, flip));
+                }
+                if n % 3 == 0 {
+                    table.forget(slot);
+                }
+            }
+            done.store(true, Release);
+        });
+        scope.spawn(|| {
+            let mut seen = 0;
+            while !done.load(Acquire) || seen == 0 {
+                for n in 0..4_000 {
+                    let Some(slot) = table.lookup(1, &addr(n)) else { continue };
+                    assert_eq!(table.key(slot), Some((1, addr(n))));
+                    if let Some(found) = table.mac(slot) {
+                        assert!((0..8).any(|flip| found == link(n, flip)), "{found} for host {n}");
+                        seen += 1;
+                    }
+                }
+            }
+        });
+    });
+    for n in 0..4_000 {
+        let slot = table.lookup(1, &addr(n)).unwrap();
+        assert_eq!(table.mac(slot), (n % 3 != 0).then(|| link(n, 7)));
+    }
+}
+
+#[test]
+fn a_next_hop_that_nobody_holds_gives_its_slot_up_and_takes_its_address_along() {
+    let table = NeighborTable::with_capacity(2);
+    for n in 0..100_000 {
+        let slot = table.intern(0, addr(n)).expect("the others have been released");
+        assert_eq!(table.mac(slot), None, "nothing of the neighbour before");
+        table.learn(slot, mac(u64::from(n)));
+        assert_eq!(table.resolve(0, &addr(n)), Some(mac(u64::from(n))));
+        table.release(0, &addr(n));
+        assert_eq!((table.lookup(0, &addr(n)), table.key(slot), table.mac(slot)), (None, None, None));
+    }
+    assert!(table.is_empty());
+}
+
+#[test]
+fn packets_cannot_take_the_room_of_backends_nor_backends_that_of_packets() {
+    let table = NeighborTable::with_capacity(2);
+    let mut hold = table.hold();
+    for n in 0..2 {
+        table.intern(0, addr(n)).unwrap();
+        hold.intern(0, addr(10 + n)).unwrap();
+    }
+    assert_eq!((table.intern(0, addr(2)), hold.intern(0, addr(12))), (Err(TableFull), Err(TableFull)));
+    assert_eq!(hold.intern(0, addr(0)), Err(TableFull), "it would be one backend more");
+    assert!(table.intern(0, addr(10)).is_ok(), "it has its slot from the snapshot");
+    drop(hold);
+    assert_eq!(table.lookup(0, &addr(11)), None);
+    assert!(table.lookup(0, &addr(10)).is_some(), "the resolver holds it still");
+    assert_eq!(table.usage().next_hops, 0);
+}
+
+#[test]
+fn a_slot_is_free_only_when_every_holder_has_given_it_up() {
+    let table = NeighborTable::with_capacity(4);
+    let (mut old, mut new) = (table.hold(), table.hold());
+    let slot = old.intern(0, addr(1)).unwrap();
+    assert_eq!((old.intern(0, addr(1)), new.intern(0, addr(1))), (Ok(slot), Ok(slot)));
+    new.keep(slot);
+    table.intern(0, addr(1)).unwrap();
+    table.learn(slot, mac(1));
+    drop(old);
+    assert_eq!(table.mac(slot), Some(mac(1)));
+    table.release(0, &addr(1));
+    assert_eq!((table.key(slot), table.mac(slot)), (Some((0, addr(1))), None));
+    drop(new);
+    assert_eq!(table.lookup(0, &addr(1)), None);
+}
+
+#[test]
+fn a_release_leaves_the_address_that_configuration_gives() {
+    let table = NeighborTable::with_capacity(4);
+    let mut hold = table.hold();
+    let slot = hold.intern(0, addr(1)).unwrap();
+    table.intern(0, addr(1)).unwrap();
+    table.set_static(slot, mac(1));
+    table.release(0, &addr(1));
+    assert_eq!(table.state(slot), NeighborState::Static(mac(1)));
+}
+
+#[test]
+fn only_what_packets_resolve_counts_as_used() {
+    let table = NeighborTable::with_capacity(4);
+    let slot = table.intern(0, addr(1)).unwrap();
+    assert_eq!((table.resolve(0, &addr(1)), table.peek(0, &addr(1))), (None, Some(None)));
+    table.learn(slot, mac(1));
+    assert_eq!((table.peek(0, &addr(1)), table.peek(0, &addr(2))), (Some(Some(mac(1))), None));
+    assert!(!table.take_use(0, &addr(1)), "nobody asked for an address and got one");
+    assert_eq!(table.resolve(0, &addr(1)), Some(mac(1)));
+    table.learn(slot, mac(2));
+    assert_eq!(table.state(slot), NeighborState::Resolved(mac(2)), "the note of use is no state");
+    assert!(table.take_use(0, &addr(1)) && !table.take_use(0, &addr(1)));
+    table.forget(slot);
+    assert_eq!(table.mac(slot), None);
+}
+
+proptest! {
+    #[test]
+    fn finds_what_a_hash_map_finds_while_entries_come_and_go(
+        moves in proptest::collection::vec((any::<bool>(), 0_u32..40), 0..400),
+    ) {
+        // Few places for many keys: long runs in the index, that every removal has to keep whole.
+        let table = NeighborTable::with_capacity(12);
+        let mut oracle = HashMap::new();
+        for (comes, n) in moves {
+            if comes {
+                let full = oracle.len() == 12 && !oracle.contains_key(&n);
+                match table.intern(0, addr(n)) {
+                    Ok(slot) => {
+                        prop_assert!(!full);
+                        prop_assert_eq!(slot, *oracle.entry(n).or_insert(slot));
+                    }
+                    Err(TableFull) => prop_assert!(full),
+                }
+            } else {
+                table.release(0, &addr(n));
+                oracle.remove(&n);
+            }
+            prop_assert_eq!(table.len(), oracle.len());
+            for n in 0..40 {
+                prop_assert_eq!(table.lookup(0, &addr(n)), oracle.get(&n).copied());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reader_beside_slots_that_change_hands_sees_its_own_neighbour_or_none_and_never_misses_one_that_stays() {
+    // Each link address tells whose it is. Four slots for many hosts: the same slot is soon somebody else's.
+    let (table, done) = (NeighborTable::with_capacity(8), AtomicBool::new(false));
+    for n in 0..4 {
+        let slot = table.intern(1, addr(n)).unwrap();
+        table.learn(slot, mac(u64::from(n)));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..40_000_u32 {
+                let n = 4 + round % 61;
+                let slot = table.intern(1, addr(n)).unwrap();
+                table.learn(slot, mac(u64::from(n)));
+                table.release(1, &addr(4 + round.wrapping_sub(3) % 61));
+            }
+            done.store(true, Release);
+        });
+        scope.spawn(|| {
+            while !done.load(Acquire) {
+                for n in 0..65 {
+                    let found = table.resolve(1, &addr(n));
+                    assert!(found.is_none_or(|found| found == mac(u64::from(n))), "{found:?} for host {n}");
+                    assert!(n >= 4 || found.is_some(), "host {n} stays all the time");
+                }
+            }
+        });
+    });
+}

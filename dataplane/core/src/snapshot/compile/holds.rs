@@ -1,0 +1,50 @@
+//! The slots of the neighbour table that a snapshot keeps for its backends, routes and fixed neighbours.
+//!
+//! A snapshot compiled from scratch has one hold, of all its slots. A revised one shares the holds of the snapshot
+//! before and adds the slots of what changed, so that a change of one endpoint does not walk over all of them. After
+//! [`CHAIN_MAX`] revisions it takes one hold of what it names, and the slots of what is gone are free when the older
+//! snapshots are.
+//!
+//! Invariant: every slot that the snapshot names is in one of its holds.
+
+use std::sync::Arc;
+
+use crate::neighbors::Hold;
+use crate::snapshot::Snapshot;
+
+/// Holds of one snapshot.
+const CHAIN_MAX: usize = 32;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(in crate::snapshot) struct Holds(Vec<Arc<Hold>>);
+
+impl Holds {
+    pub(super) fn of(hold: Hold) -> Self {
+        Self(vec![Arc::new(hold)])
+    }
+
+    /// Those of the snapshot before, and one more.
+    pub(super) fn and(&self, hold: Hold) -> Self {
+        let mut all = self.0.clone();
+        if !hold.is_empty() {
+            all.push(Arc::new(hold));
+        }
+        Self(all)
+    }
+
+    pub(super) fn is_long(&self) -> bool {
+        self.0.len() > CHAIN_MAX
+    }
+}
+
+impl Snapshot {
+    /// Holds what this snapshot names, and no more.
+    pub(super) fn hold_anew(&mut self) {
+        let Some(first) = self.holds.0.first() else { return };
+        let mut hold = first.table().hold();
+        let slots = self.next_hops();
+        slots.iter().chain(&*self.static_neighbors).for_each(|&slot| hold.keep(slot));
+        self.holds = Holds::of(hold);
+    }
+}
