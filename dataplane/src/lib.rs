@@ -15,6 +15,7 @@ pub mod links;
 pub mod neighbors;
 pub mod publish;
 pub mod punt;
+pub mod rate;
 pub mod replay;
 pub mod slow_path;
 mod sync;

@@ -8,6 +8,7 @@
 //! Invariant: bounded work per turn for each of its duties, so that none starves another.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,9 +29,11 @@ use crate::drivers::FrameSource;
 use crate::links::{LinkState, Links};
 use crate::neighbors;
 use crate::neighbors::resolver::{Action, Resolver, Surroundings};
+use crate::punt::class::PuntClass;
 use crate::punt::routes::{Routes, TapRoutes};
 use crate::punt::tap::Tap;
 use crate::worker::Exchange;
+use crate::worker::idle::Level;
 
 /// The longest that this thread sleeps.
 pub const WAIT_MAX: Duration = Duration::from_millis(4);
@@ -57,6 +60,10 @@ pub struct SlowPathCounters {
     pub neighbor_frames: Counter,
     /// Those for which there was no memory or no room.
     pub neighbor_frames_dropped: Counter,
+    /// Neighbours that only packets want, not taken in because all those of the link and family are in use.
+    pub neighbors_refused: Level,
+    /// Neighbours that only packets want, given up for newer ones.
+    pub neighbors_evicted: Level,
 }
 
 /// What a forwarding state says about the world outside of it.
@@ -150,7 +157,7 @@ impl<S: FrameSource> SlowPath<S> {
                 memory.resolver.link_up(now, interface);
             }
             let Some(tap) = &self.taps[n] else { continue };
-            match self.send_for_kernel(interface, tap, &mut memory.buffer) {
+            match self.send_for_kernel(interface, tap, &mut memory.buffer, now) {
                 Ok(any) => worked |= any,
                 Err(TapGone) => self.make_anew(n, memory, now),
             }
@@ -160,22 +167,26 @@ impl<S: FrameSource> SlowPath<S> {
         }
         let Memory { resolver, routes, .. } = memory;
         if let Some(Outside { around, routes: wanted }) = self.outside.pop() {
-            self.act(resolver.configure(now, around));
+            self.act(&resolver.configure(now, around));
             routes.want(&wanted);
         }
         worked |= routes.turn(&self.taps);
         worked | self.resolve(resolver, now)
     }
 
-    /// What workers have for the kernel.
+    /// What workers have for the kernel, a bounded part of each class.
     fn punt(&self) -> bool {
-        for n in 0..PER_TURN {
-            let Some(mut punted) = self.exchange.punts.pop() else { return n > 0 };
-            let tap = self.taps.get(usize::from(punted.interface)).and_then(Option::as_ref);
-            let taken = tap.is_some_and(|tap| tap.send(punted.frame.bytes_mut()).is_ok());
-            if taken { &self.counters.to_kernel } else { &self.counters.to_kernel_dropped }.add(1);
+        let mut worked = false;
+        for class in PuntClass::ALL {
+            for _ in 0..class.per_turn() {
+                let Some(mut punted) = self.exchange.punts.pop(class) else { break };
+                let tap = self.taps.get(usize::from(punted.interface)).and_then(Option::as_ref);
+                let taken = tap.is_some_and(|tap| tap.send(punted.frame.bytes_mut()).is_ok());
+                if taken { &self.counters.to_kernel } else { &self.counters.to_kernel_dropped }.add(1);
+                worked = true;
+            }
         }
-        true
+        worked
     }
 
     /// Somebody has deleted a tap: makes it anew, under its name, with its addresses and routes.
@@ -210,10 +221,12 @@ impl<S: FrameSource> SlowPath<S> {
         interface: InterfaceIndex,
         tap: &Tap,
         buffer: &mut [u8],
+        now: Now,
     ) -> Result<bool, TapGone> {
         for n in 0..PER_TURN {
             match tap.receive(buffer) {
                 Ok(Some(frame)) => {
+                    self.exchange.own.note(now, frame);
                     let sent = self.inject(interface, frame);
                     if sent { &self.counters.from_kernel } else { &self.counters.from_kernel_dropped }.add(1);
                 }
@@ -229,27 +242,43 @@ impl<S: FrameSource> SlowPath<S> {
     }
 
     fn resolve(&self, resolver: &mut Resolver, now: Now) -> bool {
+        let uses = |interface, address: IpAddr| self.table.take_use(interface, &address.into());
         let mut worked = false;
-        for _ in 0..PER_TURN {
-            let Some(event) = self.exchange.neighbor_events.pop() else { break };
-            let actions = match event {
-                NeighborEvent::Wanted { interface, addr } => resolver.wanted(now, interface, addr.ip()),
-                NeighborEvent::Seen { interface, addr, mac } => resolver.seen(now, interface, addr.ip(), mac),
-            };
-            self.act(actions);
-            worked = true;
+        let news = &self.exchange.news;
+        // Wishes first: packets wait for them. Each kind has a bound of its own, so that a flood of one leaves time
+        // for the others.
+        for (queue, most) in [(&news.wanted, PER_TURN), (&news.seen, PER_TURN), (&news.claimed, PER_TURN / 8)]
+        {
+            for _ in 0..most {
+                let Some(event) = queue.pop() else { break };
+                let actions = match event {
+                    NeighborEvent::Wanted { interface, addr } => resolver.wanted(now, interface, addr.ip()),
+                    NeighborEvent::Seen { interface, addr, mac, how } => {
+                        resolver.seen(now, (interface, addr.ip()), mac, how, &uses)
+                    }
+                    NeighborEvent::Conflict { interface, addr, mac } => {
+                        resolver.claimed(now, (interface, addr.ip()), mac)
+                    }
+                };
+                self.act(&actions);
+                worked = true;
+            }
         }
-        let actions = resolver.tick(now);
+        let actions = resolver.tick(now, &uses);
         worked |= !actions.is_empty();
-        self.act(actions);
+        self.act(&actions);
+        let (refused, evicted) = resolver.crowding();
+        self.counters.neighbors_refused.set(refused);
+        self.counters.neighbors_evicted.set(evicted);
         worked
     }
 
-    fn act(&self, actions: Vec<Action>) {
+    fn act(&self, actions: &[Action]) {
         for action in actions {
+            neighbors::apply(&self.table, action);
             match action {
                 Action::Send { interface, frame } => {
-                    let sent = self.inject(interface, &frame);
+                    let sent = self.inject(*interface, frame);
                     if sent {
                         &self.counters.neighbor_frames
                     } else {
@@ -257,14 +286,11 @@ impl<S: FrameSource> SlowPath<S> {
                     }
                     .add(1);
                 }
-                Action::Learn { interface, address, mac, fixed } => {
-                    tracing::debug!(interface, %address, %mac, "neighbour found");
-                    neighbors::learn(&self.table, interface, address, mac, fixed);
+                Action::Conflict { interface, address, mac, defended } => {
+                    let mac = mac.map_or_else(|| "unknown".to_owned(), |mac| mac.to_string());
+                    tracing::warn!(interface, %address, mac, defended, "another station claims an address of the gateway");
                 }
-                Action::Forget { interface, address } => {
-                    tracing::debug!(interface, %address, "neighbour given up");
-                    neighbors::forget(&self.table, interface, address);
-                }
+                _ => {}
             }
         }
     }

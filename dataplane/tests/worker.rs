@@ -25,10 +25,11 @@ use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort, MemoryQueue};
 use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
 use tidegate_dataplane::gateway::{Crew, CrewConfig, OnFailure, WorkerState};
 use tidegate_dataplane::publish::Publisher;
+use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 use tidegate_dataplane::worker::mailbox::HANDED_OVER_MAX;
 use tidegate_dataplane::worker::parking::FRAMES_PER_NEIGHBOR;
-use tidegate_dataplane::worker::{Exchange, FlowFilter, Forwarding, PUNTS_MAX, Worker, WorkerParts};
+use tidegate_dataplane::worker::{Exchange, FlowFilter, Forwarding, Worker, WorkerParts};
 
 /// Workers that the test turns itself, one port between them and the test.
 struct Bench {
@@ -147,16 +148,42 @@ fn frames_for_a_port_without_link_are_dropped_by_their_own_reason_and_flows_go_o
 #[test]
 fn a_full_punt_queue_drops_what_comes_after_and_counts_it() {
     let mut bench = bench(1, 64);
-    let extra = 50;
-    for _ in 0..PUNTS_MAX + extra {
+    let (room, extra) = (PuntClass::Other.queue_max(), 50);
+    for _ in 0..room + extra {
         assert!(bench.wire.offer(0, &stray()));
         bench.turn(0);
     }
     let shared = bench.workers[0].shared();
-    assert_eq!(shared.counters.punts(PuntReason::NotIp), PUNTS_MAX as u64);
+    assert_eq!(shared.counters.punts(PuntReason::NotIp), room as u64);
     assert_eq!(bench.drops(0, Refusal::PuntQueueFull), extra as u64);
-    let punted = bench.exchange.punts.pop().unwrap();
+    let punted = bench.exchange.punts.pop(PuntClass::Other).unwrap();
     assert_eq!((punted.interface, punted.frame.bytes()), (0, &stray()[..]));
+}
+
+#[test]
+fn a_flood_for_the_kernel_is_limited_and_answers_to_the_host_pass_it() {
+    let mut bench = bench(1, 64);
+    let check = || Builder::tcp("192.0.2.2:40001", "192.0.2.10:8080").flags(tcp::flags::SYN);
+    let answer = Builder::tcp("192.0.2.10:8080", "192.0.2.2:40001").flags(tcp::flags::SYN | tcp::flags::ACK);
+    let answer = answer.mac(BACKEND, GATEWAY).build();
+    bench.exchange.own.note(Now(0), &check().build());
+    let mut answered = 0;
+    for milli in 1..=1_000 {
+        for _ in 0..40 {
+            assert!(bench.wire.offer(0, &stray()));
+        }
+        assert!(bench.wire.offer(0, &answer));
+        bench.turn_at(0, milli);
+        bench.turn_at(0, milli);
+        // The kernel takes a few frames at a time.
+        (0..8).for_each(|_| drop(bench.exchange.punts.pop(PuntClass::Other)));
+        answered += u64::from(bench.exchange.punts.pop(PuntClass::Answer).is_some());
+    }
+    assert_eq!(answered, 1_000, "each of them, on the turn that it came");
+    let (limited, full) = (bench.drops(0, Refusal::PuntRateLimited), bench.drops(0, Refusal::PuntQueueFull));
+    let counters = &bench.workers[0].shared().turns.punts[PuntClass::Other as usize];
+    assert_eq!((counters.rate_limited.value(), counters.queue_full.value()), (limited, full));
+    assert!(limited > 28_000 && full > 1_000 && limited + full + counters.passed.value() == 40_000);
 }
 
 /// Sends SYNs by a worker's queue until the worker holds the flow of one, and returns the client's port and the one that
@@ -257,7 +284,7 @@ fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order_when_it_is_found() 
     assert!(bench.wire.take(0).is_none());
     assert_eq!(counted(&bench), (4, 0, 0), "nobody has told their end yet");
     let wanted = NeighborEvent::Wanted { interface: 0, addr: ip(BACKEND_IP).into() };
-    assert_eq!(bench.exchange.neighbor_events.pop(), Some(wanted));
+    assert_eq!((bench.exchange.news.wanted.pop(), bench.exchange.news.wanted.pop()), (Some(wanted), None));
 
     bench.learn(BACKEND_IP, BACKEND);
     bench.turn_at(0, 3);

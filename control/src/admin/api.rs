@@ -27,7 +27,7 @@ pub struct Status {
     pub started: String,
     /// Seconds since then.
     pub uptime_seconds: u64,
-    /// Every worker runs and has what was decided in time.
+    /// Every worker runs and has what was decided in time, and the neighbour table has room.
     pub healthy: bool,
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
@@ -47,6 +47,9 @@ pub struct Status {
     pub workers: Vec<WorkerStatus>,
     /// The ports.
     pub interfaces: Vec<InterfaceStatus>,
+    /// How full the neighbour table is.
+    #[serde(default)]
+    pub neighbors: NeighborsStatus,
     /// Services that ask for an address.
     pub services: usize,
     /// Those that wait for one.
@@ -173,6 +176,28 @@ pub struct TapStatus {
     pub name: String,
     /// Its link.
     pub link: LinkStatus,
+}
+
+/// The neighbour table: a further next hop finds no room once `used` is `max`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NeighborsStatus {
+    /// Next hops of backends and routes.
+    pub next_hops: usize,
+    /// How many of those there may be.
+    pub next_hops_max: usize,
+    /// Neighbours that only packets want.
+    pub on_demand: usize,
+    /// How many of those there may be.
+    pub on_demand_max: usize,
+}
+
+impl NeighborsStatus {
+    /// Whether next hops of backends or routes find no room any more.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.next_hops_max > 0 && self.next_hops >= self.next_hops_max
+    }
 }
 
 /// What was asked for and not granted.

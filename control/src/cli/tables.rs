@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use super::output::{Format, Style, Table, age};
 use crate::admin::api::{
     BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowRow, FlowsAnswer, HealthState, HealthView,
-    PoolView, PortView, ServiceView, SourceStatus, Status,
+    NeighborsStatus, PoolView, PortView, ServiceView, SourceStatus, Status,
 };
 use crate::reconcile::DrainTarget;
 
@@ -301,6 +301,11 @@ pub(super) fn status(status: &Status, style: Style) -> String {
         fact("Source lost", format!("since {since}, by {objects}: {why}"));
     }
     status.source.kept.iter().for_each(|kept| fact("Source kept", kept.clone()));
+    let NeighborsStatus { next_hops, next_hops_max, on_demand, on_demand_max } = status.neighbors;
+    let full = if status.neighbors.is_full() { ", full: further next hops are left out" } else { "" };
+    let room =
+        format!("{next_hops} of {next_hops_max} next hops, {on_demand} of {on_demand_max} others{full}");
+    fact("Neighbors", room);
     fact("Services", format!("{}, {} pending", status.services, status.services_pending));
     fact("Backends", format!("{} of {} active", status.backends_active, status.backends));
     let drained = if status.drained.is_empty() { "none".to_owned() } else { status.drained.join(", ") };

@@ -66,6 +66,7 @@ impl AdminBackend for Operator {
     fn status(&self) -> api::Status {
         let (health, generations) = (self.state.health(), self.state.generations());
         let stats = self.state.dataplane.stats();
+        let neighbors = neighbors(&stats);
         let mut status = api::Status {
             name: self.state.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -73,7 +74,7 @@ impl AdminBackend for Operator {
             started: self.state.started.to_string(),
             uptime_seconds: u64::try_from(Timestamp::now().duration_since(self.state.started).as_secs())
                 .unwrap_or(0),
-            healthy: health.healthy,
+            healthy: health.healthy && !neighbors.is_full(),
             ready: health.ready,
             degraded: health.degraded,
             generation_desired: generations.desired,
@@ -90,6 +91,7 @@ impl AdminBackend for Operator {
             }),
             workers: stats.workers.iter().map(worker).collect(),
             interfaces: self.interfaces(&stats),
+            neighbors,
             source: source(&self.source, &self.state.source_state()),
             ..api::Status::default()
         };
@@ -295,6 +297,12 @@ fn worker(worker: &tidegate_dataplane::gateway::WorkerStats) -> api::WorkerStatu
         cycles_per_packet: worker.cycles_per_packet,
         flows: worker.flows,
     }
+}
+
+fn neighbors(stats: &tidegate_dataplane::gateway::Stats) -> api::NeighborsStatus {
+    let tidegate_dataplane::gateway::NeighborUsage { next_hops, next_hops_max, on_demand, on_demand_max } =
+        stats.neighbors;
+    api::NeighborsStatus { next_hops, next_hops_max, on_demand, on_demand_max }
 }
 
 fn source((kind, location): &(&'static str, String), state: &SourceState) -> api::SourceStatus {

@@ -68,6 +68,13 @@ pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
         bytes.sample([&name(at), "rx"], one.rx_bytes).sample([&name(at), "tx"], one.tx_bytes);
     }
 
+    let help =
+        "ARP and neighbour discovery packets in which another station claimed an address of the gateway.";
+    let mut conflicts = page.counter("tidegate_address_conflicts_total", help, ["interface"]);
+    for (at, one) in stats.interfaces.iter().enumerate() {
+        conflicts.sample([&name(at)], one.address_conflicts);
+    }
+
     let mut drops = page.counter("tidegate_drops_total", "Frames dropped, by reason.", ["reason"]);
     let mut by_reason = [0; DropReason::COUNT];
     for (why, count) in &stats.drops {
@@ -99,6 +106,27 @@ pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
         .sample(["from_kernel"], slow.from_kernel_dropped);
     let help = "ARP and neighbour discovery requests, probes and announcements made.";
     page.counter("tidegate_neighbor_frames_total", help, []).sample([], slow.neighbor_frames);
+    let help = "Neighbours that only packets want, not taken in because all those of the link and family are in use.";
+    page.counter("tidegate_neighbors_refused_total", help, []).sample([], slow.neighbors_refused);
+    let help = "Neighbours that only packets want, given up for newer ones.";
+    page.counter("tidegate_neighbors_evicted_total", help, []).sample([], slow.neighbors_evicted);
+    let help =
+        "Entries of the neighbour table: next hops of backends and routes, and those that only packets want.";
+    page.gauge("tidegate_neighbors", help, ["kind"])
+        .sample(["next_hop"], stats.neighbors.next_hops)
+        .sample(["on_demand"], stats.neighbors.on_demand);
+    let help = "Entries of each kind that the neighbour table has room for.";
+    page.gauge("tidegate_neighbors_max", help, ["kind"])
+        .sample(["next_hop"], stats.neighbors.next_hops_max)
+        .sample(["on_demand"], stats.neighbors.on_demand_max);
+    let help = "Frames for the kernel, by class: passed on, dropped over the rate, dropped at a full queue.";
+    let mut family = page.counter("tidegate_punts_by_class_total", help, ["class", "result"]);
+    for (class, count) in &stats.punt_classes {
+        family
+            .sample([class.as_str(), "passed"], count.passed)
+            .sample([class.as_str(), "rate_limited"], count.rate_limited)
+            .sample([class.as_str(), "queue_full"], count.queue_full);
+    }
     let help = "Frames of the kernel and of neighbour resolution that workers sent.";
     page.counter("tidegate_injected_packets_total", help, []).sample([], slow.injected);
     let help = "Those that the transmit queue did not take.";

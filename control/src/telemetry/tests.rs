@@ -10,9 +10,10 @@ use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::snapshot::{Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
 use tidegate_dataplane::gateway::{
-    BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, ServiceStats, SlowPathStats, Stats,
-    WorkerState, WorkerStats,
+    BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, PuntClassStats,
+    ServiceStats, SlowPathStats, Stats, WorkerState, WorkerStats,
 };
+use tidegate_dataplane::punt::class::PuntClass;
 
 use super::*;
 use crate::diagnostic::Diagnostic;
@@ -253,8 +254,13 @@ fn port_view(vip: &str, backends: &[(&str, BackendViewState)]) -> PortView {
 }
 
 fn world() -> World {
-    let interface =
-        |n: u64| InterfaceStats { rx_packets: n, rx_bytes: n + 1, tx_packets: n + 2, tx_bytes: n + 3 };
+    let interface = |n: u64| InterfaceStats {
+        rx_packets: n,
+        rx_bytes: n + 1,
+        tx_packets: n + 2,
+        tx_bytes: n + 3,
+        address_conflicts: n + 4,
+    };
     let drops = DropReason::all().enumerate().map(|(at, why)| (why, at as u64));
     let stats = Stats {
         interfaces: vec![interface(10), interface(20)],
@@ -266,12 +272,21 @@ fn world() -> World {
         evictions: EvictionReason::ALL.iter().map(|&why| (why, 300 + why as u64)).collect(),
         flows_refused: 32,
         answers_suppressed: AnswerKind::ALL.iter().map(|&kind| (kind, 400 + kind.index() as u64)).collect(),
+        punt_classes: PuntClass::ALL
+            .map(|class| {
+                let n = 400 + 10 * class as u64;
+                (class, PuntClassStats { passed: n, rate_limited: n + 1, queue_full: n + 2 })
+            })
+            .into(),
+        neighbors: NeighborUsage { next_hops: 51, next_hops_max: 52, on_demand: 53, on_demand_max: 54 },
         slow_path: SlowPathStats {
             to_kernel: 41,
             to_kernel_dropped: 42,
             from_kernel: 43,
             from_kernel_dropped: 44,
             neighbor_frames: 45,
+            neighbors_refused: 48,
+            neighbors_evicted: 49,
             injected: 46,
             injected_dropped: 47,
         },
@@ -414,6 +429,16 @@ fn values_are_those_of_the_sample() {
     check("kernel_packets_total", &[("direction", "from_kernel")], 43.0);
     check("kernel_drops_total", &[("direction", "from_kernel")], 44.0);
     check("neighbor_frames_total", &[], 45.0);
+    check("neighbors_refused_total", &[], 48.0);
+    check("neighbors_evicted_total", &[], 49.0);
+    check("neighbors", &[("kind", "next_hop")], 51.0);
+    check("neighbors_max", &[("kind", "next_hop")], 52.0);
+    check("neighbors", &[("kind", "on_demand")], 53.0);
+    check("neighbors_max", &[("kind", "on_demand")], 54.0);
+    check("punts_by_class_total", &[("class", "neighbor_answer"), ("result", "passed")], 400.0);
+    check("punts_by_class_total", &[("class", "answer"), ("result", "rate_limited")], 411.0);
+    check("punts_by_class_total", &[("class", "other"), ("result", "queue_full")], 442.0);
+    check("address_conflicts_total", &[("interface", "uplink")], 14.0);
     check("injected_packets_total", &[], 46.0);
     check("injected_drops_total", &[], 47.0);
     check("worker_up", &[("worker", "0")], 1.0);

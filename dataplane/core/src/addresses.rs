@@ -1,8 +1,9 @@
 //! The addresses that the gateway answers for, and in what manner.
 //!
 //! VIPs, SNAT addresses and outer sources of tunnels are the dataplane's: it answers ARP, neighbour solicitations
-//! and pings for them. The interfaces' own addresses are the kernel's: what is sent to them is punted. Asked for
-//! packets that no service and no flow has claimed. Built by the compile of a snapshot. Where `tunnelSource` is a
+//! and pings for them. The interfaces' own addresses are the kernel's: what is sent to them is punted, except requests
+//! for their link address, which the dataplane answers so that no flood can keep a neighbour from resolving them. Asked
+//! for packets that no service and no flow has claimed. Built by the compile of a snapshot. Where `tunnelSource` is a
 //! prefix, its addresses are not listed here: [`Snapshot::address`](crate::snapshot::Snapshot::address) asks for them
 //! last.
 //!

@@ -44,6 +44,8 @@ pub struct InterfaceCounters {
     pub tx_packets: Counter,
     /// Bytes of them.
     pub tx_bytes: Counter,
+    /// Packets in which another station claimed an address of ours.
+    pub address_conflicts: Counter,
 }
 
 /// Everything that one worker counts over its life.

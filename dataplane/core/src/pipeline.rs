@@ -156,15 +156,43 @@ pub enum NeighborEvent {
         /// The next hop.
         addr: Addr,
     },
-    /// An ARP or neighbour discovery packet told a link address.
+    /// An ARP or neighbour discovery packet told something that is not known yet.
     Seen {
         /// The link.
         interface: InterfaceIndex,
         /// Whose.
         addr: Addr,
-        /// The link address.
-        mac: MacAddr,
+        /// The link address; a solicited advertisement may leave it out.
+        mac: Option<MacAddr>,
+        /// On what occasion.
+        how: Sighting,
     },
+    /// Another station claims an address of ours.
+    Conflict {
+        /// The link.
+        interface: InterfaceIndex,
+        /// Our address.
+        addr: Addr,
+        /// The link address of the claimant, as far as it tells one.
+        mac: Option<MacAddr>,
+    },
+}
+
+/// On what occasion a neighbour told its link address: how far that is believed (RFC 826, RFC 4861 7.2.3 and 7.2.5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sighting {
+    /// It says that it answers a request: an ARP reply to our address, a solicited advertisement.
+    Answer {
+        /// Replaces another link address.
+        overrides: bool,
+    },
+    /// Unasked: a gratuitous ARP packet, an unsolicited advertisement, a request to somebody else.
+    Announcement {
+        /// Replaces another link address.
+        overrides: bool,
+    },
+    /// It asks for an address of ours, so it is about to send to us.
+    Request,
 }
 
 /// What became of a burst, frame by frame.

@@ -121,6 +121,8 @@ reasons! {
         /// broadcast address of a connected network, an address of ours; of a new flow also a default router, and
         /// link-local from beyond the link.
         BadSource => "bad_source",
+        /// An ARP or neighbour discovery packet in which another station claims an address of ours.
+        AddressConflict => "address_conflict",
         /// To another station's link address.
         OtherStation => "other_station",
         /// A packet to one host in a frame to a group (RFC 1812 5.3.4, RFC 1122 3.3.6): every station that has the
@@ -189,6 +191,8 @@ reasons! {
         LinkDown => "link_down",
         /// The queue to the kernel was full.
         PuntQueueFull => "punt_queue_full",
+        /// For the kernel, but more of its class than the kernel is given in this time.
+        PuntRateLimited => "punt_rate_limited",
         /// The ring to the other worker was full.
         HandOverRingFull => "hand_over_ring_full",
     }

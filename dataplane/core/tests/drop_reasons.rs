@@ -14,11 +14,12 @@ use tidegate_core::verdict::{DropReason, Refusal, Verdict};
 use tidegate_core::wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::flags};
 
 /// Reasons that the crate `tidegate-dataplane` counts, where the queues and the buffers are.
-const OF_THE_DRIVERS: [Refusal; 5] = [
+const OF_THE_DRIVERS: [Refusal; 6] = [
     Refusal::NotContiguous,
     Refusal::TxQueueFull,
     Refusal::LinkDown,
     Refusal::PuntQueueFull,
+    Refusal::PuntRateLimited,
     Refusal::HandOverRingFull,
 ];
 
@@ -110,6 +111,9 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         Refusal::OtherStation => question().mac(ROUTER_MAC, MacAddr([2, 9, 9, 9, 9, 9])).build(),
         Refusal::VlanMismatch => to_gateway(question().vlan(7)),
         Refusal::NoService => return (silent(DsrL2), to_gateway(Builder::udp(CLIENT, "203.0.113.5:54"))),
+        Refusal::AddressConflict => {
+            arp::announcement(MacAddr([2, 0, 0, 0, 0, 9]), "203.0.113.5".parse().unwrap(), None).to_vec()
+        }
         Refusal::SourceRange => {
             let ranges: Arc<[ipnet::IpNet]> = Arc::new(["203.0.113.0/24".parse().expect("a prefix")]);
             let closed = ServiceSpec { source_ranges: Some(ranges), ..one(DsrL2, Protocol::Udp, VIP) };
@@ -181,6 +185,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         | Refusal::TxQueueFull
         | Refusal::LinkDown
         | Refusal::PuntQueueFull
+        | Refusal::PuntRateLimited
         | Refusal::HandOverRingFull => unreachable!("they are the drivers'"),
     };
     (lab(DsrL2), frame)

@@ -63,6 +63,7 @@ fn no_frame_panics_and_each_is_accounted_for_once() {
         "tx_queue_full",
         "link_down",
         "punt_queue_full",
+        "punt_rate_limited",
         "hand_over_ring_full",
     ];
     let missed: Vec<_> = reached.iter().filter(|(_, count)| **count == 0).map(|(reason, _)| reason).collect();

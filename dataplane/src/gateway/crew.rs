@@ -199,7 +199,7 @@ impl<F> Crew<F> {
         if first.interfaces.len() != ports {
             return Err(PublishError::Interfaces { given: first.interfaces.len(), ports }.into());
         }
-        let neighbors = Arc::new(NeighborTable::new());
+        let neighbors = Arc::new(NeighborTable::seeded(config.seed));
         let (snapshot, _) = Snapshot::compile(first, None, &neighbors).map_err(PublishError::Compile)?;
         let mut ledger = Ledger::new(config.places.len());
         let tallies = ledger.follow(&snapshot);

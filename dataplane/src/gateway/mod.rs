@@ -21,10 +21,10 @@ use crate::drivers::gate::Gate;
 use crate::links::kernel::Kernel;
 use crate::links::lock::DeviceLock;
 use crate::links::{Device, Ground, Life, WatchThread, Watched, WatchedPort, open_port};
+use crate::punt::class::PuntClass;
 use crate::punt::silence::Silence;
 use crate::punt::tap::{Tap, TapConfig};
 use crate::topology::{self, Machine, Plan, PortOffer};
-use crate::worker::PUNTS_MAX;
 use crate::worker::fragment_room::HELD_MAX;
 use crate::worker::mailbox::{HANDED_OVER_MAX, INJECTED_MAX};
 use crate::worker::parking::PARKED_MAX;
@@ -40,7 +40,10 @@ pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
 pub use crew::{Crew, CrewConfig, CrewError, PublishError, Published};
 pub use dpdk::Memory;
 pub use member::{OnFailure, WorkerFailure, WorkerState};
-pub use stats::{BackendStats, InterfaceStats, ServiceStats, SlowPathStats, Stats, WorkerStats};
+pub use stats::{
+    BackendStats, InterfaceStats, NeighborUsage, PuntClassStats, ServiceStats, SlowPathStats, Stats,
+    WorkerStats,
+};
 
 /// A running gateway. What a [`Crew`] does, it does too.
 ///
@@ -288,7 +291,7 @@ fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
     let in_hand = workers * (ports + 2) * BURST;
     // A cache may hold half as many again before it is flushed.
     let cached = workers * defaults.cache as usize * 3 / 2;
-    let queued = workers * (HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX + HELD_MAX) + PUNTS_MAX;
+    let queued = workers * (HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX + HELD_MAX) + PuntClass::QUEUED_MAX;
     let wanted = rings + in_hand + cached + queued;
     let mtu_max = config.interfaces.iter().filter_map(|one| one.mtu).max().unwrap_or(0);
     PoolConfig {
@@ -454,7 +457,7 @@ mod tests {
         let pool = pool_config(&config, &plan);
         assert!(
             pool.mbufs as usize
-                > 2 * 1024 + HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX + HELD_MAX + PUNTS_MAX
+                > 2 * 1024 + HANDED_OVER_MAX + INJECTED_MAX + PARKED_MAX + HELD_MAX + PuntClass::QUEUED_MAX
         );
         assert!(pool.data_room >= 9064);
     }

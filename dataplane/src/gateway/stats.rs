@@ -8,13 +8,16 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use tidegate_core::conntrack::EvictionReason;
+use tidegate_core::counters::Counter;
 use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
+pub use tidegate_core::neighbors::Usage as NeighborUsage;
 use tidegate_core::snapshot::ServiceKey;
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, TransmitReason};
 use tidegate_core::wire::Addr;
 
 use super::crew::Crew;
 use super::member::{Member, WorkerState};
+use crate::punt::class::{ClassCounters, PuntClass};
 
 /// Everything. See the module.
 #[derive(Debug, Clone, Default)]
@@ -39,6 +42,10 @@ pub struct Stats {
     pub answers_suppressed: Vec<(AnswerKind, u64)>,
     /// The threads beside the workers.
     pub slow_path: SlowPathStats,
+    /// Frames for the kernel, by their class.
+    pub punt_classes: Vec<(PuntClass, PuntClassStats)>,
+    /// How full the table of next hops is.
+    pub neighbors: NeighborUsage,
 }
 
 /// One interface, as its workers saw it.
@@ -52,6 +59,19 @@ pub struct InterfaceStats {
     pub tx_packets: u64,
     /// Bytes of them.
     pub tx_bytes: u64,
+    /// Packets in which another station claimed an address of ours.
+    pub address_conflicts: u64,
+}
+
+/// Frames of one class for the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PuntClassStats {
+    /// Handed to the slow path.
+    pub passed: u64,
+    /// Dropped: over the rate of the class.
+    pub rate_limited: u64,
+    /// Dropped: its queue was full.
+    pub queue_full: u64,
 }
 
 /// One worker.
@@ -88,6 +108,10 @@ pub struct SlowPathStats {
     pub from_kernel_dropped: u64,
     /// Requests, probes and announcements.
     pub neighbor_frames: u64,
+    /// Neighbours that only packets want, not taken in because all of their share are in use.
+    pub neighbors_refused: u64,
+    /// Neighbours that only packets want, given up for newer ones.
+    pub neighbors_evicted: u64,
     /// Frames of both kinds sent by workers.
     pub injected: u64,
     /// Those that the transmit queue did not take.
@@ -141,8 +165,19 @@ impl<F> Crew<F> {
             rx_bytes: sum(&|shared| shared.counters.interface(index).rx_bytes.value()),
             tx_packets: sum(&|shared| shared.counters.interface(index).tx_packets.value()),
             tx_bytes: sum(&|shared| shared.counters.interface(index).tx_bytes.value()),
+            address_conflicts: sum(&|shared| shared.counters.interface(index).address_conflicts.value()),
         };
         let slow = self.slow_path_counters();
+        let of_class = |class: PuntClass| {
+            let count = |read: fn(&ClassCounters) -> &Counter| {
+                sum(&|shared| read(&shared.turns.punts[class as usize]).value())
+            };
+            PuntClassStats {
+                passed: count(|counters| &counters.passed),
+                rate_limited: count(|counters| &counters.rate_limited),
+                queue_full: count(|counters| &counters.queue_full),
+            }
+        };
         Stats {
             interfaces: (0..self.ports())
                 .map(|n| interface(InterfaceIndex::try_from(n).expect("few ports")))
@@ -167,12 +202,16 @@ impl<F> Crew<F> {
                 .iter()
                 .map(|&kind| (kind, sum(&|shared| shared.turns.answers_suppressed[kind.index()].value())))
                 .collect(),
+            punt_classes: PuntClass::ALL.map(|class| (class, of_class(class))).into(),
+            neighbors: self.neighbors().usage(),
             slow_path: SlowPathStats {
                 to_kernel: slow.to_kernel.value(),
                 to_kernel_dropped: slow.to_kernel_dropped.value(),
                 from_kernel: slow.from_kernel.value(),
                 from_kernel_dropped: slow.from_kernel_dropped.value(),
                 neighbor_frames: slow.neighbor_frames.value(),
+                neighbors_refused: slow.neighbors_refused.value(),
+                neighbors_evicted: slow.neighbors_evicted.value(),
                 injected: sum(&|shared| shared.turns.injected.value()),
                 injected_dropped: sum(&|shared| shared.turns.injected_dropped.value()),
             },

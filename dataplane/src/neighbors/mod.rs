@@ -8,14 +8,16 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::neighbors::{NeighborSlot, NeighborTable};
 use tidegate_core::snapshot::SnapshotSpec;
-use tidegate_core::wire::{Addr, MacAddr, VlanId};
+use tidegate_core::wire::{Addr, VlanId};
 
+mod conflicts;
 pub mod resolver;
+mod shelves;
 
 use crate::punt;
-use resolver::{Link, Surroundings};
+use resolver::{Action, Known, Link, Surroundings};
 
 /// What a forwarding state wants to know of its links. `announce`: tell the links about VIPs and SNAT addresses.
 #[must_use]
@@ -60,23 +62,47 @@ pub fn tap_routes(spec: &SnapshotSpec, around: &Surroundings) -> punt::routes::R
     spec.routes.iter().filter_map(|route| Some((route.to.trunc(), way(route.via)?))).collect()
 }
 
-/// Puts a link address into the table. With no room for another next hop it stays unresolved, and that is logged.
-pub fn learn(table: &NeighborTable, interface: u8, address: IpAddr, mac: MacAddr, fixed: bool) {
-    match table.intern(interface, Addr::from(address)) {
-        Ok(slot) if fixed => table.set_static(slot, mac),
-        Ok(slot) => {
-            table.learn(slot, mac);
+/// Does to the table what an action says. With no room for another next hop it stays unresolved, and that is logged.
+pub fn apply(table: &NeighborTable, action: &Action) {
+    match *action {
+        Action::Hold { interface, address } => {
+            slot(table, interface, address);
         }
-        Err(error) => tracing::warn!(%address, interface, %error, "neighbour not kept"),
+        Action::Learn { interface, address, mac, how } => {
+            tracing::debug!(interface, %address, %mac, ?how, "neighbor found");
+            let Some(slot) = slot(table, interface, address) else { return };
+            match how {
+                Known::Fixed => table.set_static(slot, mac),
+                Known::Confirmed => {
+                    table.learn(slot, mac);
+                }
+                Known::Unconfirmed => {
+                    table.learn(slot, mac);
+                    table.mark_stale(slot);
+                }
+            }
+        }
+        Action::Forget { interface, address } => {
+            tracing::debug!(interface, %address, "neighbor does not answer");
+            if let Some(slot) = table.lookup(interface, &address.into()) {
+                table.forget(slot);
+            }
+        }
+        Action::Release { interface, address, fixed } => {
+            tracing::debug!(interface, %address, "neighbor released");
+            let address = Addr::from(address);
+            if let Some(slot) = table.lookup(interface, &address).filter(|_| fixed) {
+                table.clear_static(slot);
+            }
+            table.release(interface, &address);
+        }
+        Action::Send { .. } | Action::Conflict { .. } => {}
     }
 }
 
-/// Takes a link address out of the table.
-pub fn forget(table: &NeighborTable, interface: u8, address: IpAddr) {
-    if let Some(slot) = table.lookup(interface, &Addr::from(address)) {
-        table.clear_static(slot);
-        table.forget(slot);
-    }
+fn slot(table: &NeighborTable, interface: u8, address: IpAddr) -> Option<NeighborSlot> {
+    let slot = table.intern(interface, Addr::from(address));
+    slot.map_err(|error| tracing::debug!(%address, interface, %error, "neighbor not kept")).ok()
 }
 
 #[cfg(test)]
@@ -88,6 +114,7 @@ mod tests {
         BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NoEndpoints, Protocol, RouteSpec,
         Scheduler, ServiceKey, ServiceSpec,
     };
+    use tidegate_core::wire::MacAddr;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()

@@ -37,21 +37,67 @@ fn requests(actions: &[Action]) -> Vec<(MacAddr, ArpPacket)> {
         .collect()
 }
 
-/// Runs the machine's timers up to `until`, and returns everything it did with the times.
+/// Runs the machine's timers up to `until`, and returns everything it did with the times. No packet uses a neighbour.
 fn run(resolver: &mut Resolver, until: Now) -> Vec<(Now, Action)> {
+    run_with(resolver, until, &UNUSED)
+}
+
+fn run_with(resolver: &mut Resolver, until: Now, uses: Uses<'_>) -> Vec<(Now, Action)> {
     let mut all = Vec::new();
     while let Some(due) = resolver.due().filter(|&due| due <= until) {
-        all.extend(resolver.tick(due).into_iter().map(|action| (due, action)));
+        all.extend(resolver.tick(due, uses).into_iter().map(|action| (due, action)));
     }
     all
+}
+
+const UNUSED: fn(InterfaceIndex, IpAddr) -> bool = |_, _| false;
+const USED: fn(InterfaceIndex, IpAddr) -> bool = |_, _| true;
+const ANSWER: Sighting = Sighting::Answer { overrides: true };
+const ANNOUNCEMENT: Sighting = Sighting::Announcement { overrides: true };
+
+fn answer(resolver: &mut Resolver, now: Now, address: IpAddr, mac: MacAddr) -> Vec<Action> {
+    told(resolver, now, address, mac, ANSWER)
+}
+
+fn told(resolver: &mut Resolver, now: Now, address: IpAddr, mac: MacAddr, how: Sighting) -> Vec<Action> {
+    resolver.seen(now, (0, address), Some(mac), how, &UNUSED)
+}
+
+fn learn(address: IpAddr, mac: MacAddr, how: Known) -> Action {
+    Action::Learn { interface: 0, address, mac, how }
+}
+
+/// A pinned neighbour that has answered.
+fn pinned(address: IpAddr, mac: MacAddr) -> Resolver {
+    let mut resolver = Resolver::default();
+    resolver.configure(at(0), Surroundings { next_hops: [address].into(), ..around() });
+    resolver.tick(at(0), &UNUSED);
+    assert_eq!(answer(&mut resolver, at(10), address, mac), [learn(address, mac, Known::Confirmed)]);
+    resolver
+}
+
+/// A neighbour that a packet wanted and that has answered.
+fn on_demand(resolver: &mut Resolver, now: Now, address: IpAddr, mac: MacAddr) {
+    resolver.wanted(now, 0, address);
+    run(resolver, now);
+    assert_eq!(answer(resolver, now, address, mac).last(), Some(&learn(address, mac, Known::Confirmed)));
+}
+
+fn hosts(first: [u8; 4], count: u32) -> impl Iterator<Item = IpAddr> {
+    (0..count).map(move |n| IpAddr::from((u32::from_be_bytes(first) + n).to_be_bytes()))
+}
+
+fn is_known(resolver: &Resolver, address: IpAddr) -> bool {
+    resolver.known().any(|(_, known, _)| known == address)
 }
 
 #[test]
 fn a_wanted_neighbour_is_asked_for_and_its_answer_learnt() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
-    assert!(resolver.wanted(at(5), 0, ip("192.0.2.1")).is_empty());
-    let actions = resolver.tick(at(5));
+    let hold = Action::Hold { interface: 0, address: ip("192.0.2.1") };
+    assert_eq!(resolver.wanted(at(5), 0, ip("192.0.2.1")), [hold]);
+    let actions = resolver.tick(at(5), &UNUSED);
     let [(to, request)] = requests(&actions)[..] else { panic!("one request: {actions:?}") };
     assert_eq!(
         (to, request.sender_mac, request.sender_ip.to_string()),
@@ -59,11 +105,11 @@ fn a_wanted_neighbour_is_asked_for_and_its_answer_learnt() {
     );
     assert_eq!(request.target_ip.to_string(), "192.0.2.1");
     assert!(
-        resolver.wanted(at(6), 0, ip("192.0.2.1")).is_empty() && resolver.tick(at(6)).is_empty(),
+        resolver.wanted(at(6), 0, ip("192.0.2.1")).is_empty() && resolver.tick(at(6), &UNUSED).is_empty(),
         "asked once"
     );
-    let learnt = resolver.seen(at(7), 0, ip("192.0.2.1"), ROUTER);
-    assert_eq!(learnt, [Action::Learn { interface: 0, address: ip("192.0.2.1"), mac: ROUTER, fixed: false }]);
+    let learnt = answer(&mut resolver, at(7), ip("192.0.2.1"), ROUTER);
+    assert_eq!(learnt, [learn(ip("192.0.2.1"), ROUTER, Known::Confirmed)]);
     assert_eq!(resolver.known().collect::<Vec<_>>(), [(0, ip("192.0.2.1"), ROUTER)]);
 }
 
@@ -72,7 +118,7 @@ fn ipv6_neighbours_are_solicited_at_their_group() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     resolver.wanted(at(0), 0, ip("2001:db8::1"));
-    let actions = resolver.tick(at(0));
+    let actions = resolver.tick(at(0), &UNUSED);
     let [Action::Send { interface: 0, frame }] = &actions[..] else { panic!("one frame: {actions:?}") };
     let Ok(Parsed::Ip(headers)) = parse(frame) else { panic!("not IP") };
     assert_eq!((headers.src.ip(), headers.dst.ip()), (ip("2001:db8::2"), ip("ff02::1:ff00:1")));
@@ -80,31 +126,230 @@ fn ipv6_neighbours_are_solicited_at_their_group() {
         matches!(ndp::parse(frame, &headers), Ok(Some(ndp::Ndp::Solicitation { target, source_mac: Some(OURS) }))
         if IpAddr::V6(target) == ip("2001:db8::1"))
     );
-    let learnt = resolver.seen(at(1), 0, ip("2001:db8::1"), ROUTER);
+    let learnt = answer(&mut resolver, at(1), ip("2001:db8::1"), ROUTER);
     assert_eq!(learnt.len(), 1);
 }
 
 #[test]
-fn strangers_cannot_fill_the_table() {
+fn what_is_told_about_neighbours_that_nobody_wants_changes_nothing() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     for host in 1..=200 {
-        assert!(resolver.seen(at(1), 0, IpAddr::from([192, 0, 2, host]), OTHER).is_empty());
+        let address = IpAddr::from([192, 0, 2, host]);
+        assert!(answer(&mut resolver, at(1), address, OTHER).is_empty());
+        assert!(told(&mut resolver, at(1), address, OTHER, ANNOUNCEMENT).is_empty());
     }
-    assert_eq!(resolver.known().count(), 0);
+    assert_eq!((resolver.known().count(), resolver.due()), (0, None));
+}
+
+#[test]
+fn who_asks_for_us_is_known_before_its_first_packet_and_asked_for_once_it_is_used() {
+    let mut resolver = Resolver::default();
+    resolver.configure(at(0), around());
+    let client = ip("192.0.2.77");
+    let heard = told(&mut resolver, at(0), client, OTHER, Sighting::Request);
+    assert_eq!(heard, [learn(client, OTHER, Known::Unconfirmed)]);
+    assert!(
+        told(&mut resolver, at(0), ip("198.51.100.7"), OTHER, Sighting::Request).len() == 1,
+        "by a route"
+    );
+    assert!(run(&mut resolver, at(60_000)).is_empty(), "no packet uses it, so nobody asks");
+    let asked: Vec<Action> =
+        run_with(&mut resolver, at(65_000), &USED).into_iter().map(|(_, action)| action).collect();
+    assert_eq!(requests(&asked)[0].0, OTHER, "a probe");
+    assert_eq!(answer(&mut resolver, at(65_001), client, OTHER), [learn(client, OTHER, Known::Confirmed)]);
+}
+
+#[test]
+fn a_neighbour_that_is_not_used_is_not_probed_and_released_in_the_end() {
+    let mut resolver = Resolver::default();
+    resolver.configure(at(0), around());
+    on_demand(&mut resolver, at(0), ip("192.0.2.7"), OTHER);
+    let story: Vec<Action> = run(&mut resolver, at(700_000)).into_iter().map(|(_, action)| action).collect();
+    let released = Action::Release { interface: 0, address: ip("192.0.2.7"), fixed: false };
+    assert_eq!(story, [learn(ip("192.0.2.7"), OTHER, Known::Unconfirmed), released]);
     assert_eq!(resolver.due(), None);
 }
 
 #[test]
-fn what_traffic_wants_is_bounded_and_the_oldest_makes_room() {
+fn a_flood_of_addresses_that_nobody_has_evicts_no_neighbour_that_is_known() {
+    let mut resolver = Resolver::default();
+    let backend = ip("192.0.2.10");
+    resolver.configure(at(0), Surroundings { next_hops: [backend].into(), ..around() });
+    resolver.tick(at(0), &UNUSED);
+    answer(&mut resolver, at(1), backend, ROUTER);
+    let clients: Vec<IpAddr> = hosts([192, 0, 2, 100], 100).collect();
+    clients.iter().for_each(|&client| on_demand(&mut resolver, at(1_000), client, OTHER));
+    let mut slots = 0_i64;
+    for address in hosts([10, 0, 0, 1], 200_000) {
+        for action in resolver.wanted(at(2_000), 0, address) {
+            slots += match action {
+                Action::Hold { .. } => 1,
+                Action::Release { .. } => -1,
+                other => panic!("{other:?}"),
+            };
+        }
+    }
+    let all = i64::try_from(tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX).unwrap();
+    assert!((1..=all / 8).contains(&slots), "{slots} addresses asked for at once");
+    assert!(clients.iter().all(|&client| is_known(&resolver, client)) && is_known(&resolver, backend));
+    assert!(
+        resolver.unresolved().any(|(_, address)| address == hosts([10, 0, 0, 1], 200_000).last().unwrap())
+    );
+    let v6 = ip("2001:db8::77");
+    on_demand(&mut resolver, at(2_500), v6, OTHER);
+}
+
+#[test]
+fn a_flood_of_forged_requests_evicts_neither_known_neighbours_nor_newcomers_that_are_used() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
-    for n in 0..=u32::try_from(WANTED_MAX).unwrap() {
-        resolver.wanted(Now(u64::from(n)), 0, IpAddr::from((0x0a00_0001_u32 + n).to_be_bytes()));
+    let clients: Vec<IpAddr> = hosts([192, 0, 2, 100], 50).collect();
+    clients.iter().for_each(|&client| on_demand(&mut resolver, at(0), client, OTHER));
+    let newcomer = ip("192.0.2.99");
+    told(&mut resolver, at(1), newcomer, OTHER, Sighting::Request);
+    let uses = |_, address| address == newcomer;
+    let mut slots = 0_i64;
+    for address in hosts([10, 0, 0, 1], 100_000) {
+        for action in resolver.seen(at(2), (0, address), Some(ROUTER), Sighting::Request, &uses) {
+            slots += match action {
+                Action::Learn { .. } => 1,
+                Action::Release { .. } => -1,
+                other => panic!("{other:?}"),
+            };
+        }
     }
-    assert_eq!(resolver.unresolved().count(), WANTED_MAX);
-    assert!(resolver.unresolved().all(|(_, address)| address != ip("10.0.0.1")), "the first one made room");
-    assert!(resolver.tick(at(1)).len() <= FRAMES_PER_TICK);
+    let all = i64::try_from(tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX).unwrap();
+    assert!((1..=all / 8).contains(&slots), "{slots} forged neighbours at once");
+    assert!(clients.iter().all(|&client| is_known(&resolver, client)) && is_known(&resolver, newcomer));
+}
+
+#[test]
+fn neighbours_in_use_do_not_make_room_and_idle_ones_do() {
+    let mut resolver = Resolver::default();
+    resolver.configure(at(0), around());
+    let room = u32::try_from(tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX / 4).unwrap();
+    // Not faster than requests may be sent.
+    for (n, client) in (0..).zip(hosts([10, 0, 0, 1], room)) {
+        on_demand(&mut resolver, at(1_000 + n), client, OTHER);
+    }
+    let late = ip("192.0.2.7");
+    let arrives = |resolver: &mut Resolver, now: Now, uses: Uses<'_>| {
+        resolver.wanted(now, 0, late);
+        run_with(resolver, now, uses);
+        resolver.seen(now, (0, late), Some(OTHER), ANSWER, uses)
+    };
+    assert_eq!(arrives(&mut resolver, at(10_000), &USED).len(), 1, "released again");
+    assert!(!is_known(&resolver, late) && resolver.crowding().0 == 1);
+    assert!(hosts([10, 0, 0, 1], room).all(|client| is_known(&resolver, client)));
+    arrives(&mut resolver, at(200_000), &UNUSED);
+    assert!(is_known(&resolver, late), "one that was idle for minutes made room");
+}
+
+#[test]
+fn a_dead_address_is_asked_for_ever_less_often_while_packets_want_it() {
+    let mut resolver = Resolver::default();
+    resolver.configure(at(0), around());
+    let mut sent = Vec::new();
+    for milli in (0..120_000).step_by(50) {
+        resolver.wanted(at(milli), 0, ip("192.0.2.7"));
+        sent.extend(run(&mut resolver, at(milli)));
+    }
+    assert!((8..=12).contains(&sent.len()), "{} requests in two minutes", sent.len());
+}
+
+#[test]
+fn requests_for_what_does_not_answer_are_limited_and_delay_no_probe_of_a_backend() {
+    let mut resolver = pinned(ip("192.0.2.1"), ROUTER);
+    let mut sent = 0;
+    for milli in 20_000..32_000_u64 {
+        for n in 0..64 {
+            let n = u32::try_from(milli).unwrap() * 64 + n;
+            resolver.wanted(at(milli), 0, IpAddr::from((0x0a00_0000_u32 + n).to_be_bytes()));
+        }
+        let actions = resolver.tick(at(milli), &UNUSED);
+        sent += requests(&actions).iter().filter(|(to, _)| *to == MacAddr::BROADCAST).count();
+        if requests(&actions).iter().any(|(to, _)| *to == ROUTER) {
+            answer(&mut resolver, at(milli), ip("192.0.2.1"), ROUTER);
+        }
+    }
+    assert!((11_000..=12_500).contains(&sent), "{sent} requests in 12 s");
+    assert!(is_known(&resolver, ip("192.0.2.1")));
+    assert!(resolver.lanes[PINNED].timers.first().unwrap().0 > at(55_000), "it was asked in time");
+}
+
+#[test]
+fn only_an_answer_that_was_asked_for_makes_a_neighbour_reachable() {
+    let router = ip("192.0.2.1");
+    let mut resolver = pinned(router, ROUTER);
+    let probe = resolver.due().unwrap();
+    for second in 1..=29 {
+        for how in [ANSWER, ANNOUNCEMENT, Sighting::Request] {
+            assert!(told(&mut resolver, at(second * 1_000), router, ROUTER, how).is_empty());
+        }
+    }
+    assert_eq!(resolver.due(), Some(probe), "it is probed as if nobody had said anything");
+    run(&mut resolver, probe);
+    assert!(told(&mut resolver, probe, router, ROUTER, ANNOUNCEMENT).is_empty());
+    assert_eq!(resolver.due(), Some(probe.plus(PROBE_INTERVAL)), "still probing");
+    let nothing_told = resolver.seen(probe, (0, router), None, ANSWER, &UNUSED);
+    assert!(
+        nothing_told.is_empty() && resolver.due() > Some(probe.plus(REACHABLE - DELAY)),
+        "no option is needed"
+    );
+}
+
+#[test]
+fn an_advertisement_without_override_replaces_nothing_and_has_the_neighbour_probed() {
+    let router = ip("2001:db8::1");
+    let mut resolver = pinned(router, ROUTER);
+    for overrides in [Sighting::Announcement { overrides: false }, Sighting::Answer { overrides: false }] {
+        assert!(told(&mut resolver, at(100), router, OTHER, overrides).is_empty());
+    }
+    assert_eq!(resolver.known().collect::<Vec<_>>(), [(0, router, ROUTER)]);
+    assert_eq!(resolver.due(), Some(at(100).plus(DELAY)), "stale: RFC 4861 7.2.5");
+}
+
+#[test]
+fn a_move_told_unasked_is_followed_probed_and_not_repeated_within_a_second() {
+    let router = ip("192.0.2.1");
+    let mut resolver = pinned(router, ROUTER);
+    let moved = told(&mut resolver, at(1_000), router, OTHER, ANNOUNCEMENT);
+    assert_eq!(moved, [learn(router, OTHER, Known::Unconfirmed)]);
+    for milli in 1_001..2_000 {
+        assert!(told(&mut resolver, at(milli), router, ROUTER, ANNOUNCEMENT).is_empty());
+    }
+    assert_eq!(resolver.due(), Some(at(1_000).plus(DELAY)));
+    let probe = resolver.tick(at(6_000), &UNUSED);
+    assert_eq!(requests(&probe)[0].0, OTHER);
+    assert_eq!(answer(&mut resolver, at(6_001), router, OTHER), [learn(router, OTHER, Known::Confirmed)]);
+}
+
+#[test]
+fn a_claim_of_our_address_is_defended_once_in_ten_seconds_and_never_without_announcements() {
+    let mut resolver = Resolver::default();
+    let (vip, quiet) = (ip("192.0.2.100"), ip("192.0.2.101"));
+    resolver.configure(at(0), Surroundings { owned: [vip].into(), ..around() });
+    run(&mut resolver, at(10_000));
+    let mut defended = 0;
+    for milli in (20_000..60_000).step_by(10) {
+        let actions = resolver.claimed(at(milli), (0, vip), Some(OTHER));
+        defended += requests(&actions).len();
+        if let [send, said] = &actions[..] {
+            let (to, packet) = requests(std::slice::from_ref(send))[0];
+            assert_eq!(
+                (to, IpAddr::V4(packet.sender_ip), packet.sender_mac),
+                (MacAddr::BROADCAST, vip, OURS)
+            );
+            let conflict = Action::Conflict { interface: 0, address: vip, mac: Some(OTHER), defended: true };
+            assert_eq!(*said, conflict);
+        } else {
+            assert!(actions.is_empty());
+        }
+    }
+    assert_eq!(defended, 4);
+    let conflict = Action::Conflict { interface: 0, address: quiet, mac: Some(OTHER), defended: false };
+    assert_eq!(resolver.claimed(at(70_000), (0, quiet), Some(OTHER)), [conflict]);
 }
 
 #[test]
@@ -112,7 +357,9 @@ fn requests_back_off_and_traffic_alone_gives_up() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     resolver.wanted(at(0), 0, ip("192.0.2.7"));
-    let times: Vec<u64> = run(&mut resolver, at(60_000)).iter().map(|(now, _)| now.0 / 1_000_000).collect();
+    let story = run(&mut resolver, at(60_000));
+    let sent = story.iter().filter(|(_, action)| matches!(action, Action::Send { .. }));
+    let times: Vec<u64> = sent.map(|(now, _)| now.0 / 1_000_000).collect();
     assert_eq!(times, [0, 250, 750, 1750, 3750]);
     assert_eq!(resolver.unresolved().count(), 0, "forgotten; the next packet asks anew");
 }
@@ -122,7 +369,7 @@ fn configured_next_hops_are_asked_for_before_any_packet_and_never_given_up() {
     let mut resolver = Resolver::default();
     let next_hops = [ip("192.0.2.1"), ip("198.51.100.1")].into();
     resolver.configure(at(0), Surroundings { next_hops, ..around() });
-    assert_eq!(requests(&resolver.tick(at(0))).len(), 1, "only the one that is on a link");
+    assert_eq!(requests(&resolver.tick(at(0), &UNUSED)).len(), 1, "only the one that is on a link");
     let sent = run(&mut resolver, at(300_000));
     let last = sent.last().unwrap().0;
     assert!(last > at(240_000), "still asked for after minutes: {last:?}");
@@ -133,8 +380,8 @@ fn configured_next_hops_are_asked_for_before_any_packet_and_never_given_up() {
 fn a_silent_neighbour_is_probed_then_broadcast_for_then_forgotten_then_found_again() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), Surroundings { next_hops: [ip("192.0.2.1")].into(), ..around() });
-    resolver.tick(at(0));
-    resolver.seen(at(10), 0, ip("192.0.2.1"), ROUTER);
+    resolver.tick(at(0), &UNUSED);
+    answer(&mut resolver, at(10), ip("192.0.2.1"), ROUTER);
     assert!(run(&mut resolver, at(30_000)).is_empty(), "believed for 30 s");
     let mut story = Vec::new();
     for (_, action) in run(&mut resolver, at(38_000)) {
@@ -144,23 +391,28 @@ fn a_silent_neighbour_is_probed_then_broadcast_for_then_forgotten_then_found_aga
             }
             Action::Forget { .. } => story.push("forget"),
             Action::Learn { .. } => story.push("learn"),
+            other => panic!("{other:?}"),
         }
     }
     let told =
         ["unicast", "unicast", "unicast", "broadcast", "broadcast", "broadcast", "forget", "broadcast"];
     assert_eq!(story[..8], told);
-    assert_eq!(resolver.seen(at(39_000), 0, ip("192.0.2.1"), OTHER).len(), 1, "back, on another machine");
+    assert_eq!(
+        answer(&mut resolver, at(39_000), ip("192.0.2.1"), OTHER).len(),
+        1,
+        "back, on another machine"
+    );
 }
 
 #[test]
 fn an_answer_to_a_probe_renews_without_touching_the_table() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), Surroundings { next_hops: [ip("192.0.2.1")].into(), ..around() });
-    resolver.tick(at(0));
-    resolver.seen(at(10), 0, ip("192.0.2.1"), ROUTER);
+    resolver.tick(at(0), &UNUSED);
+    answer(&mut resolver, at(10), ip("192.0.2.1"), ROUTER);
     let due = resolver.due().unwrap();
-    assert_eq!(requests(&resolver.tick(due)).len(), 1);
-    assert!(resolver.seen(due, 0, ip("192.0.2.1"), ROUTER).is_empty());
+    assert_eq!(requests(&resolver.tick(due, &UNUSED)).len(), 1);
+    assert!(answer(&mut resolver, due, ip("192.0.2.1"), ROUTER).is_empty());
     assert!(resolver.due().unwrap() > due.plus(REACHABLE - Duration::from_secs(1)));
 }
 
@@ -169,10 +421,10 @@ fn a_neighbour_that_moves_is_followed_but_never_to_a_group_or_to_ourselves() {
     let mut resolver = Resolver::default();
     resolver.configure(at(0), around());
     resolver.wanted(at(0), 0, ip("192.0.2.1"));
-    resolver.seen(at(1), 0, ip("192.0.2.1"), ROUTER);
-    assert!(resolver.seen(at(2), 0, ip("192.0.2.1"), MacAddr::BROADCAST).is_empty());
-    assert!(resolver.seen(at(2), 0, ip("192.0.2.1"), OURS).is_empty());
-    assert_eq!(resolver.seen(at(3), 0, ip("192.0.2.1"), OTHER).len(), 1);
+    answer(&mut resolver, at(1), ip("192.0.2.1"), ROUTER);
+    assert!(answer(&mut resolver, at(2), ip("192.0.2.1"), MacAddr::BROADCAST).is_empty());
+    assert!(answer(&mut resolver, at(2), ip("192.0.2.1"), OURS).is_empty());
+    assert_eq!(answer(&mut resolver, at(3), ip("192.0.2.1"), OTHER).len(), 1);
 }
 
 #[test]
@@ -181,11 +433,11 @@ fn fixed_neighbours_are_told_at_once_and_nobody_talks_them_away() {
     let fixed = vec![(ip("192.0.2.1"), ROUTER)];
     let next_hops = [ip("192.0.2.1")].into();
     let actions = resolver.configure(at(0), Surroundings { fixed, next_hops, ..around() });
-    assert_eq!(actions, [Action::Learn { interface: 0, address: ip("192.0.2.1"), mac: ROUTER, fixed: true }]);
-    assert!(resolver.seen(at(1), 0, ip("192.0.2.1"), OTHER).is_empty());
+    assert_eq!(actions, [learn(ip("192.0.2.1"), ROUTER, Known::Fixed)]);
+    assert!(answer(&mut resolver, at(1), ip("192.0.2.1"), OTHER).is_empty());
     assert!(run(&mut resolver, at(100_000)).is_empty(), "never asked for");
     let actions = resolver.configure(at(2), around());
-    assert_eq!(actions, [Action::Forget { interface: 0, address: ip("192.0.2.1") }]);
+    assert_eq!(actions, [Action::Release { interface: 0, address: ip("192.0.2.1"), fixed: true }]);
 }
 
 #[test]
@@ -193,12 +445,12 @@ fn removed_backends_are_forgotten_and_kept_ones_are_not_asked_again() {
     let mut resolver = Resolver::default();
     let (a, b) = (ip("192.0.2.10"), ip("192.0.2.11"));
     resolver.configure(at(0), Surroundings { next_hops: [a, b].into(), ..around() });
-    resolver.tick(at(0));
-    resolver.seen(at(1), 0, a, ROUTER);
-    resolver.seen(at(1), 0, b, OTHER);
+    resolver.tick(at(0), &UNUSED);
+    answer(&mut resolver, at(1), a, ROUTER);
+    answer(&mut resolver, at(1), b, OTHER);
     let actions = resolver.configure(at(2), Surroundings { next_hops: [a].into(), ..around() });
-    assert_eq!(actions, [Action::Forget { interface: 0, address: b }]);
-    assert!(resolver.tick(at(3)).is_empty());
+    assert_eq!(actions, [Action::Release { interface: 0, address: b, fixed: false }]);
+    assert!(resolver.tick(at(3), &UNUSED).is_empty());
 }
 
 #[test]
@@ -223,14 +475,14 @@ fn a_link_that_comes_back_is_told_our_addresses_and_asked_for_its_neighbours() {
     let mut resolver = Resolver::default();
     let (owned, next_hops) = ([ip("192.0.2.100")].into(), [ip("192.0.2.1"), ip("192.0.2.7")].into());
     resolver.configure(at(0), Surroundings { owned, next_hops, ..around() });
-    resolver.tick(at(0));
-    resolver.seen(at(1), 0, ip("192.0.2.1"), ROUTER);
+    resolver.tick(at(0), &UNUSED);
+    answer(&mut resolver, at(1), ip("192.0.2.1"), ROUTER);
     run(&mut resolver, at(60_000));
     assert!(resolver.due().is_some_and(|due| due > at(60_000)));
     // The router answered meanwhile, the other one never did and is asked for every half minute by now.
-    resolver.seen(at(60_000), 0, ip("192.0.2.1"), ROUTER);
+    answer(&mut resolver, at(60_000), ip("192.0.2.1"), ROUTER);
     resolver.link_up(at(60_001), 0);
-    let actions = resolver.tick(at(60_001));
+    let actions = resolver.tick(at(60_001), &UNUSED);
     let asked: Vec<_> =
         requests(&actions).into_iter().map(|(to, packet)| (to, packet.target_ip.to_string())).collect();
     for wanted in

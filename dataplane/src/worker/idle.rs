@@ -15,6 +15,7 @@ use tidegate_core::counters::Counter;
 use tidegate_core::verdict::AnswerKind;
 
 use super::mailbox::Mailbox;
+use crate::punt::class::{ClassCounters, PuntClass};
 use crate::topology::Idle;
 
 /// The longest sleep asked for.
@@ -95,6 +96,8 @@ pub struct LoopCounters {
     pub injected_dropped: Counter,
     /// News for the resolver that found its queue full.
     pub neighbor_events_lost: Counter,
+    /// Frames for the kernel, by their class.
+    pub punts: [ClassCounters; PuntClass::COUNT],
     /// Flows remembered now.
     pub flows: Level,
     /// Flows that left their tables, by [`EvictionReason`].

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
-use crossbeam::queue::ArrayQueue;
 use tidegate_core::counters::{Tallies, WorkerCounters};
 use tidegate_core::fragments::FragmentKey;
 use tidegate_core::frame::Frame;
@@ -31,11 +30,14 @@ use tidegate_core::verdict::{Refusal, TransmitReason, Verdict};
 use crate::clock::{Clock, cycles};
 use crate::drivers::{FrameBatch, PortQueue};
 use crate::publish::Reader;
+use crate::punt::class::{PuntClass, PuntRates, Punts};
+use crate::punt::own::OwnConnections;
 use crate::topology::Idle;
 
 pub mod fragment_room;
 pub mod idle;
 pub mod mailbox;
+pub mod news;
 pub mod parking;
 pub mod questions;
 
@@ -45,6 +47,7 @@ pub use questions::{FlowFilter, FlowQuestion, Question};
 
 use fragment_room::FragmentRoom;
 use idle::Backoff;
+use news::{News, Told};
 use parking::{Parking, Released};
 
 /// What is published to workers: one forwarding state, and where each worker counts.
@@ -71,15 +74,12 @@ pub struct Exchange<F> {
     /// One for each worker.
     pub mailboxes: Vec<Mailbox<F>>,
     /// Frames for the kernel.
-    pub punts: ArrayQueue<Punted<F>>,
+    pub punts: Punts<F>,
+    /// The host's own connections: written by the slow path.
+    pub own: OwnConnections,
     /// News for the resolver.
-    pub neighbor_events: ArrayQueue<NeighborEvent>,
+    pub news: News,
 }
-
-/// Frames that may wait for the kernel.
-pub const PUNTS_MAX: usize = 1024;
-/// News that may wait for the resolver; what is lost comes again with the next packet.
-pub const NEIGHBOR_EVENTS_MAX: usize = 4096;
 
 impl<F> Exchange<F> {
     /// Empty queues for so many workers.
@@ -87,14 +87,15 @@ impl<F> Exchange<F> {
     pub fn new(workers: usize) -> Self {
         Self {
             mailboxes: (0..workers).map(|_| Mailbox::new()).collect(),
-            punts: ArrayQueue::new(PUNTS_MAX),
-            neighbor_events: ArrayQueue::new(NEIGHBOR_EVENTS_MAX),
+            punts: Punts::default(),
+            own: OwnConnections::default(),
+            news: News::default(),
         }
     }
 
     /// Frees every frame that waits: after the threads have ended.
     pub fn drain(&self) {
-        while self.punts.pop().is_some() {}
+        self.punts.drain();
         self.mailboxes.iter().for_each(Mailbox::drain);
     }
 }
@@ -144,6 +145,10 @@ pub struct Worker<Q: PortQueue> {
     parking: Parking<Q::Frame>,
     /// Fragments whose first fragment was not seen yet.
     fragments: FragmentRoom<HeldFragment<Q::Frame>>,
+    /// What the resolver was told last.
+    told: Told,
+    /// What may go to the kernel.
+    punt_rates: PuntRates,
     /// The listing being made.
     asked: Option<FlowQuestion>,
     turn: u32,
@@ -184,6 +189,7 @@ impl<Q: PortQueue> Worker<Q> {
     pub fn new(parts: WorkerParts<Q>) -> Self {
         let batch = || TxBatch { frames: FrameBatch::new(), why: ArrayVec::new() };
         let sending = parts.ports.iter().map(|_| batch()).collect();
+        let punt_rates = PuntRates::new(parts.exchange.mailboxes.len());
         Self {
             parts,
             received: FrameBatch::new(),
@@ -192,6 +198,8 @@ impl<Q: PortQueue> Worker<Q> {
             held: None,
             parking: Parking::default(),
             fragments: FragmentRoom::default(),
+            told: Told::default(),
+            punt_rates,
             asked: None,
             turn: 0,
             rechecking: true,
@@ -221,8 +229,9 @@ impl<Q: PortQueue> Worker<Q> {
         }
         let waiting = self.parking.clear();
         self.give_up(waiting);
+        let now = self.parts.clock.now();
         while let Some(held) = self.fragments.pop() {
-            settle(&self.parts, held);
+            settle(&self.parts, &mut self.punt_rates, now, held);
         }
     }
 
@@ -249,7 +258,7 @@ impl<Q: PortQueue> Worker<Q> {
             worked |= self.unpark(now);
         }
         while let Some(held) = self.fragments.expire(now) {
-            settle(&self.parts, held);
+            settle(&self.parts, &mut self.punt_rates, now, held);
             worked = true;
         }
         self.parts.pipeline.age(now);
@@ -301,7 +310,7 @@ impl<Q: PortQueue> Worker<Q> {
         };
         parts.pipeline.process(view, now, arrival, &mut self.received, &mut self.out);
         self.dispatch(now, arrival, may_wait);
-        self.tell_resolver();
+        self.tell_resolver(now);
         for port in 0..self.sending.len() {
             self.flush(port);
         }
@@ -312,7 +321,7 @@ impl<Q: PortQueue> Worker<Q> {
 
     #[inline]
     fn dispatch(&mut self, now: Now, arrival: Arrival, may_wait: MayWait) {
-        let Self { parts, received, out, sending, parking, fragments, .. } = self;
+        let Self { parts, received, out, sending, parking, fragments, punt_rates, .. } = self;
         let interface = arrival.interface();
         let may_hold = may_wait == MayWait::Yes && !out.unknown_fragments.is_empty();
         for ((n, frame), &verdict) in received.drain(..).enumerate().zip(&out.verdicts) {
@@ -321,7 +330,7 @@ impl<Q: PortQueue> Worker<Q> {
             {
                 let held = HeldFragment { arrival, frame, verdict };
                 if let Some(given_up) = fragments.hold(unknown.key, held, now) {
-                    settle(parts, given_up);
+                    settle(parts, punt_rates, now, given_up);
                 }
                 continue;
             }
@@ -333,9 +342,9 @@ impl<Q: PortQueue> Worker<Q> {
                     batch.why.push(Some(why));
                     continue;
                 }
-                Verdict::Punt(_) => match parts.exchange.punts.push(Punted { interface, frame }) {
+                Verdict::Punt(_) => match punt(parts, punt_rates, now, Punted { interface, frame }) {
                     Ok(()) => verdict,
-                    Err(_) => Refusal::PuntQueueFull.into(),
+                    Err(refusal) => refusal.into(),
                 },
                 Verdict::HandOver(worker) => {
                     let mailbox = &parts.exchange.mailboxes[usize::from(worker)];
@@ -388,10 +397,14 @@ impl<Q: PortQueue> Worker<Q> {
     }
 
     #[inline]
-    fn tell_resolver(&mut self) {
+    fn tell_resolver(&mut self, now: Now) {
         for event in self.out.events.drain(..) {
-            if self.parts.exchange.neighbor_events.push(event).is_err() {
-                self.parts.shared.turns.neighbor_events_lost.add(1);
+            let shared = &self.parts.shared;
+            if let NeighborEvent::Conflict { interface, .. } = event {
+                shared.counters.interface(interface).address_conflicts.add(1);
+            }
+            if self.told.is_new(now, event) && !self.parts.exchange.news.tell(event) {
+                shared.turns.neighbor_events_lost.add(1);
             }
         }
     }
@@ -535,16 +548,46 @@ impl<Q: PortQueue> Worker<Q> {
 
 /// Ends a frame that is not sent.
 #[cold]
-fn settle<Q: PortQueue>(parts: &WorkerParts<Q>, held: HeldFragment<Q::Frame>) {
+fn settle<Q: PortQueue>(
+    parts: &WorkerParts<Q>,
+    punt_rates: &mut PuntRates,
+    now: Now,
+    held: HeldFragment<Q::Frame>,
+) {
     let HeldFragment { arrival, frame, verdict } = held;
     let end = match verdict {
         Verdict::Punt(_) => {
             let punted = Punted { interface: arrival.interface(), frame };
-            if parts.exchange.punts.push(punted).is_ok() { verdict } else { Refusal::PuntQueueFull.into() }
+            match punt(parts, punt_rates, now, punted) {
+                Ok(()) => verdict,
+                Err(refusal) => refusal.into(),
+            }
         }
         other => other,
     };
     parts.shared.counters.record(end);
+}
+
+/// Hands a frame to the slow path, as far as its class may have more.
+#[cold]
+fn punt<Q: PortQueue>(
+    parts: &WorkerParts<Q>,
+    rates: &mut PuntRates,
+    now: Now,
+    punted: Punted<Q::Frame>,
+) -> Result<(), Refusal> {
+    let class = PuntClass::of(now, punted.frame.bytes(), &parts.exchange.own);
+    let counters = &parts.shared.turns.punts[class as usize];
+    if !rates.take(class, now) {
+        counters.rate_limited.add(1);
+        return Err(Refusal::PuntRateLimited);
+    }
+    if parts.exchange.punts.push(class, punted).is_err() {
+        counters.queue_full.add(1);
+        return Err(Refusal::PuntQueueFull);
+    }
+    counters.passed.add(1);
+    Ok(())
 }
 
 /// Turns between two reports of the pipeline's own counts: a few cycles per turn.

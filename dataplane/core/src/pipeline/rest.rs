@@ -3,37 +3,62 @@
 //! Off the fast path. Called by the pipeline for ARP packets and for IP packets that match no service; decides
 //! and sets the verdict. Replies of backends are told apart before this (`reply_flows`).
 
-use super::{Burst, NeighborEvent, Pipeline, answers};
+use super::{Burst, NeighborEvent, Pipeline, Sighting, answers};
 use crate::addresses::{AddressKind, SourceFault};
 use crate::frame::Frame;
+use crate::ids::InterfaceIndex;
+use crate::snapshot::Snapshot;
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::arp::ArpOperation;
 use crate::wire::icmp::Problem;
 use crate::wire::ndp::{self, Ndp};
-use crate::wire::{Addr, ArpPacket, Headers, L4Checksum, ethernet, icmp, proto};
+use crate::wire::{Addr, ArpPacket, Headers, L4Checksum, MacAddr, ethernet, icmp, proto};
 
-/// An ARP packet: requests for VIPs, SNAT addresses and sources of tunnels are answered, everything else is the kernel's, which
-/// holds the interface's own addresses. Whatever it tells of its sender, the resolver hears.
+/// An ARP packet: requests for addresses of ours are answered, whatever else may concern the kernel is punted. What it
+/// tells about its sender goes to the resolver.
 #[cold]
 pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &ArpPacket) {
-    let (index, interface) = (burst.arrival.interface(), burst.interface);
-    if packet.vlan != interface.vlan {
+    if packet.vlan != burst.interface.vlan {
         return burst.set(at, Refusal::VlanMismatch);
     }
     let to = ethernet::destination(burst.frames[at].bytes());
-    if to != interface.mac && !to.is_multicast() {
+    if to != burst.interface.mac && !to.is_multicast() {
         return burst.set(at, Refusal::OtherStation);
     }
-    if !packet.sender_ip.is_unspecified() {
-        let (addr, mac) = (packet.sender_ip.into(), packet.sender_mac);
-        burst.out.tell(NeighborEvent::Seen { interface: index, addr, mac });
+    // RFC 5227 2.1.1: a probe has no sender address; it claims nothing yet.
+    let is_probe = packet.sender_ip.is_unspecified() && packet.operation == ArpOperation::Request;
+    if !packet.sender_mac.is_unicast() {
+        return burst.set(at, Refusal::BadSource);
     }
-    let ours = burst.view.snapshot.address(&packet.target_ip.into());
-    let asked = packet.operation == ArpOperation::Request && packet.sender_ip != packet.target_ip;
+    let target = burst.view.snapshot.address(&packet.target_ip.into());
+    let gratuitous = packet.sender_ip == packet.target_ip;
+    if !is_probe {
+        let how = match packet.operation {
+            ArpOperation::Request if target.is_some() && !gratuitous => Sighting::Request,
+            ArpOperation::Reply if !gratuitous && packet.target_mac == burst.interface.mac => {
+                Sighting::Answer { overrides: true }
+            }
+            _ => Sighting::Announcement { overrides: true },
+        };
+        if let Err(refusal) = hear(burst, packet.sender_ip.into(), Some(packet.sender_mac), how) {
+            return burst.set(at, refusal);
+        }
+    }
+    let asked = packet.operation == ArpOperation::Request && !gratuitous;
+    let mac = burst.interface.mac;
     let answered = asked
-        && matches!(ours, Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel))
-        && answers::arp_reply(&mut burst.frames[at], packet, interface.mac);
+        && target.is_some_and(|kind| answers_for(kind, burst.arrival.interface()))
+        && answers::arp_reply(&mut burst.frames[at], packet, mac);
     burst.answer_or(at, answered, TransmitReason::ArpReply, Verdict::Punt(PuntReason::Local));
+}
+
+/// Whether a request for the link address of an address of ours is answered here, at any rate. The kernel's side of the
+/// tap has the same link address, so its own addresses are no exception; those of another interface are its to judge.
+fn answers_for(kind: AddressKind, arrival: InterfaceIndex) -> bool {
+    match kind {
+        AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel => true,
+        AddressKind::Own(interface) => interface == arrival,
+    }
 }
 
 impl Pipeline {
@@ -69,10 +94,7 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
         }
         Some(AddressKind::Vip | AddressKind::Tunnel) => to_vip(burst, at, h, Refusal::NoService),
         Some(AddressKind::Snat) => to_vip(burst, at, h, Refusal::NoSnatFlow),
-        Some(AddressKind::Own(_)) => {
-            learn_from_discovery(burst, at, h);
-            Verdict::Punt(PuntReason::Local)
-        }
+        Some(AddressKind::Own(_)) => to_own(burst, at, h),
         None if h.dst.is_multicast() => to_group(burst, at, h),
         None if is_to_everyone(burst, h) => Verdict::Punt(PuntReason::Local),
         None => Verdict::Punt(PuntReason::NotOurs),
@@ -145,10 +167,12 @@ fn to_group<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> V
 /// A sound neighbour discovery message, to us or to a group.
 fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, message: &Ndp) -> Verdict {
     let index = burst.arrival.interface();
-    hear(burst, h, message);
+    if let Err(refusal) = hear_discovery(burst, h, message) {
+        return refusal.into();
+    }
     if let Ndp::Solicitation { target, .. } = *message
-        && let Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel) =
-            burst.view.snapshot.address(&Addr::from(target))
+        && let Some(kind) = burst.view.snapshot.address(&Addr::from(target))
+        && answers_for(kind, index)
     {
         let mac = burst.interface.mac;
         if answers::advertisement(&mut burst.frames[at], h, target, mac) {
@@ -158,22 +182,68 @@ fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, mes
     Verdict::Punt(PuntReason::Local)
 }
 
-/// Tells the resolver what a message to the kernel says; a malformed one is the kernel's to judge.
-fn learn_from_discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
+/// To the interface's own address: neighbour discovery is answered or heard, all else is the kernel's, which also judges
+/// malformed messages.
+fn to_own<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
     if h.proto == proto::ICMPV6
         && let Ok(Some(message)) = ndp::parse(burst.frames[at].bytes(), h)
     {
-        hear(burst, h, &message);
+        return discovery(burst, at, h, &message);
+    }
+    Verdict::Punt(PuntReason::Local)
+}
+
+fn hear_discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, h: &Headers, message: &Ndp) -> Result<(), Refusal> {
+    match *message {
+        // Duplicate address detection: it has no address yet.
+        Ndp::Solicitation { .. } if h.src == Addr::UNSPECIFIED => Ok(()),
+        Ndp::Solicitation { source_mac: None, .. } => Ok(()),
+        Ndp::Solicitation { target, source_mac } => {
+            let ours = burst.view.snapshot.address(&Addr::from(target)).is_some();
+            let how = if ours { Sighting::Request } else { Sighting::Announcement { overrides: true } };
+            hear(burst, h.src, source_mac, how)
+        }
+        Ndp::Advertisement { target, target_mac, solicited, overrides, .. } => {
+            let how =
+                if solicited { Sighting::Answer { overrides } } else { Sighting::Announcement { overrides } };
+            hear(burst, target.into(), target_mac, how)
+        }
     }
 }
 
-fn hear<F: Frame>(burst: &mut Burst<'_, '_, F>, h: &Headers, message: &Ndp) {
-    let (addr, mac) = match *message {
-        Ndp::Solicitation { source_mac, .. } => (h.src, source_mac),
-        Ndp::Advertisement { target, target_mac, .. } => (Addr::from(target), target_mac),
-    };
-    if let Some(mac) = mac {
-        let interface = burst.arrival.interface();
-        burst.out.tell(NeighborEvent::Seen { interface, addr, mac });
+/// Passes on what a packet tells about a neighbour, if that is news for anyone. An error: what it tells is wrong.
+fn hear<F: Frame>(
+    burst: &mut Burst<'_, '_, F>,
+    addr: Addr,
+    mac: Option<MacAddr>,
+    how: Sighting,
+) -> Result<(), Refusal> {
+    let (interface, snapshot) = (burst.arrival.interface(), burst.view.snapshot);
+    if !addr.is_single_host() || mac.is_some_and(|mac| !mac.is_unicast()) {
+        return Err(Refusal::BadSource);
     }
+    if snapshot.address(&addr).is_some() {
+        // Not our own packet that came back, by another interface on the same link perhaps.
+        let own = mac.is_some_and(|mac| snapshot.interfaces().iter().any(|interface| interface.mac == mac));
+        if own {
+            return Ok(());
+        }
+        burst.out.tell(NeighborEvent::Conflict { interface, addr, mac });
+        return Err(Refusal::AddressConflict);
+    }
+    let is_news = match (burst.view.neighbors.peek(interface, &addr), how) {
+        // Nobody asked for it. Who asks for us is about to send to us, if it is on the link at all.
+        (None, Sighting::Request) => is_on_link(snapshot, interface, &addr),
+        (None, _) => false,
+        (Some(known), Sighting::Answer { .. }) => known.is_some() || mac.is_some(),
+        (Some(known), _) => mac.is_some() && known != mac,
+    };
+    if is_news {
+        burst.out.tell(NeighborEvent::Seen { interface, addr, mac, how });
+    }
+    Ok(())
+}
+
+fn is_on_link(snapshot: &Snapshot, interface: InterfaceIndex, addr: &Addr) -> bool {
+    snapshot.route(addr).is_some_and(|hop| hop.interface == interface && hop.via.is_none())
 }

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use super::lab::{CLIENT, Lab, ROUTER_MAC, ip, service};
 use crate::limits::ANSWERS_WITH_QUOTE;
-use crate::pipeline::{FlowNote, NeighborEvent};
+use crate::pipeline::{FlowNote, NeighborEvent, Sighting};
 use crate::snapshot::{ForwardingMode, NoEndpoints, Protocol, ServiceSpec};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::testing::summary;
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
+use crate::wire::arp::ArpOperation;
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::tcp::flags;
-use crate::wire::{Headers, MacAddr, Malformed, Parsed, arp, ethernet, icmp, parse, tcp};
+use crate::wire::{ArpPacket, Headers, MacAddr, Malformed, Parsed, arp, ethernet, icmp, parse, tcp};
 
 fn headers(frame: &[u8]) -> Headers {
     match parse(frame) {
@@ -28,41 +29,151 @@ fn services() -> Vec<ServiceSpec> {
 }
 
 #[test]
-fn arp_for_vips_and_snat_addresses_is_answered_and_for_our_own_is_punted() {
+fn arp_for_addresses_of_ours_is_answered_and_for_those_of_others_is_punted() {
     let mut lab = Lab::new(services());
     let ask = |target: &str| {
         let target = target.parse().unwrap();
         arp::request(CLIENT, "10.0.0.77".parse().unwrap(), target, None, None)
     };
-    for target in ["203.0.113.5", "10.0.0.253"] {
+    for target in ["203.0.113.5", "10.0.0.253", "10.0.0.254"] {
         let fate = lab.receive(&ask(target));
         let Ok(Parsed::Arp(reply)) = parse(fate.sent(TransmitReason::ArpReply)) else { panic!("not ARP") };
         assert_eq!((reply.sender_mac, reply.sender_ip), (GATEWAY_MAC, target.parse().unwrap()));
         assert_eq!((reply.target_mac, reply.target_ip), (CLIENT, "10.0.0.77".parse().unwrap()));
         assert_eq!(ethernet::destination(&fate.frame), CLIENT);
-        let seen = NeighborEvent::Seen { interface: 0, addr: ip("10.0.0.77").into(), mac: CLIENT };
-        assert_eq!(fate.events, [seen]);
+        assert_eq!(fate.events, [seen("10.0.0.77", CLIENT, Sighting::Request)]);
     }
-    for target in ["10.0.0.254", "10.0.0.42"] {
-        assert_eq!(lab.receive(&ask(target)).verdict, Verdict::Punt(PuntReason::Local));
-    }
+    let fate = lab.receive(&ask("10.0.0.42"));
+    assert_eq!((fate.verdict, &fate.events[..]), (Verdict::Punt(PuntReason::Local), &[][..]));
+}
+
+fn seen(addr: &str, mac: MacAddr, how: Sighting) -> NeighborEvent {
+    NeighborEvent::Seen { interface: 0, addr: ip(addr).into(), mac: Some(mac), how }
 }
 
 #[test]
-fn a_gratuitous_arp_for_our_vip_is_not_answered() {
+fn the_resolver_hears_only_what_is_news_about_neighbours_that_somebody_wants() {
     let mut lab = Lab::new(services());
-    let claim = arp::announcement(CLIENT, "203.0.113.5".parse().unwrap(), None);
-    assert_eq!(lab.receive(&claim).verdict, Verdict::Punt(PuntReason::Local));
+    let reply = |sender: &str, mac: MacAddr, to: MacAddr| {
+        let packet = ArpPacket {
+            operation: ArpOperation::Reply,
+            sender_mac: mac,
+            sender_ip: sender.parse().unwrap(),
+            target_mac: to,
+            target_ip: "10.0.0.254".parse().unwrap(),
+            vlan: None,
+        };
+        packet.frame(to)
+    };
+    let wanted = "10.0.0.77";
+    assert_eq!(lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events, [], "nobody wants it");
+    let slot = lab.neighbors.intern(0, ip(wanted).into()).unwrap();
+    let answer = seen(wanted, CLIENT, Sighting::Answer { overrides: true });
+    assert_eq!(lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events, [answer]);
+    lab.neighbors.learn(slot, CLIENT);
+    assert_eq!(
+        lab.receive(&reply(wanted, CLIENT, GATEWAY_MAC)).events,
+        [answer],
+        "it may be an answer to a probe"
+    );
+    let announced = |mac| arp::announcement(mac, wanted.parse().unwrap(), None);
+    assert_eq!(lab.receive(&announced(CLIENT)).events, [], "known");
+    let moved = seen(wanted, ROUTER_MAC, Sighting::Announcement { overrides: true });
+    assert_eq!(lab.receive(&announced(ROUTER_MAC)).events, [moved]);
+    let off_link =
+        arp::request(CLIENT, "192.0.2.7".parse().unwrap(), "203.0.113.5".parse().unwrap(), None, None);
+    let fate = lab.receive(&off_link);
+    fate.sent(TransmitReason::ArpReply);
+    assert_eq!(fate.events, [], "whoever is not on the link is reached by a router");
 }
 
 #[test]
-fn solicitations_for_vips_are_answered_and_for_our_own_are_punted() {
+fn advertisements_tell_whether_they_are_asked_for_and_override() {
+    let mut lab = Lab::new(services());
+    let wanted = "fd00::77";
+    lab.neighbors.intern(0, ip(wanted).into()).unwrap();
+    for (flags, how) in [
+        (0x60, Sighting::Answer { overrides: true }),
+        (0x40, Sighting::Answer { overrides: false }),
+        (0x20, Sighting::Announcement { overrides: true }),
+        (0x00, Sighting::Announcement { overrides: false }),
+    ] {
+        let told = advertisement(wanted, flags, CLIENT);
+        assert_eq!(lab.receive(&told).events, [seen(wanted, CLIENT, how)]);
+    }
+    assert_eq!(lab.receive(&advertisement("fd00::78", 0x60, CLIENT)).events, [], "nobody wants it");
+}
+
+/// To the gateway's own address, or to all nodes where it says that nobody asked.
+fn advertisement(target: &str, flags: u8, mac: MacAddr) -> Vec<u8> {
+    let asked = flags & 0x40 != 0;
+    let to = if asked { "fd00::fe" } else { "ff02::1" };
+    let to_mac = if asked { GATEWAY_MAC } else { ndp::multicast_mac(ndp::ALL_NODES) };
+    let mut body = target.parse::<std::net::Ipv6Addr>().unwrap().octets().to_vec();
+    body.extend_from_slice(&[2, 1]);
+    body.extend_from_slice(&mac.0);
+    let message = Builder::icmp(ip(target), ip(to), 136, 0, [flags, 0, 0, 0]).ttl(255);
+    message.payload(&body).mac(mac, to_mac).build()
+}
+
+#[test]
+fn who_claims_an_address_of_ours_is_reported_and_not_answered() {
+    let mut lab = Lab::new(services());
+    let conflict = |addr: &str, mac| NeighborEvent::Conflict { interface: 0, addr: ip(addr).into(), mac };
+    for ours in ["203.0.113.5", "10.0.0.253", "10.0.0.254"] {
+        let address = ours.parse().unwrap();
+        let asks = arp::request(CLIENT, address, "10.0.0.42".parse().unwrap(), None, None);
+        for claim in [arp::announcement(CLIENT, address, None), asks] {
+            let fate = lab.receive(&claim);
+            assert_eq!(fate.refused(), Refusal::AddressConflict);
+            assert_eq!(fate.events, [conflict(ours, Some(CLIENT))]);
+        }
+        let echo = lab.receive(&arp::announcement(GATEWAY_MAC, address, None));
+        assert_eq!(echo.events, [], "our own packet that came back");
+    }
+    for ours in ["2001:db8:1::5", "fd00::fd", "fd00::fe"] {
+        let fate = lab.receive(&advertisement(ours, 0x20, CLIENT));
+        assert_eq!(fate.refused(), Refusal::AddressConflict);
+        assert_eq!(fate.events, [conflict(ours, Some(CLIENT))]);
+    }
+    // RFC 5227 2.1.1, RFC 4862 5.4.3: who only asks whether it may have the address is told that it may not.
+    let probe =
+        arp::request(CLIENT, std::net::Ipv4Addr::UNSPECIFIED, "203.0.113.5".parse().unwrap(), None, None);
+    let fate = lab.receive(&probe);
+    fate.sent(TransmitReason::ArpReply);
+    assert_eq!(fate.events, []);
+}
+
+#[test]
+fn senders_that_are_no_single_station_are_ignored_and_counted() {
+    let mut lab = Lab::new(services());
+    let (client, vip) = ("10.0.0.77".parse().unwrap(), "203.0.113.5".parse().unwrap());
+    for mac in [MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 0, 0, 1]), MacAddr::ZERO] {
+        let fate = lab.receive(&arp::request(mac, client, vip, None, None));
+        assert_eq!((fate.refused(), &fate.events[..]), (Refusal::BadSource, &[][..]));
+        let from = "fd00::77".parse().unwrap();
+        let fate = lab.receive(&ndp::solicitation(mac, from, "2001:db8:1::5".parse().unwrap(), None, None));
+        assert_eq!((fate.refused(), &fate.events[..]), (Refusal::BadSource, &[][..]));
+    }
+    for sender in ["255.255.255.255", "224.0.0.1", "127.0.0.1"] {
+        let fate = lab.receive(&arp::request(CLIENT, sender.parse().unwrap(), vip, None, None));
+        assert_eq!((fate.refused(), &fate.events[..]), (Refusal::BadSource, &[][..]));
+    }
+}
+
+#[test]
+fn solicitations_for_addresses_of_ours_are_answered_and_for_those_of_others_are_punted() {
     let mut lab = Lab::new(services());
     let ask = |target: &str, known: Option<MacAddr>| {
         ndp::solicitation(CLIENT, "fd00::77".parse().unwrap(), target.parse().unwrap(), None, known)
     };
-    for (target, known) in [("2001:db8:1::5", None), ("fd00::fd", None), ("2001:db8:1::5", Some(GATEWAY_MAC))]
-    {
+    for (target, known) in [
+        ("2001:db8:1::5", None),
+        ("fd00::fd", None),
+        ("2001:db8:1::5", Some(GATEWAY_MAC)),
+        ("fd00::fe", None),
+        ("fd00::fe", Some(GATEWAY_MAC)),
+    ] {
         let fate = lab.receive(&ask(target, known));
         let sent = fate.sent(TransmitReason::NeighborAdvertisement);
         let Ok(Some(Ndp::Advertisement { target: told, target_mac, solicited, .. })) =
@@ -71,11 +182,9 @@ fn solicitations_for_vips_are_answered_and_for_our_own_are_punted() {
             panic!("{}", summary(sent))
         };
         assert_eq!((ip(target), target_mac, solicited), (told.into(), Some(GATEWAY_MAC), true));
+        assert_eq!(fate.events, [seen("fd00::77", CLIENT, Sighting::Request)]);
     }
-    assert_eq!(lab.receive(&ask("fd00::fe", None)).verdict, Verdict::Punt(PuntReason::Local));
-    let fate = lab.receive(&ask("fd00::fe", Some(GATEWAY_MAC)));
-    assert_eq!(fate.verdict, Verdict::Punt(PuntReason::Local));
-    assert_eq!(fate.events.len(), 1, "the resolver hears of who asks");
+    assert_eq!(lab.receive(&ask("fd00::42", None)).verdict, Verdict::Punt(PuntReason::Local));
 }
 
 #[test]

@@ -63,16 +63,16 @@ fn replies_of_a_service_port_on_an_own_address_come_from_it() {
 }
 
 #[test]
-fn the_kernel_keeps_arp_discovery_and_pings_of_an_own_address_that_has_service_ports() {
+fn the_kernel_keeps_pings_of_an_own_address_that_has_service_ports_and_requests_for_it_are_answered_here() {
     let mut lab = own(ForwardingMode::FullNat);
     let v6 = service(ForwardingMode::FullNat, Protocol::Tcp, "[fd00::fe]:30080", &["[fd00::1]:8080"]);
     lab.change(|spec| spec.services.push(v6.into()));
     let asked =
         arp::request(ROUTER_MAC, Ipv4Addr::new(10, 0, 0, 250), Ipv4Addr::new(10, 0, 0, 254), None, None);
-    assert_eq!(lab.receive(&asked).verdict, PUNTED);
+    lab.receive(&asked).sent(TransmitReason::ArpReply);
     let asked =
         ndp::solicitation(ROUTER_MAC, "fd00::fa".parse().unwrap(), "fd00::fe".parse().unwrap(), None, None);
-    assert_eq!(lab.receive(&asked).verdict, PUNTED);
+    lab.receive(&asked).sent(TransmitReason::NeighborAdvertisement);
     let ping = Builder::icmp(ip("198.51.100.7"), ip("10.0.0.254"), 8, 0, [0, 1, 0, 1]);
     assert_eq!(lab.send(ping).verdict, PUNTED);
     let ping = Builder::icmp(ip("2001:db8::7"), ip("fd00::fe"), 128, 0, [0, 1, 0, 1]);

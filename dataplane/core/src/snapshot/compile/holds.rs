@@ -44,7 +44,8 @@ impl Snapshot {
         let Some(first) = self.holds.0.first() else { return };
         let mut hold = first.table().hold();
         let slots = self.next_hops();
-        slots.iter().chain(&*self.static_neighbors).for_each(|&slot| hold.keep(slot));
+        let others = self.static_neighbors.iter().chain(&*self.default_routers);
+        slots.iter().chain(others).for_each(|&slot| hold.keep(slot));
         self.holds = Holds::of(hold);
     }
 }

@@ -1,0 +1,102 @@
+//! The neighbours that only packets want, in bounded shares: who makes room for whom.
+//!
+//! Each interface has a share for each family, so that a flood on one of them leaves the others alone, and each share
+//! has three shelves with room of their own: addresses asked for that have not answered, stations that asked for us and
+//! have not been sent anything, and neighbours in use or used not long ago. A flood of addresses that nobody has fills
+//! the first, one of forged requests the second; neither touches the third, and nothing that packets used within
+//! [`IN_USE`] is evicted from that.
+//!
+//! Invariant: every operation takes time in the logarithm of the entries; none looks at all of them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX;
+use tidegate_core::now::Now;
+
+use super::resolver::Key;
+
+/// A neighbour that a packet was sent to within this time is not evicted.
+pub(super) const IN_USE: Duration = Duration::from_secs(60);
+
+/// Where an entry stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shelf {
+    /// Asked for, and no answer yet.
+    Asked,
+    /// Told its link address when it asked for us; not used yet.
+    Heard,
+    /// Used, or answered.
+    Kept,
+}
+
+/// One interface and family.
+#[derive(Debug, Default)]
+struct Share {
+    /// By the time that they came.
+    asked: BTreeSet<(Now, Key)>,
+    heard: BTreeSet<(Now, Key)>,
+    /// By the time of the last use that is known of.
+    kept: BTreeSet<(Now, Key)>,
+}
+
+/// Of all interfaces.
+#[derive(Debug, Default)]
+pub(super) struct Shelves {
+    shares: Vec<Share>,
+    /// Entries of one share.
+    share_max: usize,
+}
+
+/// The number of the share of a neighbour.
+pub(super) fn share_of((interface, address): &Key) -> usize {
+    usize::from(*interface) * 2 + usize::from(address.is_ipv6())
+}
+
+impl Shelves {
+    /// Shares for so many interfaces. What stands on shelves stays.
+    pub(super) fn resize(&mut self, interfaces: usize) {
+        self.shares.resize_with(interfaces * 2, Share::default);
+        self.share_max = NEIGHBORS_ON_DEMAND_MAX / (interfaces * 2).max(1);
+    }
+
+    /// How many entries a shelf of one share holds: half of it what is in use, a quarter each of the others.
+    pub(super) fn room(&self, shelf: Shelf) -> usize {
+        match shelf {
+            Shelf::Asked | Shelf::Heard => self.share_max / 4,
+            Shelf::Kept => self.share_max / 2,
+        }
+    }
+
+    /// Whether the shelf for this neighbour has room for one more.
+    pub(super) fn has_room(&mut self, key: &Key, shelf: Shelf) -> bool {
+        let room = self.room(shelf);
+        self.set(key, shelf).is_some_and(|set| set.len() < room)
+    }
+
+    /// The entry that would have to make room first, by its time.
+    pub(super) fn oldest(&mut self, key: &Key, shelf: Shelf) -> Option<(Now, Key)> {
+        self.set(key, shelf)?.first().copied()
+    }
+
+    pub(super) fn put(&mut self, key: Key, shelf: Shelf, since: Now) {
+        if let Some(set) = self.set(&key, shelf) {
+            set.insert((since, key));
+        }
+    }
+
+    pub(super) fn take(&mut self, key: Key, shelf: Shelf, since: Now) {
+        if let Some(set) = self.set(&key, shelf) {
+            set.remove(&(since, key));
+        }
+    }
+
+    fn set(&mut self, key: &Key, shelf: Shelf) -> Option<&mut BTreeSet<(Now, Key)>> {
+        let share = self.shares.get_mut(share_of(key))?;
+        Some(match shelf {
+            Shelf::Asked => &mut share.asked,
+            Shelf::Heard => &mut share.heard,
+            Shelf::Kept => &mut share.kept,
+        })
+    }
+}

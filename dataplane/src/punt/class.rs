@@ -1,0 +1,249 @@
+//! Classes of frames for the kernel: each has a queue and a rate of its own, so that a flood of one delays no other.
+//!
+//! A worker asks for the class of a frame only when the frame goes to the kernel. The slow path takes from the queues in
+//! the order of [`PuntClass::ALL`], a bounded number from each per turn.
+//!
+//! Invariant: an attacker's frames are in the classes of strangers ([`PuntClass::Neighbor`], [`PuntClass::Other`], and
+//! [`PuntClass::Routing`]) unless they answer what the host itself asked ([`OwnConnections`]).
+
+use crossbeam::queue::ArrayQueue;
+use tidegate_core::counters::Counter;
+use tidegate_core::now::Now;
+use tidegate_core::wire::ndp::{self, Ndp};
+use tidegate_core::wire::{Addr, Headers, Parsed, proto};
+
+use super::own::{OwnConnections, is_bgp};
+use crate::rate::Bucket;
+use crate::worker::Punted;
+
+/// Why the kernel gets a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PuntClass {
+    /// ARP and neighbour discovery that answer a request of the kernel's.
+    NeighborAnswer,
+    /// Packets of connections that the host opened, health checks among them, and of its BGP sessions.
+    Answer,
+    /// Routing protocols from anyone: BGP, BFD, OSPF, VRRP.
+    Routing,
+    /// Other ARP and neighbour discovery.
+    Neighbor,
+    /// Everything else.
+    Other,
+}
+
+/// What one class may do.
+struct Bounds {
+    name: &'static str,
+    /// Frames a second over all workers, and at once.
+    rate: (u32, u32),
+    /// Frames that wait for the slow path.
+    queue: usize,
+    /// Frames that one turn of the slow path takes.
+    per_turn: usize,
+}
+
+impl PuntClass {
+    /// In the order in which the slow path serves them.
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::NeighborAnswer, Self::Answer, Self::Routing, Self::Neighbor, Self::Other];
+    /// How many there are.
+    pub const COUNT: usize = 5;
+    /// Frames of all classes that may wait at once.
+    pub const QUEUED_MAX: usize = {
+        let (mut sum, mut n) = (0, 0);
+        while n < Self::COUNT {
+            sum += Self::ALL[n].bounds().queue;
+            n += 1;
+        }
+        sum
+    };
+
+    /// The name in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        self.bounds().name
+    }
+
+    /// Frames that may wait.
+    #[must_use]
+    pub const fn queue_max(self) -> usize {
+        self.bounds().queue
+    }
+
+    pub(crate) const fn per_turn(self) -> usize {
+        self.bounds().per_turn
+    }
+
+    const fn bounds(self) -> Bounds {
+        let (name, rate, queue, per_turn) = match self {
+            Self::NeighborAnswer => ("neighbor_answer", (5_000, 256), 256, 64),
+            Self::Answer => ("answer", (100_000, 4_096), 1024, 256),
+            Self::Routing => ("routing", (5_000, 512), 256, 64),
+            Self::Neighbor => ("neighbor", (2_000, 256), 256, 32),
+            Self::Other => ("other", (10_000, 1_024), 512, 64),
+        };
+        Bounds { name, rate, queue, per_turn }
+    }
+
+    /// The class of a frame that goes to the kernel.
+    #[must_use]
+    pub fn of(now: Now, frame: &[u8], own: &OwnConnections) -> Self {
+        match tidegate_core::wire::parse(frame) {
+            Ok(Parsed::Arp(packet)) => Self::of_neighbor(now, packet.sender_ip.into(), own),
+            Ok(Parsed::Ip(h)) => Self::of_packet(now, frame, &h, own),
+            Ok(Parsed::Other) | Err(_) => Self::Other,
+        }
+    }
+
+    fn of_packet(now: Now, frame: &[u8], h: &Headers, own: &OwnConnections) -> Self {
+        if h.proto == proto::ICMPV6 && (133..=137).contains(&h.icmp_type) {
+            return match ndp::parse(frame, h) {
+                Ok(Some(Ndp::Advertisement { target, .. })) => Self::of_neighbor(now, target.into(), own),
+                _ => Self::Neighbor,
+            };
+        }
+        if own.has(now, frame, h) {
+            return Self::Answer;
+        }
+        if is_bgp(h) || is_routing(h) { Self::Routing } else { Self::Other }
+    }
+
+    fn of_neighbor(now: Now, sender: Addr, own: &OwnConnections) -> Self {
+        if own.asked_for(now, sender) { Self::NeighborAnswer } else { Self::Neighbor }
+    }
+}
+
+/// BFD (RFC 5881, RFC 5883, RFC 7130), OSPF and VRRP.
+fn is_routing(h: &Headers) -> bool {
+    const OSPF: u8 = 89;
+    const VRRP: u8 = 112;
+    match h.proto {
+        proto::UDP => matches!(h.dst_port, 3784 | 3785 | 4784 | 6784),
+        OSPF | VRRP => true,
+        _ => false,
+    }
+}
+
+/// The queues of all workers to the slow path.
+#[derive(Debug)]
+pub struct Punts<F> {
+    queues: [ArrayQueue<Punted<F>>; PuntClass::COUNT],
+}
+
+impl<F> Default for Punts<F> {
+    fn default() -> Self {
+        Self { queues: PuntClass::ALL.map(|class| ArrayQueue::new(class.queue_max())) }
+    }
+}
+
+impl<F> Punts<F> {
+    /// Hands a frame to the slow path; gives it back when the queue of its class is full.
+    ///
+    /// # Errors
+    /// The frame.
+    pub fn push(&self, class: PuntClass, punted: Punted<F>) -> Result<(), Punted<F>> {
+        self.queues[class as usize].push(punted)
+    }
+
+    /// The next frame of a class.
+    #[must_use]
+    pub fn pop(&self, class: PuntClass) -> Option<Punted<F>> {
+        self.queues[class as usize].pop()
+    }
+
+    /// Whether no frame waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.queues.iter().all(ArrayQueue::is_empty)
+    }
+
+    /// Frees every frame that waits.
+    pub fn drain(&self) {
+        for class in PuntClass::ALL {
+            while self.pop(class).is_some() {}
+        }
+    }
+}
+
+/// What one worker may hand to the slow path: its part of the rate of each class.
+#[derive(Debug)]
+pub struct PuntRates([Bucket; PuntClass::COUNT]);
+
+impl PuntRates {
+    /// For one of so many workers.
+    #[must_use]
+    pub fn new(workers: usize) -> Self {
+        // At most WORKERS_MAX workers.
+        let workers = workers.max(1) as u32;
+        Self(PuntClass::ALL.map(|class| {
+            let (rate, burst) = class.bounds().rate;
+            Bucket::new((rate / workers).max(1), (burst / workers).max(1))
+        }))
+    }
+
+    /// Whether one more frame of the class may go now.
+    pub fn take(&mut self, class: PuntClass, now: Now) -> bool {
+        self.0[class as usize].take(now)
+    }
+}
+
+/// What became of the frames of one class, as one worker saw it.
+#[derive(Debug, Default)]
+pub struct ClassCounters {
+    /// Handed to the slow path.
+    pub passed: Counter,
+    /// Dropped: over the rate.
+    pub rate_limited: Counter,
+    /// Dropped: the queue was full.
+    pub queue_full: Counter,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_core::testing::Builder;
+    use tidegate_core::wire::tcp::flags;
+    use tidegate_core::wire::{MacAddr, arp};
+
+    fn class(own: &OwnConnections, frame: &[u8]) -> PuntClass {
+        PuntClass::of(Now(1_000_000_000), frame, own)
+    }
+
+    #[test]
+    fn frames_are_told_apart_by_what_the_host_did_before() {
+        let own = OwnConnections::default();
+        let syn_ack = Builder::tcp("10.0.0.7:80", "192.0.2.2:40001").flags(flags::SYN | flags::ACK).build();
+        assert_eq!(class(&own, &syn_ack), PuntClass::Other);
+        own.note(Now(0), &Builder::tcp("192.0.2.2:40001", "10.0.0.7:80").flags(flags::SYN).build());
+        assert_eq!(class(&own, &syn_ack), PuntClass::Answer);
+        let bgp = Builder::tcp("192.0.2.1:4000", "192.0.2.2:179").flags(flags::SYN).build();
+        assert_eq!(class(&own, &bgp), PuntClass::Routing);
+        let bfd = Builder::udp("192.0.2.1:49152", "192.0.2.2:3784").build();
+        assert_eq!(class(&own, &bfd), PuntClass::Routing);
+        let ssh = Builder::tcp("198.51.100.7:4000", "192.0.2.2:22").flags(flags::SYN).build();
+        assert_eq!(class(&own, &ssh), PuntClass::Other);
+        let (host, router) = ("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap());
+        let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+        let told = arp::request(mac, router, host, None, None);
+        assert_eq!(class(&own, &told), PuntClass::Neighbor);
+        own.note(Now(0), &arp::request(mac, host, router, None, None));
+        assert_eq!(class(&own, &told), PuntClass::NeighborAnswer);
+        assert_eq!(class(&own, &[0; 10]), PuntClass::Other);
+    }
+
+    #[test]
+    fn a_flood_of_one_class_takes_no_rate_and_no_queue_of_the_others() {
+        let (punts, mut rates) = (Punts::default(), PuntRates::new(2));
+        let mut passed = 0;
+        for n in 0..200_000 {
+            let now = Now(n * 5_000);
+            passed += u64::from(rates.take(PuntClass::Other, now));
+            let _ = punts.push(PuntClass::Other, Punted { interface: 0, frame: n });
+        }
+        assert!((4_900..=5_600).contains(&passed), "{passed} of 200,000 in a second");
+        assert!(rates.take(PuntClass::Answer, Now(1_000_000_000)));
+        assert!(punts.push(PuntClass::Answer, Punted { interface: 0, frame: 7 }).is_ok());
+        assert_eq!(punts.pop(PuntClass::Answer).map(|punted| punted.frame), Some(7));
+    }
+}

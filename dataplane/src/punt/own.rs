@@ -1,0 +1,244 @@
+//! The connections and questions of the host itself, as far as its frames through the taps show them: how an answer to
+//! a health check, a BGP session or an ARP request of the kernel is told from a flood to the gateway's own address.
+//!
+//! The slow path notes what the kernel sends, workers ask for each frame that goes to the kernel. A connection is noted
+//! when the host opens it, and kept while the host sends on it. What only answers somebody else is not noted, or a
+//! flood of SYNs to an open port would make itself important; the exception is a BGP session, which either side may open
+//! and which carries data only after a handshake.
+//!
+//! Invariant: one writer, readers without locks, a fixed size. A forgotten connection still works: its packets are only
+//! in a class with more company.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate_core::now::Now;
+use tidegate_core::wire::arp::ArpOperation;
+use tidegate_core::wire::ndp::{self, Ndp};
+use tidegate_core::wire::tcp::flags;
+use tidegate_core::wire::{Addr, Headers, Parsed, proto, quote};
+
+/// Sets of cells.
+const SETS: usize = 16_384;
+/// Cells of one set.
+const WAYS: usize = 4;
+/// A connection that the host has begun, and a question of its own, until it sends on it.
+const OPENING: Duration = Duration::from_secs(15);
+/// A connection on which the host has sent.
+const OPEN: Duration = Duration::from_secs(600);
+/// One that the host has closed.
+const CLOSED: Duration = Duration::from_secs(5);
+/// RFC 4271.
+pub(super) const BGP_PORT: u16 = 179;
+/// Ports from here on are given to the clients of a host (Linux's default range).
+const EPHEMERAL_MIN: u16 = 32_768;
+/// Stands for the protocol of ARP and neighbour discovery.
+const LINK: u8 = 255;
+
+/// See the module.
+#[derive(Debug)]
+pub struct OwnConnections {
+    /// Upper half: part of the hash; lower half: the second at which it is forgotten.
+    cells: Box<[[AtomicU64; WAYS]]>,
+    hasher: RandomState,
+}
+
+/// A connection by its ends: protocol, remote address and port, local port.
+type Ends = (u8, Addr, u16, u16);
+
+impl Default for OwnConnections {
+    fn default() -> Self {
+        Self { cells: (0..SETS).map(|_| Default::default()).collect(), hasher: RandomState::new() }
+    }
+}
+
+impl OwnConnections {
+    /// Notes what a frame of the kernel's shows. For the slow path alone.
+    pub fn note(&self, now: Now, frame: &[u8]) {
+        match tidegate_core::wire::parse(frame) {
+            Ok(Parsed::Arp(packet)) if packet.operation == ArpOperation::Request => {
+                self.keep(now, (LINK, packet.target_ip.into(), 0, 0), OPENING);
+            }
+            Ok(Parsed::Ip(h)) => self.note_packet(now, frame, &h),
+            _ => {}
+        }
+    }
+
+    fn note_packet(&self, now: Now, frame: &[u8], h: &Headers) {
+        if let Ok(Some(Ndp::Solicitation { target, .. })) = ndp::parse(frame, h) {
+            return self.keep(now, (LINK, target.into(), 0, 0), OPENING);
+        }
+        let ends = (h.proto, h.dst, h.dst_port, h.src_port);
+        match h.proto {
+            proto::TCP => {
+                let opens = h.tcp_flags & (flags::SYN | flags::ACK) == flags::SYN;
+                let ends_it = h.tcp_flags & (flags::FIN | flags::RST) != 0;
+                if opens {
+                    self.keep(now, ends, OPENING);
+                } else if self.knows(now, ends) {
+                    self.keep(now, ends, if ends_it { CLOSED } else { OPEN });
+                } else if is_bgp(h) && !ends_it && carries_data(frame, h) {
+                    self.keep(now, ends, OPEN);
+                }
+            }
+            proto::UDP if h.src_port >= EPHEMERAL_MIN || h.dst_port < 1024 => self.keep(now, ends, OPENING),
+            proto::ICMP | proto::ICMPV6 if is_echo_request(h) => self.keep(now, ends, OPENING),
+            _ => {}
+        }
+    }
+
+    /// Whether a packet for the kernel belongs to a connection of the host's own, or is an error about one.
+    #[must_use]
+    pub fn has(&self, now: Now, frame: &[u8], h: &Headers) -> bool {
+        if let Ok(Some(quoted)) = quote::parse(frame, h) {
+            return self.knows(now, (quoted.proto, quoted.dst, quoted.dst_port, quoted.src_port));
+        }
+        self.knows(now, (h.proto, h.src, h.src_port, h.dst_port))
+    }
+
+    /// Whether the kernel has asked for the link address of this neighbour just now.
+    #[must_use]
+    pub fn asked_for(&self, now: Now, neighbor: Addr) -> bool {
+        self.knows(now, (LINK, neighbor, 0, 0))
+    }
+
+    fn knows(&self, now: Now, ends: Ends) -> bool {
+        let (set, tag) = self.place(ends);
+        let second = seconds(now);
+        self.cells[set].iter().any(|cell| {
+            let cell = cell.load(Ordering::Relaxed);
+            cell >> 32 == tag && cell & u64::from(u32::MAX) > second
+        })
+    }
+
+    fn keep(&self, now: Now, ends: Ends, time: Duration) {
+        let (set, tag) = self.place(ends);
+        let until = seconds(now.plus(time)) + 1;
+        let cells = &self.cells[set];
+        let load = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        let same = cells.iter().find(|cell| load(cell) >> 32 == tag);
+        // Else the one that is forgotten first, or is already.
+        let first = || cells.iter().min_by_key(|cell| load(cell) & u64::from(u32::MAX));
+        if let Some(cell) = same.or_else(first) {
+            cell.store(tag << 32 | until, Ordering::Relaxed);
+        }
+    }
+
+    fn place(&self, ends: Ends) -> (usize, u64) {
+        let (proto, remote, port, local) = ends;
+        let hash = self.hasher.hash_one((proto, remote.bytes(), port, local));
+        // The low bits choose the set; the remainder is below `SETS`.
+        (hash as usize % SETS, hash >> 32)
+    }
+}
+
+fn seconds(now: Now) -> u64 {
+    (now.0 / 1_000_000_000) & u64::from(u32::MAX)
+}
+
+pub(super) fn is_bgp(h: &Headers) -> bool {
+    h.proto == proto::TCP && (h.src_port == BGP_PORT || h.dst_port == BGP_PORT)
+}
+
+fn is_echo_request(h: &Headers) -> bool {
+    matches!((h.proto, h.icmp_type), (proto::ICMP, 8) | (proto::ICMPV6, 128))
+}
+
+/// Whether a TCP segment has a payload.
+fn carries_data(frame: &[u8], h: &Headers) -> bool {
+    let offset = frame.get(usize::from(h.l4) + 12).map_or(0, |byte| usize::from(byte >> 4) * 4);
+    usize::from(h.l4) + offset < usize::from(h.ip_end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_core::testing::Builder;
+    use tidegate_core::wire::{MacAddr, arp, parse};
+
+    const HOST: &str = "192.0.2.2:40001";
+    const BACKEND: &str = "10.0.0.7:80";
+
+    #[allow(clippy::needless_pass_by_value, reason = "it is made where it is passed")]
+    fn has(own: &OwnConnections, now: Now, builder: Builder) -> bool {
+        let frame = builder.build();
+        let Ok(Parsed::Ip(h)) = parse(&frame) else { panic!("not IP") };
+        own.has(now, &frame, &h)
+    }
+
+    fn at(seconds: u64) -> Now {
+        Now(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn an_answer_to_a_connection_that_the_host_opens_is_known_and_a_stranger_is_not() {
+        let own = OwnConnections::default();
+        let answer = || Builder::tcp(BACKEND, HOST).flags(flags::SYN | flags::ACK);
+        assert!(!has(&own, at(1), answer()));
+        own.note(at(1), &Builder::tcp(HOST, BACKEND).flags(flags::SYN).build());
+        assert!(has(&own, at(2), answer()));
+        assert!(!has(&own, at(2), Builder::tcp("10.0.0.7:81", HOST).flags(flags::SYN | flags::ACK)));
+        assert!(!has(&own, at(2), Builder::udp(BACKEND, HOST)));
+        assert!(!has(&own, at(30), answer()), "nothing came of it");
+        own.note(at(31), &Builder::tcp(HOST, BACKEND).flags(flags::SYN).build());
+        own.note(at(31), &Builder::tcp(HOST, BACKEND).flags(flags::ACK).build());
+        assert!(has(&own, at(600), answer()));
+        own.note(at(600), &Builder::tcp(HOST, BACKEND).flags(flags::FIN | flags::ACK).build());
+        assert!(!has(&own, at(610), answer()), "the host has closed it");
+    }
+
+    #[test]
+    fn a_flood_that_the_host_answers_does_not_become_the_hosts_own() {
+        let own = OwnConnections::default();
+        for answer in [flags::SYN | flags::ACK, flags::RST | flags::ACK, flags::ACK] {
+            own.note(at(1), &Builder::tcp("192.0.2.2:22", "198.51.100.7:4000").flags(answer).build());
+        }
+        own.note(
+            at(1),
+            &Builder::tcp("192.0.2.2:179", "198.51.100.7:4000").flags(flags::SYN | flags::ACK).build(),
+        );
+        own.note(at(1), &Builder::udp("192.0.2.2:5000", "198.51.100.7:4000").build());
+        assert!(!has(&own, at(1), Builder::tcp("198.51.100.7:4000", "192.0.2.2:22").flags(flags::ACK)));
+        assert!(!has(&own, at(1), Builder::tcp("198.51.100.7:4000", "192.0.2.2:179").flags(flags::ACK)));
+        assert!(!has(&own, at(1), Builder::udp("198.51.100.7:4000", "192.0.2.2:5000")));
+    }
+
+    #[test]
+    fn bgp_sessions_that_the_peer_opened_are_known_once_they_carry_data() {
+        let own = OwnConnections::default();
+        let data = Builder::tcp("192.0.2.2:179", "192.0.2.1:5000").flags(flags::ACK).payload(b"keepalive");
+        own.note(at(1), &data.build());
+        assert!(has(&own, at(2), Builder::tcp("192.0.2.1:5000", "192.0.2.2:179").flags(flags::ACK)));
+    }
+
+    #[test]
+    fn errors_about_own_connections_and_answers_to_own_questions_are_known() {
+        let own = OwnConnections::default();
+        let syn = Builder::tcp(HOST, BACKEND).flags(flags::SYN);
+        own.note(at(1), &syn.build());
+        let quoted = Builder::tcp(HOST, BACKEND).flags(flags::SYN).packet();
+        let (router, host) = (
+            "192.0.2.1".parse::<std::net::IpAddr>().unwrap(),
+            "192.0.2.2".parse::<std::net::IpAddr>().unwrap(),
+        );
+        assert!(has(&own, at(1), Builder::icmp(router, host, 3, 4, [0, 0, 5, 0]).payload(&quoted)));
+        let other = Builder::tcp("192.0.2.2:40002", BACKEND).packet();
+        assert!(!has(&own, at(1), Builder::icmp(router, host, 3, 4, [0, 0, 5, 0]).payload(&other)));
+        let (ours, target) = ("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap());
+        own.note(at(1), &arp::request(MacAddr([2, 0, 0, 0, 0, 2]), ours, target, None, None));
+        assert!(own.asked_for(at(2), Addr::from(target)) && !own.asked_for(at(2), Addr::from(ours)));
+    }
+
+    #[test]
+    fn many_short_connections_do_not_push_out_one_that_lasts() {
+        let own = OwnConnections::default();
+        own.note(at(1), &Builder::tcp(HOST, BACKEND).flags(flags::SYN).build());
+        own.note(at(1), &Builder::tcp(HOST, BACKEND).flags(flags::ACK).build());
+        for n in 0..200_000_u32 {
+            let remote = (std::net::IpAddr::from([10, 1, (n >> 8) as u8, n as u8]), 1000 + (n >> 16) as u16);
+            own.keep(at(2 + u64::from(n / 10_000)), (6, remote.0.into(), remote.1, 50_000), OPENING);
+        }
+        assert!(has(&own, at(25), Builder::tcp(BACKEND, HOST).flags(flags::ACK)));
+    }
+}

@@ -1,0 +1,85 @@
+//! A token bucket for what one thread does: frames that it sends, frames that it hands on.
+//!
+//! Pure: the time is an argument. Kept as one time, the moment up to which everything is paid for.
+//!
+//! Invariant: in any time t no more than `burst + t * per_second` pass.
+
+use tidegate_core::now::Now;
+
+/// See the module.
+///
+/// ```
+/// use tidegate_core::now::Now;
+/// use tidegate_dataplane::rate::Bucket;
+///
+/// let mut bucket = Bucket::new(10, 2);
+/// assert!(bucket.take(Now(0)) && bucket.take(Now(0)) && !bucket.take(Now(0)));
+/// assert!(bucket.take(bucket.ready_at()));
+/// ```
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    cost_ns: u64,
+    saved_ns_max: u64,
+    paid_until: u64,
+}
+
+impl Bucket {
+    /// One that is full: `burst` at once, then so many a second. Neither may be 0.
+    #[must_use]
+    pub fn new(per_second: u32, burst: u32) -> Self {
+        let cost_ns = 1_000_000_000 / u64::from(per_second.max(1));
+        Self { cost_ns, saved_ns_max: cost_ns * u64::from(burst.max(1)), paid_until: 0 }
+    }
+
+    /// Whether one more may pass now; if so it is paid for.
+    #[inline]
+    pub fn take(&mut self, now: Now) -> bool {
+        let floor = now.0.saturating_sub(self.saved_ns_max);
+        let paid = self.paid_until.max(floor).saturating_add(self.cost_ns);
+        let allowed = paid <= now.0.max(self.saved_ns_max);
+        if allowed {
+            self.paid_until = paid;
+        }
+        allowed
+    }
+
+    /// The first moment at which [`Self::take`] says yes.
+    #[must_use]
+    pub fn ready_at(&self) -> Now {
+        let paid = self.paid_until.saturating_add(self.cost_ns);
+        Now(if paid <= self.saved_ns_max { 0 } else { paid })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_then_the_rate_holds_from_any_start() {
+        for start in [0, 1, 1_000_000_000_000] {
+            let mut bucket = Bucket::new(1_000, 50);
+            assert_eq!((0..1_000).filter(|_| bucket.take(Now(start))).count(), 50, "from {start}");
+            let first = start.max(50_000_000);
+            let passed = (0..10_000).filter(|n| bucket.take(Now(first + n * 100_000))).count();
+            assert!((950..=1_050).contains(&passed), "{passed} in a second");
+        }
+    }
+
+    #[test]
+    fn it_is_ready_when_it_says_so_and_not_before() {
+        let mut bucket = Bucket::new(100, 3);
+        for _ in 0..20 {
+            let ready = bucket.ready_at();
+            assert!(ready.0 == 0 || !bucket.clone().take(Now(ready.0 - 1)));
+            assert!(bucket.take(ready));
+        }
+    }
+
+    #[test]
+    fn time_that_goes_back_gives_nothing() {
+        let mut bucket = Bucket::new(10, 1);
+        assert!(bucket.take(Now(5_000_000_000)));
+        assert!(!bucket.take(Now(5_000_000_000)) && !bucket.take(Now(4_000_000_000)));
+    }
+}

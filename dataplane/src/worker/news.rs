@@ -1,0 +1,128 @@
+//! What workers tell the resolver: bounded queues, one for each kind of news, so that a flood of one kind leaves room
+//! for the others.
+//!
+//! Wishes come from packets that wait for a next hop, sightings and claims from ARP and neighbour discovery packets. A
+//! worker that meets the same news over and over passes it on once in [`REPEATED_AFTER`]; a packet to a next hop that
+//! does not answer costs no place in a queue each time.
+//!
+//! Invariant: nobody waits here, and nothing is allocated after the start. What finds no room is counted and lost; it
+//! comes again with the next packet.
+
+use std::time::Duration;
+
+use crossbeam::queue::ArrayQueue;
+use tidegate_core::hash::key_hash;
+use tidegate_core::now::Now;
+use tidegate_core::pipeline::NeighborEvent;
+
+/// Wishes that may wait for the resolver.
+pub const WANTED_MAX: usize = 4096;
+/// Sightings that may wait.
+pub const SEEN_MAX: usize = 4096;
+/// Claims of our addresses that may wait.
+pub const CLAIMED_MAX: usize = 256;
+/// Equal news is passed on again after this time.
+pub const REPEATED_AFTER: Duration = Duration::from_millis(20);
+/// News that one worker remembers having passed on.
+const REMEMBERED: usize = 1024;
+
+/// The queues of all workers.
+#[derive(Debug)]
+pub struct News {
+    /// [`NeighborEvent::Wanted`].
+    pub wanted: ArrayQueue<NeighborEvent>,
+    /// [`NeighborEvent::Seen`].
+    pub seen: ArrayQueue<NeighborEvent>,
+    /// [`NeighborEvent::Conflict`].
+    pub claimed: ArrayQueue<NeighborEvent>,
+}
+
+impl Default for News {
+    fn default() -> Self {
+        Self {
+            wanted: ArrayQueue::new(WANTED_MAX),
+            seen: ArrayQueue::new(SEEN_MAX),
+            claimed: ArrayQueue::new(CLAIMED_MAX),
+        }
+    }
+}
+
+impl News {
+    /// Passes news on; false when its queue is full.
+    pub fn tell(&self, event: NeighborEvent) -> bool {
+        let queue = match event {
+            NeighborEvent::Wanted { .. } => &self.wanted,
+            NeighborEvent::Seen { .. } => &self.seen,
+            NeighborEvent::Conflict { .. } => &self.claimed,
+        };
+        queue.push(event).is_ok()
+    }
+}
+
+/// What one worker told last, by a hash of whom it is about.
+#[derive(Debug)]
+pub struct Told(Box<[Option<(NeighborEvent, Now)>]>);
+
+impl Default for Told {
+    fn default() -> Self {
+        Self(vec![None; REMEMBERED].into())
+    }
+}
+
+impl Told {
+    /// Whether this has not been told just now; from now on it has.
+    pub fn is_new(&mut self, now: Now, event: NeighborEvent) -> bool {
+        let (NeighborEvent::Wanted { interface, addr }
+        | NeighborEvent::Seen { interface, addr, .. }
+        | NeighborEvent::Conflict { interface, addr, .. }) = event;
+        // The low bits; the remainder is below `REMEMBERED`.
+        let at = key_hash(&addr, interface, 0) as usize % REMEMBERED;
+        let told = self.0[at].is_some_and(|(last, when)| last == event && now < when.plus(REPEATED_AFTER));
+        if !told {
+            self.0[at] = Some((event, now));
+        }
+        !told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_core::pipeline::Sighting;
+    use tidegate_core::wire::{Addr, MacAddr};
+
+    fn wanted(n: u32) -> NeighborEvent {
+        NeighborEvent::Wanted { interface: 0, addr: Addr::v4(n.to_be_bytes()) }
+    }
+
+    #[test]
+    fn equal_news_is_told_once_in_a_while_and_other_news_at_once() {
+        let mut told = Told::default();
+        let moved = |last| NeighborEvent::Seen {
+            interface: 0,
+            addr: Addr::v4([192, 0, 2, 1]),
+            mac: Some(MacAddr([2, 0, 0, 0, 0, last])),
+            how: Sighting::Request,
+        };
+        assert!(told.is_new(Now(0), wanted(1)) && !told.is_new(Now(1), wanted(1)));
+        assert!(told.is_new(Now(0).plus(REPEATED_AFTER), wanted(1)));
+        assert!(
+            told.is_new(Now(5), moved(1)) && told.is_new(Now(6), moved(2)) && !told.is_new(Now(7), moved(2))
+        );
+    }
+
+    #[test]
+    fn a_flood_of_one_kind_leaves_the_queues_of_the_others_empty() {
+        let news = News::default();
+        let seen = |n: u32| NeighborEvent::Seen {
+            interface: 0,
+            addr: Addr::v4(n.to_be_bytes()),
+            mac: None,
+            how: Sighting::Request,
+        };
+        let told = (0..100_000).filter(|&n| news.tell(seen(n))).count();
+        assert_eq!(told, SEEN_MAX);
+        assert!(news.tell(wanted(1)));
+        assert_eq!(news.wanted.pop(), Some(wanted(1)));
+    }
+}
