@@ -1,7 +1,7 @@
 //! A gateway's past has no part in its choices: killed and started again after a rolling update, it sends every
 //! connection where the one before it did, and so does a gateway that has never seen the update.
 
-use crate::maglev::replayed;
+use crate::choice::replayed;
 use crate::world::{World, alone, assert_alive};
 use std::net::SocketAddr;
 use tidegate::netlab::GatewayOptions;
@@ -68,7 +68,7 @@ fn asked(world: &World, source: SocketAddr, path: ModePath) -> String {
 }
 
 fn source_of(source: std::net::IpAddr, n: u16) -> SocketAddr {
-    SocketAddr::new(source, crate::maglev::FIRST_PORT + n)
+    SocketAddr::new(source, crate::choice::FIRST_PORT + n)
 }
 
 /// A gateway that has replaced every backend of its DSR Services, one by one. The old ones still drain: it remembers
