@@ -15,7 +15,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use common::*;
-use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey, SnapshotSpec};
+use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey, ServiceSpec, SnapshotSpec};
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig, InterfaceConfig, interface_specs};
 
 const ROLE: &str = "TIDEGATE_TEST_ROLE";
@@ -126,7 +126,7 @@ fn outside() {
     };
     assert!(count("busy0=") > 0 && count("busy1=") > 0, "both workers had frames: {rest:?}");
     assert!(count("hand_overs=") > 0, "replies came to the other worker too: {rest:?}");
-    assert_eq!(count("connections="), u64::from(CONNECTIONS) * 2, "{rest:?}");
+    assert_eq!(count("connections="), u64::from(CONNECTIONS) * 2 + 2 * 5 * 5, "TCP and UDP: {rest:?}");
     let links = run("ip", &["-n", &lab.gateway, "-br", "link"]);
     assert!(!text(&links).contains("tg-"), "the tap is gone: {}", text(&links));
     let sysctl =
@@ -163,11 +163,15 @@ fn gateway() {
     v6.backends[0].address = ip("2001:db8::10");
     let mut v4 = service(VIP_FULLNAT, "translated", ForwardingMode::FullNat);
     v4.key = ServiceKey { protocol: Protocol::Tcp, ..v4.key };
+    let udp = [&v4, &v6].map(|tcp| {
+        let key = ServiceKey { protocol: Protocol::Udp, ..tcp.key };
+        ServiceSpec { key, ..tcp.clone() }.into()
+    });
     let spec = SnapshotSpec {
         generation: 1,
         interfaces: interface_specs(&config, gateway.interfaces()),
         snat_addresses: vec![ip(SNAT), ip("2001:db8::3")],
-        services: vec![v4.into(), v6.into()],
+        services: [v4.into(), v6.into()].into_iter().chain(udp).collect(),
         ..SnapshotSpec::default()
     };
     let published = gateway.publish(&spec).unwrap();
@@ -221,6 +225,39 @@ fn lan() {
     for (own, n) in [("192.0.2.2:7", 0_u8), ("[2001:db8::2]:7", 1)] {
         asked_once_answered_once(own, n);
     }
+    for (server, vip) in
+        [("192.0.2.10:80", format!("{VIP_FULLNAT}:80")), ("[2001:db8::10]:80", "[2001:db8::101]:80".into())]
+    {
+        large_datagrams_come_back_whole(server, &vip);
+    }
+}
+
+/// The kernel puts IPv4 fragments together before the port sees them, and gives IPv6 fragments one by one.
+fn large_datagrams_come_back_whole(server: &str, vip: &str) {
+    let echo = UdpSocket::bind(server).unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 65_536];
+        while let Ok((count, from)) = echo.recv_from(&mut buffer) {
+            echo.send_to(&buffer[..count], from).unwrap();
+        }
+    });
+    let client = if server.starts_with('[') { "[2001:db8::10]:0" } else { "192.0.2.50:0" };
+    let mut lost = Vec::new();
+    for size in [1400, 1473, 1500, 9000, 60_000] {
+        for n in 0..5 {
+            let socket = UdpSocket::bind(client).unwrap();
+            socket.connect(vip).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            let message: Vec<u8> = (0..size).map(|at| ((at * 7 + n) % 251) as u8).collect();
+            socket.send(&message).unwrap();
+            let mut answer = vec![0; 65_536];
+            match socket.recv(&mut answer) {
+                Ok(count) => assert!(answer[..count] == message, "{vip}: {size} bytes came back as {count}"),
+                Err(error) => lost.push(format!("{vip}: {size} bytes: {error}")),
+            }
+        }
+    }
+    assert!(lost.is_empty(), "{lost:#?}");
 }
 
 /// Datagrams to the gateway's own address come to the kernel there by the tap, each once, and its answers come back.

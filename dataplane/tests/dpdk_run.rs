@@ -18,7 +18,12 @@ use tidegate_dataplane::topology::{Idle, WorkerPlace};
 
 fn crew(port: &mut Port, pool: &PktPool) -> Crew<DpdkFrame> {
     let queues = port.start(&PortConfig::default(), pool).unwrap();
-    let queues = queues.rx.into_iter().zip(queues.tx).map(|(rx, tx)| vec![DpdkQueue::new(rx, tx)]).collect();
+    let queues = queues
+        .rx
+        .into_iter()
+        .zip(queues.tx)
+        .map(|(rx, tx)| vec![DpdkQueue::new(rx, tx, pool.clone())])
+        .collect();
     let config = CrewConfig {
         places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
         idle: Idle::Adaptive,

@@ -212,3 +212,33 @@ fn fragments_that_arrive_at_several_workers_leave_by_one_snat_port_and_one_backe
         }
     }
 }
+
+#[test]
+fn a_frame_that_does_not_fit_its_link_is_sent_in_pieces_and_counted_once() {
+    let mut bench = Bench::new(1);
+    let (from, to) = (format!("{CLIENT_IP}:4000"), format!("{VIP_FULLNAT}:80"));
+    let whole = Builder::udp(from.as_str(), to.as_str()).dont_fragment(false).payload_len(60_000);
+    let whole = whole.mac(CLIENT, GATEWAY).build();
+    let sent = bench.receive(0, &whole);
+    let offsets: Vec<u16> = sent.iter().map(offset).collect();
+    assert_eq!(offsets, (0..41).map(|n| n * 1480).collect::<Vec<u16>>());
+    assert!(sent.iter().all(|frame| headers(frame).ip_len() <= 1500));
+    let shared = Arc::clone(bench.workers[0].shared());
+    let counts = |bench: &Bench| {
+        let tx = shared.counters.interface(0).tx_packets.value();
+        let forwarded = shared.counters.transmits(TransmitReason::Forward);
+        (forwarded, tx, bench.drops(Refusal::NoBuffer), bench.drops(Refusal::TxQueueFull))
+    };
+    assert_eq!(counts(&bench), (1, 41, 0, 0));
+    bench.wire.starve(0, true);
+    assert!(bench.receive(0, &whole).is_empty());
+    assert_eq!(counts(&bench), (1, 41, 1, 0));
+    bench.wire.starve(0, false);
+    // The queue is 1,024 frames deep.
+    for _ in 0..26 {
+        assert!(bench.wire.offer(0, &whole));
+    }
+    bench.workers[0].turn(bench.now);
+    let (forwarded, _, no_buffer, full) = counts(&bench);
+    assert_eq!((forwarded, no_buffer, full), (1 + 24, 1, 2));
+}

@@ -510,6 +510,10 @@ impl PortQueue for Broken {
     fn tx(&mut self, _batch: &mut FrameBatch<MemoryFrame>) -> usize {
         0
     }
+
+    fn spare(&mut self, _len: usize) -> Option<MemoryFrame> {
+        None
+    }
 }
 
 #[test]

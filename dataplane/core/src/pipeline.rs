@@ -212,6 +212,20 @@ pub struct BurstOutput {
     pub unknown_fragments: ArrayVec<UnknownFragment, BURST>,
     /// The first fragments of this burst.
     pub first_fragments: ArrayVec<FirstFragment, BURST>,
+    /// The frames with a `Transmit` verdict that do not fit their link, and are to be sent in pieces
+    /// ([`Cut`](crate::wire::cut::Cut)).
+    pub oversized: ArrayVec<Oversized, BURST>,
+}
+
+/// A frame to be sent in pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Oversized {
+    /// Its position in the burst.
+    pub frame: u8,
+    /// Offset of the IPv4 packet to be cut.
+    pub packet: u16,
+    /// Bytes of the largest IP packet that fits the way.
+    pub mtu: u16,
 }
 
 /// A fragment whose first fragment was not seen yet.
@@ -257,6 +271,7 @@ impl BurstOutput {
         self.unresolved.clear();
         self.unknown_fragments.clear();
         self.first_fragments.clear();
+        self.oversized.clear();
         let fits = "both are as long as a burst";
         self.verdicts.try_extend_from_slice(&VERDICTS[..frames]).expect(fits);
         self.notes.try_extend_from_slice(&NOTES[..frames]).expect(fits);

@@ -185,6 +185,8 @@ reasons! {
         HandOverLoop => "hand_over_loop",
         /// The frame is spread over several buffers.
         NotContiguous => "not_contiguous",
+        /// No packet buffer for the pieces of a packet that does not fit its link.
+        NoBuffer => "no_buffer",
         /// The transmit queue was full.
         TxQueueFull => "tx_queue_full",
         /// The interface has no link, or its device is gone.

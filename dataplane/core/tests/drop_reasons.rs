@@ -16,6 +16,7 @@ use tidegate_core::wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::fl
 /// Reasons that the crate `tidegate-dataplane` counts, where the queues and the buffers are.
 const OF_THE_DRIVERS: [Refusal; 6] = [
     Refusal::NotContiguous,
+    Refusal::NoBuffer,
     Refusal::TxQueueFull,
     Refusal::LinkDown,
     Refusal::PuntQueueFull,
@@ -182,6 +183,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         }
         Refusal::NoHeadroom | Refusal::HandOverLoop => unreachable!("they are made by how a frame arrives"),
         Refusal::NotContiguous
+        | Refusal::NoBuffer
         | Refusal::TxQueueFull
         | Refusal::LinkDown
         | Refusal::PuntQueueFull

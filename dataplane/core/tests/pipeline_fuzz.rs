@@ -60,6 +60,7 @@ fn no_frame_panics_and_each_is_accounted_for_once() {
         "snat_ports_exhausted",
         "hand_over_loop",
         "not_contiguous",
+        "no_buffer",
         "tx_queue_full",
         "link_down",
         "punt_queue_full",

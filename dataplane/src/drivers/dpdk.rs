@@ -2,6 +2,12 @@
 //!
 //! Mbufs move between `dpdk`'s bursts and the worker's batches by pointer: 32 of them cost some 10 ns each way.
 //!
+//! `net_af_packet` joins its sockets to a fanout with `PACKET_FANOUT_FLAG_DEFRAG`, always: the kernel puts IPv4 datagrams
+//! together before we see them, and gives each as one frame of up to 64 KiB. Such a port receives into a pool of its own
+//! with buffers of that size ([`Large`]); what is larger than the link's MTU is cut into fragments again at once, so that
+//! the pipeline, taps and hand-overs see what was on the wire, and everything else is copied to a buffer of the usual
+//! size. TCP with DF is left as it is: that was no fragment, but segments that the kernel has merged (GRO).
+//!
 //! Invariant: a frame handed to the pipeline is contiguous. One that came spread over several mbufs is joined where
 //! the first has room for all of it, and dropped otherwise.
 
@@ -10,6 +16,8 @@ use std::sync::Arc;
 use dpdk::{Burst, Mbuf, PktPool, RxQueue, TxQueue};
 use tidegate_core::frame::Frame;
 use tidegate_core::limits::BURST;
+use tidegate_core::wire::cut::Cut;
+use tidegate_core::wire::{Family, Parsed, ethernet, parse, proto};
 
 use super::gate::{Gate, Stage};
 use super::{FrameBatch, FrameSource, PortQueue};
@@ -66,20 +74,103 @@ pub struct DpdkQueue {
     gate: Arc<Gate<QueuePair>>,
     received: Burst<BURST>,
     sending: Burst<BURST>,
+    /// What frames are made in.
+    pool: PktPool,
+    large: Option<Large>,
+}
+
+/// The receiving side of a port that gives frames larger than the MTU of its link.
+#[derive(Debug)]
+struct Large {
+    mtu: u16,
+    /// The datagram that is being cut, and its next piece.
+    cutting: Option<(Mbuf, Cut, usize)>,
 }
 
 impl DpdkQueue {
     /// Of a port that stays.
     #[must_use]
-    pub fn new(rx: RxQueue, tx: TxQueue) -> Self {
-        Self::behind(Arc::default(), (rx, tx))
+    pub fn new(rx: RxQueue, tx: TxQueue, pool: PktPool) -> Self {
+        Self::behind(Arc::default(), (rx, tx), pool)
     }
 
     /// Of a port that may be closed and opened again.
     #[must_use]
-    pub fn behind(gate: Arc<Gate<QueuePair>>, queues: QueuePair) -> Self {
-        Self { queues: Some(queues), gate, received: Burst::new(), sending: Burst::new() }
+    pub fn behind(gate: Arc<Gate<QueuePair>>, queues: QueuePair, pool: PktPool) -> Self {
+        Self { queues: Some(queues), gate, received: Burst::new(), sending: Burst::new(), pool, large: None }
     }
+
+    /// The same for a port that receives into a pool of large buffers, and has this MTU.
+    #[must_use]
+    pub fn with_large_frames(self, mtu: u16) -> Self {
+        // Pieces have to fit the usual buffers too.
+        let room = self.pool.data_room().saturating_sub(ethernet::HEADER_LEN_MAX as u16);
+        Self { large: Some(Large { mtu: mtu.min(room), cutting: None }), ..self }
+    }
+
+    /// Receives frames of any size, in buffers of the usual one as far as that can be.
+    fn rx_large(&mut self, mtu: u16, batch: &mut FrameBatch<DpdkFrame>) -> usize {
+        let mut cutting = self.large.as_mut().and_then(|large| large.cutting.take());
+        if cutting.is_none()
+            && self.received.is_empty()
+            && let Some((rx, _)) = &mut self.queues
+        {
+            rx.rx(&mut self.received);
+        }
+        let mut unusable = 0;
+        while !batch.is_full() {
+            if let Some((whole, cut, n)) = &mut cutting {
+                match filled(&self.pool, cut.frame_len(*n), |out| cut.write(whole.data(), *n, out)) {
+                    Some(piece) => batch.push(piece),
+                    // The rest of the datagram is of no use to anyone.
+                    None => {
+                        unusable += 1;
+                        *n = cut.pieces();
+                    }
+                }
+                *n += 1;
+                if *n >= cut.pieces() {
+                    cutting = None;
+                }
+                continue;
+            }
+            let Some(mbuf) = self.received.drain(..self.received.len().min(1)).next() else { break };
+            if !mbuf.is_contiguous() {
+                unusable += 1;
+            } else if let Some(cut) = cut_again(mbuf.data(), mtu) {
+                cutting = Some((mbuf, cut, 0));
+            } else if mbuf.len() > usize::from(self.pool.data_room()) {
+                batch.push(DpdkFrame(mbuf));
+            } else {
+                match filled(&self.pool, mbuf.len(), |out| out.copy_from_slice(mbuf.data())) {
+                    Some(frame) => batch.push(frame),
+                    None => unusable += 1,
+                }
+            }
+        }
+        if let Some(large) = &mut self.large {
+            large.cutting = cutting;
+        }
+        unusable
+    }
+}
+
+/// How to cut a frame that the kernel has put together.
+fn cut_again(frame: &[u8], mtu: u16) -> Option<Cut> {
+    if frame.len() <= usize::from(mtu) + ethernet::HEADER_LEN {
+        return None;
+    }
+    let Ok(Parsed::Ip(h)) = parse(frame) else { return None };
+    let merged = h.proto == proto::TCP && h.dont_fragment;
+    let wanted = h.family == Family::V4 && h.ip_len() > mtu && !merged;
+    wanted.then(|| Cut::new(frame, usize::from(h.l3), usize::from(mtu))).flatten()
+}
+
+/// A frame of the pool, written by `write`.
+fn filled(pool: &PktPool, len: usize, write: impl FnOnce(&mut [u8])) -> Option<DpdkFrame> {
+    let mut mbuf = pool.alloc().ok()?;
+    write(mbuf.append(len).ok()?);
+    Some(DpdkFrame(mbuf))
 }
 
 impl PortQueue for DpdkQueue {
@@ -89,6 +180,9 @@ impl PortQueue for DpdkQueue {
     fn rx(&mut self, batch: &mut FrameBatch<DpdkFrame>) -> usize {
         if self.gate.asks() {
             self.gate.answer(&mut self.queues);
+        }
+        if let Some(Large { mtu, .. }) = self.large {
+            return self.rx_large(mtu, batch);
         }
         let Some((rx, _)) = &mut self.queues else { return 0 };
         rx.rx(&mut self.received);
@@ -119,6 +213,10 @@ impl PortQueue for DpdkQueue {
         sent
     }
 
+    fn spare(&mut self, len: usize) -> Option<DpdkFrame> {
+        filled(&self.pool, len, |_| {})
+    }
+
     #[inline]
     fn can_send(&self) -> bool {
         self.gate.stage() == Stage::Open
@@ -133,8 +231,6 @@ impl FrameSource for DpdkSource {
     type Frame = DpdkFrame;
 
     fn frame(&self, bytes: &[u8]) -> Option<DpdkFrame> {
-        let mut mbuf = self.0.alloc().ok()?;
-        mbuf.append(bytes.len()).ok()?.copy_from_slice(bytes);
-        Some(DpdkFrame(mbuf))
+        filled(&self.0, bytes.len(), |out| out.copy_from_slice(bytes))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam::queue::ArrayQueue;
-use tidegate_core::frame::MemoryFrame;
+use tidegate_core::frame::{Frame, MemoryFrame};
 
 use super::{FrameBatch, FrameSource, PortQueue};
 
@@ -28,6 +28,7 @@ struct Wires {
     towards_worker: Arc<ArrayQueue<MemoryFrame>>,
     from_worker: Arc<ArrayQueue<MemoryFrame>>,
     link_lost: Arc<AtomicBool>,
+    starved: Arc<AtomicBool>,
 }
 
 /// Makes a port with `queues` queues of `depth` frames in each direction.
@@ -38,6 +39,7 @@ pub fn port(queues: usize, depth: usize) -> (MemoryPort, Vec<MemoryQueue>) {
             towards_worker: Arc::new(ArrayQueue::new(depth)),
             from_worker: Arc::new(ArrayQueue::new(depth)),
             link_lost: Arc::default(),
+            starved: Arc::default(),
         })
         .collect();
     let ends = queues.iter().cloned().map(MemoryQueue).collect();
@@ -69,6 +71,14 @@ impl MemoryPort {
     /// If there is no such queue.
     pub fn set_link(&self, queue: usize, up: bool) {
         self.queues[queue].link_lost.store(!up, Ordering::Relaxed);
+    }
+
+    /// Leaves the worker without memory for the pieces of frames that it sends by this queue, or ends that.
+    ///
+    /// # Panics
+    /// If there is no such queue.
+    pub fn starve(&self, queue: usize, starved: bool) {
+        self.queues[queue].starved.store(starved, Ordering::Relaxed);
     }
 
     /// Frames that the worker has not received yet.
@@ -107,6 +117,14 @@ impl PortQueue for MemoryQueue {
         count
     }
 
+    fn spare(&mut self, len: usize) -> Option<MemoryFrame> {
+        if self.0.starved.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut frame = MemoryFrame::with_capacity(len);
+        frame.resize(len).then_some(frame)
+    }
+
     #[inline]
     fn can_send(&self) -> bool {
         !self.0.link_lost.load(Ordering::Relaxed)
@@ -128,7 +146,6 @@ impl FrameSource for Heap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_core::frame::Frame;
 
     #[test]
     fn a_full_transmit_queue_takes_the_first_frames_and_leaves_the_rest() {

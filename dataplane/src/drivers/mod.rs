@@ -28,6 +28,10 @@ pub trait PortQueue: Send {
     /// Sends from the front of the batch what the queue takes, and returns how many. The rest stays, in order.
     fn tx(&mut self, batch: &mut FrameBatch<Self::Frame>) -> usize;
 
+    /// A frame of `len` bytes to be written and sent, for a piece of one that does not fit its link; `None` when there
+    /// is no memory, or not enough in one piece.
+    fn spare(&mut self, len: usize) -> Option<Self::Frame>;
+
     /// Whether the port takes frames at all: not while it has no link.
     fn can_send(&self) -> bool {
         true

@@ -87,14 +87,16 @@ impl Dataplane {
             config.interfaces.iter().zip(&ports).map(|(one, port)| offer(one, port)).collect();
         let plan = place(config, &offers)?;
         let pool = PktPool::new(eal, &pool_config(config, &plan))?;
+        let large = large_pool_config(config, &plan).map(|config| PktPool::new(eal, &config)).transpose()?;
         let Started { queues, mut interfaces, gates, configs } =
-            start_ports(config, &mut ports, &plan, &pool)?;
+            start_ports(config, &mut ports, &plan, &pool, large.as_ref())?;
         let steering = steering(config, &ports, plan.workers.len())?;
         let mut watched: Vec<WatchedPort> = Vec::new();
         for (n, (port, (device, lock, bound))) in ports.into_iter().zip(devices).enumerate() {
             let one = &config.interfaces[n];
             watched.push(WatchedPort {
-                devargs: renamed(&with_queues(&one.device, config.cores.len()), &port.info().name),
+                devargs: renamed(&device_string(one, config), &port.info().name),
+                pool: large.as_ref().filter(|_| takes_large_frames(&one.device)).unwrap_or(&pool).clone(),
                 life: Life::Open(port),
                 silence: silence(&one.device, &device, lock.as_ref())?,
                 device,
@@ -142,7 +144,7 @@ impl Dataplane {
         if let Some(tell) = config.on_link_change.clone() {
             crew.links().on_change(Box::new(move || tell()));
         }
-        let ground = Ground { eal: eal.clone(), pool: pool.clone() };
+        let ground = Ground { eal: eal.clone() };
         let links = Arc::clone(crew.links());
         let watched = Watched { ports: watched, taps: tap_names, links, ground };
         let watch = WatchThread::start(watched, main_cpus.clone()).map_err(StartError::Watch)?;
@@ -253,10 +255,15 @@ fn renamed(devargs: &str, name: &str) -> String {
 
 fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> {
     let attach = |one: &InterfaceConfig| {
-        let device = with_queues(&one.device, config.cores.len());
-        Port::attach(eal, &device).map_err(|source| StartError::Port { interface: one.name.clone(), source })
+        Port::attach(eal, &device_string(one, config))
+            .map_err(|source| StartError::Port { interface: one.name.clone(), source })
     };
     config.interfaces.iter().map(attach).collect()
+}
+
+/// The device with all the arguments that it gets.
+fn device_string(one: &InterfaceConfig, config: &DataplaneConfig) -> String {
+    with_large_frames(&with_queues(&one.device, config.cores.len()))
 }
 
 fn offer(one: &InterfaceConfig, port: &Port) -> PortOffer {
@@ -273,6 +280,43 @@ fn offer(one: &InterfaceConfig, port: &Port) -> PortOffer {
 fn with_queues(device: &str, workers: usize) -> String {
     let wants = device.starts_with("net_af_packet") && !device.contains("qpairs=") && workers > 1;
     if wants { format!("{device},qpairs={workers}") } else { device.to_owned() }
+}
+
+/// Bytes that an mbuf for frames of any size holds: with its headroom the most that DPDK's 16 bits can say.
+const LARGE_ROOM: u16 = 65_376;
+
+/// Places of that size in a block that they fill, with pages that they fill too: the driver expects them to follow each
+/// other without a gap.
+const LARGE_BLOCK: usize = 32 * (LARGE_ROOM as usize + 32);
+const _: () = assert!(LARGE_BLOCK.is_multiple_of(4096));
+
+/// `net_af_packet` gives datagrams that the kernel has put together: its ring gets places for the largest, unless its
+/// arguments say otherwise. A place is to be a multiple of 16 bytes. 512 places in each direction are 64 MiB of the
+/// kernel's memory for each queue.
+fn with_large_frames(device: &str) -> String {
+    if takes_large_frames(device) {
+        format!("{device},framesz={},blocksz={LARGE_BLOCK}", LARGE_ROOM + 32)
+    } else {
+        device.to_owned()
+    }
+}
+
+/// Whether a device gives frames larger than the MTU, and its arguments leave their size to us.
+fn takes_large_frames(device: &str) -> bool {
+    device.starts_with("net_af_packet") && !device.contains("framesz=") && !device.contains("blocksz=")
+}
+
+/// Large mbufs for the ports that need them. They are filled, and emptied into others, a burst at a time; a few may be on
+/// their way through the worker.
+fn large_pool_config(config: &DataplaneConfig, plan: &Plan) -> Option<PoolConfig> {
+    let ports = config.interfaces.iter().filter(|one| takes_large_frames(&one.device)).count();
+    let queues = u32::try_from(ports * plan.workers.len()).unwrap_or(u32::MAX);
+    (queues > 0).then(|| PoolConfig {
+        mbufs: (128 * queues).next_power_of_two() - 1,
+        cache: 16,
+        data_room: LARGE_ROOM,
+        socket: plan.workers.first().and_then(|place| place.numa).map(i32::from),
+    })
 }
 
 fn is_pci(device: &str) -> bool {
@@ -319,6 +363,7 @@ fn start_ports(
     ports: &mut [Port],
     plan: &Plan,
     pool: &PktPool,
+    large: Option<&PktPool>,
 ) -> Result<Started, StartError> {
     let mut by_worker: Vec<Vec<DpdkQueue>> = plan.workers.iter().map(|_| Vec::new()).collect();
     let (mut interfaces, mut all_gates, mut configs) = (Vec::new(), Vec::new(), Vec::new());
@@ -332,11 +377,17 @@ fn start_ports(
             mac: one.mac.map(|mac| mac.0),
             ..PortConfig::default()
         };
-        let queues = open_port(port, &port_config, pool).map_err(failed)?;
+        let large = large.filter(|_| takes_large_frames(&one.device));
+        let queues = open_port(port, &port_config, large.unwrap_or(pool)).map_err(failed)?;
+        let mtu = match one.mtu {
+            Some(mtu) => mtu,
+            None => port.mtu().map_err(failed)?,
+        };
         let mut gates = Vec::new();
         for (worker, queue) in by_worker.iter_mut().zip(queues) {
             let gate = Arc::new(Gate::default());
-            worker.push(DpdkQueue::behind(Arc::clone(&gate), queue));
+            let queue = DpdkQueue::behind(Arc::clone(&gate), queue, pool.clone());
+            worker.push(if large.is_some() { queue.with_large_frames(mtu) } else { queue });
             gates.push(gate);
         }
         all_gates.push(gates);
@@ -346,10 +397,7 @@ fn start_ports(
             device: port.info().name.clone(),
             driver: port.info().driver.clone(),
             mac: MacAddr(port.mac().map_err(failed)?),
-            mtu: match one.mtu {
-                Some(mtu) => mtu,
-                None => port.mtu().map_err(failed)?,
-            },
+            mtu,
             tap: None,
         });
     }
@@ -421,6 +469,17 @@ mod tests {
         );
         assert_eq!(with_queues("net_null", 2), "net_null");
         assert_eq!(with_queues("net_af_packet,iface=eth1", 1), "net_af_packet,iface=eth1");
+    }
+
+    #[test]
+    fn af_packet_gets_room_for_the_largest_datagram_unless_told() {
+        assert_eq!(
+            with_large_frames("net_af_packet,iface=eth1"),
+            "net_af_packet,iface=eth1,framesz=65408,blocksz=2093056"
+        );
+        for device in ["net_af_packet,iface=eth1,framesz=2048", "net_null", "0000:03:00.0"] {
+            assert_eq!(with_large_frames(device), device);
+        }
     }
 
     #[test]

@@ -99,6 +99,8 @@ pub(crate) struct WatchedPort {
     pub(crate) gates: Vec<Arc<Gate<QueuePair>>>,
     /// As it was started.
     pub(crate) config: PortConfig,
+    /// What it receives into.
+    pub(crate) pool: PktPool,
     /// The address in use.
     pub(crate) mac: MacAddr,
     /// The MTU in use.
@@ -128,7 +130,6 @@ pub(crate) enum Life {
 #[derive(Debug, Clone)]
 pub(crate) struct Ground {
     pub(crate) eal: Eal,
-    pub(crate) pool: PktPool,
 }
 
 impl WatchedPort {
@@ -239,7 +240,7 @@ impl WatchedPort {
         }
         let failed = |error: PortError| error.to_string();
         let mut port = Port::attach(&ground.eal, &self.devargs).map_err(failed)?;
-        let queues = open_port(&mut port, &self.config, &ground.pool).map_err(failed)?;
+        let queues = open_port(&mut port, &self.config, &self.pool).map_err(failed)?;
         if port.mac().map_err(failed)? != self.mac.0 {
             port.set_mac(self.mac.0).map_err(failed)?;
         }

@@ -23,9 +23,10 @@ use tidegate_core::ids::{InterfaceIndex, WorkerIndex};
 use tidegate_core::limits::BURST;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
-use tidegate_core::pipeline::{Arrival, BurstOutput, NeighborEvent, Pipeline, View};
+use tidegate_core::pipeline::{Arrival, BurstOutput, NeighborEvent, Oversized, Pipeline, View};
 use tidegate_core::snapshot::Snapshot;
 use tidegate_core::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_core::wire::cut::Cut;
 
 use crate::clock::{Clock, cycles};
 use crate::drivers::{FrameBatch, PortQueue};
@@ -139,6 +140,8 @@ pub struct Worker<Q: PortQueue> {
     received: FrameBatch<Q::Frame>,
     out: BurstOutput,
     sending: Vec<TxBatch<Q::Frame>>,
+    /// Frames of the burst that are to be sent in pieces.
+    too_long: ArrayVec<TooLong<Q::Frame>, BURST>,
     /// A frame that was handed over in another way than the batch being made.
     held: Option<(Arrival, Q::Frame)>,
     /// Frames whose next hop is being asked for.
@@ -176,11 +179,31 @@ struct HeldFragment<F> {
     verdict: Verdict,
 }
 
-/// Frames for one port, each with the reason that it is sent for; `None` for injected ones, which have no verdict.
+/// Frames for one port, and how each is counted.
 #[derive(Debug)]
 struct TxBatch<F> {
     frames: FrameBatch<F>,
-    why: ArrayVec<Option<TransmitReason>, BURST>,
+    why: ArrayVec<Sending, BURST>,
+}
+
+/// What a frame to be sent is.
+#[derive(Debug, Clone, Copy)]
+enum Sending {
+    /// Received, and sent for this reason.
+    Received(TransmitReason),
+    /// A piece of one that does not fit its link, which is counted as a whole.
+    Piece,
+    /// The kernel's or the resolver's: it has no verdict.
+    Injected,
+}
+
+/// A frame that does not fit its link.
+#[derive(Debug)]
+struct TooLong<F> {
+    interface: InterfaceIndex,
+    why: TransmitReason,
+    oversized: Oversized,
+    frame: F,
 }
 
 impl<Q: PortQueue> Worker<Q> {
@@ -195,6 +218,7 @@ impl<Q: PortQueue> Worker<Q> {
             received: FrameBatch::new(),
             out: BurstOutput::default(),
             sending,
+            too_long: ArrayVec::new(),
             held: None,
             parking: Parking::default(),
             fragments: FragmentRoom::default(),
@@ -314,6 +338,9 @@ impl<Q: PortQueue> Worker<Q> {
         for port in 0..self.sending.len() {
             self.flush(port);
         }
+        if !self.too_long.is_empty() {
+            self.send_in_pieces();
+        }
         if !self.out.first_fragments.is_empty() {
             self.tell_of_first_fragments(now);
         }
@@ -321,8 +348,9 @@ impl<Q: PortQueue> Worker<Q> {
 
     #[inline]
     fn dispatch(&mut self, now: Now, arrival: Arrival, may_wait: MayWait) {
-        let Self { parts, received, out, sending, parking, fragments, punt_rates, .. } = self;
+        let Self { parts, received, out, sending, too_long, parking, fragments, punt_rates, .. } = self;
         let interface = arrival.interface();
+        let any_oversized = !out.oversized.is_empty();
         let may_hold = may_wait == MayWait::Yes && !out.unknown_fragments.is_empty();
         for ((n, frame), &verdict) in received.drain(..).enumerate().zip(&out.verdicts) {
             if may_hold
@@ -336,10 +364,16 @@ impl<Q: PortQueue> Worker<Q> {
             }
             let end = match verdict {
                 Verdict::Transmit { interface, why } => {
+                    if any_oversized
+                        && let Some(&oversized) = out.oversized.iter().find(|one| usize::from(one.frame) == n)
+                    {
+                        too_long.push(TooLong { interface, why, oversized, frame });
+                        continue;
+                    }
                     let batch = &mut sending[usize::from(interface)];
                     // At most BURST frames since the last flush, so there is room; recorded when it is certain.
                     batch.frames.push(frame);
-                    batch.why.push(Some(why));
+                    batch.why.push(Sending::Received(why));
                     continue;
                 }
                 Verdict::Punt(_) => match punt(parts, punt_rates, now, Punted { interface, frame }) {
@@ -367,12 +401,41 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Sends what waits for a port; what its queue does not take is dropped.
+    /// Sends frames that do not fit their link as fragments, each counted as one frame: sent when all of its pieces are.
+    #[cold]
+    fn send_in_pieces(&mut self) {
+        for TooLong { interface, why, oversized, frame } in std::mem::take(&mut self.too_long) {
+            let port = usize::from(interface);
+            let cut = Cut::new(frame.bytes(), usize::from(oversized.packet), usize::from(oversized.mtu));
+            let mut end = Verdict::Transmit { interface, why };
+            for n in 0..cut.map_or(0, |cut| cut.pieces()) {
+                let Some(cut) = cut else { break };
+                let Some(mut piece) = self.parts.ports[port].spare(cut.frame_len(n)) else {
+                    end = Refusal::NoBuffer.into();
+                    break;
+                };
+                cut.write(frame.bytes(), n, piece.bytes_mut());
+                let batch = &mut self.sending[port];
+                batch.frames.push(piece);
+                batch.why.push(Sending::Piece);
+                if batch.frames.is_full() && !self.flush(port) {
+                    end = Refusal::TxQueueFull.into();
+                    break;
+                }
+            }
+            if !self.flush(port) {
+                end = Refusal::TxQueueFull.into();
+            }
+            self.parts.shared.counters.record(end);
+        }
+    }
+
+    /// Sends what waits for a port; what its queue does not take is dropped. Returns whether it took all.
     #[inline]
-    fn flush(&mut self, port: usize) {
+    fn flush(&mut self, port: usize) -> bool {
         let batch = &mut self.sending[port];
         if batch.frames.is_empty() {
-            return;
+            return true;
         }
         let shared = &self.parts.shared;
         let lengths: ArrayVec<usize, BURST> = batch.frames.iter().map(|frame| frame.bytes().len()).collect();
@@ -387,13 +450,17 @@ impl<Q: PortQueue> Worker<Q> {
         counters.tx_bytes.add(lengths[..sent].iter().map(|&len| len as u64).sum());
         for (n, why) in batch.why.drain(..).enumerate() {
             match why {
-                Some(why) if n < sent => shared.counters.record(Verdict::Transmit { interface, why }),
-                Some(_) => shared.counters.record(refusal.into()),
-                None if n < sent => shared.turns.injected.add(1),
-                None => shared.turns.injected_dropped.add(1),
+                Sending::Received(why) if n < sent => {
+                    shared.counters.record(Verdict::Transmit { interface, why });
+                }
+                Sending::Received(_) => shared.counters.record(refusal.into()),
+                Sending::Piece => {}
+                Sending::Injected if n < sent => shared.turns.injected.add(1),
+                Sending::Injected => shared.turns.injected_dropped.add(1),
             }
         }
         batch.frames.clear();
+        sent == lengths.len()
     }
 
     #[inline]
@@ -519,7 +586,7 @@ impl<Q: PortQueue> Worker<Q> {
                 continue;
             };
             batch.frames.push(frame);
-            batch.why.push(None);
+            batch.why.push(Sending::Injected);
         }
         for port in 0..self.sending.len() {
             self.flush(port);

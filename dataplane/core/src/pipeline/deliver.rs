@@ -5,7 +5,7 @@
 //! size, room. Costs per packet: the backend's line and the next hop's, both asked for by the stage before,
 //! and the first lines of the frame.
 
-use super::{Burst, Destination, Packet, Pipeline, View};
+use super::{Burst, Destination, Oversized, Packet, Pipeline, View};
 use crate::backend::Backend;
 use crate::forward::dsr_ipip::Tunnel;
 use crate::forward::{self, Link, NoRoom};
@@ -155,8 +155,11 @@ impl Pipeline {
         if h.ttl <= 1 || ip_len + overhead > way.mtu.min(passes) {
             let mtu = mtu_to(&burst.view, backend, way.mtu, burst.now);
             if h.ttl <= 1 || ip_len + overhead > mtu {
-                let h = *h;
-                return self.cannot_pass(burst, at, &h, overhead, mtu);
+                let (h, way) = (*h, Way { mtu, ..way });
+                if !self.passes_in_pieces(burst, at, &h, overhead, &way) {
+                    return;
+                }
+                return finish(burst, at, &h, service, &way, rewrite);
             }
         }
         if let Err(refusal) = rewrite(&mut burst.frames[at], h, &way.link) {
@@ -182,8 +185,8 @@ impl Pipeline {
             Err(no_way) => return no_way.tell(burst, at),
         };
         let ip_len = usize::from(h.ip_len());
-        if h.ttl <= 1 || ip_len > way.mtu {
-            return self.cannot_pass(burst, at, &h, 0, way.mtu);
+        if (h.ttl <= 1 || ip_len > way.mtu) && !self.passes_in_pieces(burst, at, &h, 0, &way) {
+            return;
         }
         if !forward::nat::can_translate(&h) {
             return burst.set(at, Refusal::SctpFragment);
@@ -203,6 +206,29 @@ impl Pipeline {
         }
         burst.view.tallies.forwarded(service.id, ip_len);
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
+    }
+
+    /// Whether a packet whose hop limit ends here, or that does not fit the way, may go on: in pieces, where its sender
+    /// has left DF clear (RFC 791). It is answered otherwise.
+    #[cold]
+    fn passes_in_pieces<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        overhead: usize,
+        way: &Way,
+    ) -> bool {
+        // Of IPv4 headers the longest, and 8 bytes of data.
+        let room = way.mtu >= overhead + 60 + 8;
+        if h.ttl <= 1 || h.dont_fragment || !room {
+            self.cannot_pass(burst, at, h, overhead, way.mtu);
+            return false;
+        }
+        // Offsets and MTUs are below 65,536. A frame is delivered once, so there is room.
+        let (packet, mtu) = ((way.link.header_len() + overhead) as u16, way.mtu as u16);
+        let _ = burst.out.oversized.try_push(Oversized { frame: at as u8, packet, mtu });
+        true
     }
 
     /// A packet whose hop limit ends here, or that does not fit the way, is answered.
@@ -228,6 +254,24 @@ impl Pipeline {
         let answered = self.refuse(burst, at, h, Problem::TooBig { mtu });
         burst.answer_or(at, answered, TransmitReason::PacketTooBig, Refusal::TooBig);
     }
+}
+
+/// Rewrites and sends a packet that is to be cut.
+#[cold]
+fn finish<F: Frame>(
+    burst: &mut Burst<'_, '_, F>,
+    at: usize,
+    h: &Headers,
+    service: &Service,
+    way: &Way,
+    rewrite: impl FnOnce(&mut F, &Headers, &Link) -> Result<(), Refusal>,
+) {
+    if let Err(refusal) = rewrite(&mut burst.frames[at], h, &way.link) {
+        return burst.set(at, refusal);
+    }
+    let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
+    burst.view.tallies.forwarded(service.id, usize::from(h.ip_len()));
+    burst.set(at, Verdict::Transmit { interface: way.interface, why });
 }
 
 /// Why there is no next hop to send to.

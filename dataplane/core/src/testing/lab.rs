@@ -15,7 +15,7 @@ use crate::frame::{Frame, MemoryFrame};
 use crate::neighbors::NeighborTable;
 use crate::now::Now;
 use crate::pipeline::{
-    Arrival, BurstOutput, FirstFragment, NeighborEvent, Note, Pipeline, PipelineConfig, View,
+    Arrival, BurstOutput, FirstFragment, NeighborEvent, Note, Oversized, Pipeline, PipelineConfig, View,
 };
 use crate::snapshot::{
     BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol,
@@ -24,6 +24,7 @@ use crate::snapshot::{
 use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use crate::wire::MacAddr;
+use crate::wire::cut::Cut;
 
 /// The router that everything off-link goes through.
 pub const ROUTER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
@@ -121,6 +122,8 @@ pub struct Fate {
     pub events: Vec<NeighborEvent>,
     /// The datagram whose first fragment it may wait for.
     pub waits_for: Option<FragmentKey>,
+    /// The frames that it is sent as, where it does not fit its link.
+    pub pieces: Vec<Vec<u8>>,
     /// The first fragments in the whole burst.
     pub first_fragments: Vec<FirstFragment>,
 }
@@ -281,6 +284,7 @@ impl Lab {
                 .iter()
                 .find(|unknown| usize::from(unknown.frame) == n)
                 .map(|unknown| unknown.key),
+            pieces: pieces(frames[n].bytes(), out.oversized.iter().find(|one| usize::from(one.frame) == n)),
             first_fragments: out.first_fragments.to_vec(),
         };
         let fates: Vec<Fate> = (0..frames.len()).map(fate).collect();
@@ -303,3 +307,14 @@ impl Lab {
 
 /// The client's own link address, for what is on-link.
 pub const CLIENT: MacAddr = CLIENT_MAC;
+
+fn pieces(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {
+    let Some(one) = oversized else { return Vec::new() };
+    let cut = Cut::new(frame, usize::from(one.packet), usize::from(one.mtu)).expect("it can be cut");
+    let piece = |n| {
+        let mut piece = vec![0; cut.frame_len(n)];
+        cut.write(frame, n, &mut piece);
+        piece
+    };
+    (0..cut.pieces()).map(piece).collect()
+}

@@ -14,6 +14,7 @@
 pub mod addr;
 pub mod arp;
 pub mod checksum;
+pub mod cut;
 pub mod ethernet;
 pub mod headers;
 pub mod icmp;

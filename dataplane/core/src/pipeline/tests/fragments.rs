@@ -4,7 +4,7 @@ use super::lab::{Lab, ROUTER_MAC, service, spec};
 use crate::snapshot::{ForwardingMode, Protocol};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
-use crate::wire::proto;
+use crate::wire::{Parsed, parse, proto};
 
 const VIP: &str = "203.0.113.5:53";
 const VIP6: &str = "[2001:db8:1::5]:53";
@@ -134,5 +134,30 @@ fn fragments_wait_for_their_next_hop_like_their_first() {
     let mut lab = Lab::with_spec(without_neighbors);
     for part in cut(Builder::udp("198.51.100.7:40000", VIP).payload_len(1200), 77) {
         assert_eq!(lab.receive(&part).refused(), Refusal::NeighborUnresolved);
+    }
+}
+
+#[test]
+fn ipv4_without_df_that_does_not_fit_its_way_is_sent_in_pieces_that_do() {
+    for mode in ForwardingMode::ALL {
+        let mut lab = lab(mode);
+        // Ethernet frames of 1,500 bytes fit every way but the tunnel's.
+        for len in [1472, 1473, 1700] {
+            let fits = len <= 1472 && mode != ForwardingMode::DsrIpip;
+            let whole = Builder::udp("198.51.100.7:40000", VIP).payload_len(len);
+            let fate = lab.send(whole.clone().dont_fragment(false));
+            fate.sent(TransmitReason::Forward);
+            assert_eq!(fate.pieces.is_empty(), fits, "{mode} {len}");
+            for piece in &fate.pieces {
+                let Ok(Parsed::Ip(h)) = parse(piece) else { panic!("not sound") };
+                assert!(h.ip_len() <= 1500 && piece[..12] == fate.frame[..12], "{mode} {len}");
+            }
+            let fate = lab.send(whole);
+            let why = if fits { TransmitReason::Forward } else { TransmitReason::PacketTooBig };
+            assert!(fate.pieces.is_empty());
+            fate.sent(why);
+        }
+        let whole = Builder::udp("[2001:db8::7]:40000", VIP6).payload_len(1473);
+        lab.send(whole).sent(TransmitReason::PacketTooBig);
     }
 }

@@ -11,6 +11,7 @@ use crate::testing::{hexdump, summary};
 use crate::verdict::{TransmitReason, Verdict};
 use crate::wire::arp::ArpOperation;
 use crate::wire::checksum::Sum;
+use crate::wire::cut::Cut;
 use crate::wire::icmp::{ERROR_LEN_MAX_V4, ERROR_LEN_MAX_V6};
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::{Family, Headers, L4Checksum, Parsed, ethernet, icmp, parse, proto, sctp};
@@ -21,6 +22,8 @@ pub(super) struct Seen<'a> {
     pub(super) after: &'a [u8],
     pub(super) verdict: Verdict,
     pub(super) note: Note,
+    /// Sent in pieces: the packet's offset, and the MTU.
+    pub(super) cut_to: Option<(u16, u16)>,
 }
 
 impl Seen<'_> {
@@ -79,9 +82,25 @@ pub(super) fn frame(snapshot: &Snapshot, seen: &Seen<'_>) {
     }
 }
 
+/// A frame that is sent in pieces: they can be made, are sound, and fit.
+fn cut(seen: &Seen<'_>, packet: usize, mtu: u16) {
+    let Some(cut) = Cut::new(seen.after, packet, usize::from(mtu)) else {
+        seen.fail("to be sent in pieces, and cannot be cut")
+    };
+    seen.assert(cut.pieces() > 1, "to be sent in pieces, and fits");
+    for n in 0..cut.pieces() {
+        let mut piece = vec![0; cut.frame_len(n)];
+        cut.write(seen.after, n, &mut piece);
+        seen.assert(seen.packet(&piece).ip_len() <= mtu, "a piece is larger than the MTU");
+    }
+}
+
 fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &Interface, after: &Headers) {
     let before = seen.packet(seen.before);
-    seen.assert(after.ip_len() <= out.mtu, "larger than the MTU");
+    match seen.cut_to {
+        None => seen.assert(after.ip_len() <= out.mtu, "larger than the MTU"),
+        Some((packet, mtu)) => cut(seen, usize::from(packet), mtu),
+    }
     let to = ethernet::destination(seen.after);
     seen.assert(to.is_unicast() && to != out.mac, "sent to no neighbour");
     let backend = seen.note.backend.and_then(|id| snapshot.backend(id));

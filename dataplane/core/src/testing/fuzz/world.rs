@@ -177,7 +177,14 @@ impl World {
         let mut elsewhere = Vec::new();
         for (n, &verdict) in out.verdicts.iter().enumerate() {
             worker.counters.record(verdict);
-            let seen = Seen { before: &received[n], after: burst[n].bytes(), verdict, note: out.notes[n] };
+            let oversized = out.oversized.iter().find(|one| usize::from(one.frame) == n);
+            let seen = Seen {
+                before: &received[n],
+                after: burst[n].bytes(),
+                verdict,
+                note: out.notes[n],
+                cut_to: oversized.map(|one| (one.packet, one.mtu)),
+            };
             checks::frame(&self.snapshot, &seen);
             self.digest = fold(self.digest, format!("{verdict:?}").as_bytes());
             self.digest = fold(self.digest, seen.after);
