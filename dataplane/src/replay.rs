@@ -1,10 +1,13 @@
 //! The real pipeline over a capture: what the gateway would do with these packets, without ports, root or DPDK.
 //!
 //! One worker, the capture's timestamps as the clock, static neighbours only, packet after packet in the order of the
-//! file. Used by `tidegate replay` and by tests from outside.
+//! file. Used by `tidegate replay` and by tests from outside. A fragment that comes before the first one of its datagram
+//! waits for it as in the worker: what became of it is told in its turn, and what is sent because of it goes to the
+//! output when it is sent, with the timestamp of the packet that ended the wait.
 //!
 //! Invariant: the result is a function of the spec and the capture alone: same input, same bytes out.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,10 +17,15 @@ use tidegate_core::frame::{Frame, MemoryFrame};
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
-use tidegate_core::pipeline::{Arrival, BurstOutput, FlowNote, Note, Pipeline, PipelineConfig, View};
+use tidegate_core::pipeline::{
+    Arrival, BurstOutput, FlowNote, Note, Oversized, Pipeline, PipelineConfig, View,
+};
 use tidegate_core::snapshot::{CompileError, ForwardingMode, Problem, Snapshot, SnapshotSpec};
 use tidegate_core::testing::pcap::{PcapError, Reader, Writer};
 use tidegate_core::verdict::Verdict;
+use tidegate_core::wire::cut::Cut;
+
+use crate::worker::fragment_room::FragmentRoom;
 
 /// Secret of the flow tables' hash: any, but always the same.
 const SEED: u64 = 0x7469_6465_6761_7465;
@@ -100,27 +108,63 @@ pub fn replay<R: Read, W: Write>(
     let mut replay = Replay::new(spec, flow_entries)?;
     let mut summary = Summary { problems: std::mem::take(&mut replay.problems), ..Summary::default() };
     let mut reader = Reader::new(input)?;
-    while let Some(packet) = reader.next_packet()? {
-        summary.packets += 1;
-        let n = summary.packets;
+    let mut told = InOrder { next: 1, early: BTreeMap::new() };
+    let ended = loop {
+        let packet = match reader.next_packet() {
+            Ok(Some(packet)) => packet,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error.into()),
+        };
+        let n = summary.packets + 1;
         let interfaces = spec.interfaces.len();
         let interface = InterfaceIndex::try_from(packet.interface)
             .ok()
             .filter(|&index| usize::from(index) < interfaces)
-            .ok_or(ReplayError::Interface { n, interface: packet.interface, interfaces })?;
-        let replayed = replay.one(n, Now(packet.timestamp_ns), interface, &packet.data);
+            .ok_or(ReplayError::Interface { n, interface: packet.interface, interfaces });
+        let interface = match interface {
+            Ok(interface) => interface,
+            Err(error) => break Err(error),
+        };
+        summary.packets = n;
+        for replayed in replay.one(n, Now(packet.timestamp_ns), interface, &packet.data) {
+            for frame in &replayed.frames {
+                output.write(packet.timestamp_ns, frame)?;
+            }
+            told.tell(replayed, &mut summary, &mut each)?;
+        }
+    };
+    for replayed in replay.finish() {
+        told.tell(replayed, &mut summary, &mut each)?;
+    }
+    ended.map(|()| summary)
+}
+
+/// Packets are told of in the order of the capture.
+struct InOrder {
+    next: u64,
+    early: BTreeMap<u64, Replayed>,
+}
+
+impl InOrder {
+    fn tell(
+        &mut self,
+        replayed: Replayed,
+        summary: &mut Summary,
+        each: &mut impl FnMut(&Replayed) -> io::Result<()>,
+    ) -> io::Result<()> {
         match replayed.verdict {
             Verdict::Transmit { .. } => summary.transmitted += 1,
             Verdict::Punt(_) => summary.punted += 1,
             // One worker hands nothing over.
             Verdict::HandOver(_) | Verdict::Drop(_) => summary.dropped += 1,
         }
-        for frame in &replayed.frames {
-            output.write(packet.timestamp_ns, frame)?;
+        self.early.insert(replayed.n, replayed);
+        while let Some(replayed) = self.early.remove(&self.next) {
+            each(&replayed)?;
+            self.next += 1;
         }
-        each(&replayed)?;
+        Ok(())
     }
-    Ok(summary)
 }
 
 /// A pipeline and what it works with, packet by packet: for those who have no capture in a file.
@@ -132,6 +176,7 @@ pub struct Replay {
     pipeline: Pipeline,
     out: BurstOutput,
     clock: Now,
+    fragments: FragmentRoom<HeldPacket>,
     /// What of the spec was left out.
     pub problems: Vec<Problem>,
 }
@@ -152,25 +197,54 @@ impl Replay {
             seed: SEED,
             steering: Steering::Single,
         });
-        let (out, clock) = (BurstOutput::default(), Now::default());
-        Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, problems })
+        let (out, clock, fragments) = (BurstOutput::default(), Now::default(), FragmentRoom::default());
+        Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, fragments, problems })
     }
 
-    /// One packet, at a time that counts as no earlier than the packet before.
+    /// One packet, at a time that counts as no earlier than the packet before. Gives what became of it, and of those
+    /// that waited for it or had waited for long enough; nothing of it while it waits for its first fragment.
     ///
     /// # Panics
     /// If the spec has no such interface.
-    pub fn one(&mut self, n: u64, now: Now, interface: InterfaceIndex, bytes: &[u8]) -> Replayed {
+    pub fn one(&mut self, n: u64, now: Now, interface: InterfaceIndex, bytes: &[u8]) -> Vec<Replayed> {
         assert!(usize::from(interface) < self.snapshot.interfaces().len(), "an interface of the spec");
         self.clock = self.clock.max(now);
+        let expired: Vec<HeldPacket> = std::iter::from_fn(|| self.fragments.expire(self.clock)).collect();
+        let mut done: Vec<Replayed> = expired.into_iter().map(|held| held.replayed).collect();
         let mut frames = [MemoryFrame::new(bytes)];
-        let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
-        self.pipeline.process(view, self.clock, Arrival::Wire(interface), &mut frames, &mut self.out);
+        let replayed = self.process(n, interface, &mut frames);
+        let firsts = self.out.first_fragments.clone();
+        match self.out.unknown_fragments.first().copied() {
+            Some(unknown) => {
+                let [frame] = frames;
+                let given_up = self.fragments.hold(unknown.key, HeldPacket { frame, replayed }, self.clock);
+                done.extend(given_up.map(|held| held.replayed));
+            }
+            None => done.push(replayed),
+        }
+        for first in firsts {
+            while let Some(HeldPacket { frame, replayed }) = self.fragments.release(&first.key) {
+                done.push(self.process(replayed.n, replayed.interface, &mut [frame]));
+            }
+        }
         self.pipeline.age(self.clock);
+        done
+    }
+
+    /// The end of the capture: what became of the packets that still wait.
+    pub fn finish(&mut self) -> Vec<Replayed> {
+        std::iter::from_fn(|| self.fragments.pop()).map(|held| held.replayed).collect()
+    }
+
+    fn process(&mut self, n: u64, interface: InterfaceIndex, frames: &mut [MemoryFrame; 1]) -> Replayed {
+        let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
+        self.pipeline.process(view, self.clock, Arrival::Wire(interface), frames, &mut self.out);
         let (verdict, note) = (self.out.verdicts[0], self.out.notes[0]);
-        let sent = matches!(verdict, Verdict::Transmit { .. });
-        let frames = if sent { vec![frames[0].bytes().to_vec()] } else { Vec::new() };
-        self.told(n, interface, verdict, note, frames)
+        let sent = match verdict {
+            Verdict::Transmit { .. } => sent(frames[0].bytes(), self.out.oversized.first()),
+            _ => Vec::new(),
+        };
+        self.told(n, interface, verdict, note, sent)
     }
 
     fn told(
@@ -195,4 +269,24 @@ impl Replay {
             frames,
         }
     }
+}
+
+/// A frame as it leaves: whole, or in the pieces that fit its link.
+fn sent(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {
+    let cut = oversized.and_then(|one| Cut::new(frame, usize::from(one.packet), usize::from(one.mtu)));
+    let Some(cut) = cut else { return vec![frame.to_vec()] };
+    let piece = |n| {
+        let mut piece = vec![0; cut.frame_len(n)];
+        cut.write(frame, n, &mut piece);
+        piece
+    };
+    (0..cut.pieces()).map(piece).collect()
+}
+
+/// A fragment that waits for its first one.
+#[derive(Debug)]
+struct HeldPacket {
+    frame: MemoryFrame,
+    /// What became of it if that does not come.
+    replayed: Replayed,
 }

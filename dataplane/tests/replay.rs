@@ -6,7 +6,9 @@ mod common;
 
 use common::*;
 use tidegate_core::pipeline::FlowNote;
-use tidegate_core::snapshot::{ForwardingMode, SnapshotSpec};
+use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
+use tidegate_core::testing::Builder;
+use tidegate_core::testing::builder::fragments;
 use tidegate_core::testing::pcap::{Reader, Writer};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_dataplane::replay::{ReplayError, Replayed, Summary, replay};
@@ -91,4 +93,47 @@ fn time_does_not_go_back_with_the_capture() {
     writer.write(1_000_000_000, &syn(4000, VIP_L2)).unwrap();
     let (told, summary, _) = run(&spec(1), &writer.finish().unwrap());
     assert_eq!((summary.unwrap().transmitted, told[1].flow), (2, FlowNote::Known));
+}
+
+#[test]
+fn fragments_before_their_first_are_told_in_their_turn_and_sent_when_it_comes() {
+    let udp = |name, mode| {
+        let tcp = service(VIP_L2, name, mode);
+        let key = tidegate_core::snapshot::ServiceKey { protocol: Protocol::Udp, ..tcp.key };
+        tidegate_core::snapshot::ServiceSpec { key, ..tcp }
+    };
+    let spec = SnapshotSpec { services: vec![udp("direct", ForwardingMode::DsrL2).into()], ..spec(1) };
+    let (from, to) = (format!("{CLIENT_IP}:4000"), format!("{VIP_L2}:80"));
+    let whole = |len| {
+        let whole = Builder::udp(from.as_str(), to.as_str()).dont_fragment(false).payload_len(len);
+        whole.mac(CLIENT, GATEWAY).build()
+    };
+    let (parts, lost) = (fragments(&whole(3000), 7, 1480), fragments(&whole(3000), 8, 1480));
+    let frames =
+        [parts[2].clone(), lost[1].clone(), parts[1].clone(), parts[0].clone(), stray(), whole(1473)];
+    let (told, summary, out) = run(&spec, &capture(&frames));
+    let summary = summary.unwrap();
+    assert_eq!((summary.packets, summary.transmitted, summary.punted, summary.dropped), (6, 4, 1, 1));
+    let forward = Verdict::Transmit { interface: 0, why: TransmitReason::Forward };
+    let expected = [
+        forward,
+        Refusal::FragmentUnknown.into(),
+        forward,
+        forward,
+        Verdict::Punt(PuntReason::NotIp),
+        forward,
+    ];
+    let verdicts: Vec<_> = told.iter().map(|packet| packet.verdict).collect();
+    assert_eq!(verdicts, expected);
+    assert!(told.iter().enumerate().all(|(at, packet)| packet.n == at as u64 + 1));
+    let counts: Vec<usize> = told.iter().map(|packet| packet.frames.len()).collect();
+    assert_eq!(counts, [1, 0, 1, 1, 0, 2], "the last one does not fit the link");
+    let mut reader = Reader::new(&out[..]).unwrap();
+    let mut written = Vec::new();
+    while let Some(packet) = reader.next_packet().unwrap() {
+        written.push((packet.timestamp_ns % 1_000_000_000 / 1_000_000, packet.data));
+    }
+    let times: Vec<u64> = written.iter().map(|(time, _)| *time).collect();
+    assert_eq!(times, [3, 3, 3, 5, 5], "sent when the first fragment came");
+    assert_eq!(written[1].1, told[0].frames[0], "in the order that they came");
 }
