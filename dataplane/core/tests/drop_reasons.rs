@@ -14,7 +14,7 @@ use tidegate_core::verdict::{DropReason, Refusal, Verdict};
 use tidegate_core::wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::flags};
 
 /// Reasons that the crate `tidegate-dataplane` counts, where the queues and the buffers are.
-const OF_THE_DRIVERS: [Refusal; 6] = [
+const OF_THE_DRIVERS: [Refusal; 7] = [
     Refusal::NotContiguous,
     Refusal::NoBuffer,
     Refusal::TxQueueFull,
