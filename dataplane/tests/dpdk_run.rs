@@ -28,6 +28,7 @@ fn crew(port: &mut Port, pool: &PktPool) -> Crew<DpdkFrame> {
         places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
         idle: Idle::Adaptive,
         flow_entries: 1024,
+        flow_service_percent: 50,
         steering: Steering::Single,
         seed: 7,
         announce: false,

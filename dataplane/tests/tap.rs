@@ -64,6 +64,7 @@ fn inside() {
         places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
         idle: Idle::Adaptive,
         flow_entries: 1024,
+        flow_service_percent: 50,
         steering: Steering::Single,
         seed: 7,
         announce: false,

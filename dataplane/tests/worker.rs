@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::*;
+use tidegate_core::conntrack::Phase;
 use tidegate_core::counters::Tallies;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::{Frame, MemoryFrame};
@@ -406,6 +407,7 @@ fn start_with<Q: PortQueue<Frame = MemoryFrame> + 'static>(
             .collect(),
         idle: Idle::Adaptive,
         flow_entries: 4096,
+        flow_service_percent: 50,
         steering: if workers == 1 { Steering::Single } else { Steering::Partition },
         seed: 7,
         announce: false,
@@ -461,6 +463,32 @@ fn a_spec_that_cannot_be_is_refused_and_the_last_one_stays() {
     two.interfaces.push(interface(GATEWAY));
     assert!(crew.publish(&two).unwrap_err().to_string().contains("2 interfaces"));
     assert_eq!(crew.published_generation(), 1);
+}
+
+#[test]
+fn ports_in_use_are_counted_by_snat_address_and_backend_while_the_worker_runs() {
+    let (wire, crew) = crew(2, 256, None);
+    for n in 0..100 {
+        assert!(wire.offer(n as usize % 2, &syn(2000 + n, VIP_FULLNAT)));
+        assert!(wire.offer(n as usize % 2, &syn(2000 + n, VIP_L2)));
+    }
+    let mut sent = 0;
+    wait_until("forwarded", || {
+        sent += (0..2).map(|queue| usize::from(wire.take(queue).is_some())).sum::<usize>();
+        sent == 200
+    });
+    // Each reading is of the one before.
+    let opening = |ports: &[tidegate_dataplane::gateway::SnatPortStats]| match ports {
+        [one] => one.ports.iter().find(|(phase, _)| *phase == Phase::Opening).map_or(0, |(_, count)| *count),
+        _ => 0,
+    };
+    wait_until("counted", || opening(&crew.snat_ports()) == 100);
+    let ports = crew.snat_ports();
+    assert_eq!(ports[0].address, ip(SNAT).into());
+    assert_eq!(ports[0].ports.iter().map(|(_, count)| count).sum::<u64>(), 100);
+    let services = crew.service_stats();
+    let translated = services.iter().find(|service| service.name == "translated").unwrap();
+    assert_eq!(ports[0].backend, translated.backends[0].id);
 }
 
 #[test]

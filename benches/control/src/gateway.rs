@@ -29,6 +29,7 @@ pub fn crew(core: usize) -> Result<(Crew<MemoryFrame>, MemoryPort)> {
         places: vec![WorkerPlace { worker: 0, core, numa: None }],
         idle: Idle::Adaptive,
         flow_entries: 65_536,
+        flow_service_percent: 50,
         steering: Steering::Single,
         seed: 7,
         announce: false,

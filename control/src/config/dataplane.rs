@@ -23,6 +23,10 @@ pub struct DataplaneConfig {
     pub memory: Memory,
     /// `flowTable.entriesPerCore`: flows that each worker can remember, 1,024 to 2^28. Default 1048576.
     pub flow_entries_per_core: u32,
+    /// `flowTable.servicePercent`: what one service port may have of a flow table, in percent of `entriesPerCore`, once
+    /// the table holds that many flows; 1 to 100. Default 50; with 100 there is no limit. The table has room for half
+    /// as many flows more, which are then for other service ports.
+    pub flow_service_percent: u8,
     /// `interfaces`, names unique. Default none: then nothing can be forwarded.
     pub interfaces: Vec<Interface>,
     /// `routes`: next hops for what is not on-link; each `to` once. Default none.
@@ -146,6 +150,7 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
         idle: if host_cores < 4 { Idle::Adaptive } else { Idle::Poll },
         memory: Memory { hugepages: true, size_mib: 1024 },
         flow_entries_per_core: 1_048_576,
+        flow_service_percent: 50,
         interfaces: Vec::new(),
         routes: Vec::new(),
         neighbors: Vec::new(),
@@ -170,8 +175,12 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
             Some(())
         });
         section(fields, "flowTable", |table| {
-            let entries = table.get("entriesPerCore").and_then(|f| f.integer(1024..=1 << 28))?;
-            config.flow_entries_per_core = u32::try_from(entries).expect("the range fits");
+            let entries = table.get("entriesPerCore").and_then(|f| f.integer(1024..=1 << 28));
+            let entries = entries.and_then(|n| u32::try_from(n).ok());
+            config.flow_entries_per_core = entries.unwrap_or(config.flow_entries_per_core);
+            let percent = table.get("servicePercent").and_then(|f| f.integer(1..=100));
+            let percent = percent.and_then(|n| u8::try_from(n).ok());
+            config.flow_service_percent = percent.unwrap_or(config.flow_service_percent);
             Some(())
         });
         config.interfaces = interfaces(fields);

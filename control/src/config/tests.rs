@@ -153,6 +153,7 @@ fn every_key_has_the_default_of_the_contract() {
     assert_eq!(left_out.cores, written.cores);
     assert_eq!(left_out.memory, written.memory);
     assert_eq!(left_out.flow_entries_per_core, written.flow_entries_per_core);
+    assert_eq!(left_out.flow_service_percent, written.flow_service_percent);
     let base = valid(BASE).dataplane;
     assert_eq!(base.interfaces[0].mtu, 1500);
     assert_eq!(base.tunnel_source, written.tunnel_source, "defaults to the interface's addresses");

@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::config::GatewayConfig;
+use crate::config::{DataplaneConfig, GatewayConfig};
 
 /// The parts that differ and cannot change while the gateway runs, as keys of the configuration.
 pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) -> Vec<&'static str> {
@@ -15,7 +15,7 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("dataplane.cores", old_plane.cores != new_plane.cores),
         ("dataplane.idle", old_plane.idle != new_plane.idle),
         ("dataplane.memory", old_plane.memory != new_plane.memory),
-        ("dataplane.flowTable", old_plane.flow_entries_per_core != new_plane.flow_entries_per_core),
+        ("dataplane.flowTable", flow_table(old_plane) != flow_table(new_plane)),
         ("dataplane.interfaces", old_plane.interfaces != new_plane.interfaces),
         // The health-check node ports listen where it says.
         ("services.nodePortAddresses", now.services.node_port_addresses != new.services.node_port_addresses),
@@ -24,6 +24,11 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("admin", listeners(now) != listeners(new)),
     ];
     parts.into_iter().filter_map(|(part, differs)| differs.then_some(part)).collect()
+}
+
+/// What flow tables are made with.
+fn flow_table(dataplane: &DataplaneConfig) -> (u32, u8) {
+    (dataplane.flow_entries_per_core, dataplane.flow_service_percent)
 }
 
 /// What is opened once.

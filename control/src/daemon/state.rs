@@ -176,12 +176,14 @@ impl State {
         let outcome = last.as_ref().map(|round| &round.outcome);
         let interfaces: Vec<String> =
             self.dataplane.interfaces().iter().map(|interface| interface.name.clone()).collect();
+        let per_backend = self.metrics_per_backend.load(Ordering::Relaxed);
         telemetry::render(&Sample {
             version: env!("CARGO_PKG_VERSION"),
             interfaces: &interfaces,
             links: &self.dataplane.links().report(),
             stats: &self.dataplane.stats(),
             service_stats: &self.dataplane.service_stats(),
+            snat_ports: &if per_backend { self.dataplane.snat_ports() } else { Vec::new() },
             services: outcome.map_or(&[], |outcome| &outcome.services),
             findings: outcome.map_or(&[], |outcome| &outcome.findings),
             pools: outcome.map_or(&[], |outcome| &outcome.pools),
@@ -194,7 +196,7 @@ impl State {
             source: &self.source_state(),
             cluster: self.cluster(),
             process: Process::read().ok().as_ref(),
-            per_backend: self.metrics_per_backend.load(Ordering::Relaxed),
+            per_backend,
         })
     }
 }

@@ -10,8 +10,12 @@ use std::collections::BTreeMap;
 use std::time::UNIX_EPOCH;
 
 use jiff::Timestamp;
+use tidegate_core::ids::BackendId;
+use tidegate_core::limits::SNAT_PORT_MIN;
 use tidegate_core::verdict::DropReason;
-use tidegate_dataplane::gateway::{InterfaceLink, LinkState, ServiceStats, Stats, WorkerState};
+use tidegate_dataplane::gateway::{
+    InterfaceLink, LinkState, ServiceStats, SnatPortStats, Stats, WorkerState,
+};
 
 use super::exposition::Exposition;
 use super::{Process, Sample};
@@ -260,6 +264,31 @@ pub(super) fn backends(
     let mut family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), up) in &up {
         family.sample([namespace, service, port, protocol, backend], *up);
+    }
+}
+
+/// Local ports of `fullnat`: another family per backend that can be switched off.
+pub(super) fn snat_ports(page: &mut Exposition, stats: &[ServiceStats], snat_ports: &[SnatPortStats]) {
+    let help = "Local ports that one SNAT address has towards one backend and protocol, over all workers.";
+    page.gauge("tidegate_snat_ports_max", help, []).sample([], 0x1_0000 - u64::from(SNAT_PORT_MIN));
+    let backends = stats.iter().flat_map(|port| port.backends.iter().map(move |one| (one.id, (port, one))));
+    let backends: BTreeMap<BackendId, _> = backends.collect();
+    // A Service with several VIPs has a backend for each, and all of them share the ports of an endpoint.
+    let mut ports: BTreeMap<(String, PortKey<'_>, String, &str), u64> = BTreeMap::new();
+    for one in snat_ports {
+        let Some((port, backend)) = backends.get(&one.backend) else { continue };
+        let backend = std::net::SocketAddr::new(backend.address.ip(), backend.port).to_string();
+        for (phase, count) in one.ports {
+            let key = (one.address.ip().to_string(), port_key(port), backend.clone(), phase.as_str());
+            *ports.entry(key).or_default() += count;
+        }
+    }
+    let help = "Local ports of the SNAT address in use towards the backend, by the state of their flows; only \
+                established flows keep theirs when a new flow needs one. As of the scrape before.";
+    let labels = ["address", "namespace", "service", "port", "protocol", "backend", "state"];
+    let mut family = page.gauge("tidegate_snat_ports", help, labels);
+    for ((address, [namespace, service, port, protocol], backend, state), count) in &ports {
+        family.sample([address, namespace, service, port, protocol, backend, state], *count);
     }
 }
 

@@ -23,7 +23,7 @@ pub use process::Process;
 pub use serve::{Listener, serve};
 pub use timings::Timings;
 
-use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, Stats};
+use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, SnatPortStats, Stats};
 
 use crate::health::CheckLoad;
 use crate::pools::PoolUsage;
@@ -45,6 +45,8 @@ pub struct Sample<'a> {
     pub stats: &'a Stats,
     /// What the services of the published snapshot counted.
     pub service_stats: &'a [ServiceStats],
+    /// Local ports of `fullnat` in use, by SNAT address and backend.
+    pub snat_ports: &'a [SnatPortStats],
     /// The Services of the last [`Outcome`](crate::reconcile::Outcome), for the states of their backends.
     pub services: &'a [std::sync::Arc<ServiceView>],
     /// Its findings.
@@ -94,6 +96,7 @@ pub fn render(sample: &Sample<'_>) -> String {
     families::service_info(&mut page, sample.services);
     if sample.per_backend {
         families::backends(&mut page, sample.service_stats, sample.services);
+        families::snat_ports(&mut page, sample.service_stats, sample.snat_ports);
     }
     families::health(&mut page, sample);
     families::control(&mut page, sample);

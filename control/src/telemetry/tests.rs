@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use jiff::Timestamp;
-use tidegate_core::conntrack::EvictionReason;
+use tidegate_core::conntrack::{EvictionReason, Phase};
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::snapshot::{Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
 use tidegate_dataplane::gateway::{
     BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, PuntClassStats,
-    ServiceStats, SlowPathStats, Stats, WorkerState, WorkerStats,
+    ServiceStats, SlowPathStats, SnatPortStats, Stats, WorkerState, WorkerStats,
 };
 use tidegate_dataplane::punt::class::PuntClass;
 
@@ -169,6 +169,7 @@ impl World {
             links: &self.links,
             stats: &self.stats,
             service_stats: &self.service_stats,
+            snat_ports: &[],
             services: &self.services,
             findings: &self.findings,
             pools: &self.pools,
@@ -380,6 +381,8 @@ fn every_promised_metric_is_on_the_page_with_its_kind() {
         ("service_bytes_total", "counter"),
         ("backend_connections_total", "counter"),
         ("backend_up", "gauge"),
+        ("snat_ports", "gauge"),
+        ("snat_ports_max", "gauge"),
         ("flows", "gauge"),
         ("flow_evictions_total", "counter"),
         ("worker_busy_ratio", "gauge"),
@@ -535,6 +538,35 @@ fn a_backend_is_up_while_it_takes_new_flows_on_any_vip() {
     assert_eq!(up(&world, "10.0.0.1:8080"), 1.0, "still active on the other VIP");
     Arc::make_mut(&mut world.services[0]).ports[1].refused = Some("a wish that is not granted".into());
     assert_eq!(up(&world, "10.0.0.1:8080"), 0.0, "a port that is not programmed does not count");
+}
+
+#[test]
+fn snat_ports_are_counted_by_address_backend_and_state() {
+    let world = world();
+    let ports = |address: &str, established| SnatPortStats {
+        backend: BackendId::new(0, 0),
+        address: address.parse::<std::net::IpAddr>().unwrap().into(),
+        ports: [
+            (Phase::Closed, 1),
+            (Phase::Opening, 2),
+            (Phase::Closing, 3),
+            (Phase::Established, established),
+        ],
+    };
+    let gone = SnatPortStats { backend: BackendId::new(77, 0), ..ports("192.0.2.3", 9) };
+    let counted = [ports("192.0.2.3", 40_000), ports("192.0.2.4", 5), gone];
+    let page = Page::parse(&render(&Sample { snat_ports: &counted, ..world.sample() }));
+    let value = |address, state| {
+        let labels = web_backend("10.0.0.1:8080");
+        let labels: Vec<_> = labels.into_iter().chain([("address", address), ("state", state)]).collect();
+        page.value("tidegate_snat_ports", &labels)
+    };
+    assert_eq!(value("192.0.2.3", "established"), 40_000.0);
+    assert_eq!((value("192.0.2.4", "established"), value("192.0.2.4", "opening")), (5.0, 2.0));
+    assert_eq!(page.of("tidegate_snat_ports").count(), 8, "none of a backend that is gone");
+    assert_eq!(page.value("tidegate_snat_ports_max", &[]), 64_512.0);
+    let text = render(&Sample { per_backend: false, snat_ports: &counted, ..world.sample() });
+    assert!(!text.contains("tidegate_snat_ports"));
 }
 
 #[test]

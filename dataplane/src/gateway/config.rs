@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use tidegate_core::limits::FLOW_SHARE_PERCENT;
 use tidegate_core::wire::MacAddr;
 
 use super::crew::CrewError;
@@ -25,6 +26,8 @@ pub struct DataplaneConfig {
     pub memory: dpdk::Memory,
     /// Flows that each worker remembers.
     pub flow_entries_per_core: usize,
+    /// What one service may have of a full flow table, in percent.
+    pub flow_service_percent: u8,
     /// The ports; the position is the interface index.
     pub interfaces: Vec<InterfaceConfig>,
     /// Routes to begin with, for the kernel's side too, until the first forwarding state brings its own.
@@ -57,6 +60,7 @@ impl Default for DataplaneConfig {
             idle: Idle::Adaptive,
             memory: dpdk::Memory::NoHuge { mib: 256 },
             flow_entries_per_core: 65_536,
+            flow_service_percent: FLOW_SHARE_PERCENT,
             interfaces: Vec::new(),
             routes: Vec::new(),
             taps: true,

@@ -25,6 +25,7 @@ use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
 
 use super::ledger::Ledger;
 use super::member::{Member, OnFailure, WorkerState, confine, join, spawn};
+use super::snat_usage::SnatUsage;
 use crate::clock::Clock;
 use crate::drivers::{FrameSource, PortQueue};
 use crate::links::Links;
@@ -43,6 +44,8 @@ pub struct CrewConfig {
     pub idle: Idle,
     /// Flows that each remembers.
     pub flow_entries: usize,
+    /// What one service may have of a full flow table, in percent.
+    pub flow_service_percent: u8,
     /// How packets of a flow find their worker.
     pub steering: Steering,
     /// Secret of the flow tables' hash.
@@ -130,6 +133,7 @@ pub enum CrewError {
 ///     places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
 ///     idle: Idle::Adaptive,
 ///     flow_entries: 1024,
+///     flow_service_percent: 50,
 ///     steering: Steering::Single,
 ///     seed: 7,
 ///     announce: false,
@@ -157,6 +161,7 @@ pub struct Crew<F> {
     ports: usize,
     announce: bool,
     control: Mutex<Control>,
+    snat_usage: SnatUsage,
     clock: Clock,
 }
 
@@ -219,6 +224,7 @@ impl<F> Crew<F> {
             ports,
             announce: config.announce,
             control: Mutex::new(Control { publisher, ledger, outside: outside.clone() }),
+            snat_usage: SnatUsage::default(),
             clock: Clock::calibrated(),
         };
         crew.outside.force_push(outside);
@@ -254,8 +260,10 @@ impl<F> Crew<F> {
         let (exchange, neighbors) = (Arc::clone(&self.exchange), Arc::clone(&self.neighbors));
         let (clock, idle, stop) = (self.clock, config.idle, Arc::clone(&self.stop));
         let counts = Arc::clone(&shared);
+        let percent = config.flow_service_percent;
         let make = move || {
-            let pipeline = Pipeline::new(&pipeline);
+            let mut pipeline = Pipeline::new(&pipeline);
+            pipeline.flows_mut().set_service_share(percent);
             for region in pipeline.flows().regions() {
                 // Nobody has touched it yet. Without huge pages a look-up costs a walk of the page table more.
                 if let Err(error) = dpdk::advice::huge_pages(region) {
@@ -459,6 +467,10 @@ impl<F> Crew<F> {
 
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn snat_usage(&self) -> &SnatUsage {
+        &self.snat_usage
     }
 
     pub(super) fn members(&self) -> &[Member] {

@@ -33,6 +33,7 @@ pub mod config;
 pub mod crew;
 mod ledger;
 pub mod member;
+pub mod snat_usage;
 pub mod stats;
 
 pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links};
@@ -40,6 +41,7 @@ pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
 pub use crew::{Crew, CrewConfig, CrewError, PublishError, Published};
 pub use dpdk::Memory;
 pub use member::{OnFailure, WorkerFailure, WorkerState};
+pub use snat_usage::SnatPortStats;
 pub use stats::{
     BackendStats, InterfaceStats, NeighborUsage, PuntClassStats, ServiceStats, SlowPathStats, Stats,
     WorkerStats,
@@ -118,6 +120,7 @@ impl Dataplane {
             places: plan.workers,
             idle: config.idle,
             flow_entries: config.flow_entries_per_core,
+            flow_service_percent: config.flow_service_percent,
             steering,
             seed: RandomState::new().hash_one(std::process::id()),
             announce: config.announce,

@@ -44,7 +44,7 @@ pub mod questions;
 
 pub use idle::LoopCounters;
 pub use mailbox::Mailbox;
-pub use questions::{FlowFilter, FlowQuestion, Question};
+pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion};
 
 use fragment_room::FragmentRoom;
 use idle::Backoff;
@@ -153,7 +153,7 @@ pub struct Worker<Q: PortQueue> {
     /// What may go to the kernel.
     punt_rates: PuntRates,
     /// The listing being made.
-    asked: Option<FlowQuestion>,
+    asked: Option<Question>,
     turn: u32,
     /// Known flows are being asked for source ranges that changed.
     rechecking: bool,
@@ -594,8 +594,7 @@ impl<Q: PortQueue> Worker<Q> {
     }
 
     fn answer(&mut self, now: Now) {
-        let question =
-            self.asked.take().or_else(|| self.mailbox().next_question().map(|Question::Flows(flows)| flows));
+        let question = self.asked.take().or_else(|| self.mailbox().next_question());
         self.asked = question.and_then(|question| question.go_on(self.parts.pipeline.flows_mut(), now));
     }
 

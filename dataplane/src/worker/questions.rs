@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use tidegate_core::conntrack::{FlowTables, FlowView};
+use tidegate_core::conntrack::{FlowKind, FlowTables, FlowView, Phase};
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::now::Now;
 use tidegate_core::wire::Addr;
@@ -21,6 +21,94 @@ const BUCKETS_PER_TURN: u64 = 256;
 pub enum Question {
     /// A listing of flows.
     Flows(FlowQuestion),
+    /// A count of the local ports in use.
+    SnatPorts(SnatQuestion),
+}
+
+impl Question {
+    /// Looks at a few more buckets; gives the question back while there is more to look at.
+    pub(super) fn go_on(self, flows: &mut FlowTables, now: Now) -> Option<Self> {
+        match self {
+            Self::Flows(question) => question.go_on(flows, now).map(Self::Flows),
+            Self::SnatPorts(question) => question.go_on(flows, now).map(Self::SnatPorts),
+        }
+    }
+}
+
+/// Ports of one SNAT address towards one backend, by the phase of their flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnatPorts {
+    /// The backend.
+    pub backend: BackendId,
+    /// The SNAT address.
+    pub address: Addr,
+    /// Ports by [`Phase`], in its order.
+    pub ports: [u32; 4],
+}
+
+/// A count of the local ports in use, asked for and being made.
+#[derive(Debug)]
+pub struct SnatQuestion {
+    /// A hash table with linear probing: its length is a power of two, twice as long as what it may hold.
+    counts: Vec<Option<SnatPorts>>,
+    held: usize,
+    cursor: u64,
+    reply: SyncSender<Vec<Option<SnatPorts>>>,
+}
+
+impl SnatQuestion {
+    /// Of up to `pairs` pairs of a SNAT address and a backend; those beyond are left out. Sets the memory aside here,
+    /// on the asker's thread. The channel needs room for one.
+    #[must_use]
+    pub fn new(pairs: usize, reply: SyncSender<Vec<Option<SnatPorts>>>) -> Self {
+        Self { counts: vec![None; 2 * pairs.max(1).next_power_of_two()], held: 0, cursor: 0, reply }
+    }
+
+    fn count(&mut self, flow: &FlowView) {
+        let FlowKind::Nat { source, .. } = flow.kind else { return };
+        // With `nat` the client keeps its address.
+        if flow.expired || source == flow.client {
+            return;
+        }
+        let (mask, half) = (self.counts.len() - 1, self.counts.len() / 2);
+        let bytes = source.bytes().iter().fold(u64::from(flow.backend.raw()), |hash, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let mut at = (bytes.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & mask;
+        while let Some(known) = &mut self.counts[at] {
+            if (known.backend, known.address) == (flow.backend, source) {
+                known.ports[phase_index(flow.phase)] += 1;
+                return;
+            }
+            at = (at + 1) & mask;
+        }
+        if self.held < half {
+            let mut ports = [0; 4];
+            ports[phase_index(flow.phase)] = 1;
+            self.counts[at] = Some(SnatPorts { backend: flow.backend, address: source, ports });
+            self.held += 1;
+        }
+    }
+
+    fn go_on(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
+        let next = flows.scan(self.cursor, BUCKETS_PER_TURN, now, |flow| self.count(&flow));
+        match next {
+            Some(cursor) => {
+                self.cursor = cursor;
+                Some(self)
+            }
+            None => {
+                // The asker may have left.
+                drop(self.reply.try_send(self.counts));
+                None
+            }
+        }
+    }
+}
+
+/// The place of a phase among [`SnatPorts::ports`].
+fn phase_index(phase: Phase) -> usize {
+    phase as usize
 }
 
 /// Which flows to list; what is `None` does not matter.
@@ -60,7 +148,7 @@ impl FlowQuestion {
     }
 
     /// Looks at a few more buckets; gives the question back while there is more to look at.
-    pub(super) fn go_on(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
+    fn go_on(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
         let Self { filter, found, limit, cursor, .. } = &mut self;
         let (limit, cursor) = (*limit, *cursor);
         let next = flows.scan(cursor, BUCKETS_PER_TURN, now, |flow| {

@@ -145,6 +145,7 @@ fn metrics(outcome: &Outcome) -> String {
         cluster: None,
         packet_buffers: (0, 0),
         process: None,
+        snat_ports: &[],
         per_backend: true,
     })
 }

@@ -71,6 +71,31 @@ fn spoofed_syns_hold_no_port_that_a_connection_needs() {
     before.goes_on(&mut lab);
 }
 
+/// The long form: `TIDEGATE_SNAT_SECONDS=300 cargo test -p tidegate-core twenty_thousand`. Ten seconds are one and
+/// a half turns of all ports.
+#[test]
+fn twenty_thousand_new_connections_a_second_over_two_backends_are_never_refused() {
+    let seconds = std::env::var("TIDEGATE_SNAT_SECONDS").map_or(10, |text| text.parse().unwrap());
+    let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80", "10.0.0.2:80"]);
+    let mut lab = Lab::new(vec![one]).with_entries(1 << 20);
+    let long: Vec<Talk> = (0..100).map(|n| Talk::open(&mut lab, client(n), VIP).unwrap()).collect();
+    for ms in 0..1000 * seconds {
+        lab.wait(Duration::from_millis(1));
+        for n in 0..20 {
+            let from = client((100 + 20 * ms + n) % 100_000_000);
+            match Talk::open(&mut lab, from, VIP) {
+                Ok(talk) => talk.close(&mut lab),
+                Err(why) => panic!("{why} after {ms} ms"),
+            }
+            lab.pipeline.age(lab.now);
+        }
+        if ms % 60_000 == 0 {
+            long.iter().for_each(|talk| talk.goes_on(&mut lab));
+        }
+    }
+    long.iter().for_each(|talk| talk.goes_on(&mut lab));
+}
+
 #[test]
 fn a_port_comes_again_as_late_as_possible() {
     let mut lab = fullnat();

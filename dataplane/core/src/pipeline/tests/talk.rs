@@ -78,20 +78,20 @@ impl Talk {
         assert_eq!(ends(fate.sent(TransmitReason::Forward)), (self.local, self.backend));
     }
 
-    fn from_backend(&self, lab: &mut Lab, answer: Builder) -> Fate {
+    fn send_back(&self, lab: &mut Lab, answer: Builder) -> Fate {
         let IpAddr::V4(backend) = self.backend.ip() else { panic!("these tests are of IPv4") };
         lab.receive(&answer.mac(backend_mac(backend.octets()[3]), GATEWAY_MAC).build())
     }
 
     /// A segment of the backend, which reaches the client from the VIP.
     pub(super) fn answer_tcp(&self, lab: &mut Lab, flags: u8) {
-        let fate = self.from_backend(lab, Builder::tcp(self.backend, self.local).flags(flags));
+        let fate = self.send_back(lab, Builder::tcp(self.backend, self.local).flags(flags));
         assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
     }
 
     /// A datagram of the backend, which reaches the client from the VIP.
     pub(super) fn answer(&self, lab: &mut Lab) {
-        let fate = self.from_backend(lab, Builder::udp(self.backend, self.local));
+        let fate = self.send_back(lab, Builder::udp(self.backend, self.local));
         assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
     }
 

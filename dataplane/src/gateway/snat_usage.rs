@@ -1,0 +1,111 @@
+//! How many local ports of `fullnat` are in use, by SNAT address and backend, for metrics.
+//!
+//! Nothing is counted per packet: workers walk their tables, a few buckets per turn, when they are asked. Who reads
+//! does not wait: a reading is of the time of the reading before, for which the workers were asked then.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::{Mutex, PoisonError};
+
+use tidegate_core::conntrack::Phase;
+use tidegate_core::ids::BackendId;
+use tidegate_core::snapshot::{ForwardingMode, Snapshot};
+use tidegate_core::wire::{Addr, Family};
+
+use super::crew::Crew;
+use crate::worker::{Question, SnatPorts, SnatQuestion};
+
+/// Pairs of a SNAT address and a backend that are counted; those beyond are left out.
+const PAIRS_MAX: usize = 1 << 16;
+
+/// Ports of one SNAT address towards one backend, over all workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnatPortStats {
+    /// The backend.
+    pub backend: BackendId,
+    /// The SNAT address.
+    pub address: Addr,
+    /// Ports by the phase of their flows.
+    pub ports: [(Phase, u64); 4],
+}
+
+/// The last count, and the one under way.
+#[derive(Debug, Default)]
+pub(super) struct SnatUsage(Mutex<Counting>);
+
+#[derive(Debug, Default)]
+struct Counting {
+    asked: Vec<Receiver<Vec<Option<SnatPorts>>>>,
+    found: Vec<Vec<Option<SnatPorts>>>,
+    last: Vec<SnatPortStats>,
+}
+
+impl Counting {
+    /// Takes in what has been answered; whether all have, or will not.
+    fn collect(&mut self) -> bool {
+        let Self { asked, found, .. } = self;
+        asked.retain(|answer| match answer.try_recv() {
+            Ok(counts) => {
+                found.push(counts);
+                false
+            }
+            Err(TryRecvError::Empty) => true,
+            Err(TryRecvError::Disconnected) => false,
+        });
+        asked.is_empty()
+    }
+
+    /// The sum over the workers.
+    fn sum(&mut self) -> Vec<SnatPortStats> {
+        let mut sums = BTreeMap::<(BackendId, Addr), [u64; 4]>::new();
+        for one in self.found.drain(..).flatten().flatten() {
+            let sum = sums.entry((one.backend, one.address)).or_default();
+            for (sum, ports) in sum.iter_mut().zip(one.ports) {
+                *sum += u64::from(ports);
+            }
+        }
+        let phases = [Phase::Closed, Phase::Opening, Phase::Closing, Phase::Established];
+        let stats = |((backend, address), sum): (_, [u64; 4])| SnatPortStats {
+            backend,
+            address,
+            ports: phases.map(|phase| (phase, sum[phase as usize])),
+        };
+        sums.into_iter().map(stats).collect()
+    }
+}
+
+impl<F> Crew<F> {
+    /// Local ports in use when this was called before, at the latest; empty the first time. Asks the workers again.
+    #[must_use]
+    pub fn snat_ports(&self) -> Vec<SnatPortStats> {
+        let mut counting = self.snat_usage().0.lock().unwrap_or_else(PoisonError::into_inner);
+        if counting.collect() {
+            counting.last = counting.sum();
+            let pairs = pairs(&self.control().publisher.current().snapshot).min(PAIRS_MAX);
+            if pairs > 0 {
+                counting.asked = self
+                    .exchange()
+                    .mailboxes
+                    .iter()
+                    .filter_map(|mailbox| {
+                        let (reply, answer) = sync_channel(1);
+                        let question = Question::SnatPorts(SnatQuestion::new(pairs, reply));
+                        mailbox.ask(question).ok().map(|()| answer)
+                    })
+                    .collect();
+            }
+        }
+        counting.last.clone()
+    }
+}
+
+/// How many pairs of a SNAT address and a backend there may be.
+fn pairs(snapshot: &Snapshot) -> usize {
+    let services = snapshot.services().filter(|(service, _)| service.mode == ForwardingMode::FullNat);
+    services
+        .map(|(_, info)| {
+            let family = if info.key.vip.is_ipv4() { Family::V4 } else { Family::V6 };
+            info.backends.len() * snapshot.snat_addresses(family).len()
+        })
+        .sum()
+}
