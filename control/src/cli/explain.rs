@@ -7,6 +7,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::now::Now;
 use tidegate_core::snapshot::Snapshot;
 
 use super::{ExplainArgs, OutputArgs, REFUSED, load};
@@ -23,7 +24,8 @@ pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let neighbors = NeighborTable::new();
     let (snapshot, _) = Snapshot::compile(&outcome.spec, None, &neighbors)?;
     let refused = refusal(&outcome.services, &packet);
-    let about = Circumstances { neighbors: &neighbors, refused: refused.as_deref(), known_flow: None };
+    let (refused, now) = (refused.as_deref(), Now::default());
+    let about = Circumstances { neighbors: &neighbors, now, refused, known_flow: None };
     print(args.output, &explain(&snapshot, about, &packet))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -205,7 +205,8 @@ impl AdminBackend for Operator {
         let refused = self.with_round(|round| refusal(&round.outcome.services, packet));
         let refused = refused.as_deref();
         Ok(dataplane.with_snapshot(|snapshot| {
-            let about = Circumstances { neighbors: dataplane.neighbors(), refused, known_flow };
+            let (neighbors, now) = (dataplane.neighbors(), dataplane.now());
+            let about = Circumstances { neighbors, now, refused, known_flow };
             explain(snapshot, about, packet)
         }))
     }

@@ -20,6 +20,7 @@ use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
 use tidegate_core::hash::{client_hash, selection_hash};
 use tidegate_core::neighbors::{NeighborState, NeighborTable};
+use tidegate_core::now::Now;
 use tidegate_core::selector::Selector;
 use tidegate_core::service::{Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
@@ -142,8 +143,10 @@ pub struct Step {
 /// What is known beside the snapshot.
 #[derive(Debug, Clone, Copy)]
 pub struct Circumstances<'a> {
-    /// Link addresses.
+    /// Link addresses, and path MTUs of tunnels.
     pub neighbors: &'a NeighborTable,
+    /// The time by the workers' clock: whether a path MTU is still remembered.
+    pub now: Now,
     /// Why (VIP, protocol, port) is not programmed, if somebody asked for it and was refused.
     pub refused: Option<&'a str>,
     /// What the flow tables say; `None` where there are none to ask.
@@ -229,7 +232,7 @@ fn decide(
             return Err(("drop", Refusal::Hairpin.as_str()));
         }
     }
-    deliver(snapshot, about.neighbors, packet, (service, backend), told)
+    deliver(snapshot, about, packet, (service, backend), told)
 }
 
 /// What becomes of a packet to no service port.
@@ -353,11 +356,12 @@ fn find<'s>(snapshot: &'s Snapshot, info: &ServiceInfo, at: SocketAddr) -> Optio
 /// Mode, next hop, MTU.
 fn deliver(
     snapshot: &Snapshot,
-    neighbors: &NeighborTable,
+    about: Circumstances<'_>,
     packet: &Packet,
     (service, backend): (&Service, &Backend),
     told: &mut Told,
 ) -> Result<(), (&'static str, &'static str)> {
+    let neighbors = about.neighbors;
     told.step("mode", text::mode(snapshot, service, backend, packet));
     let interface = snapshot.interface(backend.interface);
     let name = interface.map_or("?", |i| i.name.as_str());
@@ -369,8 +373,10 @@ fn deliver(
 
     let link_mtu = interface.map_or(0, |i| i.mtu);
     let overhead = overhead(service, backend);
-    told.0.mtu = Some(link_mtu.saturating_sub(overhead));
-    told.step("mtu", text::mtu(name, link_mtu, overhead));
+    let path = neighbors.path_mtus().get(&backend.address, about.now);
+    let path = path.filter(|&path| service.mode == ForwardingMode::DsrIpip && path < link_mtu);
+    told.0.mtu = Some(path.unwrap_or(link_mtu).saturating_sub(overhead));
+    told.step("mtu", text::mtu(name, link_mtu, path, overhead));
     if state == NeighborState::Unresolved {
         return Err(("drop", Refusal::NeighborUnresolved.as_str()));
     }

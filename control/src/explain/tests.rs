@@ -67,10 +67,18 @@ fn spec(services: Vec<ServiceSpec>) -> SnapshotSpec {
 }
 
 fn ask_about(spec: &SnapshotSpec, source: &str, destination: &str, refused: Option<&str>) -> Explanation {
-    let neighbors = NeighborTable::new();
-    let (snapshot, problems) = Snapshot::compile(spec, None, &neighbors).expect("a spec that compiles");
+    ask_beside(spec, &NeighborTable::new(), (source, destination), refused)
+}
+
+fn ask_beside(
+    spec: &SnapshotSpec,
+    neighbors: &NeighborTable,
+    (source, destination): (&str, &str),
+    refused: Option<&str>,
+) -> Explanation {
+    let (snapshot, problems) = Snapshot::compile(spec, None, neighbors).expect("a spec that compiles");
     assert_eq!(problems, []);
-    let about = Circumstances { neighbors: &neighbors, refused, known_flow: None };
+    let about = Circumstances { neighbors, now: Now::default(), refused, known_flow: None };
     let packet = Packet {
         protocol: Transport(Protocol::Tcp),
         source: source.parse().expect("an address with a port"),
@@ -166,6 +174,23 @@ fn a_tunnel_takes_its_header_off_the_mtu() {
     let told = ask(&spec(vec![web]), "203.0.113.1:80");
     assert_eq!(told.mtu, Some(1480));
     assert_eq!(told.next_hop, Some("192.0.2.11".parse().expect("an address")));
+}
+
+#[test]
+fn a_learnt_path_mtu_and_the_outer_source_of_the_flow_are_told() {
+    let web = service(ForwardingMode::DsrIpip, "203.0.113.1", 80, &[("192.0.2.11", 80, ACTIVE)]);
+    let mut spec = spec(vec![web]);
+    let flow = ("198.51.100.7:40000", "203.0.113.1:80");
+    let neighbors = NeighborTable::new();
+    neighbors.path_mtus().learn(Addr::v4([192, 0, 2, 11]), 1400, Now::default());
+    let told = ask_beside(&spec, &neighbors, flow, None);
+    assert_eq!(told.mtu, Some(1380));
+    assert!(found(&told, "mtu").starts_with("1380 bytes: 1400, as a router on the way"), "{told}");
+    assert!(found(&told, "mode").contains("header 192.0.2.2 -> 192.0.2.11"), "{told}");
+
+    spec.tunnel_source_v4 = Some("192.0.2.64/28".parse().expect("a prefix"));
+    let told = ask_beside(&spec, &neighbors, flow, None);
+    assert!(found(&told, "mode").contains("(by the flow's hash out of 192.0.2.64/28)"), "{told}");
 }
 
 #[test]

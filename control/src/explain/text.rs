@@ -247,13 +247,16 @@ pub(super) fn next_hop(
     format!("{who}, {mac}")
 }
 
-pub(super) fn mtu(interface: &str, link: u16, overhead: u16) -> String {
-    let fits = link.saturating_sub(overhead);
+pub(super) fn mtu(interface: &str, link: u16, path: Option<u16>, overhead: u16) -> String {
+    let fits = path.unwrap_or(link).saturating_sub(overhead);
+    let of = match path {
+        Some(path) => format!("{path}, as a router on the way to the backend said,"),
+        None => format!("{link} of {interface}"),
+    };
     match overhead {
         0 => format!("{fits} bytes, the MTU of {interface}; what is longer is answered with packet-too-big"),
         _ => format!(
-            "{fits} bytes: {link} of {interface} less {overhead} for the outer header; what is longer is answered \
-             with packet-too-big"
+            "{fits} bytes: {of} less {overhead} for the outer header; what is longer is answered with packet-too-big"
         ),
     }
 }

@@ -180,6 +180,8 @@ pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
     for (kind, count) in &stats.answers_suppressed {
         counter.sample([kind.as_str()], *count);
     }
+    let help = "Path MTUs of tunnels learnt from ICMP errors, each time that one became smaller.";
+    page.counter("tidegate_path_mtus_learnt_total", help, []).sample([], stats.path_mtus_learnt);
 }
 
 /// What makes a service port one series, whatever its VIPs.

@@ -280,6 +280,7 @@ fn world() -> World {
             })
             .into(),
         neighbors: NeighborUsage { next_hops: 51, next_hops_max: 52, on_demand: 53, on_demand_max: 54 },
+        path_mtus_learnt: 33,
         slow_path: SlowPathStats {
             to_kernel: 41,
             to_kernel_dropped: 42,
@@ -453,6 +454,7 @@ fn values_are_those_of_the_sample() {
     check("flows", &[("worker", "0")], 50.0);
     check("flow_evictions_total", &[("reason", "bucket_full")], 301.0);
     check("flows_refused_total", &[], 32.0);
+    check("path_mtus_learnt_total", &[], 33.0);
     check("answers_suppressed_total", &[("kind", "time_exceeded")], 401.0);
     check("snapshot_generation", &[("kind", "desired")], 8.0);
     check("snapshot_generation", &[("kind", "applied")], 7.0);

@@ -20,6 +20,7 @@ use tidegate_core::conntrack::FlowView;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::ids::WorkerIndex;
 use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Pipeline, PipelineConfig};
 use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
 
@@ -393,6 +394,12 @@ impl<F> Crew<F> {
     /// Looks at the forwarding state in use, for listings and `explain`. Holds up a publish while it runs.
     pub fn with_snapshot<T>(&self, look: impl FnOnce(&Snapshot) -> T) -> T {
         look(&self.control().publisher.current().snapshot)
+    }
+
+    /// The time by the clock of the workers.
+    #[must_use]
+    pub fn now(&self) -> Now {
+        self.clock.now()
     }
 
     /// Link addresses of next hops.

@@ -40,6 +40,8 @@ pub struct Stats {
     pub flows_refused: u64,
     /// Resets and ICMP errors that were due and were not sent because of a limit, by kind.
     pub answers_suppressed: Vec<(AnswerKind, u64)>,
+    /// How often an ICMP error made a path MTU of a tunnel smaller.
+    pub path_mtus_learnt: u64,
     /// The threads beside the workers.
     pub slow_path: SlowPathStats,
     /// Frames for the kernel, by their class.
@@ -204,6 +206,7 @@ impl<F> Crew<F> {
                 .collect(),
             punt_classes: PuntClass::ALL.map(|class| (class, of_class(class))).into(),
             neighbors: self.neighbors().usage(),
+            path_mtus_learnt: self.neighbors().path_mtus().learnt(),
             slow_path: SlowPathStats {
                 to_kernel: slow.to_kernel.value(),
                 to_kernel_dropped: slow.to_kernel_dropped.value(),
