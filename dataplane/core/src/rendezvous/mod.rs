@@ -38,7 +38,7 @@ pub const VERSION: u32 = 1;
 pub const DECK_SEATS: u16 = 8192;
 
 /// Services with at most this many seats rank all of them; with more, the walk is quicker.
-const SCAN_SEATS_MAX: usize = 12 * LANES;
+const SCAN_SEATS_MAX: usize = 8 * LANES;
 
 /// What the places of a backend follow from: the same bytes on every gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,7 +106,6 @@ enum Kind {
     Scan4(Arc<Scan<4>>),
     Scan6(Arc<Scan<6>>),
     Scan8(Arc<Scan<8>>),
-    Scan12(Arc<Scan<12>>),
     Walk(Arc<Deck>),
     Decks(Arc<Decks>),
 }
@@ -149,8 +148,7 @@ impl Rendezvous {
                 3 => Kind::Scan3(Arc::new(Scan::new(deck))),
                 4 => Kind::Scan4(Arc::new(Scan::new(deck))),
                 5..=6 => Kind::Scan6(Arc::new(Scan::new(deck))),
-                7..=8 => Kind::Scan8(Arc::new(Scan::new(deck))),
-                chunks if chunks * LANES <= SCAN_SEATS_MAX => Kind::Scan12(Arc::new(Scan::new(deck))),
+                chunks if chunks * LANES <= SCAN_SEATS_MAX => Kind::Scan8(Arc::new(Scan::new(deck))),
                 _ => Kind::Walk(Arc::new(Deck::new(deck))),
             },
             decks => Kind::Decks(Arc::new(Decks::new(decks))),
@@ -171,7 +169,6 @@ impl Rendezvous {
             Kind::Scan4(scan) => Some(scan.owner(&order)),
             Kind::Scan6(scan) => Some(scan.owner(&order)),
             Kind::Scan8(scan) => Some(scan.owner(&order)),
-            Kind::Scan12(scan) => Some(scan.owner(&order)),
             Kind::Walk(deck) => deck.first(&order).map(|(_, seat)| deck.owner(seat)),
             Kind::Decks(decks) => decks.first(hash).map(|place| place.owner),
         }
@@ -188,7 +185,6 @@ impl Rendezvous {
             Kind::Scan4(scan) => scan.prefetch(),
             Kind::Scan6(scan) => scan.prefetch(),
             Kind::Scan8(scan) => scan.prefetch(),
-            Kind::Scan12(scan) => scan.prefetch(),
             Kind::Walk(deck) => prefetch::read(&**deck),
             Kind::Decks(decks) => prefetch::read(&**decks),
         }
@@ -214,7 +210,6 @@ impl Rendezvous {
             Kind::Scan4(scan) => scan.seats(),
             Kind::Scan6(scan) => scan.seats(),
             Kind::Scan8(scan) => scan.seats(),
-            Kind::Scan12(scan) => scan.seats(),
             Kind::Empty | Kind::Walk(_) | Kind::Decks(_) => Vec::new(),
         };
         let walked: &[Deck] = match &self.0 {
@@ -255,7 +250,6 @@ impl Rendezvous {
             Kind::Scan4(_) => scan(4),
             Kind::Scan6(_) => scan(6),
             Kind::Scan8(_) => scan(8),
-            Kind::Scan12(_) => scan(12),
             Kind::Walk(deck) => deck.bytes() + 16,
             Kind::Decks(decks) => decks.all().iter().map(Deck::bytes).sum::<usize>() + 32,
         }

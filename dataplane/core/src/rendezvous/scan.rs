@@ -2,7 +2,7 @@
 //!
 //! Seats and ranks are 16 bits wide and every step is the same for all lanes, so the compiler makes vectors of the
 //! loops; on plain x86-64 (SSE2) as well, which has a minimum of signed 16-bit lanes and of no other 16 bits. The
-//! lowest bits of a lane say which chunk its rank came from, so that the owner is found without a second pass.
+//! lower bits of a lane say which chunk and lane its rank came from, so that the owner is found without a second pass.
 //!
 //! Invariant: a place that no seat fills repeats the last seat and its owner.
 
@@ -38,8 +38,8 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
     /// The owner of the first seat in the order.
     #[inline]
     pub(super) fn owner(&self, order: &Order) -> BackendId {
-        let (mut best, mut chunk, mut lane) = (i16::MAX, 0, 0);
-        for (group, chunks) in self.seats.chunks(CHUNKS_AT_ONCE).enumerate() {
+        let mut first = [i32::MAX; LANES];
+        for (group, chunks) in (0_i32..).zip(self.seats.chunks(CHUNKS_AT_ONCE)) {
             let mut least = [i16::MAX; LANES];
             for (n, seats) in (0_u16..).zip(chunks) {
                 for (least, &seat) in least.iter_mut().zip(seats) {
@@ -47,15 +47,14 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
                     *least = (*least).min((order.rank(seat) << 2 | n) as i16);
                 }
             }
-            let smallest = least.into_iter().fold(i16::MAX, i16::min);
-            // Only one group has the smallest rank of all, but for repeated seats, whose owner is the same.
-            if smallest >> 2 < best >> 2 || group == 0 {
-                best = smallest;
-                chunk = group * CHUNKS_AT_ONCE + usize::from(smallest as u16 & 3);
-                lane = lane_of(&least, smallest);
+            // Rank, chunk in the group, group, lane: the smallest says where it is.
+            for (lane, (first, least)) in (0_i32..).zip(first.iter_mut().zip(least)) {
+                *first = (*first).min(i32::from(least) << 8 | group << 4 | lane);
             }
         }
-        self.owners[chunk][lane]
+        let first = smallest(&first) as usize;
+        let (chunk_in_group, group, lane) = (first >> 8 & 3, first >> 4 & 15, first & 15);
+        self.owners[group * CHUNKS_AT_ONCE + chunk_in_group][lane]
     }
 
     #[inline]
@@ -75,10 +74,10 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
     }
 }
 
-/// The first lane that holds a value: as a minimum over lanes, which needs no branch.
+/// By halves, each of which is a few vector instructions: a plain fold over the lanes becomes scalar code.
 #[inline(always)]
-fn lane_of(lanes: &[i16; LANES], value: i16) -> usize {
-    let numbers = (0_i16..).zip(lanes).map(|(n, &lane)| if lane == value { n } else { i16::MAX });
-    // Below `LANES`: the value is that of a lane.
-    numbers.fold(i16::MAX, i16::min) as usize % LANES
+fn smallest(lanes: &[i32; LANES]) -> i32 {
+    let eight: [i32; 8] = std::array::from_fn(|n| lanes[n].min(lanes[n + 8]));
+    let four: [i32; 4] = std::array::from_fn(|n| eight[n].min(eight[n + 4]));
+    four[0].min(four[1]).min(four[2].min(four[3]))
 }

@@ -110,7 +110,7 @@ fn scan_and_walk_find_the_smallest_rank_at_every_size() {
 fn a_scan_of_any_width_answers_like_a_walk() {
     for count in 1..=SCAN_SEATS_MAX as u32 {
         let seated: Seated = seats::seat(&members(count), 1).remove(0);
-        let (scan, deck) = (Scan::<12>::new(&seated), Deck::new(&seated));
+        let (scan, deck) = (Scan::<8>::new(&seated), Deck::new(&seated));
         assert_eq!(scan.seats(), seated);
         for hash in hashes(20) {
             let order = Order::new(hash);

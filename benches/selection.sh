@@ -1,0 +1,34 @@
+#!/bin/bash
+# Instructions of one look-up of a backend, by callgrind: N and 2N look-ups of the same flows; the difference over N.
+# It includes the mixing of the flow's number to a hash (about 10 instructions).
+#
+# benches/selection.sh [BACKENDS[xWEIGHT] ...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -gt 0 ] || set -- 1 10 16 32 64 96 128 160 192 224 256 300 400 1000 2000 20000 20x100 21x512 1000x100
+count=20000
+command -v valgrind >/dev/null || { echo "no valgrind; run make setup-bench" >&2; exit 1; }
+"${CARGO:-cargo}" build --release --locked -q -p tidegate-bench --bin selection
+binary="${CARGO_TARGET_DIR:-target}/release/selection"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+total() { # SCHEME BACKENDS WEIGHT COUNT
+    valgrind --tool=callgrind --callgrind-out-file="$work/out" "$binary" lookups "$@" 2>"$work/log" ||
+        { cat "$work/log" >&2; exit 1; }
+    awk '/^(totals|summary):/ { print $2; exit }' "$work/out"
+}
+
+echo "| backends x weight | rendezvous | maglev |"
+echo "|---|---|---|"
+for what; do
+    backends=${what%x*} weight=1
+    case $what in *x*) weight=${what#*x} ;; esac
+    line="| $backends x $weight |"
+    for scheme in rendezvous maglev; do
+        once=$(total $scheme "$backends" "$weight" $count)
+        twice=$(total $scheme "$backends" "$weight" $((2 * count)))
+        line+=" $(awk -v d=$((twice - once)) -v n=$count 'BEGIN { printf "%.0f", d / n }') |"
+    done
+    echo "$line"
+done
