@@ -82,12 +82,6 @@ pub fn apply(table: &NeighborTable, action: &Action) {
                 }
             }
         }
-        Action::Forget { interface, address } => {
-            tracing::debug!(interface, %address, "neighbor does not answer");
-            if let Some(slot) = table.lookup(interface, &address.into()) {
-                table.forget(slot);
-            }
-        }
         Action::Release { interface, address, fixed } => {
             tracing::debug!(interface, %address, "neighbor released");
             let address = Addr::from(address);

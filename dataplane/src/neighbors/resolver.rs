@@ -40,7 +40,8 @@ pub const RETRY_FIRST: Duration = Duration::from_millis(250);
 pub const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Pause between the probes of an entry in use (RFC 4861 RETRANS_TIMER).
 pub const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Unicast probes, then as many broadcast ones, before an entry is given up (RFC 4861 MAX_UNICAST_SOLICIT).
+/// Unicast probes, then as many broadcast ones, before an entry that no packet uses is given up (RFC 4861
+/// MAX_UNICAST_SOLICIT). One in use is kept, and probed ever less often up to [`RETRY_MAX`].
 pub const PROBES: u8 = 3;
 /// Requests after which an address that no packet wants any more is forgotten. Wanted ones are asked for on, ever less
 /// often.
@@ -113,13 +114,6 @@ pub enum Action {
         mac: MacAddr,
         /// How that is known.
         how: Known,
-    },
-    /// Workers may no longer use the link address of this neighbour, which is asked for on.
-    Forget {
-        /// On this interface.
-        interface: InterfaceIndex,
-        /// The neighbour.
-        address: IpAddr,
     },
     /// Nobody wants this neighbour any more.
     Release {
@@ -587,15 +581,13 @@ impl Resolver {
                 true
             }
             State::Reachable | State::Stale => self.look_at_use(now, key, entry, uses, actions),
-            State::Probing { tries } if tries < 2 * PROBES => self.probe(now, key, entry, tries, actions),
-            State::Probing { .. } if !entry.is_pinned() => {
-                self.release(key, actions);
-                false
+            // A flood loses answers. A link address that was good stays in use while packets go there: whether a
+            // backend lives is for its checks to say, and one that moved answers a broadcast probe.
+            State::Probing { tries } if tries < 2 * PROBES || entry.is_pinned() || uses(key.0, key.1) => {
+                self.probe(now, key, entry, tries, actions)
             }
             State::Probing { .. } => {
-                actions.push(Action::Forget { interface: key.0, address: key.1 });
-                let (state, due) = (State::Incomplete { tries: 0 }, Some(now.plus(PROBE_INTERVAL)));
-                self.put(key, Entry { state, mac: None, confirmed: false, due, ..entry });
+                self.release(key, actions);
                 false
             }
         }
@@ -631,8 +623,10 @@ impl Resolver {
     fn probe(&mut self, now: Now, key: Key, entry: Entry, tries: u8, actions: &mut Vec<Action>) -> bool {
         let to = if tries < PROBES { entry.mac } else { None };
         self.ask(key, to, actions);
-        let state = State::Probing { tries: tries + 1 };
-        self.put(key, Entry { state, asked_at: now, due: Some(now.plus(PROBE_INTERVAL)), ..entry });
+        let state = State::Probing { tries: tries.saturating_add(1) };
+        let pause =
+            PROBE_INTERVAL.saturating_mul(1 << tries.saturating_sub(2 * PROBES).min(10)).min(RETRY_MAX);
+        self.put(key, Entry { state, asked_at: now, due: Some(now.plus(pause)), ..entry });
         true
     }
 
