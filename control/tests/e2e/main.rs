@@ -11,6 +11,7 @@ mod choice;
 mod failure;
 mod floods;
 mod forwarding;
+mod fragments;
 mod health_port;
 mod http;
 mod kube_proxy;

@@ -1,0 +1,210 @@
+//! Datagrams that do not fit a frame: whole at the server and whole back, in every mode, whatever the order in which
+//! their fragments arrive.
+
+use crate::lab::checksum;
+use crate::world::{World, alone};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::addresses::{Family, client};
+use tidegate::netlab::client::{PATIENCE, SILENCE};
+use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+
+/// Bytes of UDP data: just beyond a frame of 1,500 bytes, as much more as some do, jumbo frames, near the largest.
+const SIZES: [usize; 4] = [1473, 1500, 9000, 60_000];
+/// Data of each fragment that we make ourselves: they fit every tunnel.
+const STEP: usize = 1352;
+
+#[test]
+fn datagrams_larger_than_a_frame_arrive_whole_in_every_mode_and_order() {
+    let _turn = alone();
+    let world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
+    through_every_mode(&world);
+}
+
+#[test]
+fn datagrams_larger_than_a_frame_arrive_whole_over_two_workers() {
+    let _turn = alone();
+    let options = GatewayOptions { cores: vec![0, 1], ..GatewayOptions::default() };
+    let world = World::start(2, options, &manifests(&[1, 2]));
+    through_every_mode(&world);
+}
+
+fn through_every_mode(world: &World) {
+    let mut failed = Vec::new();
+    for (port, path) in (42_000..).zip(all_paths()) {
+        world.wait_until_served(path);
+        let source = SocketAddr::new(client(path.family, 8), port);
+        let faults = world.lab.client().enter(|| ask(path, source));
+        failed.extend(faults.into_iter().map(|fault| format!("{} {}: {fault}", path.label(), path.family)));
+    }
+    let drops = world.gateway().metrics().unwrap();
+    let drops: Vec<&str> = drops
+        .lines()
+        .filter(|line| line.starts_with("tidegate_drops_total") && !line.ends_with(" 0"))
+        .collect();
+    assert!(failed.is_empty(), "{failed:#?}\n{drops:#?}");
+}
+
+/// Asks over one path, and gives what did not come back.
+fn ask(path: ModePath, source: SocketAddr) -> Vec<String> {
+    let socket = UdpSocket::bind(source).unwrap();
+    // Connected: an answer from any other address than the VIP is no answer.
+    socket.connect(path.echo()).unwrap();
+    let mut faults = Vec::new();
+    for size in SIZES {
+        let mut heard = None;
+        // The first one finds neighbours, and what fits a tunnel, which the client hears of (IPv6: packet too big).
+        let begin = Instant::now();
+        while heard.is_none() && begin.elapsed() < PATIENCE {
+            heard = exchange(&socket, &text(size, 0), Duration::from_millis(500), |data| {
+                // An ICMP error about an earlier one is told here.
+                let _ = socket.send(data);
+            });
+        }
+        if heard.is_none() {
+            faults.push(format!("{size} bytes: nothing"));
+            continue;
+        }
+        for n in 1..=5 {
+            let sent = exchange(&socket, &text(size, n), SILENCE, |data| drop(socket.send(data)));
+            let mut told = vec![("in order", sent)];
+            for order in [Order::Reversed, Order::FirstLast, Order::Halves] {
+                let id = u32::from(source.port()) << 8 | n << 4 | order as u32;
+                let sent = exchange(&socket, &text(size, 10 * n + order as u32), SILENCE, |data| {
+                    send_fragments(source, path.echo(), data, id, order);
+                });
+                told.push((order.name(), sent));
+            }
+            for (how, told) in told {
+                match told {
+                    None => faults.push(format!("{size} bytes {how}, try {n}: no answer")),
+                    Some(seen) if Some(seen) != heard => {
+                        faults.push(format!("{size} bytes {how}, try {n}: {seen:?}, was {heard:?}"));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+    faults
+}
+
+/// Sends `data` and hears it back whole: the backend's name and whom it saw.
+fn exchange(
+    socket: &UdpSocket,
+    data: &[u8],
+    patience: Duration,
+    send: impl FnOnce(&[u8]),
+) -> Option<(u64, SocketAddr)> {
+    send(data);
+    let begin = Instant::now();
+    let mut buffer = vec![0; 65_536];
+    while begin.elapsed() < patience {
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let answer = match socket.recv(&mut buffer) {
+            Ok(length) => &buffer[..length],
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+            // An ICMP error.
+            Err(_) => continue,
+        };
+        // A late answer to an earlier one is passed over.
+        let Some(head) = answer.strip_suffix(data) else { continue };
+        let head = String::from_utf8_lossy(head).into_owned();
+        let told = tidegate::netlab::client::Told::parse(&head)?;
+        let backend = told.backend.rsplit('-').next()?.parse().ok()?;
+        return Some((backend, told.client));
+    }
+    None
+}
+
+/// Data in which every part differs from every other.
+fn text(size: usize, n: u32) -> Vec<u8> {
+    let mut text = Vec::with_capacity(size + 16);
+    let mut at = 0;
+    while text.len() < size {
+        text.extend_from_slice(format!("{n}:{at} ").as_bytes());
+        at += 1;
+    }
+    text.truncate(size);
+    text
+}
+
+/// How the fragments of a datagram are sent.
+#[derive(Clone, Copy)]
+enum Order {
+    Reversed = 1,
+    FirstLast,
+    Halves,
+}
+
+impl Order {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Reversed => "reversed",
+            Self::FirstLast => "with the first one last",
+            Self::Halves => "second half before the first",
+        }
+    }
+
+    fn of<T>(self, parts: &mut [T]) {
+        match self {
+            Self::Reversed => parts.reverse(),
+            Self::FirstLast => parts.rotate_left(1),
+            Self::Halves => parts.rotate_left(parts.len() / 2),
+        }
+    }
+}
+
+/// Sends a UDP datagram in fragments of our own making.
+fn send_fragments(source: SocketAddr, to: SocketAddr, data: &[u8], id: u32, order: Order) {
+    let datagram = udp(source, to, data);
+    let domain = if source.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
+    // With IPPROTO_RAW we write the IP header ourselves (raw(7), RFC 3542 section 3).
+    let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(255))).unwrap();
+    let pieces = datagram.len().div_ceil(STEP);
+    let mut parts: Vec<Vec<u8>> = datagram
+        .chunks(STEP)
+        .enumerate()
+        .map(|(n, part)| fragment(source.ip(), to.ip(), id, n * STEP, n + 1 < pieces, part))
+        .collect();
+    order.of(&mut parts);
+    for part in parts {
+        socket.send_to(&part, &SockAddr::from(SocketAddr::new(to.ip(), 0))).unwrap();
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+fn udp(source: SocketAddr, to: SocketAddr, data: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(8 + data.len()).expect("a datagram");
+    let mut udp = [source.port(), to.port(), length, 0].map(u16::to_be_bytes).concat();
+    udp.extend_from_slice(data);
+    let addresses = [octets(source.ip()), octets(to.ip())].concat();
+    let pseudo = [&addresses[..], &length.to_be_bytes(), &[0, 17], &udp].concat();
+    udp[6..8].copy_from_slice(&checksum(&pseudo).to_be_bytes());
+    udp
+}
+
+fn fragment(source: IpAddr, to: IpAddr, id: u32, offset: usize, more: bool, part: &[u8]) -> Vec<u8> {
+    let addresses = [octets(source), octets(to)].concat();
+    let offset = u16::try_from(offset).expect("within a datagram");
+    if Family::of(source) == Family::V4 {
+        // Length and checksum are the kernel's to write.
+        let id = u16::try_from(id & 0xffff).expect("masked");
+        let field = offset / 8 | u16::from(more) << 13;
+        let head = [0x4500, u16::try_from(20 + part.len()).expect("small"), id, field].map(u16::to_be_bytes);
+        return [&head.concat()[..], &[64, 17, 0, 0], &addresses, part].concat();
+    }
+    let length = u16::try_from(8 + part.len()).expect("small").to_be_bytes();
+    let field = (offset | u16::from(more)).to_be_bytes();
+    let header = [&[0x60, 0, 0, 0][..], &length, &[44, 64], &addresses].concat();
+    [&header[..], &[17, 0], &field, &id.to_be_bytes(), part].concat()
+}
