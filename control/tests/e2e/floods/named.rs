@@ -1,6 +1,6 @@
 //! Floods that aim at one limit each, at the rate at which an outside review used up that limit.
 
-use super::scene::{Others, SMALL_TABLE, Scene, attacked_paths, long, seconds, target};
+use super::scene::{Others, SMALL_TABLE, Scene, attacked_paths, seconds, target};
 use crate::world::alone;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -38,18 +38,19 @@ fn spoofed_syns_do_not_use_up_the_snat_ports() {
             now.grown(&before, "tidegate_service_packets_total", "service=\"attacked-fullnat\"") / 2.0;
         forwarded + now.grown(&before, "tidegate_drops_total", "")
     };
-    // Two families: twice the rate of each.
-    let rate = if long() { 3_400 } else { 30_000 };
-    let flood = scene.attacker.flood(
-        Kind::Syn,
-        &targets(&["fullnat"]),
-        Limits::full_rate(Duration::from_secs(150)).at(rate),
-    );
+    let flood = |rate| {
+        let limits = Limits::full_rate(Duration::from_secs(150)).at(rate);
+        scene.attacker.flood(Kind::Syn, &targets(&["fullnat"]), limits)
+    };
+    let filling = flood(30_000);
     let ports = 2.0 * SNAT_PORTS;
     wait_for("more SYNs than there are ports", Duration::from_secs(120), || {
         (spent(&scene) > ports * 1.1).then_some(())
     })
     .unwrap();
+    filling.stop().unwrap();
+    // Two families: twice the rate of each.
+    let flood = flood(3_400);
     // The attacked Service must serve its own clients too: the ports are those of its only backend.
     let attacked = attacked_paths().into_iter().filter(|path| path.forwarding == "fullnat");
     let (own, others) = (Others::start(&scene.world, attacked), scene.others());
