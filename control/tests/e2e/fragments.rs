@@ -40,7 +40,7 @@ fn through_every_mode(world: &World) {
         let faults = world.lab.client().enter(|| ask(path, source));
         failed.extend(faults.into_iter().map(|fault| format!("{} {}: {fault}", path.label(), path.family)));
     }
-    let drops = world.gateway().metrics().unwrap();
+    let drops = world.gateway().metrics().expect("the gateway answers");
     let drops: Vec<&str> = drops
         .lines()
         .filter(|line| line.starts_with("tidegate_drops_total") && !line.ends_with(" 0"))
@@ -50,9 +50,9 @@ fn through_every_mode(world: &World) {
 
 /// Asks over one path, and gives what did not come back.
 fn ask(path: ModePath, source: SocketAddr) -> Vec<String> {
-    let socket = UdpSocket::bind(source).unwrap();
+    let socket = UdpSocket::bind(source).expect("an address of the client");
     // Connected: an answer from any other address than the VIP is no answer.
-    socket.connect(path.echo()).unwrap();
+    socket.connect(path.echo()).expect("a route to the VIP");
     let mut faults = Vec::new();
     for size in SIZES {
         let mut heard = None;
@@ -103,7 +103,7 @@ fn exchange(
     let begin = Instant::now();
     let mut buffer = vec![0; 65_536];
     while begin.elapsed() < patience {
-        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a time above zero");
         let answer = match socket.recv(&mut buffer) {
             Ok(length) => &buffer[..length],
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
@@ -163,7 +163,7 @@ fn send_fragments(source: SocketAddr, to: SocketAddr, data: &[u8], id: u32, orde
     let datagram = udp(source, to, data);
     let domain = if source.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
     // With IPPROTO_RAW we write the IP header ourselves (raw(7), RFC 3542 section 3).
-    let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(255))).unwrap();
+    let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(255))).expect("a raw socket, as root");
     let pieces = datagram.len().div_ceil(STEP);
     let mut parts: Vec<Vec<u8>> = datagram
         .chunks(STEP)
@@ -172,7 +172,7 @@ fn send_fragments(source: SocketAddr, to: SocketAddr, data: &[u8], id: u32, orde
         .collect();
     order.of(&mut parts);
     for part in parts {
-        socket.send_to(&part, &SockAddr::from(SocketAddr::new(to.ip(), 0))).unwrap();
+        socket.send_to(&part, &SockAddr::from(SocketAddr::new(to.ip(), 0))).expect("a route to the VIP");
     }
 }
 
@@ -199,7 +199,7 @@ fn fragment(source: IpAddr, to: IpAddr, id: u32, offset: usize, more: bool, part
     if Family::of(source) == Family::V4 {
         // Length and checksum are the kernel's to write.
         let id = u16::try_from(id & 0xffff).expect("masked");
-        let field = offset / 8 | u16::from(more) << 13;
+        let field = (offset / 8) | (u16::from(more) << 13);
         let head = [0x4500, u16::try_from(20 + part.len()).expect("small"), id, field].map(u16::to_be_bytes);
         return [&head.concat()[..], &[64, 17, 0, 0], &addresses, part].concat();
     }

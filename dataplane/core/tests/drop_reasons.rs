@@ -113,7 +113,8 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         Refusal::VlanMismatch => to_gateway(question().vlan(7)),
         Refusal::NoService => return (silent(DsrL2), to_gateway(Builder::udp(CLIENT, "203.0.113.5:54"))),
         Refusal::AddressConflict => {
-            arp::announcement(MacAddr([2, 0, 0, 0, 0, 9]), "203.0.113.5".parse().unwrap(), None).to_vec()
+            arp::announcement(MacAddr([2, 0, 0, 0, 0, 9]), "203.0.113.5".parse().expect("an address"), None)
+                .to_vec()
         }
         Refusal::SourceRange => {
             let ranges: Arc<[ipnet::IpNet]> = Arc::new(["203.0.113.0/24".parse().expect("a prefix")]);

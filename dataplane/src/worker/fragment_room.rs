@@ -67,7 +67,8 @@ impl<W> FragmentRoom<W> {
 
     /// Takes out the next fragment that was held for long enough.
     pub fn expire(&mut self, now: Now) -> Option<W> {
-        self.held.pop_front_if(|held| held.until <= now).map(|held| held.what)
+        let over = self.held.front().is_some_and(|held| held.until <= now);
+        if over { self.held.pop_front().map(|held| held.what) } else { None }
     }
 
     /// Takes out the oldest.

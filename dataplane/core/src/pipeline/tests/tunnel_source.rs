@@ -116,7 +116,7 @@ fn all_fragments_of_a_datagram_have_one_outer_source() {
 fn the_addresses_of_the_prefix_are_ours_on_the_link() {
     let mut lab = lab(MANY[0], MANY[1]);
     let ask = |target: &str| {
-        arp::request(CLIENT_MAC, "10.0.0.77".parse().unwrap(), target.parse().unwrap(), None, None)
+        arp::request(CLIENT_MAC, "10.0.0.90".parse().unwrap(), target.parse().unwrap(), None, None)
     };
     for target in ["10.0.0.65", "10.0.0.78"] {
         let fate = lab.receive(&ask(target));
