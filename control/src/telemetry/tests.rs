@@ -212,7 +212,8 @@ fn finding(reason: Reason) -> Finding {
 /// `shop/web:http` on one VIP.
 fn service_stats(vip: &str, packets: u64, backends: &[(&str, u64)]) -> ServiceStats {
     let backend = |(at, (address, connections)): (usize, &(&str, u64))| BackendStats {
-        id: BackendId::new(at, 0),
+        // Backends of different VIPs have different ids.
+        id: BackendId::new(at + if vip.contains(':') { 10 } else { 0 }, 0),
         address: address.parse::<std::net::IpAddr>().unwrap().into(),
         port: 8080,
         connections: *connections,
@@ -559,8 +560,11 @@ fn snat_ports_are_counted_by_address_backend_and_state() {
     let counted = [ports("192.0.2.3", 40_000), ports("192.0.2.4", 5), gone];
     let page = Page::parse(&render(&Sample { snat_ports: &counted, ..world.sample() }));
     let value = |address, state| {
-        let labels = web_backend("10.0.0.1:8080");
-        let labels: Vec<_> = labels.into_iter().chain([("address", address), ("state", state)]).collect();
+        let labels: Vec<_> = [("address", address)]
+            .into_iter()
+            .chain(web_backend("10.0.0.1:8080"))
+            .chain([("state", state)])
+            .collect();
         page.value("tidegate_snat_ports", &labels)
     };
     assert_eq!(value("192.0.2.3", "established"), 40_000.0);

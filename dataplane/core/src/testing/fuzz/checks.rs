@@ -148,7 +148,9 @@ fn forwarded(snapshot: &Snapshot, seen: &Seen<'_>, why: TransmitReason, out: &In
         let port = if after.is_later_fragment() { 0 } else { backend.port };
         let end = (after.dst, after.dst_port);
         seen.assert(end == (backend.address, port), "translated to another end than the backend");
-        let source = (after.src, after.src_port) == (before.src, before.src_port)
+        // `nat` may give the client another port, where its own is taken towards the endpoint.
+        let port_stays = after.src_port == before.src_port || backend.mode == ForwardingMode::Nat;
+        let source = (after.src == before.src && port_stays)
             || snapshot.snat_addresses(after.family).contains(&after.src);
         seen.assert(source, "from neither the client nor a SNAT address");
     }
