@@ -114,7 +114,9 @@ fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
             assert_eq!(masqueraded_by(path, NODES, &told), [1, 2, 3].into(), "{name}: UDP");
             open.extend(tells.into_iter().map(|tell| (path, tell)));
         }
-        assert!(cluster.health.iter().all(|port| port.asked() > 0), "every proxy was asked for its health");
+        cluster.world.wait_until("every proxy to be asked for its health", || {
+            cluster.health.iter().all(|port| port.asked() > 0).then_some(())
+        });
         assert_alive("over nodes", &mut open);
 
         // A proxy that is not well takes its node out, and only for what is new.

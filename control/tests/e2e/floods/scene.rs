@@ -19,8 +19,9 @@ const ATTACKED_SERVER: u8 = 3;
 const UDP_PORT: u16 = 9;
 /// Connections of each path that stay open through all floods.
 const ESTABLISHED: u8 = 3;
-/// Flows that a table has room for where it shall be full: any flood fills it within a second.
-pub(crate) const SMALL_TABLE: u32 = 16_384;
+/// Flows that a table has room for where it is to be full: any flood fills it in a second or so. An eighth of the
+/// default; with less, a flow is evicted before its handshake has had time on a machine of two cores.
+pub(crate) const SMALL_TABLE: u32 = 131_072;
 /// The time between two new connections of one path: new connections of others come at a modest rate.
 const PACE: Duration = Duration::from_millis(20);
 /// A gateway has a core of its own. Where other work shares the machine, this keeps that work off it.
@@ -166,10 +167,14 @@ impl Attempts {
         self.count() - self.0.iter().map(|(_, attempts)| failed(attempts)).sum::<usize>()
     }
 
-    /// Whether at least 99 of 100 succeeded, on each path: one that is not served makes few attempts, since each takes
-    /// long to fail.
+    /// Whether at most one attempt of 100 failed on each path. One failure of a path with fewer attempts is allowed: a
+    /// busy machine may lose every repetition of one segment. A path that is not served fails all of its attempts, of
+    /// which it makes few, since each takes long.
     pub(crate) fn are_served(&self) -> bool {
-        self.0.iter().all(|(_, attempts)| !attempts.is_empty() && failed(attempts) * 100 <= attempts.len())
+        self.0.iter().all(|(_, attempts)| {
+            let failed = failed(attempts);
+            failed < attempts.len() && failed <= (attempts.len() / 100).max(1)
+        })
     }
 
     /// What failed, by path, with the first error of each.
