@@ -354,7 +354,7 @@ impl<F: Frame> Burst<'_, '_, F> {
     #[inline(always)]
     fn admit(&mut self, at: usize, headers: Headers) {
         let (snapshot, interface) = (self.view.snapshot, self.interface);
-        if !ethernet::is_to(self.frames[at].bytes(), &interface.mac) && !self.is_to_group(at, &headers) {
+        if !ethernet::is_to(self.frames[at].bytes(), &interface.mac) && !self.is_to_group(at, headers) {
             // The frame has its verdict.
         } else if headers.vlan != interface.vlan {
             self.set(at, Refusal::VlanMismatch);
@@ -368,8 +368,10 @@ impl<F: Frame> Burst<'_, '_, F> {
     /// Whether a frame that is not to us is one that we take nevertheless: to a link-layer group, with a packet to a
     /// group or to everyone on a network. If not, it gets its verdict. The other way round, a packet to a group in a
     /// frame to us alone, is legal (RFC 6085).
+    /// The headers come by value, so that those of usual packets need not be in memory.
     #[cold]
-    fn is_to_group(&mut self, at: usize, h: &Headers) -> bool {
+    #[inline(never)]
+    fn is_to_group(&mut self, at: usize, h: Headers) -> bool {
         if !ethernet::destination(self.frames[at].bytes()).is_multicast() {
             self.set(at, Refusal::OtherStation);
             return false;

@@ -14,11 +14,10 @@ use crate::wire::{Headers, ethernet, rewrite};
 #[inline(always)]
 pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link) -> Result<(), NoRoom> {
     let bytes = link.put_on(frame, h)?;
-    let end = link.header_len() + usize::from(h.ip_len());
     let len = bytes.len();
     rewrite::take_hop(&mut bytes[link.header_len()..], h);
-    if len > end && len > ethernet::FRAME_LEN_MIN {
-        cut_trailer(frame, end);
+    if len > ethernet::FRAME_LEN_MIN && len > link.header_len() + usize::from(h.ip_len()) {
+        cut_trailer(frame, link.header_len() + usize::from(h.ip_len()));
     }
     Ok(())
 }

@@ -153,21 +153,40 @@ impl Pipeline {
         let ip_len = usize::from(h.ip_len());
         // A small packet passes every path, so nothing is looked up for it.
         if h.ttl <= 1 || ip_len + overhead > way.mtu.min(passes) {
-            let mtu = mtu_to(&burst.view, backend, way.mtu, burst.now);
-            if h.ttl <= 1 || ip_len + overhead > mtu {
-                let (h, way) = (*h, Way { mtu, ..way });
-                if !self.passes_in_pieces(burst, at, &h, overhead, &way) {
-                    return;
-                }
-                return finish(burst, at, &h, service, &way, rewrite);
+            let h = *h;
+            if !self.passes_after_all(burst, at, &h, backend, overhead, &way) {
+                return;
             }
         }
+        // Borrowed again: one call of `rewrite`, so that it is compiled into its place.
+        let h = &burst.packets[usize::from(packet)].headers;
         if let Err(refusal) = rewrite(&mut burst.frames[at], h, &way.link) {
             return burst.set(at, refusal);
         }
         let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
         burst.view.tallies.forwarded(service.id, ip_len);
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
+    }
+
+    /// Whether a packet whose hop limit or size needs a closer look goes on: it fits the path to its backend, or may be
+    /// sent in pieces. If not, it gets its verdict.
+    #[cold]
+    #[inline(never)]
+    fn passes_after_all<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        backend: &Backend,
+        overhead: usize,
+        way: &Way,
+    ) -> bool {
+        let mtu = mtu_to(&burst.view, backend, way.mtu, burst.now);
+        if h.ttl > 1 && usize::from(h.ip_len()) + overhead <= mtu {
+            return true;
+        }
+        let way = Way { interface: way.interface, link: way.link, mtu };
+        self.passes_in_pieces(burst, at, h, overhead, &way)
     }
 
     /// With other addresses: to a backend that must not see the VIP, or back to a client.
@@ -254,24 +273,6 @@ impl Pipeline {
         let answered = self.refuse(burst, at, h, Problem::TooBig { mtu });
         burst.answer_or(at, answered, TransmitReason::PacketTooBig, Refusal::TooBig);
     }
-}
-
-/// Rewrites and sends a packet that is to be cut.
-#[cold]
-fn finish<F: Frame>(
-    burst: &mut Burst<'_, '_, F>,
-    at: usize,
-    h: &Headers,
-    service: &Service,
-    way: &Way,
-    rewrite: impl FnOnce(&mut F, &Headers, &Link) -> Result<(), Refusal>,
-) {
-    if let Err(refusal) = rewrite(&mut burst.frames[at], h, &way.link) {
-        return burst.set(at, refusal);
-    }
-    let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
-    burst.view.tallies.forwarded(service.id, usize::from(h.ip_len()));
-    burst.set(at, Verdict::Transmit { interface: way.interface, why });
 }
 
 /// Why there is no next hop to send to.
