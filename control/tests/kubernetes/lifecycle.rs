@@ -123,6 +123,51 @@ fn class_removed_takes_the_status_and_the_finalizer_back() {
     assert!(world.gateway("edge-1").vips("web").is_empty());
 }
 
+/// What of ours is on a Service: finalizers, conditions, addresses.
+fn traces(world: &World, name: &str) -> String {
+    let service = world.api.get("v1", "Service", "shop", name).unwrap_or_default();
+    let of = |value: &Value| if value.is_null() { "[]".to_owned() } else { value.to_string() };
+    let (metadata, status) = (&service["metadata"], &service["status"]);
+    let load_balancer = &status["loadBalancer"]["ingress"];
+    format!("{} {} {}", of(&metadata["finalizers"]), of(&status["conditions"]), of(load_balancer))
+}
+
+const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
+
+#[test]
+fn a_service_that_gets_the_label_of_another_proxy_is_released_in_full_and_its_address_is_free() {
+    let mut world = World::new();
+    let one_address = Setting {
+        document: "pools: [{name: public, addresses: [203.0.113.9]}]".into(),
+        ..Setting::default()
+    };
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    world.start_with("edge-1", &one_address);
+    world.until("the address in the status", || (!ingress(&world, "web").is_empty()).then_some(()));
+    let label = |world: &World, value: Value| {
+        let edit = |service: &mut Value| service["metadata"]["labels"] = json!({ OTHER_PROXY: value });
+        world.api.edit("v1", "Service", "shop", "web", edit).expect("legal");
+    };
+    label(&world, "other".into());
+    world.until("nothing of ours to be left", || (traces(&world, "web") == "[] [] []").then_some(()));
+    assert!(world.gateway("edge-1").vips("web").is_empty());
+    world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
+    world.until("its address for the next", || (ingress(&world, "next") == ["203.0.113.9"]).then_some(()));
+    // The same while no gateway runs.
+    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    let edit = |service: &mut Value| service["metadata"]["labels"] = json!({ OTHER_PROXY: "other" });
+    world.api.edit("v1", "Service", "shop", "next", edit).expect("legal");
+    world
+        .api
+        .edit("v1", "Service", "shop", "web", |web| web["metadata"]["labels"] = json!({}))
+        .expect("legal");
+    world.start_again("edge-1");
+    world.until("the one to be released", || (traces(&world, "next") == "[] [] []").then_some(()));
+    world.until("the address to be back", || (ingress(&world, "web") == ["203.0.113.9"]).then_some(()));
+    assert!(world.api.delete("v1", "Service", "shop", "next"));
+    assert!(world.api.get("v1", "Service", "shop", "next").is_none(), "nothing holds it");
+}
+
 #[test]
 fn namespace_terminating() {
     let world = shop();

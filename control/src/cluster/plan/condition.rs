@@ -123,6 +123,14 @@ pub(super) fn label(port: &PortView) -> String {
 }
 
 impl Planner<'_> {
+    /// The conditions of an object go: those that it gets later begin then.
+    pub(super) fn forget_times(&mut self, key: &ObjectKey) {
+        let of_object = self.memory.since.range((key.clone(), String::new())..);
+        let of_object = of_object.map(|(slot, _)| slot).take_while(|(other, _)| other == key);
+        let slots: Vec<_> = of_object.cloned().collect();
+        slots.iter().for_each(|slot| drop(self.memory.since.remove(slot)));
+    }
+
     /// A condition as it is to be written: with the time since when it is as it is.
     pub(super) fn dated(
         &mut self,

@@ -196,7 +196,13 @@ pub struct Plan {
 /// Plans. Only the leader has writes, and events about more than itself.
 #[must_use]
 pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
-    let mut planner = Planner { situation, memory, plan: Plan::default(), events: BTreeSet::new() };
+    let mut planner = Planner {
+        situation,
+        memory,
+        plan: Plan::default(),
+        events: BTreeSet::new(),
+        leaving: BTreeSet::new(),
+    };
     let observation = situation.observation;
     if situation.leads {
         let views = observation.outcome.services.iter();
@@ -246,6 +252,8 @@ struct Planner<'a> {
     memory: &'a mut Memory,
     plan: Plan,
     events: BTreeSet<Event>,
+    /// Uids of the Services that give their addresses back.
+    leaving: BTreeSet<String>,
 }
 
 impl Planner<'_> {
@@ -269,6 +277,7 @@ impl Planner<'_> {
         let is_settled = (self.plan.writes.len(), self.events.len()) == before
             && findings.is_empty()
             && !self.memory.contests.contains_key(key)
+            && !self.leaving.contains(&service.meta.uid)
             && service.meta.deletion_time.is_none()
             && (claimed || !service.stored.is_finalized_by_us());
         if is_settled {
@@ -308,6 +317,7 @@ impl Planner<'_> {
     fn is_withdrawn(&mut self, service: &Service) -> bool {
         let Situation { observation, withdrawn, .. } = self.situation;
         let version = observation.version;
+        self.leaving.insert(service.meta.uid.clone());
         let key = || service.meta.key.clone();
         let leaving = self.memory.leaving.entry(service.meta.uid.clone());
         let leaving = leaving.or_insert_with(|| Leaving { key: key(), since: version });
@@ -328,8 +338,11 @@ impl Planner<'_> {
             self.memory.since.retain(|(key, _), _| known(key));
         }
         self.memory.contests.retain(|key, _| known(key));
+        // A Service that leaves a second time is waited for a second time.
+        let (leads, leave) = (self.situation.leads, &self.leaving);
         self.memory.leaving.retain(|uid, leaving| {
-            objects.services.get(&leaving.key).is_some_and(|service| service.meta.uid == *uid)
+            let is_there = objects.services.get(&leaving.key).is_some_and(|service| service.meta.uid == *uid);
+            is_there && (!leads || leave.contains(uid))
         });
         if self.memory.settled.len() > objects.services.len() {
             self.memory.settled.retain(|key, _| known(key));

@@ -46,11 +46,13 @@ impl Planner<'_> {
             && let Some(view) = of.view
         {
             let has_address = view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
-            if has_address && !stored.is_finalized_by_us() {
-                self.note(of, EventType::Normal, reason::ENSURING, "Ensuring load balancer");
-                self.finalizer(service, true);
-            } else {
-                self.status(of, view);
+            match (has_address, stored.is_finalized_by_us()) {
+                (true, false) => {
+                    self.note(of, EventType::Normal, reason::ENSURING, "Ensuring load balancer");
+                    self.finalizer(service, true);
+                }
+                (false, true) => self.lost(of, view),
+                _ => self.status(of, view),
             }
         } else if stored.is_finalized_by_us() {
             self.released(of);
@@ -94,8 +96,24 @@ impl Planner<'_> {
         }
     }
 
+    /// It asks for an address and may have none any more: its pool or its namespace changed. The status says so, and
+    /// the Service is let go when no gateway serves the address any more.
+    fn lost(&mut self, of: &OfService<'_>, view: &ServiceView) {
+        self.status(of, view);
+        if of.service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER) {
+            // The other gateways serve the address for as long as the status has it.
+            return;
+        }
+        if self.is_withdrawn(of.service) {
+            self.finalizer(of.service, false);
+        } else {
+            self.plan.waits_for_peers = true;
+        }
+    }
+
     /// Takes what is ours out of a status.
     fn clear(&mut self, of: &OfService<'_>) {
+        self.forget_times(&of.service.meta.key);
         self.note(of, EventType::Normal, reason::CLEAR_ASSIGNMENT, "The address is given back");
         self.plan.writes.push(Write::ServiceStatus {
             service: of.service.meta.key.clone(),

@@ -389,6 +389,75 @@ fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address(
     assert!(cluster.of("inside").stored.conditions.is_empty(), "it asked for nothing");
 }
 
+/// Nothing of ours is on it, and its address is free.
+fn assert_released(cluster: &mut Cluster, name: &str, how: &str) {
+    let stored = &cluster.of(name).stored;
+    assert!(stored.conditions.is_empty(), "{how}: {:?}", stored.conditions);
+    assert!(stored.ingress.is_empty() && stored.ingress_managers.is_empty(), "{how}: {:?}", stored.ingress);
+    assert!(stored.finalizers.is_empty(), "{how}: {:?}", stored.finalizers);
+    assert_eq!(cluster.observe().outcome.pools[0].assigned, 0, "{how}");
+}
+
+#[test]
+fn a_service_that_leaves_by_label_class_or_type_is_released_in_full_and_may_come_back() {
+    type Edit = fn(&mut Service);
+    let label: Edit =
+        |web| drop(web.meta.labels.insert("service.kubernetes.io/service-proxy-name".into(), "x".into()));
+    let class: Edit = |web| web.load_balancer_class = Some("example.com/other".into());
+    let cluster_ip: Edit = |web| {
+        web.service_type = ServiceType::ClusterIp;
+        // An API server does this.
+        web.stored.ingress.clear();
+        web.stored.ingress_managers.clear();
+        web.ingress_ips.clear();
+    };
+    let external_name: Edit = |web| web.service_type = ServiceType::ExternalName;
+    for (how, edit) in
+        [("label", label), ("class", class), ("ClusterIP", cluster_ip), ("ExternalName", external_name)]
+    {
+        let mut cluster = Cluster::new([service("web")]);
+        cluster.settle();
+        for _ in 0..2 {
+            let stored = cluster.of("web").stored.clone();
+            assert!(stored.is_finalized_by_us() && stored.ingress.len() == 1, "{how}: {stored:?}");
+            let before = Service::clone(cluster.of("web"));
+            cluster.version += 1;
+            cluster.edit("web", edit);
+            let plan = cluster.round();
+            assert!(plan.writes.is_empty() && plan.waits_for_peers, "{how}: others serve it still: {plan:?}");
+            cluster.withdrawn = cluster.version;
+            cluster.settle();
+            assert_released(&mut cluster, "web", how);
+            cluster.version += 1;
+            cluster.withdrawn = cluster.version;
+            cluster.edit("web", |web| {
+                web.meta.labels.clear();
+                web.load_balancer_class = None;
+                web.service_type = ServiceType::LoadBalancer;
+            });
+            cluster.settle();
+            assert_eq!(cluster.of("web").stored.ingress, before.stored.ingress, "{how}: it is back");
+        }
+    }
+}
+
+#[test]
+fn a_service_that_may_have_no_address_any_more_is_held_until_every_gateway_has_seen_that_and_no_longer() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.settle();
+    let wish = ("tidegate.dev/address-pool".to_owned(), "another".to_owned());
+    cluster.edit("web", |web| web.meta.annotations.extend([wish]));
+    cluster.round();
+    assert!(cluster.of("web").stored.ingress.is_empty(), "the status says so first");
+    cluster.version += 1;
+    let plan = cluster.round();
+    assert!(cluster.of("web").stored.is_finalized_by_us() && plan.waits_for_peers, "{plan:?}");
+    cluster.withdrawn = cluster.version;
+    cluster.settle();
+    assert!(!cluster.of("web").stored.is_finalized_by_us());
+    assert!(cluster.condition("web", "Allocated").starts_with("False "), "and it says why it waits");
+}
+
 #[test]
 fn nobody_is_let_go_while_the_version_of_the_services_is_not_known() {
     let mut cluster = Cluster::new([service("web")]);

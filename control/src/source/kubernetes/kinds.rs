@@ -69,9 +69,8 @@ fn name(key: &ObjectKey) -> String {
     key.name.clone()
 }
 
-/// As kube-proxy selects Services: those that another proxy has are not ours.
-const SERVICES: &str = "!service.kubernetes.io/service-proxy-name";
-/// As kube-proxy selects slices, and only those of a Service.
+/// As kube-proxy selects slices, and only those of a Service. Services are not selected by the API server: one that
+/// gets the label of another proxy would look deleted, and what was written on it would stay there.
 const SLICES: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name,kubernetes.io/service-name";
 /// A Node says much about itself every few minutes.
@@ -91,7 +90,7 @@ pub(super) const SERVICE: KindIndex = 0;
 
 /// Nothing is given out before all of these were listed.
 pub(super) const KINDS: &[Kind] = &[
-    kind!(Service, services, whole, "/api/v1/services", labels: SERVICES),
+    kind!(Service, services, whole, "/api/v1/services"),
     kind!(EndpointSlice, endpoint_slices, whole, "/apis/discovery.k8s.io/v1/endpointslices", labels: SLICES),
     kind!(Node, nodes, name, "/api/v1/nodes", keep: NODE),
     kind!(Namespace, namespaces, name, "/api/v1/namespaces", keep: METADATA),

@@ -44,7 +44,6 @@ fn spec(objects: &Objects) -> tidegate_core::snapshot::SnapshotSpec {
 fn is_watched(object: &Value) -> bool {
     let label = |key: &str| object["metadata"]["labels"].get(key).is_some();
     match object["kind"].as_str() {
-        Some("Service") => !label("service.kubernetes.io/service-proxy-name"),
         Some("EndpointSlice") => {
             !label("service.kubernetes.io/service-proxy-name")
                 && !label("service.kubernetes.io/headless")
@@ -84,15 +83,7 @@ fn through_a_directory(objects: &[Value], files: usize) -> (Objects, Report) {
         let text: Vec<String> = part.iter().map(Value::to_string).collect();
         std::fs::write(directory.path().join(format!("{n}.yaml")), text.join("\n---\n")).expect("ours");
     }
-    let (mut all, report) = DirectorySource::load(directory.path());
-    let others: Vec<ObjectKey> = all
-        .services
-        .iter()
-        .filter(|(_, s)| s.meta.labels.contains_key("service.kubernetes.io/service-proxy-name"))
-        .map(|(key, _)| key.clone())
-        .collect();
-    others.iter().for_each(|key| drop(all.services.remove(key)));
-    (all, report)
+    DirectorySource::load(directory.path())
 }
 
 fn some<T: std::fmt::Debug + Clone + 'static>(

@@ -59,7 +59,8 @@ async fn what_only_status_and_annotations_of_no_interest_change_is_no_update() {
 }
 
 #[tokio::test]
-async fn objects_of_other_proxies_and_headless_slices_are_left_to_others() {
+async fn headless_slices_and_those_of_other_proxies_are_left_to_others_and_services_are_seen_whoever_has_them()
+ {
     let world = World::new();
     world.apply_web();
     let labelled = |label: &str| {
@@ -73,7 +74,21 @@ async fn objects_of_other_proxies_and_headless_slices_are_left_to_others() {
     world.server.apply(&labelled("service.kubernetes.io/service-proxy-name")).expect("legal");
     let source = world.start();
     let update = until(&source, "objects", |_| true).await;
-    assert_eq!((update.objects.services.len(), update.objects.endpoint_slices.len()), (1, 1));
+    assert_eq!((update.objects.services.len(), update.objects.endpoint_slices.len()), (2, 1));
+}
+
+#[tokio::test]
+async fn a_service_that_gets_the_label_of_another_proxy_is_changed_and_not_deleted() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start();
+    until(&source, "the Service", |u| service(u, "web").is_some()).await;
+    let label = |object: &mut serde_json::Value| {
+        object["metadata"]["labels"]["service.kubernetes.io/service-proxy-name"] = "other".into();
+    };
+    world.server.edit("v1", "Service", "shop", "web", label).expect("legal");
+    let is_labelled = |u: &SourceUpdate| service(u, "web").is_some_and(|s| s.not_for_proxies().is_some());
+    until(&source, "the label", is_labelled).await;
 }
 
 #[tokio::test]
