@@ -46,6 +46,8 @@ pub enum Decision {
         /// Client.
         client: Endpoint,
     },
+    /// Back to the sender, as the fragments of an echo reply.
+    Echo,
     /// To the worker that holds the flow, which has seen the first fragment.
     Elsewhere(WorkerIndex),
     /// Dropped, or handed to the kernel; the others share that.

@@ -9,13 +9,13 @@
 //!
 //! Invariant: when one of these says no, the frame is as it came.
 
-use super::{Burst, Pipeline};
+use super::{Burst, Oversized, Pipeline};
 
 use crate::forward;
 use crate::frame::Frame;
 use crate::verdict::AnswerKind;
 use crate::wire::icmp::{self, Problem};
-use crate::wire::{Addr, ArpPacket, Headers, MacAddr, SmallFrame, arp, ndp, tcp};
+use crate::wire::{Addr, ArpPacket, Family, Headers, MacAddr, SmallFrame, arp, ethernet, ipv4, ndp, tcp};
 
 /// Makes the frame the reply to the ARP request in it, for an address of ours.
 pub(super) fn arp_reply<F: Frame>(frame: &mut F, request: &ArpPacket, mac: MacAddr) -> bool {
@@ -30,14 +30,30 @@ pub(super) fn advertisement<F: Frame>(
     mac: MacAddr,
 ) -> bool {
     let answer = ndp::answer(frame.bytes(), h, target, mac);
-    become_small(frame, &answer)
+    is_from_one_station(frame) && become_small(frame, &answer)
 }
 
-/// Makes the frame the reply to the ping in it.
-pub(super) fn echo_reply<F: Frame>(frame: &mut F, h: &Headers, mac: MacAddr) -> bool {
-    let answered = icmp::echo_reply(frame.bytes_mut(), h, mac);
+/// Makes the frame the reply to the ping in it, or to this fragment of one. An IPv4 reply that does not fit the link,
+/// to a ping that the driver put together, goes in pieces.
+pub(super) fn echo_reply<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
+    let (mac, mtu) = (burst.interface.mac, burst.interface.mtu);
+    let frame = &mut burst.frames[at];
+    let too_long = h.ip_len() > mtu;
+    if !is_from_one_station(frame) || (too_long && h.family == Family::V6) {
+        return false;
+    }
+    let answered = match h.is_later_fragment() {
+        true => icmp::echo_fragment(frame.bytes_mut(), h, mac),
+        false => icmp::echo_reply(frame.bytes_mut(), h, mac),
+    };
     if answered {
         forward::cut_trailer(frame, usize::from(h.ip_end));
+        if too_long {
+            ipv4::allow_fragments(frame.bytes_mut(), h);
+            // A position below `BURST`. A frame is answered once, so there is room.
+            let piece = Oversized { frame: at as u8, packet: u16::from(h.l3), mtu };
+            let _ = burst.out.oversized.try_push(piece);
+        }
     }
     answered
 }
@@ -47,6 +63,9 @@ impl Pipeline {
     #[cold]
     pub(super) fn reset<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
         let frame = &mut burst.frames[at];
+        if !is_from_one_station(frame) {
+            return false;
+        }
         let Some(answer) = tcp::reset(frame.bytes(), h, burst.interface.mac) else { return false };
         self.reply_limit.take(AnswerKind::Reset, &h.src, burst.now) && become_small(frame, &answer)
     }
@@ -61,7 +80,8 @@ impl Pipeline {
         problem: Problem,
     ) -> bool {
         let frame = &mut burst.frames[at];
-        if !icmp::may_answer_with_icmp(frame.bytes(), h, problem)
+        if !is_from_one_station(frame)
+            || !icmp::may_answer_with_icmp(frame.bytes(), h, problem)
             || !self.reply_limit.take(kind_of(problem), &h.src, burst.now)
         {
             return false;
@@ -74,6 +94,12 @@ impl Pipeline {
         };
         error(frame, h, problem, burst.interface.mac, from)
     }
+}
+
+/// Whether the frame names a station that an answer can go to. A group is none (IEEE 802.3 section 3.2.5): its answer
+/// would go to every station on the link.
+pub(super) fn is_from_one_station<F: Frame>(frame: &F) -> bool {
+    !ethernet::source(frame.bytes()).is_multicast()
 }
 
 fn kind_of(problem: Problem) -> AnswerKind {

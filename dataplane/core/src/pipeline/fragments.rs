@@ -11,7 +11,7 @@
 //! A later fragment of an unseen first gets the verdict of what belongs to nobody, and is listed in
 //! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may hold it and process it again.
 
-use super::{Burst, Destination, FirstFragment, FlowNote, Note, Pipeline, UnknownFragment};
+use super::{Burst, Destination, FirstFragment, FlowNote, Note, Pipeline, UnknownFragment, answers};
 use crate::fragments::{Decision, FragmentKey};
 use crate::frame::Frame;
 use crate::ids::{BackendId, WorkerIndex};
@@ -61,6 +61,10 @@ impl Pipeline {
             match self.fragments.recall(&key, burst.now) {
                 None => self.unknown_fragment(burst, at, &h, key),
                 Some(Decision::Ended(verdict)) => burst.set(at, verdict),
+                Some(Decision::Echo) => {
+                    let answered = answers::echo_reply(burst, at, &h);
+                    burst.answer_or(at, answered, TransmitReason::EchoReply, Refusal::IcmpUnsupported);
+                }
                 Some(Decision::Elsewhere(owner))
                     if owner != self.worker && burst.arrival.hand_overs() < HAND_OVERS_MAX =>
                 {
@@ -108,7 +112,7 @@ fn note(decision: Decision) -> Note {
         Decision::ToClient { service, backend, .. } => {
             Note { service: Some(service), backend, flow: FlowNote::Known }
         }
-        Decision::Elsewhere(_) | Decision::Ended(_) => Note::default(),
+        Decision::Echo | Decision::Elsewhere(_) | Decision::Ended(_) => Note::default(),
     }
 }
 
@@ -122,6 +126,7 @@ fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&D
         // It waits for its next hop, and so do the others.
         | Verdict::Drop(DropReason::Refused(Refusal::NeighborUnresolved)) => destination,
         Verdict::HandOver(owner) => return Decision::Elsewhere(owner),
+        Verdict::Transmit { why: TransmitReason::EchoReply, .. } => return Decision::Echo,
         _ => None,
     };
     match to {
@@ -153,6 +158,6 @@ fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> 
         Decision::ToClient { service, client, .. } => {
             Destination::Client { service: snapshot.service_by_id(service)?, client }
         }
-        Decision::Elsewhere(_) | Decision::Ended(_) => return None,
+        Decision::Echo | Decision::Elsewhere(_) | Decision::Ended(_) => return None,
     })
 }

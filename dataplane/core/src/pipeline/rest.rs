@@ -87,6 +87,12 @@ impl Pipeline {
 fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
     match burst.view.snapshot.address(&h.dst) {
         kind if refused_source(burst, h, kind) => Refusal::BadSource.into(),
+        // What is the kernel's it judges itself.
+        Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel)
+            if !answers::is_from_one_station(&burst.frames[at]) =>
+        {
+            Refusal::BadSource.into()
+        }
         Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel) | None
             if h.is_redirect() && h.dst.is_single_host() =>
         {
@@ -134,7 +140,7 @@ fn to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, no_por
 }
 
 fn icmp_to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
-    let (index, mac) = (burst.arrival.interface(), burst.interface.mac);
+    let index = burst.arrival.interface();
     match ndp::parse(burst.frames[at].bytes(), h) {
         Ok(None) => {}
         Ok(Some(message)) => return discovery(burst, at, h, &message),
@@ -143,7 +149,7 @@ fn icmp_to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -
     if h.is_echo_request() && !h.is_fragment() && !icmp::checksum_ok(burst.frames[at].bytes(), h) {
         return Refusal::IcmpChecksum.into();
     }
-    if answers::echo_reply(&mut burst.frames[at], h, mac) {
+    if answers::echo_reply(burst, at, h) {
         Verdict::Transmit { interface: index, why: TransmitReason::EchoReply }
     } else if h.is_icmp_error() {
         Refusal::IcmpErrorUnknown.into()

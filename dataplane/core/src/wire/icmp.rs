@@ -149,40 +149,23 @@ fn icmp_header(h: &Headers, problem: Problem, from: Addr, icmp_len: u16, quote: 
     icmp
 }
 
-/// Turns an echo request into its reply, in place: addresses swapped, sent from `mac` back to the station it came
-/// from, TTL 64, checksums by difference (a damaged request gives an equally damaged reply).
+/// Turns an echo request, or the first fragment of one, into its reply, in place: addresses swapped, sent from `mac`
+/// back to the station it came from, TTL 64, checksums by difference (a damaged request gives an equally damaged
+/// reply).
 ///
-/// False, and nothing changed, when it is not an echo request, is a fragment, or came from or went to an address that
-/// is not one host's. IPv4 options stay as they are.
+/// False, and nothing changed, when it is not an echo request, is a later fragment, or came from or went to an address
+/// that is not one host's. IPv4 options stay as they are.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
 #[must_use]
 pub fn echo_reply(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
-    let one_to_one = h.src.is_single_host() && h.dst.is_single_host();
-    if !h.is_echo_request() || h.is_fragment() || !one_to_one {
+    if !h.is_echo_request() || h.is_later_fragment() || !send_back(frame, h, mac) {
         return false;
     }
-    let back = ethernet::source(frame);
-    ethernet::set_addresses(frame, back, mac);
-    let l3 = usize::from(h.l3);
-    // Swapping source and destination changes no checksum: the same words are summed.
     let (old, new) = match h.family {
-        Family::V4 => {
-            let ip: &mut [u8; 20] = frame[l3..].first_chunk_mut().expect("parse saw a whole IPv4 header");
-            ip[12..16].copy_from_slice(&h.dst.v4_bytes());
-            ip[16..20].copy_from_slice(&h.src.v4_bytes());
-            ip[8] = 64;
-            ipv4::apply_delta(ip, Delta::new().u16(u16::from(h.ttl) << 8, 64 << 8));
-            (8, 0)
-        }
-        Family::V6 => {
-            let ip: &mut [u8; 40] = frame[l3..].first_chunk_mut().expect("parse saw a whole IPv6 header");
-            ip[8..24].copy_from_slice(h.dst.bytes());
-            ip[24..40].copy_from_slice(h.src.bytes());
-            ip[7] = 64;
-            (128, 129)
-        }
+        Family::V4 => (8, 0),
+        Family::V6 => (128, 129),
     };
     let icmp: &mut [u8; 8] = frame[usize::from(h.l4)..].first_chunk_mut().expect("parse saw 8 bytes of ICMP");
     icmp[0] = new;
@@ -190,6 +173,45 @@ pub fn echo_reply(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
     let check =
         Delta::new().u16(old << 8, u16::from(new) << 8).apply_udp(u16::from_be_bytes([icmp[2], icmp[3]]));
     icmp[2..4].copy_from_slice(&check.to_be_bytes());
+    true
+}
+
+/// Turns a later fragment of an echo request into the same fragment of its reply, as [`echo_reply`] does with the
+/// first: the data comes back as it is, and so does the identification.
+///
+/// False, and nothing changed, when it is no later fragment, or came from or went to an address that is not one host's.
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+#[must_use]
+pub fn echo_fragment(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
+    h.is_later_fragment() && send_back(frame, h, mac)
+}
+
+/// Swaps the addresses of a packet between two hosts, both layers, and renews its hop limit.
+fn send_back(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
+    if !h.src.is_single_host() || !h.dst.is_single_host() {
+        return false;
+    }
+    let back = ethernet::source(frame);
+    ethernet::set_addresses(frame, back, mac);
+    let l3 = usize::from(h.l3);
+    // Swapping source and destination changes no checksum: the same words are summed.
+    match h.family {
+        Family::V4 => {
+            let ip: &mut [u8; 20] = frame[l3..].first_chunk_mut().expect("parse saw a whole IPv4 header");
+            ip[12..16].copy_from_slice(&h.dst.v4_bytes());
+            ip[16..20].copy_from_slice(&h.src.v4_bytes());
+            ip[8] = 64;
+            ipv4::apply_delta(ip, Delta::new().u16(u16::from(h.ttl) << 8, 64 << 8));
+        }
+        Family::V6 => {
+            let ip: &mut [u8; 40] = frame[l3..].first_chunk_mut().expect("parse saw a whole IPv6 header");
+            ip[8..24].copy_from_slice(h.dst.bytes());
+            ip[24..40].copy_from_slice(h.src.bytes());
+            ip[7] = 64;
+        }
+    }
     true
 }
 

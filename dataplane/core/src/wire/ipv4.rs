@@ -200,6 +200,18 @@ pub(crate) fn apply_delta(header: &mut [u8; HEADER_LEN], delta: Delta) {
     header[10..12].copy_from_slice(&check.to_be_bytes());
 }
 
+/// Clears DF in a checked packet.
+///
+/// # Panics
+/// When `h` is not the IPv4 headers of this frame.
+pub(crate) fn allow_fragments(frame: &mut [u8], h: &Headers) {
+    let header: &mut [u8; HEADER_LEN] =
+        frame[usize::from(h.l3)..].first_chunk_mut().expect("parse saw a whole IPv4 header");
+    let flags = u16::from_be_bytes([header[6], header[7]]);
+    header[6..8].copy_from_slice(&(flags & !DONT_FRAGMENT).to_be_bytes());
+    apply_delta(header, Delta::new().u16(flags, flags & !DONT_FRAGMENT));
+}
+
 /// The identification field of a checked packet.
 ///
 /// # Panics

@@ -6,13 +6,13 @@ use super::lab::{CLIENT, Lab, ROUTER_MAC, ip, service};
 use crate::limits::ANSWERS_WITH_QUOTE;
 use crate::pipeline::{FlowNote, NeighborEvent, Sighting};
 use crate::snapshot::{ForwardingMode, NoEndpoints, Protocol, ServiceSpec};
-use crate::testing::builder::{Builder, GATEWAY_MAC};
+use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::testing::summary;
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::arp::ArpOperation;
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::tcp::flags;
-use crate::wire::{ArpPacket, Headers, MacAddr, Malformed, Parsed, arp, ethernet, icmp, parse, tcp};
+use crate::wire::{ArpPacket, Fragment, Headers, MacAddr, Malformed, Parsed, arp, ethernet, icmp, parse, tcp};
 
 fn headers(frame: &[u8]) -> Headers {
     match parse(frame) {
@@ -148,7 +148,7 @@ fn who_claims_an_address_of_ours_is_reported_and_not_answered() {
 fn senders_that_are_no_single_station_are_ignored_and_counted() {
     let mut lab = Lab::new(services());
     let (client, vip) = ("10.0.0.77".parse().unwrap(), "203.0.113.5".parse().unwrap());
-    for mac in [MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 0, 0, 1]), MacAddr::ZERO] {
+    for mac in [MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 0, 0, 1])] {
         let fate = lab.receive(&arp::request(mac, client, vip, None, None));
         assert_eq!((fate.refused(), &fate.events[..]), (Refusal::BadSource, &[][..]));
         let from = "fd00::77".parse().unwrap();
@@ -328,4 +328,96 @@ fn what_is_not_ours_is_the_kernels() {
     assert_eq!(lab.send(transit).verdict, Verdict::Punt(PuntReason::NotOurs));
     let lldp = Builder::ip(ip("10.0.0.7"), ip("10.0.0.254"), 0).ether_type(0x88cc);
     assert_eq!(lab.send(lldp).verdict, Verdict::Punt(PuntReason::NotIp));
+}
+
+/// A ping of a VIP in fragments, and its data.
+fn ping_in_fragments(from: &str, vip: &str) -> (Vec<Vec<u8>>, Vec<u8>) {
+    let data: Vec<u8> = (0..3000_u32).map(|n| n as u8).collect();
+    let whole = Builder::echo_request(from, vip, 7, 1).payload(&data).dont_fragment(false);
+    (builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), 0x5eed, 1200), data)
+}
+
+/// The bytes behind the IP header, by offset, and whether all of them are sound and of one datagram.
+fn put_together(parts: &[Vec<u8>]) -> Vec<u8> {
+    let mut parts: Vec<(u16, u32, Vec<u8>)> = parts
+        .iter()
+        .map(|part| {
+            let h = headers(part);
+            let (offset, id) = match h.fragment {
+                Fragment::First { id } => (0, id),
+                Fragment::Later { id, offset } => (offset, id),
+                Fragment::None => panic!("whole"),
+            };
+            (offset, id, part[usize::from(h.l4)..usize::from(h.ip_end)].to_vec())
+        })
+        .collect();
+    parts.sort();
+    assert!(parts.windows(2).all(|two| two[0].1 == two[1].1), "one datagram");
+    parts.into_iter().flat_map(|(_, _, data)| data).collect()
+}
+
+#[test]
+fn a_ping_of_a_vip_in_fragments_is_answered_in_fragments() {
+    for (from, vip) in [("198.51.100.7", "203.0.113.5"), ("2001:db8::7", "2001:db8:1::5")] {
+        let (parts, data) = ping_in_fragments(from, vip);
+        assert!(parts.len() > 2);
+        for order in [[0, 1, 2], [0, 2, 1], [2, 0, 1]] {
+            let mut lab = Lab::new(services());
+            let mut answers = Vec::new();
+            let mut waiting = Vec::new();
+            for n in order {
+                let fate = lab.receive(&parts[n]);
+                match fate.waits_for {
+                    Some(_) => waiting.push(n),
+                    None => answers.push(fate.sent(TransmitReason::EchoReply).to_vec()),
+                }
+            }
+            for n in waiting {
+                answers.push(lab.receive(&parts[n]).sent(TransmitReason::EchoReply).to_vec());
+            }
+            for answer in &answers {
+                let h = headers(answer);
+                assert_eq!((h.src.ip(), h.dst.ip(), h.ttl), (ip(vip), ip(from), 64));
+                assert_eq!(ethernet::destination(answer), ROUTER_MAC);
+            }
+            let message = put_together(&answers);
+            assert_eq!(message[0], if vip.contains(':') { 129 } else { 0 });
+            assert_eq!(message[8..], data, "the data comes back");
+            let whole = Builder::ip(ip(vip), ip(from), if vip.contains(':') { 58 } else { 1 }).payload(&message);
+            let whole = whole.build();
+            assert!(icmp::checksum_ok(&whole, &headers(&whole)), "{vip} {order:?}");
+        }
+    }
+}
+
+#[test]
+fn a_ping_that_the_driver_put_together_is_answered_in_pieces_that_fit_the_link() {
+    let mut lab = Lab::new(services());
+    let data: Vec<u8> = (0..4000_u32).map(|n| n as u8).collect();
+    for dont_fragment in [false, true] {
+        let ping = Builder::echo_request("198.51.100.7", "203.0.113.5", 7, 1).payload(&data).id(77);
+        let fate = lab.send(ping.dont_fragment(dont_fragment));
+        fate.sent(TransmitReason::EchoReply);
+        assert!(fate.pieces.len() > 2 && fate.pieces.iter().all(|piece| headers(piece).ip_len() <= 1500));
+        assert_eq!(put_together(&fate.pieces)[8..], data);
+    }
+}
+
+#[test]
+fn what_comes_from_a_group_of_stations_is_not_answered() {
+    let vip = "203.0.113.5";
+    for group in [MacAddr::BROADCAST, MacAddr([1, 0, 0x5e, 0, 0, 1])] {
+        let mut lab = Lab::new(services());
+        for packet in [
+            Builder::echo_request("198.51.100.7", vip, 7, 1),
+            Builder::udp("198.51.100.7:4000", "203.0.113.5:99"),
+            Builder::tcp("198.51.100.7:4000", "203.0.113.5:99").flags(flags::SYN),
+        ] {
+            let fate = lab.receive(&packet.mac(group, GATEWAY_MAC).build());
+            assert_eq!(fate.refused(), Refusal::BadSource, "{group}");
+        }
+        let expires = Builder::tcp("198.51.100.7:4000", "203.0.113.5:80").flags(flags::SYN).ttl(1);
+        let fate = lab.receive(&expires.mac(group, GATEWAY_MAC).build());
+        assert_eq!(fate.refused(), Refusal::TtlExceeded);
+    }
 }
