@@ -24,7 +24,7 @@ use crate::verdict::{Refusal, TransmitReason, Verdict};
 use crate::wire::icmp::Problem;
 use crate::wire::rewrite::Endpoint;
 use crate::wire::tcp::flags;
-use crate::wire::{Addr, Headers, proto};
+use crate::wire::{Addr, Headers, proto, sctp};
 
 /// The requests of one burst.
 pub(super) type Requests<'s> = ArrayVec<Request<'s>, BURST>;
@@ -216,7 +216,7 @@ impl Pipeline {
             };
             let known = found.and_then(|known| {
                 let backend = snapshot.backend(known.backend)?;
-                keeps(backend, request.kind, known.reopened).then_some((backend, known.local))
+                burst.keeps(backend, request, known.reopened).then_some((backend, known.local))
             });
             let chosen = match known {
                 Some((backend, local)) => Ok(Chosen { backend, local, flow: FlowNote::Known }),
@@ -257,7 +257,7 @@ impl Pipeline {
         if request.found.is_none()
             && let Some(known) = self.known(request, now)
             && let Some(backend) = snapshot.backend(known.backend)
-            && keeps(backend, request.kind, known.reopened)
+            && burst.keeps(backend, request, known.reopened)
         {
             return Ok(Chosen { backend, local: known.local, flow: FlowNote::Known });
         }
@@ -506,13 +506,28 @@ fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
     }
 }
 
-/// Whether a known flow stays with its backend. See [`BackendState`]: a connection that begins anew is a new
-/// flow, and a SYN to a backend that is down has not connected yet.
-#[inline]
-fn keeps(backend: &Backend, kind: Packet, reopened: bool) -> bool {
-    match backend.state {
-        _ if reopened => false,
-        BackendState::Active | BackendState::Draining => true,
-        BackendState::Down => backend.protocol != Protocol::Udp && !kind.is_opening(),
+impl<F: Frame> Burst<'_, '_, F> {
+    /// Whether a known flow stays with its backend. See [`BackendState`]: a connection that begins anew is a new
+    /// flow, and a SYN or INIT to a backend that is down has not connected yet.
+    #[inline]
+    fn keeps(&self, backend: &Backend, request: &Request<'_>, reopened: bool) -> bool {
+        match backend.state {
+            _ if reopened => false,
+            BackendState::Active | BackendState::Draining => true,
+            BackendState::Down => self.keeps_to_down(backend, request),
+        }
+    }
+
+    /// The same of a backend that is down.
+    #[cold]
+    fn keeps_to_down(&self, backend: &Backend, request: &Request<'_>) -> bool {
+        match backend.protocol {
+            Protocol::Tcp => !request.kind.is_opening(),
+            Protocol::Udp => false,
+            Protocol::Sctp => {
+                let (at, h) = (self.frame_of(request.packet), &self.packets[request.index()].headers);
+                !sctp::is_opening(self.frames[at].bytes(), h)
+            }
+        }
     }
 }

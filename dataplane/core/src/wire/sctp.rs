@@ -18,6 +18,16 @@ pub fn crc32c(packet: &[u8]) -> [u8; 4] {
     crc32c::crc32c_append(crc, tail).to_le_bytes()
 }
 
+/// Whether the packet begins an association: its first chunk is INIT, which goes alone (RFC 9260 section 6.10).
+///
+/// # Panics
+/// When `h` does not belong to this frame.
+pub fn is_opening(frame: &[u8], h: &Headers) -> bool {
+    const INIT: u8 = 1;
+    let first_chunk = &frame[usize::from(h.l4)..usize::from(h.ip_end)];
+    h.l4_checksum == L4Checksum::Sctp && first_chunk.get(HEADER_LEN) == Some(&INIT)
+}
+
 /// True when the packet is whole and its checksum is right.
 ///
 /// # Panics

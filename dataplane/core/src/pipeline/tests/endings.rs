@@ -5,6 +5,8 @@ use std::time::Duration;
 use super::lab::{Lab, service};
 use super::talk::{Talk, client};
 use crate::snapshot::{BackendState, ForwardingMode, Protocol};
+use crate::testing::builder::Builder;
+use crate::verdict::TransmitReason;
 use crate::wire::tcp::flags::{ACK, FIN, PSH, RST, SYN};
 
 const VIP: &str = "203.0.113.5:80";
@@ -134,4 +136,33 @@ fn data_after_a_forged_fin_makes_the_connection_as_good_as_before() {
     let mut phases = Vec::new();
     lab.pipeline.flows().scan(0, u64::MAX, lab.now, |flow| phases.push(flow.phase));
     assert_eq!(phases, [crate::conntrack::Phase::Established]);
+}
+
+#[test]
+fn an_sctp_init_leaves_a_backend_that_is_down_and_the_association_does_not() {
+    let (client, vip) = ("198.51.100.7:40000", "203.0.113.5:3868");
+    let chunk = |kind: u8| [kind, 0, 0, 20, 0, 0, 0, 1, 0, 0, 0x20, 0, 0, 1, 0, 1, 0, 0, 0, 1];
+    let (init, data) = (chunk(1), chunk(0));
+    for mode in ForwardingMode::ALL {
+        let backends = ["10.0.0.1:3868", "10.0.0.2:3868"];
+        let mut lab = Lab::new(vec![service(mode, Protocol::Sctp, vip, &backends)]);
+        let send = |lab: &mut Lab, chunk: &[u8]| {
+            let fate = lab.send(Builder::sctp(client, vip).payload(chunk));
+            fate.sent(TransmitReason::Forward);
+            lab.backend_of(&fate)
+        };
+        let first = send(&mut lab, &init);
+        assert_eq!(send(&mut lab, &data), first);
+        lab.change(|spec| {
+            for backend in &mut spec.services[0].backends {
+                if backend.address == first {
+                    backend.state = BackendState::Down;
+                }
+            }
+        });
+        assert_eq!(send(&mut lab, &data), first, "{mode}: what it has goes on");
+        let other = send(&mut lab, &init);
+        assert_ne!(other, first, "{mode}: it has not answered the INIT");
+        assert_eq!(send(&mut lab, &data), other, "{mode}");
+    }
 }
