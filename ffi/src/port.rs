@@ -235,6 +235,16 @@ impl Port {
         Ok(mtu)
     }
 
+    /// Sets the size of the largest IP packet, in bytes, which a driver of an interface of the kernel sets there too.
+    ///
+    /// # Errors
+    /// When the driver cannot set it.
+    pub fn set_mtu(&mut self, mtu: u16) -> Result<(), PortError> {
+        // SAFETY: the port is ours and attached; the number is copied.
+        self.device.check("set the MTU", unsafe { sys::rte_eth_dev_set_mtu(self.id(), mtu) })?;
+        Ok(())
+    }
+
     /// State of the link, without waiting for it to settle.
     ///
     /// # Errors

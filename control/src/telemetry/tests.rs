@@ -309,6 +309,7 @@ fn world() -> World {
                 LinkStatus { state: LinkState::Up, since: UNIX_EPOCH, transitions: 2 },
             )),
             fault: None,
+            short_mtu: None,
         }],
         stats,
         service_stats: vec![

@@ -217,6 +217,22 @@ fn a_second_gateway_is_refused_by_the_device_and_not_by_the_name_of_its_tap() {
 }
 
 #[test]
+fn a_device_whose_mtu_is_made_smaller_gets_it_back_and_full_frames_pass() {
+    let _turn = alone();
+    let world = world();
+    let mut open: Vec<_> =
+        all_paths().into_iter().map(|path| (path, world.wait_until_served(path))).collect();
+    let mtu = || on_gateway(&world.lab, "-o link show eth0").contains("mtu 1500");
+    for smaller in [1400, 600] {
+        on_gateway(&world.lab, &format!("link set eth0 mtu {smaller}"));
+        world.wait_until("the MTU that is configured", || mtu().then_some(()));
+    }
+    assert!(world.gateway().log().contains("the MTU of the device was too small, and was set back"));
+    wait_until_ready(&world);
+    assert_alive("after the MTU was set back", &mut open);
+}
+
+#[test]
 fn sysctls_that_a_killed_gateway_left_are_put_back_by_the_next_one() {
     let _turn = alone();
     let mut world = world();

@@ -21,6 +21,8 @@ pub struct KernelLink {
     pub index: u32,
     /// Its state; never [`LinkState::Gone`].
     pub state: LinkState,
+    /// Bytes of the largest IP packet that it takes; `None` where the kernel does not tell.
+    pub mtu: Option<u32>,
 }
 
 /// A connection to ask by, in the network namespace of the thread that opened it.
@@ -64,7 +66,8 @@ impl Kernel {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
         match answer.payload {
             NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-                Ok(Some(KernelLink { index: link.header.index, state: state_of(link.header.flags) }))
+                let (index, state) = (link.header.index, state_of(link.header.flags));
+                Ok(Some(KernelLink { index, state, mtu: mtu_of(&link.attributes) }))
             }
             NetlinkPayload::Error(error) => {
                 let error = error.to_io();
@@ -76,6 +79,13 @@ impl Kernel {
             other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a link: {other:?}"))),
         }
     }
+}
+
+fn mtu_of(attributes: &[LinkAttribute]) -> Option<u32> {
+    attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    })
 }
 
 fn state_of(flags: LinkFlags) -> LinkState {
@@ -136,7 +146,8 @@ mod tests {
     #[test]
     fn loopback_is_there_and_a_made_up_name_is_not() {
         let mut kernel = Kernel::open().expect("netlink");
-        assert_eq!(kernel.link("lo").expect("an answer").map(|link| link.index), Some(1));
+        let lo = kernel.link("lo").expect("an answer").expect("there is one");
+        assert!(lo.index == 1 && lo.mtu.is_some_and(|mtu| mtu > 0), "{lo:?}");
         assert_eq!(kernel.link("no-such-link").expect("an answer"), None);
     }
 

@@ -86,6 +86,19 @@ pub struct InterfaceLink {
     pub tap: Option<(String, LinkStatus)>,
     /// Why a port that is gone was not opened again at the last attempt.
     pub fault: Option<String>,
+    /// The MTU of the device is smaller than the one in use, and could not be set back.
+    pub short_mtu: Option<ShortMtu>,
+}
+
+/// A device that takes smaller packets than the gateway sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShortMtu {
+    /// Of the device, in bytes.
+    pub device: u32,
+    /// In use, in bytes: `dataplane.interfaces[].mtu`, or the device's own at the start.
+    pub used: u16,
+    /// When it was seen first.
+    pub since: SystemTime,
 }
 
 impl InterfaceLink {
@@ -100,7 +113,14 @@ impl InterfaceLink {
             let (interface, state) = (&self.name, tap.state.sentence());
             (format!("tap {name} of interface {interface:?} {state}"), tap.since)
         });
-        port.into_iter().chain(tap)
+        let short = self.short_mtu.map(|ShortMtu { device, used, since }| {
+            let name = &self.name;
+            let lost = format!(
+                "the device of interface {name:?} has an MTU of {device}, less than the {used} in use: larger packets are lost"
+            );
+            (lost, since)
+        });
+        port.into_iter().chain(tap).chain(short)
     }
 }
 
@@ -129,7 +149,10 @@ impl Links {
     #[must_use]
     pub fn new<'a>(interfaces: impl IntoIterator<Item = &'a str>) -> Self {
         let up = LinkStatus { state: LinkState::Up, since: SystemTime::now(), transitions: 0 };
-        let link = |name: &str| InterfaceLink { name: name.to_owned(), port: up, tap: None, fault: None };
+        let link = |name: &str| {
+            let name = name.to_owned();
+            InterfaceLink { name, port: up, tap: None, fault: None, short_mtu: None }
+        };
         let table: Vec<_> = interfaces.into_iter().map(link).collect();
         let wants = table.iter().map(|_| Wants::default()).collect();
         Self { table: Mutex::new(table), wants, on_change: OnceLock::new() }
@@ -184,6 +207,35 @@ impl Links {
             wants.announce.store(true, Ordering::Release);
         }
         self.tell();
+    }
+
+    /// The device of this interface has a smaller MTU (first) than is in use (second), or it has not.
+    pub(crate) fn set_short_mtu(&self, interface: usize, short: Option<(u32, u16)>) {
+        let mut table = self.table();
+        let Some(link) = table.get_mut(interface) else { return };
+        if link.short_mtu.map(|short| (short.device, short.used)) == short {
+            return;
+        }
+        let name = link.name.clone();
+        let since = link.short_mtu.map_or_else(SystemTime::now, |short| short.since);
+        link.short_mtu = short.map(|(device, used)| ShortMtu { device, used, since });
+        drop(table);
+        match short {
+            Some((device, used)) => tracing::warn!(
+                interface = name,
+                device,
+                used,
+                "the MTU of the device is smaller than the one in use, larger packets are lost: the gateway is not ready"
+            ),
+            None => tracing::info!(interface = name, "the MTU of the device is large enough again"),
+        }
+        self.tell();
+    }
+
+    /// The device of this interface had a smaller MTU than is in use, and has that again.
+    pub(crate) fn mtu_set_back(&self, interface: usize, from: u32, to: u16) {
+        let name = self.table().get(interface).map(|link| link.name.clone());
+        tracing::warn!(interface = name, from, to, "the MTU of the device was too small, and was set back");
     }
 
     /// The tap of this interface is in this state.
@@ -256,6 +308,18 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use super::*;
+
+    #[test]
+    fn a_device_with_a_smaller_mtu_is_a_trouble_until_it_is_large_enough() {
+        let links = Links::new(["uplink"]);
+        links.set_short_mtu(0, Some((1400, 1500)));
+        let since = links.report()[0].short_mtu.map(|short| short.since);
+        links.set_short_mtu(0, Some((1300, 1500)));
+        let (trouble, time) = links.troubles().remove(0);
+        assert!(trouble.contains("1300") && trouble.contains("1500") && Some(time) == since, "{trouble}");
+        links.set_short_mtu(0, None);
+        assert!(links.troubles().is_empty());
+    }
 
     #[test]
     fn each_change_is_counted_and_told_once_and_names_what_is_wrong() {

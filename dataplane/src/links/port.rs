@@ -153,8 +153,10 @@ impl WatchedPort {
         };
         loop {
             match mem::replace(&mut self.life, Life::Closed) {
-                Life::Open(port) => {
+                Life::Open(mut port) => {
                     if let Some(state) = self.state(&port, found) {
+                        let short = self.short_mtu(&mut port, interface, kernel, found.flatten(), links);
+                        links.set_short_mtu(interface, short);
                         self.gates.iter().for_each(|gate| gate.set_link(state == LinkState::Up));
                         links.set_port(interface, state, None);
                         self.life = Life::Open(port);
@@ -229,6 +231,29 @@ impl WatchedPort {
                 (bound == link.index).then_some(link.state)
             }
         }
+    }
+
+    /// The MTU of the device, where it is smaller than the one in use and cannot be set back: the kernel drops what is
+    /// larger without a word. One that is written in the configuration is set on the device, here as at the start.
+    fn short_mtu(
+        &self,
+        port: &mut Port,
+        interface: usize,
+        kernel: &mut Kernel,
+        found: Option<KernelLink>,
+        links: &Links,
+    ) -> Option<(u32, u16)> {
+        let is_short = |link: &KernelLink| link.mtu.filter(|mtu| *mtu < u32::from(self.mtu));
+        let short = is_short(&found?)?;
+        if self.config.mtu.is_some() {
+            let set = port.set_mtu(self.mtu);
+            let now = self.device.kernel_name().and_then(|name| kernel.link(name).ok().flatten());
+            if set.is_ok() && now.is_some_and(|link| is_short(&link).is_none()) {
+                links.mtu_set_back(interface, short, self.mtu);
+                return None;
+            }
+        }
+        Some((short, self.mtu))
     }
 
     fn open(&mut self, ground: &Ground) -> Result<Port, String> {
