@@ -12,7 +12,9 @@ use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::arp::ArpOperation;
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::tcp::flags;
-use crate::wire::{ArpPacket, Fragment, Headers, MacAddr, Malformed, Parsed, arp, ethernet, icmp, parse, tcp};
+use crate::wire::{
+    ArpPacket, Fragment, Headers, MacAddr, Malformed, Parsed, arp, ethernet, icmp, parse, tcp,
+};
 
 fn headers(frame: &[u8]) -> Headers {
     match parse(frame) {
@@ -383,7 +385,8 @@ fn a_ping_of_a_vip_in_fragments_is_answered_in_fragments() {
             let message = put_together(&answers);
             assert_eq!(message[0], if vip.contains(':') { 129 } else { 0 });
             assert_eq!(message[8..], data, "the data comes back");
-            let whole = Builder::ip(ip(vip), ip(from), if vip.contains(':') { 58 } else { 1 }).payload(&message);
+            let whole =
+                Builder::ip(ip(vip), ip(from), if vip.contains(':') { 58 } else { 1 }).payload(&message);
             let whole = whole.build();
             assert!(icmp::checksum_ok(&whole, &headers(&whole)), "{vip} {order:?}");
         }
