@@ -492,7 +492,7 @@ fn ports_in_use_are_counted_by_snat_address_and_backend_while_the_worker_runs() 
 }
 
 #[test]
-fn flows_are_listed_while_the_worker_runs() {
+fn flows_are_listed_while_the_worker_runs_and_one_is_found_among_many_of_its_client() {
     let (wire, crew) = crew(1, 256, None);
     for n in 0..100 {
         assert!(wire.offer(0, &syn(2000 + n, VIP_L2)));
@@ -508,6 +508,16 @@ fn flows_are_listed_while_the_worker_runs() {
     assert_eq!(crew.flows(&of_service, 1000, timeout).0.len(), 100);
     let to_backend = FlowFilter { backends: Some([all[0].backend].into()), ..of_service };
     assert_eq!(crew.flows(&to_backend, 1000, timeout).0.len(), 100);
+    // However many flows its client has, one is found within a limit of one.
+    for flow in &all {
+        let one = FlowFilter {
+            client: Some(flow.client),
+            client_port: Some(flow.client_port),
+            ..FlowFilter::default()
+        };
+        let (found, _) = crew.flows(&one, 1, timeout);
+        assert_eq!(found.iter().map(|found| found.client_port).collect::<Vec<_>>(), [flow.client_port]);
+    }
     let to_none = FlowFilter { backends: Some([].into()), ..FlowFilter::default() };
     assert_eq!(crew.flows(&to_none, 1000, timeout).0, []);
     wait_until("the gauge", || crew.stats().workers[0].flows == 100);

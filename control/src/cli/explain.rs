@@ -25,7 +25,7 @@ pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let (snapshot, _) = Snapshot::compile(&outcome.spec, None, &neighbors)?;
     let refused = refusal(&outcome.services, &packet);
     let (refused, now) = (refused.as_deref(), Now::default());
-    let about = Circumstances { neighbors: &neighbors, now, refused, known_flow: None };
+    let about = Circumstances::of_files(&neighbors, now, refused);
     print(args.output, &explain(&snapshot, about, &packet))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -9,14 +9,17 @@ use std::time::Duration;
 
 use tidegate_core::conntrack::{FlowKind, FlowView};
 use tidegate_core::ids::{BackendId, ServiceId};
+use tidegate_core::limits::WORKERS_MAX;
 use tidegate_core::service::{BackendInfo, ServiceInfo};
 use tidegate_core::snapshot::Snapshot;
+use tidegate_core::wire::Addr;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::FlowFilter;
 
 use crate::admin::AdminError;
 use crate::admin::api::FlowRow;
 use crate::admin::flows_query::{BackendName, FlowsQuery, ServiceName};
+use crate::explain::{KnownFlow, Packet};
 
 /// How long a listing waits for the workers: a table of a million flows takes one a tenth of it.
 const LISTING_MAX: Duration = Duration::from_secs(2);
@@ -53,6 +56,41 @@ pub(super) fn list(dataplane: &Dataplane, query: &FlowsQuery) -> Result<Listing,
     Ok(Listing { rows, more, silent_workers })
 }
 
+/// What the flow tables know of a packet: the flow of its 5-tuple, the backend that its client has by session affinity,
+/// and how many workers did not answer in time. Waits for `timeout` at most.
+pub(super) fn known(
+    dataplane: &Dataplane,
+    packet: &Packet,
+    timeout: Duration,
+) -> (Option<KnownFlow>, Option<SocketAddr>, usize) {
+    let (to, proto) = (packet.destination, packet.protocol.0.number());
+    let vip = Addr::from(to.ip());
+    let hash = Snapshot::hash_service(&vip, proto, to.port());
+    let service = |snapshot: &Snapshot| Some(snapshot.service(hash, &vip, proto, to.port())?.id);
+    let Some(service) = dataplane.with_snapshot(service) else { return (None, None, 0) };
+    // So few pass that none is cut off, however many flows the client has.
+    let filter = FlowFilter {
+        services: Some([service].into()),
+        client: Some(packet.source.ip().into()),
+        client_port: Some(packet.source.port()),
+        ..FlowFilter::default()
+    };
+    let (flows, silent_workers) = dataplane.flows(&filter, KNOWN_MAX, timeout);
+    let backend = |is_wanted: fn(FlowKind) -> bool| {
+        let mut wanted = flows.iter().filter(|flow| is_wanted(flow.kind));
+        dataplane.with_snapshot(|snapshot| wanted.find_map(|flow| address(snapshot, flow.backend)))
+    };
+    let known_flow = backend(|kind| kind != FlowKind::Affinity).map(|backend| KnownFlow { backend });
+    (known_flow, backend(|kind| kind == FlowKind::Affinity), silent_workers)
+}
+
+/// Room for the flow and the affinity of a packet at each worker.
+const KNOWN_MAX: usize = 2 * WORKERS_MAX;
+
+fn address(snapshot: &Snapshot, id: BackendId) -> Option<SocketAddr> {
+    snapshot.backend(id).map(|backend| SocketAddr::new(backend.address.ip(), backend.port))
+}
+
 /// The ids behind the names.
 fn filter(snapshot: &Snapshot, query: &FlowsQuery) -> Result<FlowFilter, AdminError> {
     let infos = || snapshot.services().map(|(_, info)| info);
@@ -70,6 +108,7 @@ fn filter(snapshot: &Snapshot, query: &FlowsQuery) -> Result<FlowFilter, AdminEr
         services: services.transpose()?,
         backends: backends.transpose()?,
         client: query.client.map(Into::into),
+        client_port: None,
     })
 }
 
@@ -92,7 +131,6 @@ fn is_backend(name: BackendName, info: &BackendInfo) -> bool {
 
 fn row(snapshot: &Snapshot, flow: &FlowView) -> Option<FlowRow> {
     let info = snapshot.service_info(flow.service)?;
-    let backend = snapshot.backend(flow.backend);
     let (kind, source) = match flow.kind {
         FlowKind::Dsr => ("dsr", None),
         FlowKind::Affinity => ("affinity", None),
@@ -105,7 +143,7 @@ fn row(snapshot: &Snapshot, flow: &FlowView) -> Option<FlowRow> {
         protocol: info.key.protocol.to_string(),
         client: SocketAddr::new(flow.client.ip(), flow.client_port),
         vip: SocketAddr::new(info.key.vip, info.key.port),
-        backend: backend.map(|backend| SocketAddr::new(backend.address.ip(), backend.port)),
+        backend: address(snapshot, flow.backend),
         mode: info.mode.to_string(),
         kind: kind.to_owned(),
         source: source.filter(|source| source.ip() != flow.client.ip()),

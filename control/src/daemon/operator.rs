@@ -4,16 +4,12 @@
 //! come back when they are decided.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tidegate_core::ids::BackendId;
-use tidegate_core::snapshot::Snapshot;
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
-use tidegate_dataplane::worker::FlowFilter;
 use tokio::sync::{mpsc, oneshot};
 
 use super::controller::Command;
@@ -22,7 +18,7 @@ use super::state::{Round, State, timestamp};
 use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
 use crate::diagnostic::Severity;
-use crate::explain::{Circumstances, Explanation, KnownFlow, Packet, explain, refusal};
+use crate::explain::{Circumstances, Explanation, Packet, explain, refusal};
 use crate::pools::PoolUsage;
 use crate::reconcile::{DrainTarget, Reason};
 use crate::source::SourceState;
@@ -187,26 +183,12 @@ impl AdminBackend for Operator {
 
     fn explain(&self, packet: &Packet) -> Result<Explanation, AdminError> {
         let dataplane = &self.state.dataplane;
-        let client: IpAddr = packet.source.ip();
-        let filter = FlowFilter { client: Some(client.into()), ..FlowFilter::default() };
-        let (flows, _) = dataplane.flows(&filter, FLOWS_MAX, FLOWS_WAIT);
-        let backend = flows.iter().find_map(|flow| {
-            dataplane.with_snapshot(|snapshot| {
-                let same = flow.client_port == packet.source.port()
-                    && snapshot.service_info(flow.service).is_some_and(|info| {
-                        info.key.vip == packet.destination.ip()
-                            && info.key.port == packet.destination.port()
-                            && info.key.protocol == packet.protocol.0
-                    });
-                same.then(|| backend_address(snapshot, flow.backend)).flatten()
-            })
-        });
-        let known_flow = backend.map(|backend| KnownFlow { backend });
+        let (known_flow, affinity, silent_workers) = flows::known(dataplane, packet, FLOWS_WAIT);
         let refused = self.with_round(|round| refusal(&round.outcome.services, packet));
         let refused = refused.as_deref();
         Ok(dataplane.with_snapshot(|snapshot| {
             let (neighbors, now) = (dataplane.neighbors(), dataplane.now());
-            let about = Circumstances { neighbors, now, refused, known_flow };
+            let about = Circumstances { neighbors, now, refused, known_flow, affinity, silent_workers };
             explain(snapshot, about, packet)
         }))
     }
@@ -236,9 +218,6 @@ impl AdminBackend for Operator {
         self.ask(Command::Reload).await
     }
 }
-
-/// Flows of one client that are looked through.
-const FLOWS_MAX: usize = 4096;
 
 impl Operator {
     fn interfaces(&self, stats: &tidegate_dataplane::gateway::Stats) -> Vec<api::InterfaceStatus> {
@@ -325,10 +304,6 @@ fn covered(round: &Round, target: &DrainTarget) -> usize {
     let ports = round.outcome.services.iter().flat_map(|service| &service.ports);
     let backends = ports.flat_map(|port| &port.backends);
     backends.filter(|b| target.covers(b.address, b.port, b.node.as_deref())).count()
-}
-
-fn backend_address(snapshot: &Snapshot, id: BackendId) -> Option<SocketAddr> {
-    snapshot.backend(id).map(|backend| SocketAddr::new(backend.address.ip(), backend.port))
 }
 
 fn reason(reason: &str, count: u64) -> api::ReasonCount {

@@ -22,7 +22,7 @@ use tidegate_core::hash::{client_hash, selection_hash};
 use tidegate_core::neighbors::{NeighborState, NeighborTable};
 use tidegate_core::now::Now;
 use tidegate_core::selector::Selector;
-use tidegate_core::service::{Service, ServiceInfo};
+use tidegate_core::service::{BackendInfo, Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Snapshot};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::{Addr, Family};
@@ -133,7 +133,7 @@ pub struct Explanation {
 /// One step of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// What was asked: `destination`, `service`, `source`, `source range`, `flow`, `seat` or `slot`, `backend`,
+    /// What was asked: `destination`, `service`, `source`, `source range`, `flow`, `affinity`, `seat` or `slot`, `backend`,
     /// `hairpin`, `mode`, `next hop`, `mtu`.
     pub step: String,
     /// What was found.
@@ -151,6 +151,18 @@ pub struct Circumstances<'a> {
     pub refused: Option<&'a str>,
     /// What the flow tables say; `None` where there are none to ask.
     pub known_flow: Option<KnownFlow>,
+    /// The backend that the client has by session affinity, on this service port.
+    pub affinity: Option<SocketAddr>,
+    /// Workers that were asked for the flow and did not answer in time.
+    pub silent_workers: usize,
+}
+
+impl<'a> Circumstances<'a> {
+    /// Without flow tables to ask.
+    #[must_use]
+    pub fn of_files(neighbors: &'a NeighborTable, now: Now, refused: Option<&'a str>) -> Self {
+        Self { neighbors, now, refused, known_flow: None, affinity: None, silent_workers: 0 }
+    }
 }
 
 /// A flow table's entry for the packet's 5-tuple.
@@ -294,7 +306,7 @@ fn choose<'s>(
     told: &mut Told,
 ) -> Result<&'s Backend, (&'static str, &'static str)> {
     let pinned = about.known_flow.and_then(|flow| find(snapshot, info, flow.backend));
-    told.step("flow", text::flow(about.known_flow, pinned.is_some()));
+    told.step("flow", text::flow(about.known_flow, pinned.is_some(), about.silent_workers));
 
     let (src, dst) = (Addr::from(packet.source.ip()), Addr::from(packet.destination.ip()));
     let hash = if service.affinity_ms == 0 {
@@ -308,6 +320,18 @@ fn choose<'s>(
     } else {
         client_hash(&src)
     };
+    if pinned.is_none()
+        && service.affinity_ms != 0
+        && let Some(at) = about.affinity
+    {
+        let backend = listed(info, at).filter(|listed| listed.state == BackendState::Active);
+        let backend = backend.and_then(|listed| snapshot.backend(listed.id));
+        told.step("affinity", text::affinity(&src, at, backend.is_some()));
+        if let Some(backend) = backend {
+            told.step("backend", text::pinned(backend));
+            return Ok(backend);
+        }
+    }
     if service.selector().is_empty() && pinned.is_none() {
         told.step("backend", text::no_backend(info));
         return Err(match service.no_endpoints {
@@ -347,10 +371,14 @@ fn choose<'s>(
 
 /// The backend of a service by address and port, if it keeps flows.
 fn find<'s>(snapshot: &'s Snapshot, info: &ServiceInfo, at: SocketAddr) -> Option<&'s Backend> {
-    let is = |b: &&tidegate_core::service::BackendInfo| b.address.ip() == at.ip() && b.port == at.port();
-    let listed = info.backends.iter().find(is)?;
+    let listed = listed(info, at)?;
     let keeps = listed.state != BackendState::Down || info.key.protocol != Protocol::Udp;
     snapshot.backend(listed.id).filter(|_| keeps)
+}
+
+/// The backend of a service by address and port.
+fn listed(info: &ServiceInfo, at: SocketAddr) -> Option<&BackendInfo> {
+    info.backends.iter().find(|backend| backend.address.ip() == at.ip() && backend.port == at.port())
 }
 
 /// Mode, next hop, MTU.

@@ -78,7 +78,7 @@ fn ask_beside(
 ) -> Explanation {
     let (snapshot, problems) = Snapshot::compile(spec, None, neighbors).expect("a spec that compiles");
     assert_eq!(problems, []);
-    let about = Circumstances { neighbors, now: Now::default(), refused, known_flow: None };
+    let about = Circumstances::of_files(neighbors, Now::default(), refused);
     let packet = Packet {
         protocol: Transport(Protocol::Tcp),
         source: source.parse().expect("an address with a port"),
@@ -301,4 +301,31 @@ fn text_and_json_tell_the_same() {
     assert!(text.ends_with("=> transmit (forward) to 10.0.0.1:80\n"));
     let json = serde_json::to_string(&told).expect("plain values");
     assert_eq!(serde_json::from_str::<Explanation>(&json).expect("what was written"), told);
+}
+
+#[test]
+fn the_backend_that_a_client_has_by_session_affinity_is_told_and_not_the_one_of_its_hash() {
+    let backends =
+        [("10.0.0.1", 80, ACTIVE), ("10.0.0.2", 80, ACTIVE), ("10.0.0.3", 80, BackendState::Draining)];
+    let mut web = service(ForwardingMode::FullNat, "203.0.113.1", 80, &backends);
+    web.affinity = Some(Duration::from_secs(10_800));
+    let spec = spec(vec![web]);
+    let neighbors = NeighborTable::new();
+    let (snapshot, _) = Snapshot::compile(&spec, None, &neighbors).expect("a spec that compiles");
+    let packet = Packet {
+        protocol: Transport(Protocol::Tcp),
+        source: "198.51.100.7:40000".parse().expect("an address with a port"),
+        destination: "203.0.113.1:80".parse().expect("an address with a port"),
+    };
+    let of_files = Circumstances::of_files(&neighbors, Now::default(), None);
+    let by_hash = explain(&snapshot, of_files, &packet).backend.expect("one is active");
+    for (n, state) in [(1, true), (2, true), (3, false), (4, false)] {
+        let at = format!("10.0.0.{n}:80").parse().expect("an address with a port");
+        let about = Circumstances { affinity: Some(at), ..of_files };
+        let told = explain(&snapshot, about, &packet);
+        assert_eq!(told.backend, Some(if state { at } else { by_hash }), "{told}");
+        assert!(found(&told, "affinity").contains(&at.to_string()));
+    }
+    let about = Circumstances { silent_workers: 1, ..of_files };
+    assert!(found(&explain(&snapshot, about, &packet), "flow").contains("1 did not in time"));
 }

@@ -96,11 +96,23 @@ pub(super) fn source_range(info: &ServiceInfo, client: &Addr) -> String {
     }
 }
 
-pub(super) fn flow(known: Option<KnownFlow>, still_there: bool) -> String {
+pub(super) fn flow(known: Option<KnownFlow>, still_there: bool, silent_workers: usize) -> String {
     match known {
+        None if silent_workers > 0 => format!(
+            "not known to the workers that answered, {silent_workers} did not in time: taken as the first packet of a \
+             flow, ask again to be sure"
+        ),
         None => "not known: taken as the first packet of a flow (TCP: the SYN)".to_owned(),
         Some(flow) if still_there => format!("known, and pinned to {}", flow.backend),
         Some(flow) => format!("known, but its backend {} keeps it no longer: chosen anew", flow.backend),
+    }
+}
+
+pub(super) fn affinity(client: &Addr, at: SocketAddr, takes_new_flows: bool) -> String {
+    let client = client.ip();
+    match takes_new_flows {
+        true => format!("{client} has been sent to {at} before, and stays there"),
+        false => format!("{client} has been sent to {at} before, which takes no new flows: chosen anew"),
     }
 }
 

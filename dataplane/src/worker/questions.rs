@@ -120,11 +120,14 @@ pub struct FlowFilter {
     pub backends: Option<Arc<[BackendId]>>,
     /// Of this client.
     pub client: Option<Addr>,
+    /// Of this port of a client; session affinity is of all its ports.
+    pub client_port: Option<u16>,
 }
 
 impl FlowFilter {
     fn passes(&self, flow: &FlowView) -> bool {
         self.client.is_none_or(|client| client == flow.client)
+            && self.client_port.is_none_or(|port| port == flow.client_port || flow.kind == FlowKind::Affinity)
             && self.services.as_ref().is_none_or(|services| services.contains(&flow.service))
             && self.backends.as_ref().is_none_or(|backends| backends.contains(&flow.backend))
     }
