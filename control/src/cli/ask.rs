@@ -34,7 +34,7 @@ pub(super) enum Question {
     Drops(Common),
     /// List the pools, with how full they are
     Pools(Common),
-    /// Give a backend, or all on a node, no new flows; those that it has go on
+    /// Give a backend, or all on a node, no new flows from this gateway; those that it has go on
     Drain(Target),
     /// Take back a drain
     Undrain(Target),

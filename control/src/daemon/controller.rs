@@ -18,6 +18,7 @@ use tidegate_dataplane::gateway::Dataplane;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use super::drains::Drains;
 use super::state::{Round, State};
 use super::{logging, reload};
 use crate::admin::api::ReloadAnswer;
@@ -67,7 +68,7 @@ pub(super) struct Controller {
     /// The revision of the manifests that the last round was made from.
     reconciled: u64,
     verdicts: Verdicts,
-    drained: BTreeSet<DrainTarget>,
+    drained: Drains,
     memory: Memory,
     /// The round whose spec the workers have.
     published: Option<Arc<Outcome>>,
@@ -117,6 +118,7 @@ impl Controller {
         let node_ports = HealthCheckNodePorts::start(&bind, move || health.health());
         Self {
             path: path.to_owned(),
+            drained: Drains::open(&config),
             config,
             settings,
             dataplane,
@@ -126,7 +128,6 @@ impl Controller {
             manifests: None,
             reconciled: 0,
             verdicts: Verdicts::default(),
-            drained: BTreeSet::new(),
             memory: Memory::default(),
             published: None,
             generation: 0,
@@ -204,7 +205,7 @@ impl Controller {
     }
 
     fn drained(&self) -> Vec<String> {
-        self.drained.iter().map(ToString::to_string).collect()
+        self.drained.targets().iter().map(ToString::to_string).collect()
     }
 
     /// Reads the configuration again. What is refused, or cannot change while the gateway runs, changes nothing.
@@ -269,7 +270,7 @@ impl Controller {
         self.tell(&manifests, &outcome, &problems);
         self.dataplane.reclaim();
         self.offer(&manifests, &outcome);
-        let (drained, ended) = (self.drained.clone(), Timestamp::now());
+        let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());
         let round = Round { outcome, problems, manifests, drained, ended };
         self.state.round(round, began.elapsed(), change);
     }
@@ -322,7 +323,7 @@ impl Controller {
             settings: &self.settings,
             objects: &manifests.objects,
             verdicts: &self.verdicts,
-            drained: &self.drained,
+            drained: self.drained.targets(),
             memory: &self.memory,
             generation: self.generation + 1,
             now: self.started.elapsed(),

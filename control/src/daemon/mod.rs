@@ -8,6 +8,7 @@
 //! signal ends the process.
 
 mod controller;
+mod drains;
 mod flows;
 mod logging;
 mod operator;

@@ -58,6 +58,40 @@ fn a_planned_restart_has_no_longer_gap_than_a_crash_for_old_and_new_flows() {
     }
 }
 
+#[test]
+fn what_an_operator_has_drained_stays_drained_after_kill_9() {
+    let _turn = alone();
+    let mut world = World::start(2, GatewayOptions::default(), &manifests(&[1, 2]));
+    let drained = world.lab.server(2).address(Family::V4).to_string();
+    let path =
+        all_paths().into_iter().find(|path| path.forwarding == "dsr-ipip" && path.family == Family::V4);
+    let path = path.expect("there is a path in mode dsr-ipip");
+    world.wait_until_served(path);
+    world.gateway().ask(&["drain", &drained]).expect("it is drained");
+    for is_planned in [false, true] {
+        let gateway = world.take_gateway();
+        if is_planned {
+            assert!(gateway.stop().expect("the gateway ends").success());
+        } else {
+            gateway.kill();
+        }
+        world.launch_gateway();
+        world.gateway_mut().wait_until_ready().expect("ready");
+        let status = world.gateway().ask(&["status"]).expect("a status");
+        assert!(status.contains(&format!("Drained:     {drained}\n")), "{status}");
+        for n in 0..16 {
+            let told = world.connect(path, n).expect("a connection").told;
+            assert_eq!(told.backend, "backend-1", "new flows go to the other");
+        }
+    }
+    world.gateway().ask(&["undrain", &drained]).expect("it is drained no longer");
+    world.take_gateway().kill();
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+    let status = world.gateway().ask(&["status"]).expect("a status");
+    assert!(status.contains("Drained:     none"), "{status}");
+}
+
 /// What was measured, one of each kind a round.
 #[derive(Debug, Default)]
 struct Gaps {

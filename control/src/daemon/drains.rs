@@ -1,0 +1,128 @@
+//! What operators have drained, kept in a file, so that a restart gives a drained backend no new flows.
+//!
+//! The file has one target in a line. It is `drained` in `source.kubernetes.stateDirectory`, with the gateway's name,
+//! or beside the admin socket where there is no such directory.
+//!
+//! Invariant: a file that cannot be written or read is told in the log and stops nothing.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use crate::config::{GatewayConfig, SourceConfig};
+use crate::reconcile::DrainTarget;
+
+/// The targets, and where they are kept.
+#[derive(Debug)]
+pub(super) struct Drains {
+    targets: BTreeSet<DrainTarget>,
+    path: PathBuf,
+}
+
+impl Drains {
+    /// Those that were drained when the last process of this gateway ended.
+    pub(super) fn open(config: &GatewayConfig) -> Self {
+        Self::read(path(config))
+    }
+
+    fn read(path: PathBuf) -> Self {
+        let text = match fs::read(&path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "what operators had drained is not known: drain it again");
+                String::new()
+            }
+        };
+        let mut targets = BTreeSet::new();
+        for (line, text) in (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()) {
+            match text.trim().parse::<DrainTarget>() {
+                Ok(target) => {
+                    tracing::info!(%target, "still drained by an operator");
+                    targets.insert(target);
+                }
+                Err(error) => tracing::warn!("{}:{line}: {error}; the line is left out", path.display()),
+            }
+        }
+        Self { targets, path }
+    }
+
+    /// What is drained now.
+    pub(super) fn targets(&self) -> &BTreeSet<DrainTarget> {
+        &self.targets
+    }
+
+    /// Adds one.
+    pub(super) fn insert(&mut self, target: DrainTarget) {
+        if self.targets.insert(target) {
+            self.keep();
+        }
+    }
+
+    /// Takes one away; whether it was there.
+    pub(super) fn remove(&mut self, target: &DrainTarget) -> bool {
+        let was_drained = self.targets.remove(target);
+        if was_drained {
+            self.keep();
+        }
+        was_drained
+    }
+
+    fn keep(&self) {
+        if let Err(error) = self.write() {
+            tracing::error!(path = %self.path.display(), %error, "what is drained is not kept across a restart");
+        }
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let text: String = self.targets.iter().map(|target| format!("{target}\n")).collect();
+        if let Some(directory) = self.path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let unfinished = self.path.with_extension("unfinished");
+        let mut file = fs::File::create(&unfinished)?;
+        io::Write::write_all(&mut file, text.as_bytes())?;
+        // The name must not stand for a file whose bytes a crash of the machine takes away.
+        file.sync_all()?;
+        fs::rename(&unfinished, &self.path)
+    }
+}
+
+fn path(config: &GatewayConfig) -> PathBuf {
+    match &config.source {
+        SourceConfig::Kubernetes(kubernetes) if kubernetes.state_directory.is_some() => {
+            let directory = kubernetes.state_directory.clone().unwrap_or_default();
+            directory.join(format!("{}.drained", config.name))
+        }
+        SourceConfig::Kubernetes(_) | SourceConfig::Directory(_) => {
+            config.admin.socket.with_extension("drained")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(text: &str) -> DrainTarget {
+        text.parse().expect("a target")
+    }
+
+    #[test]
+    fn what_is_drained_is_found_again_and_a_broken_line_costs_no_other() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("missing").join("tidegate.drained");
+        let mut drains = Drains::read(path.clone());
+        assert!(drains.targets().is_empty());
+        let all = ["10.0.0.1:80", "2001:db8::1", "node-3"].map(target);
+        all.iter().for_each(|target| drains.insert(target.clone()));
+        assert_eq!(Drains::read(path.clone()).targets(), &BTreeSet::from(all.clone()));
+
+        assert!(drains.remove(&all[0]) && !drains.remove(&all[0]));
+        assert_eq!(Drains::read(path.clone()).targets(), &BTreeSet::from([all[1].clone(), all[2].clone()]));
+
+        fs::write(&path, b"node-3\n\xff\xfe bad\n\n10.0.0.9\n").expect("a file");
+        assert_eq!(Drains::read(path).targets(), &BTreeSet::from([target("node-3"), target("10.0.0.9")]));
+    }
+}
