@@ -26,7 +26,7 @@ use crate::assemble;
 use crate::cluster::plan::Observation;
 use crate::cluster::{ClusterWriter, Fleet, Past};
 use crate::config::{self, GatewayConfig};
-use crate::diagnostic::{Diagnostic, Report};
+use crate::diagnostic::{Diagnostic, Report, Severity};
 use crate::health::{Checker, Verdicts};
 use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
 use crate::reconcile::{
@@ -213,10 +213,11 @@ impl Controller {
         let loaded = config::load(&self.path);
         loaded.report.iter().for_each(logging::diagnostic);
         let mut report: Vec<String> = loaded.report.iter().map(ToString::to_string).collect();
-        let accepted = match loaded.config {
+        let refused = match loaded.config {
             None => {
                 tracing::error!("the configuration is refused; the last good one stays");
-                false
+                let is_error = |one: &&Diagnostic| one.severity == Severity::Error;
+                Some(loaded.report.iter().find(is_error).map_or_else(String::new, ToString::to_string))
             }
             Some(config) => {
                 let fixed = reload::fixed_parts_that_differ(&self.config, &config).join(", ");
@@ -225,15 +226,18 @@ impl Controller {
                     self.state.configure(&config);
                     self.config = config;
                     tracing::info!("configuration reloaded");
+                    None
                 } else {
                     let refused =
                         format!("a change of {fixed} needs a restart; the last good configuration stays");
                     tracing::error!("{refused}");
-                    report.push(refused);
+                    report.push(refused.clone());
+                    Some(refused)
                 }
-                fixed.is_empty()
             }
         };
+        let accepted = refused.is_none();
+        self.state.refuse_configuration(refused);
         ReloadAnswer { accepted, report }
     }
 

@@ -105,6 +105,9 @@ impl AdminBackend for Operator {
             let errors = faults.filter(|fault| fault.severity == Severity::Error);
             status.source.errors = errors.map(ToString::to_string).collect();
         }
+        if let Some(message) = self.state.refused_configuration() {
+            status.findings.insert(0, refused_configuration(&status.name, message));
+        }
         status
     }
 
@@ -238,6 +241,18 @@ impl Operator {
                 tx_bytes: counts.tx_bytes,
             })
             .collect()
+    }
+}
+
+/// The configuration that was read last is not in force.
+fn refused_configuration(name: &str, message: String) -> api::FindingView {
+    api::FindingView {
+        object: format!("GatewayConfig/{name}"),
+        reason: "ConfigurationRefused".to_owned(),
+        severity: "error".to_owned(),
+        location: None,
+        message,
+        accepted: None,
     }
 }
 

@@ -55,6 +55,8 @@ pub(super) struct State {
     desired: AtomicU64,
     last: RwLock<Option<Arc<Round>>>,
     leaving: AtomicBool,
+    /// Why the configuration on disk is not in force.
+    refused_configuration: RwLock<Option<String>>,
     /// `admin.metricsPerBackend`.
     metrics_per_backend: AtomicBool,
     source: watch::Receiver<SourceState>,
@@ -81,6 +83,7 @@ impl State {
             desired: AtomicU64::new(0),
             last: RwLock::new(None),
             leaving: AtomicBool::new(false),
+            refused_configuration: RwLock::new(None),
             metrics_per_backend: AtomicBool::new(true),
             source,
             cluster: OnceLock::new(),
@@ -107,6 +110,16 @@ impl State {
     pub(super) fn desire(&self, generation: u64) {
         self.desired.store(generation, Ordering::Relaxed);
         self.health.update_queued(self.epoch.elapsed());
+    }
+
+    /// The configuration that was read last is refused for this reason, or is in force.
+    pub(super) fn refuse_configuration(&self, why: Option<String>) {
+        *self.refused_configuration.write().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Why the configuration that was read last is not in force.
+    pub(super) fn refused_configuration(&self) -> Option<String> {
+        self.refused_configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether load balancers may send to the gateway's own node.
@@ -188,6 +201,7 @@ impl State {
             findings: outcome.map_or(&[], |outcome| &outcome.findings),
             pools: outcome.map_or(&[], |outcome| &outcome.pools),
             generations: self.generations(),
+            configuration_refused: self.refused_configuration().is_some(),
             timings: &self.timings,
             health_checks: &self.checks.read(),
             check_load: self.checks.load(),

@@ -353,6 +353,9 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "External IPs that Services ask for now and no pool authorises.";
     page.gauge("tidegate_external_ip_denied", help, []).sample([], denied);
 
+    let help = "1 while the configuration that was read last is refused and the one before is in force.";
+    page.gauge("tidegate_configuration_refused", help, [])
+        .sample([], usize::from(sample.configuration_refused));
     let help = "Manifest files with errors whose last good state is kept.";
     page.gauge("tidegate_source_stale_files", help, []).sample([], sample.stale_files.len());
     let since = sample.stale_files.iter().map(|file| file.since).min();

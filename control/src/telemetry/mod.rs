@@ -55,6 +55,8 @@ pub struct Sample<'a> {
     pub pools: &'a [PoolUsage],
     /// Generation of the newest snapshot, and the one that every worker has applied.
     pub generations: Generations,
+    /// Whether the configuration that was read last is not in force.
+    pub configuration_refused: bool,
     /// How long updates took.
     pub timings: &'a Timings,
     /// Health checks by result, each result once.

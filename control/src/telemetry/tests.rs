@@ -174,6 +174,7 @@ impl World {
             findings: &self.findings,
             pools: &self.pools,
             generations: Generations { desired: 8, applied: 7 },
+            configuration_refused: true,
             timings: &self.timings,
             health_checks: &[("success", 21), ("failure", 2)],
             check_load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
@@ -473,6 +474,7 @@ fn values_are_those_of_the_sample() {
     check("pool_addresses", &[("pool", "public"), ("state", "free")], (1_u128 << 70) as f64 - 4.0);
     check("external_ip_denied", &[], 2.0);
     check("source_stale_files", &[], 2.0);
+    check("configuration_refused", &[], 1.0);
     check("source_stale_since_seconds", &[], 1_700_000_000.0);
     check("source_connected", &[], 0.0);
     check("source_connected_since_seconds", &[], 1_700_000_200.0);

@@ -48,6 +48,12 @@ fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change
             log.lines().any(|line| line.contains(&place) && line.contains("ERROR")).then_some(())
         });
         assert_alive(&format!("with the route of {what} refused"), &mut open);
+        let told = |world: &World| {
+            let status = world.gateway().ask(&["status"]).unwrap();
+            status.lines().any(|line| line.contains("ConfigurationRefused") && line.contains(&place))
+        };
+        world.wait_until("a status that names it", || told(&world).then_some(()));
+        assert_eq!(world.gateway().metric("tidegate_configuration_refused", &[]).unwrap(), 1.0);
         for path in paths() {
             open.push((path, world.connect(path, 1).unwrap()));
         }
@@ -56,6 +62,8 @@ fn sighup_takes_traffic_and_checks_to_the_new_next_hop_and_refused_routes_change
     forward(&world, SECOND, true);
     reload(&mut world, &GatewayOptions { routes: routes(SECOND).to_vec(), ..options });
     world.wait_until("the reload", || world.gateway().log().contains("configuration reloaded").then_some(()));
+    assert_eq!(world.gateway().metric("tidegate_configuration_refused", &[]).unwrap(), 0.0);
+    assert!(!world.gateway().ask(&["status"]).unwrap().contains("ConfigurationRefused"));
     // From here on nothing passes the first one.
     forward(&world, FIRST, false);
     for path in paths() {
