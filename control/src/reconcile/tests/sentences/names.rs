@@ -137,6 +137,7 @@ fn metrics(outcome: &Outcome) -> String {
         findings: &outcome.findings,
         pools: &outcome.pools,
         generations: crate::telemetry::Generations::default(),
+        configuration_refused: false,
         timings: &Timings::default(),
         health_checks: &[],
         check_load: crate::health::CheckLoad::default(),
