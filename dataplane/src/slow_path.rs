@@ -42,6 +42,8 @@ const WAIT_FIRST: Duration = Duration::from_millis(1);
 const PER_TURN: usize = 256;
 /// Pause between two attempts to make a tap anew.
 const MAKE_ANEW_EVERY: Duration = Duration::from_secs(1);
+/// How often the addresses and routes of the taps are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The longest frame that a tap gives: the largest IP packet, Ethernet header and tag.
 const FRAME_MAX: usize = 65_535 + 18;
 
@@ -92,6 +94,8 @@ pub struct Memory {
     buffer: Vec<u8>,
     /// No tap that was deleted is made anew before.
     make_anew_at: Now,
+    /// When the addresses and routes of the taps are looked at next.
+    look_at: Now,
 }
 
 impl Default for Memory {
@@ -101,6 +105,7 @@ impl Default for Memory {
             routes: TapRoutes::default(),
             buffer: vec![0; FRAME_MAX],
             make_anew_at: Now(0),
+            look_at: Now(0),
         }
     }
 }
@@ -171,7 +176,12 @@ impl<S: FrameSource> SlowPath<S> {
             routes.want(&wanted);
         }
         worked |= routes.turn(&self.taps);
-        worked | self.resolve(resolver, now)
+        worked |= self.resolve(resolver, now);
+        if now >= memory.look_at {
+            memory.look_at = now.plus(LOOK_EVERY);
+            self.look_after(memory);
+        }
+        worked
     }
 
     /// What workers have for the kernel, a bounded part of each class.
@@ -213,6 +223,31 @@ impl<S: FrameSource> SlowPath<S> {
             tracing::warn!(%error, "the tap lacks an address");
         }
         memory.routes.lost(InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces"));
+    }
+
+    /// Gives the taps back what somebody, a program that configures networks perhaps, has taken from them: without
+    /// addresses and routes no health check gets out.
+    #[cold]
+    fn look_after(&self, memory: &mut Memory) {
+        for (n, tap) in self.taps.iter().enumerate() {
+            let Some(tap) = tap else { continue };
+            match tap.give_missing_addresses() {
+                Ok(missing) if missing.is_empty() => {}
+                Ok(missing) => {
+                    tracing::warn!(
+                        tap = tap.name(),
+                        ?missing,
+                        "somebody took addresses from the tap: given back"
+                    );
+                    // Those whose next hop was in the network of such an address went with it.
+                    let interface = InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces");
+                    memory.routes.lost(interface);
+                }
+                // One that is gone or down is told of, and restored, elsewhere.
+                Err(error) => tracing::debug!(%error, "the tap lacks an address"),
+            }
+        }
+        memory.routes.look_after(&self.taps);
     }
 
     /// What the kernel has for the wire.

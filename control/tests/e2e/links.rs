@@ -3,7 +3,7 @@
 use crate::world::{World, alone, assert_alive};
 use std::fs;
 use std::process::Command;
-use tidegate::netlab::addresses::{GATEWAY_FOR_SERVERS, GATEWAY_MAC};
+use tidegate::netlab::addresses::{Family, GATEWAY_FOR_SERVERS, GATEWAY_MAC, server};
 use tidegate::netlab::gateway::config_of;
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::namespace::output_of;
@@ -230,6 +230,32 @@ fn a_device_whose_mtu_is_made_smaller_gets_it_back_and_full_frames_pass() {
     assert!(world.gateway().log().contains("the MTU of the device was too small, and was set back"));
     wait_until_ready(&world);
     assert_alive("after the MTU was set back", &mut open);
+}
+
+#[test]
+fn addresses_and_routes_that_somebody_takes_from_the_tap_are_given_back() {
+    let _turn = alone();
+    let options = GatewayOptions {
+        routes: vec![("10.244.0.0/16".to_owned(), server(Family::V4, 1))],
+        ..GatewayOptions::default()
+    };
+    let world = World::start(2, options, &manifests(&[1, 2]));
+    world.wait_until_served(all_paths()[0]);
+    let has = |family: &str, what: &str| {
+        on_gateway(&world.lab, &format!("{family} addr show dev tg-uplink")).contains(what)
+            || on_gateway(&world.lab, &format!("{family} route show dev tg-uplink")).contains(what)
+    };
+    assert!(has("-4", "10.244.0.0/16"));
+    on_gateway(&world.lab, "route del 10.244.0.0/16 dev tg-uplink");
+    world.wait_until("the route", || has("-4", "10.244.0.0/16").then_some(()));
+    on_gateway(&world.lab, "addr flush dev tg-uplink");
+    for (family, what) in
+        [("-4", GATEWAY_FOR_SERVERS[0]), ("-6", GATEWAY_FOR_SERVERS[1]), ("-4", "10.244.0.0/16")]
+    {
+        world.wait_until(what, || has(family, what).then_some(()));
+    }
+    wait_until_checked(&world);
+    assert!(world.gateway().log().contains("somebody took addresses from the tap: given back"));
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
 };
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use netlink_packet_route::route::{
@@ -46,17 +47,26 @@ impl Netlink {
     /// # Errors
     /// What the kernel says, but for "exists".
     pub fn add_address(&mut self, if_index: u32, net: IpNet) -> io::Result<()> {
-        let mut message = AddressMessage::default();
-        message.header.family = family(net.addr());
-        message.header.prefix_len = net.prefix_len();
-        message.header.scope = AddressScope::Universe;
-        message.header.index = if_index;
-        message.attributes = vec![
-            AddressAttribute::Local(net.addr()),
-            AddressAttribute::Address(net.addr()),
-            AddressAttribute::Flags(AddressFlags::Nodad),
-        ];
-        self.request(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_REPLACE)
+        self.request(address(if_index, net), NLM_F_CREATE | NLM_F_REPLACE)
+    }
+
+    /// Adds an address, if it is not there; whether it was not. One that is there stays without a word to those who
+    /// listen for changes.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn add_missing_address(&mut self, if_index: u32, net: IpNet) -> io::Result<bool> {
+        was_missing(self.request(address(if_index, net), NLM_F_CREATE | NLM_F_EXCL))
+    }
+
+    /// Adds a route as [`Self::add_route`] does, if there is none to this prefix with [`ROUTE_METRIC`]; whether there
+    /// was none.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn add_missing_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<bool> {
+        let message = RouteNetlinkMessage::NewRoute(route(if_index, to, via));
+        was_missing(self.request(message, NLM_F_CREATE | NLM_F_EXCL))
     }
 
     /// Adds a route by a next hop on this interface, of either family, with [`ROUTE_METRIC`].
@@ -99,6 +109,30 @@ impl Netlink {
                 Err(io::Error::new(io::ErrorKind::InvalidData, format!("not an acknowledgement: {other:?}")))
             }
         }
+    }
+}
+
+/// An address with its prefix, usable at once.
+fn address(if_index: u32, net: IpNet) -> RouteNetlinkMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = family(net.addr());
+    message.header.prefix_len = net.prefix_len();
+    message.header.scope = AddressScope::Universe;
+    message.header.index = if_index;
+    message.attributes = vec![
+        AddressAttribute::Local(net.addr()),
+        AddressAttribute::Address(net.addr()),
+        AddressAttribute::Flags(AddressFlags::Nodad),
+    ];
+    RouteNetlinkMessage::NewAddress(message)
+}
+
+/// Whether something was added: not if it exists.
+fn was_missing(added: io::Result<()>) -> io::Result<bool> {
+    match added {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

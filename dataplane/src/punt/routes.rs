@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
+use std::ops::Bound;
 
 use ipnet::IpNet;
 use tidegate_core::ids::InterfaceIndex;
@@ -30,6 +31,8 @@ const CHANGES_PER_TURN: usize = 256;
 pub struct TapRoutes {
     have: Routes,
     pending: Vec<Change>,
+    /// The last one that was looked at; `None` to begin with the first.
+    looked_at: Option<IpNet>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +58,30 @@ impl TapRoutes {
             self.have.remove(&to);
             // Before what waits, which may be newer.
             self.pending.push(Change::Put(to, way));
+        }
+    }
+
+    /// Makes routes again that somebody has taken from the kernel: looks at some of them, going on where it left off.
+    pub fn look_after(&mut self, taps: &[Option<Tap>]) {
+        if self.have.is_empty() || !self.pending.is_empty() {
+            return;
+        }
+        let mut netlink = match Netlink::open() {
+            Ok(netlink) => netlink,
+            Err(error) => return tracing::debug!(%error, "the kernel's routes are not looked at"),
+        };
+        let from = self.looked_at.take().map_or(Bound::Unbounded, Bound::Excluded);
+        for (&to, &(interface, via)) in self.have.range((from, Bound::Unbounded)).take(CHANGES_PER_TURN) {
+            self.looked_at = Some(to);
+            let Some(tap) = taps.get(usize::from(interface)).and_then(Option::as_ref) else { continue };
+            match tap.index().and_then(|index| netlink.add_missing_route(index, to, via)) {
+                Ok(false) => {}
+                Ok(true) => {
+                    tracing::warn!(%to, %via, tap = tap.name(), "somebody took this route away: made again")
+                }
+                // Told when it was made first.
+                Err(error) => tracing::debug!(%to, %via, tap = tap.name(), %error, "a route is missing"),
+            }
         }
     }
 
@@ -150,7 +177,7 @@ mod tests {
     #[test]
     fn routes_that_an_interface_lost_are_made_again_and_no_others() {
         let have = routes(&[("10.0.0.0/24", 0, "192.0.2.1"), ("10.0.1.0/24", 1, "198.51.100.1")]);
-        let mut kept = TapRoutes { have, pending: Vec::new() };
+        let mut kept = TapRoutes { have, ..TapRoutes::default() };
         kept.lost(1);
         let way = (1, "198.51.100.1".parse().unwrap());
         assert_eq!(kept.pending, [Change::Put("10.0.1.0/24".parse().unwrap(), way)]);

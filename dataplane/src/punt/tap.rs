@@ -145,6 +145,23 @@ impl Tap {
         Ok(())
     }
 
+    /// Gives the device those of its addresses that somebody has taken from it, and returns them.
+    ///
+    /// # Errors
+    /// What was tried, and what the kernel said.
+    pub fn give_missing_addresses(&self) -> Result<Vec<IpNet>, TapError> {
+        let index = self.device.if_index().map_err(|source| self.failed("find its index".into(), source))?;
+        let mut netlink = Netlink::open().map_err(|source| self.failed("open netlink".into(), source))?;
+        let mut missing = Vec::new();
+        for &net in &self.config.addresses {
+            let added = netlink.add_missing_address(index, net);
+            if added.map_err(|source| self.failed(format!("add address {net}"), source))? {
+                missing.push(net);
+            }
+        }
+        Ok(missing)
+    }
+
     /// Whether an error of [`Tap::send`] or [`Tap::receive`] means that the device was deleted.
     #[must_use]
     pub fn is_gone(error: &io::Error) -> bool {
