@@ -23,10 +23,7 @@ state() {
   ip -o link | awk -F': ' '{print "link " $2}'
   processes
   printf 'hugepages %s\n' "$(cat /proc/sys/vm/nr_hugepages)"
-  # A gateway that was killed leaves its record of the device on purpose: the next one on that device reads the original
-  # sysctls there. Tests kill gateways, and their namespaces are gone.
-  find /dev/hugepages /run/tidegate /run/dpdk /var/run/dpdk -mindepth 1 2>/dev/null |
-    grep -v '^/run/tidegate/devices\(/\|$\)' | sed 's/^/file /' || true
+  find /dev/hugepages /run/tidegate /run/dpdk /var/run/dpdk -mindepth 1 2>/dev/null | sed 's/^/file /' || true
   find "${TMPDIR:-/tmp}" -maxdepth 1 -name 'tidegate-lab-*' 2>/dev/null | sed 's/^/file /' || true
 }
 

@@ -1,11 +1,12 @@
 //! Undoing a lab: by name, so that it works for our own labs and for those of processes that died.
 //!
 //! Every namespace is called `tg<pid>-<n>-<host>` and the directory `tidegate-lab-tg<pid>-<n>`; the names alone say
-//! what belongs together and whose it is. Links, addresses, taps and routes vanish with their namespace.
+//! what belongs together and whose it is. Links, addresses, taps and routes vanish with their namespace. What a gateway
+//! that was killed has left of its devices does not, and is removed here ([`record::forget`]).
 //!
 //! Invariant: only processes inside a lab's namespaces are ended, by pid.
 
-use super::namespace::{all_names, ip, lab_directory, processes_in};
+use super::namespace::{all_names, inode_of, ip, lab_directory, processes_in};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -13,6 +14,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
+use tidegate_dataplane::links::record;
 
 /// The labs of this process that stand, for [`on_signals`].
 static STANDING: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -42,8 +44,10 @@ fn undo(id: &str) {
     let prefix = format!("{id}-");
     for name in all_names().into_iter().filter(|name| name.starts_with(&prefix)) {
         end_processes_in(&name);
-        if let Err(error) = ip(&["netns", "del", &name], "") {
-            eprintln!("clean-up: {error:#}");
+        let inode = inode_of(&name);
+        match ip(&["netns", "del", &name], "") {
+            Ok(()) => inode.into_iter().for_each(record::forget),
+            Err(error) => eprintln!("clean-up: {error:#}"),
         }
     }
     let directory = lab_directory(id);

@@ -12,6 +12,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -169,6 +170,11 @@ pub fn output_of(command: &mut Command) -> Result<String> {
 pub(super) fn all_names() -> Vec<String> {
     let Ok(entries) = fs::read_dir(NETNS_DIR) else { return Vec::new() };
     entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// The inode number of the namespace `name`, by which records of its devices go.
+pub(super) fn inode_of(name: &str) -> Option<u64> {
+    fs::metadata(Path::new(NETNS_DIR).join(name)).ok().map(|file| file.ino())
 }
 
 /// The processes inside the namespace `name`.

@@ -2,13 +2,15 @@
 
 use crate::world::{World, alone, assert_alive};
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use tidegate::netlab::addresses::{Family, GATEWAY_FOR_SERVERS, GATEWAY_MAC, server};
 use tidegate::netlab::gateway::config_of;
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::namespace::output_of;
 use tidegate::netlab::process::LabProcess;
-use tidegate::netlab::{GatewayOptions, Lab};
+use tidegate::netlab::{GatewayOptions, Lab, Namespace};
+use tidegate_dataplane::links::record::DIRECTORY;
 
 fn world() -> World {
     World::start(2, GatewayOptions::default(), &manifests(&[1, 2]))
@@ -269,7 +271,35 @@ fn sysctls_that_a_killed_gateway_left_are_put_back_by_the_next_one() {
     world.gateway_mut().wait_until_ready().expect("ready");
     assert!(world.take_gateway().stop().expect("it ends").success());
     assert_eq!(sysctl(&world.lab, "ipv4", "arp_ignore"), "0");
-    let inode = run(world.lab.gateway().command("stat").args(["-L", "-c", "%i", "/proc/self/ns/net"]));
-    let record = format!("/run/tidegate/devices/{}-eth0", inode.trim());
-    assert!(!fs::exists(&record).expect("a path"), "{record} is removed");
+    let record = record_of(world.lab.gateway());
+    assert!(!record.exists(), "{} is removed", record.display());
+}
+
+/// Where a gateway in this namespace writes down what it changed of `eth0`.
+fn record_of(namespace: &Namespace) -> PathBuf {
+    let inode = run(namespace.command("stat").args(["-L", "-c", "%i", "/proc/self/ns/net"]));
+    Path::new(DIRECTORY).join(format!("{}-eth0", inode.trim()))
+}
+
+#[test]
+fn records_of_namespaces_that_are_gone_are_removed_by_the_next_gateway_and_by_the_lab() {
+    let _turn = alone();
+    let mut world = world();
+    let own = record_of(world.lab.gateway());
+    assert!(own.exists(), "the gateway has written {}", own.display());
+    world.take_gateway().kill();
+    // Of a namespace that nobody has: their numbers begin at 0xf0000000. And of one that lives: the client's.
+    let gone = Path::new(DIRECTORY).join("7-eth0");
+    let other = record_of(world.lab.client());
+    for record in [&gone, &other] {
+        fs::write(record, "pid 1\n").expect("written");
+    }
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+    assert!(!gone.exists(), "{}", world.gateway().log());
+    assert!(other.exists() && own.exists(), "namespaces that live keep theirs: {}", world.gateway().log());
+    world.take_gateway().kill();
+    assert!(own.exists(), "nobody was there to remove it");
+    drop(world);
+    assert!(!own.exists() && !other.exists(), "the lab removes those of the namespaces that it made");
 }

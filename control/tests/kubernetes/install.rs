@@ -103,6 +103,30 @@ fn a_misspelt_field_of_a_manifest_would_be_found() {
 }
 
 #[test]
+fn the_container_keeps_what_it_changed_of_devices_on_the_host() {
+    let file = deploy().join("kubernetes/daemonset/daemonset.yaml");
+    let cluster = Cluster::new();
+    let json =
+        cluster.kubectl(&["create", "--dry-run=client", "--validate=false", "-o", "json", "-f"], &file);
+    let set: serde_json::Value = serde_json::from_str(&json.expect("made into JSON")).expect("JSON");
+    let pod = &set["spec"]["template"]["spec"];
+    let all = |list: &serde_json::Value| list.as_array().expect("a list").clone();
+    let holds = |path: &serde_json::Value| {
+        Path::new(tidegate_dataplane::links::record::DIRECTORY).starts_with(path.as_str().unwrap_or("-"))
+    };
+    let mounts = all(&pod["containers"][0]["volumeMounts"]);
+    let mount = mounts.iter().find(|mount| holds(&mount["mountPath"])).expect("a mount that holds it");
+    let volumes = all(&pod["volumes"]);
+    let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("its volume");
+    // The same path: a gateway that is run on the host by hand, after a Pod that crashed, finds it too.
+    assert_eq!(volume["hostPath"]["path"], mount["mountPath"], "{volume} {mount}");
+    assert_eq!(volume["hostPath"]["type"], "DirectoryOrCreate", "{volume}");
+    assert_ne!(mount["readOnly"], true, "{mount}");
+    // Records and locks go by the network namespace: with one of its own each new Pod would look for others.
+    assert_eq!(pod["hostNetwork"], true, "{pod}");
+}
+
+#[test]
 fn the_systemd_unit_is_verified() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let unit = std::fs::read_to_string(deploy().join("systemd/tidegate.service")).expect("readable");

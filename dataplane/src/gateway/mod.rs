@@ -20,6 +20,7 @@ use crate::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource, QueuePair};
 use crate::drivers::gate::Gate;
 use crate::links::kernel::Kernel;
 use crate::links::lock::DeviceLock;
+use crate::links::record;
 use crate::links::{Device, Ground, Life, WatchThread, Watched, WatchedPort, open_port};
 use crate::punt::class::PuntClass;
 use crate::punt::silence::Silence;
@@ -224,6 +225,8 @@ type Claimed = (Device, Option<DeviceLock>, Option<u32>);
 
 /// Takes the devices, before any of them is touched.
 fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
+    // What this one would take for its own otherwise, once the kernel gives out a number again.
+    record::sweep();
     let mut kernel = Kernel::open().map_err(StartError::Watch)?;
     let mut claim = |one: &InterfaceConfig| {
         let device = Device::of(&one.device);

@@ -14,6 +14,7 @@ use tidegate_core::ids::InterfaceIndex;
 
 pub mod kernel;
 pub mod lock;
+pub mod namespaces;
 mod port;
 pub mod record;
 mod watch;

@@ -3,12 +3,20 @@
 //! A small file below [`DIRECTORY`] for each device, written when it is taken and removed when it is given back. After
 //! a `kill -9` it stays, and the next process finds there what the kernel's own values no longer tell.
 //!
+//! A device belongs to a network namespace, and the file's name begins with the inode number of that. When the
+//! namespace is gone, so are its devices and their sysctls, and the kernel gives the number to another namespace later.
+//! [`sweep`] removes such files, at each start of a gateway and only where it is certain ([`namespaces::gone`]);
+//! [`forget`] those of a namespace that the caller has removed.
+//!
 //! Invariant: nothing depends on the file being there or being right: without it a value that is found is taken for the
 //! original, and a lock is kept by the kernel ([`super::lock`]).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use super::namespaces;
 
 /// Where the files are.
 pub const DIRECTORY: &str = "/run/tidegate/devices";
@@ -37,7 +45,7 @@ impl Record {
 
     fn within(directory: &Path, device: &str) -> Self {
         // Devices of two namespaces may have one name.
-        let namespace = fs::metadata("/proc/thread-self/ns/net").map_or(0, |file| file.ino());
+        let namespace = own_namespace();
         let device: String = device
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
@@ -67,7 +75,9 @@ impl Record {
         for (path, value) in &kept.sysctls {
             text.push_str(&format!("{} {}\n", path.display(), value.trim()));
         }
-        let new = self.path.with_extension("new");
+        // Not in the place of an extension: the names of two functions of a NIC differ in nothing else.
+        let mut new = self.path.clone().into_os_string();
+        new.push(".new");
         let written = self
             .path
             .parent()
@@ -87,6 +97,68 @@ impl Record {
     }
 }
 
+/// Removes the records of devices whose network namespace is gone. Where that cannot be known, all stay.
+pub fn sweep() {
+    sweep_within(Path::new(DIRECTORY));
+}
+
+/// Removes the records of the network namespace with this inode number, which the caller has just removed.
+pub fn forget(namespace: u64) {
+    let directory = Path::new(DIRECTORY);
+    let found = by_namespace(directory).remove(&namespace).unwrap_or_default();
+    found.iter().for_each(remove);
+    // It is not empty while others have records.
+    let _ = fs::remove_dir(directory);
+}
+
+/// A file, and the inode number that it has: a record that is written anew is another file.
+type Found = (PathBuf, u64);
+
+fn sweep_within(directory: &Path) {
+    let mut found = by_namespace(directory);
+    found.remove(&own_namespace());
+    if found.is_empty() {
+        return;
+    }
+    match namespaces::gone(found.keys().copied().collect()) {
+        Ok(gone) => {
+            for path in gone.iter().filter_map(|namespace| found.remove(namespace)).flatten() {
+                tracing::info!(path = %path.0.display(), "removed the record of a device whose network namespace is gone");
+                remove(&path);
+            }
+        }
+        Err(error) => {
+            tracing::debug!(%error, "the records of devices stay: their network namespaces may still exist");
+        }
+    }
+}
+
+/// All records by the network namespace of their device.
+fn by_namespace(directory: &Path) -> BTreeMap<u64, Vec<Found>> {
+    let mut found: BTreeMap<u64, Vec<Found>> = BTreeMap::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let namespace = entry.file_name().to_str().and_then(|name| name.split_once('-')?.0.parse().ok());
+        if let (Some(namespace), Ok(metadata)) = (namespace, entry.metadata()) {
+            found.entry(namespace).or_default().push((entry.path(), metadata.ino()));
+        }
+    }
+    found
+}
+
+/// Removes a file, unless a gateway has written another in its place: one in a new namespace that has got the number.
+fn remove((path, inode): &Found) {
+    if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.ino() == *inode)
+        && let Err(error) = fs::remove_file(path)
+    {
+        tracing::debug!(path = %path.display(), %error, "the record stays");
+    }
+}
+
+/// The inode number of this thread's network namespace.
+fn own_namespace() -> u64 {
+    fs::metadata("/proc/thread-self/ns/net").map_or(0, |file| file.ino())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,5 +174,30 @@ mod tests {
         assert_eq!(record.read(), kept);
         record.remove();
         assert!(!directory.exists());
+    }
+    #[test]
+    fn records_of_functions_of_one_nic_are_written_by_different_names() {
+        let directory = std::env::temp_dir().join(format!("tidegate-functions-{}", std::process::id()));
+        let records = ["0000:03:00.0", "0000:03:00.1"].map(|device| Record::within(&directory, device));
+        for (record, pid) in records.iter().zip(1..) {
+            record.write(&Kept { pid: Some(pid), sysctls: Vec::new() });
+        }
+        assert_eq!(records.each_ref().map(|record| record.read().pid), [Some(1), Some(2)]);
+        records.iter().for_each(Record::remove);
+        assert!(!directory.exists());
+    }
+
+    #[test]
+    fn only_records_of_namespaces_that_are_gone_are_swept() {
+        let directory = std::env::temp_dir().join(format!("tidegate-sweep-{}", std::process::id()));
+        let own = Record::within(&directory, "eth0");
+        own.write(&Kept::default());
+        // No namespace has this number: they begin at 0xf0000000.
+        let (gone, foreign) = (directory.join("7-eth0"), directory.join("notes"));
+        fs::write(&gone, "pid 1\n").expect("written");
+        fs::write(&foreign, "").expect("written");
+        sweep_within(&directory);
+        assert_eq!([gone.exists(), foreign.exists(), own.path.exists()], [false, true, true]);
+        fs::remove_dir_all(&directory).expect("removed");
     }
 }

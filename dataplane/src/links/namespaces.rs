@@ -1,0 +1,171 @@
+//! Which network namespaces are gone, as far as one process can know it.
+//!
+//! The kernel has no list of them. A namespace lives as long as a thread is in it, a file descriptor is open on it, or
+//! a mount has it (`ip netns add`). [`gone`] looks at all three, of every process, in `/proc`. It names a namespace
+//! only when it could look at everything: a process in a PID namespace of its own (a container) does not see the
+//! others, and one without `CAP_SYS_PTRACE` cannot look into them.
+//!
+//! What it cannot see: a namespace that is held by a socket alone, by a descriptor that is on its way through a socket,
+//! by one that only a thread with its own descriptor table has, or by an init (process 1) that it may not look into. No
+//! gateway runs in a namespace like that.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::{fs, str};
+
+/// The first PID namespace, which sees all processes: `PROC_PID_INIT_INO` of linux/proc_ns.h.
+const ALL_PROCESSES: &str = "pid:[4026531836]";
+
+/// Of these network namespaces, by inode number, those that are gone.
+///
+/// # Errors
+/// When this process cannot see every process, or not all of what one has.
+pub fn gone(candidates: BTreeSet<u64>) -> io::Result<BTreeSet<u64>> {
+    let (proc, first) = (Path::new("/proc"), Path::new("/proc/1"));
+    if fs::read_link(proc.join("self/ns/pid"))? != Path::new(ALL_PROCESSES) {
+        return Err(io::Error::other("this process is in a PID namespace of its own"));
+    }
+    let mut search = Search { left: candidates, mounts: HashSet::new() };
+    for process in numbered(proc)? {
+        if search.left.is_empty() {
+            break;
+        }
+        match search.process(&process) {
+            // Some sandboxes hide it even from root.
+            Err(error) if process == first && error.kind() == io::ErrorKind::PermissionDenied => {}
+            looked => looked?,
+        }
+    }
+    Ok(search.left)
+}
+
+/// A look at one process after the other.
+struct Search {
+    /// What has not been seen yet.
+    left: BTreeSet<u64>,
+    /// Mount namespaces that have been looked at, each with the root from which that was.
+    mounts: HashSet<(PathBuf, PathBuf)>,
+}
+
+impl Search {
+    fn process(&mut self, process: &Path) -> io::Result<()> {
+        for thread in while_it_lives(process, numbered(&process.join("task")))?.unwrap_or_default() {
+            if let Some(link) = while_it_lives(&thread, fs::read_link(thread.join("ns/net")))? {
+                self.saw(&link);
+            }
+            let view = fs::read_link(thread.join("ns/mnt"))
+                .and_then(|namespace| Ok((namespace, fs::read_link(thread.join("root"))?)));
+            let is_new = while_it_lives(&thread, view)?.is_some_and(|view| self.mounts.insert(view));
+            if is_new && let Some(text) = while_it_lives(&thread, fs::read(thread.join("mountinfo")))? {
+                self.mounts(&text);
+            }
+        }
+        let files = fs::read_dir(process.join("fd")).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        for file in while_it_lives(process, files)?.unwrap_or_default() {
+            // A file that is closed meanwhile is no reason to give up.
+            if let Some(link) = while_it_lives(&file.path(), fs::read_link(file.path()))? {
+                self.saw(&link);
+            }
+        }
+        Ok(())
+    }
+
+    /// The fourth field of a line is the root of the mount; for a namespace it is what a link to it says.
+    fn mounts(&mut self, text: &[u8]) {
+        for line in text.split(|&byte| byte == b'\n') {
+            if let Some(root) =
+                line.split(|&byte| byte == b' ').nth(3).and_then(|root| str::from_utf8(root).ok())
+            {
+                self.saw(Path::new(root));
+            }
+        }
+    }
+
+    /// Takes the namespace off the list that a link `net:[4026532008]` names.
+    fn saw(&mut self, link: &Path) {
+        let inode =
+            link.to_str().and_then(|text| text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok());
+        if let Some(inode) = inode {
+            self.left.remove(&inode);
+        }
+    }
+}
+
+/// What was found of `path`; `None` when it is gone by now: the kernel has several errors for that.
+fn while_it_lives<T>(path: &Path, found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(_) if fs::symlink_metadata(path).is_err() => Ok(None),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+    }
+}
+
+/// The entries of a directory whose names are numbers.
+fn numbered(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let name: OsString = entry?.file_name();
+        if name.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+            found.push(directory.join(name));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+    use std::process::{Child, Command};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// No namespace has this number: they begin at 0xf0000000.
+    const NONE: u64 = 7;
+
+    fn assert_lives(inode: u64, why: &str) {
+        let found = gone([inode, NONE].into()).expect("this process sees all processes");
+        assert_eq!(found, [NONE].into(), "{why}");
+    }
+
+    /// A process in a network namespace of its own, with its number.
+    fn process_in_a_new_namespace() -> (Child, u64) {
+        let ours = fs::metadata("/proc/self/ns/net").expect("there is one").ino();
+        let child = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().expect("unshare runs");
+        let link = format!("/proc/{}/ns/net", child.id());
+        for _ in 0..1000 {
+            match fs::metadata(&link).map(|file| file.ino()) {
+                Ok(inode) if inode != ours => return (child, inode),
+                _ => thread::sleep(Duration::from_millis(10)),
+            }
+        }
+        panic!("no new namespace");
+    }
+
+    #[test]
+    fn a_namespace_lives_while_a_process_is_in_it_or_a_file_is_open_on_it() {
+        let (mut child, inode) = process_in_a_new_namespace();
+        assert_lives(inode, "a process is in it");
+        let file = File::open(format!("/proc/{}/ns/net", child.id())).expect("it is open");
+        child.kill().expect("it ends");
+        child.wait().expect("it has ended");
+        assert_lives(inode, "this process has it open");
+        drop(file);
+    }
+
+    #[test]
+    fn a_namespace_lives_while_a_mount_has_it() {
+        let name = format!("tgns-{}", std::process::id());
+        let ip = |what| Command::new("ip").args(["netns", what, &name]).status().expect("ip runs").success();
+        assert!(ip("add"), "a namespace");
+        let inode = fs::metadata(format!("/run/netns/{name}")).expect("it is there").ino();
+        let found = gone([inode, NONE].into());
+        assert!(ip("del"), "it goes");
+        assert_eq!(found.expect("this process sees all processes"), [NONE].into());
+    }
+}
