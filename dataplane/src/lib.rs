@@ -17,6 +17,7 @@ pub mod publish;
 pub mod punt;
 pub mod rate;
 pub mod replay;
+mod rtnetlink;
 pub mod slow_path;
 mod sync;
 pub mod topology;

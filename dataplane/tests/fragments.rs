@@ -8,25 +8,19 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
-use tidegate_core::counters::Tallies;
-use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
-use tidegate_core::pipeline::{Pipeline, PipelineConfig};
-use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey, Snapshot, SnapshotSpec};
+use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey, SnapshotSpec};
 use tidegate_core::testing::Builder;
 use tidegate_core::testing::builder::fragments;
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::{Fragment, Headers, Parsed, parse};
-use tidegate_dataplane::clock::Clock;
-use tidegate_dataplane::drivers::memory::{self, MemoryPort, MemoryQueue};
+use tidegate_dataplane::drivers::memory::{MemoryPort, MemoryQueue};
 use tidegate_dataplane::publish::Publisher;
-use tidegate_dataplane::topology::Idle;
 use tidegate_dataplane::worker::fragment_room::{HELD_MAX, HELD_PER_DATAGRAM, HOLD_MAX};
-use tidegate_dataplane::worker::{Exchange, Forwarding, Worker, WorkerParts};
+use tidegate_dataplane::worker::{Forwarding, Worker};
 
-/// Workers that the test turns itself.
+/// Workers that the test turns itself, and their time.
 struct Bench {
     wire: MemoryPort,
     workers: Vec<Worker<MemoryQueue>>,
@@ -46,34 +40,7 @@ impl Bench {
             udp(VIP_FULLNAT, "translated", ForwardingMode::FullNat).into(),
         ];
         let spec = SnapshotSpec { services, ..spec(1) };
-        let neighbors = Arc::new(NeighborTable::new());
-        let (snapshot, problems) = Snapshot::compile(&spec, None, &neighbors).unwrap();
-        assert!(problems.is_empty(), "{problems:?}");
-        let tallies = (0..workers).map(|_| Arc::new(Tallies::with_capacity(64, 64))).collect();
-        let mut publisher = Publisher::new(1, Forwarding { snapshot, tallies });
-        let exchange = Arc::new(Exchange::new(usize::from(workers)));
-        let (wire, ends) = memory::port(usize::from(workers), 1024);
-        let steering = if workers == 1 { Steering::Single } else { Steering::Partition };
-        let make = |(worker, end): (u8, MemoryQueue)| {
-            Worker::new(WorkerParts {
-                worker,
-                ports: vec![end],
-                pipeline: Pipeline::new(&PipelineConfig {
-                    worker,
-                    workers,
-                    entries: 1024,
-                    seed: 7,
-                    steering: steering.clone(),
-                }),
-                forwarding: publisher.reader(),
-                neighbors: Arc::clone(&neighbors),
-                exchange: Arc::clone(&exchange),
-                shared: Arc::default(),
-                clock: Clock::calibrated(),
-                idle: Idle::Poll,
-            })
-        };
-        let workers = (0..workers).zip(ends).map(make).collect();
+        let bench::Bench { wire, workers, publisher, .. } = bench::Bench::of(&spec, workers, 1024);
         Self { wire, workers, now: Now(1_000_000), _publisher: publisher }
     }
 

@@ -35,7 +35,8 @@ pub(crate) use origin::{PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
 pub use pool::{AddressPool, AddressPoolStatus, Pool};
 pub use resolve::{
-    EndpointIndex, PodIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, SliceIndex, refused_endpoint,
+    ENDPOINTS_MAX, EndpointIndex, PodIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, SliceIndex,
+    refused_endpoint,
 };
 pub use selector::{Expression, Operator, Selector};
 pub use service::{

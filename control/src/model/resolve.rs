@@ -27,13 +27,13 @@ pub struct ServiceEndpoints {
     pub ports: Vec<PortEndpoints>,
     /// Endpoints that were refused and other oddities, as warnings with their place.
     pub findings: Vec<Diagnostic>,
-    /// How many endpoints there would be over all ports, when they are more than 262,144: then the ports
-    /// have none.
+    /// How many endpoints there would be over all ports, when they are more than [`ENDPOINTS_MAX`]: then the
+    /// ports have none.
     pub too_many: Option<usize>,
 }
 
 /// Endpoints of one Service over all its ports. Beyond that nothing is built of them.
-pub(super) const RESOLVED_MAX: usize = 1 << 18;
+pub const ENDPOINTS_MAX: usize = 262_144;
 
 /// The endpoints of one service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,7 +189,7 @@ impl<'a> EndpointIndex<'a> {
     pub fn resolve(&self, service: &Service) -> ServiceEndpoints {
         let mut merge = Merge::new(self.objects, service);
         let demand = self.demand(service, &merge);
-        if demand > RESOLVED_MAX {
+        if demand > ENDPOINTS_MAX {
             return ServiceEndpoints { too_many: Some(demand), ..merge.finish() };
         }
         if let Some(slices) = self.slices.0.get(&service.meta.key) {

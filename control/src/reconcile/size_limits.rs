@@ -9,13 +9,14 @@
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
 use crate::diagnostic::Diagnostic;
-use crate::model::{Service, ServiceEndpoints};
+use crate::model::{ENDPOINTS_MAX, Service, ServiceEndpoints};
 
 /// Service ports (VIP, protocol, port) of one Service.
 pub(super) const FRONTENDS_MAX: usize = 32_768;
 
-/// Backends of one Service: its endpoints, counted for each port and VIP that they serve.
-pub(super) const BACKENDS_MAX: usize = 262_144;
+/// Backends of one Service: its endpoints, counted for each port and VIP that they serve. One VIP is the least, so this
+/// bounds the endpoints over all ports too.
+pub(super) const BACKENDS_MAX: usize = ENDPOINTS_MAX;
 
 /// Backends of one service port: the packet path counts them in 16 bits.
 pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_core::limits::BACKENDS_PER_SERVICE_MAX;

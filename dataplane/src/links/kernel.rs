@@ -6,13 +6,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
-use netlink_sys::{Socket, SocketAddr};
 
 use super::LinkState;
+use crate::rtnetlink::Connection;
 
 /// One interface of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,10 +27,7 @@ pub struct KernelLink {
 
 /// A connection to ask by, in the network namespace of the thread that opened it.
 #[derive(Debug)]
-pub struct Kernel {
-    socket: Socket,
-    sequence: u32,
-}
+pub struct Kernel(Connection);
 
 impl Kernel {
     /// Opens one.
@@ -38,10 +35,7 @@ impl Kernel {
     /// # Errors
     /// When the kernel has none.
     pub fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
-        socket.bind_auto()?;
-        socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Self { socket, sequence: 0 })
+        Connection::open().map(Self)
     }
 
     /// The interface of that name; `None` when there is none.
@@ -51,32 +45,14 @@ impl Kernel {
     pub fn link(&mut self, name: &str) -> io::Result<Option<KernelLink>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        self.sequence = self.sequence.wrapping_add(1);
-        let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST;
-        header.sequence_number = self.sequence;
-        let payload = NetlinkPayload::from(RouteNetlinkMessage::GetLink(message));
-        let mut message = NetlinkMessage::new(header, payload);
-        message.finalize();
-        let mut bytes = vec![0; message.buffer_len()];
-        message.serialize(&mut bytes);
-        self.socket.send(&bytes, 0)?;
-        let (answer, _) = self.socket.recv_from_full()?;
-        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-        match answer.payload {
-            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
+        match self.0.request(RouteNetlinkMessage::GetLink(message), 0) {
+            Ok(Some(RouteNetlinkMessage::NewLink(link))) => {
                 let (index, state) = (link.header.index, state_of(link.header.flags));
                 Ok(Some(KernelLink { index, state, mtu: mtu_of(&link.attributes) }))
             }
-            NetlinkPayload::Error(error) => {
-                let error = error.to_io();
-                match error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) {
-                    true => Ok(None),
-                    false => Err(error),
-                }
-            }
-            other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a link: {other:?}"))),
+            Ok(other) => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not a link: {other:?}"))),
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 }

@@ -12,9 +12,13 @@ use tidegate_core::neighbors::{NeighborSlot, NeighborTable};
 use tidegate_core::snapshot::SnapshotSpec;
 use tidegate_core::wire::{Addr, VlanId};
 
+mod action;
+mod announcements;
 mod conflicts;
+mod entries;
 pub mod resolver;
 mod shelves;
+mod surroundings;
 
 use crate::punt;
 use resolver::{Action, Known, Link, Surroundings};

@@ -13,18 +13,21 @@
 //! Invariant: entries and frames are bounded; an event costs the logarithm of the entries.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::Duration;
 
-use ipnet::IpNet;
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::Sighting;
-use tidegate_core::wire::{MacAddr, SmallFrame, VlanId, arp, ndp};
+use tidegate_core::wire::MacAddr;
 
+use super::announcements::Announcements;
 use super::conflicts::Conflicts;
-use super::shelves::{IN_USE, Shelf, Shelves, share_of};
-use crate::rate::Bucket;
+use super::entries::{ASKED, Entries, Entry, KEPT, PINNED, State};
+use super::shelves::{IN_USE, Shelf};
+
+pub use super::action::{Action, Known};
+pub use super::surroundings::{Link, Surroundings};
 
 /// How long an answer is believed before it is asked for again (RFC 4861 REACHABLE_TIME).
 pub const REACHABLE: Duration = Duration::from_secs(30);
@@ -52,102 +55,6 @@ pub const FRAMES_PER_TICK: usize = 64;
 const TIMERS_PER_TICK: usize = 512;
 /// Entries looked at to find one that makes room.
 const EVICTION_TRIES: usize = 8;
-/// Announcements of a new address of ours, and the pause between them (RFC 5227 section 1.1).
-const ANNOUNCEMENTS: u8 = 3;
-const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
-
-/// Frames a second, and at once, for next hops of routes and backends.
-const PINNED_RATE: (u32, u32) = (20_000, 256);
-/// For neighbours that packets are sent to.
-const KEPT_RATE: (u32, u32) = (5_000, 256);
-/// For addresses that have not answered, of one interface and family.
-const ASKED_RATE: (u32, u32) = (1_000, 128);
-
-/// What the gateway is, as far as neighbours care.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Surroundings {
-    /// The interfaces, by index.
-    pub interfaces: Vec<Link>,
-    /// Neighbours that are given and never asked for.
-    pub fixed: Vec<(IpAddr, MacAddr)>,
-    /// Next hops of routes, and backends: those on-link are resolved before the first packet needs them.
-    pub next_hops: BTreeSet<IpAddr>,
-    /// VIPs and SNAT addresses: announced when new.
-    pub owned: BTreeSet<IpAddr>,
-}
-
-/// One interface, as far as neighbours care.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
-    /// Our address on it.
-    pub mac: MacAddr,
-    /// The tag of frames sent.
-    pub vlan: Option<VlanId>,
-    /// Own addresses with their on-link prefixes.
-    pub addresses: Vec<IpNet>,
-}
-
-/// What the driver of the machine has to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Send this frame.
-    Send {
-        /// Out of this interface.
-        interface: InterfaceIndex,
-        /// All of it.
-        frame: SmallFrame,
-    },
-    /// A neighbour is wanted: workers pass on what is told about it.
-    Hold {
-        /// On this interface.
-        interface: InterfaceIndex,
-        /// The neighbour.
-        address: IpAddr,
-    },
-    /// Workers may use this link address.
-    Learn {
-        /// On this interface.
-        interface: InterfaceIndex,
-        /// The neighbour.
-        address: IpAddr,
-        /// Where it is.
-        mac: MacAddr,
-        /// How that is known.
-        how: Known,
-    },
-    /// Nobody wants this neighbour any more.
-    Release {
-        /// On this interface.
-        interface: InterfaceIndex,
-        /// The neighbour.
-        address: IpAddr,
-        /// Configuration gave its link address.
-        fixed: bool,
-    },
-    /// Another station claims an address of ours: to be logged.
-    Conflict {
-        /// On this interface.
-        interface: InterfaceIndex,
-        /// Our address.
-        address: IpAddr,
-        /// The claimant.
-        mac: Option<MacAddr>,
-        /// It has been answered by an announcement.
-        defended: bool,
-    },
-}
-
-/// How a link address is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Known {
-    /// Configuration gives it: no answer changes it.
-    Fixed,
-    /// By an answer to a request of ours.
-    Confirmed,
-    /// By what was told unasked.
-    Unconfirmed,
-}
-
 /// A neighbour: the interface and its address.
 pub type Key = (InterfaceIndex, IpAddr);
 
@@ -155,97 +62,15 @@ pub type Key = (InterfaceIndex, IpAddr);
 pub type Uses<'a> = &'a dyn Fn(InterfaceIndex, IpAddr) -> bool;
 
 /// Neighbours wanted, and what is known of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Resolver {
     around: Surroundings,
-    entries: BTreeMap<Key, Entry>,
-    shelves: Shelves,
-    /// Timers by what they are for: pinned next hops, neighbours in use, then one for each share of asked ones.
-    lanes: Vec<Lane>,
-    announcements: BTreeMap<(Now, InterfaceIndex, IpAddr), u8>,
+    entries: Entries,
+    announcements: Announcements,
     conflicts: Conflicts,
     ticks: usize,
     refused: u64,
     evicted: u64,
-}
-
-/// Timers that share a budget of frames.
-#[derive(Debug)]
-struct Lane {
-    timers: BTreeSet<(Now, Key)>,
-    budget: Bucket,
-}
-
-const PINNED: usize = 0;
-const KEPT: usize = 1;
-const ASKED: usize = 2;
-
-#[derive(Debug, Clone, Copy)]
-struct Entry {
-    state: State,
-    /// Known by now, and in the workers' table.
-    mac: Option<MacAddr>,
-    /// The table says that an answer gave it.
-    confirmed: bool,
-    /// Its shelf and its time there; none for a next hop of a route or backend, which is never given up.
-    shelf: Option<(Shelf, Now)>,
-    wanted_at: Now,
-    asked_at: Now,
-    /// When the link address last became another.
-    changed_at: Option<Now>,
-    /// None for a fixed one.
-    due: Option<Now>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    Fixed,
-    /// Never answered yet, or no more.
-    Incomplete {
-        tries: u8,
-    },
-    Reachable,
-    /// Known, and not confirmed of late.
-    Stale,
-    Probing {
-        tries: u8,
-    },
-}
-
-impl Entry {
-    fn new(now: Now, state: State) -> Self {
-        let (mac, confirmed, shelf, changed_at, due) = (None, false, None, None, None);
-        Self { state, mac, confirmed, shelf, wanted_at: now, asked_at: now, changed_at, due }
-    }
-
-    fn is_pinned(&self) -> bool {
-        self.shelf.is_none()
-    }
-
-    fn lane(&self, key: &Key) -> usize {
-        match self.shelf {
-            None => PINNED,
-            Some((Shelf::Heard | Shelf::Kept, _)) => KEPT,
-            Some((Shelf::Asked, _)) => ASKED + share_of(key),
-        }
-    }
-}
-
-impl Default for Resolver {
-    fn default() -> Self {
-        let lane = |(rate, burst)| Lane { timers: BTreeSet::new(), budget: Bucket::new(rate, burst) };
-        Self {
-            around: Surroundings::default(),
-            entries: BTreeMap::new(),
-            shelves: Shelves::default(),
-            lanes: vec![lane(PINNED_RATE), lane(KEPT_RATE)],
-            announcements: BTreeMap::new(),
-            conflicts: Conflicts::default(),
-            ticks: 0,
-            refused: 0,
-            evicted: 0,
-        }
-    }
 }
 
 impl Resolver {
@@ -253,7 +78,7 @@ impl Resolver {
     /// wanted are released, new addresses of ours are announced.
     pub fn configure(&mut self, now: Now, around: Surroundings) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.announce_new(now, &around);
+        self.announcements.of_new(now, &self.around.owned, &around);
         self.around = around;
         let fixed = self.fixed();
         let pinned: BTreeSet<Key> = self
@@ -273,11 +98,7 @@ impl Resolver {
         for key in gone {
             self.release(key, &mut actions);
         }
-        self.shelves.resize(interfaces);
-        self.lanes.resize_with(ASKED + interfaces * 2, || Lane {
-            timers: BTreeSet::new(),
-            budget: Bucket::new(ASKED_RATE.0, ASKED_RATE.1),
-        });
+        self.entries.resize(interfaces);
         for (&key, &mac) in &fixed {
             let known = self.entries.get(&key);
             if known.is_none_or(|entry| entry.state != State::Fixed || entry.mac != Some(mac)) {
@@ -297,9 +118,8 @@ impl Resolver {
         if usize::from(interface) >= self.around.interfaces.len() || !is_host(address) {
             return actions;
         }
-        if let Some(entry) = self.entries.get_mut(&key) {
-            // Asked for already; its own timer paces the requests.
-            entry.wanted_at = now;
+        // Asked for already; its own timer paces the requests.
+        if self.entries.note_wanted(&key, now) {
             return actions;
         }
         if self.make_room(now, &key, Shelf::Asked, &|_, _| false, &mut actions) {
@@ -324,7 +144,7 @@ impl Resolver {
         if !is_host(address) || mac.is_some_and(|mac| !mac.is_unicast() || ours(mac)) {
             return actions;
         }
-        match (self.entries.get(&key).copied(), mac) {
+        match (self.entries.get(&key), mac) {
             (Some(entry), _) => self.told(now, key, entry, mac, how, uses, &mut actions),
             (None, Some(mac)) if how == Sighting::Request => self.hear(now, key, mac, uses, &mut actions),
             (None, _) => {}
@@ -338,7 +158,7 @@ impl Resolver {
             return Vec::new();
         }
         let announced = self.around.owned.contains(&address);
-        let defence = announced.then(|| self.announcement(interface, address)).flatten();
+        let defence = announced.then(|| self.around.announcement(interface, address)).flatten();
         let defended = defence.is_some();
         let send = defence.map(|frame| Action::Send { interface, frame });
         send.into_iter().chain([Action::Conflict { interface, address, mac, defended }]).collect()
@@ -347,17 +167,14 @@ impl Resolver {
     /// The link of this interface is up again, perhaps another one than before: our addresses are announced there, and
     /// every neighbour on it is asked for again at once. Those that are known stay in use meanwhile.
     pub fn link_up(&mut self, now: Now, interface: InterfaceIndex) {
-        let owned: Vec<IpAddr> = self.around.owned.iter().copied().collect();
-        self.announcements.retain(|(_, on, _), _| *on != interface);
-        for address in owned {
-            if self.around.announced_on(address).contains(&interface) {
-                self.announcements.insert((now, interface, address), ANNOUNCEMENTS);
-            }
-        }
-        let on_link = |key: &Key| key.0 == interface;
-        let keys: Vec<Key> = self.entries.keys().copied().filter(on_link).collect();
-        for key in keys {
-            let entry = self.entries[&key];
+        self.announcements.again(now, interface, &self.around);
+        let entries: Vec<(Key, Entry)> = self
+            .entries
+            .iter()
+            .filter(|(key, _)| key.0 == interface)
+            .map(|(&key, &entry)| (key, entry))
+            .collect();
+        for (key, entry) in entries {
             let state = match entry.state {
                 State::Fixed => continue,
                 State::Incomplete { .. } => State::Incomplete { tries: 0 },
@@ -370,9 +187,9 @@ impl Resolver {
     /// Sends what is due.
     pub fn tick(&mut self, now: Now, uses: Uses<'_>) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.announce(now, &mut actions);
+        self.announcements.send(now, FRAMES_PER_TICK, &self.around, &mut actions);
         self.ticks = self.ticks.wrapping_add(1);
-        let shares = self.lanes.len().saturating_sub(ASKED);
+        let shares = self.entries.lanes.len().saturating_sub(ASKED);
         self.run_lane(now, PINNED, FRAMES_PER_TICK, uses, &mut actions);
         self.run_lane(now, KEPT, FRAMES_PER_TICK, uses, &mut actions);
         for n in 0..shares {
@@ -386,10 +203,9 @@ impl Resolver {
     /// When [`Self::tick`] has something to do next.
     #[must_use]
     pub fn due(&self) -> Option<Now> {
-        let lanes = self.lanes.iter();
+        let lanes = self.entries.lanes.iter();
         let timers = lanes.filter_map(|lane| Some(lane.timers.first()?.0.max(lane.budget.ready_at())));
-        let announcement = self.announcements.first_key_value().map(|(&(due, ..), _)| due);
-        timers.chain(announcement).min()
+        timers.chain(self.announcements.due()).min()
     }
 
     /// Neighbours with a known link address: for `status`.
@@ -412,7 +228,7 @@ impl Resolver {
 
     /// A next hop of a route or backend.
     fn pin(&mut self, now: Now, key: Key, actions: &mut Vec<Action>) {
-        match self.entries.get(&key).copied() {
+        match self.entries.get(&key) {
             Some(entry) if entry.is_pinned() => {}
             Some(entry) => self.put(key, Entry { shelf: None, ..entry }),
             None => {
@@ -517,10 +333,10 @@ impl Resolver {
         actions: &mut Vec<Action>,
     ) -> bool {
         for _ in 0..EVICTION_TRIES {
-            if self.shelves.has_room(key, shelf) {
+            if self.entries.shelves.has_room(key, shelf) {
                 return true;
             }
-            let Some((since, oldest)) = self.shelves.oldest(key, shelf) else { return false };
+            let Some((since, oldest)) = self.entries.shelves.oldest(key, shelf) else { return false };
             let used = shelf != Shelf::Asked && uses(oldest.0, oldest.1);
             match shelf {
                 Shelf::Kept if used => self.note_use(now, oldest, actions, uses),
@@ -532,12 +348,12 @@ impl Resolver {
                 }
             }
         }
-        self.shelves.has_room(key, shelf)
+        self.entries.shelves.has_room(key, shelf)
     }
 
     /// Packets were sent to this neighbour since the last look.
     fn note_use(&mut self, now: Now, key: Key, actions: &mut Vec<Action>, uses: Uses<'_>) {
-        let Some(entry) = self.entries.get(&key).copied() else { return };
+        let Some(entry) = self.entries.get(&key) else { return };
         let shelf = match entry.shelf {
             None => return,
             Some((Shelf::Kept, _)) => Shelf::Kept,
@@ -551,21 +367,21 @@ impl Resolver {
     fn run_lane(&mut self, now: Now, at: usize, frames: usize, uses: Uses<'_>, actions: &mut Vec<Action>) {
         let mut sent = 0;
         for _ in 0..TIMERS_PER_TICK {
-            let Some(lane) = self.lanes.get_mut(at) else { return };
+            let Some(lane) = self.entries.lanes.get_mut(at) else { return };
             let Some(&(due, key)) = lane.timers.first() else { return };
             if due > now || sent >= frames || lane.budget.ready_at() > now {
                 return;
             }
             if self.expire(now, key, uses, actions) {
                 sent += 1;
-                self.lanes[at].budget.take(now);
+                self.entries.lanes[at].budget.take(now);
             }
         }
     }
 
     /// An entry's timer has run out. Returns whether that sent a frame.
     fn expire(&mut self, now: Now, key: Key, uses: Uses<'_>, actions: &mut Vec<Action>) -> bool {
-        let Some(entry) = self.entries.get(&key).copied() else { return false };
+        let Some(entry) = self.entries.get(&key) else { return false };
         match entry.state {
             State::Fixed => false,
             State::Incomplete { tries } => {
@@ -605,7 +421,7 @@ impl Resolver {
         let Some((_, since)) = entry.shelf else { return self.probe(now, key, entry, 0, actions) };
         if uses(key.0, key.1) {
             self.note_use(now, key, actions, uses);
-            let Some(entry) = self.entries.get(&key).copied() else { return false };
+            let Some(entry) = self.entries.get(&key) else { return false };
             return self.probe(now, key, entry, 0, actions);
         }
         if since.plus(IDLE_MAX) <= now {
@@ -630,50 +446,10 @@ impl Resolver {
         true
     }
 
-    fn ask(&self, (interface, address): Key, known: Option<MacAddr>, actions: &mut Vec<Action>) {
-        let Some(link) = self.around.interfaces.get(usize::from(interface)) else { return };
-        let frame = match address {
-            IpAddr::V4(target) => arp::request(link.mac, link.source_v4(target), target, link.vlan, known),
-            IpAddr::V6(target) => {
-                ndp::solicitation(link.mac, link.source_v6(target), target, link.vlan, known)
-            }
-        };
-        actions.push(Action::Send { interface, frame });
-    }
-
-    fn announce(&mut self, now: Now, actions: &mut Vec<Action>) {
-        for _ in 0..FRAMES_PER_TICK {
-            let Some((&(due, interface, address), &left)) = self.announcements.first_key_value() else {
-                return;
-            };
-            if due > now {
-                return;
-            }
-            self.announcements.pop_first();
-            if let Some(frame) = self.announcement(interface, address) {
-                actions.push(Action::Send { interface, frame });
-                if left > 1 {
-                    self.announcements.insert((now.plus(ANNOUNCE_INTERVAL), interface, address), left - 1);
-                }
-            }
+    fn ask(&self, key: Key, known: Option<MacAddr>, actions: &mut Vec<Action>) {
+        if let Some(frame) = self.around.request(key, known) {
+            actions.push(Action::Send { interface: key.0, frame });
         }
-    }
-
-    fn announce_new(&mut self, now: Now, around: &Surroundings) {
-        self.announcements.retain(|(_, _, address), _| around.owned.contains(address));
-        for &address in around.owned.difference(&self.around.owned) {
-            for interface in around.announced_on(address) {
-                self.announcements.insert((now, interface, address), ANNOUNCEMENTS);
-            }
-        }
-    }
-
-    fn announcement(&self, interface: InterfaceIndex, address: IpAddr) -> Option<SmallFrame> {
-        let link = self.around.interfaces.get(usize::from(interface))?;
-        Some(match address {
-            IpAddr::V4(address) => arp::announcement(link.mac, address, link.vlan),
-            IpAddr::V6(address) => ndp::announcement(link.mac, address, link.vlan),
-        })
     }
 
     fn fixed(&self) -> BTreeMap<Key, MacAddr> {
@@ -684,89 +460,16 @@ impl Resolver {
             .collect()
     }
 
-    /// The only place where an entry changes with its timer and its shelf.
     fn put(&mut self, key: Key, entry: Entry) {
-        self.take(key);
-        if let Some((shelf, since)) = entry.shelf {
-            self.shelves.put(key, shelf, since);
-        }
-        if let (Some(due), Some(lane)) = (entry.due, self.lanes.get_mut(entry.lane(&key))) {
-            lane.timers.insert((due, key));
-        }
-        self.entries.insert(key, entry);
-    }
-
-    fn take(&mut self, key: Key) -> Option<Entry> {
-        let entry = self.entries.remove(&key)?;
-        if let Some((shelf, since)) = entry.shelf {
-            self.shelves.take(key, shelf, since);
-        }
-        if let (Some(due), Some(lane)) = (entry.due, self.lanes.get_mut(entry.lane(&key))) {
-            lane.timers.remove(&(due, key));
-        }
-        Some(entry)
+        self.entries.put(key, entry);
     }
 
     fn release(&mut self, key: Key, actions: &mut Vec<Action>) {
-        if let Some(entry) = self.take(key) {
+        if let Some(entry) = self.entries.take(key) {
             let fixed = entry.state == State::Fixed;
             actions.push(Action::Release { interface: key.0, address: key.1, fixed });
         }
     }
-}
-
-impl Surroundings {
-    /// The interface on whose link an address is: the one with the longest prefix that has it.
-    pub(super) fn interface_of(&self, address: IpAddr) -> Option<InterfaceIndex> {
-        let on_link = self.interfaces.iter().enumerate().flat_map(|(n, link)| {
-            link.addresses
-                .iter()
-                .filter(move |net| net.contains(&address))
-                .map(move |net| (net.prefix_len(), n))
-        });
-        let (_, n) = on_link.max_by_key(|&(len, n)| (len, std::cmp::Reverse(n)))?;
-        InterfaceIndex::try_from(n).ok()
-    }
-
-    /// Where an address of ours is announced: on its own link, or, when it is on none (it is routed here), on all:
-    /// whoever had it in a cache learns that it moved.
-    fn announced_on(&self, address: IpAddr) -> Vec<InterfaceIndex> {
-        match self.interface_of(address) {
-            Some(interface) => vec![interface],
-            None => (0..self.interfaces.len()).filter_map(|n| InterfaceIndex::try_from(n).ok()).collect(),
-        }
-    }
-}
-
-impl Link {
-    /// Our address in the target's prefix, or any of ours here; with none at all an ARP probe (RFC 5227 2.1.1).
-    fn source_v4(&self, target: Ipv4Addr) -> Ipv4Addr {
-        self.source(IpAddr::V4(target))
-            .and_then(|source| if let IpAddr::V4(source) = source { Some(source) } else { None })
-            .unwrap_or(Ipv4Addr::UNSPECIFIED)
-    }
-
-    /// As [`Self::source_v4`]; the link-local address that the MAC makes (RFC 4291 appendix A) for link-local targets
-    /// and where there is no other: the kernel's side of the tap has the same one.
-    fn source_v6(&self, target: Ipv6Addr) -> Ipv6Addr {
-        let link_local = || link_local(self.mac);
-        if target.is_unicast_link_local() {
-            return link_local();
-        }
-        self.source(IpAddr::V6(target))
-            .and_then(|source| if let IpAddr::V6(source) = source { Some(source) } else { None })
-            .unwrap_or_else(link_local)
-    }
-
-    fn source(&self, target: IpAddr) -> Option<IpAddr> {
-        let same_family = || self.addresses.iter().filter(|net| net.addr().is_ipv4() == target.is_ipv4());
-        same_family().find(|net| net.contains(&target)).or_else(|| same_family().next()).map(IpNet::addr)
-    }
-}
-
-fn link_local(mac: MacAddr) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac.0;
-    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
 fn is_host(address: IpAddr) -> bool {

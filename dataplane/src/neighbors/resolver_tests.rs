@@ -1,7 +1,7 @@
 //! Stories about neighbours: who is asked, believed and given up, and when.
 
 use super::*;
-use tidegate_core::wire::{ArpPacket, Parsed, ethernet, parse};
+use tidegate_core::wire::{ArpPacket, Parsed, ethernet, ndp, parse};
 
 const OURS: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const ROUTER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -275,7 +275,7 @@ fn requests_for_what_does_not_answer_are_limited_and_delay_no_probe_of_a_backend
     }
     assert!((11_000..=12_500).contains(&sent), "{sent} requests in 12 s");
     assert!(is_known(&resolver, ip("192.0.2.1")));
-    assert!(resolver.lanes[PINNED].timers.first().unwrap().0 > at(55_000), "it was asked in time");
+    assert!(resolver.entries.lanes[PINNED].timers.first().unwrap().0 > at(55_000), "it was asked in time");
 }
 
 #[test]

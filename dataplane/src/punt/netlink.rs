@@ -1,4 +1,4 @@
-//! Addresses and routes of a tap, set through rtnetlink: one request, one answer, nothing kept.
+//! Addresses and routes of a tap, set through rtnetlink.
 //!
 //! Called at the start and with a new forwarding state, never per packet. They go when the tap goes.
 
@@ -6,17 +6,14 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload,
-};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType, RouteVia,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use netlink_sys::protocols::NETLINK_ROUTE;
-use netlink_sys::{Socket, SocketAddr};
+
+use crate::rtnetlink::Connection;
 
 /// Metric of routes through a tap: above what distributions give theirs, so that none of the host's own routes is
 /// taken away (its management network may have the default route).
@@ -24,10 +21,7 @@ pub const ROUTE_METRIC: u32 = 4096;
 
 /// A connection to the kernel.
 #[derive(Debug)]
-pub struct Netlink {
-    socket: Socket,
-    sequence: u32,
-}
+pub struct Netlink(Connection);
 
 impl Netlink {
     /// Opens one, in the network namespace of this thread.
@@ -35,10 +29,7 @@ impl Netlink {
     /// # Errors
     /// When the kernel has none.
     pub fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
-        socket.bind_auto()?;
-        socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Self { socket, sequence: 0 })
+        Connection::open().map(Self)
     }
 
     /// Adds an address with its prefix, usable at once: duplicate address detection (which would hold an IPv6 address
@@ -86,26 +77,11 @@ impl Netlink {
         self.request(RouteNetlinkMessage::DelRoute(route(if_index, to, via)), 0)
     }
 
+    /// A request that is answered by an acknowledgement.
     fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        self.sequence += 1;
-        let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
-        header.sequence_number = self.sequence;
-        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
-        message.finalize();
-        let mut bytes = vec![0; message.buffer_len()];
-        message.serialize(&mut bytes);
-        self.socket.send(&bytes, 0)?;
-        let (answer, _) = self.socket.recv_from_full()?;
-        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-        match answer.payload {
-            // An error message without a code is the acknowledgement.
-            NetlinkPayload::Error(error) => match error.code {
-                None => Ok(()),
-                Some(_) => Err(error.to_io()),
-            },
-            other => {
+        match self.0.request(message, NLM_F_ACK | flags)? {
+            None => Ok(()),
+            Some(other) => {
                 Err(io::Error::new(io::ErrorKind::InvalidData, format!("not an acknowledgement: {other:?}")))
             }
         }

@@ -1,6 +1,8 @@
 //! A small gateway for tests: one link, a VIP per mode, two backends, everyone a fixed neighbour.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test binary uses its part of this")]
 
+pub mod bench;
+
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 

@@ -243,8 +243,8 @@ impl NeighborTable {
         self.update(slot, |word| if word & RESOLVED == 0 { word } else { word & MAC_MASK | STALE });
     }
 
-    /// The next hop does not answer any more. Static ones stay.
-    pub fn forget(&self, slot: NeighborSlot) {
+    /// The link address goes, unless configuration gives it.
+    fn forget(&self, slot: NeighborSlot) {
         self.update(slot, |_| 0);
     }
 

@@ -1,0 +1,63 @@
+//! Announcements of addresses of ours: when each is sent next, and on which link.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tidegate_core::ids::InterfaceIndex;
+use tidegate_core::now::Now;
+
+use super::action::Action;
+use super::surroundings::Surroundings;
+
+/// Announcements of a new address of ours, and the pause between them (RFC 5227 section 1.1).
+const COUNT: u8 = 3;
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Those that are still to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Announcements(BTreeMap<(Now, InterfaceIndex, IpAddr), u8>);
+
+impl Announcements {
+    /// What is ours no longer is announced no more, and what `around` has besides `before` is from now on.
+    pub(super) fn of_new(&mut self, now: Now, before: &BTreeSet<IpAddr>, around: &Surroundings) {
+        self.0.retain(|(_, _, address), _| around.owned.contains(address));
+        for &address in around.owned.difference(before) {
+            for interface in around.announced_on(address) {
+                self.0.insert((now, interface, address), COUNT);
+            }
+        }
+    }
+
+    /// All that is announced on this link is announced there anew.
+    pub(super) fn again(&mut self, now: Now, interface: InterfaceIndex, around: &Surroundings) {
+        self.0.retain(|(_, on, _), _| *on != interface);
+        for &address in &around.owned {
+            if around.announced_on(address).contains(&interface) {
+                self.0.insert((now, interface, address), COUNT);
+            }
+        }
+    }
+
+    /// Sends what is due, this many at most.
+    pub(super) fn send(&mut self, now: Now, frames: usize, around: &Surroundings, actions: &mut Vec<Action>) {
+        for _ in 0..frames {
+            let Some((&(due, interface, address), &left)) = self.0.first_key_value() else { return };
+            if due > now {
+                return;
+            }
+            self.0.pop_first();
+            if let Some(frame) = around.announcement(interface, address) {
+                actions.push(Action::Send { interface, frame });
+                if left > 1 {
+                    self.0.insert((now.plus(INTERVAL), interface, address), left - 1);
+                }
+            }
+        }
+    }
+
+    /// When the next one is due.
+    pub(super) fn due(&self) -> Option<Now> {
+        self.0.first_key_value().map(|(&(due, ..), _)| due)
+    }
+}

@@ -1,0 +1,110 @@
+//! What the gateway is, as far as neighbours care: its interfaces, whom it will ask for, and what is its own.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use tidegate_core::ids::InterfaceIndex;
+use tidegate_core::wire::{MacAddr, SmallFrame, VlanId, arp, ndp};
+
+/// What the gateway is, as far as neighbours care.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The interfaces, by index.
+    pub interfaces: Vec<Link>,
+    /// Neighbours that are given and never asked for.
+    pub fixed: Vec<(IpAddr, MacAddr)>,
+    /// Next hops of routes, and backends: those on-link are resolved before the first packet needs them.
+    pub next_hops: BTreeSet<IpAddr>,
+    /// VIPs and SNAT addresses: announced when new.
+    pub owned: BTreeSet<IpAddr>,
+}
+
+/// One interface, as far as neighbours care.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// Our address on it.
+    pub mac: MacAddr,
+    /// The tag of frames sent.
+    pub vlan: Option<VlanId>,
+    /// Own addresses with their on-link prefixes.
+    pub addresses: Vec<IpNet>,
+}
+
+impl Surroundings {
+    /// The interface on whose link an address is: the one with the longest prefix that has it.
+    pub(super) fn interface_of(&self, address: IpAddr) -> Option<InterfaceIndex> {
+        let on_link = self.interfaces.iter().enumerate().flat_map(|(n, link)| {
+            link.addresses
+                .iter()
+                .filter(move |net| net.contains(&address))
+                .map(move |net| (net.prefix_len(), n))
+        });
+        let (_, n) = on_link.max_by_key(|&(len, n)| (len, std::cmp::Reverse(n)))?;
+        InterfaceIndex::try_from(n).ok()
+    }
+
+    /// A request for the link address of a neighbour; to `known` alone, where it is to be confirmed.
+    pub(super) fn request(
+        &self,
+        (interface, address): (InterfaceIndex, IpAddr),
+        known: Option<MacAddr>,
+    ) -> Option<SmallFrame> {
+        let link = self.interfaces.get(usize::from(interface))?;
+        Some(match address {
+            IpAddr::V4(target) => arp::request(link.mac, link.source_v4(target), target, link.vlan, known),
+            IpAddr::V6(target) => {
+                ndp::solicitation(link.mac, link.source_v6(target), target, link.vlan, known)
+            }
+        })
+    }
+
+    /// Says on this link that an address of ours is here.
+    pub(super) fn announcement(&self, interface: InterfaceIndex, address: IpAddr) -> Option<SmallFrame> {
+        let link = self.interfaces.get(usize::from(interface))?;
+        Some(match address {
+            IpAddr::V4(address) => arp::announcement(link.mac, address, link.vlan),
+            IpAddr::V6(address) => ndp::announcement(link.mac, address, link.vlan),
+        })
+    }
+
+    /// Where an address of ours is announced: on its own link, or, when it is on none (it is routed here), on all:
+    /// whoever had it in a cache learns that it moved.
+    pub(super) fn announced_on(&self, address: IpAddr) -> Vec<InterfaceIndex> {
+        match self.interface_of(address) {
+            Some(interface) => vec![interface],
+            None => (0..self.interfaces.len()).filter_map(|n| InterfaceIndex::try_from(n).ok()).collect(),
+        }
+    }
+}
+
+impl Link {
+    /// Our address in the target's prefix, or any of ours here; with none at all an ARP probe (RFC 5227 2.1.1).
+    fn source_v4(&self, target: Ipv4Addr) -> Ipv4Addr {
+        self.source(IpAddr::V4(target))
+            .and_then(|source| if let IpAddr::V4(source) = source { Some(source) } else { None })
+            .unwrap_or(Ipv4Addr::UNSPECIFIED)
+    }
+
+    /// As [`Self::source_v4`]; the link-local address that the MAC makes (RFC 4291 appendix A) for link-local targets
+    /// and where there is no other: the kernel's side of the tap has the same one.
+    fn source_v6(&self, target: Ipv6Addr) -> Ipv6Addr {
+        let link_local = || link_local(self.mac);
+        if target.is_unicast_link_local() {
+            return link_local();
+        }
+        self.source(IpAddr::V6(target))
+            .and_then(|source| if let IpAddr::V6(source) = source { Some(source) } else { None })
+            .unwrap_or_else(link_local)
+    }
+
+    fn source(&self, target: IpAddr) -> Option<IpAddr> {
+        let same_family = || self.addresses.iter().filter(|net| net.addr().is_ipv4() == target.is_ipv4());
+        same_family().find(|net| net.contains(&target)).or_else(|| same_family().next()).map(IpNet::addr)
+    }
+}
+
+fn link_local(mac: MacAddr) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.0;
+    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}

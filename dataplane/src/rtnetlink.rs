@@ -1,0 +1,60 @@
+//! Requests to the kernel by rtnetlink: one request, one answer, nothing kept.
+
+use std::io;
+
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr};
+
+/// A connection to the kernel, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Connection {
+    /// Opens one.
+    ///
+    /// # Errors
+    /// When the kernel has none.
+    pub(crate) fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// Sends a request, with these flags besides `NLM_F_REQUEST`; `None` is an acknowledgement.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(crate) fn request(
+        &mut self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> io::Result<Option<RouteNetlinkMessage>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.socket.send(&bytes, 0)?;
+        let (answer, _) = self.socket.recv_from_full()?;
+        let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(&answer)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+        match answer.payload {
+            NetlinkPayload::InnerMessage(answer) => Ok(Some(answer)),
+            // An error message without a code is the acknowledgement.
+            NetlinkPayload::Error(error) => match error.code {
+                None => Ok(None),
+                Some(_) => Err(error.to_io()),
+            },
+            other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not an answer: {other:?}"))),
+        }
+    }
+}

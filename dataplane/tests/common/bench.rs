@@ -1,0 +1,62 @@
+//! Workers that a test turns itself, with one port in memory between them and the test.
+
+use std::sync::Arc;
+
+use tidegate_core::counters::Tallies;
+use tidegate_core::forward::snat_ports::Steering;
+use tidegate_core::frame::MemoryFrame;
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::pipeline::{Pipeline, PipelineConfig};
+use tidegate_core::snapshot::{Snapshot, SnapshotSpec};
+use tidegate_dataplane::clock::Clock;
+use tidegate_dataplane::drivers::memory::{self, MemoryPort, MemoryQueue};
+use tidegate_dataplane::publish::Publisher;
+use tidegate_dataplane::topology::Idle;
+use tidegate_dataplane::worker::{Exchange, Forwarding, Worker, WorkerParts};
+
+/// See the module.
+pub struct Bench {
+    /// The test's end of the port.
+    pub wire: MemoryPort,
+    pub workers: Vec<Worker<MemoryQueue>>,
+    pub exchange: Arc<Exchange<MemoryFrame>>,
+    pub neighbors: Arc<NeighborTable>,
+    /// The workers end with it.
+    pub publisher: Publisher<Forwarding>,
+}
+
+impl Bench {
+    /// Workers that forward by `spec`; each queue of their port takes `depth` frames.
+    pub fn of(spec: &SnapshotSpec, workers: u8, depth: usize) -> Self {
+        let neighbors = Arc::new(NeighborTable::new());
+        let (snapshot, problems) = Snapshot::compile(spec, None, &neighbors).unwrap();
+        assert!(problems.is_empty(), "{problems:?}");
+        let tallies = (0..workers).map(|_| Arc::new(Tallies::with_capacity(64, 64))).collect();
+        let mut publisher = Publisher::new(1, Forwarding { snapshot, tallies });
+        let exchange = Arc::new(Exchange::new(usize::from(workers)));
+        let (wire, ends) = memory::port(usize::from(workers), depth);
+        let clock = Clock::calibrated();
+        let steering = if workers == 1 { Steering::Single } else { Steering::Partition };
+        let make = |(worker, end): (u8, MemoryQueue)| {
+            Worker::new(WorkerParts {
+                worker,
+                ports: vec![end],
+                pipeline: Pipeline::new(&PipelineConfig {
+                    worker,
+                    workers,
+                    entries: 1024,
+                    seed: 7,
+                    steering: steering.clone(),
+                }),
+                forwarding: publisher.reader(),
+                neighbors: Arc::clone(&neighbors),
+                exchange: Arc::clone(&exchange),
+                shared: Arc::default(),
+                clock,
+                idle: Idle::Poll,
+            })
+        };
+        let workers = (0..workers).zip(ends).map(make).collect();
+        Self { wire, workers, exchange, neighbors, publisher }
+    }
+}
