@@ -9,73 +9,28 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use common::bench::Bench;
 use common::*;
 use tidegate_core::conntrack::Phase;
-use tidegate_core::counters::Tallies;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
-use tidegate_core::pipeline::{NeighborEvent, Pipeline, PipelineConfig};
-use tidegate_core::snapshot::{BackendState, NeighborSpec, Snapshot, SnapshotSpec};
+use tidegate_core::pipeline::NeighborEvent;
+use tidegate_core::snapshot::{BackendState, NeighborSpec, SnapshotSpec};
 use tidegate_core::testing::Builder;
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::{MacAddr, Parsed, arp, ethernet, parse, tcp};
-use tidegate_dataplane::clock::Clock;
-use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort, MemoryQueue};
+use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
 use tidegate_dataplane::gateway::{Crew, CrewConfig, OnFailure, WorkerState};
-use tidegate_dataplane::publish::Publisher;
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
+use tidegate_dataplane::worker::FlowFilter;
 use tidegate_dataplane::worker::mailbox::HANDED_OVER_MAX;
 use tidegate_dataplane::worker::parking::FRAMES_PER_NEIGHBOR;
-use tidegate_dataplane::worker::{Exchange, FlowFilter, Forwarding, Worker, WorkerParts};
-
-/// Workers that the test turns itself, one port between them and the test.
-struct Bench {
-    wire: MemoryPort,
-    workers: Vec<Worker<MemoryQueue>>,
-    exchange: Arc<Exchange<MemoryFrame>>,
-    neighbors: Arc<NeighborTable>,
-    _publisher: Publisher<Forwarding>,
-}
 
 fn bench(workers: u8, depth: usize) -> Bench {
-    bench_of(&spec(1), workers, depth)
-}
-
-fn bench_of(spec: &SnapshotSpec, workers: u8, depth: usize) -> Bench {
-    let neighbors = Arc::new(NeighborTable::new());
-    let (snapshot, problems) = Snapshot::compile(spec, None, &neighbors).unwrap();
-    assert!(problems.is_empty(), "{problems:?}");
-    let tallies = (0..workers).map(|_| Arc::new(Tallies::with_capacity(64, 64))).collect();
-    let mut publisher = Publisher::new(1, Forwarding { snapshot, tallies });
-    let exchange = Arc::new(Exchange::new(usize::from(workers)));
-    let (wire, ends) = memory::port(usize::from(workers), depth);
-    let clock = Clock::calibrated();
-    let steering = if workers == 1 { Steering::Single } else { Steering::Partition };
-    let make = |(worker, end): (u8, MemoryQueue)| {
-        Worker::new(WorkerParts {
-            worker,
-            ports: vec![end],
-            pipeline: Pipeline::new(&PipelineConfig {
-                worker,
-                workers,
-                entries: 1024,
-                seed: 7,
-                steering: steering.clone(),
-            }),
-            forwarding: publisher.reader(),
-            neighbors: Arc::clone(&neighbors),
-            exchange: Arc::clone(&exchange),
-            shared: Arc::default(),
-            clock,
-            idle: Idle::Poll,
-        })
-    };
-    let workers = (0..workers).zip(ends).map(make).collect();
-    Bench { wire, workers, exchange, neighbors, _publisher: publisher }
+    Bench::of(&spec(1), workers, depth)
 }
 
 impl Bench {
@@ -270,7 +225,7 @@ fn alone() -> SnapshotSpec {
 
 #[test]
 fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order_when_it_is_found() {
-    let mut bench = bench_of(&alone(), 1, 64);
+    let mut bench = Bench::of(&alone(), 1, 64);
     for port in [4000, 4001, 4002] {
         assert!(bench.wire.offer(0, &syn(port, VIP_L2)));
     }
@@ -304,7 +259,7 @@ fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order_when_it_is_found() 
 fn a_reply_to_an_unresolved_client_waits_too() {
     let mut spec = alone();
     spec.neighbors = vec![NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND }];
-    let mut bench = bench_of(&spec, 2, 64);
+    let mut bench = Bench::of(&spec, 2, 64);
     let (_, port) = open_fullnat(&mut bench, 1);
     // It comes to the other worker first, and waits where its flow is.
     assert!(bench.wire.offer(0, &reply(port)));
@@ -320,7 +275,7 @@ fn a_reply_to_an_unresolved_client_waits_too() {
 
 #[test]
 fn frames_that_waited_too_long_and_those_without_room_are_dropped_for_their_reason() {
-    let mut bench = bench_of(&alone(), 1, 64);
+    let mut bench = Bench::of(&alone(), 1, 64);
     let extra = 5;
     for n in 0..FRAMES_PER_NEIGHBOR + extra {
         assert!(bench.wire.offer(0, &syn(4000 + n as u16, VIP_L2)));
@@ -477,18 +432,18 @@ fn ports_in_use_are_counted_by_snat_address_and_backend_while_the_worker_runs() 
         sent += (0..2).map(|queue| usize::from(wire.take(queue).is_some())).sum::<usize>();
         sent == 200
     });
-    // Each reading is of the one before.
-    let opening = |ports: &[tidegate_dataplane::gateway::SnatPortStats]| match ports {
-        [one] => one.ports.iter().find(|(phase, _)| *phase == Phase::Opening).map_or(0, |(_, count)| *count),
-        _ => 0,
-    };
-    wait_until("counted", || opening(&crew.snat_ports()) == 100);
-    let ports = crew.snat_ports();
+    let ports = crew.snat_ports(std::time::Duration::from_secs(20));
+    assert_eq!(ports.len(), 1, "{ports:?}");
+    let opening = ports[0].ports.iter().find(|(phase, _)| *phase == Phase::Opening);
+    assert_eq!(opening, Some(&(Phase::Opening, 100)), "the first reading is of now");
     assert_eq!(ports[0].address, ip(SNAT).into());
     assert_eq!(ports[0].ports.iter().map(|(_, count)| count).sum::<u64>(), 100);
     let services = crew.service_stats();
     let translated = services.iter().find(|service| service.name == "translated").unwrap();
     assert_eq!(ports[0].backend, translated.backends[0].id);
+    // Who does not wait gets the last count, and the next one is of now again.
+    assert_eq!(crew.snat_ports(std::time::Duration::ZERO), ports);
+    assert_eq!(crew.snat_ports(std::time::Duration::from_secs(20)), ports);
 }
 
 #[test]

@@ -25,6 +25,9 @@ use crate::telemetry::{self, Generations, Process, Sample, Timings};
 /// default sync period, as there.
 const UPDATE_MAX: Duration = Duration::from_secs(60);
 
+/// How long a scrape waits for the workers' count of local ports in use.
+const SNAT_PORTS_WAIT: Duration = Duration::from_millis(100);
+
 /// What a round of the controller came to.
 #[derive(Debug, Clone)]
 pub(super) struct Round {
@@ -196,7 +199,7 @@ impl State {
             links: &self.dataplane.links().report(),
             stats: &self.dataplane.stats(),
             service_stats: &self.dataplane.service_stats(),
-            snat_ports: &if per_backend { self.dataplane.snat_ports() } else { Vec::new() },
+            snat_ports: &if per_backend { self.dataplane.snat_ports(SNAT_PORTS_WAIT) } else { Vec::new() },
             services: outcome.map_or(&[], |outcome| &outcome.services),
             findings: outcome.map_or(&[], |outcome| &outcome.findings),
             pools: outcome.map_or(&[], |outcome| &outcome.pools),

@@ -286,7 +286,7 @@ pub(super) fn snat_ports(page: &mut Exposition, stats: &[ServiceStats], snat_por
         }
     }
     let help = "Local ports of the SNAT address in use towards the backend, by the state of their flows; only \
-                established flows keep theirs when a new flow needs one. As of the scrape before.";
+                established flows keep theirs when a new flow needs one.";
     let labels = ["address", "namespace", "service", "port", "protocol", "backend", "state"];
     let mut family = page.gauge("tidegate_snat_ports", help, labels);
     for ((address, [namespace, service, port, protocol], backend, state), count) in &ports {

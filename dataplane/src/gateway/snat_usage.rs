@@ -1,11 +1,13 @@
 //! How many local ports of `fullnat` are in use, by SNAT address and backend, for metrics.
 //!
 //! Nothing is counted per packet: workers walk their tables, a few buckets per turn, when they are asked. Who reads
-//! does not wait: a reading is of the time of the reading before, for which the workers were asked then.
+//! waits for them with a bound. Where they have not finished by then, the reading is the one before, and the count goes
+//! on for the next one.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tidegate_core::conntrack::Phase;
 use tidegate_core::ids::BackendId;
@@ -33,26 +35,36 @@ pub struct SnatPortStats {
 #[derive(Debug, Default)]
 pub(super) struct SnatUsage(Mutex<Counting>);
 
+/// The way by which a worker answers.
+type Answer = Receiver<Vec<Option<SnatPorts>>>;
+
 #[derive(Debug, Default)]
 struct Counting {
-    asked: Vec<Receiver<Vec<Option<SnatPorts>>>>,
+    under_way: bool,
+    asked: Vec<Answer>,
     found: Vec<Vec<Option<SnatPorts>>>,
     last: Vec<SnatPortStats>,
 }
 
 impl Counting {
-    /// Takes in what has been answered; whether all have, or will not.
-    fn collect(&mut self) -> bool {
+    /// Takes in what is answered until then. The count has ended when all have answered, or will not.
+    fn collect(&mut self, until: Instant) {
+        if !self.under_way {
+            return;
+        }
         let Self { asked, found, .. } = self;
-        asked.retain(|answer| match answer.try_recv() {
+        asked.retain(|answer| match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(counts) => {
                 found.push(counts);
                 false
             }
-            Err(TryRecvError::Empty) => true,
-            Err(TryRecvError::Disconnected) => false,
+            Err(RecvTimeoutError::Timeout) => true,
+            Err(RecvTimeoutError::Disconnected) => false,
         });
-        asked.is_empty()
+        if asked.is_empty() {
+            self.under_way = false;
+            self.last = self.sum();
+        }
     }
 
     /// The sum over the workers.
@@ -75,27 +87,35 @@ impl Counting {
 }
 
 impl<F> Crew<F> {
-    /// Local ports in use when this was called before, at the latest; empty the first time. Asks the workers again.
+    /// Local ports in use now. Where the workers do not finish the count within `wait`: those of the last count that
+    /// they finished, none before the first.
     #[must_use]
-    pub fn snat_ports(&self) -> Vec<SnatPortStats> {
+    pub fn snat_ports(&self, wait: Duration) -> Vec<SnatPortStats> {
+        let until = Instant::now() + wait;
         let mut counting = self.snat_usage().0.lock().unwrap_or_else(PoisonError::into_inner);
-        if counting.collect() {
-            counting.last = counting.sum();
-            let pairs = pairs(&self.control().publisher.current().snapshot).min(PAIRS_MAX);
-            if pairs > 0 {
-                counting.asked = self
-                    .exchange()
-                    .mailboxes
-                    .iter()
-                    .filter_map(|mailbox| {
-                        let (reply, answer) = sync_channel(1);
-                        let question = Question::SnatPorts(SnatQuestion::new(pairs, reply));
-                        mailbox.ask(question).ok().map(|()| answer)
-                    })
-                    .collect();
-            }
+        // What an earlier reader did not wait for.
+        counting.collect(Instant::now());
+        if !counting.under_way {
+            counting.asked = self.ask_for_ports();
+            counting.under_way = true;
         }
+        counting.collect(until);
         counting.last.clone()
+    }
+
+    /// Asks every worker that can be asked.
+    fn ask_for_ports(&self) -> Vec<Answer> {
+        let pairs = pairs(&self.control().publisher.current().snapshot).min(PAIRS_MAX);
+        if pairs == 0 {
+            return Vec::new();
+        }
+        let mailboxes = self.exchange().mailboxes.iter();
+        let asked = mailboxes.filter_map(|mailbox| {
+            let (reply, answer) = sync_channel(1);
+            let question = Question::SnatPorts(SnatQuestion::new(pairs, reply));
+            mailbox.ask(question).ok().map(|()| answer)
+        });
+        asked.collect()
     }
 }
 
