@@ -122,7 +122,10 @@ impl AdminBackend for Daemon {
 
     fn backends(&self) -> BackendsAnswer {
         BackendsAnswer {
-            backends: BackendRow::of_services(&services(), |_, b| (b.port == 8080).then_some(5)),
+            backends: BackendRow::of_services(&services(), |_, b| BackendForwarding {
+                connections: (b.port == 8080).then_some(5),
+                path_mtu: (b.port == 8080).then_some(1480),
+            }),
         }
     }
 
@@ -287,8 +290,13 @@ default     web       80/TCP   203.0.113.1   10.0.0.1:8080   Active   Ready     
 default     web       80/TCP   203.0.113.1   10.0.0.2:8080   Down     Unhealthy   1        5
 "
     );
-    assert!(lab.shown("backends -o wide").contains("default/web-1"));
+    let wide = lab.shown("backends -o wide");
+    assert!(wide.contains("default/web-1"), "{wide}");
+    let shows = |line: &str| line.trim_end().ends_with("1480");
+    assert!(wide.lines().next().is_some_and(|head| head.trim_end().ends_with("PATH-MTU")), "{wide}");
+    assert!(wide.lines().skip(1).all(shows), "a path MTU that is known is shown: {wide}");
     let items = lab.json("backends -n kube-system -o json");
+    assert_eq!((&items["items"][0]["connections"], &items["items"][0]["pathMtu"]), (&5.into(), &1480.into()));
     assert_eq!(items["items"].as_array().map(Vec::len), Some(2));
     assert_eq!(items["items"][0]["backend"]["address"], "10.0.0.1");
 }

@@ -13,6 +13,7 @@ pub mod drivers;
 pub mod gateway;
 pub mod links;
 pub mod neighbors;
+pub mod path_mtu_log;
 pub mod publish;
 pub mod punt;
 pub mod rate;

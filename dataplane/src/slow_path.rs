@@ -1,4 +1,5 @@
-//! The one thread beside the workers: the kernel's taps with their routes, and the resolver of neighbours.
+//! The one thread beside the workers: the kernel's taps with their routes, the resolver of neighbours, and the log of
+//! what workers learn.
 //!
 //! Frames that workers punt go into the interface's tap, what the kernel sends there goes to a worker to be sent;
 //! what workers tell about neighbours goes to the state machine, whose requests go out the same way. Workers neither
@@ -29,6 +30,7 @@ use crate::drivers::FrameSource;
 use crate::links::{LinkState, Links};
 use crate::neighbors;
 use crate::neighbors::resolver::{Action, Resolver, Surroundings};
+use crate::path_mtu_log::PathMtuLog;
 use crate::punt::class::PuntClass;
 use crate::punt::routes::{Routes, TapRoutes};
 use crate::punt::tap::Tap;
@@ -91,6 +93,7 @@ impl Outside {
 pub struct Memory {
     resolver: Resolver,
     routes: TapRoutes,
+    path_mtus: PathMtuLog,
     buffer: Vec<u8>,
     /// No tap that was deleted is made anew before.
     make_anew_at: Now,
@@ -103,6 +106,7 @@ impl Default for Memory {
         Self {
             resolver: Resolver::default(),
             routes: TapRoutes::default(),
+            path_mtus: PathMtuLog::default(),
             buffer: vec![0; FRAME_MAX],
             make_anew_at: Now(0),
             look_at: Now(0),
@@ -170,6 +174,7 @@ impl<S: FrameSource> SlowPath<S> {
                 self.restore(n, memory);
             }
         }
+        memory.path_mtus.turn(now, self.table.path_mtus());
         let Memory { resolver, routes, .. } = memory;
         if let Some(Outside { around, routes: wanted }) = self.outside.pop() {
             self.act(&resolver.configure(now, around));

@@ -270,17 +270,30 @@ pub struct BackendRow {
     pub protocol: String,
     /// The backend.
     pub backend: BackendView,
+    /// What the packet path knows of it.
+    #[serde(flatten)]
+    pub forwarding: BackendForwarding,
+}
+
+/// What the packet path knows of a backend of a service port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BackendForwarding {
     /// New flows that it was given; absent where it is in no snapshot yet.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
+    /// Bytes of the largest packet, outer header included, that reaches it by a tunnel (`dsr-ipip`), as a router on the
+    /// way said; absent where none said so in the last ten minutes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_mtu: Option<u16>,
 }
 
 impl BackendRow {
-    /// The rows of services, in their order; `connections` is asked for each, by (VIP, protocol, port) and
+    /// The rows of services, in their order; `forwarding` is asked for each, by (VIP, protocol, port) and
     /// backend.
     pub fn of_services(
         services: &[impl std::borrow::Borrow<ServiceView>],
-        connections: impl Fn(&PortView, &BackendView) -> Option<u64>,
+        forwarding: impl Fn(&PortView, &BackendView) -> BackendForwarding,
     ) -> Vec<Self> {
         let mut rows = Vec::new();
         for service in services.iter().map(std::borrow::Borrow::borrow) {
@@ -293,7 +306,7 @@ impl BackendRow {
                     service_port: port.port,
                     protocol: port.protocol.clone(),
                     backend: backend.clone(),
-                    connections: connections(port, backend),
+                    forwarding: forwarding(port, backend),
                 }));
             }
         }

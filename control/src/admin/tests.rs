@@ -63,7 +63,12 @@ impl AdminBackend for Daemon {
     }
 
     fn backends(&self) -> BackendsAnswer {
-        BackendsAnswer { backends: BackendRow::of_services(&[service_view()], |_, _| Some(5)) }
+        BackendsAnswer {
+            backends: BackendRow::of_services(&[service_view()], |_, _| BackendForwarding {
+                connections: Some(5),
+                path_mtu: Some(1480),
+            }),
+        }
     }
 
     async fn flows(&self, query: FlowsQuery) -> Result<FlowsAnswer, AdminError> {

@@ -112,11 +112,13 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
         "+NODE",
         "+ZONE",
         "+POD",
+        "+PATH-MTU",
     ];
     let mut table = Table::new(&headers);
     for row in rows {
         let backend = &row.backend;
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let number = |value: Option<u64>| value.map_or_else(String::new, |n| n.to_string());
         table.row([
             row.namespace.clone(),
             row.service.clone(),
@@ -126,11 +128,12 @@ pub(super) fn backends(rows: &[BackendRow]) -> Table {
             state(backend.state).to_owned(),
             why(backend.why).to_owned(),
             backend.weight.to_string(),
-            row.connections.map_or_else(String::new, |n| n.to_string()),
+            number(row.forwarding.connections),
             health(&backend.health),
             text(&backend.node),
             text(&backend.zone),
             text(&backend.pod),
+            number(row.forwarding.path_mtu.map(u64::from)),
         ]);
     }
     table

@@ -4,10 +4,12 @@
 //! come back when they are decided.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_core::snapshot::ForwardingMode;
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
 use tokio::sync::{mpsc, oneshot};
@@ -126,10 +128,18 @@ impl AdminBackend for Operator {
                 connections.insert((key, backend.address.ip(), backend.port), backend.connections);
             }
         }
+        let dataplane = &self.state.dataplane;
+        let known = dataplane.neighbors().path_mtus().known(dataplane.now());
+        let paths: BTreeMap<IpAddr, u16> = known.map(|path| (path.backend.ip(), path.mtu)).collect();
+        let tunnelled = ForwardingMode::DsrIpip.as_str();
         self.with_round(|round| api::BackendsAnswer {
             backends: api::BackendRow::of_services(&round.outcome.services, |port, backend| {
                 let key = (port.vip, port.protocol.as_str(), port.port);
-                connections.get(&(key, backend.address, backend.port)).copied()
+                let path_mtu = paths.get(&backend.address).copied();
+                api::BackendForwarding {
+                    connections: connections.get(&(key, backend.address, backend.port)).copied(),
+                    path_mtu: path_mtu.filter(|_| port.mode == tunnelled),
+                }
             }),
         })
     }

@@ -21,6 +21,7 @@ mod links;
 mod node_target;
 mod nodes;
 mod own_addresses;
+mod path_mtu;
 mod reload;
 mod restart;
 mod rolling;

@@ -1,0 +1,137 @@
+//! Says in the log which path MTUs of tunnels were learnt, and which have expired.
+//!
+//! Workers learn them ([`tidegate_core::path_mtu`]) and write no log. The slow path compares the table with what it knew,
+//! at once when there is news, and then not again for [`PAUSE`]: routers, or who forges their errors, do not fill the
+//! log. What changes to and fro within a pause is not told.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tidegate_core::now::Now;
+use tidegate_core::path_mtu::PathMtus;
+
+/// Time from one report to the next.
+pub const PAUSE: Duration = Duration::from_secs(10);
+/// Backends that one report names; of others it says how many there are.
+pub const NAMED_MAX: usize = 8;
+
+/// What has become of the path MTU to a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// A router reported this one, smaller than any before.
+    Learnt {
+        /// The backend's address.
+        backend: IpAddr,
+        /// Bytes of the largest packet, outer header included.
+        mtu: u16,
+    },
+    /// It is forgotten: the MTU of the link counts again.
+    Expired {
+        /// The backend's address.
+        backend: IpAddr,
+    },
+}
+
+/// What has been told.
+#[derive(Debug, Default)]
+pub struct PathMtuLog {
+    /// MTU and end by backend.
+    told: BTreeMap<IpAddr, (u16, Now)>,
+    /// [`PathMtus::learnt`] at the last look.
+    learnt: u64,
+    /// When the first of those that were told ends.
+    first_end: Option<Now>,
+    not_before: Now,
+}
+
+impl PathMtuLog {
+    /// Logs what has changed.
+    pub fn turn(&mut self, now: Now, paths: &PathMtus) {
+        let changes = self.changes(now, paths);
+        for change in changes.iter().take(NAMED_MAX) {
+            match change {
+                Change::Learnt { backend, mtu } => tracing::info!(
+                    %backend,
+                    mtu,
+                    "a router reported a smaller path MTU to a backend: clients are told at their next larger packet"
+                ),
+                Change::Expired { backend } => {
+                    tracing::info!(%backend, "a path MTU expired: the MTU of the link counts again");
+                }
+            }
+        }
+        if changes.len() > NAMED_MAX {
+            let more = changes.len() - NAMED_MAX;
+            tracing::info!(more, "path MTUs to more backends changed: tidegate backends -o wide shows all");
+        }
+    }
+
+    /// What has changed since the last report; nothing within [`PAUSE`] after one.
+    pub fn changes(&mut self, now: Now, paths: &PathMtus) -> Vec<Change> {
+        // Read before the table is: what is learnt meanwhile is news at the next look.
+        let learnt = paths.learnt();
+        let is_news = learnt != self.learnt || self.first_end.is_some_and(|end| end <= now);
+        if !is_news || now < self.not_before {
+            return Vec::new();
+        }
+        let known: BTreeMap<IpAddr, (u16, Now)> =
+            paths.known(now).map(|path| (path.backend.ip(), (path.mtu, path.ends))).collect();
+        let is_new = |&(backend, found): &(&IpAddr, &(u16, Now))| self.told.get(backend) != Some(found);
+        let new = known.iter().filter(is_new).map(|(&backend, &(mtu, _))| Change::Learnt { backend, mtu });
+        // One that made room for others has not expired, and is learnt again when it matters.
+        let is_over =
+            |&(backend, &(_, end)): &(&IpAddr, &(u16, Now))| end <= now && !known.contains_key(backend);
+        let over = self.told.iter().filter(is_over).map(|(&backend, _)| Change::Expired { backend });
+        let changes: Vec<Change> = new.chain(over).collect();
+        self.first_end = known.values().map(|&(_, end)| end).min();
+        (self.told, self.learnt) = (known, learnt);
+        if !changes.is_empty() {
+            self.not_before = now.plus(PAUSE);
+        }
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::path_mtu::LIFETIME;
+    use tidegate_core::wire::Addr;
+
+    use super::*;
+
+    fn addr(n: u8) -> Addr {
+        Addr::v4([192, 0, 2, n])
+    }
+
+    fn learnt(n: u8, mtu: u16) -> Change {
+        Change::Learnt { backend: addr(n).ip(), mtu }
+    }
+
+    const NOW: Now = Now(5_000_000_000);
+
+    #[test]
+    fn a_path_mtu_that_is_learnt_or_expires_is_told_once_and_a_burst_of_them_together() {
+        let (paths, mut log) = (PathMtus::default(), PathMtuLog::default());
+        assert_eq!(log.changes(NOW, &paths), []);
+        paths.learn(addr(1), 1400, NOW);
+        assert_eq!(log.changes(NOW, &paths), [learnt(1, 1400)]);
+        assert_eq!(log.changes(NOW.plus(PAUSE), &paths), [], "told once");
+        // Within the pause: the first of them would wait for no other.
+        let later = NOW.plus(PAUSE * 2);
+        paths.learn(addr(2), 1300, later);
+        assert_eq!(log.changes(later, &paths), [learnt(2, 1300)]);
+        paths.learn(addr(1), 1380, later);
+        paths.learn(addr(1), 1350, later);
+        paths.learn(addr(3), 1200, later);
+        assert_eq!(log.changes(later.plus(PAUSE / 2), &paths), [], "not so soon");
+        assert_eq!(log.changes(later.plus(PAUSE), &paths), [learnt(1, 1350), learnt(3, 1200)]);
+        let end = later.plus(LIFETIME);
+        assert_eq!(log.changes(Now(end.0 - 1), &paths), []);
+        let expired: Vec<_> = (1..=3).map(|n| Change::Expired { backend: addr(n).ip() }).collect();
+        assert_eq!(log.changes(end, &paths), expired);
+        assert_eq!(log.changes(end.plus(PAUSE), &paths), []);
+        paths.learn(addr(1), 1350, end.plus(PAUSE));
+        assert_eq!(log.changes(end.plus(PAUSE), &paths), [learnt(1, 1350)], "the same again is news by then");
+    }
+}
