@@ -89,7 +89,7 @@ pub struct GatewayStatusStatus {
     pub applied_resource_version: String,
     /// It has withdrawn everything and ended: nobody waits for it.
     pub stopped: bool,
-    /// Ready, SourceConnected.
+    /// Ready, SourceConnected, InterfacesUp.
     #[schemars(
         length(max = 16),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
