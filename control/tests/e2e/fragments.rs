@@ -93,7 +93,7 @@ fn ask(path: ModePath, source: SocketAddr) -> Vec<String> {
 }
 
 /// Sends `data` and hears it back whole: the backend's name and whom it saw.
-fn exchange(
+pub(crate) fn exchange(
     socket: &UdpSocket,
     data: &[u8],
     patience: Duration,
@@ -121,7 +121,7 @@ fn exchange(
 }
 
 /// Data in which every part differs from every other.
-fn text(size: usize, n: u32) -> Vec<u8> {
+pub(crate) fn text(size: usize, n: u32) -> Vec<u8> {
     let mut text = Vec::with_capacity(size + 16);
     let mut at = 0;
     while text.len() < size {

@@ -1,0 +1,104 @@
+//! A flood of fragments of which no datagram can be made, and fragmented datagrams of others.
+//!
+//! On `net_af_packet` the kernel reassembles IPv4 before the gateway sees a packet (`docs/floods.md`). What has no rest
+//! stays there, so the gateway cannot count it; how much room the kernel has is for the operator to set.
+
+use super::scene::{SMALL_TABLE, Scene, attacked_paths, seconds, target};
+use crate::fragments::{exchange, text};
+use crate::world::alone;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+use tidegate::netlab::Namespace;
+use tidegate::netlab::addresses::{Family, client};
+use tidegate::netlab::flood::{Kind, Limits, Target};
+use tidegate::netlab::modes::{ModePath, all_paths};
+use tidegate::netlab::namespace::output_of;
+use tidegate::netlab::wait_for;
+
+/// Frames of the burst: their IPv4 half needs more than the kernel's default room for fragments.
+const BURST: u64 = 40_000;
+/// Datagrams of others on each path, and how often each is sent: the receive ring loses frames under a flood.
+const DATAGRAMS: u32 = 20;
+const TRIES: u8 = 10;
+
+fn targets() -> Vec<Target> {
+    attacked_paths().into_iter().map(target).collect()
+}
+
+/// What the kernel of this namespace says of IPv4 reassembly (`/proc/net/snmp`).
+fn reassembly(namespace: &Namespace, name: &str) -> u64 {
+    let text = output_of(namespace.command("cat").arg("/proc/net/snmp")).expect("the kernel says");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    pairs.find(|(one, _)| *one == name).and_then(|(_, value)| value.parse().ok()).expect("a number")
+}
+
+#[test]
+fn ipv4_fragments_without_the_rest_stay_in_the_kernel_before_the_gateway() {
+    let _turn = alone();
+    let scene = Scene::start(SMALL_TABLE);
+    let gateway = scene.world.lab.gateway();
+    let before = (reassembly(gateway, "ReasmReqds"), scene.counters());
+    let sent = scene.attacker.burst(Kind::Fragments, &targets(), BURST).expect("the burst is sent");
+    let waiting = reassembly(gateway, "ReasmReqds") - before.0;
+    let taken = scene.counters().grown(&before.1, "tidegate_packets_total", "direction=\"rx\"");
+    let refused = reassembly(gateway, "ReasmFails");
+    println!(
+        "{} frames: {waiting} fragments in the kernel, {refused} refused there, {taken} frames taken",
+        sent.frames
+    );
+    // About half of the frames are IPv4. Nothing else sends fragments here.
+    let half = sent.frames / 2;
+    assert!((half * 9 / 10..=half * 11 / 10).contains(&waiting), "{waiting} of {half}");
+    assert!(refused > 0, "the kernel's room for fragments (4 MiB) is full");
+}
+
+#[test]
+fn fragmented_datagrams_of_others_arrive_during_a_flood_of_fragments_where_the_kernel_has_room() {
+    let _turn = alone();
+    let mut scene = Scene::start(SMALL_TABLE);
+    // As docs/floods.md says.
+    let room = [("ipv4/ipfrag_time", "1"), ("ipv4/ipfrag_high_thresh", "268435456")];
+    scene.world.lab.gateway().sysctls(&room).expect("sysctls of the gateway's namespace");
+    let flood = scene.attacker.flood(Kind::Fragments, &targets(), Limits::full_rate(seconds(60, 120)));
+    let gateway = scene.world.lab.gateway();
+    wait_for("a flood", Duration::from_secs(60), || {
+        (reassembly(gateway, "ReasmReqds") > BURST).then_some(())
+    })
+    .expect("fragments come");
+    let is_asked =
+        |path: &ModePath| path.family == Family::V4 && ["nat", "fullnat"].contains(&path.forwarding);
+    let mut lost = Vec::new();
+    for (port, path) in (43_000..).zip(all_paths().into_iter().filter(is_asked)) {
+        let answered =
+            scene.world.lab.client().enter(|| ask(path, SocketAddr::new(client(path.family, 9), port)));
+        if answered < DATAGRAMS {
+            lost.push(format!("{} {}: {answered} of {DATAGRAMS}", path.label(), path.family));
+        }
+    }
+    let ran = flood.runs();
+    let sent = flood.stop().expect("the flood is sent");
+    println!(
+        "{} fragments at {:.0}/s, still sent at the end: {ran}; lost: {lost:?}",
+        sent.frames,
+        sent.rate()
+    );
+    assert!(lost.is_empty(), "{lost:?}");
+    let (broken, _) = scene.ping(|_| true);
+    assert!(broken.is_empty(), "established connections broke: {broken:?}");
+}
+
+/// How many datagrams of 3,000 bytes are answered.
+fn ask(path: ModePath, source: SocketAddr) -> u32 {
+    let socket = UdpSocket::bind(source).expect("an address of the client");
+    socket.connect(path.echo()).expect("a route to the VIP");
+    let answered = |n: &u32| {
+        let data = text(3_000, *n);
+        (0..TRIES).any(|_| {
+            let send = |data: &[u8]| drop(socket.send(data));
+            exchange(&socket, &data, Duration::from_millis(500), send).is_some()
+        })
+    };
+    (0..DATAGRAMS).filter(answered).count() as u32
+}
