@@ -61,9 +61,30 @@ pub const SNAT_PORT_BATCH: usize = 8;
 /// that share one only rotate faster.
 pub const SNAT_CURSORS: usize = 1 << 16;
 
-/// An unassured flow of which a `nat` flow wants the port gives it up only after so long: the handshake of a living
+/// An opening flow that nobody has answered and of which a `nat` flow wants the port gives it up only after so long: the handshake of a living
 /// one is under way, and the new one can have another port.
 pub const OPENING_IDLE_MIN_MS: u32 = 1_000;
+
+/// Counters for the opening entries of clients' networks, of each table: 16 KiB.
+pub const OPENING_NETWORKS: usize = 4096;
+
+/// A network is taken to flood a table when it has more than one of so many of all opening entries: what 64 networks
+/// have at most, when genuine clients of thousands of networks or random sources share the rest.
+pub const OPENING_NETWORK_SHARE: u32 = 64;
+
+/// No network with at most so many opening entries is taken to flood a table.
+pub const OPENING_NETWORK_MIN: u32 = 64;
+
+/// A service is taken to flood a table when it has more than one of so many of all opening entries.
+pub const OPENING_SERVICE_SHARE: u32 = 8;
+
+/// A table that holds more than its bound uses free slots before an opening flow makes way that is not idle for so long:
+/// a backend in the same data centre answers within it.
+pub const OPENING_FRESH_MS: u32 = 10;
+
+/// Buckets in which a new flow looks for one that makes way rather than those in its own two, if these are worth as much
+/// as itself.
+pub const EVICTION_SAMPLE: u32 = 8;
 
 /// A flow that one side alone has closed or reset makes way only after so long: a half-closed connection that still
 /// carries data is busier.
@@ -72,7 +93,7 @@ pub const DOUBTFUL_IDLE_MIN_MS: u32 = 1_000;
 /// An established flow makes way for a new one only after so long, and only when nothing else can.
 pub const ESTABLISHED_IDLE_MIN_MS: u32 = 10_000;
 
-/// From which percentage of its bound a flow table is short of room, and by what it divides the timeouts of unassured
+/// From which percentage of its bound a flow table is short of room, and by what it divides the timeouts of opening
 /// flows then; the first that applies.
 pub const FLOW_PRESSURE: [(usize, u32); 2] = [(90, 12), (75, 4)];
 

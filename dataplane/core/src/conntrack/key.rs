@@ -88,6 +88,11 @@ impl FlowHasher {
         }))
     }
 
+    /// A secret for the counters of clients' networks.
+    pub(super) fn network_secret(&self) -> u64 {
+        fold(self.0[0] ^ self.0[4], self.0[2])
+    }
+
     /// The hash of a key. Pure; touches no table.
     #[inline]
     #[must_use]

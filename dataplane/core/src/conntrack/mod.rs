@@ -6,14 +6,18 @@
 //!
 //! What is promised of full tables: a flow that is established and in use is never pushed out, by anything. A flood of
 //! SYNs, of datagrams that nobody answers, or of any packets that come one to a 5-tuple, only turns over entries that
-//! are not established, and these are kept for less long as the table fills. When all else is full, an established
-//! flow that has been idle for ten seconds or more gives way to a new one, the longest idle near it first. A service
-//! that has its share of a full table only replaces its own flows, and those that are not established. What is not promised: a flood of many
-//! services that completes handshakes fills a table with flows that are in use, and then new flows are refused.
+//! are not established, and these are kept for less long as the table fills. Of these it turns over its own, told by
+//! their service and by the network of their clients, and not the handshakes of others (`room.rs`). When all else is
+//! full, an established flow that has been idle for ten seconds or more gives way to a new one, the longest idle near it
+//! first. A service that has its share of a full table only replaces its own flows, and those that are not established.
+//! What is not promised: a flood of many services that completes handshakes fills a table with flows that are in use,
+//! and then new flows are refused; and a flood from random sources that the backends answer ends handshakes with the
+//! same service that take longer than it takes to turn the table over.
 //!
 //! Invariant: nothing here reads a clock, allocates after construction, or depends on anything but its
 //! arguments; the secret of the hash is one of them.
 
+mod counts;
 mod dsr;
 mod key;
 mod nat;

@@ -53,8 +53,13 @@ pub enum ReplyKey {
     Free,
     /// Its flow is closed by both sides, or reset.
     Over,
-    /// Its flow is not established, and idle for so long.
+    /// Its flow is not established, nobody has answered it, and it is idle for so long.
     Opening {
+        /// Milliseconds since its last packet.
+        idle_ms: u32,
+    },
+    /// Its flow is not established, but the backend has answered, and it is idle for so long.
+    Answered {
         /// Milliseconds since its last packet.
         idle_ms: u32,
     },
@@ -173,7 +178,8 @@ impl NatTable {
             match v.standing.worth {
                 _ if v.expired() => ReplyKey::Free,
                 Worth::Closed | Worth::Closing => ReplyKey::Over,
-                Worth::Unassured => ReplyKey::Opening { idle_ms: v.idle_ms },
+                Worth::Unanswered => ReplyKey::Opening { idle_ms: v.idle_ms },
+                Worth::Answered => ReplyKey::Answered { idle_ms: v.idle_ms },
                 Worth::Doubtful if v.idle_ms >= DOUBTFUL_IDLE_MIN_MS => {
                     ReplyKey::Doubtful { idle_ms: v.idle_ms }
                 }
@@ -329,7 +335,7 @@ fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
         NoRoom::Share => PairError::Share,
     })?;
     table.write(place, flow);
-    let Some(place) = table.make_room(reply_hash, Some(&flow.key), now) else {
+    let Some(place) = table.make_room(&flow.key, reply_hash, now) else {
         // The first entry may have been moved meanwhile.
         let place = table.find(&flow.key, flow_hash).expect("the entry just written is not evicted");
         table.clear(place);

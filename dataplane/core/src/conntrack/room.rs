@@ -2,10 +2,16 @@
 //!
 //! In this order: a free slot of the first bucket, then of the second; the slot of a flow that is over; a
 //! slot whose entry can move to its other bucket, two moves deep; the slot of the least flow that is not
-//! established ([`Worth`]; among equals the one idle for longest); the slot of the established flow that is idle for
-//! longest, if that is long enough; none. Once the table holds more than its bound, flows that are not established
-//! make way before free slots are used: a flood then turns over its own entries. From there on a service that has its
-//! share of the table takes the place of its own flows, or of those that are not established, or none ([`Table::admit`]).
+//! established ([`Rank`]); the slot of the established flow that is idle for longest, if that is long enough; none.
+//! Once the table holds more than its bound, flows that are not established make way before free slots are used: a
+//! flood then turns over its own entries. From there on a service that has its share of the table takes the place of
+//! its own flows, or of those that are not established, or none ([`Table::admit`]).
+//!
+//! A flood must not end the handshakes of others, which are opening flows as its own are. So the opening flows of the
+//! network and of the service that have the most of them make way first ([`Heft`]), among these the ones that nobody
+//! has answered, and among these the oldest. Where the two buckets of a new flow hold none that is clearly one of a
+//! flood, it looks at some others, and the least flow of all makes way. A new flow of a flood does not push out a flow
+//! of those that have far less: it uses a free slot, or is refused.
 //!
 //! Why moves: without them, tables that are two thirds full and in use lose 10 % (three entries a bucket) to
 //! 21 % (two) of new flows to full buckets; with them less than 0.2 %, for 0.2 to 0.7 looks at other buckets
@@ -15,11 +21,16 @@
 //! Invariant: an established flow that is in use is moved, but never evicted: one gives way only when it has been idle
 //! for [`ESTABLISHED_IDLE_MIN_MS`], and nothing else near the new flow can.
 
+use std::cmp::Reverse;
+
 use super::EvictionReason;
+use super::counts::{Heft, Load};
 use super::key::{FlowHash, PackedKey};
-use super::table::{Place, Table};
-use super::tcp_state::Worth;
-use crate::limits::{DOUBTFUL_IDLE_MIN_MS, ESTABLISHED_IDLE_MIN_MS};
+use super::table::{Place, Table, Vitality};
+use super::tcp_state::{Phase, Worth};
+use crate::limits::{
+    DOUBTFUL_IDLE_MIN_MS, ESTABLISHED_IDLE_MIN_MS, EVICTION_SAMPLE, OPENING_FRESH_MS, OPENING_IDLE_MIN_MS,
+};
 use crate::now::Now;
 
 /// Why there is no room.
@@ -31,36 +42,114 @@ pub(super) enum NoRoom {
     Share,
 }
 
+/// What a new flow pushes out others by.
+#[derive(Debug, Clone, Copy)]
+struct Newcomer {
+    load: Load,
+    /// For how long an opening flow must have been idle to make way although there may be a free slot.
+    fresh_ms: u32,
+}
+
+/// In which order flows make way: the least first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    tier: Tier,
+    /// Zero for flows that are not opening.
+    heft: Reverse<Heft>,
+    worth: Worth,
+    idle_ms: Reverse<u32>,
+}
+
+/// See [`Rank`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tier {
+    /// [`Worth::Closed`] or [`Worth::Closing`]: little more of the flow is expected.
+    Over,
+    /// [`Worth::Unanswered`] or [`Worth::Answered`].
+    Opening,
+    /// [`Worth::Doubtful`].
+    Doubtful,
+    /// [`Worth::Established`].
+    Established,
+}
+
+impl Rank {
+    fn new(v: &Vitality, load: impl FnOnce() -> Load) -> Self {
+        let tier = match v.standing.worth {
+            Worth::Closed | Worth::Closing => Tier::Over,
+            Worth::Unanswered | Worth::Answered => Tier::Opening,
+            Worth::Doubtful => Tier::Doubtful,
+            Worth::Established => Tier::Established,
+        };
+        let heft = if tier == Tier::Opening { load().heft } else { Heft::default() };
+        Self { tier, heft: Reverse(heft), worth: v.standing.worth, idle_ms: Reverse(v.idle_ms) }
+    }
+
+    /// Whether the flow makes way for this one, and no better one is looked for: it is over, of a larger
+    /// heft, or as the new one probably part of a flood.
+    fn makes_way_at_once(&self, new: Newcomer) -> bool {
+        let Reverse(heft) = self.heft;
+        let of_the_same_flood = new.load.floods
+            && heft == new.load.heft
+            && (self.worth == Worth::Unanswered || heft.is_of_network())
+            && self.idle_ms.0 >= new.fresh_ms;
+        match self.tier {
+            Tier::Over => true,
+            Tier::Opening => heft > new.load.heft || of_the_same_flood,
+            Tier::Doubtful | Tier::Established => false,
+        }
+    }
+
+    /// Whether the flow makes way for this one although there may be a free slot: it is neither established
+    /// nor of those that have far less, and its handshake has not just begun.
+    fn makes_way_before_free_slots(&self, new: Newcomer) -> bool {
+        let Reverse(heft) = self.heft;
+        match self.tier {
+            Tier::Over => true,
+            Tier::Opening => {
+                heft > new.load.heft || !heft.is_far_below(new.load.heft) && self.idle_ms.0 >= new.fresh_ms
+            }
+            Tier::Doubtful | Tier::Established => false,
+        }
+    }
+
+    /// Whether the flow makes way for this one where there is no free slot. One of those that have far less
+    /// does when its handshake is not going on.
+    fn makes_way(&self, new: Newcomer) -> bool {
+        match self.tier {
+            Tier::Over | Tier::Doubtful => true,
+            Tier::Opening => {
+                !self.heft.0.is_far_below(new.load.heft) || self.idle_ms.0 >= OPENING_IDLE_MIN_MS
+            }
+            Tier::Established => false,
+        }
+    }
+}
+
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
     /// An empty slot for a new flow, counted where there is none. A service that has its share of a full table takes
     /// the place of a flow of its own, or of one that is not established, whose ever it is: where there is none in its
     /// two buckets, one of a sample goes, and the new flow takes any slot. So a flood that fills the table with flows
     /// that are not established does not turn the share against a service that has many established ones.
-    pub(super) fn admit(&mut self, key: &PackedKey<A>, hash: FlowHash, now: Now) -> Result<Place, NoRoom> {
-        if !self.is_over_share(key.owner) {
-            return self.make_room(hash, None, now).ok_or(NoRoom::Full);
+    pub(super) fn admit(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Result<Place, NoRoom> {
+        if !self.is_over_share(flow.owner) {
+            return self.make_room(flow, hash, now).ok_or(NoRoom::Full);
         }
-        let homes = [self.primary(hash), self.secondary(hash)];
-        let is_own = |table: &Self, place| table.service_of(place) == key.owner;
-        let unsettled = |(worth, _, place)| (worth < Worth::Doubtful).then_some(place);
-        let own = self.least_in(homes, now, is_own);
-        let near =
-            own.and_then(unsettled).or_else(|| self.least_in(homes, now, |_, _| true).and_then(unsettled));
-        if let Some(place) = near {
+        let (homes, new) = ([self.primary(hash), self.secondary(hash)], self.newcomer(flow));
+        let own = self.least_in(homes, now, |table, place| table.service_of(place) == flow.owner);
+        let at_once = |(rank, _): &(Rank, Place)| rank.makes_way_at_once(new);
+        let home = self.least_in(homes, now, |_, _| true);
+        if let Some((_, place)) = own.filter(at_once).or_else(|| home.filter(at_once)) {
             self.remove(place, EvictionReason::ServiceShare);
             return Ok(place);
         }
-        // Elsewhere: sixteen buckets from one that the hash names.
-        let first = self.primary(FlowHash(hash.0.rotate_left(16)));
-        let sample = (0..8).map(|n| (u64::from(first) + 2 * n) % u64::from(self.buckets));
-        // Below the number of buckets, which fits.
-        let mut sample = sample.map(|bucket| [bucket as u32, (bucket as u32 + 1) % self.buckets]);
-        let far = sample.find_map(|two| self.least_in(two, now, |_, _| true).and_then(unsettled));
-        if let Some(place) = far {
+        // The oldest will do: what is refused otherwise is this flow.
+        let any_age = Newcomer { fresh_ms: 0, ..new };
+        if let Some((place, is_home)) = self.least_of_more(home, flow, hash, any_age, now) {
             self.remove(place, EvictionReason::ServiceShare);
-            return self.make_room(hash, None, now).ok_or(NoRoom::Full);
+            return if is_home { Ok(place) } else { self.make_room(flow, hash, now).ok_or(NoRoom::Full) };
         }
-        let Some((_, _, place)) = own else {
+        let Some((_, place)) = own else {
             self.counters.refused += 1;
             return Err(NoRoom::Share);
         };
@@ -68,34 +157,93 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         Ok(place)
     }
 
-    /// An empty slot for a key with this hash, or `None`, counted, when every flow there is established and in use.
-    /// `keep` is not evicted: the first entry of a pair whose second is being placed.
-    pub(super) fn make_room(
-        &mut self,
-        hash: FlowHash,
-        keep: Option<&PackedKey<A>>,
-        now: Now,
-    ) -> Option<Place> {
+    /// An empty slot for an entry with this hash of a new flow, or `None`, counted, when no flow there makes way for it.
+    /// `flow` is the key of the client's side. If it is in the table, its reply is being placed, and it stays.
+    pub(super) fn make_room(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
         let homes = [self.primary(hash), self.secondary(hash)];
         let within_bound = self.live < self.bound;
         if within_bound && let Some(place) = self.free_in_either(homes) {
             return Some(place);
         }
         let room = self.expired_in(homes[0], now).or_else(|| self.expired_in(homes[1], now));
-        let room = room.or_else(|| if within_bound { self.room_by_moving(homes, now) } else { None });
-        let why = if within_bound { EvictionReason::BucketFull } else { EvictionReason::TableFull };
-        let room = room.or_else(|| self.evict(homes, keep, why, now));
-        let room = room.or_else(|| {
-            if within_bound {
-                return None;
-            }
-            self.free_in_either(homes).or_else(|| self.room_by_moving(homes, now))
-        });
+        let room = room.or_else(|| self.room_of_others(flow, hash, within_bound, now));
         let room = room.or_else(|| self.evict_longest_idle(homes, now));
         if room.is_none() {
             self.counters.refused += 1;
         }
         room
+    }
+
+    /// A slot of a flow that is not established, or a free one where that is fairer. Within the bound there is no free
+    /// one in the two buckets.
+    fn room_of_others(
+        &mut self,
+        flow: &PackedKey<A>,
+        hash: FlowHash,
+        within_bound: bool,
+        now: Now,
+    ) -> Option<Place> {
+        let (homes, new) = ([self.primary(hash), self.secondary(hash)], self.newcomer(flow));
+        if !within_bound {
+            let home = self.least_in(homes, now, |table, place| *flow != table.key(place));
+            if let Some((_, place)) = home.filter(|(rank, _)| rank.makes_way_at_once(new)) {
+                self.remove(place, EvictionReason::TableFull);
+                return Some(place);
+            }
+            if let Some((place, is_home)) = self.least_of_more(home, flow, hash, new, now) {
+                self.remove(place, EvictionReason::TableFull);
+                if is_home {
+                    return Some(place);
+                }
+            }
+            if let Some(place) = self.free_in_either(homes) {
+                return Some(place);
+            }
+        }
+        if let Some(place) = self.room_by_moving(homes, now) {
+            return Some(place);
+        }
+        let home = self.least_in(homes, now, |table, place| *flow != table.key(place));
+        let (_, place) = home.filter(|(rank, _)| rank.makes_way(new))?;
+        let why = if within_bound { EvictionReason::BucketFull } else { EvictionReason::TableFull };
+        self.remove(place, why);
+        Some(place)
+    }
+
+    fn newcomer(&self, flow: &PackedKey<A>) -> Newcomer {
+        // Beyond that free slots are for flows that will be established.
+        let has_spare = self.live < self.bound + self.bound / 4;
+        Newcomer { load: self.load(flow), fresh_ms: if has_spare { OPENING_FRESH_MS } else { 0 } }
+    }
+
+    /// The least flow of a sample of the table and `home`, the least one of the new flow's own buckets, if it makes way;
+    /// and whether it is `home`.
+    fn least_of_more(
+        &self,
+        home: Option<(Rank, Place)>,
+        flow: &PackedKey<A>,
+        hash: FlowHash,
+        new: Newcomer,
+        now: Now,
+    ) -> Option<(Place, bool)> {
+        // In a row from a bucket that the hash names.
+        let first = self.primary(FlowHash(hash.0.rotate_left(16)));
+        let sample = (0..EVICTION_SAMPLE.min(self.buckets)).map(|n| {
+            let bucket = u64::from(first) + u64::from(n);
+            // Below the number of buckets, which fits.
+            (bucket % u64::from(self.buckets)) as u32
+        });
+        sample.clone().for_each(|bucket| self.prefetch_bucket(bucket));
+        // One of the two entries of a flow that is not established says so itself.
+        let far = self.least_in(sample, now, |table, place| {
+            *flow != table.key(place) && table.phase(place) != Phase::Established
+        });
+        let is_home = match (&home, &far) {
+            (Some(home), Some(far)) => home.0 <= far.0,
+            (home, _) => home.is_some(),
+        };
+        let (rank, place) = if is_home { home? } else { far? };
+        rank.makes_way_before_free_slots(new).then_some((place, is_home))
     }
 
     fn free_in(&self, bucket: u32) -> Option<Place> {
@@ -160,40 +308,25 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         place
     }
 
-    /// Evicts the flow of least worth among those that are not established.
-    fn evict(
-        &mut self,
-        homes: [u32; 2],
-        keep: Option<&PackedKey<A>>,
-        why: EvictionReason,
-        now: Now,
-    ) -> Option<Place> {
-        let least =
-            self.least_in(homes, now, |table, place| keep.is_none_or(|keep| *keep != table.key(place)));
-        let (_, _, place) = least.filter(|(worth, ..)| *worth != Worth::Established)?;
-        self.remove(place, why);
-        Some(place)
-    }
-
-    /// The flow of least worth in two buckets, and among equals the one idle for longest, of those that may make way
-    /// at all.
+    /// The flow of the least rank in some buckets, of those that may make way at all.
     fn least_in(
         &self,
-        homes: [u32; 2],
+        buckets: impl IntoIterator<Item = u32>,
         now: Now,
         may: impl Fn(&Self, Place) -> bool,
-    ) -> Option<(Worth, u32, Place)> {
-        let mut least: Option<(Worth, u32, Place)> = None;
-        for place in homes.map(|bucket| self.places(bucket)).into_iter().flatten() {
-            let Some(v) = self.vitality(place, now) else { continue };
-            if v.idle_ms < idle_min_ms(v.standing.worth) || !may(self, place) {
+    ) -> Option<(Rank, Place)> {
+        let mut least: Option<(Rank, Place)> = None;
+        for place in buckets.into_iter().flat_map(|bucket| self.places(bucket)) {
+            if self.is_empty(place) || !may(self, place) {
                 continue;
             }
-            let worth = v.standing.worth;
-            if least
-                .is_none_or(|(least, idle_ms, _)| worth < least || (worth == least && v.idle_ms > idle_ms))
-            {
-                least = Some((worth, v.idle_ms, place));
+            let Some(v) = self.vitality(place, now) else { continue };
+            if v.idle_ms < idle_min_ms(v.standing.worth) {
+                continue;
+            }
+            let rank = Rank::new(&v, || self.load_of(place));
+            if least.is_none_or(|(least, _)| rank < least) {
+                least = Some((rank, place));
             }
         }
         least
@@ -241,7 +374,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 /// For how long a flow must have been idle to make way.
 fn idle_min_ms(worth: Worth) -> u32 {
     match worth {
-        Worth::Closed | Worth::Unassured | Worth::Closing => 0,
+        Worth::Closed | Worth::Unanswered | Worth::Answered | Worth::Closing => 0,
         Worth::Doubtful => DOUBTFUL_IDLE_MIN_MS,
         Worth::Established => ESTABLISHED_IDLE_MIN_MS,
     }

@@ -13,13 +13,11 @@
 //! Invariant: an entry lies in one of the two buckets of its key, and no key is there twice. The entries of a
 //! pair name each other by key, not by place, so either can be moved without touching the other.
 
+use super::counts::{Counts, Load};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
-use super::tcp_state::{
-    CLOSED_MS, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, Standing, State, Worth,
-};
+use super::tcp_state::{CLOSED_MS, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, Standing, State};
 use super::{EvictionReason, First, FlowCounters};
-use crate::ids::ServiceId;
-use crate::limits::{FLOW_PRESSURE, FLOW_SHARE_PERCENT, SERVICES_MAX};
+use crate::limits::{FLOW_PRESSURE, FLOW_SHARE_PERCENT};
 use crate::now::Now;
 use crate::prefetch;
 
@@ -33,9 +31,7 @@ pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B:
     /// Entries for which there is room without turning any away.
     pub(super) bound: usize,
     pub(super) live: usize,
-    /// Flows of each service, by the index of its id. An index that is given to another service goes on counting the
-    /// flows of the former one until they are gone.
-    of_service: Box<[u32]>,
+    counts: Counts,
     /// Flows that one service may have once the table holds more than its bound.
     share: usize,
     /// The bucket that ageing looks at next.
@@ -60,15 +56,14 @@ impl Vitality {
         self.idle_ms >= self.standing.timeout_ms
     }
 
-    /// Whether the flow is over in a table that is short of room, where unassured flows are kept for less long.
+    /// Whether the flow is over in a table that is short of room, where opening flows are kept for less long.
     fn expired_in_a_hurry(&self, hurry: u32) -> bool {
         let timeout_ms = self.standing.timeout_ms;
-        let unassured = self.standing.worth == Worth::Unassured;
-        self.idle_ms >= if unassured { hurried(timeout_ms, hurry) } else { timeout_ms }
+        self.idle_ms >= if self.standing.is_opening() { hurried(timeout_ms, hurry) } else { timeout_ms }
     }
 }
 
-/// The timeout of an unassured flow in a table that is short of room.
+/// The timeout of an opening flow in a table that is short of room.
 fn hurried(timeout_ms: u32, hurry: u32) -> u32 {
     (timeout_ms / hurry).max(IDLE_MIN_MS)
 }
@@ -119,11 +114,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         // The allocation stays where it is as long as the table lives.
         let misaligned = words.as_ptr().addr() / size_of::<u32>() % B;
         let first = (B - misaligned) % B;
-        // Zeroed by the system too, and so no memory where there is no service.
-        let of_service = vec![0u32; SERVICES_MAX].into_boxed_slice();
-        let counters = FlowCounters::default();
+        let (counts, counters) = (Counts::new(hasher.network_secret()), FlowCounters::default());
         let mut table =
-            Self { words, first, buckets, bound, live: 0, of_service, share: 0, cursor: 0, hasher, counters };
+            Self { words, first, buckets, bound, live: 0, counts, share: 0, cursor: 0, hasher, counters };
         table.set_share(FLOW_SHARE_PERCENT);
         table
     }
@@ -136,11 +129,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     /// Whether a new flow of this service has to take the place of another one of its own.
     pub(super) fn is_over_share(&self, owner: u32) -> bool {
-        let flows = self.of_service.get(ServiceId::from_raw(owner).index());
-        self.live >= self.bound && flows.is_some_and(|&flows| flows as usize >= self.share)
+        self.live >= self.bound && self.counts.flows(owner) as usize >= self.share
     }
 
-    /// By what the timeouts of unassured flows are divided now.
+    /// By what the timeouts of opening flows are divided now.
     pub(super) fn hurry(&self) -> u32 {
         let pressed = FLOW_PRESSURE.iter().find(|(percent, _)| self.live * 100 >= self.bound * percent);
         pressed.map_or(1, |(_, hurry)| *hurry)
@@ -152,16 +144,45 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if Self::PAIRED && self.is_twin(place) { entry[Self::PEER_OWNER] } else { entry[OWNER] }
     }
 
-    /// The count of flows that an entry is part of, if it is the entry that is counted.
-    fn count_of(&mut self, key: &PackedKey<A>) -> Option<&mut u32> {
-        let counted = !Self::PAIRED || key.tag & TWIN == 0;
-        self.of_service.get_mut(ServiceId::from_raw(key.owner).index()).filter(|_| counted)
+    /// Whether an entry with this key stands for a flow in the counts: all do but the replies of pairs.
+    fn is_counted(key: &PackedKey<A>) -> bool {
+        !Self::PAIRED || key.tag & TWIN == 0
     }
 
-    /// Flows of a service.
+    /// How much of the opening entries those have to whom a flow belongs, from either of its entries.
+    pub(super) fn load_of(&self, place: Place) -> Load {
+        let flow = self.flow_key(place);
+        self.load(&flow)
+    }
+
+    /// How much of the opening entries those have to whom a flow with this key belongs.
+    pub(super) fn load(&self, flow: &PackedKey<A>) -> Load {
+        self.counts.load(flow.owner, &flow.addr)
+    }
+
+    /// The key of the client's side of a flow, from either of its entries.
+    #[inline]
+    fn flow_key(&self, place: Place) -> PackedKey<A> {
+        if Self::PAIRED && self.is_twin(place) { self.peer_key(place) } else { self.key(place) }
+    }
+
+    /// Counts an entry whose state changes.
+    #[inline]
+    fn count_opening(&mut self, flow: &PackedKey<A>, was: bool, is: bool) {
+        // Affinity lasts: it is no flow that is opening.
+        if was == is || !Self::PAIRED && flow.tag & TWIN != 0 {
+            return;
+        }
+        if is {
+            self.counts.opens(flow.owner, &flow.addr);
+        } else {
+            self.counts.settles(flow.owner, &flow.addr);
+        }
+    }
+
     #[cfg(test)]
-    pub(super) fn flows_of(&self, service: ServiceId) -> u32 {
-        self.of_service[service.index()]
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
     }
 
     pub(super) fn words(&self) -> &[u32] {
@@ -206,7 +227,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     #[inline]
-    fn prefetch_bucket(&self, bucket: u32) {
+    pub(super) fn prefetch_bucket(&self, bucket: u32) {
         let start = self.start(bucket);
         prefetch::read(&self.words[start]);
         if B > 16 {
@@ -346,9 +367,11 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     pub(super) fn write(&mut self, place: Place, new: &Entry<A>) {
         debug_assert!(self.is_empty(place), "room is made before an entry is written");
         self.live += 1;
-        if let Some(flows) = self.count_of(&new.key) {
-            *flows += 1;
+        if Self::is_counted(&new.key) {
+            self.counts.flow_begins(new.key.owner);
         }
+        let flow = new.peer.as_ref().filter(|_| new.key.tag & TWIN != 0).unwrap_or(&new.key);
+        self.count_opening(flow, false, new.state.is_opening());
         let entry = self.entry_mut(place);
         entry[OWNER] = new.key.owner;
         entry[TAG] = new.key.tag | (new.state as u32) << STATE_SHIFT | new.idle.bits();
@@ -365,6 +388,11 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Notes a packet: its time and the state that it leaves.
     #[inline]
     pub(super) fn touch(&mut self, place: Place, state: State, now: Now) {
+        let was = self.state(place).is_some_and(State::is_opening);
+        if was != state.is_opening() {
+            let flow = self.flow_key(place);
+            self.count_opening(&flow, was, state.is_opening());
+        }
         let entry = self.entry_mut(place);
         entry[SEEN] = now.millis();
         entry[TAG] = entry[TAG] & !STATE_MASK | (state as u32) << STATE_SHIFT;
@@ -411,11 +439,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     /// Removes an entry and nothing else, uncounted.
     pub(super) fn clear(&mut self, place: Place) {
         debug_assert!(!self.is_empty(place));
+        if self.state(place).is_some_and(State::is_opening) {
+            let flow = self.flow_key(place);
+            self.count_opening(&flow, true, false);
+        }
         let key = self.key(place);
         *self.entry_mut(place) = [0; W];
         self.live -= 1;
-        if let Some(flows) = self.count_of(&key) {
-            *flows -= 1;
+        if Self::is_counted(&key) {
+            self.counts.flow_ends(key.owner);
         }
     }
 
@@ -467,7 +499,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         own_idle_ms >= CLOSED_MS.min(idle.millis()) && self.vitality(place, now).is_some_and(|v| v.expired())
     }
 
-    /// Why the flow is over, if it is: as [`Self::is_expired`], but an unassured flow is over sooner where the table
+    /// Why the flow is over, if it is: as [`Self::is_expired`], but an opening flow is over sooner where the table
     /// is short of room ([`Self::hurry`]), and the peer is asked only when the entry is over by its own state; a pair
     /// that is over by the state of its other entry is found from there. For walks over many entries.
     #[inline]

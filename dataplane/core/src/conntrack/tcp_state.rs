@@ -93,8 +93,10 @@ impl Phase {
 pub(super) enum Worth {
     /// Reset, and the other side agrees.
     Closed,
-    /// Not established: nothing shows that anyone is there.
-    Unassured,
+    /// Not established, and nobody has answered: nothing shows that anyone is there. With DSR no answer is seen.
+    Unanswered,
+    /// Not established, and the backend has answered: the client's next packet makes it so.
+    Answered,
     /// Closed by both sides.
     Closing,
     /// Closed or reset by the word of one side.
@@ -115,6 +117,11 @@ pub(super) struct Standing {
 impl Standing {
     fn new(phase: Phase, worth: Worth, timeout_ms: u32, idle: IdleTimeout) -> Self {
         Self { phase, worth, timeout_ms: timeout_ms.min(idle.millis()) }
+    }
+
+    /// Whether nothing shows yet that the flow is established.
+    pub(super) fn is_opening(self) -> bool {
+        matches!(self.worth, Worth::Unanswered | Worth::Answered)
     }
 
     /// Whether the connection is over by the word of both sides.
@@ -216,9 +223,9 @@ impl State {
         match self {
             Self::TcpClosed => of(Phase::Closed, Worth::Closed, CLOSED_MS),
             Self::TcpClosing => of(Phase::Closing, Worth::Closing, CLOSING_MS),
-            Self::TcpOpening | Self::TcpStray => of(Phase::Opening, Worth::Unassured, OPENING_MS),
+            Self::TcpOpening | Self::TcpStray => of(Phase::Opening, Worth::Unanswered, OPENING_MS),
             // Many datagram protocols need one packet now and then, and so does affinity.
-            Self::DatagramOpening => of(Phase::Opening, Worth::Unassured, u32::MAX),
+            Self::DatagramOpening => of(Phase::Opening, Worth::Unanswered, u32::MAX),
             Self::TcpEstablished | Self::DatagramStream => {
                 of(Phase::Established, Worth::Established, u32::MAX)
             }
@@ -231,7 +238,7 @@ impl State {
         let of = |phase, worth, timeout_ms| Standing::new(phase, worth, timeout_ms, idle);
         if !client.is_tcp() {
             return if server == Self::DatagramOpening {
-                of(Phase::Opening, Worth::Unassured, UNANSWERED_MS)
+                of(Phase::Opening, Worth::Unanswered, UNANSWERED_MS)
             } else {
                 of(Phase::Established, Worth::Established, u32::MAX)
             };
@@ -244,7 +251,10 @@ impl State {
             (true, true) => of(Phase::Closed, Worth::Closed, CLOSED_MS),
             (true, false) if ended(client) && ended(server) => of(Phase::Closed, Worth::Closed, CLOSED_MS),
             (true, false) => of(Phase::Closed, Worth::Doubtful, u32::MAX),
-            (false, true) => of(Phase::Opening, Worth::Unassured, OPENING_MS),
+            (false, true) if server == Self::TcpEstablished => {
+                of(Phase::Opening, Worth::Answered, OPENING_MS)
+            }
+            (false, true) => of(Phase::Opening, Worth::Unanswered, OPENING_MS),
             _ if ended(client) && ended(server) => of(Phase::Closing, Worth::Closing, CLOSING_MS),
             _ if ended(client) || ended(server) => of(Phase::Closing, Worth::Doubtful, u32::MAX),
             _ => of(Phase::Established, Worth::Established, u32::MAX),
@@ -277,8 +287,9 @@ impl State {
         !matches!(self, Self::DatagramOpening | Self::DatagramStream)
     }
 
+    /// Whether this direction has not shown that the flow is established.
     #[inline]
-    fn is_opening(self) -> bool {
+    pub(super) fn is_opening(self) -> bool {
         self.phase() == Phase::Opening
     }
 }

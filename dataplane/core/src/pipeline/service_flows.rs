@@ -404,7 +404,7 @@ impl Pipeline {
             ReplyKey::Free | ReplyKey::Over => true,
             // The handshake of a living flow may be under way.
             ReplyKey::Opening { idle_ms } => idle_ms >= OPENING_IDLE_MIN_MS,
-            ReplyKey::Doubtful { .. } | ReplyKey::Taken => false,
+            ReplyKey::Answered { .. } | ReplyKey::Doubtful { .. } | ReplyKey::Taken => false,
         };
         if gives_way {
             self.claim(request, found, &own, backend, idle, now)?;
@@ -496,11 +496,12 @@ struct Chosen<'s> {
     flow: FlowNote,
 }
 
-/// Whether a new flow rather takes this reply key than another: of those that are opening or doubtful, the one that is
-/// idle for longest.
+/// Whether a new flow rather takes this reply key than another: of those that are opening, answered or doubtful, the one
+/// that is idle for longest.
 fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
     match (found, than) {
         (ReplyKey::Opening { idle_ms }, ReplyKey::Opening { idle_ms: than })
+        | (ReplyKey::Answered { idle_ms }, ReplyKey::Answered { idle_ms: than })
         | (ReplyKey::Doubtful { idle_ms }, ReplyKey::Doubtful { idle_ms: than }) => idle_ms > than,
         _ => found < than,
     }

@@ -12,6 +12,7 @@ mod fragments;
 mod hairpin;
 mod leavings;
 mod nat;
+mod openings;
 mod path_mtu;
 mod ports;
 mod pressure;

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::table::Table;
+use super::tcp_state::State;
 use super::*;
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::wire::Addr;
@@ -106,9 +107,20 @@ fn whole<const A: usize, const W: usize, const K: usize, const B: usize>(table: 
         }
     }
     assert_eq!(table.live, keys.len(), "live entries are counted");
-    let counted = (0..16).map(|n| table.flows_of(service(n)) as usize).sum::<usize>();
+    let counted = (0..16).map(|n| table.counts().flows(service(n).raw()) as usize).sum::<usize>();
     let paired = Table::<A, W, K, B>::PAIRED;
     assert_eq!(counted, if paired { keys.len() / 2 } else { keys.len() }, "flows are counted by service");
+    let affinity = |place| !paired && table.is_twin(place);
+    let places = (0..table.buckets).flat_map(|bucket| table.places(bucket));
+    let opening =
+        places.filter(|&place| !affinity(place) && table.state(place).is_some_and(State::is_opening));
+    let opening = opening.count();
+    let counted = (0..16).map(|n| table.counts().opening_of(service(n)) as usize).sum::<usize>();
+    assert_eq!(
+        (counted, table.counts().opening() as usize),
+        (opening, opening),
+        "opening entries are counted"
+    );
 }
 
 #[test]

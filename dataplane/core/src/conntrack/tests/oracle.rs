@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::super::tcp_state::{Standing, State};
+use super::super::tcp_state::{Standing, State, Worth};
 use super::*;
 
 /// One step. Keys come from a small set, so that steps meet.
@@ -132,6 +132,7 @@ impl Flow {
         let standing = self.standing();
         match standing.phase {
             _ if standing.is_over() => ReplyKey::Over,
+            Phase::Opening if standing.worth == Worth::Answered => ReplyKey::Answered { idle_ms },
             Phase::Opening => ReplyKey::Opening { idle_ms },
             Phase::Closing | Phase::Closed if idle_ms >= 1000 => ReplyKey::Doubtful { idle_ms },
             _ => ReplyKey::Taken,

@@ -154,7 +154,7 @@ fn spoofed_segments_push_out_no_dsr_flow() {
 }
 
 #[test]
-fn unassured_flows_are_kept_for_less_long_as_the_table_fills() {
+fn opening_flows_are_kept_for_less_long_as_the_table_fills() {
     for (flows_made, seconds) in [(1_000, 30), (3_200, 8), (3_800, 3)] {
         let mut lab = lab(ForwardingMode::Nat, 4096);
         for n in 0..flows_made {

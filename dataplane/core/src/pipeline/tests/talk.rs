@@ -83,9 +83,14 @@ impl Talk {
         lab.receive(&answer.mac(backend_mac(backend.octets()[3]), GATEWAY_MAC).build())
     }
 
+    /// A segment of the backend.
+    pub(super) fn try_answer_tcp(&self, lab: &mut Lab, flags: u8) -> Fate {
+        self.send_back(lab, Builder::tcp(self.backend, self.local).flags(flags))
+    }
+
     /// A segment of the backend, which reaches the client from the VIP.
     pub(super) fn answer_tcp(&self, lab: &mut Lab, flags: u8) {
-        let fate = self.send_back(lab, Builder::tcp(self.backend, self.local).flags(flags));
+        let fate = self.try_answer_tcp(lab, flags);
         assert_eq!(ends(fate.sent(TransmitReason::Reply)), (self.vip, self.client));
     }
 

@@ -1,0 +1,173 @@
+//! Who has how many flows of a table: the flows of each service, and the opening entries of each service and of each
+//! network of clients.
+//!
+//! The first is for the share that one service may have of a full table, the others tell who floods it. An entry is
+//! opening as long as its direction has not shown that the flow is established ([`State::is_opening`]), so a NAT flow
+//! has two such entries at first, and one when its backend has answered. The networks, /24 and /56, share 4,096
+//! counters by a secret hash: a counter says at least what its network has.
+//!
+//! Invariant: the counts are exact after each change of an entry; affinity is no opening entry.
+//!
+//! [`State::is_opening`]: super::tcp_state::State
+
+use crate::ids::ServiceId;
+use crate::limits::{
+    OPENING_NETWORK_MIN, OPENING_NETWORK_SHARE, OPENING_NETWORKS, OPENING_SERVICE_SHARE, SERVICES_MAX,
+};
+
+/// How much of the opening entries those have to whom a flow belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Load {
+    /// The more, the sooner the flow makes way.
+    pub(super) heft: Heft,
+    /// Whether the flow is probably one of a flood.
+    pub(super) floods: bool,
+}
+
+/// Whether a flow's network floods, and how many opening entries its service has, by factors of four.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(super) struct Heft(u8);
+
+impl Heft {
+    const NETWORK: u8 = 1 << 4;
+
+    fn new(network_floods: bool, opening: u32) -> Self {
+        // At most 15.
+        let class = opening.checked_ilog2().unwrap_or(0) as u8 / 2;
+        Self(if network_floods { Self::NETWORK } else { 0 } | class)
+    }
+
+    /// Whether it is the heft of a network that floods.
+    pub(super) fn is_of_network(self) -> bool {
+        self.0 & Self::NETWORK != 0
+    }
+
+    /// Whether another one is larger by a factor of four at least, and not just on the other side of a border.
+    pub(super) fn is_far_below(self, other: Self) -> bool {
+        self.0 + 1 < other.0
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Counts {
+    /// Flows and opening entries of each service, by the index of its id. An index that is given to another service goes
+    /// on counting the flows of the former one until they are gone.
+    of_service: Box<[[u32; 2]]>,
+    /// Opening entries of the networks with this hash.
+    of_network: Box<[u32]>,
+    /// One of the largest of these: the largest, but for a moment after it has shrunk.
+    largest: usize,
+    /// Opening entries.
+    opening: u32,
+    /// An odd number that says which networks share a counter.
+    secret: u64,
+}
+
+const FLOWS: usize = 0;
+const OPENING: usize = 1;
+
+const _: () = assert!(OPENING_NETWORKS.is_power_of_two() && OPENING_NETWORKS > 1);
+
+impl Counts {
+    pub(super) fn new(secret: u64) -> Self {
+        Self {
+            // Zeroed by the system, and so no memory where there is no service.
+            of_service: vec![[0; 2]; SERVICES_MAX].into_boxed_slice(),
+            of_network: vec![0; OPENING_NETWORKS].into_boxed_slice(),
+            largest: 0,
+            opening: 0,
+            secret: secret | 1,
+        }
+    }
+
+    /// Flows of a service, by the raw id that is the owner of their keys.
+    #[inline]
+    pub(super) fn flows(&self, owner: u32) -> u32 {
+        self.of_service.get(index(owner)).map_or(0, |counts| counts[FLOWS])
+    }
+
+    #[inline]
+    pub(super) fn flow_begins(&mut self, owner: u32) {
+        if let Some(counts) = self.of_service.get_mut(index(owner)) {
+            counts[FLOWS] += 1;
+        }
+    }
+
+    #[inline]
+    pub(super) fn flow_ends(&mut self, owner: u32) {
+        if let Some(counts) = self.of_service.get_mut(index(owner)) {
+            counts[FLOWS] -= 1;
+        }
+    }
+
+    /// An entry of a flow of this service and client is opening from now on.
+    #[inline]
+    pub(super) fn opens<const A: usize>(&mut self, owner: u32, client: &[u32; A]) {
+        self.opening += 1;
+        let slot = slot(self.secret, client);
+        self.of_network[slot] += 1;
+        if self.of_network[slot] > self.of_network[self.largest] {
+            self.largest = slot;
+        }
+        if let Some(counts) = self.of_service.get_mut(index(owner)) {
+            counts[OPENING] += 1;
+        }
+    }
+
+    /// An entry of a flow of this service and client is opening no longer.
+    #[inline]
+    pub(super) fn settles<const A: usize>(&mut self, owner: u32, client: &[u32; A]) {
+        self.opening -= 1;
+        self.of_network[slot(self.secret, client)] -= 1;
+        if let Some(counts) = self.of_service.get_mut(index(owner)) {
+            counts[OPENING] -= 1;
+        }
+    }
+
+    /// What those have to whom a flow belongs: the network first, if it has so much that it must be flooding, then the
+    /// service.
+    pub(super) fn load<const A: usize>(&self, owner: u32, client: &[u32; A]) -> Load {
+        let network_floods = self.floods(slot(self.secret, client));
+        let of_service = self.of_service.get(index(owner)).map_or(0, |counts| counts[OPENING]);
+        let service_floods = of_service > self.opening / OPENING_SERVICE_SHARE;
+        // Where a network floods, the other clients of the service do not.
+        let floods = network_floods || service_floods && !self.floods(self.largest);
+        Load { heft: Heft::new(network_floods, of_service), floods }
+    }
+
+    fn floods(&self, slot: usize) -> bool {
+        let of_network = self.of_network[slot];
+        of_network > OPENING_NETWORK_MIN && of_network > self.opening / OPENING_NETWORK_SHARE
+    }
+
+    #[cfg(test)]
+    pub(super) fn opening_of(&self, service: ServiceId) -> u32 {
+        self.of_service[service.index()][OPENING]
+    }
+
+    #[cfg(test)]
+    pub(super) fn opening(&self) -> u32 {
+        assert_eq!(self.of_network.iter().sum::<u32>(), self.opening);
+        self.opening
+    }
+}
+
+#[inline]
+fn index(owner: u32) -> usize {
+    ServiceId::from_raw(owner).index()
+}
+
+/// The counter of a client's network: a /24, or a /56. Addresses are as entries keep them.
+#[inline]
+fn slot<const A: usize>(secret: u64, client: &[u32; A]) -> usize {
+    // The first three bytes of a word.
+    const THREE: u32 = u32::from_le_bytes([0xff, 0xff, 0xff, 0]);
+    let network = match client[..] {
+        [word] => u64::from(word & THREE),
+        [first, second, ..] => u64::from(first) | u64::from(second & THREE) << 32,
+        [] => 0,
+    };
+    // Multiply-shift (Dietzfelbinger et al. 1997): the upper bits.
+    (network.wrapping_mul(secret) >> (u64::BITS - OPENING_NETWORKS.ilog2())) as usize
+}
