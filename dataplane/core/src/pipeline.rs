@@ -35,6 +35,7 @@ use crate::addresses::{AddressKind, SourceFault};
 use crate::backend::Backend;
 use crate::conntrack::FlowTables;
 use crate::counters::Tallies;
+use crate::forward::dsr_ipip::Identifications;
 use crate::forward::snat_ports::{SnatPorts, Steering};
 use crate::fragments::{FragmentKey, Fragments};
 use crate::frame::Frame;
@@ -222,7 +223,7 @@ pub struct BurstOutput {
 pub struct Oversized {
     /// Its position in the burst.
     pub frame: u8,
-    /// Offset of the IPv4 packet to be cut.
+    /// Offset of the packet to be cut: an IPv4 packet, in a tunnel or not, or an outer packet in front of a tunnelled one.
     pub packet: u16,
     /// Bytes of the largest IP packet that fits the way.
     pub mtu: u16,
@@ -457,6 +458,7 @@ pub struct Pipeline {
     fragments: Fragments,
     reply_limit: ReplyLimit,
     path_mtu_updates: Bucket,
+    outer_identifications: Identifications,
     recheck: Recheck,
 }
 
@@ -473,6 +475,7 @@ impl Pipeline {
             fragments: Fragments::new(config.seed),
             reply_limit: ReplyLimit::new(config.seed),
             path_mtu_updates: Bucket::default(),
+            outer_identifications: Identifications::new(config.worker, config.workers, config.seed),
             recheck: Recheck::default(),
         }
     }

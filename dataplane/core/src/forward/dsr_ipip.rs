@@ -2,13 +2,16 @@
 //! has the VIP on its loopback and answers the client itself (RFC 2003, RFC 2473, RFC 4213; any family in any).
 //!
 //! Outer fields: TTL 64; traffic class copied with its ECN bits (RFC 6040 normal mode at the ingress); DF set,
-//! so that nothing on the way fragments and the identification means nothing (RFC 6864). Two fields spread flows over
+//! so that nothing on the way fragments and the identification means nothing (RFC 6864). An IPv6 packet that its sender
+//! need not make smaller, but that does not fit the tunnel, is the exception: its outer packet is fragmented
+//! ([`forward_to_be_cut`]), and the backend puts it together again. Two fields spread flows over
 //! the backend's receive queues: the source, where `tunnelSource` is a prefix, and in IPv6 the flow label (RFC 6438).
 //! Both follow from [`flow_hash`].
 
 use super::{Link, NoRoom};
 use crate::frame::Frame;
 use crate::hash::{outer_hash, selection_hash};
+use crate::ids::WorkerIndex;
 use crate::wire::ipv4::{self, Ipv4Header};
 use crate::wire::ipv6::{self, Ipv6Header};
 use crate::wire::{Addr, Family, Headers, proto, quote, rewrite};
@@ -25,6 +28,33 @@ pub struct Tunnel {
     pub destination: Addr,
     /// The low bits of [`flow_hash`], for the flow label of an IPv6 header.
     pub flow_hash: u32,
+}
+
+/// Identifications of outer packets that may be fragmented. Each worker has its own, since all have the same sources:
+/// among the lower 16 bits, which are all that IPv4 has, its number in the upper ones and a counter in the lower ones.
+#[derive(Debug, Clone)]
+pub struct Identifications {
+    worker: u32,
+    /// How many of the lower 16 bits count.
+    bits: u32,
+    count: u32,
+}
+
+impl Identifications {
+    /// Those of a worker. `seed` keeps the first from being guessed (RFC 7739).
+    #[must_use]
+    pub fn new(worker: WorkerIndex, workers: u8, seed: u64) -> Self {
+        let bits = u16::BITS - (u8::BITS - workers.max(1).saturating_sub(1).leading_zeros());
+        let count = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
+        Self { worker: u32::from(worker), bits, count }
+    }
+
+    /// The next one.
+    pub fn take(&mut self) -> u32 {
+        self.count = self.count.wrapping_add(1);
+        let low = self.worker << self.bits | self.count & ((1 << self.bits) - 1);
+        (self.count >> self.bits) << 16 | low
+    }
 }
 
 /// A hash of the flow of a packet, equal for all that must take the same way to the backend: a packet's ports count,
@@ -64,8 +94,45 @@ pub fn overhead(outer: Family) -> usize {
 /// [`NoRoom`]; then the frame is as it came.
 #[inline(always)]
 pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link, tunnel: &Tunnel) -> Result<(), NoRoom> {
+    wrap(frame, h, link, tunnel, 0)
+}
+
+/// As [`forward`], with an outer packet that may be fragmented: without DF, or in IPv6 with a Fragment header of a packet
+/// in one piece (RFC 8200 section 4.5), as [`Cut`](crate::wire::cut::Cut) takes it. `identification` is one that no other
+/// packet between these ends has had lately (RFC 6864, RFC 8200 section 4.5); IPv4 has room for its lower 16 bits.
+///
+/// # Errors
+/// [`NoRoom`]; then the frame is as it came.
+#[cold]
+pub fn forward_to_be_cut<F: Frame>(
+    frame: &mut F,
+    h: &Headers,
+    link: &Link,
+    tunnel: &Tunnel,
+    identification: u32,
+) -> Result<(), NoRoom> {
+    let is_v4 = tunnel.destination.is_v4();
+    wrap(frame, h, link, tunnel, if is_v4 { 0 } else { ipv6::FRAGMENT_HEADER_LEN })?;
+    let outer = &mut frame.bytes_mut()[link.header_len()..];
+    if is_v4 {
+        ipv4::identify(outer, identification as u16);
+    } else {
+        ipv6::write_fragment_header(outer, identification);
+    }
+    Ok(())
+}
+
+/// Puts the outer header in front, and behind it `gap` bytes that are not written.
+#[inline(always)]
+fn wrap<F: Frame>(
+    frame: &mut F,
+    h: &Headers,
+    link: &Link,
+    tunnel: &Tunnel,
+    gap: usize,
+) -> Result<(), NoRoom> {
     let outer = if tunnel.destination.is_v4() { Family::V4 } else { Family::V6 };
-    let front = link.header_len() + overhead(outer);
+    let front = link.header_len() + overhead(outer) + gap;
     let ip_len = h.ip_len();
     if !frame.grow_front(front - usize::from(h.l3)) {
         return Err(NoRoom);

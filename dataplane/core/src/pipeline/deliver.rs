@@ -154,7 +154,7 @@ impl Pipeline {
         // A small packet passes every path, so nothing is looked up for it.
         if h.ttl <= 1 || ip_len + overhead > way.mtu.min(passes) {
             let h = *h;
-            if !self.passes_after_all(burst, at, &h, backend, overhead, &way) {
+            if !self.passes_after_all(burst, at, &h, (service, backend), overhead, &way) {
                 return;
             }
         }
@@ -169,7 +169,7 @@ impl Pipeline {
     }
 
     /// Whether a packet whose hop limit or size needs a closer look goes on: it fits the path to its backend, or may be
-    /// sent in pieces. If not, it gets its verdict.
+    /// sent in pieces. If not, it has its verdict: it is answered, or its outer packet is sent in pieces.
     #[cold]
     #[inline(never)]
     fn passes_after_all<F: Frame>(
@@ -177,7 +177,7 @@ impl Pipeline {
         burst: &mut Burst<'_, '_, F>,
         at: usize,
         h: &Headers,
-        backend: &Backend,
+        (service, backend): (&Service, &Backend),
         overhead: usize,
         way: &Way,
     ) -> bool {
@@ -186,7 +186,51 @@ impl Pipeline {
             return true;
         }
         let way = Way { interface: way.interface, link: way.link, mtu };
+        let need_not_shrink =
+            h.family == Family::V6 && h.ip_len() <= path_mtu::minimum(Family::V6) && overhead > 0;
+        if h.ttl > 1 && need_not_shrink {
+            self.send_outer_in_pieces(burst, at, h, service, backend, &way);
+            return false;
+        }
         self.passes_in_pieces(burst, at, h, overhead, &way)
+    }
+
+    /// Sends an IPv6 packet that every link must take whole (RFC 8200 section 5) through a tunnel that it does not fit:
+    /// the outer packet is fragmented (RFC 2473 section 7.1, RFC 4213 section 3.2). Routers may fragment an outer IPv4
+    /// packet further; pieces of an outer IPv6 packet are small enough for every path.
+    #[cold]
+    fn send_outer_in_pieces<F: Frame>(
+        &mut self,
+        burst: &mut Burst<'_, '_, F>,
+        at: usize,
+        h: &Headers,
+        service: &Service,
+        backend: &Backend,
+        way: &Way,
+    ) {
+        let Some(source) = burst.view.snapshot.tunnel_source(backend.family) else {
+            return burst.set(at, Refusal::NoRoute);
+        };
+        let frame = &mut burst.frames[at];
+        let flow = forward::dsr_ipip::flow_hash(frame.bytes(), h);
+        let (source, destination) = (source.pick(flow), backend.address);
+        let tunnel = Tunnel { source, destination, flow_hash: flow as u32 };
+        let identification = self.outer_identifications.take();
+        if let Err(no_room) =
+            forward::dsr_ipip::forward_to_be_cut(frame, h, &way.link, &tunnel, identification)
+        {
+            return burst.set(at, Refusal::from(no_room));
+        }
+        let mtu = match backend.family {
+            Family::V4 => way.mtu,
+            Family::V6 => way.mtu.min(usize::from(path_mtu::minimum(Family::V6))),
+        };
+        // As above: the numbers are below 65,536, and there is room.
+        let (packet, mtu) = (way.link.header_len() as u16, mtu as u16);
+        let _ = burst.out.oversized.try_push(Oversized { frame: at as u8, packet, mtu });
+        let why = if h.is_icmp_error() { TransmitReason::IcmpError } else { TransmitReason::Forward };
+        burst.view.tallies.forwarded(service.id, usize::from(h.ip_len()));
+        burst.set(at, Verdict::Transmit { interface: way.interface, why });
     }
 
     /// With other addresses: to a backend that must not see the VIP, or back to a client.

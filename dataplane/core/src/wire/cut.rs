@@ -1,8 +1,10 @@
-//! Cutting an IPv4 packet into fragments (RFC 791 section 3.2), for a link that it does not fit.
+//! Cutting a packet into fragments (RFC 791 section 3.2, RFC 8200 section 4.5), for a link that it does not fit.
 //!
-//! A packet in a tunnel is cut, and each piece gets the tunnel's header: the receiver of the inner packet puts it
+//! An IPv6 packet is cut only behind the Fragment header that it begins with: the gateway writes one into outer packets
+//! that it may fragment. An IPv4 packet in a tunnel is cut, and each piece gets the tunnel's header: the receiver of the inner packet puts it
 //! together again, and routers on the way see whole packets (RFC 4459 section 3.3 lists the ways; this one is right where
-//! the inner packet may be fragmented). A fragment may be cut again. Identification and DF stay; options that are not
+//! the inner packet may be fragmented). Where it may not, the tunnel's packet is cut, and the end of the tunnel puts it
+//! together. A fragment may be cut again. Identification and DF stay; options that are not
 //! to be copied are in the first piece only, and no-operations in the others. Who calls it: the drivers' side, which
 //! has the memory for the pieces; whether a packet may be cut is the pipeline's decision.
 //!
@@ -10,12 +12,15 @@
 
 use super::checksum::checksum;
 use super::ethernet::{self, ether_type};
-use super::{ipv4, ipv6};
+use super::{ipv4, ipv6, proto};
 
 const MORE_FRAGMENTS: u16 = 0x2000;
 const FLAGS: u16 = 0xc000;
 const OFFSET_MASK: u16 = 0x1fff;
 const NO_OPERATION: u8 = 1;
+
+/// An IPv6 header and a Fragment header.
+const IPV6_HEADERS_LEN: usize = ipv6::HEADER_LEN + ipv6::FRAGMENT_HEADER_LEN;
 
 /// How a packet is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,19 +38,23 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// How to cut the IPv4 packet at offset `packet` of a frame, so that no IP packet on the link is longer than `mtu`.
+    /// How to cut the packet at offset `packet` of a frame, so that no IP packet on the link is longer than `mtu`.
     /// `packet` is the offset behind the Ethernet header, or behind the outer IP header that follows it. `None` when
-    /// the frame has no such packet, or the MTU leaves no room for 8 bytes of data.
+    /// the frame has no IPv4 packet there and no IPv6 packet that begins with a Fragment header, or the MTU leaves no
+    /// room for 8 bytes of data.
     #[must_use]
     pub fn new(frame: &[u8], packet: usize, mtu: usize) -> Option<Self> {
         let tagged = *frame.get(12..14)? == ether_type::VLAN.to_be_bytes();
         let l3 = if tagged { ethernet::HEADER_LEN_MAX } else { ethernet::HEADER_LEN };
         let header: &[u8; ipv4::HEADER_LEN] = frame.get(packet..)?.first_chunk()?;
-        let header_len = usize::from(header[0] & 0xf) * 4;
-        let total_len = usize::from(u16::from_be_bytes([header[2], header[3]]));
+        let word = |at: usize| usize::from(u16::from_be_bytes([header[at], header[at + 1]]));
+        let (header_len, total_len) = match header[0] >> 4 {
+            4 => (usize::from(header[0] & 0xf) * 4, word(2)),
+            6 if header[6] == proto::FRAGMENT => (IPV6_HEADERS_LEN, ipv6::HEADER_LEN + word(4)),
+            _ => return None,
+        };
         let (data, end) = (packet + header_len, packet + total_len);
-        let sound =
-            header[0] >> 4 == 4 && header_len >= ipv4::HEADER_LEN && data <= end && end <= frame.len();
+        let sound = header_len >= ipv4::HEADER_LEN && data <= end && end <= frame.len();
         let step = (l3 + mtu).checked_sub(data)? & !7;
         (sound && l3 <= packet && step > 0).then_some(Self { l3, packet, data, end, step })
     }
@@ -73,6 +82,9 @@ impl Cut {
         head.copy_from_slice(&frame[..self.data]);
         data.copy_from_slice(&frame[start..end]);
         let header = &mut head[self.packet..];
+        if header[0] >> 4 == 6 {
+            return self.write_ipv6(header, start, end);
+        }
         // The sum of two lengths in one frame, whose packet had a total length of 16 bits.
         let total_len = (header.len() + (end - start)) as u16;
         header[2..4].copy_from_slice(&total_len.to_be_bytes());
@@ -98,6 +110,18 @@ impl Cut {
             }
             _ => {}
         }
+    }
+
+    /// What the headers of a piece of an IPv6 packet say of it.
+    fn write_ipv6(&self, header: &mut [u8], start: usize, end: usize) {
+        // Below the length of the whole, which has 16 bits, as its offset and length together have.
+        let payload_len = (ipv6::FRAGMENT_HEADER_LEN + (end - start)) as u16;
+        header[4..6].copy_from_slice(&payload_len.to_be_bytes());
+        let field = &mut header[ipv6::HEADER_LEN + 2..ipv6::HEADER_LEN + 4];
+        let whole = u16::from_be_bytes([field[0], field[1]]);
+        let more = if end < self.end { 1 } else { whole & 1 };
+        let offset = (whole & !7).wrapping_add((start - self.data) as u16);
+        field.copy_from_slice(&(offset | more).to_be_bytes());
     }
 
     /// The data of piece `n`, by offsets in the frame.
@@ -235,6 +259,25 @@ mod tests {
         assert_eq!(parts[0][34..46], options);
         assert_eq!(parts[1][34..46], [1, 1, 1, 1, 1, 1, 1, 148, 4, 0, 0, 0]);
         assert_eq!(together(&parts), (whole[46..].to_vec(), false));
+    }
+
+    #[test]
+    fn an_ipv6_packet_is_cut_behind_its_fragment_header() {
+        let whole = Builder::udp("[2001:db8::7]:1", "[2001:db8::8]:2").payload_len(1232).build();
+        let mut frame = [&whole[..54], &[0; 8], &whole[54..]].concat();
+        ipv6::write_fragment_header(&mut frame[14..], 0x0102_0304);
+        let parts = pieces(&frame, 14, 1280);
+        let mut data = Vec::new();
+        for part in &parts {
+            let h = headers(part);
+            assert!(h.ip_len() <= 1280 && usize::from(h.ip_end) == part.len() && h.is_fragment());
+            assert_eq!(part[58..62], [1, 2, 3, 4]);
+            let field = u16::from_be_bytes([part[56], part[57]]);
+            assert_eq!(usize::from(field & !7), data.len());
+            data.extend_from_slice(&part[62..]);
+            assert_eq!(field & 1 == 0, data.len() == whole.len() - 54, "the last one");
+        }
+        assert_eq!((parts.len(), data), (2, whole[54..].to_vec()));
     }
 
     #[test]

@@ -193,6 +193,19 @@ impl Ipv4Header {
     }
 }
 
+/// Clears DF in a header that [`Ipv4Header::write`] wrote, and gives it an identification: its packet may be fragmented.
+///
+/// # Panics
+/// When `header` is shorter than 20 bytes.
+pub fn identify(header: &mut [u8], identification: u16) {
+    let header = &mut header[..HEADER_LEN];
+    header[4..6].copy_from_slice(&identification.to_be_bytes());
+    header[6..8].fill(0);
+    header[10..12].fill(0);
+    let sum = checksum(header);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+}
+
 /// The checksum field after `delta`; `header` begins with the IPv4 header.
 #[inline]
 pub(crate) fn apply_delta(header: &mut [u8; HEADER_LEN], delta: Delta) {

@@ -17,9 +17,25 @@ use core::net::Ipv6Addr;
 /// Bytes of the fixed header.
 pub const HEADER_LEN: usize = 40;
 
+/// Bytes of a Fragment header.
+pub const FRAGMENT_HEADER_LEN: usize = 8;
+
 /// Extension headers read before a packet is refused. RFC 8200 4.1 recommends orders with at most 7 (hop-by-hop,
 /// destination options twice, routing, fragment, AH, ESP); 8 leaves room for one it does not foresee.
 pub const EXTENSION_HEADERS_MAX: usize = 8;
+
+/// Writes a Fragment header, of a packet in one piece, behind a header that [`Ipv6Header::write`] wrote 8 bytes before
+/// the payload.
+///
+/// # Panics
+/// When `packet` is shorter than 48 bytes.
+pub fn write_fragment_header(packet: &mut [u8], identification: u32) {
+    let payload_len = u16::from_be_bytes([packet[4], packet[5]]) + FRAGMENT_HEADER_LEN as u16;
+    packet[4..6].copy_from_slice(&payload_len.to_be_bytes());
+    packet[HEADER_LEN] = std::mem::replace(&mut packet[6], proto::FRAGMENT);
+    packet[HEADER_LEN + 1..HEADER_LEN + 4].fill(0);
+    packet[HEADER_LEN + 4..HEADER_LEN + 8].copy_from_slice(&identification.to_be_bytes());
+}
 
 /// Checks the packet that follows an Ethernet header of `l3` bytes.
 ///

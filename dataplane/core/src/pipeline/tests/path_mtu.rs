@@ -213,3 +213,92 @@ fn a_path_mtu_outlasts_a_snapshot_and_dsr_l2_has_none() {
     assert_eq!(told(&lab.send(segment(CLIENT, VIP, 1440))), 1380);
     lab.send(segment(CLIENT, "203.0.113.5:81", 1440)).sent(TransmitReason::Forward);
 }
+
+/// The packet inside the tunnel, put together from the pieces of the outer one; each fits the MTU, and they
+/// have one identification.
+fn put_together(fate: &Fate, mtu: u16, backend: &str) -> Vec<u8> {
+    fate.sent(TransmitReason::Forward);
+    let mut inner = Vec::new();
+    for (n, piece) in fate.pieces.iter().enumerate() {
+        let h = headers(piece);
+        assert!(h.ip_len() <= mtu && h.is_fragment() && h.dst.ip() == ip(backend));
+        assert!(!h.dst.is_v4() || !h.dont_fragment, "routers may cut it again");
+        let field = |at: usize| u16::from_be_bytes([piece[at], piece[at + 1]]);
+        let (data, offset, more) = match h.dst.is_v4() {
+            true => (34, (field(20) & 0x1fff) * 8, field(20) & 0x2000 != 0),
+            false => (62, field(56) & !7, field(56) & 1 != 0),
+        };
+        assert_eq!(usize::from(offset), inner.len());
+        assert_eq!(more, n + 1 < fate.pieces.len());
+        assert_eq!(identification(piece), identification(&fate.pieces[0]));
+        inner.extend_from_slice(&piece[data..]);
+    }
+    inner
+}
+
+/// Of an outer packet that is fragmented.
+fn identification(frame: &[u8]) -> u32 {
+    match headers(frame).dst.is_v4() {
+        true => u32::from(u16::from_be_bytes([frame[18], frame[19]])),
+        false => u32::from_be_bytes(*frame[58..].first_chunk().unwrap()),
+    }
+}
+
+#[test]
+fn an_ipv6_packet_of_1280_bytes_passes_a_tunnel_of_any_path_mtu() {
+    let cases = [
+        ("10.0.0.1", "10.0.0.1:80", 20, 28, [1299, 1280, 576]),
+        ("fd00::1", "[fd00::1]:80", 40, 1232, [1319, 1300, 1280]),
+    ];
+    for (backend, at, overhead, quoted_len, mtus) in cases {
+        for mtu in mtus {
+            let mut lab = lab(VIP6, at);
+            let big = |ip_len| segment(CLIENT6, VIP6, ip_len);
+            let sent = lab.send(big(1400)).sent(TransmitReason::Forward).to_vec();
+            lab.send(error(&sent, u32::from(mtu), quoted_len));
+            assert_eq!(learnt(&lab), 1, "{mtu}");
+            assert_eq!(told(&lab.send(big(1281))), 1280);
+            let mut identifications = Vec::new();
+            for ip_len in [1280, usize::from(mtu) - overhead + 1] {
+                let mut expected = big(ip_len).build()[ethernet::HEADER_LEN..].to_vec();
+                // The hop limit.
+                expected[7] -= 1;
+                let fate = lab.send(big(ip_len));
+                assert_eq!(put_together(&fate, mtu, backend), expected, "{ip_len} of {mtu}");
+                identifications.push(identification(&fate.pieces[0]));
+            }
+            assert_ne!(identifications[0], identifications[1]);
+            let fits = lab.send(big(usize::from(mtu) - overhead));
+            assert!(fits.pieces.is_empty() && !headers(fits.sent(TransmitReason::Forward)).is_fragment());
+        }
+    }
+}
+
+#[test]
+fn an_ipv6_packet_of_1280_bytes_whose_hop_limit_ends_is_answered_in_a_small_tunnel_too() {
+    let mut lab = lab(VIP6, "10.0.0.1:80");
+    let sent = lab.send(segment(CLIENT6, VIP6, 1400)).sent(TransmitReason::Forward).to_vec();
+    lab.send(error(&sent, 1290, 28));
+    lab.send(segment(CLIENT6, VIP6, 1280).ttl(1)).sent(TransmitReason::TtlExceeded);
+}
+
+#[test]
+fn ipv4_without_df_passes_a_tunnel_of_a_small_path_mtu_in_pieces_of_its_own() {
+    for (backend, overhead, quoted_len, mtu) in
+        [("10.0.0.1:80", 20, 28, 576), ("[fd00::1]:80", 40, 1232, 1280)]
+    {
+        let mut lab = lab(VIP, backend);
+        let sent = lab.send(segment(CLIENT, VIP, 1400)).sent(TransmitReason::Forward).to_vec();
+        lab.send(error(&sent, mtu, quoted_len));
+        let fate = lab.send(segment(CLIENT, VIP, 1400).dont_fragment(false));
+        fate.sent(TransmitReason::Forward);
+        assert!(fate.pieces.len() > 1);
+        let mut data = 0;
+        for piece in &fate.pieces {
+            let outer = headers(piece);
+            assert!(u32::from(outer.ip_len()) <= mtu && !outer.is_fragment());
+            data += usize::from(outer.ip_len()) - overhead - 20;
+        }
+        assert_eq!(data, 1380);
+    }
+}
