@@ -217,6 +217,26 @@ fn explain_names_the_backend_that_replay_sends_to() {
 }
 
 #[test]
+fn a_replay_gives_a_service_the_configured_share_of_a_full_flow_table() {
+    let manifests =
+        [service("nat", "nat", "203.0.113.3"), slice("nat", "v4", "IPv4", &V4[..1])].join("---\n");
+    let (vip, backend) = (to("203.0.113.3", 80), to(V4[0], 80));
+    let handshake = |port: u16| {
+        let client = client("203.0.113.3", port);
+        [(client, vip, flags::SYN), (backend, client, flags::SYN | flags::ACK), (client, vip, flags::ACK)]
+            .map(|(from, to, flags)| Builder::tcp(from, to).flags(flags).build())
+    };
+    // All in use, and more than a table of 1,024 has room for without turning any away.
+    let frames: Vec<Vec<u8>> = (0..1_300).flat_map(|n| handshake(20_000 + n)).collect();
+    for (percent, is_limited) in [(50, true), (100, false)] {
+        let table = format!("entriesPerCore: 1024, servicePercent: {percent}");
+        let gateway = GATEWAY.replacen("entriesPerCore: 4096", &table, 1);
+        let replay = Site::new(&gateway, &[("nat.yaml", &manifests)]).replay(&frames);
+        assert_eq!(replay.text.contains("service_flow_share"), is_limited, "{percent} %");
+    }
+}
+
+#[test]
 fn what_is_not_forwarded_says_why_in_explain_as_in_replay() {
     let site = Site::new(GATEWAY, &[("none.yaml", &service("none", "nat", "203.0.113.1"))]);
     let tcp = |to: SocketAddr| Builder::tcp(client("203.0.113.1", 40_000), to).flags(flags::SYN).build();

@@ -30,6 +30,15 @@ use crate::worker::fragment_room::FragmentRoom;
 /// Secret of the flow tables' hash: any, but always the same.
 const SEED: u64 = 0x7469_6465_6761_7465;
 
+/// What a replay remembers of flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowTable {
+    /// Flows to be remembered at once, of each kind of table.
+    pub entries: usize,
+    /// What one service port may have of a full table, in percent of `entries`; 100 is no limit.
+    pub service_percent: u8,
+}
+
 /// What became of one packet of the capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replayed {
@@ -100,12 +109,12 @@ pub enum ReplayError {
 /// [`ReplayError`]; what came before it has been written and told.
 pub fn replay<R: Read, W: Write>(
     spec: &SnapshotSpec,
-    flow_entries: usize,
+    flow_table: FlowTable,
     input: R,
     output: &mut Writer<W>,
     mut each: impl FnMut(&Replayed) -> io::Result<()>,
 ) -> Result<Summary, ReplayError> {
-    let mut replay = Replay::new(spec, flow_entries)?;
+    let mut replay = Replay::new(spec, flow_table)?;
     let mut summary = Summary { problems: std::mem::take(&mut replay.problems), ..Summary::default() };
     let mut reader = Reader::new(input)?;
     let mut told = InOrder { next: 1, early: BTreeMap::new() };
@@ -186,17 +195,18 @@ impl Replay {
     ///
     /// # Errors
     /// When the spec does not compile.
-    pub fn new(spec: &SnapshotSpec, flow_entries: usize) -> Result<Self, CompileError> {
+    pub fn new(spec: &SnapshotSpec, flow_table: FlowTable) -> Result<Self, CompileError> {
         let neighbors = NeighborTable::new();
         let (snapshot, problems) = Snapshot::compile(spec, None, &neighbors)?;
         let tallies = Tallies::with_capacity(snapshot.service_indices(), snapshot.backend_indices());
-        let pipeline = Pipeline::new(&PipelineConfig {
+        let mut pipeline = Pipeline::new(&PipelineConfig {
             worker: 0,
             workers: 1,
-            entries: flow_entries,
+            entries: flow_table.entries,
             seed: SEED,
             steering: Steering::Single,
         });
+        pipeline.flows_mut().set_service_share(flow_table.service_percent);
         let (out, clock, fragments) = (BurstOutput::default(), Now::default(), FragmentRoom::default());
         Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, fragments, problems })
     }

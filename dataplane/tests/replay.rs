@@ -11,7 +11,7 @@ use tidegate_core::testing::Builder;
 use tidegate_core::testing::builder::fragments;
 use tidegate_core::testing::pcap::{Reader, Writer};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
-use tidegate_dataplane::replay::{ReplayError, Replayed, Summary, replay};
+use tidegate_dataplane::replay::{FlowTable, ReplayError, Replayed, Summary, replay};
 
 fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new()).unwrap();
@@ -24,10 +24,11 @@ fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
 fn run(spec: &SnapshotSpec, input: &[u8]) -> (Vec<Replayed>, Result<Summary, ReplayError>, Vec<u8>) {
     let mut told = Vec::new();
     let mut writer = Writer::new(Vec::new()).unwrap();
-    let summary = replay(spec, 1024, input, &mut writer, |packet| {
-        told.push(packet.clone());
-        Ok(())
-    });
+    let summary =
+        replay(spec, FlowTable { entries: 1024, service_percent: 50 }, input, &mut writer, |packet| {
+            told.push(packet.clone());
+            Ok(())
+        });
     (told, summary, writer.finish().unwrap())
 }
 

@@ -19,7 +19,7 @@ use tidegate_core::snapshot::SnapshotSpec;
 use tidegate_core::testing::pcap::{Reader, Writer};
 use tidegate_core::verdict::Verdict;
 use tidegate_core::wire::MacAddr;
-use tidegate_dataplane::replay::{Replayed, Summary, replay};
+use tidegate_dataplane::replay::{FlowTable, Replayed, Summary, replay};
 
 use super::{REFUSED, load};
 use crate::config::GatewayConfig;
@@ -80,7 +80,8 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     let names: Vec<&str> = outcome.spec.interfaces.iter().map(|i| i.name.as_str()).collect();
     let mut out = BufWriter::new(io::stdout().lock());
     let entries = usize::try_from(config.dataplane.flow_entries_per_core).unwrap_or(usize::MAX);
-    let ended = replay(&outcome.spec, entries, BufReader::new(input), &mut writer, |packet| {
+    let flow_table = FlowTable { entries, service_percent: config.dataplane.flow_service_percent };
+    let ended = replay(&outcome.spec, flow_table, BufReader::new(input), &mut writer, |packet| {
         if args.json {
             serde_json::to_writer(&mut out, &line(&names, packet))?;
             out.write_all(b"\n")?;

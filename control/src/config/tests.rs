@@ -38,7 +38,7 @@ fn every_key_arrives_in_the_validated_configuration() {
     assert_eq!(dataplane.cores, [2, 3]);
     assert_eq!(dataplane.idle, Idle::Poll);
     assert_eq!(dataplane.memory, Memory { hugepages: false, size_mib: 512 });
-    assert_eq!(dataplane.flow_entries_per_core, 65536);
+    assert_eq!((dataplane.flow_entries_per_core, dataplane.flow_service_percent), (65536, 40));
     assert_eq!(
         dataplane.interfaces,
         [
@@ -228,6 +228,18 @@ const FAULTS: &[(&str, &str)] = &[
     (
         "  flowTable: {entriesPerCore: 5}",
         "8:31: error: dataplane.flowTable.entriesPerCore: the number 5 is not accepted; accepted: a whole number from 1024 to 268435456",
+    ),
+    (
+        "  flowTable: {servicePercent: 0}",
+        "8:31: error: dataplane.flowTable.servicePercent: the number 0 is not accepted; accepted: a whole number from 1 to 100",
+    ),
+    (
+        "  flowTable: {servicePercent: 101}",
+        "8:31: error: dataplane.flowTable.servicePercent: the number 101 is not accepted; accepted: a whole number from 1 to 100",
+    ),
+    (
+        "  flowTable: {servicePercent: 50%}",
+        "8:31: error: dataplane.flowTable.servicePercent: the text \"50%\" is not accepted; accepted: a whole number from 1 to 100",
     ),
     (
         "  - {device: net_null1}",
