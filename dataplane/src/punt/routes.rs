@@ -77,7 +77,7 @@ impl TapRoutes {
             match tap.index().and_then(|index| netlink.add_missing_route(index, to, via)) {
                 Ok(false) => {}
                 Ok(true) => {
-                    tracing::warn!(%to, %via, tap = tap.name(), "somebody took this route away: made again")
+                    tracing::warn!(%to, %via, tap = tap.name(), "somebody took this route away: made again");
                 }
                 // Told when it was made first.
                 Err(error) => tracing::debug!(%to, %via, tap = tap.name(), %error, "a route is missing"),
