@@ -303,6 +303,9 @@ pub(super) fn status(status: &Status, style: Style) -> String {
         let why = last_error.as_deref().unwrap_or("no answer yet");
         fact("Source lost", format!("since {since}, by {objects}: {why}"));
     }
+    if let Some(why) = last_error.as_ref().filter(|_| status.source.connected) {
+        fact("Source lacks", why.clone());
+    }
     status.source.kept.iter().for_each(|kept| fact("Source kept", kept.clone()));
     let NeighborsStatus { next_hops, next_hops_max, on_demand, on_demand_max } = status.neighbors;
     let full = if status.neighbors.is_full() { ", full: further next hops are left out" } else { "" };

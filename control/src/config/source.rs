@@ -56,7 +56,8 @@ pub struct KubernetesConfig {
     /// a loss. Up to a week; 0s believes it at once. Default 5m.
     pub api_loss_grace: Duration,
     /// `podWeights`: the annotation `tidegate.dev/weight` of Pods counts. It costs a watch on the metadata of all Pods of
-    /// the cluster; without it only Nodes have weights. Default true.
+    /// the cluster, and the right to it (`deploy/kubernetes/pod-weights`); without it only Nodes have weights. Default
+    /// false.
     pub pod_weights: bool,
     /// `stateDirectory`: where the last objects are kept, to forward by when the API server is down at the start;
     /// `""` keeps none. Default `/var/lib/tidegate`.
@@ -73,7 +74,7 @@ impl Default for KubernetesConfig {
             load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
             default: false,
             api_loss_grace: API_LOSS_GRACE,
-            pod_weights: true,
+            pod_weights: false,
             state_directory: Some(PathBuf::from(STATE_DIRECTORY)),
             lease_namespace: LEASE_NAMESPACE.to_owned(),
         }

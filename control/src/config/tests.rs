@@ -593,14 +593,14 @@ fn the_kubernetes_source_has_defaults_for_every_key_and_paths_relative_to_the_fi
     assert!(!source("source: {kubernetes: {}}\n").claims_classless());
     let written = source(
         "source: {kubernetes: {kubeconfig: kc, loadBalancerClass: example.com/lb, default: true, \
-         apiLossGrace: 90s, podWeights: false, stateDirectory: '', leaseNamespace: edge}}\n",
+         apiLossGrace: 90s, podWeights: true, stateDirectory: '', leaseNamespace: edge}}\n",
     );
     let expected = KubernetesConfig {
         kubeconfig: Some("/etc/tidegate/kc".into()),
         load_balancer_class: "example.com/lb".into(),
         default: true,
         api_loss_grace: Duration::from_secs(90),
-        pod_weights: false,
+        pod_weights: true,
         state_directory: None,
         lease_namespace: "edge".to_owned(),
     };

@@ -61,7 +61,8 @@ pub struct SourceState {
     /// When the connection was last lost, the objects on disk last confirmed, or the directory last read: see
     /// [`SourceState::last_sync`].
     pub last_sync: Option<Timestamp>,
-    /// Why the last attempt failed, until a connection stands again.
+    /// Why the last attempt failed, until a connection stands again; and while one stands, which kind of objects the
+    /// API server does not let the gateway read.
     pub last_error: Option<String>,
     /// The objects are those that were on disk when the gateway started: the API server has not answered yet.
     pub from_disk: bool,

@@ -43,9 +43,26 @@ impl User {
         Self { name: name.into(), groups: vec!["system:authenticated".into()] }
     }
 
+    /// Of a token that [`bound_token`] made, if its account is there and it has not expired.
+    pub(crate) fn of_bound_token(store: &Store, token: &str) -> Option<Self> {
+        let mut parts = token.strip_prefix(BOUND)?.split('/');
+        let (namespace, name, expires) = (parts.next()?, parts.next()?, parts.next()?);
+        store.get("serviceaccounts", namespace, name)?;
+        let is_over = expires.parse::<i64>().ok()? <= jiff::Timestamp::now().as_second();
+        (!is_over).then(|| Self::service_account(namespace, name))
+    }
+
     fn is_master(&self) -> bool {
         self.groups.iter().any(|group| group == "system:masters")
     }
+}
+
+/// How tokens begin that a ServiceAccount was given for a time.
+const BOUND: &str = "bound/";
+
+/// A token for a ServiceAccount until a Unix time.
+pub(crate) fn bound_token(namespace: &str, name: &str, expires: i64) -> String {
+    format!("{BOUND}{namespace}/{name}/{expires}")
 }
 
 /// What somebody wants to do.

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use crate::access::{Attempt, User, allows, allows_path};
+use crate::access::{Attempt, User, allows, allows_path, bound_token};
 use crate::discovery;
 use crate::error::{ApiError, ApiResult};
 use crate::event;
@@ -84,7 +85,8 @@ impl Api {
         self.authorise(&request.user, verb, &target)?;
         let known_subresource = target.subresource.is_empty()
             || (target.subresource == "status" && resource.status)
-            || (target.subresource == "finalize" && resource.kind == "Namespace");
+            || (target.subresource == "finalize" && resource.kind == "Namespace")
+            || (target.subresource == "token" && resource.kind == "ServiceAccount" && verb == "create");
         if !known_subresource
             || (resource.namespaced && target.namespace.is_empty() && !target.name.is_empty())
         {
@@ -97,6 +99,7 @@ impl Api {
             }
             "list" => self.list(request, &resource, &target),
             "watch" => self.watch(request, &resource, &target),
+            "create" if target.subresource == "token" => self.token(request, &resource, &target),
             "create" => self.create(request, &resource, &target),
             "update" => self.update(request, &resource, &target),
             "patch" => self.patch(request, &resource, &target),
@@ -192,6 +195,18 @@ impl Api {
         };
         review["status"] = json!({"allowed": allowed});
         Ok(Answer::Object { code: 201, body: review, warnings: Vec::new() })
+    }
+
+    /// A token for a ServiceAccount, which says itself whose it is (`access`).
+    fn token(&self, request: &Request, resource: &Resource, target: &Target) -> ApiResult<Answer> {
+        self.read(resource, target)?;
+        let mut body = request.object()?;
+        let seconds = body["spec"]["expirationSeconds"].as_i64().unwrap_or(3600).max(600);
+        let expires = Timestamp::now() + SignedDuration::from_secs(seconds);
+        let token = bound_token(&target.namespace, &target.name, expires.as_second());
+        body["status"] =
+            json!({"token": token, "expirationTimestamp": expires.strftime("%FT%TZ").to_string()});
+        Ok(Answer::Object { code: 201, body, warnings: Vec::new() })
     }
 
     fn list(&self, request: &Request, resource: &Resource, target: &Target) -> ApiResult<Answer> {
@@ -306,6 +321,8 @@ fn verb(request: &Request, target: &Target) -> ApiResult<&'static str> {
         ("GET", false) => "get",
         ("GET", true) => "list",
         ("POST", true) => "create",
+        // Of a subresource.
+        ("POST", false) if !target.subresource.is_empty() => "create",
         ("PUT", false) => "update",
         ("PATCH", false) => "patch",
         ("DELETE", false) => "delete",

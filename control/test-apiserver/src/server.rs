@@ -79,7 +79,9 @@ impl Shared {
 
     fn user(&self, request: &HttpRequest<Incoming>) -> Option<User> {
         let token = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")?;
-        self.tokens.lock().expect("nothing panics while it holds the tokens").get(token.trim())?.clone()
+        let known =
+            self.tokens.lock().expect("nothing panics while it holds the tokens").get(token.trim()).cloned();
+        known.unwrap_or_else(|| User::of_bound_token(&self.api().store, token.trim()))
     }
 }
 

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use test_apiserver::Logged;
 
-use crate::world::{Setting, World, service, slice};
+use crate::world::{Setting, World, service, slice, text};
 
 /// Verb, group and resource.
 type Right = (String, String, String);
@@ -62,6 +62,20 @@ fn needed(request: &Logged) -> Option<Right> {
         (_, _) => "delete",
     };
     Some((verb.into(), group.into(), resource))
+}
+
+/// The Pods' weights count, and nobody gave the right to read Pods.
+#[test]
+fn a_gateway_that_may_not_read_pods_serves_all_the_same_and_says_so() {
+    let mut world = World::new();
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    let setting = Setting { source: "    podWeights: true".into(), ..Setting::default() };
+    world.start_with("edge-1", &setting);
+    let gateway = world.gateway("edge-1");
+    world.until("a backend", || (gateway.backends("web") == ["10.244.0.1:8080 active"]).then_some(()));
+    world.until("the others to be watched", || (gateway.source()["connected"] == true).then_some(()));
+    let told = text(&gateway.source()["lastError"]);
+    assert!(told.starts_with("Pod objects are not read") && told.contains("403"), "{told}");
 }
 
 #[test]

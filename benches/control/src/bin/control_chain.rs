@@ -150,7 +150,7 @@ fn gateway(plan: &Plan) -> Result<()> {
         load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
         default: true,
         api_loss_grace: Duration::from_secs(300),
-        pod_weights: true,
+        pod_weights: false,
         state_directory: Some(directory.path().to_owned()),
         lease_namespace: "kube-system".to_owned(),
     };

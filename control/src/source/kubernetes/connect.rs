@@ -52,6 +52,8 @@ const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 #[derive(Debug)]
 pub struct Connector {
     kubeconfig: Option<PathBuf>,
+    /// In the stead of the current context.
+    context: Option<String>,
     state: Mutex<State>,
     found: Found,
     changed: Notify,
@@ -109,7 +111,14 @@ impl Connector {
     /// service account of the Pod.
     #[must_use]
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
-        Self { kubeconfig, state: Mutex::default(), found: Found::default(), changed: Notify::new() }
+        Self::with_context(kubeconfig, None)
+    }
+
+    /// The same by this context of the kubeconfig; by its current one where none is named.
+    #[must_use]
+    pub fn with_context(kubeconfig: Option<PathBuf>, context: Option<String>) -> Self {
+        let (state, found) = (Mutex::default(), Found::default());
+        Self { kubeconfig, context, state, found, changed: Notify::new() }
     }
 
     /// Where the API server was found when a client was given out last: addresses that nobody else may have. Loopback
@@ -186,7 +195,7 @@ impl Connector {
     }
 
     async fn make(&self, serial: u64, plugin: Option<Plugin>) -> Made {
-        let (kubeconfig, asked) = (self.kubeconfig.clone(), plugin.clone());
+        let (kubeconfig, asked) = ((self.kubeconfig.clone(), self.context.clone()), plugin.clone());
         let (done, made) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let body = move || {
@@ -265,7 +274,7 @@ impl Signature {
 
 /// A client by what the files say; `plugin` is the last answer of one, and becomes the newest.
 fn make(
-    kubeconfig: Option<PathBuf>,
+    kubeconfig: (Option<PathBuf>, Option<String>),
     serial: u64,
     plugin: &mut Option<Plugin>,
 ) -> Result<Current, ConnectError> {
@@ -288,10 +297,14 @@ fn make(
 
 /// What the kubeconfig or the Pod says, and the proxy on the way.
 fn configured(
-    kubeconfig: Option<PathBuf>,
+    (kubeconfig, context): (Option<PathBuf>, Option<String>),
     watch: &mut impl FnMut(&Path),
 ) -> Result<(Config, Option<Proxy>), ConnectError> {
-    let (mut config, of_cluster) = match read(kubeconfig, watch)? {
+    let mut read = read(kubeconfig, watch)?;
+    if let Some(context) = context {
+        in_context(read.as_mut(), context)?;
+    }
+    let (mut config, of_cluster) = match read {
         Some(read) => {
             let of_cluster = cluster(&read).and_then(|cluster| cluster.proxy_url.clone());
             (of_kubeconfig(read, watch)?, of_cluster)
@@ -334,6 +347,20 @@ fn read(named: Option<PathBuf>, watch: &mut impl FnMut(&Path)) -> Result<Option<
     let Some(path) = std::env::home_dir().map(|home| home.join(".kube/config")) else { return Ok(None) };
     watch(&path);
     if path.exists() { of_file(&path) } else { Ok(None) }
+}
+
+/// Makes another context the current one.
+fn in_context(read: Option<&mut Kubeconfig>, context: String) -> Result<(), ConnectError> {
+    let Some(read) = read else {
+        return Err(ConnectError(format!("context {context:?}: there is no kubeconfig")));
+    };
+    let names: Vec<&str> = read.contexts.iter().map(|one| one.name.as_str()).collect();
+    if !names.contains(&context.as_str()) {
+        let what = format!("the kubeconfig has no context {context:?}; accepted: {}", names.join(", "));
+        return Err(ConnectError(what));
+    }
+    read.current_context = Some(context);
+    Ok(())
 }
 
 /// The cluster of the current context.

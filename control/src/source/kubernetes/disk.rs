@@ -8,8 +8,9 @@
 //! Reading decodes the objects as if the API server had sent them. A file that is cut, altered or of another format is
 //! refused as a whole, with a reason.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -158,10 +159,14 @@ impl Disk {
     /// When the directory or the file cannot be written; the file from before stays.
     pub(super) fn write(&self, contents: &Contents) -> io::Result<()> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(directory)?;
+        // For this user alone: objects have annotations that not everybody on this machine may read.
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let beside = self.path.with_extension("jsonl.new");
         let written = (|| {
-            let mut out = Hashing { out: BufWriter::new(File::create(&beside)?), hash: PATH_START };
+            let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+            // One that was left over has the mode that it had.
+            file.set_permissions(Permissions::from_mode(0o600))?;
+            let mut out = Hashing { out: BufWriter::new(file), hash: PATH_START };
             out.line(&serde_json::to_vec(&head(contents))?)?;
             for (kind, version, content, left) in &contents.objects {
                 let left = left.map(|left| format!("\"left\":{},", left.as_secs())).unwrap_or_default();

@@ -76,6 +76,8 @@ struct Store {
     counted: Duration,
     since: Instant,
     heard: Option<Heard>,
+    /// Why the API server does not let us read it, where we go on without.
+    forbidden: Option<String>,
 }
 
 impl Store {
@@ -119,6 +121,7 @@ impl Hub {
             counted: Duration::ZERO,
             since: now,
             heard: None,
+            forbidden: None,
         };
         Self {
             stores: KINDS.iter().map(|_| store()).collect(),
@@ -278,8 +281,13 @@ impl Hub {
                 }
             }
             Event::Told(index, Told::Bookmark(version)) => self.stores[index].retain.bookmark(version),
+            Event::Forbidden(index, why) => self.forbidden(index, why, now),
             Event::Up(index, server) => {
                 self.server = server;
+                if self.stores[index].forbidden.take().is_some() {
+                    tracing::info!(kind = KINDS[index].name, "the API server lets us read it again");
+                    self.changed.get_or_insert(now);
+                }
                 self.stores[index].set_up(true, now);
                 self.turn(None);
             }
@@ -290,6 +298,20 @@ impl Hub {
                 self.turn(Some(why));
             }
         }
+    }
+
+    /// The gateway goes on with what it has of an optional kind, and says so.
+    fn forbidden(&mut self, index: KindIndex, why: String, now: Instant) {
+        let store = &mut self.stores[index];
+        store.set_up(false, now);
+        store.listed = true;
+        if store.forbidden.as_ref() != Some(&why) {
+            tracing::warn!(kind = KINDS[index].name, "not read, and the last ones stay: {why}");
+            store.forbidden = Some(why);
+            self.changed.get_or_insert(now);
+        }
+        self.state.failures += 1;
+        self.turn(None);
     }
 
     fn listed(&mut self, index: KindIndex, received: Vec<Received>, point: Point, now: Instant) {
@@ -433,9 +455,20 @@ impl Hub {
         });
     }
 
+    /// What is told of each kind that the gateway goes on without.
+    fn forbidden_kinds(&self) -> impl Iterator<Item = String> {
+        self.stores.iter().zip(KINDS).filter_map(|(store, kind)| {
+            let why = store.forbidden.as_ref()?;
+            Some(format!("{} objects are not read, and the last ones stay: {why}", kind.name))
+        })
+    }
+
     fn report(&self) -> Report {
         let mut report = Report::new();
         self.reports.values().for_each(|one| report.merge(one));
+        for what in self.forbidden_kinds() {
+            report.push(Diagnostic::warning(what).accepting("the rights of deploy/kubernetes"));
+        }
         for kept in &*self.state.kept {
             report.push(Diagnostic::warning(kept.to_string()).accepting("an API server that has them"));
         }
@@ -464,7 +497,7 @@ impl Hub {
     /// An attempt failed (`why`), or a watch stands: what that makes of the whole.
     fn turn(&mut self, why: Option<String>) {
         let now = Timestamp::now();
-        let connected = self.stores.iter().all(|store| store.up);
+        let connected = self.stores.iter().all(|store| store.up || store.forbidden.is_some());
         if self.state.connected != connected {
             if connected {
                 tracing::info!(server = self.server, "every kind is watched");
@@ -474,7 +507,8 @@ impl Hub {
             (self.state.connected, self.state.since) = (connected, now);
         }
         if connected {
-            self.state.last_error = None;
+            let forbidden = self.forbidden_kinds().next();
+            self.state.last_error = forbidden;
             self.logged = None;
         } else if let Some(why) = why {
             let pause = |(text, at): &(String, Instant)| {

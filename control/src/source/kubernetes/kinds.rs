@@ -19,7 +19,8 @@ pub(super) struct Kind {
     /// What of the object is kept beside its metadata: keys of the object with the keys below them, all of them
     /// where none is named. Empty: everything.
     pub(super) keep: &'static [(&'static str, &'static [&'static str])],
-    /// Whether an API server may not have it (404): then there are none.
+    /// Whether the gateway goes on without it: an API server may not have it (404: then there are none), or may not let
+    /// the gateway read it (403: then those of before stay).
     pub(super) optional: bool,
     /// Which objects are kept, where that cannot be said by labels. Of these kinds only the metadata is asked for.
     pub(super) only: Option<fn(&Node) -> bool>,
@@ -95,7 +96,7 @@ pub(super) const KINDS: &[Kind] = &[
     kind!(Node, nodes, name, "/api/v1/nodes", keep: NODE),
     kind!(Namespace, namespaces, name, "/api/v1/namespaces", keep: METADATA),
     kind!(AddressPool, address_pools, name, "/apis/tidegate.dev/v1alpha1/addresspools", optional: true),
-    kind!(Pod, pods, whole, "/api/v1/pods", only: Some(has_weight), keep: METADATA),
+    kind!(Pod, pods, whole, "/api/v1/pods", only: Some(has_weight), keep: METADATA, optional: true),
 ];
 
 /// A kind, as a place in [`KINDS`].

@@ -291,6 +291,11 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
             Ok((received, _)) => received,
             Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => Vec::new(),
+            Err(fault) if kind.optional && fault.is_forbidden() => {
+                let what = format!("source.kubernetes: {} objects are not read: {fault}", kind.name);
+                report.push(Diagnostic::warning(what).accepting("the rights of deploy/kubernetes"));
+                Vec::new()
+            }
             Err(fault) => {
                 return Err(format!("{}{}: {}", connection.server, kind.path, fault.of_old_server(kind)));
             }

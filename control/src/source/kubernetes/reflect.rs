@@ -34,15 +34,19 @@ pub(super) enum Event {
     Up(KindIndex, String),
     /// An attempt failed.
     Down(KindIndex, String),
+    /// The API server does not let us read a kind that is optional.
+    Forbidden(KindIndex, String),
 }
 
 impl Event {
     /// What it is about.
     pub(super) fn kind(&self) -> KindIndex {
         match self {
-            Self::Listed(index, ..) | Self::Told(index, _) | Self::Up(index, _) | Self::Down(index, _) => {
-                *index
-            }
+            Self::Listed(index, ..)
+            | Self::Told(index, _)
+            | Self::Up(index, _)
+            | Self::Down(index, _)
+            | Self::Forbidden(index, _) => *index,
         }
     }
 }
@@ -150,7 +154,15 @@ impl Reflector {
                     }
                     pause = pause.max(self.backoff.next());
                     pause = pause.max(self.after(&fault, serial).await);
-                    if !fault.is_expired() && self.tell_down(&fault).await.is_err() {
+                    let told = if self.kind.optional && fault.is_forbidden() {
+                        pause = pause.max(self.tuning.absent);
+                        self.tell(Event::Forbidden(self.index, fault.to_string())).await
+                    } else if fault.is_expired() {
+                        Ok(())
+                    } else {
+                        self.tell_down(&fault).await
+                    };
+                    if told.is_err() {
                         return;
                     }
                 }

@@ -29,10 +29,10 @@ const EVENT_BYTES_MAX: usize = 64 << 20;
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 const JSON: &str = "application/json";
-/// Of objects of which only the metadata matters; an API server that cannot leave out the rest sends it.
-const METADATA_LIST: &str =
-    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-const METADATA_EVENT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+/// Of objects of which only the metadata matters. Nothing else is taken: the rest of a Pod is not for a gateway to see.
+/// API servers know this since Kubernetes 1.15.
+const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const METADATA_EVENT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// Why a request did not give what it should.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,6 +64,11 @@ impl Fault {
     /// The version that was asked for is too old: only a list helps.
     pub(super) fn is_expired(&self) -> bool {
         matches!(self, Self::Refused { code: 410, .. } | Self::Backwards { .. } | Self::OtherCluster)
+    }
+
+    /// The API server does not let us read it.
+    pub(super) fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Refused { code: 403 | 406, .. })
     }
 
     /// Says what is lacking where a kind is not there that every API server of today has.

@@ -340,3 +340,14 @@ async fn a_proxy_that_is_not_there_is_named() {
     let said = world.fault().await;
     assert!(said.contains(&format!("proxy http://{address}: ")) && said.contains("refused"), "{said}");
 }
+
+#[tokio::test]
+async fn a_context_by_name_is_used_and_one_that_is_not_there_is_refused_with_those_that_are() {
+    let mut world = World::new();
+    let path = world.directory.path().join("kubeconfig");
+    world.connector = Connector::with_context(Some(path.clone()), Some("test".to_owned()));
+    assert_eq!(world.status().await.0, 200);
+    world.connector = Connector::with_context(Some(path), Some("production".to_owned()));
+    let fault = world.fault().await;
+    assert_eq!(fault, "the kubeconfig has no context \"production\"; accepted: test");
+}

@@ -194,3 +194,25 @@ fn objects_are_read_once_from_the_api_server_or_from_disk() {
     assert!(objects.services.is_empty() && report.has_errors(), "{report}");
     assert!(report.to_string().contains("accepted: an API server that answers"), "{report}");
 }
+
+#[tokio::test]
+async fn files_of_the_state_are_for_the_gateways_user_alone_also_where_they_were_not_before() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::new();
+    let path = file(&world);
+    let mode = |path: &std::path::Path| fs::metadata(path).map(|m| m.permissions().mode() & 0o777).ok();
+    saved(&world).await;
+    assert_eq!(mode(path.parent().expect("in a directory")), Some(0o700));
+    assert_eq!(mode(&path), Some(0o600));
+    // As a version from before left them.
+    let beside = path.with_extension("jsonl.new");
+    fs::write(&beside, "cut").expect("ours");
+    for old in [&path, &beside] {
+        fs::set_permissions(old, fs::Permissions::from_mode(0o644)).expect("ours");
+    }
+    let source = world.start();
+    until(&source, "objects", |u| service(u, "web").is_some()).await;
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    eventually("the file", || fs::read_to_string(&path).is_ok_and(|text| text.contains("10.0.1.9"))).await;
+    assert_eq!(mode(&path), Some(0o600));
+}

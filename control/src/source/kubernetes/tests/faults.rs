@@ -501,7 +501,8 @@ async fn kubeconfig_that_is_missing_is_an_error_that_says_so_and_is_taken_up_whe
 
 #[tokio::test]
 async fn weights_of_pods_arrive_and_other_pods_do_not() {
-    let world = World::new();
+    let mut world = World::new();
+    world.config.pod_weights = true;
     let pod = |name: &str, annotation: &str| {
         format!(
             "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: shop, annotations: {{{annotation}}}}}, \
@@ -516,6 +517,53 @@ async fn weights_of_pods_arrive_and_other_pods_do_not() {
     world.server.apply(&pod("light", "a: b")).expect("legal");
     world.server.apply(&pod("plain", "tidegate.dev/weight: '3'")).expect("legal");
     until(&source, "the other", |u| u.objects.pods.keys().eq([&key("plain")])).await;
+}
+
+#[tokio::test]
+async fn pods_are_not_asked_for_unless_their_weights_are() {
+    let world = World::new();
+    world.apply_web();
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    assert!(world.server.requests().iter().all(|request| !request.path.contains("pods")));
+}
+
+#[tokio::test]
+async fn an_optional_kind_that_is_forbidden_does_not_hold_up_the_first_state_and_is_told() {
+    for (path, kind) in [("/api/v1/pods", "Pod"), ("/apis/tidegate.dev/v1alpha1/addresspools", "AddressPool")]
+    {
+        let mut world = World::new();
+        world.config.pod_weights = true;
+        world.apply_web();
+        world.server.faults().on(path, Fault::ServerError(403));
+        let source = world.start_tuned(Tuning { absent: Duration::from_millis(100), ..quick() });
+        let update = until(&source, "objects", |u| service(u, "web").is_some()).await;
+        let told = |u: &SourceUpdate| u.report.to_string().contains(&format!("{kind} objects are not read"));
+        assert!(told(&update), "{}", update.report);
+        let state = until_state(&source, "a connection for all others", |s| s.connected).await;
+        assert!(state.failures > 0);
+        // It counts once it is allowed.
+        world.server.faults().clear();
+        until(&source, "the right", |u| !told(u)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_optional_kind_that_is_forbidden_later_keeps_what_it_had() {
+    let mut world = World::new();
+    world.config.pod_weights = true;
+    world.apply_web();
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: light, namespace: shop, annotations: {tidegate.dev/weight: \
+               '2'}}, spec: {containers: [{name: a, image: b}]}}";
+    world.server.apply(pod).expect("legal");
+    let source = world.start();
+    until(&source, "the Pod", |u| u.objects.pods.len() == 1).await;
+    world.server.faults().on("/api/v1/pods", Fault::ServerError(403));
+    world.server.faults().end_watches();
+    let told = |u: &SourceUpdate| u.report.to_string().contains("Pod objects are not read");
+    let update = until(&source, "that to be told", told).await;
+    assert_eq!(update.objects.pods.len(), 1);
+    until_state(&source, "a connection for all others", |s| s.connected).await;
 }
 
 #[test]
