@@ -3,7 +3,8 @@
 //! It answers like a real one as far as clients of Services, EndpointSlices, Nodes, Leases, Events, custom resources
 //! and RBAC see: versions and watches, pages, selectors, all patch types with ownership of fields, status apart,
 //! finalizers, terminating namespaces, defaults and validation, discovery, tables for kubectl. There are no
-//! controllers: nobody makes EndpointSlices or runs Pods, and CEL is not evaluated.
+//! controllers: nobody makes EndpointSlices or runs Pods, and CEL is not evaluated (of admission policies only what
+//! happens where their parameters are not there).
 //!
 //! `server` is HTTP, `api` reads, `write` changes, `store` keeps. A [`TestApiServer`] is the handle of a test.
 //!
@@ -28,6 +29,7 @@ mod fields;
 mod json_path;
 mod load;
 mod patch;
+mod policy;
 mod protobuf;
 mod request;
 mod resource;

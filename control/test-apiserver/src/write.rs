@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::admission::{self, Unknown};
-use crate::api::{Api, ok};
+use crate::api::{Api, DEFINITIONS, ok};
 use crate::apply::{self, Writer, note_update};
 use crate::error::{ApiError, ApiResult};
 use crate::event;
@@ -181,6 +181,7 @@ impl Api {
             object.as_object_mut().map(|object| object.remove("status"));
         }
         self.complete(resource, &mut object, None)?;
+        self.admit("CREATE", resource, target)?;
         if merged.is_null() {
             note_update(resource, &Value::Null, &mut object, &writer(request, target));
         } else {
@@ -223,6 +224,7 @@ impl Api {
         keep_what_is_not_written(resource, target, old, &mut new);
         check_finalizers(resource, target, old, &new)?;
         self.complete(resource, &mut new, Some(old))?;
+        self.admit("UPDATE", resource, target)?;
         if !is_apply {
             note_update(resource, old, &mut new, &writer(request, target));
         }
@@ -260,6 +262,7 @@ impl Api {
                 return Err(ApiError::conflict(&resource.group, &resource.plural, &target.name, &why));
             }
         }
+        self.admit("DELETE", resource, target)?;
         if dry_run(request)? || options["dryRun"].as_array().is_some_and(|list| !list.is_empty()) {
             return Ok(ok(deleted_status(resource, &old)));
         }
@@ -299,11 +302,14 @@ impl Api {
         name: &str,
     ) -> Option<Arc<Value>> {
         let old = self.store.get(&resource.storage, namespace, name)?;
-        if resource.kind == "Namespace" {
-            self.empty_namespace(name);
+        match resource.kind.as_str() {
+            "Namespace" => self.empty_namespace(name),
+            "CustomResourceDefinition" => self.drop_custom_objects(name),
+            _ => {}
         }
         let held = !finalizers(&old).is_empty()
-            || (resource.kind == "Namespace" && !self.store.shelves_of(name).is_empty());
+            || (resource.kind == "Namespace" && !self.store.shelves_of(name).is_empty())
+            || (resource.kind == "CustomResourceDefinition" && !self.store.list(name, "").is_empty());
         if !held {
             self.take_out(resource, namespace, name);
             self.after_write(resource);
@@ -326,8 +332,8 @@ impl Api {
 
     pub(crate) fn take_out(&mut self, resource: &Resource, namespace: &str, name: &str) {
         self.store.remove(&resource.storage, namespace, name);
-        if resource.kind == "CustomResourceDefinition" {
-            self.drop_custom_objects(name);
+        if resource.custom.is_some() {
+            self.reap_definition(&resource.storage);
         }
         if !namespace.is_empty() {
             self.reap_namespace(namespace);
@@ -355,10 +361,24 @@ impl Api {
         }
     }
 
+    /// Deletes all objects of a definition; those with finalizers hold it.
     fn drop_custom_objects(&mut self, definition: &str) {
+        let Some(resource) = self.resources.iter().find(|one| *one.storage == *definition).cloned() else {
+            return;
+        };
         for object in self.store.list(definition, "") {
             let (namespace, name) = crate::store::key(&object);
-            self.store.remove(&definition.into(), &namespace, &name);
+            self.mark_deleted(&resource, &namespace, &name);
+        }
+    }
+
+    /// A terminating definition goes when its last object has gone.
+    fn reap_definition(&mut self, name: &str) {
+        let Some(definition) = self.store.get(DEFINITIONS, "", name) else { return };
+        let terminating = definition["metadata"]["deletionTimestamp"].is_string();
+        if terminating && self.store.list(name, "").is_empty() && finalizers(&definition).is_empty() {
+            self.store.remove(&DEFINITIONS.into(), "", name);
+            self.know_definitions();
         }
     }
 

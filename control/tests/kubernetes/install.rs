@@ -33,9 +33,18 @@ impl Cluster {
     }
 
     fn kubectl(&self, arguments: &[&str], path: &Path) -> Result<String, String> {
+        run(self.command().args(arguments).arg(path))
+    }
+
+    /// About no file.
+    fn kubectl_plain(&self, arguments: &[&str]) -> Result<String, String> {
+        run(self.command().args(arguments))
+    }
+
+    fn command(&self) -> Command {
         let mut command = Command::new("kubectl");
         command.env("KUBECONFIG", self.home.path().join("kubeconfig")).env("HOME", self.home.path());
-        run(command.args(arguments).arg(path))
+        command
     }
 
     /// A namespace and the definitions, as the first part of an installation makes them.
@@ -150,6 +159,43 @@ fn the_dockerfile_passes_its_linter() {
     let file = directory.path().join("Dockerfile");
     std::fs::write(&file, "FROM debian\nRUN cd /x && sudo ls\n").expect("written");
     assert!(run(Command::new(&script).arg(&file)).is_err(), "a fault would be found");
+}
+
+/// In every order of namespace, definitions and admission policies, applied and deleted: writes of Services that ask
+/// for nothing go through at every step, as does the removal of our finalizer.
+#[test]
+fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
+    let cluster = Cluster::new();
+    let held = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop, finalizers: \
+                [tidegate.dev/cleanup]}, spec: {externalIPs: [203.0.113.1], ports: [{port: 80}]}}";
+    cluster.server.apply(held).expect("legal");
+    let directory = |name: &str| deploy().join("kubernetes").join(name);
+    let (base, crds, admission) = (directory("base"), directory("crds"), directory("admission"));
+    let mut count = 0;
+    let mut writes = |step: &str| {
+        count += 1;
+        // The finalizer comes and goes by turns.
+        let finalizers = if count % 2 == 0 { "[\"tidegate.dev/cleanup\"]" } else { "null" };
+        let patch = format!(
+            "{{\"metadata\":{{\"annotations\":{{\"step\":\"{count}\"}},\"finalizers\":{finalizers}}}}}"
+        );
+        let taken =
+            cluster.kubectl_plain(&["-n", "shop", "patch", "service", "web", "--type=merge", "-p", &patch]);
+        taken.unwrap_or_else(|error| panic!("after {step}: {error}"));
+    };
+    for order in [[&base, &crds, &admission], [&admission, &base, &crds], [&crds, &admission, &base]] {
+        for path in order {
+            // Without its namespace a ConfigMap is not taken; the rest is.
+            let applied = cluster.kubectl(&["apply", "-k"], path);
+            assert!(applied.is_ok() || path == &admission, "{}: {applied:?}", path.display());
+            writes(&format!("apply {}", path.display()));
+        }
+        for path in order {
+            let deleted = cluster.kubectl(&["delete", "--ignore-not-found", "--timeout=20s", "-k"], path);
+            deleted.unwrap_or_else(|error| panic!("delete {}: {error}", path.display()));
+            writes(&format!("delete {}", path.display()));
+        }
+    }
 }
 
 /// `deploy/scripts/check-cel.sh`.

@@ -5,6 +5,7 @@ zones, no IPv4 inside of IPv6) and the versions of API servers that take them in
 check-admission.py and check-crds.py. What is not here is not known: an expression that needs it is an error.
 """
 
+import functools
 import ipaddress
 import re
 
@@ -167,8 +168,12 @@ def evaluate(expression, names):
     """The value of an expression.
 
     Raises celpy.CELEvalError where it has none."""
-    program = ENVIRONMENT.program(parse(expression), functions=FUNCTIONS)
-    return program.evaluate(dict(names))
+    return program_of(expression).evaluate(dict(names))
+
+
+@functools.cache
+def program_of(expression):
+    return ENVIRONMENT.program(parse(expression), functions=FUNCTIONS)
 
 
 def called(expression):
