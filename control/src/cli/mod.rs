@@ -15,6 +15,7 @@ mod load;
 pub mod output;
 mod replay;
 mod tables;
+mod uninstall;
 mod yaml;
 
 pub(crate) use yaml::to_string as to_yaml;
@@ -63,6 +64,8 @@ enum Command {
     Demo(DemoArgs),
     /// Print the definitions of AddressPool and GatewayStatus, or write them to a directory
     Crds(crds::CrdsArgs),
+    /// Take finalizers, conditions and statuses of Tidegate off the objects of a cluster, before it is removed
+    Uninstall(uninstall::UninstallArgs),
     /// Peers of the gateway in the demo and the tests
     #[command(hide = true)]
     Lab {
@@ -157,6 +160,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Ok(crate::demo::run(&crate::demo::DemoOptions { keep, no_hugepages }))
         }
         Command::Crds(args) => crds::run(&args),
+        Command::Uninstall(args) => uninstall::run(args),
         Command::Lab { args } => crate::netlab::tools::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }

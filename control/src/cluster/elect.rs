@@ -10,7 +10,7 @@ use kube::api::{Api, PostParams};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::lease::{Ask, Election, LEASE, RETRY};
+use super::lease::{Ask, Election, LEASE, RETRY, UNINSTALLED};
 use super::request::{RequestError, within};
 use crate::source::kubernetes::Connector;
 
@@ -21,11 +21,18 @@ pub(super) struct Leadership {
     pub(super) until: Option<Instant>,
     /// Who leads, as far as we know.
     pub(super) holder: Option<String>,
+    /// Whether the API server was asked, with whatever result.
+    pub(super) is_asked: bool,
 }
 
 impl Leadership {
     pub(super) fn leads(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
+    }
+
+    /// Whether Tidegate was uninstalled from the cluster: nobody writes there.
+    pub(super) fn is_uninstalled(&self) -> bool {
+        self.holder.as_deref() == Some(UNINSTALLED)
     }
 }
 
@@ -70,11 +77,20 @@ pub(super) async fn run(
 }
 
 fn tell(leadership: &watch::Sender<Leadership>, election: &Election) {
-    let now = Leadership { until: election.leads_until(), holder: election.holder().map(str::to_owned) };
+    let holder = election.holder().map(str::to_owned);
+    let now = Leadership { until: election.leads_until(), holder, is_asked: true };
     leadership.send_if_modified(|before| {
         let is_new = *before != now;
         if before.leads(Instant::now()) != now.leads(Instant::now()) {
             tracing::info!(leads = now.leads(Instant::now()), holder = now.holder, "election");
+        }
+        match (before.is_uninstalled(), now.is_uninstalled()) {
+            (false, true) => tracing::warn!(
+                "Tidegate was uninstalled from the cluster: this gateway writes nothing there until the Lease {LEASE} \
+                 of `tidegate uninstall` is deleted"
+            ),
+            (true, false) => tracing::info!("the Lease {LEASE} of `tidegate uninstall` is gone"),
+            _ => {}
         }
         *before = now;
         is_new

@@ -18,6 +18,10 @@ use tokio::time::Instant;
 /// Name of the Lease.
 pub const LEASE: &str = "tidegate";
 
+/// The holder that `tidegate uninstall` writes into it: no gateway takes the lease from this one, however old it is,
+/// and none writes to the cluster until the lease is deleted or has another holder.
+pub const UNINSTALLED: &str = "tidegate-uninstall";
+
 /// How long others wait for a holder that is not heard of.
 pub const DURATION: Duration = Duration::from_secs(15);
 /// How long a holder leads after a renewal began.
@@ -92,7 +96,8 @@ impl Election {
         // The holder says for how long; a nonsensical word counts as ours.
         let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).filter(|s| *s > 0);
         let lasts = seconds.map_or(DURATION, Duration::from_secs);
-        let is_over = now.duration_since(since) >= lasts;
+        let is_uninstalled = spec.holder_identity.as_deref() == Some(UNINSTALLED);
+        let is_over = now.duration_since(since) >= lasts && !is_uninstalled;
         let ask = if self.holds(&lease) {
             Some(Ask::Replace(Box::new(self.renewed(&lease, wall))))
         } else if is_free || is_over {
@@ -307,6 +312,23 @@ mod tests {
         server.attempt(&mut a);
         assert!(!server.attempt(&mut a), "refused, then looked");
         assert_eq!(a.holder(), Some("c"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_an_uninstallation_holds_is_never_taken_and_is_free_when_it_is_deleted() {
+        let (mut a, mut server) = (two().0, Server::default());
+        assert!(server.attempt(&mut a));
+        let mut held = server.lease.clone().expect("a lease");
+        held.spec.get_or_insert_default().holder_identity = Some(UNINSTALLED.into());
+        assert!(server.take(&Ask::Replace(Box::new(held))).is_some());
+        server.attempt(&mut a);
+        for _ in 0..10 {
+            assert!(!server.attempt(&mut a), "however long it is");
+            after(3600).await;
+        }
+        assert_eq!(a.holder(), Some(UNINSTALLED));
+        server.lease = None;
+        assert!(server.attempt(&mut a));
     }
 
     #[tokio::test(start_paused = true)]

@@ -52,6 +52,31 @@ impl OwnStatus {
         self.exists
     }
 
+    /// Nothing is to be written any more: what is left to say, where something was said, and not while that is under way
+    /// or has just failed.
+    pub(super) fn fall_silent(&mut self, now: Instant) -> Option<GatewayStatusStatus> {
+        if self.is_under_way || self.due.is_some_and(|due| self.failures > 0 && now < due) {
+            return None;
+        }
+        self.due = None;
+        let status = self.farewell()?;
+        self.is_under_way = true;
+        Some(status)
+    }
+
+    /// The last word ended.
+    pub(super) fn fell_silent(&mut self, result: &Result<(), RequestError>, now: Instant) {
+        self.is_under_way = false;
+        match result {
+            Err(error) if error.code() != Some(404) => {
+                self.failures = (self.failures + 1).min(3);
+                self.due = Some(now + HEARTBEAT * self.failures);
+            }
+            // Whoever writes again begins anew.
+            _ => *self = Self::default(),
+        }
+    }
+
     /// It ended.
     pub(super) fn ended(
         &mut self,

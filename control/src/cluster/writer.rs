@@ -53,6 +53,8 @@ enum Done {
     /// Of the term of this number.
     Term(u64, Result<u64, RequestError>),
     Status(Box<GatewayStatusStatus>, Result<(), RequestError>),
+    /// The last one before this gateway is silent.
+    Silence(Result<(), RequestError>),
 }
 
 /// The time from one loss of the lease to the next.
@@ -160,7 +162,13 @@ impl Writer {
             self.look(now);
         }
         let next = if leads { self.send_all(now) } else { None };
-        if is_due(self.status.due()) {
+        let (is_uninstalled, is_asked) = {
+            let leadership = self.ears.leadership.borrow();
+            (leadership.is_uninstalled(), leadership.is_asked)
+        };
+        if is_uninstalled {
+            self.fall_silent(now);
+        } else if is_asked && is_due(self.status.due()) {
             self.heartbeat(now);
         }
         self.counts.stands(leads, self.queue.len());
@@ -356,6 +364,14 @@ impl Writer {
         });
     }
 
+    /// Says the last word, if any is left to say.
+    fn fall_silent(&mut self, now: Instant) {
+        let Some(status) = self.status.fall_silent(now) else { return };
+        let (connector, name) = (Arc::clone(&self.connector), self.identity.name.clone());
+        self.under_way
+            .spawn(async move { Done::Silence(own_status::write(&connector, &name, true, &status).await) });
+    }
+
     fn done(&mut self, done: Done) {
         let now = Instant::now();
         match done {
@@ -415,6 +431,7 @@ impl Writer {
             },
             // The lease was lost meanwhile.
             Done::Term(..) => {}
+            Done::Silence(result) => self.status.fell_silent(&result, now),
             Done::Status(status, result) => {
                 self.status.ended(*status, &result, now);
                 if result.is_ok() {

@@ -12,4 +12,5 @@ mod install;
 mod lifecycle;
 mod node;
 mod rights;
+mod uninstall;
 mod world;

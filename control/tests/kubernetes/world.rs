@@ -24,7 +24,12 @@ const BOOKMARKS: Duration = Duration::from_secs(2);
 const STARTED: Duration = Duration::from_secs(30);
 
 /// What every cluster of the stories has, and what every gateway may do.
-const INSTALL: [&str; 3] = ["kubernetes/base/namespace.yaml", "kubernetes/base/rbac.yaml", "kubernetes/crds"];
+const INSTALL: [&str; 4] = [
+    "kubernetes/base/namespace.yaml",
+    "kubernetes/base/rbac.yaml",
+    "kubernetes/base/lease.yaml",
+    "kubernetes/crds",
+];
 
 /// A cluster with gateways. Tells their last words when its story fails.
 pub(crate) struct World {
@@ -70,6 +75,17 @@ impl World {
 
     /// Where gateways and API server are there are these addresses too.
     pub(crate) fn with_addresses(addresses: &[&str], options: Options) -> Self {
+        let world = Self::empty_with(addresses, options);
+        world.install();
+        world
+    }
+
+    /// A cluster without anything of Tidegate.
+    pub(crate) fn empty() -> Self {
+        Self::empty_with(&[], Options::default())
+    }
+
+    fn empty_with(addresses: &[&str], options: Options) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         static SIGNALS: std::sync::Once = std::sync::Once::new();
         SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
@@ -84,9 +100,7 @@ impl World {
         let options = Options { bookmark_interval: BOOKMARKS, ..options };
         let api = lab.gateway().enter(|| TestApiServer::start(options)).expect("a free port on loopback");
         let token = api.service_account_token("tidegate-system", "tidegate");
-        let world = Self { gateways: Vec::new(), api, token, lab, _alone: alone };
-        world.install();
-        world
+        Self { gateways: Vec::new(), api, token, lab, _alone: alone }
     }
 
     /// Puts in what `deploy/kubernetes` gives.

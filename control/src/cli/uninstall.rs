@@ -1,0 +1,128 @@
+//! `tidegate uninstall`: takes what gateways wrote back out of a cluster. Also `kubectl tidegate uninstall`, from a
+//! workstation: it needs a kubeconfig and no gateway.
+//!
+//! One line for each thing that is done, to standard output; what to do next, to standard error. Exit code 1 where
+//! something is left.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+
+use crate::cluster::lease::{LEASE, UNINSTALLED};
+use crate::cluster::uninstall::{Options, Uninstalled, uninstall};
+use crate::config::{self, KubernetesConfig, SourceConfig};
+use crate::source::kubernetes::Connector;
+
+#[derive(Debug, Args)]
+pub(super) struct UninstallArgs {
+    /// Change nothing: say what would be done, and what the API server would refuse
+    #[arg(long)]
+    dry_run: bool,
+    /// Release what can be released where the API server refuses some of it
+    #[arg(long)]
+    keep_going: bool,
+    /// How to reach the API server; without, $KUBECONFIG, ~/.kube/config or the service account of the Pod
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// Take kubeconfig and namespace of the Lease from a gateway's configuration
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["kubeconfig", "lease_namespace"])]
+    config: Option<PathBuf>,
+    /// Namespace of the Lease (source.kubernetes.leaseNamespace)
+    #[arg(long, value_name = "NAMESPACE")]
+    lease_namespace: Option<String>,
+}
+
+pub(super) fn run(args: UninstallArgs) -> anyhow::Result<ExitCode> {
+    let UninstallArgs { dry_run, keep_going, kubeconfig, context, config, lease_namespace } = args;
+    let of_config = config.as_deref().map(source_of).transpose()?;
+    let KubernetesConfig { kubeconfig: of_config, lease_namespace: namespace, .. } =
+        of_config.unwrap_or_default();
+    let lease_namespace = lease_namespace.unwrap_or(namespace);
+    let options = Options { dry_run, keep_going, lease_namespace };
+    let connector = Connector::with_context(kubeconfig.or(of_config), context);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let mut say = |line: &str| {
+        // Whoever reads along may have stopped to: what was begun is ended all the same.
+        let _ = writeln!(std::io::stdout().lock(), "{line}");
+    };
+    let done = runtime.block_on(uninstall(&connector, &options, &mut say));
+    // Not a plug-in that hangs.
+    runtime.shutdown_background();
+    let done = done?;
+    eprint!("{}", summary(&options, &done));
+    Ok(if done.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// `source.kubernetes` of a configuration.
+fn source_of(path: &Path) -> anyhow::Result<KubernetesConfig> {
+    match config::load(path).source {
+        Some(SourceConfig::Kubernetes(kubernetes)) => Ok(kubernetes),
+        Some(SourceConfig::Directory(_)) => {
+            bail!("{}: the gateway reads a directory, and writes to no cluster", path.display())
+        }
+        None => Err(anyhow::anyhow!("tidegate check -c {} tells why", path.display()))
+            .context("the configuration cannot be used"),
+    }
+}
+
+/// What it came to, and what is to be done next.
+fn summary(options: &Options, done: &Uninstalled) -> String {
+    let Uninstalled { released, left, running, holds_lease } = done;
+    let mut text = String::new();
+    let mut line = |words: String| text.push_str(&(words + "\n"));
+    let objects = if *released == 1 { "1 object".to_owned() } else { format!("{released} objects") };
+    if options.dry_run {
+        line(format!("dry run: {objects} would be released, nothing was changed"));
+        left.iter().for_each(|one| line(format!("error: the API server would refuse {one}")));
+        if !running.is_empty() {
+            line(format!("gateways that run: {}", running.join(", ")));
+        }
+        return text;
+    }
+    left.iter().for_each(|one| line(format!("error: left: {one}")));
+    let lease = format!("Lease {}/{LEASE}", options.lease_namespace);
+    if left.is_empty() {
+        line(format!("{objects} released; nothing that Tidegate wrote is left but its events, which expire"));
+    }
+    if !running.is_empty() {
+        let names = running.join(", ");
+        line(format!("gateways that run, and write nothing more: {names}. Stop them now."));
+    }
+    if *holds_lease {
+        line(format!(
+            "Gateways are kept from writing by the {lease} (holder {UNINSTALLED}), which goes with \
+             deploy/kubernetes/base; delete it to have them go on."
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_and_which_gateways_run_are_said() {
+        let options = |dry_run| Options { dry_run, keep_going: false, lease_namespace: "kube-system".into() };
+        let running = vec!["edge-1".into()];
+        let done = Uninstalled { released: 2, left: vec![], running, holds_lease: true };
+        let text = summary(&options(false), &done);
+        assert!(text.starts_with("2 objects released; nothing"), "{text}");
+        assert!(
+            text.contains("edge-1. Stop them now.") && text.contains("Lease kube-system/tidegate"),
+            "{text}"
+        );
+        let refused = Uninstalled { left: vec!["Service a/b: 403".into()], ..Uninstalled::default() };
+        let text = summary(&options(true), &refused);
+        assert!(
+            text.contains("nothing was changed\nerror: the API server would refuse Service a/b: 403"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,241 @@
+//! The gateways during an uninstallation: the Lease that keeps them from writing, and when they are silent.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::Client;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, PostParams, Preconditions};
+use tokio::time::{Instant, sleep};
+
+use super::{UninstallError, failed};
+use crate::cluster::crd::GatewayStatus;
+use crate::cluster::lease::{LEASE, UNINSTALLED};
+use crate::cluster::peers::LIVE;
+use crate::cluster::request::within;
+
+/// Between two looks at the gateways.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A gateway of before this version goes on telling of itself: it is not waited for longer than this. Longer than
+/// [`LIVE`], so that one that is dead is known to be.
+const SILENT_MAX: Duration = Duration::from_secs(LIVE.as_secs() + 10);
+/// A heartbeat that is older by the clock of this machine is no sign of life, however wrong the clocks are.
+const ANCIENT: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
+/// Attempts to change the Lease, which a gateway renews meanwhile.
+const ATTEMPTS: usize = 10;
+
+/// What a gateway says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Gateway {
+    pub(super) name: String,
+    uid: Option<String>,
+    heartbeat: Option<String>,
+    stopped: bool,
+}
+
+impl Gateway {
+    fn of(object: &DynamicObject) -> Option<Self> {
+        let status = &object.data["status"];
+        Some(Self {
+            name: object.metadata.name.clone()?,
+            uid: object.metadata.uid.clone(),
+            heartbeat: status["lastHeartbeat"].as_str().map(str::to_owned),
+            stopped: status["stopped"].as_bool().unwrap_or(false),
+        })
+    }
+
+    /// Whether it may run still, by what it said last.
+    pub(super) fn may_run(&self) -> bool {
+        let heard = self.heartbeat.as_deref().and_then(|beat| beat.parse::<Timestamp>().ok());
+        !self.stopped && heard.is_some_and(|heard| Timestamp::now().duration_since(heard) < ANCIENT)
+    }
+}
+
+/// The `GatewayStatus` objects of a cluster.
+#[derive(Debug)]
+pub(super) struct Gateways {
+    api: Api<DynamicObject>,
+}
+
+impl Gateways {
+    pub(super) fn new(client: Client) -> Self {
+        Self { api: Api::all_with(client, &ApiResource::erase::<GatewayStatus>(&())) }
+    }
+
+    /// All of them; none where their definition is not there.
+    pub(super) async fn list(&self) -> Result<Vec<Gateway>, UninstallError> {
+        match within(self.api.list(&ListParams::default())).await {
+            Ok(list) => Ok(list.items.iter().filter_map(Gateway::of).collect()),
+            Err(error) if error.code() == Some(404) => Ok(Vec::new()),
+            Err(error) => Err(failed("the gateways cannot be listed")(error)),
+        }
+    }
+
+    /// Waits until no gateway writes any more: each said goodbye, or was not heard of for longer than a live one is
+    /// silent. Gives the names of those that run, of those that were there `before` the Lease was taken: a goodbye of
+    /// after it is not the end of a gateway.
+    pub(super) async fn silenced(
+        &self,
+        before: Vec<Gateway>,
+        say: &mut (impl FnMut(&str) + Send),
+    ) -> Result<Vec<String>, UninstallError> {
+        let begin = Instant::now();
+        let mut running: BTreeMap<String, Option<String>> =
+            before.into_iter().filter(Gateway::may_run).map(|one| (one.name, one.heartbeat)).collect();
+        let mut told = false;
+        loop {
+            let all = self.list().await?;
+            let loud: Vec<&Gateway> =
+                all.iter().filter(|one| !one.stopped && running.contains_key(&one.name)).collect();
+            if loud.is_empty() {
+                break;
+            }
+            if !told {
+                let names: Vec<&str> = loud.iter().map(|one| one.name.as_str()).collect();
+                say(&format!("waiting for the gateways to stop writing: {}", names.join(", ")));
+                told = true;
+            }
+            if begin.elapsed() >= LIVE {
+                // Those whose heartbeat has not moved are dead.
+                let dead = |one: &&Gateway| running.get(&one.name) == Some(&one.heartbeat);
+                let (dead, alive): (Vec<&Gateway>, Vec<&Gateway>) = loud.into_iter().partition(dead);
+                dead.iter().for_each(|one| drop(running.remove(&one.name)));
+                if alive.is_empty() || begin.elapsed() >= SILENT_MAX {
+                    break;
+                }
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+        Ok(running.into_keys().collect())
+    }
+
+    /// Deletes them; what could not be deleted, with the reason.
+    pub(super) async fn delete_all(
+        &self,
+        say: &mut (impl FnMut(&str) + Send),
+    ) -> Result<Vec<String>, UninstallError> {
+        let mut left = Vec::new();
+        for gateway in self.list().await? {
+            let preconditions = Some(Preconditions { uid: gateway.uid, resource_version: None });
+            let params = DeleteParams { preconditions, ..DeleteParams::default() };
+            match within(self.api.delete(&gateway.name, &params)).await {
+                Ok(_) => say(&format!("deleted GatewayStatus {}", gateway.name)),
+                Err(error) if matches!(error.code(), Some(404 | 409)) => {}
+                Err(error) => left.push(format!("GatewayStatus {}: {error}", gateway.name)),
+            }
+        }
+        Ok(left)
+    }
+}
+
+/// The Lease, held so that no gateway takes it.
+#[derive(Debug)]
+pub(super) struct Hold {
+    api: Api<Lease>,
+    namespace: String,
+    /// Who had it.
+    pub(super) before: Before,
+}
+
+/// Who had the Lease before it was taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Before {
+    /// Nobody, or somebody who has not renewed it.
+    Nobody,
+    /// The gateway of this name.
+    Gateway(String),
+    /// An uninstallation: gateways may run of which nothing is known any more.
+    Uninstallation,
+}
+
+impl Before {
+    fn of(spec: Option<&LeaseSpec>) -> Self {
+        let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
+        let renewed = spec.and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
+        let is_fresh = renewed.is_some_and(|at| Timestamp::now().duration_since(at) < ANCIENT);
+        match holder {
+            UNINSTALLED => Self::Uninstallation,
+            "" => Self::Nobody,
+            // The name of the gateway, and which run of it.
+            holder if is_fresh => {
+                Self::Gateway(holder.rsplit_once('_').map_or(holder, |(name, _)| name).to_owned())
+            }
+            _ => Self::Nobody,
+        }
+    }
+}
+
+impl Hold {
+    /// Takes the Lease from whoever has it. A leader stops writing before it is taken: its next renewal is refused.
+    pub(super) async fn take(client: &Client, namespace: &str) -> Result<Self, UninstallError> {
+        let api = Api::namespaced(client.clone(), namespace);
+        let mut hold = Self { api, namespace: namespace.to_owned(), before: Before::Nobody };
+        hold.before = hold.change(UNINSTALLED).await.map_err(failed(hold.what("taken")))?;
+        Ok(hold)
+    }
+
+    /// Gives it back: the gateways go on.
+    pub(super) async fn give_back(&self) {
+        if let Err(error) = self.change("").await {
+            tracing::warn!("{}: {error}", self.what("given back"));
+        }
+    }
+
+    /// Deletes it; why that did not come about.
+    pub(super) async fn delete(&self) -> Option<String> {
+        match within(self.api.delete(LEASE, &DeleteParams::default())).await {
+            Ok(_) => None,
+            Err(error) if error.code() == Some(404) => None,
+            Err(error) => Some(format!("{}: {error}", self.what("deleted"))),
+        }
+    }
+
+    fn what(&self, done: &str) -> String {
+        format!("the Lease {}/{LEASE} cannot be {done}", self.namespace)
+    }
+
+    /// Gives it this holder, and says who had it.
+    async fn change(&self, holder: &str) -> Result<Before, super::RequestError> {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let found = within(self.api.get(LEASE)).await;
+            let before = Before::of(found.as_ref().ok().and_then(|lease| lease.spec.as_ref()));
+            let result = match found {
+                Ok(mut lease) => {
+                    lease.spec = Some(spec(holder));
+                    within(self.api.replace(LEASE, &PostParams::default(), &lease)).await
+                }
+                Err(error) if error.code() == Some(404) => {
+                    let metadata = ObjectMeta {
+                        name: Some(LEASE.to_owned()),
+                        namespace: Some(self.namespace.clone()),
+                        ..ObjectMeta::default()
+                    };
+                    let lease = Lease { metadata, spec: Some(spec(holder)) };
+                    within(self.api.create(&PostParams::default(), &lease)).await
+                }
+                Err(error) => return Err(error),
+            };
+            match result {
+                // Renewed or made meanwhile.
+                Err(error) if error.code() == Some(409) && attempt < ATTEMPTS => {}
+                Err(error) => return Err(error),
+                Ok(_) => return Ok(before),
+            }
+        }
+    }
+}
+
+fn spec(holder: &str) -> LeaseSpec {
+    let now = MicroTime(Timestamp::now());
+    LeaseSpec {
+        holder_identity: Some(holder.to_owned()),
+        lease_duration_seconds: Some(3600),
+        acquire_time: Some(now.clone()),
+        renew_time: Some(now),
+        ..LeaseSpec::default()
+    }
+}

@@ -1,0 +1,289 @@
+//! Takes what gateways wrote back out of a cluster: finalizers, conditions and statuses, so that Tidegate can be removed
+//! and nothing that it leaves behind holds an object up.
+//!
+//! Gateways that run would write it all again. So the Lease by which they agree on who writes is held first, under the
+//! name [`UNINSTALLED`](super::lease::UNINSTALLED): no gateway takes it from there, and each that sees it says goodbye
+//! and is silent. They go on forwarding what the status of Services says until that is cleared. `traces` knows what is
+//! ours; `gateways` waits for the gateways and holds the Lease.
+//!
+//! Every write is tried as a dry run before the first one is made: where one is refused, nothing is changed.
+//!
+//! Invariant: nothing here needs a gateway, its configuration, or the definitions of its kinds.
+
+mod gateways;
+mod traces;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use k8s_openapi::api::core::v1::Service;
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+use super::crd::AddressPool;
+use super::request::{RequestError, within};
+use crate::pools::FIELD_MANAGER;
+use crate::source::kubernetes::Connector;
+use gateways::{Before, Gateways, Hold};
+use traces::{Kind, Traces};
+
+/// Objects asked for in a page.
+const PAGE: u32 = 500;
+/// Requests under way.
+const UNDER_WAY_MAX: usize = 8;
+/// Rounds of listing and releasing: an object may change while it is released.
+const ROUNDS_MAX: usize = 5;
+
+/// What is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Change nothing; the API server is asked whether it would take every write.
+    pub dry_run: bool,
+    /// Go on where a write is refused.
+    pub keep_going: bool,
+    /// Where the Lease is: `source.kubernetes.leaseNamespace` of the gateways.
+    pub lease_namespace: String,
+}
+
+/// What it came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Uninstalled {
+    /// Objects that something was taken off, or would be.
+    pub released: usize,
+    /// What is still there, each with the reason.
+    pub left: Vec<String>,
+    /// Gateways that run. They write nothing more as long as the Lease is held.
+    pub running: Vec<String>,
+    /// The Lease is left as it is, held: gateways run, or may run since an uninstallation of before.
+    pub holds_lease: bool,
+}
+
+/// Why nothing was done.
+#[derive(Debug, thiserror::Error)]
+pub enum UninstallError {
+    /// The API server could not be reached, or refused what is needed first.
+    #[error("{what}: {why}")]
+    Request {
+        /// What was asked for.
+        what: String,
+        /// The answer.
+        why: String,
+    },
+    /// Writes that the dry run refused.
+    #[error("nothing was changed: the API server refuses {} of the writes: {}", .0.len(), .0.join("; "))]
+    Refused(Vec<String>),
+}
+
+fn failed(what: impl Into<String>) -> impl FnOnce(RequestError) -> UninstallError {
+    let what = what.into();
+    move |error| UninstallError::Request { what, why: error.to_string() }
+}
+
+/// Releases everything. `say` is given a line for each thing that is done.
+///
+/// # Errors
+/// Where nothing was done. What could not be released of the rest is in [`Uninstalled::left`].
+pub async fn uninstall(
+    connector: &Connector,
+    options: &Options,
+    say: &mut (impl FnMut(&str) + Send),
+) -> Result<Uninstalled, UninstallError> {
+    let connection = connector.connection().await;
+    let connection = connection
+        .map_err(|error| UninstallError::Request { what: "the API server".into(), why: error.to_string() })?;
+    say(&format!("cluster {}", connection.server));
+    let client = connection.client;
+    let gateways = Gateways::new(client.clone());
+    let found = traces(&client).await?;
+    if options.dry_run {
+        return rehearse(&client, &gateways, found, say).await;
+    }
+    let before = gateways.list().await?;
+    let hold = Hold::take(&client, &options.lease_namespace).await?;
+    let mut running = gateways.silenced(before, say).await?;
+    if let Before::Gateway(name) = &hold.before
+        && !running.contains(name)
+        && !gateways.list().await?.iter().any(|one| one.name == *name)
+    {
+        // Without the definition of GatewayStatus it is known by the Lease alone.
+        running.push(name.clone());
+    }
+    // What they wrote before they heard of it.
+    let found = traces(&client).await?;
+    let refused = refusals(&client, found).await;
+    if !refused.is_empty() && !options.keep_going {
+        hold.give_back().await;
+        return Err(UninstallError::Refused(refused));
+    }
+    let mut done = Uninstalled { running, ..Uninstalled::default() };
+    let mut left: BTreeMap<String, String> = BTreeMap::new();
+    let mut names = BTreeSet::new();
+    for _ in 0..ROUNDS_MAX {
+        let found = traces(&client).await?;
+        left.clear();
+        if found.is_empty() {
+            break;
+        }
+        for (one, result) in release_all(&client, found, false).await {
+            match result {
+                Ok(()) => {
+                    if names.insert(one.name()) {
+                        say(&format!("released {}", one.describe()));
+                    }
+                }
+                Err(error) => drop(left.insert(one.name(), format!("{}: {error}", one.describe()))),
+            }
+        }
+    }
+    done.released = names.len();
+    done.left.extend(left.into_values());
+    done.left.extend(gateways.delete_all(say).await?);
+    done.holds_lease = !done.running.is_empty() || hold.before == Before::Uninstallation;
+    if !done.holds_lease {
+        done.left.extend(hold.delete().await);
+    }
+    Ok(done)
+}
+
+/// What would be done, with what the API server says to it.
+async fn rehearse(
+    client: &Client,
+    gateways: &Gateways,
+    found: Vec<Traces>,
+    say: &mut (impl FnMut(&str) + Send),
+) -> Result<Uninstalled, UninstallError> {
+    for one in &found {
+        say(&format!("would release {}", one.describe()));
+    }
+    let all = gateways.list().await?;
+    for gateway in &all {
+        say(&format!("would delete GatewayStatus {}", gateway.name));
+    }
+    let running = all.into_iter().filter(|gateway| gateway.may_run()).map(|gateway| gateway.name);
+    let (released, running) = (found.len(), running.collect());
+    Ok(Uninstalled { released, left: refusals(client, found).await, running, holds_lease: false })
+}
+
+/// What the API server would refuse, each with its reason.
+async fn refusals(client: &Client, found: Vec<Traces>) -> Vec<String> {
+    let rehearsed = release_all(client, found, true).await.into_iter();
+    let refused =
+        rehearsed.filter_map(|(one, result)| Some(format!("{}: {}", one.describe(), result.err()?)));
+    refused.collect()
+}
+
+/// Releases all of these, a few at once.
+async fn release_all(
+    client: &Client,
+    found: Vec<Traces>,
+    dry_run: bool,
+) -> Vec<(Traces, Result<(), RequestError>)> {
+    let (mut left, mut under_way) = (VecDeque::from(found), JoinSet::new());
+    let mut done = Vec::new();
+    loop {
+        while under_way.len() < UNDER_WAY_MAX
+            && let Some(one) = left.pop_front()
+        {
+            let client = client.clone();
+            under_way.spawn(async move {
+                let result = release(&client, &one, dry_run).await;
+                (one, result)
+            });
+        }
+        match under_way.join_next().await {
+            Some(Ok(ended)) => done.push(ended),
+            Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+            None => return done,
+        }
+    }
+}
+
+/// Everything of ours, on all objects.
+async fn traces(client: &Client) -> Result<Vec<Traces>, UninstallError> {
+    let mut found = Vec::new();
+    for kind in [Kind::Service, Kind::AddressPool] {
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource(kind));
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            let page = match within(api.list(&params)).await {
+                // Without the definition there is no object of the kind.
+                Err(error) if error.code() == Some(404) => break,
+                page => page.map_err(failed(format!("{} objects cannot be listed", kind.as_str())))?,
+            };
+            found.extend(page.items.iter().filter_map(|object| Traces::of(kind, &json_of(object))));
+            match page.metadata.continue_.filter(|next| !next.is_empty()) {
+                Some(next) => params = params.continue_token(&next),
+                None => break,
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Takes what is ours off an object, or asks whether that would be taken.
+async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), RequestError> {
+    let resource = resource(traces.kind);
+    let api: Api<DynamicObject> = if traces.key.namespace.is_empty() {
+        Api::all_with(client.clone(), &resource)
+    } else {
+        Api::namespaced_with(client.clone(), &traces.key.namespace, &resource)
+    };
+    let name = &traces.key.name;
+    let params =
+        PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), dry_run, ..PatchParams::default() };
+    let mut now = traces.clone();
+    if traces.has_status() {
+        if traces.kind == Kind::Service {
+            let apply = params.clone().force();
+            let answer = within(api.patch_status(name, &apply, &Patch::Apply(traces.apply_nothing()))).await;
+            match gone(answer)? {
+                Some(object) => match Traces::of(traces.kind, &json_of(&object)) {
+                    Some(left) => now = left,
+                    None => return Ok(()),
+                },
+                None => return Ok(()),
+            }
+        }
+        if now.has_status() {
+            let patch = match traces.kind {
+                Kind::Service => Patch::Strategic(now.status_patch()),
+                Kind::AddressPool => Patch::Merge(now.status_patch()),
+            };
+            let answer = within(api.patch_status(name, &params, &patch)).await;
+            match gone(answer)? {
+                Some(object) => match Traces::of(traces.kind, &json_of(&object)) {
+                    Some(left) => now = left,
+                    None => return Ok(()),
+                },
+                None => return Ok(()),
+            }
+        }
+    }
+    if now.is_held() {
+        // A dry run changed nothing: the version is that of before.
+        let patch = Patch::Merge(if dry_run { traces } else { &now }.finalizer_patch());
+        gone(within(api.patch(name, &params, &patch)).await)?;
+    }
+    Ok(())
+}
+
+/// An object that is gone meanwhile, or was made anew, has nothing of ours.
+fn gone(answer: Result<DynamicObject, RequestError>) -> Result<Option<DynamicObject>, RequestError> {
+    match answer {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if error.code() == Some(404) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn resource(kind: Kind) -> ApiResource {
+    match kind {
+        Kind::Service => ApiResource::erase::<Service>(&()),
+        Kind::AddressPool => ApiResource::erase::<AddressPool>(&()),
+    }
+}
+
+fn json_of(object: &DynamicObject) -> Value {
+    serde_json::to_value(object).expect("it came as JSON")
+}

@@ -1,0 +1,241 @@
+//! What of Tidegate is on an object, read from its JSON: pure.
+//!
+//! Objects are read as they are and not decoded, so that nothing on them stands in the way: a Service that a gateway
+//! refuses is released like any other. Finalizers and conditions are ours by the prefix `tidegate.dev/`, whatever version
+//! wrote them; addresses in the status of a Service by their field manager.
+
+use serde_json::{Map, Value, json};
+
+use crate::model::ObjectKey;
+use crate::pools::FIELD_MANAGER;
+
+/// Finalizers and conditions of ours begin with this.
+const PREFIX: &str = "tidegate.dev/";
+
+/// The kinds that a gateway writes to and that are not its own to delete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Service,
+    AddressPool,
+}
+
+impl Kind {
+    /// `kind` in manifests.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Service => "Service",
+            Self::AddressPool => "AddressPool",
+        }
+    }
+}
+
+/// What of ours is on one object; never nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Traces {
+    pub(super) kind: Kind,
+    pub(super) key: ObjectKey,
+    pub(super) uid: String,
+    pub(super) resource_version: String,
+    /// Finalizers of ours.
+    finalizers: Vec<String>,
+    /// Those of others, in their order.
+    other_finalizers: Vec<String>,
+    /// Types of the conditions of ours, of a Service.
+    conditions: Vec<String>,
+    /// `status.loadBalancer.ingress` of a Service, or the whole status of an AddressPool.
+    status: bool,
+}
+
+impl Traces {
+    /// What is on `object`; `None` where there is nothing.
+    pub(super) fn of(kind: Kind, object: &Value) -> Option<Self> {
+        let metadata = &object["metadata"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (finalizers, other_finalizers): (Vec<String>, Vec<String>) =
+            items(&metadata["finalizers"]).map(text).partition(|one| one.starts_with(PREFIX));
+        let status = &object["status"];
+        let conditions: Vec<String> = match kind {
+            Kind::Service => items(&status["conditions"])
+                .map(|condition| text(&condition["type"]))
+                .filter(|one| one.starts_with(PREFIX))
+                .collect(),
+            Kind::AddressPool => Vec::new(),
+        };
+        let has_status = match kind {
+            Kind::Service => has_addresses_of_ours(object, !finalizers.is_empty() || !conditions.is_empty()),
+            Kind::AddressPool => status.as_object().is_some_and(|status| !status.is_empty()),
+        };
+        let is_clean = finalizers.is_empty() && conditions.is_empty() && !has_status;
+        (!is_clean).then(|| Self {
+            kind,
+            key: ObjectKey::new(text(&metadata["namespace"]), text(&metadata["name"])),
+            uid: text(&metadata["uid"]),
+            resource_version: text(&metadata["resourceVersion"]),
+            finalizers,
+            other_finalizers,
+            conditions,
+            status: has_status,
+        })
+    }
+
+    /// Whether something of ours is in the status.
+    pub(super) fn has_status(&self) -> bool {
+        self.status || !self.conditions.is_empty()
+    }
+
+    /// Whether a finalizer of ours holds it.
+    pub(super) fn is_held(&self) -> bool {
+        !self.finalizers.is_empty()
+    }
+
+    /// An apply of nothing under the field manager of the gateways: the API server removes what they alone own.
+    pub(super) fn apply_nothing(&self) -> Value {
+        let Self { key, uid, .. } = self;
+        let mut metadata = json!({"name": key.name, "uid": uid});
+        if !key.namespace.is_empty() {
+            metadata["namespace"] = key.namespace.as_str().into();
+        }
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "status": {}})
+    }
+
+    /// A patch of the status that removes what is left after [`Self::apply_nothing`], whoever owns it by now.
+    pub(super) fn status_patch(&self) -> Value {
+        let mut status = Map::new();
+        match self.kind {
+            // A JSON merge patch.
+            Kind::AddressPool => {
+                return json!({"metadata": {"uid": self.uid}, "status": null});
+            }
+            // A strategic merge patch: conditions are merged by their type.
+            Kind::Service => {
+                if !self.conditions.is_empty() {
+                    let delete = |kind: &String| json!({"type": kind, "$patch": "delete"});
+                    status.insert("conditions".into(), self.conditions.iter().map(delete).collect());
+                }
+                if self.status {
+                    status.insert("loadBalancer".into(), json!({"ingress": null}));
+                }
+            }
+        }
+        json!({"metadata": {"uid": self.uid}, "status": status})
+    }
+
+    /// A JSON merge patch that takes our finalizers off, if the object is still as it was seen.
+    pub(super) fn finalizer_patch(&self) -> Value {
+        json!({"metadata": {
+            "uid": self.uid,
+            "resourceVersion": self.resource_version,
+            "finalizers": self.other_finalizers,
+        }})
+    }
+
+    /// For people: the object, and what of ours is on it.
+    pub(super) fn describe(&self) -> String {
+        let mut what: Vec<String> = Vec::new();
+        if self.status {
+            let status = match self.kind {
+                Kind::Service => "addresses in the status",
+                Kind::AddressPool => "status",
+            };
+            what.push(status.to_owned());
+        }
+        if !self.conditions.is_empty() {
+            what.push(format!("conditions {}", self.conditions.join(", ")));
+        }
+        if !self.finalizers.is_empty() {
+            what.push(format!("finalizer {}", self.finalizers.join(", ")));
+        }
+        format!("{}: {}", self.name(), what.join("; "))
+    }
+
+    /// `Service shop/web`.
+    pub(super) fn name(&self) -> String {
+        format!("{} {}", self.kind.as_str(), self.key)
+    }
+}
+
+/// Whether the addresses in the status of a Service are ours: by their owner, and where nothing tells that (some tools
+/// clear `managedFields`), by what else of ours is on it.
+fn has_addresses_of_ours(service: &Value, is_marked: bool) -> bool {
+    if items(&service["status"]["loadBalancer"]["ingress"]).next().is_none() {
+        return false;
+    }
+    let owners = items(&service["metadata"]["managedFields"])
+        .filter(|owner| !owner["fieldsV1"]["f:status"]["f:loadBalancer"]["f:ingress"].is_null())
+        .map(|owner| owner["manager"].as_str().unwrap_or_default());
+    let owners: Vec<&str> = owners.collect();
+    owners.contains(&FIELD_MANAGER) || owners.is_empty() && is_marked
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service() -> Value {
+        json!({
+            "metadata": {
+                "name": "web", "namespace": "shop", "uid": "u", "resourceVersion": "7",
+                "finalizers": ["example.com/theirs", "tidegate.dev/cleanup"],
+                "managedFields": [
+                    {"manager": "tidegate", "fieldsV1": {"f:status": {"f:loadBalancer": {"f:ingress": {}}}}},
+                ],
+            },
+            "status": {
+                "conditions": [{"type": "example.com/Ready"}, {"type": "tidegate.dev/Allocated"}],
+                "loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]},
+            },
+        })
+    }
+
+    #[test]
+    fn what_is_ours_is_known_by_prefix_and_owner_and_what_others_wrote_is_left_alone() {
+        let traces = Traces::of(Kind::Service, &service()).expect("there is much");
+        assert!(traces.has_status() && traces.is_held());
+        assert_eq!(
+            traces.describe(),
+            "Service shop/web: addresses in the status; conditions tidegate.dev/Allocated; finalizer \
+             tidegate.dev/cleanup"
+        );
+        assert_eq!(traces.finalizer_patch()["metadata"]["finalizers"], json!(["example.com/theirs"]));
+        let patch = traces.status_patch();
+        assert_eq!(
+            patch["status"]["conditions"],
+            json!([{"type": "tidegate.dev/Allocated", "$patch": "delete"}])
+        );
+        assert_eq!(patch["status"]["loadBalancer"], json!({"ingress": null}));
+        let mut theirs = service();
+        theirs["metadata"]["managedFields"][0]["manager"] = "another-controller".into();
+        theirs["metadata"]["finalizers"] = json!(["example.com/theirs"]);
+        theirs["status"]["conditions"] = json!([]);
+        assert_eq!(Traces::of(Kind::Service, &theirs), None);
+    }
+
+    #[test]
+    fn addresses_without_an_owner_are_ours_where_something_else_on_the_service_is() {
+        let mut service = service();
+        service["metadata"]["managedFields"] = json!([]);
+        assert!(Traces::of(Kind::Service, &service).is_some_and(|traces| traces.status));
+        service["status"]["conditions"] = json!([]);
+        service["metadata"]["finalizers"] = json!([]);
+        assert_eq!(Traces::of(Kind::Service, &service), None, "a directory source or another balancer's");
+    }
+
+    #[test]
+    fn every_finalizer_of_ours_and_the_status_are_taken_off_an_address_pool() {
+        let pool = json!({
+            "metadata": {"name": "public", "uid": "p", "finalizers": ["tidegate.dev/in-use"]},
+            "status": {"total": 1},
+        });
+        let traces = Traces::of(Kind::AddressPool, &pool).expect("there is something");
+        assert_eq!(traces.describe(), "AddressPool public: status; finalizer tidegate.dev/in-use");
+        assert_eq!(traces.status_patch()["status"], Value::Null);
+        assert_eq!(
+            Traces::of(Kind::AddressPool, &json!({"metadata": {"name": "public"}, "status": {}})),
+            None
+        );
+    }
+}

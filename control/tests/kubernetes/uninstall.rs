@@ -1,0 +1,320 @@
+//! Tidegate is removed from a cluster: with a gateway that runs, with none, and by the steps of `deploy/README.md` alone.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use test_apiserver::Fault;
+
+use crate::world::{Setting, World, deploy, service, slice, text};
+
+const API: &str = "tidegate.dev/v1alpha1";
+
+/// A pool, a LoadBalancer, and a Service with an external IP only.
+fn objects() -> String {
+    let pool = "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: more}, spec: {addresses: \
+                [198.51.100.0/28]}}\n---\n";
+    let external = "{apiVersion: v1, kind: Service, metadata: {name: ext, namespace: shop}, spec: {externalIPs: \
+                    [203.0.113.14], ports: [{name: http, port: 80}]}}\n---\n";
+    pool.to_owned() + external + &service("web") + &slice("web", &["10.244.0.1"])
+}
+
+/// What a gateway wrote on an object; nothing where that is nothing.
+fn traces(object: &Value) -> Option<String> {
+    let items = |list: &Value| list.as_array().cloned().unwrap_or_default();
+    let ours = |one: &Value| text(one).starts_with("tidegate.dev/");
+    let finalizers = items(&object["metadata"]["finalizers"]).iter().filter(|one| ours(one)).count();
+    let conditions = items(&object["status"]["conditions"]);
+    let conditions = match text(&object["kind"]).as_str() {
+        "AddressPool" => conditions.len(),
+        _ => conditions.iter().filter(|one| ours(&one["type"])).count(),
+    };
+    let addresses = items(&object["status"]["loadBalancer"]["ingress"]).len();
+    let name = &object["metadata"]["name"];
+    (finalizers + conditions + addresses > 0)
+        .then(|| format!("{name}: {finalizers} finalizers, {conditions} conditions, {addresses} addresses"))
+}
+
+/// What gateways wrote in the cluster, but for the Lease and their events.
+fn written(world: &World) -> Vec<String> {
+    let objects = [("v1", "Service"), (API, "AddressPool")];
+    let objects = objects.iter().flat_map(|(version, kind)| world.api.list(version, kind, ""));
+    let gateways = world.api.list(API, "GatewayStatus", "");
+    let gateways = gateways.iter().map(|one| format!("GatewayStatus {}", one["metadata"]["name"]));
+    objects.filter_map(|object| traces(&object)).chain(gateways).collect()
+}
+
+fn holder(world: &World) -> Option<String> {
+    let lease = world.api.get("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate")?;
+    Some(text(&lease["spec"]["holderIdentity"]))
+}
+
+/// The kubeconfig of the cluster's administrator.
+fn admin(world: &World) -> PathBuf {
+    let directory = world.directory().join("admin");
+    std::fs::create_dir_all(&directory).expect("a directory of the story");
+    world.api.kubeconfig(&directory).expect("written")
+}
+
+/// `tidegate uninstall` on a workstation: its exit code, and what it says.
+fn uninstall(world: &World, arguments: &[&str]) -> (i32, String) {
+    let kubeconfig = admin(world);
+    let output = world.enter_gateway(|| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.arg("uninstall").args(arguments).arg("--kubeconfig").arg(&kubeconfig).output()
+    });
+    let output = output.expect("the binary runs");
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    (output.status.code().unwrap_or(-1), said.concat())
+}
+
+/// A gateway that has written everything that it writes.
+fn at_work() -> World {
+    let mut world = World::new();
+    world.apply(&objects());
+    world.start("edge-1");
+    world.until("all to be written", || (written(&world).len() == 4).then_some(()));
+    world
+}
+
+#[test]
+fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
+    let mut world = at_work();
+    let before = world.api.get("v1", "Service", "shop", "web");
+    let (code, said) = uninstall(&world, &["--dry-run"]);
+    assert_eq!(code, 0, "{said}");
+    for part in ["would release Service shop/web: ", "AddressPool more: ", "dry run: 3 objects", "edge-1"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(world.api.get("v1", "Service", "shop", "web"), before, "a dry run changes nothing");
+    let (code, said) = uninstall(&world, &[]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("released Service shop/web: ") && said.contains("Stop them now"), "{said}");
+    assert_eq!(written(&world), [] as [String; 0], "{said}");
+    world.until("the VIP to be withdrawn", || world.gateway("edge-1").vips("web").is_empty().then_some(()));
+    // However often it is asked for, however long the gateway runs still, and whatever happens.
+    let (code, said) = uninstall(&world, &[]);
+    assert!(code == 0 && said.contains("kept from writing by the Lease"), "{said}");
+    world.api.forget_requests();
+    world.apply(&(service("late") + &slice("late", &["10.244.0.2"])));
+    world.until("three more looks at the Lease", || {
+        let looks = world.api.requests().iter().filter(|one| one.path.ends_with("/leases/tidegate")).count();
+        (looks >= 3).then_some(())
+    });
+    let writes =
+        world.api.requests().into_iter().filter(|one| one.method != "GET" && !one.path.contains("/events"));
+    assert_eq!(writes.map(|one| one.path).collect::<Vec<_>>(), [] as [String; 0], "it writes nothing");
+    assert_eq!(written(&world), [] as [String; 0]);
+    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    assert_eq!(written(&world), [] as [String; 0], "no last word either");
+    assert!(world.api.delete("v1", "Service", "shop", "web"));
+    assert!(world.api.get("v1", "Service", "shop", "web").is_none(), "nothing holds it");
+    // Started again, it is silent still; without the Lease it goes on.
+    world.start_again("edge-1");
+    assert_eq!(holder(&world).as_deref(), Some("tidegate-uninstall"));
+    assert!(world.api.delete("coordination.k8s.io/v1", "Lease", "kube-system", "tidegate"));
+    world.install();
+    world.until("an address", || {
+        let late = world.api.get("v1", "Service", "shop", "late")?;
+        late["status"]["loadBalancer"]["ingress"].is_array().then_some(())
+    });
+}
+
+#[test]
+fn with_no_gateway_left_what_hangs_is_released_and_the_lease_is_deleted() {
+    let mut world = at_work();
+    // It died, and that is a while ago.
+    world.end("edge-1", Signal::KILL, Duration::from_secs(20)).expect("it ends");
+    let old = |status: &mut Value| status["status"]["lastHeartbeat"] = "2026-01-01T00:00:00Z".into();
+    world.api.edit(API, "GatewayStatus", "", "edge-1", old).expect("legal");
+    assert!(world.api.delete("v1", "Namespace", "", "shop"));
+    assert!(world.api.delete(API, "AddressPool", "", "more") && !written(&world).is_empty());
+    let (code, said) = uninstall(&world, &[]);
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(written(&world), [] as [String; 0], "{said}");
+    assert!(world.api.get("v1", "Namespace", "", "shop").is_none(), "it was held by its Service alone");
+    assert!(world.api.get(API, "AddressPool", "", "more").is_none());
+    assert_eq!(holder(&world), None);
+    let (code, said) = uninstall(&world, &[]);
+    assert!(code == 0 && said.contains("0 objects released; nothing"), "again: {said}");
+}
+
+#[test]
+fn where_the_api_server_refuses_one_write_nothing_is_changed_unless_told_to_go_on() {
+    let mut world = at_work();
+    world.apply(&(service("api") + &slice("api", &["10.244.0.2"])));
+    world.until("another one", || (written(&world).len() == 5).then_some(()));
+    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    let before = written(&world);
+    world.api.faults().on("/services/api/status", Fault::ServerError(403));
+    let (code, said) = uninstall(&world, &[]);
+    assert!(code == 1 && said.contains("nothing was changed") && said.contains("shop/api"), "{code}: {said}");
+    assert_eq!(written(&world), before);
+    assert_eq!(holder(&world).as_deref(), Some(""), "gateways may go on");
+    let (code, said) = uninstall(&world, &["--keep-going"]);
+    assert!(code == 1 && said.contains("error: left: Service shop/api"), "{code}: {said}");
+    assert_eq!(written(&world).len(), 1, "{:?}", written(&world));
+    world.api.faults().clear();
+    let (code, said) = uninstall(&world, &[]);
+    assert_eq!((code, written(&world).len()), (0, 0), "{said}");
+}
+
+/// The shell blocks below a heading of `deploy/README.md`, in their order.
+fn blocks(heading: &str) -> Vec<String> {
+    let readme = std::fs::read_to_string(deploy().join("README.md")).expect("readable");
+    let section = readme.split("\n## ").find(|section| section.lines().next() == Some(heading));
+    let section = section.unwrap_or_else(|| panic!("deploy/README.md has no section {heading:?}"));
+    let parts = section.split("```sh\n").skip(1);
+    let blocks: Vec<String> = parts.filter_map(|part| Some(part.split_once("```")?.0.to_owned())).collect();
+    assert!(!blocks.is_empty(), "{heading:?} has no shell block");
+    blocks
+}
+
+/// A workstation: kubectl with the plugin and the administrator's kubeconfig, and a checkout of this tree.
+struct Workstation {
+    home: tempfile::TempDir,
+}
+
+impl Workstation {
+    fn new(world: &World) -> Self {
+        let home = tempfile::tempdir().expect("a temporary directory");
+        symlink(deploy().canonicalize().expect("it is there"), home.path().join("deploy")).expect("a link");
+        std::fs::create_dir(home.path().join("bin")).expect("a directory");
+        symlink(env!("CARGO_BIN_EXE_tidegate"), home.path().join("bin/kubectl-tidegate")).expect("a link");
+        std::fs::copy(admin(world), home.path().join("admin")).expect("a kubeconfig");
+        Self { home }
+    }
+
+    /// Runs a block of the README.
+    fn run(&self, world: &World, script: &str) -> String {
+        let path = format!(
+            "{}:{}",
+            self.home.path().join("bin").display(),
+            std::env::var("PATH").unwrap_or_default()
+        );
+        let output = world.enter_gateway(|| {
+            let mut command = Command::new("timeout");
+            command.args(["60", "bash", "-euo", "pipefail", "-c", script]).current_dir(self.home.path());
+            command.env("PATH", &path).env("HOME", self.home.path());
+            command.env("KUBECONFIG", self.home.path().join("admin")).output()
+        });
+        let output = output.expect("bash runs");
+        let said =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        assert!(output.status.success(), "{script}\n{}: {said}", output.status);
+        said
+    }
+
+    fn file(&self, name: &str) -> String {
+        std::fs::read_to_string(self.home.path().join(name)).expect("the README made it")
+    }
+}
+
+/// Everything that is in the cluster, but for what every cluster has and its user's own.
+fn installed(world: &World) -> Vec<String> {
+    let rbac = "rbac.authorization.k8s.io/v1";
+    let admission = "admissionregistration.k8s.io/v1";
+    let kinds = [
+        ("v1", "Namespace"),
+        ("v1", "ServiceAccount"),
+        ("v1", "Secret"),
+        ("v1", "ConfigMap"),
+        (rbac, "ClusterRole"),
+        (rbac, "ClusterRoleBinding"),
+        (rbac, "Role"),
+        (rbac, "RoleBinding"),
+        ("apps/v1", "DaemonSet"),
+        ("apiextensions.k8s.io/v1", "CustomResourceDefinition"),
+        (admission, "ValidatingAdmissionPolicy"),
+        (admission, "ValidatingAdmissionPolicyBinding"),
+        ("coordination.k8s.io/v1", "Lease"),
+        (API, "AddressPool"),
+        (API, "GatewayStatus"),
+    ];
+    let mut found: Vec<String> = Vec::new();
+    for (version, kind) in kinds {
+        for object in world.api.list(version, kind, "") {
+            let (namespace, name) =
+                (text(&object["metadata"]["namespace"]), text(&object["metadata"]["name"]));
+            let is_of_all =
+                kind == "Namespace" && (name.starts_with("kube-") || ["default", "shop"].contains(&&*name));
+            if !is_of_all {
+                found.push(format!("{kind} {namespace}/{name}"));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves_nothing_and_hangs_nowhere() {
+    let mut world = World::empty();
+    assert_eq!(installed(&world), [] as [String; 0]);
+    let workstation = Workstation::new(&world);
+    let guide = blocks("A gateway beside the cluster");
+    let [install, kubeconfig, ..] = &guide[..] else { panic!("two steps") };
+    let (first, removal) = (blocks("First steps"), blocks("Removing Tidegate"));
+    for (turn, runs) in [("with a gateway that runs", true), ("with none", false)] {
+        workstation.run(&world, install);
+        workstation.run(&world, kubeconfig);
+        workstation.run(&world, &blocks("Admission")[0]);
+        workstation.run(&world, &first[0]);
+        world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+        let setting = Setting {
+            document: "pools: []".into(),
+            kubeconfig: Some(workstation.file("kubeconfig")),
+            ..Setting::default()
+        };
+        world.start_with("edge-1", &setting);
+        let ingress = || {
+            world.api.get("v1", "Service", "shop", "web")?["status"]["loadBalancer"]["ingress"]
+                .get(0)
+                .cloned()
+        };
+        let address = world.until("an address", ingress);
+        // An upgrade: everything is applied again, and the gateway is another process.
+        workstation.run(&world, install);
+        workstation.run(&world, &blocks("Admission")[0]);
+        world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+        world.start_again("edge-1");
+        world.until("the gateway to lead again", || {
+            holder(&world).is_some_and(|holder| holder.starts_with("edge-1_")).then_some(())
+        });
+        let ingress = || {
+            world.api.get("v1", "Service", "shop", "web")?["status"]["loadBalancer"]["ingress"]
+                .get(0)
+                .cloned()
+        };
+        assert_eq!(ingress(), Some(address), "{turn}");
+        if !runs {
+            world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+        }
+        for step in &removal {
+            workstation.run(&world, step);
+        }
+        assert_eq!(installed(&world), [] as [String; 0], "{turn}");
+        assert_eq!(written(&world), [] as [String; 0], "{turn}");
+        if runs {
+            // It may try what it likes: it has no rights any more, and there is nothing to write to.
+            world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+            assert_eq!(installed(&world), [] as [String; 0], "{turn}");
+        }
+        assert!(world.api.delete("v1", "Service", "shop", "web"));
+        assert!(world.api.get("v1", "Service", "shop", "web").is_none(), "{turn}: nothing holds it");
+    }
+}
+
+#[test]
+fn the_readme_names_its_files() {
+    // What the steps above name is there: a step that names a file of the tree names it by its path from the root.
+    let readme = std::fs::read_to_string(deploy().join("README.md")).expect("readable");
+    for word in readme.split_whitespace().filter(|word| word.starts_with("deploy/")) {
+        let word =
+            word.trim_matches(|c: char| !c.is_alphanumeric() && c != '/' && c != '-' && c != '.' && c != '_');
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(word.trim_end_matches('.'));
+        assert!(path.exists(), "{word}");
+    }
+}
