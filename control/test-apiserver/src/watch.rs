@@ -24,11 +24,18 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 type Sender = mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>;
 
-/// Follows until the client goes, the time is over, or a fault says so.
-pub(crate) async fn follow(shared: Arc<Shared>, order: WatchOrder, sender: Sender, cut: bool) {
+/// Follows until the client goes, the time is over, or a fault says so: one from the call on, not from the first poll.
+pub(crate) fn follow(
+    shared: Arc<Shared>,
+    order: WatchOrder,
+    sender: Sender,
+    cut: bool,
+) -> impl Future<Output = ()> + Send {
     let mut watch = Open { opened: shared.faults.watches(), cut, since: order.since, shared, order, sender };
-    // A client that goes is no error.
-    let _ = watch.run().await;
+    async move {
+        // A client that goes is no error.
+        let _ = watch.run().await;
+    }
 }
 
 struct Open {
