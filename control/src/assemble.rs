@@ -80,6 +80,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         },
         pools: config.pools.clone(),
         forwarding: defaults.forwarding,
+        forwarding_local: defaults.forwarding_local,
         target: defaults.target,
         scheduler: defaults.scheduler,
         table_size: defaults.table_size,

@@ -65,6 +65,10 @@ pub enum PodRoutes {
 pub struct ServiceDefaults {
     /// `forwarding`: `dsr-l2`, `dsr-ipip`, `nat` or `fullnat`. Default `fullnat`.
     pub forwarding: ForwardingMode,
+    /// `forwardingLocal`: the mode in the place of `fullnat` for Services with `externalTrafficPolicy: Local`, which asks
+    /// to keep clients' addresses: `dsr-l2`, `dsr-ipip` or `nat`, whichever the backends are prepared for. `fullnat`:
+    /// their addresses need not be kept. Default none: `fullnat`, with a warning for each such Service.
+    pub forwarding_local: Option<ForwardingMode>,
     /// `target`: `pod` or `node`. Default `pod`.
     pub target: Target,
     /// `scheduler`: how the backend of a new flow is chosen, `rendezvous` or `maglev`. Default `rendezvous`.
@@ -178,6 +182,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
     let mut config = ServicesConfig {
         defaults: ServiceDefaults {
             forwarding: ForwardingMode::FullNat,
+            forwarding_local: None,
             target: Target::Pod,
             scheduler: Scheduler::Rendezvous,
             table_size: MAGLEV_SLOTS_DEFAULT,
@@ -218,6 +223,7 @@ fn decode_defaults(fields: &Fields<'_>, defaults: &mut ServiceDefaults) {
     if let Some(mode) = word(fields.get("forwarding"), forwarding, FORWARDING_ACCEPTED) {
         defaults.forwarding = mode;
     }
+    defaults.forwarding_local = word(fields.get("forwardingLocal"), forwarding, FORWARDING_ACCEPTED);
     if let Some(value) = word(fields.get("target"), target, TARGET_ACCEPTED) {
         defaults.target = value;
     }

@@ -88,6 +88,7 @@ fn every_key_arrives_in_the_validated_configuration() {
         config.services.defaults,
         ServiceDefaults {
             forwarding: ForwardingMode::DsrIpip,
+            forwarding_local: Some(ForwardingMode::Nat),
             target: Target::Pod,
             scheduler: Scheduler::Maglev,
             table_size: 65537,

@@ -33,6 +33,8 @@ pub enum Reason {
     EndpointRefused,
     /// All backends of a service port fail their checks, and none is set aside.
     HealthFailOpen,
+    /// Clients' addresses are not kept, though `externalTrafficPolicy: Local` asks for it.
+    ClientAddressLost,
     /// A node whose Pods get no route of their own.
     PodRouteRefused,
     /// An annotation of another balancer that has no effect here.
@@ -61,6 +63,7 @@ impl Reason {
             Self::PortNotProgrammed => "PortNotProgrammed",
             Self::EndpointRefused => "EndpointRefused",
             Self::HealthFailOpen => "HealthFailOpen",
+            Self::ClientAddressLost => "ClientAddressLost",
             Self::PodRouteRefused => "PodRouteRefused",
             Self::AliasIgnored => "AliasIgnored",
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",

@@ -13,6 +13,7 @@ use std::time::Duration;
 use tidegate_core::snapshot::ForwardingMode;
 
 use super::aliases::{self, Said};
+use super::client_address;
 use super::finding::{Finding, Reason};
 use super::health_options::{Checks, HealthOptions};
 use super::settings::Settings;
@@ -90,6 +91,8 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) mode: ForwardingMode,
+    /// The Service names its mode itself.
+    mode_is_said: bool,
     /// Whether endpoints or their nodes are the backends.
     pub(super) target: config::Target,
     /// The nodes that may be backends, or have them; all where it is not said.
@@ -134,6 +137,9 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
         let why = "scheduler rendezvous has no table";
         read.ignored(key::TABLE_SIZE, why, "tidegate.dev/scheduler maglev, or no table size");
     }
+    if !options.mode_is_said {
+        options.mode = client_address::mode(service, settings, options.target, read.findings);
+    }
     let protocols = service.ports.iter().map(|port| port.protocol);
     options.checks = options.health.clone().checks(&mut read, protocols);
     if let Some(annotation) = internal
@@ -150,6 +156,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
 fn defaults(settings: &Settings) -> Options {
     Options {
         mode: settings.forwarding,
+        mode_is_said: false,
         target: settings.target,
         node_selector: None,
         scheduler: settings.scheduler,
@@ -248,7 +255,7 @@ impl Reader<'_> {
         let value = value.trim();
         match ours {
             key::FORWARDING => match config::forwarding(value) {
-                Word::Known(mode) => options.mode = mode,
+                Word::Known(mode) => (options.mode, options.mode_is_said) = (mode, true),
                 Word::NotYet => self.refuse(options, annotation, value, config::FORWARDING_ACCEPTED),
                 Word::Unknown => self.invalid(annotation, value, config::FORWARDING_ACCEPTED),
             },

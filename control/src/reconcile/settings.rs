@@ -43,6 +43,8 @@ pub struct Settings {
     pub pools: Vec<Pool>,
     /// `services.defaults.forwarding`.
     pub forwarding: ForwardingMode,
+    /// `services.defaults.forwardingLocal`.
+    pub forwarding_local: Option<ForwardingMode>,
     /// `services.defaults.target`.
     pub target: config::Target,
     /// `services.defaults.scheduler`.
@@ -93,6 +95,7 @@ impl Default for Settings {
             forwarding: ForwardingMode::FullNat,
             target: config::Target::Pod,
             scheduler: config::Scheduler::Rendezvous,
+            forwarding_local: None,
             table_size: MAGLEV_SLOTS_DEFAULT,
             drain_timeout: Duration::from_secs(300),
             no_endpoints: NoEndpoints::Reject,

@@ -87,7 +87,15 @@ fn programmed(of: &OfService<'_>, view: &ServiceView) -> Said {
     }
     let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
     let modes: Vec<&str> = modes.into_iter().collect();
-    said(PROGRAMMED, Some(true), "Programmed", format!("every port is served by {}", modes.join(", ")))
+    let served = format!("every port is served by {}", modes.join(", "));
+    // Served, but not as the Service asks to be.
+    match of.findings.iter().find(|f| f.reason == Reason::ClientAddressLost) {
+        Some(finding) => {
+            let message = format!("{served}; {}", finding.diagnostic.what);
+            said(PROGRAMMED, Some(true), Reason::ClientAddressLost.as_str(), message)
+        }
+        None => said(PROGRAMMED, Some(true), "Programmed", served),
+    }
 }
 
 fn healthy(view: &ServiceView) -> Said {

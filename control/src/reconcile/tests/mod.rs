@@ -1,5 +1,6 @@
 //! Stories about Services: each ends in an assertion on the outcome. Here the world that they start from.
 
+mod client_address;
 mod health;
 mod incremental;
 mod lifecycle;

@@ -141,6 +141,23 @@ fn prefer_dual_stack_falls_back_with_an_event() {
 }
 
 #[test]
+fn a_local_service_whose_clients_addresses_are_lost_is_told_so_by_an_event_and_by_its_condition() {
+    let local = format!("{FIVE}  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n");
+    let mut both = Both::new(&(balanced("web", "", HTTP, &local) + ENDPOINT));
+    let events = both.settle();
+    let lost = "Service default/web has externalTrafficPolicy Local, and forwarding fullnat replaces its clients' \
+                addresses by the gateway's";
+    assert_eq!(notes(&events, "ClientAddressLost").len(), 1, "{events:?}");
+    assert!(notes(&events, "ClientAddressLost")[0].starts_with(lost), "{events:?}");
+    let served = "True ClientAddressLost: every port is served by fullnat; ";
+    assert_eq!(both.condition("web", "Programmed"), format!("{served}{lost}"));
+
+    both.both(|cluster| cluster.settings.forwarding_local = Some(crate::config::ForwardingMode::Nat));
+    both.settle();
+    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is served by nat");
+}
+
+#[test]
 fn clear_assignment_tells_that_an_address_is_given_back() {
     let mut both = Both::new(&(web("") + ENDPOINT));
     both.settle();

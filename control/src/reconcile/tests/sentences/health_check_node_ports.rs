@@ -361,6 +361,7 @@ fn of_two_services_with_one_health_check_node_port_the_first_keeps_it_and_the_ot
     assert_eq!(directory.health_check_node_ports[0], api.health_check_node_ports[0]);
     assert_eq!(api.health_check_node_ports.len(), 1);
     assert_eq!(api.health_check_node_ports[0].service.name, "a");
-    let what = &api.findings[0].diagnostic.what;
+    let told = api.findings.iter().find(|f| f.reason == Reason::FailedToStartServiceHealthcheck);
+    let what = &told.expect("it is told").diagnostic.what;
     assert!(what.contains("healthCheckNodePort 30500 of Service default/web is not served"), "{what}");
 }

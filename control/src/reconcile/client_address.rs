@@ -1,0 +1,86 @@
+//! The forwarding mode of a Service that names none: that of the configuration, and where this is `fullnat` and the
+//! Service asks to keep its clients' addresses (`externalTrafficPolicy: Local`), `services.defaults.forwardingLocal`.
+//!
+//! Only the operator knows what backends are prepared for: `nat` needs their way back to lead through the gateway, and
+//! DSR needs the VIP on them. So nothing is guessed here; without a mode that keeps addresses a finding says so.
+//!
+//! Pure. What endpoints there are has no part in it: the mode of a Service must not change with them.
+
+use tidegate_core::snapshot::ForwardingMode;
+
+use super::finding::{Finding, Reason};
+use super::settings::Settings;
+use crate::config::Target;
+use crate::diagnostic::Diagnostic;
+use crate::model::{IpFamily, Protocol, Service, ServiceType, TargetPort, TrafficPolicy};
+
+/// See the module.
+pub(super) fn mode(
+    service: &Service,
+    settings: &Settings,
+    target: Target,
+    findings: &mut Vec<Finding>,
+) -> ForwardingMode {
+    if settings.forwarding != ForwardingMode::FullNat || !asks_for_client_addresses(service) {
+        return settings.forwarding;
+    }
+    let why_not = match settings.forwarding_local {
+        None => String::new(),
+        Some(mode) => match obstacle(service, settings, target, mode) {
+            None => return mode,
+            Some(why) => format!("; services.defaults.forwardingLocal {mode} cannot serve it: {why}"),
+        },
+    };
+    let what = format!(
+        "Service {} has externalTrafficPolicy Local, and forwarding fullnat replaces its clients' addresses by the \
+         gateway's{why_not}",
+        service.meta.key
+    );
+    let accepted = "services.defaults.forwardingLocal or the annotation tidegate.dev/forwarding, as nat, dsr-l2 or \
+                    dsr-ipip where the backends are prepared for it, or as fullnat where addresses need not be kept";
+    let diagnostic = Diagnostic::warning(what).accepting(accepted);
+    findings.push(Finding::at(
+        &service.meta,
+        "spec.externalTrafficPolicy",
+        Reason::ClientAddressLost,
+        diagnostic,
+    ));
+    settings.forwarding
+}
+
+/// Whether clients from outside of the cluster reach it, and are to be told apart.
+fn asks_for_client_addresses(service: &Service) -> bool {
+    let external = matches!(service.service_type, ServiceType::LoadBalancer | ServiceType::NodePort)
+        || !service.external_ips.is_empty();
+    external && service.external_traffic_policy == TrafficPolicy::Local
+}
+
+/// Why a mode cannot serve every port of a Service, as far as this can be told without its endpoints.
+fn obstacle(service: &Service, settings: &Settings, target: Target, mode: ForwardingMode) -> Option<String> {
+    if !mode.is_dsr() {
+        return None;
+    }
+    if service.service_type == ServiceType::NodePort {
+        return Some("node ports are on the gateway's own addresses, which no backend has".to_owned());
+    }
+    let has_source =
+        [IpFamily::V4, IpFamily::V6].into_iter().any(|family| settings.has_tunnel_source(family));
+    if mode == ForwardingMode::DsrIpip && !has_source {
+        return Some("dataplane.tunnelSource has no address".to_owned());
+    }
+    let keeps_ports = target == Target::Node;
+    let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Sctp && !keeps_ports);
+    ports.into_iter().find_map(|port| match &port.target_port {
+        TargetPort::Number(number) if *number == port.port => None,
+        TargetPort::Number(number) => Some(format!(
+            "port {} has target port {number}, and {mode} keeps port {}",
+            port.label(),
+            port.port
+        )),
+        TargetPort::Name(name) => Some(format!(
+            "port {} has the named target port {name}, and {mode} keeps port {}",
+            port.label(),
+            port.port
+        )),
+    })
+}

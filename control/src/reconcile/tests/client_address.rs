@@ -1,0 +1,66 @@
+//! `externalTrafficPolicy: Local` asks to keep clients' addresses: which mode a Service gets that names none.
+
+use super::*;
+use tidegate_core::snapshot::ForwardingMode::{self, DsrIpip, DsrL2, FullNat, Nat};
+
+/// `web` with policy Local, its port 80 at a target port.
+fn local(target: u16) -> Service {
+    Service {
+        external_traffic_policy: TrafficPolicy::Local,
+        ports: vec![service_port("http", Protocol::Tcp, 80, target)],
+        ..service("web")
+    }
+}
+
+fn world(service: Service, forwarding_local: Option<ForwardingMode>) -> World {
+    let TargetPort::Number(target) = service.ports[0].target_port else { panic!("a number") };
+    let slice = slice("web", "web", &[("http", Protocol::Tcp, target.get())], vec![endpoint("10.0.1.1")]);
+    let mut world = World::new(vec![service], vec![slice]);
+    world.settings.forwarding_local = forwarding_local;
+    world
+}
+
+fn lost(outcome: &Outcome) -> bool {
+    outcome.findings.iter().any(|finding| finding.reason == Reason::ClientAddressLost)
+}
+
+#[test]
+fn a_local_service_gets_the_mode_that_the_operator_keeps_clients_addresses_by() {
+    for mode in [Nat, DsrL2, DsrIpip] {
+        let outcome = world(local(80), Some(mode)).look();
+        assert_eq!((only(&outcome).mode, lost(&outcome)), (mode, false));
+    }
+    let cluster = Service { external_traffic_policy: TrafficPolicy::Cluster, ..local(80) };
+    assert_eq!(only(&world(cluster, Some(Nat)).look()).mode, FullNat);
+}
+
+#[test]
+fn where_no_mode_keeps_clients_addresses_a_local_service_is_served_with_a_warning() {
+    let outcome = world(local(80), None).look();
+    assert_eq!((only(&outcome).mode, lost(&outcome)), (FullNat, true));
+    // One that would not serve it at all is worse.
+    let outcome = world(local(8080), Some(DsrL2)).look();
+    assert_eq!(only(&outcome).mode, FullNat);
+    assert_eq!(
+        messages(&outcome),
+        [
+            "warning: Service default/web has externalTrafficPolicy Local, and forwarding fullnat replaces its clients' \
+             addresses by the gateway's; services.defaults.forwardingLocal dsr-l2 cannot serve it: port http has target \
+             port 8080, and dsr-l2 keeps port 80; accepted: services.defaults.forwardingLocal or the annotation \
+             tidegate.dev/forwarding, as nat, dsr-l2 or dsr-ipip where the backends are prepared for it, or as fullnat \
+             where addresses need not be kept"
+        ]
+    );
+}
+
+#[test]
+fn a_mode_that_somebody_names_is_taken_without_a_warning() {
+    let named = annotated(local(80), "tidegate.dev/forwarding", "fullnat");
+    let outcome = world(named, Some(Nat)).look();
+    assert_eq!((only(&outcome).mode, lost(&outcome)), (FullNat, false));
+    assert!(!lost(&world(local(80), Some(FullNat)).look()));
+    let mut by_default = world(local(80), None);
+    by_default.settings.forwarding = Nat;
+    let outcome = by_default.look();
+    assert_eq!((only(&outcome).mode, lost(&outcome)), (Nat, false));
+}
