@@ -31,6 +31,8 @@ use crate::links::{LinkState, Links};
 use crate::neighbors;
 use crate::neighbors::resolver::{Action, Resolver, Surroundings};
 use crate::path_mtu_log::PathMtuLog;
+use crate::probe::Probes;
+use crate::probe::device::ProbeDevice;
 use crate::punt::class::PuntClass;
 use crate::punt::routes::{Routes, TapRoutes};
 use crate::punt::tap::Tap;
@@ -125,6 +127,10 @@ pub struct SlowPath<S: FrameSource> {
     pub source: S,
     /// The tap of each interface; none where the operator wants none.
     pub taps: Vec<Option<Tap>>,
+    /// The host's connections to VIPs on one backend.
+    pub probes: Arc<Probes>,
+    /// Where these come from; none where they cannot be.
+    pub probe_device: Option<ProbeDevice>,
     /// What it is told about interfaces that come back, and tells of taps that are deleted.
     pub links: Arc<Links>,
     /// Where link addresses go.
@@ -175,6 +181,7 @@ impl<S: FrameSource> SlowPath<S> {
             }
         }
         memory.path_mtus.turn(now, self.table.path_mtus());
+        worked |= self.send_probes(&mut memory.buffer, now);
         let Memory { resolver, routes, .. } = memory;
         if let Some(Outside { around, routes: wanted }) = self.outside.pop() {
             self.act(&resolver.configure(now, around));
@@ -192,16 +199,70 @@ impl<S: FrameSource> SlowPath<S> {
     /// What workers have for the kernel, a bounded part of each class.
     fn punt(&self) -> bool {
         let mut worked = false;
+        let any_probe = self.probes.any();
         for class in PuntClass::ALL {
             for _ in 0..class.per_turn() {
                 let Some(mut punted) = self.exchange.punts.pop(class) else { break };
+                worked = true;
+                if any_probe
+                    && let Some(device) = &self.probe_device
+                    && let Some(packet) = self.probes.inward(&mut punted.frame)
+                {
+                    let taken = device.send(packet).is_ok();
+                    if taken { &self.counters.to_kernel } else { &self.counters.to_kernel_dropped }.add(1);
+                    continue;
+                }
                 let tap = self.taps.get(usize::from(punted.interface)).and_then(Option::as_ref);
                 let taken = tap.is_some_and(|tap| tap.send(punted.frame.bytes_mut()).is_ok());
                 if taken { &self.counters.to_kernel } else { &self.counters.to_kernel_dropped }.add(1);
-                worked = true;
             }
         }
         worked
+    }
+
+    /// What the host's connections to VIPs have for the wire.
+    fn send_probes(&mut self, buffer: &mut [u8], now: Now) -> bool {
+        let Some(device) = &self.probe_device else { return false };
+        for n in 0..PER_TURN {
+            match device.receive(buffer) {
+                Ok(Some(bytes)) => {
+                    let sent = self.send_probe(bytes, now);
+                    if sent { &self.counters.from_kernel } else { &self.counters.from_kernel_dropped }.add(1);
+                }
+                Ok(None) => return n > 0,
+                Err(error) if Tap::is_gone(&error) => {
+                    tracing::warn!(
+                        device = device.name(),
+                        "the device of probes was deleted: DSR backends are checked at their own addresses until \
+                         the gateway starts anew"
+                    );
+                    self.probes.set_device(None);
+                    self.probe_device = None;
+                    return true;
+                }
+                Err(error) => {
+                    tracing::debug!(device = device.name(), %error, "reading the device of probes");
+                    return n > 0;
+                }
+            }
+        }
+        true
+    }
+
+    fn send_probe(&self, bytes: &[u8], now: Now) -> bool {
+        let Some(mut frame) = self.source.frame(bytes) else { return false };
+        let mac = |interface, next_hop: &_| {
+            let mac = self.table.resolve(interface, next_hop);
+            if mac.is_none() {
+                // As a worker does; the kernel sends the packet again.
+                self.exchange.news.tell(NeighborEvent::Wanted { interface, addr: *next_hop });
+            }
+            mac
+        };
+        let note = |frame: &[u8]| self.exchange.own.note(now, frame);
+        let Some(interface) = self.probes.outward(&mut frame, mac, note) else { return false };
+        let Some(mailbox) = self.exchange.mailboxes.first() else { return false };
+        mailbox.inject(interface, frame).is_ok()
     }
 
     /// Somebody has deleted a tap: makes it anew, under its name, with its addresses and routes.
@@ -347,7 +408,9 @@ impl<S: FrameSource> SlowPath<S> {
             .taps
             .iter()
             .flatten()
-            .map(|tap| PollFd::from_borrowed_fd(tap.as_fd(), PollFlags::IN))
+            .map(AsFd::as_fd)
+            .chain(self.probe_device.as_ref().map(AsFd::as_fd))
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {

@@ -44,6 +44,8 @@ impl Link {
             exchange: Arc::clone(&exchange),
             source: Heap,
             taps: vec![None],
+            probes: Arc::default(),
+            probe_device: None,
             links: Arc::new(Links::new(["uplink"])),
             table: Arc::clone(&table),
             outside,

@@ -117,6 +117,22 @@ fn a_full_punt_queue_drops_what_comes_after_and_counts_it() {
 }
 
 #[test]
+fn an_answer_from_a_vip_reaches_the_kernel_only_if_the_host_has_asked_there() {
+    let mut bench = bench(1, 64);
+    let answer = Builder::tcp(VIP_L2, "192.0.2.2:40001").flags(tcp::flags::SYN | tcp::flags::ACK);
+    let answer = answer.mac(BACKEND, GATEWAY).build();
+    assert!(bench.wire.offer(0, &answer));
+    bench.turn(0);
+    assert_eq!(bench.drops(0, Refusal::BadSource), 1);
+    let asked = Builder::tcp("192.0.2.2:40001", VIP_L2).flags(tcp::flags::SYN);
+    bench.exchange.own.note(Now(0), &asked.build());
+    assert!(bench.wire.offer(0, &answer));
+    bench.turn(0);
+    assert_eq!(bench.exchange.punts.pop(PuntClass::Answer).unwrap().frame.bytes(), &answer[..]);
+    assert_eq!(bench.drops(0, Refusal::BadSource), 1);
+}
+
+#[test]
 fn a_flood_for_the_kernel_is_limited_and_answers_to_the_host_pass_it() {
     let mut bench = bench(1, 64);
     let check = || Builder::tcp("192.0.2.2:40001", "192.0.2.10:8080").flags(tcp::flags::SYN);

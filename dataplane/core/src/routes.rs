@@ -48,7 +48,7 @@ impl Route {
 
 /// The routes of one snapshot. A copy shares them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Routes {
+pub struct Routes {
     v4: Intervals<u32, 16>,
     v6: Intervals<u128, 8>,
 }
@@ -73,7 +73,8 @@ impl Routes {
 
     /// The next hop of the longest prefix that holds `dst`.
     #[inline]
-    pub(crate) fn find(&self, dst: &Addr) -> Option<NextHop> {
+    #[must_use]
+    pub fn find(&self, dst: &Addr) -> Option<NextHop> {
         if dst.is_v4() {
             self.v4.find(u32::from_be_bytes(dst.v4_bytes()))
         } else {

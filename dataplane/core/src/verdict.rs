@@ -95,6 +95,9 @@ reasons! {
         NotIp => "not_ip",
         /// To an address of the gateway itself, to a group, or to everyone.
         Local => "local",
+        /// From a VIP to an address of the gateway itself: a backend's answer to a check at the VIP. What answers nothing
+        /// that the host has sent is dropped as `bad_source` instead.
+        ProbeAnswer => "probe_answer",
         /// Between others: to no address of ours and from no backend.
         NotOurs => "not_ours",
     }

@@ -17,12 +17,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam::queue::ArrayQueue;
 use tidegate_core::conntrack::FlowView;
+use tidegate_core::forward::dsr_ipip;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::ids::WorkerIndex;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Pipeline, PipelineConfig};
 use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
+use tidegate_core::wire::Family;
 
 use super::ledger::Ledger;
 use super::member::{Member, OnFailure, WorkerState, confine, join, spawn};
@@ -30,6 +32,8 @@ use super::snat_usage::SnatUsage;
 use crate::clock::Clock;
 use crate::drivers::{FrameSource, PortQueue};
 use crate::links::Links;
+use crate::probe::Probes;
+use crate::probe::device::ProbeDevice;
 use crate::publish::Publisher;
 use crate::punt::tap::Tap;
 use crate::slow_path::{Outside, SlowPath, SlowPathCounters};
@@ -159,6 +163,7 @@ pub struct Crew<F> {
     outside: Arc<ArrayQueue<Outside>>,
     neighbors: Arc<NeighborTable>,
     links: Arc<Links>,
+    probes: Arc<Probes>,
     ports: usize,
     announce: bool,
     control: Mutex<Control>,
@@ -211,6 +216,8 @@ impl<F> Crew<F> {
         let tallies = ledger.follow(&snapshot);
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
         let outside = Outside::of(first, config.announce);
+        let probes: Arc<Probes> = Arc::default();
+        probes.follow(&first.interfaces, &publisher.current().snapshot);
         let mut crew = Self {
             exchange: Arc::new(Exchange::new(config.places.len())),
             members: Vec::new(),
@@ -222,6 +229,7 @@ impl<F> Crew<F> {
             outside: Arc::new(ArrayQueue::new(1)),
             neighbors,
             links: Arc::new(Links::new(first.interfaces.iter().map(|one| one.name.as_str()))),
+            probes,
             ports,
             announce: config.announce,
             control: Mutex::new(Control { publisher, ledger, outside: outside.clone() }),
@@ -232,7 +240,8 @@ impl<F> Crew<F> {
         for (place, queues) in config.places.iter().zip(queues) {
             crew.start_worker(config, *place, queues, enter.clone(), on_failure.cloned())?;
         }
-        crew.start_slow_path(source, taps, config.main_cpus.clone())?;
+        let mtu = first.interfaces.iter().map(|one| one.mtu).min().unwrap_or_default();
+        crew.start_slow_path(source, taps, mtu, config.main_cpus.clone())?;
         Ok(crew)
     }
 
@@ -295,6 +304,7 @@ impl<F> Crew<F> {
         &mut self,
         source: S,
         taps: Vec<Option<Tap>>,
+        mtu: u16,
         cpus: Vec<usize>,
     ) -> Result<(), CrewError>
     where
@@ -306,8 +316,19 @@ impl<F> Crew<F> {
                 self.links.has_tap(interface, tap.name());
             }
         }
+        // Without a way to the kernel there is none to backends for it either.
+        let probe_device = taps.iter().any(Option::is_some).then(|| ProbeDevice::create(mtu_of_probes(mtu)));
+        let probe_device = probe_device.and_then(|made| {
+            made.map_err(|error| {
+                tracing::warn!(%error, "no device for probes: DSR backends are checked at their own addresses");
+            })
+            .ok()
+        });
+        self.probes.set_device(probe_device.as_ref().map(ProbeDevice::name));
         let mut slow_path = SlowPath {
             exchange: Arc::clone(&self.exchange),
+            probes: Arc::clone(&self.probes),
+            probe_device,
             source,
             taps,
             links: Arc::clone(&self.links),
@@ -350,6 +371,7 @@ impl<F> Crew<F> {
         let previous = &control.publisher.current().snapshot;
         let (snapshot, problems) = Snapshot::compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
+        self.probes.follow(&spec.interfaces, &snapshot);
         let same_outside = snapshot.same_outside();
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
         if !same_outside {
@@ -412,6 +434,12 @@ impl<F> Crew<F> {
     #[must_use]
     pub fn links(&self) -> &Arc<Links> {
         &self.links
+    }
+
+    /// The host's connections to VIPs on one backend.
+    #[must_use]
+    pub fn probes(&self) -> &Arc<Probes> {
+        &self.probes
     }
 
     /// What the slow path counts.
@@ -483,6 +511,12 @@ impl<F> Crew<F> {
     pub(super) fn members(&self) -> &[Member] {
         &self.members
     }
+}
+
+/// Bytes of the packets of probes, so that they fit every link with the longest outer header before them. IPv6 needs 1,280.
+fn mtu_of_probes(least: u16) -> u16 {
+    let overhead = dsr_ipip::overhead(Family::V6) as u16;
+    least.saturating_sub(overhead).max(1280)
 }
 
 impl<F> Drop for Crew<F> {

@@ -97,6 +97,12 @@ impl OwnConnections {
         self.knows(now, (h.proto, h.src, h.src_port, h.dst_port))
     }
 
+    /// Whether a frame for the kernel belongs to a connection of the host's own, or is an error about one.
+    #[must_use]
+    pub fn is_answer(&self, now: Now, frame: &[u8]) -> bool {
+        matches!(tidegate_core::wire::parse(frame), Ok(Parsed::Ip(h)) if self.has(now, frame, &h))
+    }
+
     /// Whether the kernel has asked for the link address of this neighbour just now.
     #[must_use]
     pub fn asked_for(&self, now: Now, neighbor: Addr) -> bool {

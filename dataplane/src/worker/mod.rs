@@ -25,7 +25,7 @@ use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Arrival, BurstOutput, NeighborEvent, Oversized, Pipeline, View};
 use tidegate_core::snapshot::Snapshot;
-use tidegate_core::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_core::wire::cut::Cut;
 
 use crate::clock::{Clock, cycles};
@@ -376,7 +376,7 @@ impl<Q: PortQueue> Worker<Q> {
                     batch.why.push(Sending::Received(why));
                     continue;
                 }
-                Verdict::Punt(_) => match punt(parts, punt_rates, now, Punted { interface, frame }) {
+                Verdict::Punt(why) => match punt(parts, punt_rates, now, why, Punted { interface, frame }) {
                     Ok(()) => verdict,
                     Err(refusal) => refusal.into(),
                 },
@@ -622,9 +622,9 @@ fn settle<Q: PortQueue>(
 ) {
     let HeldFragment { arrival, frame, verdict } = held;
     let end = match verdict {
-        Verdict::Punt(_) => {
+        Verdict::Punt(why) => {
             let punted = Punted { interface: arrival.interface(), frame };
-            match punt(parts, punt_rates, now, punted) {
+            match punt(parts, punt_rates, now, why, punted) {
                 Ok(()) => verdict,
                 Err(refusal) => refusal.into(),
             }
@@ -640,8 +640,13 @@ fn punt<Q: PortQueue>(
     parts: &WorkerParts<Q>,
     rates: &mut PuntRates,
     now: Now,
+    why: PuntReason,
     punted: Punted<Q::Frame>,
 ) -> Result<(), Refusal> {
+    // The gateway's own address is not for everyone who says to be a VIP.
+    if why == PuntReason::ProbeAnswer && !parts.exchange.own.is_answer(now, punted.frame.bytes()) {
+        return Err(Refusal::BadSource);
+    }
     let class = PuntClass::of(now, punted.frame.bytes(), &parts.exchange.own);
     let counters = &parts.shared.turns.punts[class as usize];
     if !rates.take(class, now) {

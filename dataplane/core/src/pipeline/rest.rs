@@ -100,6 +100,7 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
         }
         Some(AddressKind::Vip | AddressKind::Tunnel) => to_vip(burst, at, h, Refusal::NoService),
         Some(AddressKind::Snat) => to_vip(burst, at, h, Refusal::NoSnatFlow),
+        Some(AddressKind::Own(_)) if may_answer_probe(burst, h) => Verdict::Punt(PuntReason::ProbeAnswer),
         Some(AddressKind::Own(_)) => to_own(burst, at, h),
         None if h.dst.is_multicast() => to_group(burst, at, h),
         None if is_to_everyone(burst, h) => Verdict::Punt(PuntReason::Local),
@@ -113,7 +114,7 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
 fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<AddressKind>) -> bool {
     match to {
         Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel) => burst.sender_fault(h).is_some(),
-        Some(AddressKind::Own(_)) => forged(burst, h),
+        Some(AddressKind::Own(_)) => forged(burst, h) && !may_answer_probe(burst, h),
         None => h.dst.is_single_host() && forged(burst, h),
     }
 }
@@ -127,6 +128,14 @@ fn is_to_everyone<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
 /// Whether the source is ours, or an end of a connected network.
 fn forged<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     matches!(burst.sender_fault(h), Some(SourceFault::Ours | SourceFault::NotOneHostOfNetwork))
+}
+
+/// Whether a packet to an address of the gateway itself may be the answer of a backend that the host asks at the VIP, as
+/// clients do: a DSR backend answers from there, or says by ICMP that it does not listen. Whether the host has asked is
+/// looked at on the way to the kernel.
+fn may_answer_probe<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
+    let has_ports = matches!(h.l4_checksum, L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::UdpZero);
+    (has_ports || h.is_icmp_error()) && burst.view.snapshot.address(&h.src) == Some(AddressKind::Vip)
 }
 
 /// To an address that only we answer for.

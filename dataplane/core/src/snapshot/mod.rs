@@ -213,6 +213,12 @@ impl Snapshot {
         self.routes.find(dst)
     }
 
+    /// All that [`Self::route`] goes by.
+    #[must_use]
+    pub fn routes(&self) -> &Routes {
+        &self.routes
+    }
+
     /// An interface.
     #[inline]
     #[must_use]

@@ -114,6 +114,18 @@ fn pings_of_vips_with_a_forged_source_are_not_answered() {
 }
 
 #[test]
+fn a_packet_from_a_vip_to_an_own_address_may_answer_a_check_and_goes_to_the_kernel_as_such() {
+    for (vip, own) in [("203.0.113.5", "10.0.0.254"), ("2001:db8:1::5", "fd00::fe")] {
+        let mut lab = gateway(ForwardingMode::DsrL2);
+        let (from, to) = (socket(vip, 80), socket(own, 40_000));
+        let answer = Builder::tcp(from.as_str(), to.as_str()).flags(flags::SYN | flags::ACK);
+        assert_eq!(lab.send(answer).verdict, Verdict::Punt(PuntReason::ProbeAnswer));
+        let ping = Builder::echo_request(ip(vip), ip(own), 7, 1);
+        assert_eq!(lab.send(ping).refused(), Refusal::BadSource, "no check is a ping");
+    }
+}
+
+#[test]
 fn a_default_router_is_no_client_but_may_ping_and_speak_to_the_kernel() {
     for (vip, router, own) in
         [("203.0.113.5", "10.0.0.250", "10.0.0.254"), ("2001:db8:1::5", "fd00::fa", "fd00::fe")]
@@ -187,11 +199,10 @@ fn fragments_with_a_forged_source_are_all_refused() {
 }
 
 #[test]
-fn the_kernel_gets_no_packet_that_claims_to_be_ours_but_hosts_without_an_address_reach_it() {
+fn the_kernel_gets_no_packet_that_claims_to_be_its_own_but_hosts_without_an_address_reach_it() {
     let mut lab = gateway(ForwardingMode::FullNat);
     for (from, to) in [
         ("10.0.0.254:40000", "10.0.0.254:22"),
-        ("203.0.113.5:40000", "10.0.0.254:22"),
         ("10.0.0.255:40000", "10.0.0.254:22"),
         ("203.0.113.5:53", "192.0.2.8:53"),
     ] {

@@ -1,0 +1,113 @@
+//! The device that probes' sockets send by: a TUN of this process, with the near addresses.
+//!
+//! Invariant: not persistent. The device, its addresses and routes are gone with the process, however it ends.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use ipnet::IpNet;
+use tidegate_core::wire::Family;
+use tidegate_core::wire::ethernet::{HEADER_LEN, ether_type};
+use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+use super::Ends;
+use crate::punt::netlink::Netlink;
+
+/// Names that are tried: another gateway in this network namespace may have the first ones.
+const NAMES: [&str; 4] = ["tg-probe", "tg-probe-2", "tg-probe-3", "tg-probe-4"];
+
+/// An open device. Never waits.
+pub struct ProbeDevice {
+    device: SyncDevice,
+    name: String,
+}
+
+impl ProbeDevice {
+    /// Makes the device in this thread's network namespace, for packets of up to `mtu` bytes. A family that the kernel does
+    /// not have is left out.
+    ///
+    /// # Errors
+    /// What the kernel says when the device cannot be made, or gets no address at all.
+    pub fn create(mtu: u16) -> io::Result<Self> {
+        let mut last = io::Error::other("no name was tried");
+        for name in NAMES {
+            let made = DeviceBuilder::new()
+                .name(name)
+                .layer(Layer::L3)
+                .mtu(mtu)
+                .packet_information(false)
+                .build_sync();
+            match made {
+                Ok(device) => {
+                    device.set_nonblocking(true)?;
+                    let this = Self { device, name: name.to_owned() };
+                    this.give_addresses()?;
+                    return Ok(this);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn give_addresses(&self) -> io::Result<()> {
+        let index = self.device.if_index()?;
+        let mut netlink = Netlink::open()?;
+        let mut give = |family, prefix_len| {
+            let net = IpNet::new(Ends::of(family).near, prefix_len).expect("the length is one of the family");
+            netlink.add_address(index, net)
+        };
+        let (v4, v6) = (give(Family::V4, 30), give(Family::V6, 126));
+        match (v4, v6) {
+            (Err(error), Err(_)) => Err(error),
+            (Err(error), Ok(())) | (Ok(()), Err(error)) => {
+                tracing::info!(device = self.name, %error, "probes at VIPs are of one family only");
+                Ok(())
+            }
+            (Ok(()), Ok(())) => Ok(()),
+        }
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Gives the kernel a packet.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the kernel's queue is full; others when the device is gone.
+    pub fn send(&self, packet: &[u8]) -> io::Result<()> {
+        self.device.send(packet).map(drop)
+    }
+
+    /// Takes a packet that the kernel sends, behind an Ethernet header without addresses. `None` when there is none now.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
+        let len = match self.device.recv(&mut buffer[HEADER_LEN..]) {
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let is_v6 = buffer.get(HEADER_LEN).is_some_and(|first| first >> 4 == 6);
+        buffer[..12].fill(0);
+        let kind = if is_v6 { ether_type::IPV6 } else { ether_type::IPV4 };
+        buffer[12..HEADER_LEN].copy_from_slice(&kind.to_be_bytes());
+        Ok(Some(&buffer[..HEADER_LEN + len]))
+    }
+}
+
+impl AsFd for ProbeDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+}
+
+impl std::fmt::Debug for ProbeDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ProbeDevice({})", self.name)
+    }
+}

@@ -1,0 +1,298 @@
+//! Probes of DSR backends at the VIP: the kernel's connections to a VIP, each brought to one chosen backend in the way
+//! that clients' packets take (link address or tunnel).
+//!
+//! A health check opens a socket between two addresses that only this host knows, [`Ends::near`] and [`Ends::far`], on a
+//! device of its own ([`device`]). The slow path takes the kernel's packets from there, makes the gateway's own
+//! address their source and the VIP their destination, and sends them to the backend; what comes back from the VIP goes
+//! the same way in reverse. The near port tells the connections apart. So the kernel needs no route to a VIP, and rules
+//! of the host for VIPs (those of a kube-proxy, say) have no part in a check.
+//!
+//! Workers know nothing of it, but that a packet from a VIP to an own address goes to the slow path if it answers
+//! something that the host has sent.
+//!
+//! Invariant: no packet leaves for a VIP, or comes in from one, but those of an open [`Flow`].
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidegate_core::forward::{Link, dsr_ipip, fullnat};
+use tidegate_core::frame::Frame;
+use tidegate_core::ids::InterfaceIndex;
+use tidegate_core::routes::Routes;
+use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec, Snapshot, TunnelPrefix};
+use tidegate_core::wire::rewrite::Endpoint;
+use tidegate_core::wire::{Addr, Family, Headers, MacAddr, Parsed, VlanId, proto, quote};
+
+pub mod device;
+
+#[cfg(test)]
+mod tests;
+
+/// How long packets of a connection are still brought to its backend after it was closed: the reset that closes it, which
+/// may be sent again for what was on its way.
+const AFTERWARDS: Duration = Duration::from_secs(3);
+
+/// The two addresses of one family that a probe's socket is between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    /// The host's.
+    pub near: IpAddr,
+    /// Stands for the VIP.
+    pub far: IpAddr,
+}
+
+impl Ends {
+    /// Those of a family. The IPv4 ones are of a network that never leaves a host (RFC 7335), the IPv6 ones of a unique
+    /// local one (RFC 4193).
+    #[must_use]
+    pub fn of(family: Family) -> Self {
+        let v6 = |last| IpAddr::from(Ipv6Addr::new(0xfd74, 0x6964, 0x6567, 0x6174, 0, 0, 0, last));
+        match family {
+            Family::V4 => {
+                Self { near: Ipv4Addr::new(192, 0, 0, 5).into(), far: Ipv4Addr::new(192, 0, 0, 6).into() }
+            }
+            Family::V6 => Self { near: v6(1), far: v6(2) },
+        }
+    }
+}
+
+/// The way from an own address to a VIP on one backend.
+#[derive(Debug, Clone)]
+pub struct Way {
+    vip: IpAddr,
+    own: IpAddr,
+    backend: Addr,
+    interface: InterfaceIndex,
+    next_hop: Addr,
+    source_mac: MacAddr,
+    vlan: Option<VlanId>,
+    tunnel: Option<TunnelPrefix>,
+}
+
+impl Way {
+    /// Where a socket of this probe is bound to and connects to.
+    #[must_use]
+    pub fn ends(&self) -> Ends {
+        Ends::of(family(self.vip))
+    }
+}
+
+/// What ways follow from: the newest forwarding state's.
+#[derive(Debug, Clone, Default)]
+struct Net {
+    interfaces: Vec<InterfaceSpec>,
+    routes: Routes,
+    tunnel_sources: [Option<TunnelPrefix>; 2],
+}
+
+/// A connection: family, protocol, near port.
+type Key = (Family, u8, u16);
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    port: u16,
+    way: Way,
+}
+
+#[derive(Debug, Default)]
+struct Flows {
+    open: HashMap<Key, Entry>,
+    /// Closed ones, until they are forgotten, the oldest first.
+    closed: VecDeque<(Instant, Key, u64)>,
+}
+
+/// All probes of a gateway; see the module.
+#[derive(Debug, Default)]
+pub struct Probes {
+    net: Mutex<Arc<Net>>,
+    device: Mutex<Option<Arc<str>>>,
+    flows: Mutex<Flows>,
+    /// How many there are, read by the slow path before it takes the lock.
+    count: AtomicUsize,
+    next_id: AtomicU64,
+}
+
+/// An open probe. Its packets pass until a little after it is dropped.
+#[derive(Debug)]
+pub struct Flow<'p> {
+    probes: &'p Probes,
+    key: Key,
+    id: u64,
+}
+
+impl Probes {
+    /// The device that sockets of probes are bound to; none where probes cannot be done.
+    #[must_use]
+    pub fn device(&self) -> Option<Arc<str>> {
+        lock(&self.device).clone()
+    }
+
+    pub(crate) fn set_device(&self, name: Option<&str>) {
+        *lock(&self.device) = name.map(Arc::from);
+    }
+
+    /// Ways follow from this forwarding state from now on.
+    pub(crate) fn follow(&self, interfaces: &[InterfaceSpec], snapshot: &Snapshot) {
+        let tunnel_sources = [Family::V4, Family::V6].map(|family| snapshot.tunnel_source(family).copied());
+        let net = Net { interfaces: interfaces.to_vec(), routes: snapshot.routes().clone(), tunnel_sources };
+        *lock(&self.net) = Arc::new(net);
+    }
+
+    /// The way to a VIP on a backend by a DSR mode. None where there is no route, no own address of the VIP's family to
+    /// be answered to, no tunnel source, or the mode is none of DSR.
+    #[must_use]
+    pub fn way(&self, vip: IpAddr, backend: IpAddr, mode: ForwardingMode) -> Option<Way> {
+        self.device()?;
+        let net = Arc::clone(&lock(&self.net));
+        let backend_addr = Addr::from(backend);
+        let hop = net.routes.find(&backend_addr)?;
+        let spec = net.interfaces.get(usize::from(hop.interface))?;
+        let tunnel = match mode {
+            ForwardingMode::DsrL2 if hop.via.is_none() => None,
+            ForwardingMode::DsrIpip => Some(net.tunnel_sources[usize::from(backend.is_ipv6())]?),
+            _ => return None,
+        };
+        // The address nearest to the backend: it is sure to have a way there.
+        let fits = |address: &IpAddr| address.is_ipv4() == vip.is_ipv4();
+        let of = |spec: &InterfaceSpec| spec.addresses.iter().map(|net| net.addr()).find(fits);
+        let same_link = spec.addresses.iter().find(|net| net.contains(&backend)).map(|net| net.addr());
+        let own =
+            same_link.filter(fits).or_else(|| of(spec)).or_else(|| net.interfaces.iter().find_map(of))?;
+        Some(Way {
+            vip,
+            own,
+            backend: backend_addr,
+            interface: hop.interface,
+            next_hop: hop.via.unwrap_or(backend_addr),
+            source_mac: spec.mac,
+            vlan: spec.vlan.and_then(VlanId::new),
+            tunnel,
+        })
+    }
+
+    /// From now on the packets of the socket with this near port go this way, to this port of the VIP.
+    pub fn open(&self, protocol: u8, near_port: u16, port: u16, way: Way) -> Flow<'_> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let key = (family(way.vip), protocol, near_port);
+        let mut flows = lock(&self.flows);
+        flows.forget(Instant::now());
+        flows.open.insert(key, Entry { id, port, way });
+        self.count.store(flows.open.len(), Ordering::Relaxed);
+        Flow { probes: self, key, id }
+    }
+
+    /// Whether there is any.
+    pub(crate) fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Makes a packet of the kernel's, in a frame with any link addresses, one to the VIP, and says by which interface it
+    /// leaves. `mac` gives the link address of a next hop. None: it is of no probe, or its next hop is not known.
+    pub(crate) fn outward<F: Frame>(
+        &self,
+        frame: &mut F,
+        mac: impl FnOnce(InterfaceIndex, &Addr) -> Option<MacAddr>,
+        note: impl FnOnce(&[u8]),
+    ) -> Option<InterfaceIndex> {
+        let Ok(Parsed::Ip(mut h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
+        let (way, port) = self.find(&h, h.src_port)?;
+        let ends = way.ends();
+        if (h.src.ip(), h.dst.ip(), h.dst_port) != (ends.near, ends.far, port) {
+            return None;
+        }
+        let destination = mac(way.interface, &way.next_hop)?;
+        let link = Link { source: way.source_mac, destination, vlan: way.vlan };
+        let own = Endpoint { addr: way.own.into(), port: h.src_port };
+        let vip = Endpoint { addr: way.vip.into(), port };
+        fullnat::to_backend(frame, &mut h, &link, own, vip).ok()?;
+        note(frame.bytes());
+        if let Some(sources) = way.tunnel {
+            let Ok(Parsed::Ip(h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
+            let hash = dsr_ipip::flow_hash(frame.bytes(), &h);
+            let tunnel = dsr_ipip::Tunnel {
+                source: sources.pick(hash),
+                destination: way.backend,
+                flow_hash: hash as u32,
+            };
+            dsr_ipip::forward(frame, &h, &link, &tunnel).ok()?;
+        }
+        Some(way.interface)
+    }
+
+    /// Makes a frame from the wire that answers a probe, or is an error about one, what the probe's socket expects. The
+    /// bytes of its packet, without the Ethernet header. None: it is another's, and as it came.
+    pub(crate) fn inward<'f, F: Frame>(&self, frame: &'f mut F) -> Option<&'f [u8]> {
+        let Ok(Parsed::Ip(mut h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
+        let quoted = quote::parse(frame.bytes(), &h).ok()?;
+        let (local, remote, key_of) = match &quoted {
+            Some(q) => ((q.src, q.src_port), (q.dst, q.dst_port), (q.family, q.proto, q.src_port)),
+            None => ((h.dst, h.dst_port), (h.src, h.src_port), (h.family, h.proto, h.dst_port)),
+        };
+        let (way, port) = self.entry(key_of)?;
+        if (local.0.ip(), remote.0.ip(), remote.1) != (way.own, way.vip, port) || h.dst.ip() != way.own {
+            return None;
+        }
+        let ends = way.ends();
+        let near = Endpoint { addr: ends.near.into(), port: local.1 };
+        let far = Endpoint { addr: ends.far.into(), port };
+        let link = Link { source: way.source_mac, destination: way.source_mac, vlan: None };
+        fullnat::to_client(frame, &mut h, &link, far, near).ok()?;
+        // Where it is in the frame may have changed.
+        if quoted.is_some()
+            && let Ok(Some(mut quoted)) = quote::parse(frame.bytes(), &h)
+        {
+            quote::translate(frame.bytes_mut(), &h, &mut quoted, Some(near), Some(far));
+        }
+        let l3 = link.header_len();
+        let end = l3 + usize::from(h.ip_len());
+        frame.bytes().get(l3..end)
+    }
+
+    fn find(&self, h: &Headers, near_port: u16) -> Option<(Way, u16)> {
+        self.entry((h.family, h.proto, near_port))
+    }
+
+    fn entry(&self, key: Key) -> Option<(Way, u16)> {
+        if !matches!(key.1, proto::TCP | proto::UDP) {
+            return None;
+        }
+        let flows = lock(&self.flows);
+        flows.open.get(&key).map(|entry| (entry.way.clone(), entry.port))
+    }
+}
+
+impl Flows {
+    /// Forgets what was closed long enough ago, unless its port is in use again.
+    fn forget(&mut self, now: Instant) {
+        while let Some((at, key, id)) = self.closed.front().copied()
+            && now.saturating_duration_since(at) >= AFTERWARDS
+        {
+            self.closed.pop_front();
+            if self.open.get(&key).is_some_and(|entry| entry.id == id) {
+                self.open.remove(&key);
+            }
+        }
+    }
+}
+
+impl Drop for Flow<'_> {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let mut flows = lock(&self.probes.flows);
+        flows.closed.push_back((now, self.key, self.id));
+        flows.forget(now);
+        self.probes.count.store(flows.open.len(), Ordering::Relaxed);
+    }
+}
+
+fn family(ip: IpAddr) -> Family {
+    if ip.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

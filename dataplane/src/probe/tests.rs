@@ -1,0 +1,192 @@
+//! Probes without a kernel: packets as its sockets send and expect them, and frames as backends get and send them.
+
+use tidegate_core::frame::MemoryFrame;
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::snapshot::{RouteSpec, SnapshotSpec};
+use tidegate_core::testing::Builder;
+use tidegate_core::testing::builder::GATEWAY_MAC;
+use tidegate_core::wire::tcp::flags;
+
+use super::*;
+
+const BACKEND_MAC: MacAddr = MacAddr([2, 0, 0, 0, 1, 1]);
+const VIP: &str = "203.0.113.5";
+const VIP6: &str = "2001:db8:1::5";
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+/// A gateway on 192.0.2.0/24, with a router to 10.244.0.0/16.
+fn probes(vlan: Option<u16>) -> Probes {
+    let interface = InterfaceSpec {
+        name: "uplink".into(),
+        mac: GATEWAY_MAC,
+        mtu: 1500,
+        vlan,
+        addresses: vec!["192.0.2.2/24".parse().expect("a net"), "2001:db8::2/64".parse().expect("a net")],
+    };
+    let spec = SnapshotSpec {
+        interfaces: vec![interface],
+        routes: vec![RouteSpec { to: "10.244.0.0/16".parse().expect("a net"), via: ip("192.0.2.1") }],
+        tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
+        ..SnapshotSpec::default()
+    };
+    let (snapshot, _) = Snapshot::compile(&spec, None, &NeighborTable::seeded(7)).expect("it compiles");
+    let probes = Probes::default();
+    probes.set_device(Some("tg-probe"));
+    probes.follow(&spec.interfaces, &snapshot);
+    probes
+}
+
+fn parsed(bytes: &[u8]) -> Headers {
+    match tidegate_core::wire::parse(bytes) {
+        Ok(Parsed::Ip(h)) => h,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A frame around a packet that was given to the kernel.
+fn framed(packet: &[u8]) -> Vec<u8> {
+    let kind: [u8; 2] = if packet[0] >> 4 == 6 { [0x86, 0xdd] } else { [8, 0] };
+    [&[0; 12][..], &kind, packet].concat()
+}
+
+/// Sends a packet of the kernel's outward; the frame that leaves, with what was noted.
+fn outward(probes: &Probes, packet: &Builder) -> Option<(Vec<u8>, Headers)> {
+    let mut frame = MemoryFrame::new(&packet.build());
+    let mut noted = None;
+    let mac = |interface, _: &Addr| Some(BACKEND_MAC).filter(|_| interface == 0);
+    probes.outward(&mut frame, mac, |bytes| noted = Some(parsed(bytes)))?;
+    Some((frame.bytes().to_vec(), noted.expect("it is noted")))
+}
+
+fn inward(probes: &Probes, frame: &Builder) -> Option<Vec<u8>> {
+    let mut frame = MemoryFrame::new(&frame.build());
+    probes.inward(&mut frame).map(<[u8]>::to_vec)
+}
+
+fn socket(ip: IpAddr, port: u16) -> (IpAddr, u16) {
+    (ip, port)
+}
+
+#[test]
+fn a_probe_goes_to_the_vip_by_the_link_address_of_its_backend_and_its_answer_comes_back() {
+    for (vip, backend, own) in [(VIP, "192.0.2.9", "192.0.2.2"), (VIP6, "2001:db8::9", "2001:db8::2")] {
+        let probes = probes(Some(100));
+        let way = probes.way(ip(vip), ip(backend), ForwardingMode::DsrL2).expect("it is on the link");
+        let Ends { near, far } = way.ends();
+        let _flow = probes.open(proto::TCP, 40_001, 80, way);
+        let syn = Builder::tcp(socket(near, 40_001), socket(far, 80)).flags(flags::SYN);
+        let (frame, noted) = outward(&probes, &syn).expect("it is sent");
+        let h = parsed(&frame);
+        assert_eq!(frame[..6], BACKEND_MAC.0);
+        assert_eq!((h.src.ip(), h.src_port, h.dst.ip(), h.dst_port), (ip(own), 40_001, ip(vip), 80));
+        assert_eq!((noted.dst.ip(), h.vlan), (ip(vip), VlanId::new(100)));
+        let same = Builder::tcp((ip(own), 40_001), (ip(vip), 80)).flags(flags::SYN).ttl(63);
+        let l3 = usize::from(h.l3);
+        let mut expected = same.packet();
+        expected.truncate(usize::from(h.ip_len()));
+        assert_eq!(frame[l3..l3 + usize::from(h.ip_len())], expected, "with sound checksums");
+
+        let answer = Builder::tcp((ip(vip), 80), (ip(own), 40_001)).flags(flags::SYN | flags::ACK);
+        let packet = inward(&probes, &answer.vlan(100)).expect("it is a probe's");
+        let expected =
+            Builder::tcp(socket(far, 80), socket(near, 40_001)).flags(flags::SYN | flags::ACK).ttl(63);
+        assert_eq!(packet, expected.packet());
+    }
+}
+
+#[test]
+fn a_probe_goes_through_the_tunnel_to_its_backend() {
+    let probes = probes(None);
+    let way = probes.way(ip(VIP), ip("10.244.1.7"), ForwardingMode::DsrIpip).expect("there is a route");
+    let Ends { near, far } = way.ends();
+    let _flow = probes.open(proto::TCP, 40_001, 80, way);
+    let (frame, _) =
+        outward(&probes, &Builder::tcp(socket(near, 40_001), socket(far, 80))).expect("it is sent");
+    let outer = parsed(&frame);
+    assert_eq!(
+        (outer.src.ip(), outer.dst.ip(), outer.proto),
+        (ip("192.0.2.2"), ip("10.244.1.7"), proto::IPIP)
+    );
+    let inner = parsed(&framed(&frame[usize::from(outer.l4)..]));
+    assert_eq!((inner.src.ip(), inner.dst.ip(), inner.dst_port), (ip("192.0.2.2"), ip(VIP), 80));
+}
+
+#[test]
+fn port_unreachable_from_a_vip_reaches_the_socket_that_asked() {
+    for (vip, own, kind, code) in [(VIP, "192.0.2.2", 3, 3), (VIP6, "2001:db8::2", 1, 4)] {
+        let probes = probes(None);
+        let backend = if vip == VIP { "192.0.2.9" } else { "2001:db8::9" };
+        let way = probes.way(ip(vip), ip(backend), ForwardingMode::DsrL2).expect("it is on the link");
+        let Ends { near, far } = way.ends();
+        let _flow = probes.open(proto::UDP, 40_001, 53, way);
+        let asked = Builder::udp((ip(own), 40_001), (ip(vip), 53)).packet();
+        let error = Builder::icmp(ip(vip), ip(own), kind, code, [0; 4]).payload(&asked);
+        let packet = inward(&probes, &error).expect("it is about a probe");
+        let frame = framed(&packet);
+        let h = parsed(&frame);
+        assert_eq!((h.src.ip(), h.dst.ip(), h.icmp_code), (far, near, code));
+        let quoted = quote::parse(&frame, &h).expect("a sound quote").expect("an error");
+        assert_eq!((quoted.src.ip(), quoted.src_port), (near, 40_001));
+        assert_eq!((quoted.dst.ip(), quoted.dst_port), (far, 53));
+        let own_quote = Builder::udp(socket(near, 40_001), socket(far, 53)).packet();
+        let expected = Builder::icmp(far, near, kind, code, [0; 4]).ttl(63).payload(&own_quote);
+        assert_eq!(packet, expected.packet(), "with sound checksums");
+    }
+}
+
+#[test]
+fn what_is_of_no_probe_stays_as_it_came() {
+    let probes = probes(None);
+    let way = || probes.way(ip(VIP), ip("192.0.2.9"), ForwardingMode::DsrL2).expect("it is on the link");
+    let Ends { near, far } = way().ends();
+    let _flow = probes.open(proto::TCP, 40_001, 80, way());
+    let others = [
+        Builder::tcp((ip(VIP), 81), (ip("192.0.2.2"), 40_001)),
+        Builder::tcp((ip(VIP), 80), (ip("192.0.2.2"), 40_002)),
+        Builder::tcp((ip(VIP), 80), (ip("192.0.2.3"), 40_001)),
+        Builder::tcp((ip("203.0.113.6"), 80), (ip("192.0.2.2"), 40_001)),
+        Builder::udp((ip(VIP), 80), (ip("192.0.2.2"), 40_001)),
+    ];
+    for other in others {
+        let mut frame = MemoryFrame::new(&other.build());
+        assert!(probes.inward(&mut frame).is_none());
+        assert_eq!(frame.bytes(), other.build());
+    }
+    for other in [(40_001, 81), (40_002, 80)] {
+        assert!(outward(&probes, &Builder::tcp(socket(near, other.0), socket(far, other.1))).is_none());
+    }
+    // The host's own packets to the VIP have nothing to do with probes.
+    assert!(outward(&probes, &Builder::tcp((ip("192.0.2.2"), 40_001), (ip(VIP), 80))).is_none());
+}
+
+#[test]
+fn a_port_that_is_used_again_is_the_new_probe_s_and_closed_ones_are_forgotten() {
+    let probes = probes(None);
+    let way = |backend| probes.way(ip(VIP), ip(backend), ForwardingMode::DsrL2).expect("it is on the link");
+    let first = probes.open(proto::TCP, 40_001, 80, way("192.0.2.9"));
+    let key = first.key;
+    drop(first);
+    assert!(probes.entry(key).is_some(), "its reset still goes out");
+    let second = probes.open(proto::TCP, 40_001, 80, way("192.0.2.10"));
+    lock(&probes.flows).forget(Instant::now() + AFTERWARDS);
+    assert_eq!(probes.entry(key).expect("it is open").0.backend, Addr::from(ip("192.0.2.10")));
+    drop(second);
+    lock(&probes.flows).forget(Instant::now() + AFTERWARDS);
+    assert!(probes.entry(key).is_none() && lock(&probes.flows).closed.is_empty());
+}
+
+#[test]
+fn without_a_way_there_is_no_probe() {
+    let probes = probes(None);
+    let way = |vip, backend, mode| probes.way(ip(vip), ip(backend), mode).is_some();
+    assert!(!way(VIP, "10.244.1.7", ForwardingMode::DsrL2), "it is on no link");
+    assert!(!way(VIP, "198.51.100.1", ForwardingMode::DsrIpip), "no route");
+    assert!(!way(VIP, "2001:db8::9", ForwardingMode::DsrIpip), "no IPv6 tunnel source");
+    assert!(!way(VIP, "192.0.2.9", ForwardingMode::Nat), "backends answer the gateway");
+    assert!(way(VIP6, "10.244.1.7", ForwardingMode::DsrIpip), "families may differ");
+    probes.set_device(None);
+    assert!(!way(VIP, "192.0.2.9", ForwardingMode::DsrL2), "no device");
+}
