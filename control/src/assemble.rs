@@ -8,7 +8,7 @@ use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
 
-use crate::config::{GatewayConfig, Idle, Interface, OtherFamily, UnknownFlows, UnservedPorts};
+use crate::config::{GatewayConfig, Idle, Interface, OtherFamily, SourceConfig, UnknownFlows, UnservedPorts};
 use crate::reconcile::Settings;
 
 /// The dataplane of a configuration, without a word on failures.
@@ -93,6 +93,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         compat: config.services.compat.clone(),
         health: config.health.clone(),
         load_balancer_class: config.source.load_balancer_class().to_owned(),
+        endpoints_of_operator: matches!(config.source, SourceConfig::Directory(_)),
         claims_unclassed: config.source.claims_classless(),
         authority: crate::pools::Authority::default(),
         other_gateways: std::sync::Arc::default(),

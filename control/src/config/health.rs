@@ -7,9 +7,11 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use super::{Word, section};
 use crate::health::Rules;
-use crate::yaml::{Fields, text};
+use crate::yaml::{Field, Fields, text};
 
 /// The validated `health` section.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,12 +29,44 @@ pub struct HealthConfig {
     /// `true`: Kubernetes calls them ready, so the check or the gateway's own way to them is the likelier fault, and a
     /// backend that may answer is better than none.
     pub fail_open: bool,
+    /// `dsrDestination`: where backends in DSR modes are asked. `vip`: at the VIP, to which clients' packets go, so that a
+    /// backend that lacks it is found out. `backend`: at their own addresses. Default `backend`.
+    pub dsr_destination: DsrDestination,
+    /// `intervalMin`: the shortest interval that a Service may ask for by annotation, 100ms to 1h, default 100ms.
+    pub interval_min: Duration,
+    /// `timeoutMax`: the longest timeout that a Service may ask for by annotation, 10ms to 1h, default 1m.
+    pub timeout_max: Duration,
+    /// `allowedNetworks`: endpoints outside of these networks are not checked, since a Service's owner may write any
+    /// address into an EndpointSlice. None, the default: everything with `source.directory`, whose objects are the
+    /// operator's; with `source.kubernetes` the networks where backends are, which are the links of
+    /// `dataplane.interfaces`, the destinations of `dataplane.routes` but for default routes, and of an endpoint on a
+    /// node of the cluster this node's InternalIPs and `spec.podCIDRs`. Nodes themselves (target `node`) are always
+    /// checked.
+    pub allowed_networks: Option<Vec<IpNet>>,
 }
 
 impl Default for HealthConfig {
     fn default() -> Self {
-        Self { protocol: HealthProtocol::Tcp, path: "/".into(), rules: Rules::default(), fail_open: true }
+        Self {
+            protocol: HealthProtocol::Tcp,
+            path: "/".into(),
+            rules: Rules::default(),
+            fail_open: true,
+            dsr_destination: DsrDestination::Backend,
+            interval_min: *HEALTH_INTERVAL.start(),
+            timeout_max: Duration::from_secs(60),
+            allowed_networks: None,
+        }
     }
+}
+
+/// Where backends in DSR modes are asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DsrDestination {
+    /// At the VIP.
+    Vip,
+    /// At their own addresses.
+    Backend,
 }
 
 /// What a check is.
@@ -81,6 +115,11 @@ pub fn health_path(text: &str) -> Option<Arc<str>> {
     (well_formed && text.parse::<hyper::http::uri::PathAndQuery>().is_ok()).then(|| text.into())
 }
 
+/// Reads a bound on what Services may ask for.
+fn limit(fields: &Fields<'_>, key: &'static str, range: RangeInclusive<Duration>) -> Option<Duration> {
+    fields.get(key).and_then(|field| field.duration(range))
+}
+
 pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
     let mut config = HealthConfig::default();
     section(parent, "health", |fields| {
@@ -91,6 +130,26 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
         }
         if let Some(value) = timeout.as_ref().and_then(|f| f.duration(HEALTH_TIMEOUT)) {
             rules.timeout = value;
+        }
+        config.interval_min = limit(fields, "intervalMin", HEALTH_INTERVAL).unwrap_or(config.interval_min);
+        config.timeout_max = limit(fields, "timeoutMax", HEALTH_TIMEOUT).unwrap_or(config.timeout_max);
+        // What is not written keeps to the bounds that are.
+        if interval.is_none() {
+            rules.interval = rules.interval.max(config.interval_min);
+        }
+        if timeout.is_none() {
+            rules.timeout = rules.timeout.min(config.timeout_max);
+        }
+        let shown = text::show_duration;
+        if let Some(field) = interval.as_ref().filter(|_| rules.interval < config.interval_min) {
+            let min = shown(config.interval_min);
+            let what = format_args!("interval {} is shorter than intervalMin {min}", shown(rules.interval));
+            field.error(what, format!("an interval of at least {min}"));
+        }
+        if let Some(field) = timeout.as_ref().filter(|_| rules.timeout > config.timeout_max) {
+            let max = shown(config.timeout_max);
+            let what = format_args!("timeout {} is longer than timeoutMax {max}", shown(rules.timeout));
+            field.error(what, format!("a timeout of at most {max}"));
         }
         if rules.timeout > rules.interval
             && let Some(field) = timeout.as_ref().or(interval.as_ref())
@@ -106,6 +165,13 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
         };
         rules.healthy_threshold = threshold("healthyThreshold").unwrap_or(rules.healthy_threshold);
         rules.unhealthy_threshold = threshold("unhealthyThreshold").unwrap_or(rules.unhealthy_threshold);
+        let choices = [("vip", DsrDestination::Vip), ("backend", DsrDestination::Backend)];
+        let destination = fields.get("dsrDestination").and_then(|f| f.one_of(&choices));
+        config.dsr_destination = destination.unwrap_or(config.dsr_destination);
+        if fields.get("allowedNetworks").is_some() {
+            let networks = fields.items("allowedNetworks");
+            config.allowed_networks = Some(networks.iter().filter_map(Field::network).collect());
+        }
         rules.damping = fields.get("damping").and_then(|f| f.boolean()).unwrap_or(rules.damping);
         config.fail_open = fields.get("failOpen").and_then(|f| f.boolean()).unwrap_or(config.fail_open);
         if let Some(field) = fields.get("protocol")

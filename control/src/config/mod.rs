@@ -25,8 +25,8 @@ pub use dataplane::{
     DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource, UnknownFlows, listed,
 };
 pub use health::{
-    HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD, HEALTH_TIMEOUT,
-    HealthConfig, HealthProtocol, health_path, health_protocol,
+    DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
+    HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
 };
 pub(crate) use pools::pool;
 pub use services::{

@@ -125,6 +125,10 @@ fn every_key_arrives_in_the_validated_configuration() {
                 damping: false,
             },
             fail_open: false,
+            dsr_destination: DsrDestination::Backend,
+            interval_min: Duration::from_secs(1),
+            timeout_max: Duration::from_secs(10),
+            allowed_networks: Some(vec!["10.0.0.0/8".parse().unwrap(), "2001:db8::/32".parse().unwrap()]),
         }
     );
     assert!(config.announce.l2);
@@ -499,6 +503,18 @@ const FAULTS: &[(&str, &str)] = &[
     (
         "health: {timeout: 3s}",
         "8:19: error: health.timeout: timeout 3s is longer than interval 2s; accepted: a timeout of at most the interval, 2s",
+    ),
+    (
+        "health: {intervalMin: 5s, interval: 2s}",
+        "8:37: error: health.interval: interval 2s is shorter than intervalMin 5s; accepted: an interval of at least 5s",
+    ),
+    (
+        "health: {timeoutMax: 500ms, timeout: 1s}",
+        "8:38: error: health.timeout: timeout 1s is longer than timeoutMax 500ms; accepted: a timeout of at most 500ms",
+    ),
+    (
+        "health: {intervalMin: 10ms}",
+        "8:23: error: health.intervalMin: the text \"10ms\" is not accepted; accepted: a duration from 100ms to 1h",
     ),
     (
         "health: {healthyThreshold: 0}",

@@ -114,7 +114,8 @@ async fn serve(
     links: watch::Receiver<()>,
 ) -> anyhow::Result<ExitCode> {
     let source = Source::open(&config)?;
-    let checker = Checker::start(NetworkProber::new(), Limits::of_this_process(), &config.name);
+    let prober = NetworkProber::new().through(Arc::clone(dataplane.probes()));
+    let checker = Checker::start(prober, Limits::of_this_process(), &config.name);
     let verdicts = checker.verdicts();
     let state =
         Arc::new(State::new(config.name.clone(), Arc::clone(&dataplane), checker.counts(), source.state()));

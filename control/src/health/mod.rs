@@ -2,7 +2,8 @@
 //!
 //! `reconcile` says what to check ([`Target`]), the [`Checker`] checks it on tokio and tells what it found
 //! ([`Verdicts`]), and the daemon reconciles again. [`Tally`] is the rule of thresholds, `schedule` that of turns;
-//! neither has a clock or a socket. Checks go out by the kernel, like any connection of this host.
+//! neither has a clock or a socket. Checks go out by the kernel, like any connection of this host; those of DSR backends
+//! go through the dataplane to the VIP, as clients' packets do.
 //!
 //! Invariant: a target that was never checked passes. A gateway that starts forwards at once by what Kubernetes
 //! says, and takes out what it then finds failing.
@@ -12,6 +13,7 @@ mod limits;
 mod network;
 mod runner;
 mod schedule;
+mod shares;
 mod tally;
 mod target;
 mod targets;
@@ -21,6 +23,6 @@ pub use limits::Limits;
 pub use network::NetworkProber;
 pub use runner::{Answer, CheckCounts, CheckLoad, CheckResult, Checker, Prober};
 pub use tally::{DAMPING_MAX, TURNS_MAX, Tally, WINDOW};
-pub use target::{Check, NODE_PROXY_PORT, Probe, Rules, Target};
+pub use target::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target, UDP_SILENCE_MAX};
 pub use targets::Targets;
 pub use verdicts::{Failure, Standing, Verdicts};

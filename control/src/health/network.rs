@@ -1,4 +1,5 @@
-//! The real checks: TCP, HTTP, TLS and UDP by this host's kernel.
+//! The real checks: TCP, HTTP, TLS and UDP by this host's kernel, to a backend's own address or, through the dataplane, to
+//! the VIP on this backend ([`Probes`]).
 //!
 //! One connection a check and nothing kept between checks: a check tells what a new client would meet. Memory of a
 //! check under way is bounded: heads of HTTP answers up to [`HEAD_BYTES_MAX`], bodies are not read.
@@ -22,8 +23,10 @@ use rustls::client::{ClientConfig, Resumption};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, SignatureScheme};
+use tidegate_core::wire::proto;
+use tidegate_dataplane::probe::{Flow, Probes, Way};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio_rustls::TlsConnector;
 
 use super::runner::{Answer, CheckResult, Prober};
@@ -40,6 +43,7 @@ const ENDPOINT_WEIGHT: &str = "x-load-balancing-endpoint-weight";
 #[derive(Debug, Clone)]
 pub struct NetworkProber {
     tls: TlsConfig,
+    probes: Option<Arc<Probes>>,
 }
 
 #[derive(Debug, Clone)]
@@ -49,35 +53,63 @@ impl NetworkProber {
     /// A prober; cheap to clone.
     #[must_use]
     pub fn new() -> Self {
-        Self { tls: TlsConfig::that_takes_any_certificate() }
+        Self { tls: TlsConfig::that_takes_any_certificate(), probes: None }
+    }
+
+    /// Asks targets at their VIPs through these probes. Without them, and where these know no way, targets are asked at
+    /// their own addresses.
+    #[must_use]
+    pub fn through(self, probes: Arc<Probes>) -> Self {
+        Self { probes: Some(probes), ..self }
     }
 
     async fn result(&self, target: &Target) -> Result<Option<u16>, Fault> {
-        let address = target.address;
+        let way = self.way(target);
+        let address = match (&target.at_vip, &way) {
+            (Some(at), Some(_)) => SocketAddr::new(at.vip, target.address.port()),
+            _ => target.address,
+        };
+        if target.probe.check == Check::Udp {
+            return match way {
+                Some((probes, way)) => datagram_at_vip(probes, way, address.port()).await,
+                None => datagram(address).await,
+            }
+            .map(|()| None);
+        }
+        // Dropped after the connection, whose end has to reach the backend too.
+        let (stream, _flow) = match way {
+            Some((probes, way)) => connect_at_vip(probes, way, address.port()).await?,
+            None => (connect(address).await?, None),
+        };
         match &target.probe.check {
-            Check::Tcp => connect(address).await.map(|_| None),
-            Check::Udp => datagram(address).await.map(|()| None),
+            Check::Tcp => Ok(None),
+            Check::Udp => unreachable!("datagrams were sent above"),
             Check::Http { path } => {
-                let head = get(connect(address).await?, address, path).await?;
+                let head = get(stream, address, path).await?;
                 good(&head, 200..400).map(|()| None)
             }
             Check::Https { path } => {
                 let tls = TlsConnector::from(Arc::clone(&self.tls.0));
-                let stream = connect(address).await?;
                 let stream = tls.connect(ServerName::from(address.ip()), stream).await;
                 let head = get(stream.map_err(|_| Failure::Tls)?, address, path).await?;
                 good(&head, 200..400).map(|()| None)
             }
             Check::NodeProxy => {
-                let head = get(connect(address).await?, address, "/healthz").await?;
+                let head = get(stream, address, "/healthz").await?;
                 good(&head, 200..201).map(|()| None)
             }
             Check::NodeHealthPort => {
-                let head = get(connect(address).await?, address, "/").await?;
+                let head = get(stream, address, "/").await?;
                 let weight = weight(head.headers());
                 good(&head, 200..201).map(|()| weight).map_err(|fault| Fault { weight, ..fault })
             }
         }
+    }
+
+    /// The way to a target's VIP, if it is to be asked there.
+    fn way(&self, target: &Target) -> Option<(&Probes, Way)> {
+        let (at, probes) = (target.at_vip.as_ref()?, self.probes.as_deref()?);
+        Some((probes, probes.way(at.vip, target.address.ip(), at.mode)?))
     }
 }
 
@@ -97,9 +129,15 @@ impl Prober for NetworkProber {
 }
 
 /// A check that was not good.
+#[derive(Debug)]
 struct Fault {
     result: CheckResult,
     weight: Option<u16>,
+}
+
+impl Fault {
+    /// Of this host: it says nothing about the target.
+    const OURS: Self = Self { result: CheckResult::Inconclusive, weight: None };
 }
 
 impl From<Failure> for Fault {
@@ -120,6 +158,45 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Fault> {
     // Closing politely is all that is lost where this is refused.
     let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     Ok(stream)
+}
+
+/// A TCP handshake with a VIP on one backend.
+async fn connect_at_vip(
+    probes: &Probes,
+    way: Way,
+    port: u16,
+) -> Result<(TcpStream, Option<Flow<'_>>), Fault> {
+    let ends = way.ends();
+    let ours = |_: io::Error| Fault::OURS;
+    let socket = if ends.near.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }.map_err(ours)?;
+    bind_device(probes, &socket);
+    socket.bind(SocketAddr::new(ends.near, 0)).map_err(ours)?;
+    let near_port = socket.local_addr().map_err(ours)?.port();
+    let flow = probes.open(proto::TCP, near_port, port, way);
+    let stream = socket.connect(SocketAddr::new(ends.far, port)).await?;
+    let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+    Ok((stream, Some(flow)))
+}
+
+/// The routes of the device lead there too; this tells it from that of another gateway on this host.
+fn bind_device(probes: &Probes, socket: &impl std::os::fd::AsFd) {
+    if let Some(device) = probes.device() {
+        let _ = socket2::SockRef::from(socket).bind_device(Some(device.as_bytes()));
+    }
+}
+
+/// An empty datagram to a VIP on one backend.
+async fn datagram_at_vip(probes: &Probes, way: Way, port: u16) -> Result<(), Fault> {
+    let ends = way.ends();
+    let ours = |_: io::Error| Fault::OURS;
+    let socket = UdpSocket::bind(SocketAddr::new(ends.near, 0)).await.map_err(ours)?;
+    bind_device(probes, &socket);
+    let near_port = socket.local_addr().map_err(ours)?.port();
+    let _flow = probes.open(proto::UDP, near_port, port, way);
+    socket.connect(SocketAddr::new(ends.far, port)).await?;
+    socket.send(&[]).await?;
+    socket.recv(&mut [0]).await?;
+    Ok(())
 }
 
 /// An empty datagram; ends with a good result only when one comes back.

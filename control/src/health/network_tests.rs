@@ -19,7 +19,7 @@ use super::*;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 async fn ask(address: SocketAddr, check: Check) -> Answer {
-    let target = Target::new(address, &Probe { check, rules: Rules::default() }.into());
+    let target = Target::new(address, &Probe::new(check, Rules::default()).into());
     let bound = Duration::from_secs(10);
     tokio::time::timeout(bound, NetworkProber::new().ask(&target)).await.expect("an answer within bounds")
 }
@@ -203,7 +203,7 @@ async fn an_api_server_that_is_not_ready_is_found_and_found_ready_again() {
         unhealthy_threshold: 2,
         ..Rules::default()
     };
-    let probe = Probe { check: Check::Https { path: "/readyz".into() }, rules }.into();
+    let probe = Probe::new(Check::Https { path: "/readyz".into() }, rules).into();
     let mut targets = Vec::new();
     for server in &servers {
         targets.push(Target::new(server.https(rustls::ALL_VERSIONS).await, &probe));

@@ -15,7 +15,7 @@ use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::schedule::{self, Change, Schedule, Ticket};
-use super::{Failure, Limits, Target, Targets, Verdicts};
+use super::{Failure, Limits, Target, Targets, UDP_SILENCE_MAX, Verdicts};
 
 /// From one set of targets taken up to the next.
 const REPLACE_GAP: Duration = Duration::from_millis(50);
@@ -52,6 +52,13 @@ pub enum CheckResult {
     Inconclusive,
 }
 
+impl CheckResult {
+    /// Whether the target itself has said what is wrong, by HTTP.
+    fn says_something(self) -> bool {
+        matches!(self, Self::Failure(Failure::Status(_) | Failure::NotHttp))
+    }
+}
+
 /// Results so far, for `tidegate_health_checks_total{result}`, and how much there is to do.
 #[derive(Debug, Default)]
 pub struct CheckCounts {
@@ -79,7 +86,8 @@ pub struct CheckLoad {
     pub under_way: u64,
     /// Checks so far that began more than an interval after their time.
     pub late: u64,
-    /// By what every interval is multiplied so that no more checks than the bound begin in a second.
+    /// By what the intervals of the namespace that asks for the most are multiplied, so that no more checks than the
+    /// bound begin in a second. 1 where all have what they ask for.
     pub stretch: u64,
 }
 
@@ -255,13 +263,54 @@ impl<P: Prober> Runner<P> {
 
 async fn check(prober: impl Prober, target: Target) -> Answer {
     let probe = &target.probe;
-    let answer = timeout(probe.rules.timeout, prober.ask(&target)).await;
-    let silence = if probe.check.passes_in_silence() {
-        CheckResult::Success
+    let (limit, silence) = if probe.check.passes_in_silence() {
+        (probe.rules.timeout.min(UDP_SILENCE_MAX), CheckResult::Success)
     } else {
-        CheckResult::Failure(Failure::Timeout)
+        (probe.rules.timeout, CheckResult::Failure(Failure::Timeout))
     };
-    answer.unwrap_or(silence.into())
+    // Silence tells nothing of the VIP either.
+    if target.at_vip.is_some() && !probe.check.passes_in_silence() {
+        return check_at_vip(&prober, &target, limit).await;
+    }
+    timeout(limit, prober.ask(&target)).await.unwrap_or(silence.into())
+}
+
+/// A check at a VIP. Where it fails, the endpoint's own address is asked too, in what is left of the time: this tells
+/// an endpoint that is down from one that lacks the VIP. Half of the time is enough for an answer that comes at all.
+async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) -> Answer {
+    let until = Instant::now() + limit;
+    let asked = prober.ask(target);
+    tokio::pin!(asked);
+    let early = timeout(limit / 2, asked.as_mut()).await;
+    if let Ok(answer) = early
+        && !matches!(answer.result, CheckResult::Failure(_))
+    {
+        return answer;
+    }
+    let plain = target.at_own_address();
+    let own = prober.ask(&plain);
+    tokio::pin!(own);
+    let (mut at_vip, mut at_own) = (early.ok(), None);
+    while at_vip.is_none() || at_own.is_none() {
+        tokio::select! {
+            () = sleep_until(until) => break,
+            answer = asked.as_mut(), if at_vip.is_none() => {
+                if !matches!(answer.result, CheckResult::Failure(_)) {
+                    return answer;
+                }
+                at_vip = Some(answer);
+            }
+            answer = own.as_mut(), if at_own.is_none() => at_own = Some(answer),
+        }
+    }
+    let is_good = at_own.is_some_and(|answer| answer.result == CheckResult::Success);
+    match at_vip {
+        // It is there, and says otherwise what clients are told too.
+        Some(answer) if !is_good || answer.result.says_something() => answer,
+        _ if is_good => CheckResult::Failure(Failure::NotOnVip).into(),
+        // What its own address says, if anything, is what is known of it.
+        _ => at_own.unwrap_or(CheckResult::Failure(Failure::Timeout).into()),
+    }
 }
 
 #[cfg(test)]

@@ -6,13 +6,15 @@ use std::sync::Mutex;
 
 use tokio::net::TcpListener;
 
-use super::super::{Check, NetworkProber, Probe, Rules};
+use tidegate_core::snapshot::ForwardingMode;
+
+use super::super::{AtVip, Check, NetworkProber, Probe, Rules};
 use super::*;
 
 fn target_of(address: &str, interval_ms: u64, check: Check) -> Target {
     let interval = Duration::from_millis(interval_ms);
     let rules = Rules { interval, timeout: interval / 2, ..Rules::default() };
-    Target::new(address.parse().expect("an address"), &Probe { check, rules }.into())
+    Target::new(address.parse().expect("an address"), &Probe::new(check, rules).into())
 }
 
 fn target(address: &str, interval_ms: u64) -> Target {
@@ -37,6 +39,11 @@ struct Script {
     answers: BTreeMap<SocketAddr, Answer>,
     /// Never answers.
     silent: bool,
+    /// These never do.
+    silences: std::collections::HashSet<SocketAddr>,
+    /// Nobody has a VIP.
+    without_vip: bool,
+    wanted: Vec<Target>,
     /// Asking it panics.
     cursed: Option<SocketAddr>,
     asked: Vec<(Target, Instant)>,
@@ -62,6 +69,14 @@ impl Scripted {
         self.script().answers.insert(target.address, answer.into());
     }
 
+    fn wants(&self, target: Target) {
+        self.script().wanted.push(target);
+    }
+
+    fn wanted(&self) -> Targets {
+        self.script().wanted.iter().cloned().collect()
+    }
+
     fn times(&self, target: &Target) -> Vec<Instant> {
         self.script().asked.iter().filter(|(asked, _)| asked == target).map(|(_, at)| *at).collect()
     }
@@ -74,7 +89,9 @@ impl Prober for Scripted {
             script.asked.push((target.clone(), Instant::now()));
             script.under_way += 1;
             script.under_way_max = script.under_way_max.max(script.under_way);
-            (script.answers.get(&target.address).copied(), script.silent)
+            let lacks_vip = target.at_vip.is_some() && script.without_vip;
+            let silent = script.silent || lacks_vip || script.silences.contains(&target.address);
+            (script.answers.get(&target.address).copied(), silent)
         };
         let _under_way = UnderWay(self.clone());
         let is_cursed = self.script().cursed == Some(target.address);
@@ -119,6 +136,34 @@ async fn silence_is_a_failure_after_the_timeout_but_for_udp() {
     verdicts.changed().await.expect("the runner lives");
     assert_eq!(verdicts.borrow().of(&tcp).failure, Some(Failure::Timeout));
     assert!(scripted.times(&udp).len() >= 2 && !verdicts.borrow().fails(&udp));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_lacks_the_vip_fails_for_this_reason_and_one_that_is_down_for_its_own() {
+    let vip =
+        Arc::new(AtVip { vip: "203.0.113.5".parse().expect("an address"), mode: ForwardingMode::DsrL2 });
+    let scripted = Scripted::default();
+    let [lacks, refuses, silent] =
+        ["192.0.2.1:80", "192.0.2.2:80", "192.0.2.3:80"].map(|address| target(address, 1000).at(Some(&vip)));
+    scripted.answer(&refuses, REFUSED);
+    scripted.script().silences.insert(silent.address);
+    let checker = start(&scripted, Limits::default());
+    let verdicts = checker.verdicts();
+    checker.set_targets(Targets::from_iter([lacks.clone(), refuses.clone(), silent.clone()]));
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let failures =
+        |verdicts: &Verdicts| [&lacks, &refuses, &silent].map(|target| verdicts.of(target).failure);
+    assert_eq!(failures(&verdicts.borrow()), [None, Some(Failure::Refused), Some(Failure::Timeout)]);
+    scripted.script().without_vip = true;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let told = failures(&verdicts.borrow());
+    assert_eq!(told, [Some(Failure::NotOnVip), Some(Failure::Refused), Some(Failure::Timeout)]);
+    assert_eq!(told[0].expect("it fails").to_string(), "answers on its own address, not on the VIP");
+    scripted.script().without_vip = false;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(failures(&verdicts.borrow())[0], None);
+    // No check took longer than it may, so none was late.
+    assert_eq!(checker.counts().load().late, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,21 +256,22 @@ async fn when_all_time_out_nothing_piles_up_and_everyone_has_a_turn() {
     let limits = Limits { plain_max: 1000, ..Limits::default() };
     let checker = start(&scripted, limits);
     checker.set_targets(ten_thousand());
-    // A check takes a second: 1000 a second, and a turn comes every ten seconds in the stead of two.
+    // A check takes a second: 750 a second, which is what one namespace alone may have of 1000, and a turn comes every
+    // 13 seconds in the stead of two.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let load = checker.counts().load();
     assert_eq!(load.failing, 10_000);
-    assert!(load.late > 10_000 && load.under_way <= 1000);
+    assert!(load.late > 10_000 && load.under_way <= 751);
     let asked = {
         let mut script = scripted.script();
-        assert_eq!(script.under_way_max, 1000);
+        assert_eq!(script.under_way_max, 751);
         script.silent = false;
         std::mem::take(&mut script.asked)
     };
     let mut by_target: HashMap<&Target, usize> = HashMap::new();
     asked.iter().for_each(|(target, _)| *by_target.entry(target).or_default() += 1);
     let (least, most) = (by_target.values().min(), by_target.values().max());
-    assert!(least >= Some(&5) && most <= Some(&7), "{least:?} to {most:?} checks of one target");
+    assert!(least >= Some(&4) && most <= Some(&6), "{least:?} to {most:?} checks of one target");
 
     // When they answer again, all is as it was within a few intervals.
     tokio::time::sleep(Duration::from_secs(8)).await;
@@ -250,6 +296,103 @@ async fn more_checks_than_the_bound_allows_stretch_all_intervals_alike() {
     assert_eq!(checker.counts().load().stretch, 1);
     let asked = scripted.script().asked.len();
     assert!((4_800..=5_100).contains(&asked), "{asked} checks in 100 s");
+}
+
+fn of_namespace(namespace: &str, target: &Target) -> Target {
+    let probe = Probe::clone(&target.probe).of(&namespace.into());
+    Target::new(target.address, &probe.into())
+}
+
+/// How long it takes from a target's death until it is set aside, while the targets of others are checked too.
+async fn detection_beside(others: impl IntoIterator<Item = Target>, limits: Limits) -> Duration {
+    let scripted = Scripted::default();
+    let victim = of_namespace("victim", &target("192.0.2.1:80", 1000));
+    for other in others {
+        scripted.script().silences.insert(other.address);
+        scripted.wants(other);
+    }
+    let checker = start(&scripted, limits);
+    let mut verdicts = checker.verdicts();
+    // Those that are slow are there first, and have all that they can have.
+    checker.set_targets(scripted.wanted());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    scripted.wants(victim.clone());
+    checker.set_targets(scripted.wanted());
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(!verdicts.borrow_and_update().fails(&victim));
+    scripted.script().silences.insert(victim.address);
+    let died = Instant::now();
+    let bound = Duration::from_secs(1000);
+    let turned = verdicts.wait_for(|verdicts| verdicts.fails(&victim));
+    timeout(bound, turned).await.expect("it is found out").expect("the runner lives");
+    died.elapsed()
+}
+
+/// Three intervals of a second and a timeout of half a second: what [`detection_beside`] asks for, but for the tenth of an
+/// interval that each check may be late.
+const DETECTION: Duration = Duration::from_millis(3_500);
+
+#[tokio::test(start_paused = true)]
+async fn slow_udp_checks_of_one_namespace_do_not_delay_the_detection_of_another_s() {
+    let interval = Duration::from_secs(2);
+    let rules = Rules { interval, timeout: interval, ..Rules::default() };
+    let probe = Arc::new(Probe::new(Check::Udp, rules).of(&"hostile".into()));
+    let hostile = (0..6_200_u32)
+        .map(|n| Target::new((std::net::Ipv4Addr::from_bits(0x0a00_0000 + n), 53).into(), &probe));
+    let took = detection_beside(hostile, Limits::default()).await;
+    assert!(took <= 2 * DETECTION, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_and_frequent_checks_of_many_namespaces_do_not_delay_the_detection_of_another_s() {
+    let hostile = (0..20_000_u32).map(|n| {
+        // Connections that hang, ten a second asked of each, by a fifth of them TLS.
+        let check = if n % 5 == 0 { Check::Https { path: "/".into() } } else { Check::Tcp };
+        let rules =
+            Rules { interval: Duration::from_secs(60), timeout: Duration::from_secs(60), ..Rules::default() };
+        let rules = if n % 3 == 0 { Rules { interval: Duration::from_millis(100), ..rules } } else { rules };
+        let probe = Probe::new(check, rules).of(&format!("hostile-{}", n % 50).into());
+        Target::new((std::net::Ipv4Addr::from_bits(0x0a00_0000 + n), 80).into(), &probe.into())
+    });
+    let took = detection_beside(hostile, Limits::default()).await;
+    assert!(took <= 2 * DETECTION, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_costs_a_udp_check_five_seconds_at_most_whatever_its_timeout() {
+    let scripted = Scripted::default();
+    scripted.script().silent = true;
+    let interval = Duration::from_secs(3600);
+    let rules = Rules { interval, timeout: interval, ..Rules::default() };
+    let target =
+        Target::new("192.0.2.1:53".parse().expect("an address"), &Probe::new(Check::Udp, rules).into());
+    let checker = start(&scripted, Limits::default());
+    checker.set_targets(Targets::from_iter([target]));
+    while scripted.script().asked.is_empty() {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    tokio::time::sleep(UDP_SILENCE_MAX).await;
+    assert_eq!((checker.counts().read()[0], checker.counts().load().under_way), (("success", 1), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_one_namespace_finds_out_about_an_address_is_not_another_s_first_verdict() {
+    let scripted = Scripted::default();
+    let hostile =
+        of_namespace("hostile", &target_of("192.0.2.1:80", 1000, Check::Http { path: "/none".into() }));
+    scripted.answer(&hostile, REFUSED);
+    let checker = start(&scripted, Limits::default());
+    let mut verdicts = checker.verdicts();
+    checker.set_targets(Targets::from_iter([hostile.clone()]));
+    verdicts.changed().await.expect("the runner lives");
+    scripted.script().answers.clear();
+    let victim = of_namespace("victim", &target("192.0.2.1:80", 1000));
+    checker.set_targets(Targets::from_iter([hostile.clone(), victim.clone()]));
+    for _ in 0..30 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!verdicts.borrow_and_update().fails(&victim));
+    }
+    assert!(scripted.times(&victim).len() >= 2);
 }
 
 #[tokio::test(start_paused = true)]

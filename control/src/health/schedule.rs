@@ -5,19 +5,20 @@
 //! interval late on purpose, so that targets that fell together by chance part again. Gateways differ in their seed,
 //! and so in when they ask the same backend.
 //!
-//! What is bounded: checks under way (TLS apart, which costs the most), checks a second (beyond it all intervals are
-//! stretched alike), and memory: half a kilobyte a target, waiting or not. A target is under way, waits, or
+//! What is bounded: checks under way (TLS apart, which costs the most) and checks a second, both in fair shares for
+//! each namespace ([`Shares`]), and memory: half a kilobyte a target, waiting or not. A target is under way, waits, or
 //! has a time; never two of them. So when all time out nothing piles up: each is asked as its turn comes, late.
 //!
 //! Invariant: nothing here reads a clock, asks anyone or rolls dice: `now` and the seed are arguments.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::runner::{Answer, CheckResult};
+use super::shares::{Class, ShareIndex, Shares};
 use super::{Check, Failure, Limits, Probe, Rules, Standing, Tally, Target, Targets};
 
 /// What a target may cost here, the set that names it included. Checks under way cost what tasks and sockets do.
@@ -39,12 +40,8 @@ pub(super) struct Schedule {
     /// Of the next target that comes: tells it from the one that had its slot before.
     epoch: u32,
     times: BinaryHeap<Reverse<Time>>,
-    /// Due, and over the bound on their class.
-    waiting: [VecDeque<Entry>; 2],
-    under_way: [usize; 2],
-    /// Sum of all targets' checks an hour, unstretched.
-    checks_an_hour: u64,
-    stretch: u32,
+    /// What is due, under way, and how much each namespace may have.
+    shares: Shares<Entry>,
     late: u64,
 }
 
@@ -53,13 +50,7 @@ pub(super) struct Schedule {
 pub(super) struct Ticket {
     entry: Entry,
     class: Class,
-}
-
-/// Checks are bounded by class.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
-    Plain = 0,
-    Tls = 1,
+    share: ShareIndex,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,12 +70,21 @@ struct Slot {
     /// None while the slot is free.
     target: Option<Target>,
     epoch: u32,
+    /// Its namespace's.
+    share: ShareIndex,
     /// The number of the interval whose check is next, or waits, or is under way.
     interval: u64,
     /// Has a time; else it waits or is under way.
     is_timed: bool,
     tally: Tally,
     standing: Standing,
+}
+
+impl Slot {
+    /// Whether it is still that of the target that an entry was made for.
+    fn is(&self, entry: Entry) -> bool {
+        self.target.is_some() && self.epoch == entry.epoch
+    }
 }
 
 /// What is known of a target now.
@@ -101,10 +101,7 @@ impl Schedule {
             free: Vec::new(),
             epoch: 0,
             times: BinaryHeap::new(),
-            waiting: Default::default(),
-            under_way: [0; 2],
-            checks_an_hour: 0,
-            stretch: 1,
+            shares: Shares::default(),
             late: 0,
         }
     }
@@ -116,13 +113,13 @@ impl Schedule {
         let (mut come, mut gone) = (Vec::new(), BTreeSet::new());
         for (target, is_new) in old.changes(wanted) {
             if is_new {
-                come.push((target, self.known_at(target.address, None)));
+                come.push((target, self.known_near(target, None)));
             } else {
                 gone.insert(target);
             }
         }
         for (target, known) in &mut come {
-            *known = known.or_else(|| self.known_at(target.address, Some(&gone)));
+            *known = known.or_else(|| self.known_near(target, Some(&gone)));
         }
         let mut changes = Vec::new();
         for target in gone {
@@ -154,15 +151,16 @@ impl Schedule {
             if let Some(slot) = self.live(entry) {
                 slot.is_timed = false;
                 let class = class(slot.target.as_ref().expect("a live slot has a target"));
-                self.waiting[class as usize].push_back(entry);
+                let share = slot.share;
+                self.shares.wait(share, class, entry);
             }
         }
-        [Class::Plain, Class::Tls].into_iter().find_map(|class| self.begin_waiting(class, now))
+        Class::ALL.into_iter().find_map(|class| self.begin_waiting(class, now))
     }
 
     /// Takes the answer of a check that was begun; says how the target stands if that is another now.
     pub(super) fn end(&mut self, ticket: Ticket, answer: Answer, now: Duration) -> Option<Change> {
-        self.under_way[ticket.class as usize] -= 1;
+        self.shares.end(ticket.share, ticket.class);
         let slot = self.live(ticket.entry)?;
         let target = slot.target.clone().expect("a live slot has a target");
         let before = slot.standing;
@@ -180,7 +178,7 @@ impl Schedule {
         }
         let standing = slot.standing;
         let done = slot.interval;
-        let interval = self.cadence(&target).interval_at(nanos(now)).max(done + 1);
+        let interval = self.cadence(&target, ticket.share).interval_at(nanos(now)).max(done + 1);
         self.time(ticket.entry, &target, interval);
         (standing != before).then_some((target, standing))
     }
@@ -192,7 +190,7 @@ impl Schedule {
 
     /// Checks under way.
     pub(super) fn under_way(&self) -> usize {
-        self.under_way.iter().sum()
+        self.shares.under_way()
     }
 
     /// Checks that began more than their interval after their time.
@@ -200,9 +198,10 @@ impl Schedule {
         self.late
     }
 
-    /// By what all intervals are multiplied to stay below the bound on checks a second.
+    /// By what the intervals of the namespace that asks for the most are multiplied to stay below the bound on checks a
+    /// second.
     pub(super) fn stretch(&self) -> u32 {
-        self.stretch
+        self.shares.stretch_max()
     }
 
     fn begin_waiting(&mut self, class: Class, now: Nanos) -> Option<(Ticket, Target)> {
@@ -210,28 +209,26 @@ impl Schedule {
             Class::Plain => self.limits.plain_max,
             Class::Tls => self.limits.tls_max,
         };
-        while self.under_way[class as usize] < max {
-            let entry = self.waiting[class as usize].pop_front()?;
-            let Some(slot) = self.live(entry) else { continue };
-            let (target, interval) = (slot.target.clone().expect("a live slot has a target"), slot.interval);
-            self.under_way[class as usize] += 1;
-            let cadence = self.cadence(&target);
-            self.late += u64::from(now > cadence.time_of(interval) + cadence.period);
-            return Some((Ticket { entry, class }, target));
-        }
-        None
+        let slots = &self.slots;
+        let (share, entry) = self.shares.begin(class, max, |entry| slots[entry.slot as usize].is(*entry))?;
+        let slot = &slots[entry.slot as usize];
+        let (target, interval) = (slot.target.clone().expect("a live slot has a target"), slot.interval);
+        let cadence = self.cadence(&target, share);
+        self.late += u64::from(now > cadence.time_of(interval) + cadence.period);
+        Some((Ticket { entry, class, share }, target))
     }
 
     fn live(&mut self, entry: Entry) -> Option<&mut Slot> {
-        let slot = &mut self.slots[entry.slot as usize];
-        (slot.target.is_some() && slot.epoch == entry.epoch).then_some(slot)
+        Some(&mut self.slots[entry.slot as usize]).filter(|slot| slot.is(entry))
     }
 
     fn insert(&mut self, target: Target, failure: Option<Failure>, now: Nanos) {
         self.epoch = self.epoch.wrapping_add(1);
+        let share = self.shares.join(target.probe.namespace.as_ref(), checks_an_hour(&target));
         let slot = Slot {
             target: Some(target.clone()),
             epoch: self.epoch,
+            share,
             interval: 0,
             is_timed: false,
             tally: Tally::new(failure.is_none()),
@@ -247,8 +244,7 @@ impl Schedule {
                 u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 targets")
             }
         };
-        self.checks_an_hour += checks_an_hour(&target);
-        let interval = self.cadence(&target).interval_after(now);
+        let interval = self.cadence(&target, share).interval_after(now);
         self.time(Entry { slot: index, epoch: self.epoch }, &target, interval);
         self.at.insert(target, index);
     }
@@ -258,33 +254,37 @@ impl Schedule {
         let slot = &mut self.slots[index as usize];
         slot.target = None;
         self.free.push(index);
-        self.checks_an_hour -= checks_an_hour(target);
+        self.shares.leave(slot.share, checks_an_hour(target));
         (slot.standing != Standing::default()).then(|| (target.clone(), Standing::default()))
     }
 
     fn time(&mut self, entry: Entry, target: &Target, interval: u64) {
-        let at = self.cadence(target).time_of(interval);
+        let at = self.cadence(target, self.slots[entry.slot as usize].share).time_of(interval);
         let slot = &mut self.slots[entry.slot as usize];
         slot.interval = interval;
         slot.is_timed = true;
         self.times.push(Reverse(Time { at, entry }));
     }
 
-    /// Takes up another stretch where the sum of all checks asks for one: everyone who has a time gets another.
+    /// Stretches intervals where the sum of all checks asks for it: everyone whose namespace has another stretch, and who
+    /// has a time, gets another time.
     fn stretch_if_due(&mut self, now: Nanos) {
-        let most = u64::from(self.limits.per_second_max) * 3600;
-        let stretch = u32::try_from(self.checks_an_hour.div_ceil(most)).unwrap_or(u32::MAX).max(1);
-        if stretch == self.stretch {
+        let before: Vec<u32> = self.slots.iter().map(|slot| self.shares.stretch(slot.share)).collect();
+        if !self.shares.share_out(u64::from(self.limits.per_second_max) * 3600) {
             return;
         }
-        self.stretch = stretch;
-        self.times.clear();
-        for index in 0..self.slots.len() {
+        let slots = &self.slots;
+        let same = |slot: u32| before[slot as usize] == self.shares.stretch(slots[slot as usize].share);
+        self.times.retain(|Reverse(time)| same(time.entry.slot));
+        for (index, before) in before.into_iter().enumerate() {
             let slot = &self.slots[index];
+            if before == self.shares.stretch(slot.share) {
+                continue;
+            }
             let Some(target) = slot.target.clone() else { continue };
             let entry = Entry { slot: index as u32, epoch: slot.epoch };
             let is_timed = slot.is_timed;
-            let interval = self.cadence(&target).interval_after(now);
+            let interval = self.cadence(&target, slot.share).interval_after(now);
             if is_timed {
                 self.time(entry, &target, interval);
             } else {
@@ -298,27 +298,28 @@ impl Schedule {
     fn forget_stale_times(&mut self) {
         if self.times.len() > 2 * self.at.len() + 64 {
             let slots = &self.slots;
-            self.times.retain(|Reverse(time)| {
-                let slot = &slots[time.entry.slot as usize];
-                slot.target.is_some() && slot.epoch == time.entry.epoch
-            });
+            self.times.retain(|Reverse(time)| slots[time.entry.slot as usize].is(time.entry));
         }
     }
 
-    fn cadence(&self, target: &Target) -> Cadence {
-        let period = nanos(target.probe.rules.interval).max(1).saturating_mul(u64::from(self.stretch));
+    fn cadence(&self, target: &Target, share: ShareIndex) -> Cadence {
+        let stretch = u64::from(self.shares.stretch(share));
+        let period = nanos(target.probe.rules.interval).max(1).saturating_mul(stretch);
         Cadence::new(place(self.seed, target.address), period)
     }
 
-    /// What is known of an address, or where `among` is given, by these targets of its IP: a failure if all of them
-    /// fail. Nothing where there are none.
-    fn known_at(&self, address: SocketAddr, among: Option<&BTreeSet<&Target>>) -> Option<Option<Failure>> {
+    /// What the namespace of a target that comes knows of its address, or where `among` is given, by these targets of its
+    /// IP: a failure if all of them fail. Nothing where there are none.
+    fn known_near(&self, new: &Target, among: Option<&BTreeSet<&Target>>) -> Option<Option<Failure>> {
+        let (address, namespace) = (new.address, &new.probe.namespace);
         let from = if among.is_none() { address } else { SocketAddr::new(address.ip(), 0) };
         let near = self.at.range(lowest(from)..).take_while(|(target, _)| match among {
             None => target.address == address,
             Some(_) => target.address.ip() == address.ip(),
         });
-        let told = near.filter(|(target, _)| among.is_none_or(|among| among.contains(target)));
+        let told = near.filter(|(target, _)| {
+            target.probe.namespace == *namespace && among.is_none_or(|among| among.contains(target))
+        });
         let failures = told.map(|(_, index)| self.slots[*index as usize].standing.failure);
         failures.reduce(Option::and)
     }
@@ -328,7 +329,7 @@ impl Schedule {
     fn bytes(&self) -> usize {
         // Of the standard library's B-tree and of the shared map: nodes are half full at worst.
         let in_maps = 2 * std::mem::size_of::<(Target, u32)>() * 2;
-        let waiting: usize = self.waiting.iter().map(VecDeque::capacity).sum();
+        let waiting = self.shares.capacity();
         in_maps * self.wanted.len()
             + std::mem::size_of::<Slot>() * self.slots.capacity()
             + std::mem::size_of::<Time>() * self.times.capacity()
@@ -346,7 +347,7 @@ fn lowest(address: SocketAddr) -> Target {
         unhealthy_threshold: 0,
         damping: false,
     };
-    Target::new(address, &Arc::new(Probe { check: Check::Tcp, rules }))
+    Target::new(address, &Arc::new(Probe::new(Check::Tcp, rules)))
 }
 
 /// The times of one target: interval n begins at `phase + n * period`, and its check a little after.

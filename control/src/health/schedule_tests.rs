@@ -12,7 +12,7 @@ const BAD: CheckResult = CheckResult::Failure(Failure::Refused);
 
 fn probe(interval_ms: u64, check: Check) -> Arc<Probe> {
     let interval = Duration::from_millis(interval_ms);
-    Arc::new(Probe { check, rules: Rules { interval, timeout: interval, ..Rules::default() } })
+    Arc::new(Probe::new(check, Rules { interval, timeout: interval, ..Rules::default() }))
 }
 
 fn target(n: u32, probe: &Arc<Probe>) -> Target {
@@ -129,7 +129,8 @@ fn made(kinds: &[(u32, u8)]) -> Targets {
     let kind = |kind: u8| match kind {
         0 => probe(1000, Check::Tcp),
         1 => probe(500, Check::Https { path: "/".into() }),
-        _ => probe(2000, Check::Udp),
+        // Of another namespace.
+        _ => Arc::new(Probe::clone(&probe(2000, Check::Udp)).of(&"other".into())),
     };
     set(kinds.iter().map(|(n, of)| target(*n, &kind(*of))))
 }

@@ -4,15 +4,22 @@
 //! that a node answers for Kubernetes: the health-check node port of a Service (policy Local) and the proxy's
 //! `/healthz` (policy Cluster).
 //!
-//! Invariant: equal targets are one check, whichever Services ask for it.
+//! Invariant: equal targets are one check, whichever Services ask for it. Targets of two namespaces are never equal, so
+//! what one namespace asks for has no part in when and how another's endpoints are checked.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::snapshot::ForwardingMode;
+
 /// Where the proxy of a node (kube-proxy) answers [`Check::NodeProxy`].
 pub const NODE_PROXY_PORT: u16 = 10256;
+
+/// How long a check by UDP waits for an answer at most, whatever its timeout. Port unreachable takes a round trip, and a
+/// longer silence says nothing more.
+pub const UDP_SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// How often an endpoint is asked, and how many answers decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -58,7 +65,7 @@ pub enum Check {
         path: Arc<str>,
     },
     /// An empty datagram that is not answered with port unreachable. Silence is good: only the application could
-    /// say more.
+    /// say more. It is waited for [`UDP_SILENCE_MAX`] at most.
     Udp,
     /// The health-check node port of a Service on a node: 200, and the node's weight in a header.
     NodeHealthPort,
@@ -87,15 +94,44 @@ pub struct Probe {
     pub check: Check,
     /// How often, and how many answers decide.
     pub rules: Rules,
+    /// The namespace that wants it: the check counts towards this namespace's share of all checks. None: the operator
+    /// wants it, as the check of a node's proxy, which the Services of all namespaces have in common.
+    pub namespace: Option<Arc<str>>,
+}
+
+impl Probe {
+    /// A check that the operator wants.
+    #[must_use]
+    pub fn new(check: Check, rules: Rules) -> Self {
+        Self { check, rules, namespace: None }
+    }
+
+    /// The same check, wanted by a namespace.
+    #[must_use]
+    pub fn of(self, namespace: &Arc<str>) -> Self {
+        Self { namespace: Some(Arc::clone(namespace)), ..self }
+    }
+}
+
+/// A VIP that an endpoint is asked at, as clients ask it: their packets keep the VIP as destination, and are brought to the
+/// endpoint by the forwarding mode.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AtVip {
+    /// The VIP.
+    pub vip: IpAddr,
+    /// A mode of direct server return.
+    pub mode: ForwardingMode,
 }
 
 /// One endpoint with one way of checking it. Prints as a URL.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target {
-    /// Where to connect to.
+    /// The endpoint, and the port that is asked.
     pub address: SocketAddr,
     /// How; shared, since many endpoints are checked alike.
     pub probe: Arc<Probe>,
+    /// The VIP at which it is asked, if not at its own address.
+    pub at_vip: Option<Arc<AtVip>>,
 }
 
 impl Target {
@@ -103,19 +139,34 @@ impl Target {
     ///
     /// ```
     /// use tidegate::health::{Check, Probe, Rules, Target};
-    /// let probe = Probe { check: Check::Https { path: "/readyz".into() }, rules: Rules::default() };
+    /// let probe = Probe::new(Check::Https { path: "/readyz".into() }, Rules::default());
     /// let target = Target::new("192.0.2.7:6443".parse().unwrap(), &probe.into());
     /// assert_eq!(target.to_string(), "https://192.0.2.7:6443/readyz");
     /// ```
     #[must_use]
     pub fn new(address: SocketAddr, probe: &Arc<Probe>) -> Self {
-        Self { address, probe: Arc::clone(probe) }
+        Self { address, probe: Arc::clone(probe), at_vip: None }
+    }
+
+    /// The same check at a VIP.
+    #[must_use]
+    pub fn at(self, vip: Option<&Arc<AtVip>>) -> Self {
+        Self { at_vip: vip.cloned(), ..self }
+    }
+
+    /// The same check at the endpoint's own address.
+    #[must_use]
+    pub fn at_own_address(&self) -> Self {
+        Self { at_vip: None, ..self.clone() }
     }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let address = self.address;
+        let mut address = self.address;
+        if let Some(at) = &self.at_vip {
+            address.set_ip(at.vip);
+        }
         match &self.probe.check {
             Check::Tcp => write!(f, "tcp://{address}"),
             Check::Http { path } => write!(f, "http://{address}{path}"),
@@ -123,6 +174,10 @@ impl fmt::Display for Target {
             Check::Udp => write!(f, "udp://{address}"),
             Check::NodeHealthPort => write!(f, "http://{address}/"),
             Check::NodeProxy => write!(f, "http://{address}/healthz"),
+        }?;
+        match &self.at_vip {
+            Some(_) => write!(f, " at {}", self.address.ip()),
+            None => Ok(()),
         }
     }
 }

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     fn target(host: u8) -> Target {
-        let probe = Probe { check: Check::Tcp, rules: Rules::default() };
+        let probe = Probe::new(Check::Tcp, Rules::default());
         Target::new(([10, 0, 0, host], 80).into(), &Arc::new(probe))
     }
 

@@ -26,6 +26,8 @@ pub enum Failure {
     Tls,
     /// What came is not HTTP.
     NotHttp,
+    /// A backend of direct server return whose own address is good, while the VIP is not there: clients get no answer.
+    NotOnVip,
     /// An HTTP status that is not good.
     Status(u16),
     /// Another error of the system, by its number where it has one.
@@ -41,6 +43,7 @@ impl fmt::Display for Failure {
             Self::Closed => f.write_str("connection closed before an answer"),
             Self::Tls => f.write_str("TLS handshake failed"),
             Self::NotHttp => f.write_str("the answer is not HTTP"),
+            Self::NotOnVip => f.write_str("answers on its own address, not on the VIP"),
             Self::Status(code) => write!(f, "status {code}"),
             Self::System(Some(code)) => std::io::Error::from_raw_os_error(*code).fmt(f),
             Self::System(None) => f.write_str("an error of the system"),
@@ -64,7 +67,7 @@ pub struct Standing {
 ///
 /// ```
 /// use tidegate::health::{Check, Failure, Probe, Rules, Standing, Target, Verdicts};
-/// let probe = Probe { check: Check::Tcp, rules: Rules::default() }.into();
+/// let probe = Probe::new(Check::Tcp, Rules::default()).into();
 /// let target = Target::new("192.0.2.7:80".parse().unwrap(), &probe);
 /// assert!(!Verdicts::default().fails(&target));
 /// let refused = Standing { failure: Some(Failure::Refused), ..Standing::default() };
@@ -162,7 +165,7 @@ mod tests {
     use super::*;
 
     fn target(last: u8) -> Target {
-        let probe = Probe { check: Check::Tcp, rules: Rules::default() }.into();
+        let probe = Probe::new(Check::Tcp, Rules::default()).into();
         Target::new(([192, 0, 2, last], 80).into(), &probe)
     }
 

@@ -15,7 +15,7 @@ use super::candidates::Candidates;
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
 use super::frontends::Frontend;
-use super::health_options::NodeCheck;
+use super::health_options::{self, NodeCheck};
 use super::judged::{self, Judged, Witnesses};
 use super::programme::{Context, obstacle};
 use super::view::{BackendView, BackendViewState, BackendWhy, HealthView};
@@ -44,6 +44,8 @@ pub(super) struct Backends {
     pub(super) only_elsewhere: bool,
     /// All fail their checks, and none is set aside.
     pub(super) fail_open: bool,
+    /// Endpoints that would be checked, but are outside of the networks that the operator allows.
+    pub(super) unchecked: BTreeSet<IpAddr>,
 }
 
 /// Decides the state of every candidate, and carries over those that left.
@@ -69,10 +71,12 @@ pub(super) fn backends(
         .is_some()
         .then(|| NodeCheck::new(&plan.options.checks, super::health_check_node_port(plan.service)));
 
+    let at_vip = health_options::at_vip(settings, plan.options, frontend.vip);
     let is_listed = |endpoint: &&ResolvedEndpoint| {
         let here = viewpoint.node.is_none_or(|node| endpoint.node.as_deref() == Some(node));
         *policy == TrafficPolicy::Cluster || here
     };
+    let mut unchecked = BTreeSet::new();
     let mut candidates: Vec<Candidate<'_>> = endpoints
         .iter()
         .filter(is_listed)
@@ -80,8 +84,14 @@ pub(super) fn backends(
             let (ip, number, node) = (endpoint.ip, endpoint.port, endpoint.node.as_deref());
             let target = match &node_check {
                 Some(check) => check.target(ip),
-                None => plan.options.checks.target(port.protocol, ip, number),
+                None => plan.options.checks.target(port.protocol, ip, number, at_vip.as_ref()),
             };
+            // What operators say of nodes is theirs, and nodes have their checks.
+            let may_be_checked = node_check.is_some() || context.may_be_checked(endpoint);
+            if target.is_some() && !may_be_checked {
+                unchecked.insert(ip);
+            }
+            let target = target.filter(|_| may_be_checked);
             let told = target.as_ref().filter(|_| node_check.is_some()).and_then(|t| verdicts.weight(t));
             let weight = match node_weights {
                 None => weights.of_endpoint(endpoint, findings),
@@ -104,8 +114,12 @@ pub(super) fn backends(
     let would_take = candidates.iter().filter(|c| c.is_chosen && c.would_take());
     let fail_open = judged::fails_open(settings.health.fail_open, would_take.map(Candidate::is_set_aside));
 
-    let mut result =
-        Backends { only_elsewhere: choice == Choice::OnlyElsewhere, fail_open, ..Backends::default() };
+    let mut result = Backends {
+        only_elsewhere: choice == Choice::OnlyElsewhere,
+        fail_open,
+        unchecked,
+        ..Backends::default()
+    };
     let mut listed = BTreeSet::new();
     for candidate in &candidates {
         let endpoint = candidate.endpoint;

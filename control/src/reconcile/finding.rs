@@ -35,6 +35,8 @@ pub enum Reason {
     HealthFailOpen,
     /// Clients' addresses are not kept, though `externalTrafficPolicy: Local` asks for it.
     ClientAddressLost,
+    /// Endpoints that are not checked, because the operator does not allow their networks.
+    HealthCheckNotAllowed,
     /// A node whose Pods get no route of their own.
     PodRouteRefused,
     /// An annotation of another balancer that has no effect here.
@@ -64,6 +66,7 @@ impl Reason {
             Self::EndpointRefused => "EndpointRefused",
             Self::HealthFailOpen => "HealthFailOpen",
             Self::ClientAddressLost => "ClientAddressLost",
+            Self::HealthCheckNotAllowed => "HealthCheckNotAllowed",
             Self::PodRouteRefused => "PodRouteRefused",
             Self::AliasIgnored => "AliasIgnored",
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",

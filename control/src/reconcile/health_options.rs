@@ -11,9 +11,10 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::options::{Reader, key};
-use crate::config::{self, HealthConfig, HealthProtocol, Word};
-use crate::health::{Check, NODE_PROXY_PORT, Probe, Rules, Target};
+use super::options::{Options, Reader, key};
+use super::settings::Settings;
+use crate::config::{self, DsrDestination, HealthConfig, HealthProtocol, Word};
+use crate::health::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target};
 use crate::model::{Port, Protocol};
 use crate::yaml::text;
 
@@ -24,7 +25,12 @@ pub(super) struct HealthOptions {
     path: Arc<str>,
     port: Option<Port>,
     rules: Rules,
-    /// The annotation that gave the timeout, the path.
+    /// What the operator allows, and checks nodes by.
+    interval_min: Duration,
+    timeout_max: Duration,
+    of_operator: Rules,
+    /// The annotation that gave the interval, the timeout, the path.
+    interval_said: Option<String>,
     timeout_said: Option<String>,
     path_said: Option<String>,
 }
@@ -37,6 +43,10 @@ impl HealthOptions {
             path: Arc::clone(&config.path),
             port: None,
             rules: config.rules,
+            interval_min: config.interval_min,
+            timeout_max: config.timeout_max,
+            of_operator: config.rules,
+            interval_said: None,
             timeout_said: None,
             path_said: None,
         }
@@ -64,6 +74,7 @@ impl HealthOptions {
             },
             key::HEALTH_INTERVAL => {
                 duration(&mut self.rules.interval, read, annotation, value, config::HEALTH_INTERVAL);
+                self.interval_said = Some(annotation.to_owned());
             }
             key::HEALTH_TIMEOUT => {
                 duration(&mut self.rules.timeout, read, annotation, value, config::HEALTH_TIMEOUT);
@@ -89,6 +100,7 @@ impl HealthOptions {
 
     /// The checks of a Service whose ports have these protocols; what does not fit together is said.
     pub(super) fn checks(mut self, read: &mut Reader<'_>, ports: impl Iterator<Item = Protocol>) -> Checks {
+        self.heed_operator(read);
         if self.rules.timeout > self.rules.interval {
             let annotation = self.timeout_said.as_deref().unwrap_or(key::HEALTH_INTERVAL);
             let [timeout, interval] = [self.rules.timeout, self.rules.interval].map(text::show_duration);
@@ -111,7 +123,8 @@ impl HealthOptions {
                 "tcp, http, https, none",
             );
         }
-        let probe = |check| Some(Arc::new(Probe { check, rules: self.rules }));
+        let namespace = read.namespace();
+        let probe = |check| Some(Arc::new(Probe::new(check, self.rules).of(&namespace)));
         let path = || Arc::clone(&self.path);
         let (stream, datagram) = match self.protocol {
             HealthProtocol::Tcp => (probe(Check::Tcp), None),
@@ -120,7 +133,38 @@ impl HealthOptions {
             HealthProtocol::Udp => (probe(Check::Tcp), probe(Check::Udp)),
             HealthProtocol::None => (None, None),
         };
-        Checks { stream, datagram, port: self.port, rules: self.rules }
+        let (rules, of_operator) = (self.rules, self.of_operator);
+        Checks { stream, datagram, port: self.port, rules, of_operator, namespace }
+    }
+
+    /// Keeps to what the operator allows; what a Service asks for beyond it is said.
+    fn heed_operator(&mut self, read: &mut Reader<'_>) {
+        let rules = &mut self.rules;
+        let bounds = [
+            (
+                &mut rules.interval,
+                self.interval_min..=Duration::MAX,
+                &self.interval_said,
+                "health.intervalMin",
+            ),
+            (&mut rules.timeout, Duration::ZERO..=self.timeout_max, &self.timeout_said, "health.timeoutMax"),
+        ];
+        for (asked, allowed, said, key) in bounds {
+            let used = (*asked).clamp(*allowed.start(), *allowed.end());
+            if used == *asked {
+                continue;
+            }
+            if let Some(annotation) = said {
+                let [asked, used] = [*asked, used].map(text::show_duration);
+                let what = format!(
+                    "annotation {annotation}: {asked} is not allowed by the operator's {key}; {used} is used"
+                );
+                let bound = if key == "health.intervalMin" { "least" } else { "most" };
+                let field = super::options::annotation_field(annotation);
+                read.invalid_at(&field, what, &format!("at {bound} {used}"));
+            }
+            *asked = used;
+        }
     }
 }
 
@@ -135,6 +179,10 @@ pub(super) struct Checks {
     port: Option<Port>,
     /// The rules of whatever checks there are, for those of nodes.
     rules: Rules,
+    /// Those of a Service that says nothing.
+    of_operator: Rules,
+    /// The Service's.
+    namespace: Arc<str>,
 }
 
 impl Checks {
@@ -144,7 +192,13 @@ impl Checks {
     /// `health-check-port` belongs to the Service's check: with `udp` it is a UDP port, and TCP ports are checked at
     /// their own. With a check by TCP or HTTP it speaks for UDP ports too; without one these are judged by the
     /// TCP ports beside them ([`Witnesses`](super::judged::Witnesses)).
-    pub(super) fn target(&self, protocol: Protocol, ip: IpAddr, own: Port) -> Option<Target> {
+    pub(super) fn target(
+        &self,
+        protocol: Protocol,
+        ip: IpAddr,
+        own: Port,
+        at_vip: Option<&Arc<AtVip>>,
+    ) -> Option<Target> {
         let (probe, port) = match (protocol, &self.datagram) {
             (Protocol::Tcp, Some(_)) => (self.stream.as_ref(), None),
             (Protocol::Tcp, None) => (self.stream.as_ref(), self.port),
@@ -152,8 +206,16 @@ impl Checks {
             (Protocol::Udp, None) => (self.stream.as_ref().filter(|_| self.port.is_some()), self.port),
             (Protocol::Sctp, _) => (None, None),
         };
-        probe.map(|probe| Target::new(SocketAddr::new(ip, port.unwrap_or(own).get()), probe))
+        probe.map(|probe| Target::new(SocketAddr::new(ip, port.unwrap_or(own).get()), probe).at(at_vip))
     }
+}
+
+/// The VIP at which a Service's endpoints are asked, where they are in this mode and the operator wants it: those that
+/// answer clients from the VIP. Of nodes that stand for endpoints (target node) the proxy answers, at its own address.
+pub(super) fn at_vip(settings: &Settings, options: &Options, vip: IpAddr) -> Option<Arc<AtVip>> {
+    let wanted = settings.health.dsr_destination == DsrDestination::Vip;
+    let asked = wanted && options.mode.is_dsr() && options.target == config::Target::Pod;
+    asked.then(|| Arc::new(AtVip { vip, mode: options.mode }))
 }
 
 /// How nodes are checked that stand for their endpoints (target node).
@@ -173,7 +235,11 @@ impl NodeCheck {
             Some(port) => (Check::NodeHealthPort, port),
             None => (Check::NodeProxy, Port::new(NODE_PROXY_PORT).expect("the constant is not zero")),
         };
-        Self(Some((Arc::new(Probe { check, rules: checks.rules }), port)))
+        // What all Services ask of a node's proxy alike is asked once, and by the operator.
+        let probe = Probe::new(check, checks.rules);
+        let is_common = probe.check == Check::NodeProxy && checks.rules == checks.of_operator;
+        let probe = if is_common { probe } else { probe.of(&checks.namespace) };
+        Self(Some((Arc::new(probe), port)))
     }
 
     /// The check of the node that has this address.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::addresses::{Addresses, Changed, Moved};
+use super::checkable::Checkable;
 use super::finding::Finding;
 use super::options::Options;
 use super::programme::Context;
@@ -334,7 +335,9 @@ impl Last {
     fn serve(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) {
         let own_addresses = input.settings.own_addresses();
         let Addresses { vips, contested, .. } = &self.addresses;
-        let context = Context { input, vips, own_addresses: &own_addresses, contested };
+        let checkable = Checkable::new(input.settings);
+        let context =
+            Context { input, vips, own_addresses: &own_addresses, contested, checkable: &checkable };
         let pods = PodIndex::default();
         let index = EndpointIndex::over(input.objects, &self.slices, &pods);
         for key in services {
@@ -344,7 +347,7 @@ impl Last {
                 let mut served =
                     one_service(&context, &planned.plan(), self.addresses.granted(key), &endpoints);
                 old.inspect(|old| served.share(&old.served));
-                Entry::new(input.settings, planned, served, &endpoints)
+                Entry::new(&context, planned, served, &endpoints)
             });
             self.sums.replace(key, old, new.as_ref());
             match new {
@@ -402,7 +405,7 @@ impl Served {
 }
 
 impl Entry {
-    fn new(settings: &Settings, planned: &Planned, served: Served, endpoints: &ServiceEndpoints) -> Self {
+    fn new(context: &Context<'_>, planned: &Planned, served: Served, endpoints: &ServiceEndpoints) -> Self {
         let checked = served.targets.iter().map(|target| target.address.ip());
         let forwarded = served.specs.iter().flat_map(|spec| &spec.backends).map(|backend| backend.address);
         let left = served.drains.addresses();
@@ -411,7 +414,7 @@ impl Entry {
             service: Arc::clone(&planned.service),
             findings: planned.findings.iter().chain(&served.findings).cloned().collect(),
             deadline: served.drains.next_deadline(),
-            interest: Interest::new(settings, &planned.plan(), endpoints, addresses.into_iter()),
+            interest: Interest::new(context, &planned.plan(), endpoints, addresses.into_iter()),
             served,
         }
     }

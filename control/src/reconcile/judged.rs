@@ -9,11 +9,12 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::health_options::Checks;
 use super::view::{HealthState, HealthView};
-use crate::health::{Standing, Target, Verdicts};
-use crate::model::{PortEndpoints, Protocol};
+use crate::health::{AtVip, Standing, Target, Verdicts};
+use crate::model::{PortEndpoints, Protocol, ResolvedEndpoint};
 
 /// The checked ports of a Service, by endpoint address: what is known of the ports that cannot be checked.
 ///
@@ -23,12 +24,17 @@ pub(super) struct Witnesses(BTreeMap<IpAddr, Vec<Target>>);
 
 impl Witnesses {
     /// Those of a Service whose ports resolve to `ports`.
-    pub(super) fn new(checks: &Checks, ports: &[PortEndpoints]) -> Self {
+    pub(super) fn new(
+        checks: &Checks,
+        ports: &[PortEndpoints],
+        at_vip: Option<&Arc<AtVip>>,
+        may_be_checked: impl Fn(&ResolvedEndpoint) -> bool,
+    ) -> Self {
         let mut witnesses = Self::default();
         let has_udp = ports.iter().any(|port| port.protocol == Protocol::Udp);
         for port in ports.iter().filter(|port| has_udp && port.protocol == Protocol::Tcp) {
-            for endpoint in port.endpoints.iter().filter(|endpoint| endpoint.ready) {
-                if let Some(target) = checks.target(port.protocol, endpoint.ip, endpoint.port) {
+            for endpoint in port.endpoints.iter().filter(|one| one.ready && may_be_checked(one)) {
+                if let Some(target) = checks.target(port.protocol, endpoint.ip, endpoint.port, at_vip) {
                     witnesses.0.entry(endpoint.ip).or_default().push(target);
                 }
             }

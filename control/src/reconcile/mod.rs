@@ -24,6 +24,7 @@ mod addresses;
 mod aliases;
 mod backends;
 mod candidates;
+mod checkable;
 mod client_address;
 mod contested;
 mod drain;

@@ -406,6 +406,11 @@ impl Reader<'_> {
         self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
     }
 
+    /// The Service's namespace.
+    pub(super) fn namespace(&self) -> std::sync::Arc<str> {
+        self.meta.key.namespace.as_str().into()
+    }
+
     /// Whether the Service has an annotation.
     pub(super) fn has(&self, annotation: &str) -> bool {
         self.meta.annotations.contains_key(annotation)

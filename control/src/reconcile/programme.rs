@@ -5,7 +5,7 @@
 //! flows is decided in `backends`.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -17,10 +17,12 @@ use tidegate_core::snapshot::{
 use super::addresses::Vips;
 use super::backends::{self, Active, Backends};
 use super::candidates::{self, Candidates};
+use super::checkable::{self, Checkable};
 use super::contested::Contested;
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
 use super::frontends::{Frontend, Frontends, Via};
+use super::health_options;
 use super::judged::Witnesses;
 use super::settings::Settings;
 use super::size_limits;
@@ -29,7 +31,7 @@ use super::view::{PortView, ServiceView};
 use super::{Input, Plan};
 use crate::config::{self, Target};
 use crate::diagnostic::Diagnostic;
-use crate::health;
+use crate::health::{self, AtVip};
 use crate::model::{
     IpFamily, Protocol, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
@@ -44,11 +46,19 @@ pub(super) struct Context<'a> {
     pub(super) own_addresses: &'a BTreeSet<IpAddr>,
     /// Node ports and cluster IPs that belong to other Services.
     pub(super) contested: &'a Contested,
+    /// Where endpoints may be checked.
+    pub(super) checkable: &'a Checkable,
 }
 
 impl<'a> Context<'a> {
     pub(super) fn settings(&self) -> &'a Settings {
         self.input.settings
+    }
+
+    /// Whether the operator lets an endpoint be checked.
+    pub(super) fn may_be_checked(&self, endpoint: &ResolvedEndpoint) -> bool {
+        let node = || self.input.objects.nodes.get(endpoint.node.as_deref()?).map(AsRef::as_ref);
+        self.checkable.allows(endpoint.ip, node)
     }
 }
 
@@ -94,7 +104,10 @@ pub(super) fn programme(
         targets: BTreeSet::new(),
         forwardable: BTreeSet::new(),
     };
-    let witnesses = Witnesses::new(&plan.options.checks, &endpoints.ports);
+    // Endpoints that are asked at VIPs may do well at one of them and not at another.
+    let mut witnesses_at: BTreeMap<Option<Arc<AtVip>>, Witnesses> = BTreeMap::new();
+    let all_ports = &endpoints.ports;
+    let mut unchecked = BTreeSet::new();
     for (i, port) in service.ports.iter().enumerate() {
         let unsupported = unsupported_port(plan, i, findings);
         let endpoints = &endpoints.ports[i].endpoints;
@@ -104,12 +117,18 @@ pub(super) fn programme(
             let (refused, backends) = match reached {
                 Err(why) => (Some(why), Backends::default()),
                 Ok(reached) => {
+                    let at_vip = health_options::at_vip(context.settings(), plan.options, frontend.vip);
+                    let witnesses = witnesses_at.entry(at_vip).or_insert_with_key(|at_vip| {
+                        let may_be_checked = |one: &_| context.may_be_checked(one);
+                        Witnesses::new(&plan.options.checks, all_ports, at_vip.as_ref(), may_be_checked)
+                    });
                     let backends = backends::backends(
-                        context, plan, i, &frontend, &reached, &witnesses, drains, findings,
+                        context, plan, i, &frontend, &reached, witnesses, drains, findings,
                     );
                     (None, backends)
                 }
             };
+            unchecked.extend(&backends.unchecked);
             if refused.is_none() {
                 let source_ranges = (frontend.via == Via::LoadBalancer)
                     .then(|| admission.of_load_balancer(frontend.vip))
@@ -136,6 +155,7 @@ pub(super) fn programme(
             });
         }
     }
+    findings.extend(checkable::finding(service, &unchecked));
     programmed
 }
 

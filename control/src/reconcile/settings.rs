@@ -69,6 +69,8 @@ pub struct Settings {
     pub health: HealthConfig,
     /// `source.kubernetes.loadBalancerClass`: the `spec.loadBalancerClass` of the Services that are ours.
     pub load_balancer_class: String,
+    /// Whether endpoints are the operator's own, as those of the directory source: they are checked wherever they are.
+    pub endpoints_of_operator: bool,
     /// Whether a Service without `loadBalancerClass` is ours: always for the directory source, whose objects
     /// were put there for this gateway; `source.kubernetes.default` for the API server.
     pub claims_unclassed: bool,
@@ -93,9 +95,9 @@ impl Default for Settings {
             policy: Policy::default(),
             pools: Vec::new(),
             forwarding: ForwardingMode::FullNat,
+            forwarding_local: None,
             target: config::Target::Pod,
             scheduler: config::Scheduler::Rendezvous,
-            forwarding_local: None,
             table_size: MAGLEV_SLOTS_DEFAULT,
             drain_timeout: Duration::from_secs(300),
             no_endpoints: NoEndpoints::Reject,
@@ -106,6 +108,7 @@ impl Default for Settings {
             compat: BTreeSet::new(),
             health: HealthConfig::default(),
             load_balancer_class: LOAD_BALANCER_CLASS.to_owned(),
+            endpoints_of_operator: true,
             claims_unclassed: true,
             authority: Authority::default(),
             other_gateways: Arc::default(),

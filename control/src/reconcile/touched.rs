@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::Plan;
 use super::drain::DrainTarget;
 use super::options::key::WEIGHT;
-use super::settings::Settings;
+use super::programme::Context;
 use crate::config::Target;
 use crate::model::{Metadata, Node, ObjectKey, Pod, ServiceEndpoints, TrafficPolicy};
 use crate::shared_map::Difference;
@@ -47,6 +47,8 @@ const BESIDE: Sides = 1;
 const ZONE_AND_WEIGHT: Sides = 1 << 1;
 /// A node's labels, and whether it is there.
 const LABELS: Sides = 1 << 2;
+/// A node's InternalIPs and the networks of its Pods: where endpoints may be checked.
+const NETWORKS: Sides = 1 << 4;
 /// A node's InternalIPs, whether it is left out, and whether it is there.
 const AS_TARGET: Sides = 1 << 3;
 
@@ -63,7 +65,7 @@ pub(super) struct Interest {
 impl Interest {
     /// That of a Service with these endpoints, which came to these addresses beside theirs.
     pub(super) fn new(
-        settings: &Settings,
+        context: &Context<'_>,
         plan: &Plan<'_>,
         endpoints: &ServiceEndpoints,
         addresses: impl Iterator<Item = IpAddr>,
@@ -78,13 +80,15 @@ impl Interest {
         clues.dedup();
         let of_nodes = plan.options.target == Target::Node;
         let selects = plan.options.node_selector.is_some();
-        let sides = [(LABELS, selects), (AS_TARGET, of_nodes)];
+        let mut all = endpoints.ports.iter().flat_map(|port| &port.endpoints);
+        let asks_for_networks = all.any(|endpoint| context.checkable.asks_for_node(endpoint.ip));
+        let sides = [(LABELS, selects), (AS_TARGET, of_nodes), (NETWORKS, asks_for_networks)];
         let sides = sides.iter().filter(|(_, matters)| *matters).map(|(side, _)| side);
         // With policy Local only nodes with endpoints are candidates.
         let service = plan.service;
         let local = |policy: TrafficPolicy| policy == TrafficPolicy::Local;
         let all_local = local(service.external_traffic_policy)
-            && (!settings.own_cluster_ips || local(service.internal_traffic_policy));
+            && (!context.settings().own_cluster_ips || local(service.internal_traffic_policy));
         Self {
             clues: clues.into(),
             sides: sides.fold(BESIDE | ZONE_AND_WEIGHT, |all, side| all | side),
@@ -124,8 +128,10 @@ impl Touches {
             let zone = node.and_then(Node::zone).map(str::to_owned);
             (zone, node.and_then(|node| weight_of(&node.meta)).map(str::to_owned))
         };
+        let networks = |node: &Node| (node.internal_ips.clone(), node.pod_cidrs.clone());
         let as_target = |node: &Node| (node.internal_ips.clone(), node.is_excluded());
         let sides = differs(ZONE_AND_WEIGHT, near(was) != near(is))
+            | differs(NETWORKS, was.map(networks) != is.map(networks))
             | differs(LABELS, was.map(|n| &n.meta.labels) != is.map(|n| &n.meta.labels))
             | differs(AS_TARGET, was.map(as_target) != is.map(as_target));
         self.sides_of_node(change.key, sides);

@@ -168,7 +168,7 @@ source:
     stateDirectory: state
 {source}
 services: {{defaults: {{drainTimeout: {drain}}}}}
-health: {{interval: 3600s, timeout: 1s}}
+health: {{interval: 3600s, timeout: 1s, allowedNetworks: ["0.0.0.0/0", "::/0"]}}
 admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{healthz}"}}
 {document}
 "#,

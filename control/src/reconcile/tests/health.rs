@@ -97,6 +97,112 @@ fn all_checked_backends_of_a_service_port_failing_at_once_means_none_is_set_asid
 }
 
 #[test]
+fn an_operator_s_bounds_hold_for_services_and_what_is_beyond_them_is_said() {
+    let mut world = web(&[("interval", "200ms"), ("timeout", "150ms")]);
+    world.settings.health.interval_min = Duration::from_secs(1);
+    world.settings.health.timeout_max = Duration::from_millis(100);
+    let outcome = world.look();
+    let rules = outcome.targets.first().expect("two").probe.rules;
+    assert_eq!((rules.interval, rules.timeout), (Duration::from_secs(1), Duration::from_millis(100)));
+    assert_eq!(
+        messages(&outcome),
+        [
+            "error: annotation tidegate.dev/health-check-interval: 200ms is not allowed by the operator's \
+          health.intervalMin; 1s is used; accepted: at least 1s",
+            "error: annotation tidegate.dev/health-check-timeout: 150ms is not allowed by the operator's \
+          health.timeoutMax; 100ms is used; accepted: at most 100ms"
+        ]
+    );
+}
+
+#[test]
+fn checks_count_towards_the_share_of_the_service_s_namespace() {
+    let outcome = web(&[]).look();
+    assert!(outcome.targets.iter().all(|target| target.probe.namespace.as_deref() == Some("default")));
+}
+
+#[test]
+fn endpoints_written_by_hand_are_not_checked_outside_of_the_networks_of_backends() {
+    let mut world = World::new(
+        vec![checked(service("web"), &[("protocol", "http"), ("path", "/latest/meta-data")])],
+        vec![http(
+            "web",
+            vec![endpoint("10.0.1.1"), endpoint("192.0.2.80"), on(endpoint("10.9.1.7"), "node-a")],
+        )],
+    );
+    assert_eq!(urls(&world.look()).len(), 3, "those of a directory are the operator's");
+    world.settings.endpoints_of_operator = false;
+    let outcome = world.look();
+    assert_eq!(urls(&outcome), ["http://10.0.1.1:8080/latest/meta-data"]);
+    assert_eq!(
+        states(only(&outcome)),
+        ["10.0.1.1:8080 active", "10.9.1.7:8080 active", "192.0.2.80:8080 active"],
+        "they are backends all the same"
+    );
+    assert_eq!(outcome.findings[0].reason, Reason::HealthCheckNotAllowed);
+    let said = "warning: endpoints of Service default/web are not checked, and taken for healthy, because the operator \
+                does not allow checks of their networks: 10.9.1.7, 192.0.2.80; accepted: endpoints on the gateway's \
+                links or routes or in the podCIDRs of their node, or their networks in health.allowedNetworks";
+    assert_eq!(messages(&outcome), [said]);
+
+    // A node's own networks are those of backends, for the endpoints on it.
+    let mut node = node("node-a", &[]);
+    node.pod_cidrs = vec!["10.9.1.0/24".parse().expect("a network")];
+    world.put_node(node);
+    assert_eq!(urls(&world.look()).len(), 2);
+    // So are the destinations of routes, but for default routes.
+    let route = |to: &str| RouteSpec { to: to.parse().expect("a network"), via: ip("10.0.0.254") };
+    world.settings.routes = vec![route("0.0.0.0/0")];
+    assert_eq!(urls(&world.look()).len(), 2);
+    world.settings.routes.push(route("192.0.2.0/24"));
+    assert_eq!(urls(&world.look()).len(), 3);
+    assert!(world.look().findings.is_empty());
+
+    // What the operator lists is what counts then, and nothing else.
+    world.settings.health.allowed_networks = Some(vec!["192.0.2.80/32".parse().expect("a network")]);
+    assert_eq!(urls(&world.look()), ["http://192.0.2.80:8080/latest/meta-data"]);
+}
+
+#[test]
+fn dsr_backends_are_checked_at_each_vip_and_those_of_other_modes_at_their_own_addresses() {
+    let mut world = World::new(
+        vec![service("web")],
+        vec![slice("web", "web", &[("http", Protocol::Tcp, 80)], vec![endpoint("10.0.1.1")])],
+    );
+    world.settings.health.dsr_destination = crate::config::DsrDestination::Vip;
+    let with = |mode: &str| Service {
+        ports: vec![service_port("http", Protocol::Tcp, 80, 80)],
+        external_ips: vec![ip("198.51.100.1")],
+        ..annotated(service("web"), "tidegate.dev/forwarding", mode)
+    };
+    for mode in ["dsr-l2", "dsr-ipip"] {
+        world.put(with(mode));
+        assert_eq!(
+            urls(&world.look()),
+            ["tcp://198.51.100.1:80 at 10.0.1.1", "tcp://203.0.113.8:80 at 10.0.1.1"],
+            "{mode}"
+        );
+        // Each VIP has its own verdict.
+        let failing = world.look().targets.into_iter().take(1).collect::<Vec<_>>();
+        world.settings.health.fail_open = false;
+        let not_on_vip = Standing { failure: Some(Failure::NotOnVip), ..Standing::default() };
+        world.verdicts = failing.into_iter().map(|target| (target, not_on_vip)).collect();
+        let outcome = world.look();
+        let mut found: Vec<_> = outcome.spec.services.iter().flat_map(|service| states(service)).collect();
+        found.sort();
+        assert_eq!(found, ["10.0.1.1:80 active", "10.0.1.1:80 down"], "{mode}");
+        world.verdicts = Verdicts::default();
+        world.settings.health.dsr_destination = crate::config::DsrDestination::Backend;
+        assert_eq!(urls(&world.look()), ["tcp://10.0.1.1:80"], "{mode}");
+        world.settings.health.dsr_destination = crate::config::DsrDestination::Vip;
+    }
+    for mode in ["nat", "fullnat"] {
+        world.put(with(mode));
+        assert_eq!(urls(&world.look()), ["tcp://10.0.1.1:80"], "{mode}");
+    }
+}
+
+#[test]
 fn without_fail_open_the_last_failing_backend_is_set_aside_too() {
     let mut world = web(&[]);
     world.settings.health.fail_open = false;

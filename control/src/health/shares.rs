@@ -1,0 +1,289 @@
+//! How the checks that the gateway can do are shared out between namespaces, so that none of them delays another's.
+//!
+//! Two things are short. Checks under way: a namespace may begin another one only while it has fewer of them than
+//! [`OF_THE_FREE`] times those that nobody has ("dynamic thresholds", Choudhury and Hahne, 1998). The last part of
+//! them, [`KEPT`], is for namespaces that have none. So one namespace alone can have three quarters, two can have two fifths
+//! each, and there is always room for one that comes later. Namespaces that may begin a check do so in turn. Checks a second: each namespace gets what it asks for up to a level, and
+//! the level is such that the sum is what the gateway can do (max-min fairness); the intervals of those that ask for
+//! more are stretched.
+//!
+//! The operator's own checks count as one more namespace. Pure; called by `schedule` alone.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// By how much the checks that a namespace has under way may exceed those that could still begin.
+const OF_THE_FREE: usize = 4;
+/// The part of all checks under way that is kept for namespaces that have none.
+const KEPT: usize = 16;
+
+/// Checks are bounded by class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    /// By TCP, HTTP or UDP.
+    Plain = 0,
+    /// By TLS, which costs the most.
+    Tls = 1,
+}
+
+impl Class {
+    pub(super) const ALL: [Self; 2] = [Self::Plain, Self::Tls];
+}
+
+/// Position of a namespace's share.
+pub(super) type ShareIndex = u32;
+
+/// See the module. `E` is what waits.
+#[derive(Debug)]
+pub(super) struct Shares<E> {
+    by_name: BTreeMap<Option<Arc<str>>, ShareIndex>,
+    all: Vec<Share<E>>,
+    unused: Vec<ShareIndex>,
+    /// Shares in which something waits, in the order of their turns.
+    turns: [VecDeque<ShareIndex>; 2],
+    under_way: [usize; 2],
+}
+
+#[derive(Debug)]
+struct Share<E> {
+    name: Option<Arc<str>>,
+    targets: usize,
+    /// Unstretched.
+    checks_an_hour: u64,
+    stretch: u32,
+    waiting: [VecDeque<E>; 2],
+    under_way: [usize; 2],
+}
+
+impl<E> Share<E> {
+    fn new(name: Option<Arc<str>>) -> Self {
+        let waiting = [VecDeque::new(), VecDeque::new()];
+        Self { name, targets: 0, checks_an_hour: 0, stretch: 1, waiting, under_way: [0; 2] }
+    }
+
+    fn is_over(&self) -> bool {
+        self.targets == 0 && self.under_way == [0; 2] && self.waiting.iter().all(VecDeque::is_empty)
+    }
+}
+
+impl<E> Default for Shares<E> {
+    fn default() -> Self {
+        let turns = [VecDeque::new(), VecDeque::new()];
+        Self { by_name: BTreeMap::new(), all: Vec::new(), unused: Vec::new(), turns, under_way: [0; 2] }
+    }
+}
+
+impl<E> Shares<E> {
+    /// A namespace has one more target, with so many checks an hour.
+    pub(super) fn join(&mut self, namespace: Option<&Arc<str>>, checks_an_hour: u64) -> ShareIndex {
+        let name = namespace.cloned();
+        let index = match self.by_name.get(&name) {
+            Some(index) => *index,
+            None => {
+                let share = Share::new(name.clone());
+                let index = match self.unused.pop() {
+                    Some(index) => {
+                        self.all[index as usize] = share;
+                        index
+                    }
+                    None => {
+                        self.all.push(share);
+                        u32::try_from(self.all.len() - 1).expect("fewer than 2^32 namespaces")
+                    }
+                };
+                self.by_name.insert(name, index);
+                index
+            }
+        };
+        let share = &mut self.all[index as usize];
+        share.targets += 1;
+        share.checks_an_hour += checks_an_hour;
+        index
+    }
+
+    /// A namespace has one target less.
+    pub(super) fn leave(&mut self, index: ShareIndex, checks_an_hour: u64) {
+        let share = &mut self.all[index as usize];
+        share.targets -= 1;
+        share.checks_an_hour -= checks_an_hour;
+        self.forget_if_over(index);
+    }
+
+    /// A check of this share is due.
+    pub(super) fn wait(&mut self, index: ShareIndex, class: Class, entry: E) {
+        let waiting = &mut self.all[index as usize].waiting[class as usize];
+        if waiting.is_empty() {
+            self.turns[class as usize].push_back(index);
+        }
+        waiting.push_back(entry);
+    }
+
+    /// The next check to begin, of those that `is_live`, if fewer than `max` of the class are under way. It is under way
+    /// from now on.
+    pub(super) fn begin(
+        &mut self,
+        class: Class,
+        max: usize,
+        mut is_live: impl FnMut(&E) -> bool,
+    ) -> Option<(ShareIndex, E)> {
+        let of = class as usize;
+        let free = max.checked_sub(self.under_way[of]).filter(|free| *free > 0)?;
+        let free = free.saturating_sub(max / KEPT);
+        // Who is not allowed to begin one has several under way, so there are few of them.
+        for _ in 0..self.turns[of].len() {
+            let index = self.turns[of].pop_front()?;
+            let share = &mut self.all[index as usize];
+            if share.under_way[of] >= free.saturating_mul(OF_THE_FREE).max(1) {
+                self.turns[of].push_back(index);
+                continue;
+            }
+            let mut next = share.waiting[of].pop_front();
+            while next.as_ref().is_some_and(|entry| !is_live(entry)) {
+                next = share.waiting[of].pop_front();
+            }
+            if !share.waiting[of].is_empty() {
+                self.turns[of].push_back(index);
+            }
+            match next {
+                Some(entry) => {
+                    share.under_way[of] += 1;
+                    self.under_way[of] += 1;
+                    return Some((index, entry));
+                }
+                None => self.forget_if_over(index),
+            }
+        }
+        None
+    }
+
+    /// A check that was begun has ended.
+    pub(super) fn end(&mut self, index: ShareIndex, class: Class) {
+        self.under_way[class as usize] -= 1;
+        self.all[index as usize].under_way[class as usize] -= 1;
+        self.forget_if_over(index);
+    }
+
+    /// Checks under way.
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way.iter().sum()
+    }
+
+    /// By what the intervals of a share are multiplied.
+    pub(super) fn stretch(&self, index: ShareIndex) -> u32 {
+        self.all[index as usize].stretch
+    }
+
+    /// The largest one.
+    pub(super) fn stretch_max(&self) -> u32 {
+        self.by_name.values().map(|index| self.stretch(*index)).max().unwrap_or(1)
+    }
+
+    /// Shares out so many checks an hour. Returns whether the stretch of any namespace changed.
+    pub(super) fn share_out(&mut self, checks_an_hour: u64) -> bool {
+        let mut asked: Vec<(u64, ShareIndex)> =
+            self.by_name.values().map(|index| (self.all[*index as usize].checks_an_hour, *index)).collect();
+        asked.sort_unstable();
+        let (mut left, mut others) = (checks_an_hour, asked.len() as u64);
+        let mut changed = false;
+        for (asked, index) in asked {
+            let level = (left / others).max(1);
+            let stretch = u32::try_from(asked.div_ceil(level)).unwrap_or(u32::MAX).max(1);
+            left -= asked.min(level).min(left);
+            others -= 1;
+            changed |= std::mem::replace(&mut self.all[index as usize].stretch, stretch) != stretch;
+        }
+        changed
+    }
+
+    fn forget_if_over(&mut self, index: ShareIndex) {
+        let share = &mut self.all[index as usize];
+        if share.is_over() && self.by_name.get(&share.name) == Some(&index) {
+            self.by_name.remove(&share.name);
+            self.unused.push(index);
+        }
+    }
+
+    /// How much may wait without more memory.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.all.iter().flat_map(|share| &share.waiting).map(VecDeque::capacity).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(n: usize) -> Arc<str> {
+        format!("ns-{n}").into()
+    }
+
+    fn begin_all(shares: &mut Shares<usize>, max: usize) -> Vec<usize> {
+        let mut begun = Vec::new();
+        while let Some((_, entry)) = shares.begin(Class::Plain, max, |_| true) {
+            begun.push(entry);
+        }
+        begun
+    }
+
+    #[test]
+    fn there_is_room_for_a_namespace_that_comes_after_any_number_that_want_everything() {
+        for namespaces in [1, 2, 10, 100, 1000] {
+            let mut shares = Shares::default();
+            for n in 0..namespaces {
+                let index = shares.join(Some(&name(n)), 1);
+                (0..5_000).for_each(|_| shares.wait(index, Class::Plain, n));
+            }
+            let begun = begin_all(&mut shares, 2048);
+            let each = |n: usize| begun.iter().filter(|entry| **entry == n).count();
+            let (least, most) = (0..namespaces)
+                .map(each)
+                .fold((usize::MAX, 0), |(least, most), n| (least.min(n), most.max(n)));
+            assert!(most - least <= 1, "{least} to {most} of {namespaces} namespaces");
+            let late = shares.join(Some(&"late".into()), 1);
+            shares.wait(late, Class::Plain, namespaces);
+            assert_eq!(begin_all(&mut shares, 2048).first(), Some(&namespaces), "after {namespaces}");
+        }
+    }
+
+    #[test]
+    fn one_namespace_alone_has_three_quarters() {
+        let mut shares = Shares::default();
+        let index = shares.join(None, 1);
+        (0..5_000).for_each(|n| shares.wait(index, Class::Plain, n));
+        assert_eq!(begin_all(&mut shares, 1600).len(), 1200);
+    }
+
+    #[test]
+    fn checks_a_second_that_are_short_are_taken_from_who_asks_for_the_most() {
+        let mut shares = Shares::<()>::default();
+        let stretches = |shares: &Shares<()>| [0, 1, 2].map(|index| shares.stretch(index));
+        for (n, asked) in [(0, 10), (1, 400), (2, 6_000)] {
+            shares.join(Some(&name(n)), asked);
+        }
+        assert!(!shares.share_out(10_000));
+        assert_eq!(stretches(&shares), [1, 1, 1]);
+        // 10 of 1,000 for the first leave 495 for each of the others, and 590 for the last.
+        assert!(shares.share_out(1_000));
+        assert_eq!(stretches(&shares), [1, 1, 11]);
+        assert!(shares.share_out(500));
+        assert_eq!(stretches(&shares), [1, 2, 25]);
+        assert!(shares.share_out(10_000));
+        assert_eq!(stretches(&shares), [1, 1, 1]);
+    }
+
+    #[test]
+    fn a_namespace_without_targets_and_checks_is_forgotten() {
+        let mut shares = Shares::default();
+        for n in 0..100 {
+            let index = shares.join(Some(&name(n)), 1);
+            shares.wait(index, Class::Tls, n);
+            assert!(shares.begin(Class::Tls, 1, |_| true).is_some());
+            shares.wait(index, Class::Tls, n);
+            shares.leave(index, 1);
+            shares.end(index, Class::Tls);
+            assert!(shares.begin(Class::Tls, 1, |_| false).is_none());
+        }
+        assert_eq!((shares.all.len(), shares.by_name.len(), shares.under_way()), (1, 0, 0));
+    }
+}

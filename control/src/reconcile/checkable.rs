@@ -1,0 +1,90 @@
+//! Where endpoints may be checked: `health.allowedNetworks`, by default the networks in which backends are.
+//!
+//! Whoever may write EndpointSlices chooses their addresses. Without a bound, health checks would send requests to any
+//! host that the gateway reaches, and tell what it answers.
+//!
+//! Pure. Nodes as backends are not asked about here: they are the operator's.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::finding::{Finding, Reason};
+use super::settings::Settings;
+use crate::diagnostic::Diagnostic;
+use crate::model::{Node, Service};
+
+/// Endpoints that a finding names.
+const NAMED: usize = 3;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Checkable {
+    /// Sorted, none within another.
+    networks: Vec<IpNet>,
+    /// Whether the networks of a node count for the endpoints on it.
+    of_nodes: bool,
+    /// Whether every network is allowed.
+    all: bool,
+}
+
+impl Checkable {
+    /// What a configuration allows.
+    pub(super) fn new(settings: &Settings) -> Self {
+        let listed = settings.health.allowed_networks.clone();
+        let of_nodes = listed.is_none();
+        let all = listed.is_none() && settings.endpoints_of_operator;
+        let networks = listed.unwrap_or_else(|| {
+            let links = settings.interfaces.iter().flat_map(|interface| &interface.addresses);
+            // Through a default route lies everything.
+            let routes = settings.routes.iter().map(|route| &route.to).filter(|to| to.prefix_len() > 0);
+            links.chain(routes).map(IpNet::trunc).collect()
+        });
+        let mut networks = IpNet::aggregate(&networks);
+        networks.sort_unstable_by_key(IpNet::network);
+        Self { networks, of_nodes, all }
+    }
+
+    /// Whether an endpoint may be checked that says to be on this node.
+    pub(super) fn allows<'n>(&self, ip: IpAddr, node: impl FnOnce() -> Option<&'n Node>) -> bool {
+        self.allows_anywhere(ip) || (self.of_nodes && node().is_some_and(|node| is_of(node, ip)))
+    }
+
+    /// Whether it depends on the node of an endpoint if it may be checked.
+    pub(super) fn asks_for_node(&self, ip: IpAddr) -> bool {
+        self.of_nodes && !self.allows_anywhere(ip)
+    }
+
+    fn allows_anywhere(&self, ip: IpAddr) -> bool {
+        let next = self.networks.partition_point(|network| network.network() <= ip);
+        self.all || next.checked_sub(1).is_some_and(|at| self.networks[at].contains(&ip))
+    }
+}
+
+/// Whether an address is a node's own, or one of its Pods'.
+fn is_of(node: &Node, ip: IpAddr) -> bool {
+    node.internal_ips.contains(&ip) || node.pod_cidrs.iter().any(|network| network.contains(&ip))
+}
+
+/// Says which endpoints of a Service are not checked, if any.
+pub(super) fn finding(service: &Service, unchecked: &BTreeSet<IpAddr>) -> Option<Finding> {
+    if unchecked.is_empty() {
+        return None;
+    }
+    let named: Vec<String> = unchecked.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = match unchecked.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        n => format!(" and {n} more"),
+    };
+    let what = format!(
+        "endpoints of Service {} are not checked, and taken for healthy, because the operator does not allow \
+         checks of their networks: {}{more}",
+        service.meta.key,
+        named.join(", ")
+    );
+    let accepted = "endpoints on the gateway's links or routes or in the podCIDRs of their node, or their networks in \
+                    health.allowedNetworks";
+    let diagnostic = Diagnostic::warning(what).accepting(accepted);
+    Some(Finding::at(&service.meta, "spec", Reason::HealthCheckNotAllowed, diagnostic))
+}
