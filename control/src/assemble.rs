@@ -9,7 +9,7 @@ use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
 
 use crate::config::{GatewayConfig, Idle, Interface, OtherFamily, SourceConfig, UnknownFlows, UnservedPorts};
-use crate::reconcile::Settings;
+use crate::reconcile::{Demand, Settings};
 
 /// The dataplane of a configuration, without a word on failures.
 #[must_use]
@@ -96,6 +96,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         endpoints_of_operator: matches!(config.source, SourceConfig::Directory(_)),
         claims_unclassed: config.source.claims_classless(),
         authority: crate::pools::Authority::default(),
+        limits: Demand::MAX,
         other_gateways: std::sync::Arc::default(),
     }
 }

@@ -18,6 +18,7 @@ use super::frontends::Frontend;
 use super::health_options::{self, NodeCheck};
 use super::judged::{self, Judged, Witnesses};
 use super::programme::{Context, obstacle};
+use super::size_limits;
 use super::view::{BackendView, BackendViewState, BackendWhy, HealthView};
 use super::weights::{WEIGHT, Weights};
 use crate::diagnostic::Diagnostic;
@@ -134,7 +135,10 @@ pub(super) fn backends(
         let weight = if candidate.says_none && !fail_open { 0 } else { candidate.weight };
         result.push(endpoint.ip, endpoint.port.get(), weight, state, why, Some(candidate));
     }
-    if fail_open {
+    // A node says that it has no endpoint from its first answer on: that is no fault before its checks have failed as often
+    // as they have to, for a new Service is not yet known to every node.
+    let all_failed = || candidates.iter().filter(|c| c.is_chosen && c.would_take()).all(|c| c.judged.fails());
+    if fail_open && all_failed() {
         findings.push(fail_open_finding(plan, port, frontend.vip, &candidates));
     }
 
@@ -144,6 +148,7 @@ pub(super) fn backends(
         &plan.service.meta.key,
         &listed,
         plan.options.drain_timeout,
+        size_limits::kept_max(plan.service, listed.len()),
         context.input.now,
     );
     for left in kept {

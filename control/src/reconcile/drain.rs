@@ -37,7 +37,9 @@ enum Presence {
 impl Drains {
     /// Carries one service port over: `listed` are its backends now. Returns those that left and are kept.
     ///
-    /// A port that another Service had before has no memory: its flows were not ours.
+    /// A port that another Service had before has no memory: its flows were not ours. Of those that left, `kept_max` are
+    /// kept, the last to leave: a Service that changes its endpoints all the time does not fill the tables.
+    #[allow(clippy::too_many_arguments, reason = "the inputs of one decision, each of its own kind")]
     pub(super) fn step(
         &mut self,
         previous: &Self,
@@ -45,11 +47,10 @@ impl Drains {
         owner: &ObjectKey,
         listed: &BTreeSet<SocketAddr>,
         drain_timeout: Duration,
+        kept_max: usize,
         now: Duration,
     ) -> Vec<SocketAddr> {
-        let mut backends: BTreeMap<SocketAddr, Presence> =
-            listed.iter().map(|address| (*address, Presence::Listed)).collect();
-        let mut kept = Vec::new();
+        let mut kept: Vec<(Duration, SocketAddr)> = Vec::new();
         let before = previous.ports.get(&key).filter(|p| p.owner == *owner);
         for (address, presence) in before.into_iter().flat_map(|p| &p.backends) {
             let until = match presence {
@@ -57,14 +58,20 @@ impl Drains {
                 Presence::LeftUntil(until) => *until,
             };
             if !listed.contains(address) && until > now {
-                backends.insert(*address, Presence::LeftUntil(until));
-                kept.push(*address);
+                kept.push((until, *address));
             }
         }
+        if kept.len() > kept_max {
+            kept.sort_unstable_by(|a, b| b.cmp(a));
+            kept.truncate(kept_max);
+        }
+        let mut backends: BTreeMap<SocketAddr, Presence> =
+            listed.iter().map(|address| (*address, Presence::Listed)).collect();
+        backends.extend(kept.iter().map(|(until, address)| (*address, Presence::LeftUntil(*until))));
         if !backends.is_empty() {
             self.ports.insert(key, Arc::new(PortMemory { owner: owner.clone(), backends }));
         }
-        kept
+        kept.into_iter().map(|(_, address)| address).collect()
     }
 
     /// Puts the memory of one Service in the place of an older one of it.
@@ -81,6 +88,23 @@ impl Drains {
     /// Addresses of everyone remembered.
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ports.values().flat_map(|memory| memory.backends.keys().map(SocketAddr::ip))
+    }
+
+    /// The service ports of which backends have left, with how many; the one with the most first.
+    pub(super) fn most_left(&self) -> Vec<(usize, ServiceKey)> {
+        let left = |memory: &PortMemory| {
+            memory.backends.values().filter(|presence| matches!(presence, Presence::LeftUntil(_))).count()
+        };
+        let mut ports: Vec<_> = self.ports.iter().map(|(key, memory)| (left(memory), *key)).collect();
+        ports.retain(|(left, _)| *left > 0);
+        ports.sort_unstable_by(|a, b| b.cmp(a));
+        ports
+    }
+
+    /// Whether a backend of a service port has left.
+    pub(super) fn has_left(&self, key: &ServiceKey, backend: SocketAddr) -> bool {
+        let presence = self.ports.get(key).and_then(|memory| memory.backends.get(&backend));
+        matches!(presence, Some(Presence::LeftUntil(_)))
     }
 
     /// Whether both are the same memory, without looking inside.

@@ -79,10 +79,11 @@ impl<'a> Frontends<'a> {
         }
     }
 
-    /// How many addresses a port may be on at most.
-    pub(super) fn addresses(&self) -> usize {
+    /// How many addresses a port is on at most.
+    pub(super) fn addresses_of(&self, port: &ServicePort) -> usize {
         let Self { granted, node_port_vips, cluster_ips, contests: _ } = self;
-        granted.load_balancer.len() + granted.external.len() + node_port_vips.len() + cluster_ips.len()
+        let node_ports = if port.node_port.is_some() { node_port_vips.len() } else { 0 };
+        granted.load_balancer.len() + granted.external.len() + node_ports + cluster_ips.len()
     }
 
     /// LoadBalancer addresses.

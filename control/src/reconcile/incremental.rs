@@ -15,11 +15,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::limits::BACKENDS_MAX;
+
 use super::addresses::{Addresses, Changed, Moved};
 use super::checkable::Checkable;
 use super::finding::Finding;
+use super::frontends::Frontends;
 use super::options::Options;
 use super::programme::Context;
+use super::shares::Shares;
 use super::size_limits::{self, TooLarge};
 use super::sums::Sums;
 use super::touched::{Interest, Touches};
@@ -31,6 +35,7 @@ use crate::health::Verdicts;
 use crate::model::{
     EndpointIndex, Node, ObjectKey, Objects, Pod, PodIndex, Service, ServiceEndpoints, SliceIndex,
 };
+use crate::pools::Granted;
 use crate::shared_map::Difference;
 
 /// See the module.
@@ -69,6 +74,7 @@ struct Last {
     plans: BTreeMap<ObjectKey, Planned>,
     addresses: Addresses,
     served: BTreeMap<ObjectKey, Entry>,
+    shares: Shares,
     sums: Sums,
     taken_up: usize,
 }
@@ -172,6 +178,7 @@ impl Last {
             addresses: Addresses::new(input, &slices),
             slices,
             served: BTreeMap::new(),
+            shares: Shares::default(),
             sums: Sums::default(),
             taken_up: 0,
         }
@@ -331,29 +338,58 @@ impl Last {
         services.into_iter().chain(touched).collect()
     }
 
-    /// Steps 3 and 4 again for these.
+    /// Steps 3 and 4 again for these, and for those for which there is room now, or no longer.
     fn serve(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) {
         let own_addresses = input.settings.own_addresses();
-        let Addresses { vips, contested, .. } = &self.addresses;
+        let Self { addresses, slices, plans, served, sums, shares, .. } = self;
+        let Addresses { vips, contested, .. } = &*addresses;
         let checkable = Checkable::new(input.settings);
         let context =
             Context { input, vips, own_addresses: &own_addresses, contested, checkable: &checkable };
         let pods = PodIndex::default();
-        let index = EndpointIndex::over(input.objects, &self.slices, &pods);
-        for key in services {
-            let old = self.served.get(key);
-            let new = self.plans.get(key).map(|planned| {
-                let endpoints = index.resolve(&planned.service);
-                let mut served =
-                    one_service(&context, &planned.plan(), self.addresses.granted(key), &endpoints);
-                old.inspect(|old| served.share(&old.served));
-                Entry::new(&context, planned, served, &endpoints)
-            });
-            self.sums.replace(key, old, new.as_ref());
-            match new {
-                Some(new) => self.served.insert(key.clone(), new),
-                None => self.served.remove(key),
+        let index = EndpointIndex::over(input.objects, slices, &pods);
+        let limits = &input.settings.limits;
+        let sized = |planned: &Planned, granted: &Granted| {
+            let endpoints = index.resolve(&planned.service);
+            let frontends = Frontends::new(input.settings, &planned.service, granted, contested);
+            let nodes = input.objects.nodes.len();
+            let size = size_limits::demand(&planned.plan(), &frontends, &endpoints, nodes);
+            (endpoints, size)
+        };
+        let mut put = |key: &ObjectKey, mut entry: Option<Entry>| {
+            let old = served.get(key);
+            entry.iter_mut().zip(old).for_each(|(new, old)| new.served.share(&old.served));
+            sums.replace(key, old, entry.as_ref());
+            match entry {
+                Some(entry) => served.insert(key.clone(), entry),
+                None => served.remove(key),
             };
+        };
+        // Built only when it is known whether there is room for them.
+        let mut waiting = BTreeSet::new();
+        for key in services {
+            let Some(planned) = plans.get(key) else {
+                shares.remove(key);
+                put(key, None);
+                continue;
+            };
+            let granted = addresses.granted(key);
+            let (endpoints, size) = sized(planned, granted);
+            shares.set(&planned.service.meta, size.as_ref().copied().unwrap_or_default());
+            if shares.is_over(limits) {
+                waiting.insert(key.clone());
+                continue;
+            }
+            let too_large = size.err().or_else(|| shares.refusal(key, limits));
+            put(key, Some(Entry::new(&context, planned, granted, &endpoints, too_large.as_ref())));
+        }
+        waiting.append(&mut shares.settle(limits));
+        for key in &waiting {
+            let Some(planned) = plans.get(key) else { continue };
+            let granted = addresses.granted(key);
+            let (endpoints, size) = sized(planned, granted);
+            let too_large = size.err().or_else(|| shares.refusal(key, limits));
+            put(key, Some(Entry::new(&context, planned, granted, &endpoints, too_large.as_ref())));
         }
     }
 
@@ -361,7 +397,7 @@ impl Last {
         let (sums, addresses) = (&mut self.sums, &self.addresses);
         let health_check_node_ports = sums.health_check_node_ports(&self.plans);
         let mut spec = gateway(input, &addresses.pod_routes);
-        spec.services = sums.specs.values().cloned().collect();
+        spec.services = sums.fitting_specs(BACKENDS_MAX);
         let allocations = Arc::clone(addresses.allocator().allocations());
         self.memory = Memory { allocations, drains: sums.drains.clone() };
         Outcome {
@@ -405,16 +441,24 @@ impl Served {
 }
 
 impl Entry {
-    fn new(context: &Context<'_>, planned: &Planned, served: Served, endpoints: &ServiceEndpoints) -> Self {
+    fn new(
+        context: &Context<'_>,
+        planned: &Planned,
+        granted: &Granted,
+        endpoints: &ServiceEndpoints,
+        too_large: Option<&TooLarge>,
+    ) -> Self {
+        let served = one_service(context, &planned.plan(), granted, endpoints, too_large);
         let checked = served.targets.iter().map(|target| target.address.ip());
         let forwarded = served.specs.iter().flat_map(|spec| &spec.backends).map(|backend| backend.address);
         let left = served.drains.addresses();
         let addresses: BTreeSet<IpAddr> = checked.chain(forwarded).chain(left).collect();
+        let interest = Interest::new(context, &planned.plan(), endpoints, addresses.into_iter());
         Self {
             service: Arc::clone(&planned.service),
             findings: planned.findings.iter().chain(&served.findings).cloned().collect(),
             deadline: served.drains.next_deadline(),
-            interest: Interest::new(context, &planned.plan(), endpoints, addresses.into_iter()),
+            interest,
             served,
         }
     }

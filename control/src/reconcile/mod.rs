@@ -40,6 +40,7 @@ mod pools_of;
 mod programme;
 mod reserved;
 mod settings;
+mod shares;
 mod size_limits;
 mod source_ranges;
 mod sums;
@@ -54,6 +55,7 @@ pub use drain::{DrainTarget, Drains};
 pub use finding::{Asker, Finding, Reason};
 pub use incremental::Reconciler;
 pub use settings::Settings;
+pub use shares::Demand;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -185,12 +187,13 @@ struct Served {
     listener: Option<HealthCheckNodePort>,
 }
 
-/// Steps 3 and 4 for one Service.
+/// Steps 3 and 4 for one Service. Nothing of it is programmed where it, or all Services together, are `too_large`.
 fn one_service(
     context: &Context<'_>,
     plan: &Plan<'_>,
     granted: &Granted,
     endpoints: &ServiceEndpoints,
+    too_large: Option<&TooLarge>,
 ) -> Served {
     let meta = &plan.service.meta;
     let mut findings: Vec<Finding> = Vec::new();
@@ -203,7 +206,8 @@ fn one_service(
         diagnostic: d.clone(),
     }));
     let granted = pending(plan, granted);
-    let programmed = programme::programme(context, plan, &granted, endpoints, &mut drains, &mut findings);
+    let programmed =
+        programme::programme(context, plan, &granted, endpoints, too_large, &mut drains, &mut findings);
     let listener = health_check_node_port(plan.service).map(|port| {
         let local_endpoints = match context.settings().node.as_deref() {
             Some(node) => {

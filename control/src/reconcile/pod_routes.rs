@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tidegate_core::limits::ROUTES_MAX;
 use tidegate_core::snapshot::RouteSpec;
 
 use super::finding::{Asker, Finding, Reason};
@@ -15,6 +16,9 @@ use super::settings::Settings;
 use crate::config::PodRoutes;
 use crate::diagnostic::Diagnostic;
 use crate::model::{IpFamily, Node};
+
+/// What a full table accepts.
+const FEWER_ROUTES: &str = "fewer nodes and routes, 65536 in all";
 
 /// The routes to Pods, beside those of the configuration; sorted by prefix.
 pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<Finding>) -> Vec<RouteSpec> {
@@ -27,14 +31,20 @@ pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<
         if settings.node.as_deref() == Some(node.meta.key.name.as_str()) {
             continue;
         }
-        for (i, cidr) in node.pod_cidrs.iter().enumerate() {
-            if settings.routes.iter().any(|route| route.to == *cidr) {
+        for (i, cidr) in node.pod_cidrs.iter().map(IpNet::trunc).enumerate() {
+            if settings.routes.iter().any(|route| route.to == cidr) {
                 continue;
             }
-            let taken = routes.get(cidr).map(|(owner, _)| *owner);
-            match next_hop(settings, node, *cidr, taken) {
+            let taken = routes.get(&cidr).map(|(owner, _)| *owner);
+            let next_hop = match next_hop(settings, node, cidr, taken) {
+                Ok(_) if settings.routes.len() + routes.len() >= ROUTES_MAX => {
+                    Err(("the routing table is full".to_owned(), FEWER_ROUTES))
+                }
+                next_hop => next_hop,
+            };
+            match next_hop {
                 Ok(via) => {
-                    routes.insert(*cidr, (&node.meta.key.name, via));
+                    routes.insert(cidr, (&node.meta.key.name, via));
                 }
                 Err((why, accepted)) => {
                     let what =

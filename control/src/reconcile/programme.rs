@@ -25,7 +25,7 @@ use super::frontends::{Frontend, Frontends, Via};
 use super::health_options;
 use super::judged::Witnesses;
 use super::settings::Settings;
-use super::size_limits;
+use super::size_limits::TooLarge;
 use super::source_ranges::Admission;
 use super::view::{PortView, ServiceView};
 use super::{Input, Plan};
@@ -71,19 +71,19 @@ pub(super) struct Programmed {
     pub(super) forwardable: BTreeSet<IpAddr>,
 }
 
-/// Programmes one Service.
+/// Programmes one Service; none of its ports where it is `too_large`.
 pub(super) fn programme(
     context: &Context<'_>,
     plan: &Plan<'_>,
     granted: &Granted,
     endpoints: &ServiceEndpoints,
+    too_large: Option<&TooLarge>,
     drains: &mut Drains,
     findings: &mut Vec<Finding>,
 ) -> Programmed {
     let service = plan.service;
     let frontends = Frontends::new(context.settings(), service, granted, context.contested);
-    let too_many_backends = size_limits::too_many_backends(endpoints, frontends.addresses());
-    if let Some(too_large) = plan.too_large.or(too_many_backends.as_ref()) {
+    if let Some(too_large) = too_large {
         findings.push(too_large.finding(service));
         return Programmed {
             specs: Vec::new(),
@@ -181,6 +181,7 @@ fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted)
         vips: frontends.views(service),
         pending: granted.pending.clone(),
         refused: None,
+        unapplied: None,
         ports: Vec::new(),
         created: service.meta.creation_time.map(|t| t.to_string()),
     }

@@ -14,6 +14,7 @@ use tidegate_core::snapshot::{
     ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, RouteSpec, TunnelPrefix,
 };
 
+use super::shares::Demand;
 use crate::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
 use crate::model::IpFamily;
 use crate::pools::{Authority, Pool};
@@ -76,6 +77,8 @@ pub struct Settings {
     pub claims_unclassed: bool,
     /// Who decides on LoadBalancer addresses: this gateway, unless another one leads at the API server.
     pub authority: Authority,
+    /// What all Services together may have of the tables; [`Demand::MAX`] but in tests.
+    pub limits: Demand,
     /// The addresses of the other gateways at the API server, with their names: no Service may have them.
     pub other_gateways: Arc<BTreeMap<IpAddr, String>>,
 }
@@ -111,6 +114,7 @@ impl Default for Settings {
             endpoints_of_operator: true,
             claims_unclassed: true,
             authority: Authority::default(),
+            limits: Demand::MAX,
             other_gateways: Arc::default(),
         }
     }

@@ -6,10 +6,14 @@
 //! The limits are far above what a Service of the Kubernetes API needs, and far below what would slow a round down for
 //! the others.
 
+use super::Plan;
 use super::finding::{Finding, Reason};
+use super::frontends::Frontends;
 use super::settings::Settings;
+use super::shares::Demand;
+use crate::config::Target;
 use crate::diagnostic::Diagnostic;
-use crate::model::{ENDPOINTS_MAX, Service, ServiceEndpoints};
+use crate::model::{ENDPOINTS_MAX, Service, ServiceEndpoints, TrafficPolicy};
 
 /// Service ports (VIP, protocol, port) of one Service.
 pub(super) const FRONTENDS_MAX: usize = 32_768;
@@ -30,6 +34,21 @@ pub(super) struct TooLarge {
 }
 
 impl TooLarge {
+    /// All Services together ask for more than `max`, and those of this namespace for the most.
+    pub(super) fn of_all(namespace: &str, max: &Demand) -> Self {
+        let Demand { frontends, backends } = max;
+        Self {
+            why: format!(
+                "all Services together ask for more than the gateway's tables hold, and namespace {namespace} for \
+                 the most: its newest Services are left out"
+            ),
+            field: "spec.ports".to_owned(),
+            accepted: format!(
+                "at most {frontends} service ports and {backends} backends of all Services together"
+            ),
+        }
+    }
+
     /// The finding about it.
     pub(super) fn finding(&self, service: &Service) -> Finding {
         let what = format!("Service {} is not programmed: {}", service.meta.key, self.why);
@@ -54,25 +73,58 @@ pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Opti
     })
 }
 
-/// Whether the endpoints of a Service are too many on `frontends` service ports.
-pub(super) fn too_many_backends(endpoints: &ServiceEndpoints, addresses: usize) -> Option<TooLarge> {
-    let largest = endpoints.ports.iter().enumerate().max_by_key(|(_, port)| port.endpoints.len());
-    if let Some((i, port)) = largest
-        && port.endpoints.len() > BACKENDS_PER_PORT_MAX
-    {
-        return Some(TooLarge {
-            why: format!("port {}/{} has {} endpoints", port.port, port.protocol, port.endpoints.len()),
-            field: format!("spec.ports[{i}]"),
-            accepted: format!("at most {BACKENDS_PER_PORT_MAX} for one port"),
-        });
+/// How much a Service asks for on the addresses that it was granted, or what is too much about it.
+pub(super) fn demand(
+    plan: &Plan<'_>,
+    frontends: &Frontends<'_>,
+    endpoints: &ServiceEndpoints,
+    nodes: usize,
+) -> Result<Demand, TooLarge> {
+    if let Some(too_large) = plan.too_large {
+        return Err(too_large.clone());
     }
-    let backends = match endpoints.too_many {
-        Some(count) => count,
-        None => endpoints.ports.iter().map(|port| port.endpoints.len()).sum::<usize>() * addresses,
-    };
-    (backends > BACKENDS_MAX).then(|| TooLarge {
-        why: format!("its endpoints make {backends} backends over all of its ports and addresses"),
+    let mut demand = Demand::default();
+    for (i, (port, resolved)) in plan.service.ports.iter().zip(&endpoints.ports).enumerate() {
+        let candidates = match plan.options.target {
+            Target::Pod => resolved.endpoints.len(),
+            Target::Node => candidate_nodes(plan.service, resolved.endpoints.len(), nodes),
+        };
+        if candidates > BACKENDS_PER_PORT_MAX {
+            return Err(TooLarge {
+                why: format!("port {}/{} has {candidates} endpoints", resolved.port, resolved.protocol),
+                field: format!("spec.ports[{i}]"),
+                accepted: format!("at most {BACKENDS_PER_PORT_MAX} for one port"),
+            });
+        }
+        let addresses = frontends.addresses_of(port);
+        demand += Demand { frontends: addresses, backends: addresses * candidates };
+    }
+    if let Some(count) = endpoints.too_many {
+        demand.backends = count;
+    }
+    if demand.backends <= BACKENDS_MAX {
+        return Ok(demand);
+    }
+    Err(TooLarge {
+        why: format!("its endpoints make {} backends over all of its ports and addresses", demand.backends),
         field: "spec.ports".to_owned(),
         accepted: format!("at most {BACKENDS_MAX} for one Service"),
     })
+}
+
+/// How many nodes are backends of a port at most: with policy Local those that have an endpoint.
+fn candidate_nodes(service: &Service, endpoints: usize, nodes: usize) -> usize {
+    let serves_cluster_ips = !service.cluster_ips.is_empty();
+    let is_local = service.external_traffic_policy == TrafficPolicy::Local
+        && (!serves_cluster_ips || service.internal_traffic_policy == TrafficPolicy::Local);
+    if is_local { endpoints.min(nodes) } else { nodes }
+}
+
+/// How many backends that have left one port of a Service are kept for their flows, beside those that are `listed`: as
+/// many as the Service may have backends, shared by its ports and addresses. A few in any case.
+pub(super) fn kept_max(service: &Service, listed: usize) -> usize {
+    const KEPT_MIN: usize = 8;
+    let frontends = service.ports.len() * (2 + service.external_ips.len());
+    let share = (BACKENDS_MAX / frontends.max(1)).max(KEPT_MIN);
+    share.min(BACKENDS_PER_PORT_MAX.saturating_sub(listed))
 }

@@ -5,10 +5,11 @@
 //! made anew only where what they are made of has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{ServiceKey, SharedService};
+use tidegate_core::snapshot::{ServiceKey, ServiceSpec, SharedService};
 
 use super::drain::Drains;
 use super::finding::Finding;
@@ -23,6 +24,8 @@ use crate::shared_map::SharedMap;
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     pub(super) specs: SharedMap<ServiceKey, SharedService>,
+    /// Backends of these.
+    backends: usize,
     pub(super) views: SharedMap<ObjectKey, Arc<ServiceView>>,
     pub(super) targets: Targets,
     pub(super) drains: Drains,
@@ -63,11 +66,32 @@ impl Sums {
             // Not where another Service has it by now.
             if self.specs.get(&spec.key).is_some_and(|known| known.is_same(spec)) {
                 self.specs.remove(&spec.key);
+                self.backends -= spec.backends.len();
             }
         }
         for spec in is.into_iter().flat_map(|is| &is.specs) {
-            self.specs.insert(spec.key, spec.clone());
+            self.backends += spec.backends.len();
+            let before = self.specs.insert(spec.key, spec.clone());
+            self.backends -= before.map_or(0, |before| before.backends.len());
         }
+    }
+
+    /// The service ports for the dataplane. Where backends that have left would make them more than the tables hold, those
+    /// of the ports with the most of them are left out: their flows end early, and everything else is forwarded.
+    pub(super) fn fitting_specs(&self, backends_max: usize) -> Vec<SharedService> {
+        let mut surplus = self.backends.saturating_sub(backends_max);
+        if surplus == 0 {
+            return self.specs.values().cloned().collect();
+        }
+        let mut specs = self.specs.clone();
+        for (_, key) in self.drains.most_left() {
+            let Some(spec) = specs.get(&key).filter(|_| surplus > 0) else { continue };
+            let mut trimmed = ServiceSpec::clone(spec);
+            trimmed.backends.retain(|b| !self.drains.has_left(&key, SocketAddr::new(b.address, b.port)));
+            surplus = surplus.saturating_sub(spec.backends.len() - trimmed.backends.len());
+            specs.insert(key, trimmed.into());
+        }
+        specs.values().cloned().collect()
     }
 
     fn replace_targets(&mut self, was: Option<&Served>, is: Option<&Served>) {

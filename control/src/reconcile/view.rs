@@ -26,6 +26,9 @@ pub struct ServiceView {
     /// Why none of its ports is programmed, where that is for the Service as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
+    /// Why the workers do not forward by this yet: they have an older state of the Service, or none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unapplied: Option<String>,
     /// One entry for each port on each VIP.
     pub ports: Vec<PortView>,
     /// `creationTimestamp`, RFC 3339.

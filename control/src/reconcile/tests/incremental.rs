@@ -45,6 +45,8 @@ enum Edit {
         drain_timeout: u64,
         zone: Option<u8>,
     },
+    /// What all Services together may have of the tables.
+    Limits(Option<(usize, usize)>),
     /// The source says the same again, in new objects.
     Relist,
 }
@@ -183,6 +185,7 @@ fn arbitrary_edit() -> impl Strategy<Value = Edit> {
     let settings =
         (1_u64..300, of(0_u8..2)).prop_map(|(drain_timeout, zone)| Edit::Settings { drain_timeout, zone });
     prop_oneof![
+        1 => weighted(0.7, (1_usize..8, 1_usize..12)).prop_map(Edit::Limits),
         6 => arbitrary_put(),
         1 => service_key().prop_map(Edit::Remove),
         6 => arbitrary_slice(),
@@ -270,6 +273,10 @@ fn make(world: &mut World, edit: &Edit, last: Option<&Outcome>) {
         Edit::Settings { drain_timeout, zone } => {
             world.settings.drain_timeout = Duration::from_secs(*drain_timeout);
             world.settings.zone = zone.map(|n| format!("z{n}"));
+        }
+        Edit::Limits(limits) => {
+            world.settings.limits =
+                limits.map_or(Demand::MAX, |(frontends, backends)| Demand { frontends, backends });
         }
         Edit::Relist => {
             let again = objects.services.iter().map(|(k, s)| (k.clone(), Arc::new(Service::clone(s))));

@@ -130,3 +130,86 @@ fn a_service_that_shrinks_below_a_limit_is_programmed_again() {
     let served = world.look();
     assert_eq!((states(only(&served)).len(), address(&served)), (10, had), "with the address that it had");
 }
+
+/// Services of one namespace, each older than the next.
+fn services_of(namespace: &str, count: usize, created: i64) -> Vec<Service> {
+    (0..count)
+        .map(|n| {
+            let mut service = service(&format!("{namespace}-{n}"));
+            namespace.clone_into(&mut service.meta.key.namespace);
+            let second = created + i64::try_from(n).expect("a small number");
+            service.meta.creation_time = jiff::Timestamp::from_second(second).ok();
+            service
+        })
+        .collect()
+}
+
+fn left_out(outcome: &Outcome) -> Vec<String> {
+    let refused = outcome.services.iter().filter(|view| view.refused.is_some());
+    refused.map(|view| view.name.clone()).collect()
+}
+
+#[test]
+fn when_all_services_together_are_too_many_the_newest_of_the_largest_namespace_are_refused_and_no_other() {
+    // The victim comes last of all.
+    let mut services = services_of("greedy", 6, 0);
+    services.extend(services_of("victim", 1, 1_000));
+    let mut world = World::new(services, Vec::new());
+    world.settings.limits = Demand { frontends: 5, ..Demand::MAX };
+    let mut remembers = Reconciler::default();
+    let outcome = remembers.reconcile(&world.input());
+    assert_eq!(left_out(&outcome), ["greedy-4", "greedy-5"]);
+    assert_eq!(outcome.spec.services.len(), 5);
+    let findings: Vec<&Finding> =
+        outcome.findings.iter().filter(|f| f.reason == Reason::LimitExceeded).collect();
+    assert_eq!(findings.iter().map(|f| f.object.name.as_str()).collect::<Vec<_>>(), ["greedy-4", "greedy-5"]);
+    assert!(findings[0].diagnostic.what.contains("namespace greedy for the most"), "{findings:?}");
+    // There is room again when another one goes.
+    world.memory = outcome.memory.clone();
+    world.objects.services.remove(&ObjectKey::new("greedy", "greedy-0"));
+    let outcome = remembers.reconcile(&world.input());
+    assert_eq!(left_out(&outcome), ["greedy-5"]);
+    assert_eq!(outcome, world.look(), "whatever was before");
+}
+
+#[test]
+fn backends_that_leave_again_and_again_do_not_fill_the_tables() {
+    let port = [("http", Protocol::Tcp, 8080)];
+    let mut world = World::new(vec![service("web")], many_endpoints("web", &port, 40_000));
+    world.step();
+    let of = |n: u8, world: &mut World| {
+        let mut slices = many_endpoints("web", &port, 40_000);
+        for endpoint in slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
+            let Some(IpAddr::V4(ip)) = endpoint.address else { panic!("IPv4") };
+            let [_, b, c, d] = ip.octets();
+            endpoint.address = Some(IpAddr::from([100 + n, b, c, d]));
+        }
+        world.set_slices(slices);
+    };
+    for n in 0..3 {
+        of(n, &mut world);
+        let outcome = world.step();
+        let web = only(&outcome);
+        assert!(
+            web.backends.len() <= tidegate_core::limits::BACKENDS_PER_SERVICE_MAX,
+            "{}",
+            web.backends.len()
+        );
+        let active = web.backends.iter().filter(|b| b.state == BackendState::Active).count();
+        assert_eq!(active, 40_000);
+    }
+}
+
+#[test]
+fn nodes_are_counted_as_backends_where_they_are_the_target() {
+    let mut huge = annotated(service("huge"), "tidegate.dev/target", "node");
+    huge = annotated(huge, "tidegate.dev/forwarding", "dsr-l2");
+    huge.ports = (1..=3_000).map(|n| service_port(&format!("p{n}"), Protocol::Tcp, n, n)).collect();
+    let mut world = World::new(vec![huge], Vec::new());
+    for n in 0..100 {
+        world.put_node(node(&format!("n{n}"), &[&format!("10.0.3.{n}")]));
+    }
+    let outcome = world.look();
+    let why = outcome.services[0].refused.as_deref();
+    assert_eq!(why, Some("its endpoints make 300000 backends over all of its ports and addresses"));
+}

@@ -268,3 +268,28 @@ fn nodes_that_all_say_they_have_no_endpoint_keep_the_weights_of_those_that_termi
     });
     assert_eq!(states(only(&both.look())), ["10.0.1.1:80 draining", "10.0.1.2:80 draining"]);
 }
+
+#[test]
+fn a_new_local_service_is_no_warning_before_its_nodes_have_failed_their_checks() {
+    let mut both = Both::new(
+        &(to_nodes("dsr-l2", LOCAL, "")
+            + &slice_of_web(
+                "s",
+                "IPv4",
+                &["addresses: [10.1.0.1], nodeName: a", "addresses: [10.1.1.1], nodeName: b"],
+            )
+            + &nodes()),
+    );
+    let targets: Vec<_> = both.look().targets.iter().cloned().collect();
+    let told = |standing: Standing| -> Verdicts {
+        targets.iter().map(|target| (target.clone(), standing)).collect()
+    };
+    let warns = |both: &Both| both.look().findings.iter().any(|f| f.reason == Reason::HealthFailOpen);
+    // Their proxies have not heard of the Service yet.
+    let none = Standing { weight: Some(0), ..Default::default() };
+    both.both(|world| world.verdicts = told(none));
+    assert!(both.look().services[0].ports[0].fail_open && !warns(&both));
+    // Nor after as many answers as it takes.
+    both.both(|world| world.verdicts = told(Standing { failure: Some(Failure::Status(503)), ..none }));
+    assert!(warns(&both));
+}

@@ -1,0 +1,201 @@
+//! How much all Services together may take of the tables that they share, and which of them get nothing when they ask
+//! for more than that.
+//!
+//! Each Service has a [`Demand`], found by arithmetic on counts. While the sum fits, everybody is served. When it does
+//! not, the namespace with the largest demand gives up its newest Service, again and again until the rest fits: a
+//! namespace that asks for less than the others loses nothing, whoever else comes and whenever. Services that are
+//! refused are told so, and are served again when there is room.
+//!
+//! Invariant: who is refused follows from the demands of the moment alone, not from the order in which they came.
+
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::ops::{AddAssign, SubAssign};
+
+use tidegate_core::limits;
+
+use super::size_limits::TooLarge;
+use crate::model::{Metadata, ObjectKey};
+
+/// Service ports and backends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Service ports: (VIP, protocol, port).
+    pub frontends: usize,
+    /// Backends, counted on each service port.
+    pub backends: usize,
+}
+
+impl Demand {
+    /// What all Services may have: all service ports of the tables, and three quarters of the backends. The rest is for
+    /// backends that have left and keep their flows.
+    pub const MAX: Self = Self { frontends: limits::SERVICES_MAX, backends: limits::BACKENDS_MAX / 4 * 3 };
+
+    fn fits(&self, max: &Self) -> bool {
+        self.frontends <= max.frontends && self.backends <= max.backends
+    }
+}
+
+impl AddAssign for Demand {
+    fn add_assign(&mut self, other: Self) {
+        self.frontends += other.frontends;
+        self.backends += other.backends;
+    }
+}
+
+impl SubAssign for Demand {
+    fn sub_assign(&mut self, other: Self) {
+        self.frontends -= other.frontends;
+        self.backends -= other.backends;
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Shares {
+    all: BTreeMap<ObjectKey, (Demand, Metadata)>,
+    total: Demand,
+    refused: BTreeSet<ObjectKey>,
+}
+
+impl Shares {
+    /// A Service asks for this much now.
+    pub(super) fn set(&mut self, meta: &Metadata, demand: Demand) {
+        self.remove(&meta.key);
+        // What seniority goes by, and nothing else of it.
+        let meta = Metadata {
+            uid: meta.uid.clone(),
+            creation_time: meta.creation_time,
+            ..Metadata::new(meta.key.clone())
+        };
+        self.total += demand;
+        self.all.insert(meta.key.clone(), (demand, meta));
+    }
+
+    /// A Service is gone.
+    pub(super) fn remove(&mut self, key: &ObjectKey) {
+        if let Some((demand, _)) = self.all.remove(key) {
+            self.total -= demand;
+        }
+    }
+
+    /// Whether all of them ask for more than there is.
+    pub(super) fn is_over(&self, max: &Demand) -> bool {
+        !self.total.fits(max)
+    }
+
+    /// Why a Service gets nothing, if it was refused when they were last [settled](Self::settle).
+    pub(super) fn refusal(&self, key: &ObjectKey, max: &Demand) -> Option<TooLarge> {
+        self.refused.contains(key).then(|| TooLarge::of_all(&key.namespace, max))
+    }
+
+    /// Decides who is refused; the Services for which that is another answer than before.
+    pub(super) fn settle(&mut self, max: &Demand) -> BTreeSet<ObjectKey> {
+        let refused = if self.is_over(max) { self.surplus(max) } else { BTreeSet::new() };
+        let changed = self.refused.symmetric_difference(&refused).cloned().collect();
+        self.refused = refused;
+        changed
+    }
+
+    fn surplus(&self, max: &Demand) -> BTreeSet<ObjectKey> {
+        let (mut total, mut refused) = (self.total, BTreeSet::new());
+        let sides: [(fn(&Demand) -> usize, usize); 2] =
+            [(|demand| demand.frontends, max.frontends), (|demand| demand.backends, max.backends)];
+        for (side, max) in sides {
+            // By namespace, the newest last.
+            let mut namespaces: BTreeMap<&str, (usize, Vec<&(Demand, Metadata)>)> = BTreeMap::new();
+            for (key, one) in self.all.iter().filter(|(key, one)| side(&one.0) > 0 && !refused.contains(*key))
+            {
+                let (sum, of_namespace) = namespaces.entry(key.namespace.as_str()).or_default();
+                *sum += side(&one.0);
+                of_namespace.push(one);
+            }
+            if side(&total) <= max {
+                continue;
+            }
+            for (_, of_namespace) in namespaces.values_mut() {
+                of_namespace.sort_by(|(_, a), (_, b)| a.seniority().cmp(&b.seniority()));
+            }
+            let mut largest: BinaryHeap<(usize, &str)> =
+                namespaces.iter().map(|(name, (sum, _))| (*sum, *name)).collect();
+            while side(&total) > max
+                && let Some((_, name)) = largest.pop()
+                && let Some((sum, of_namespace)) = namespaces.get_mut(name)
+                && let Some((demand, meta)) = of_namespace.pop()
+            {
+                refused.insert(meta.key.clone());
+                total -= *demand;
+                *sum -= side(demand);
+                largest.push((*sum, name));
+            }
+        }
+        refused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn meta(namespace: &str, name: &str, created: i64) -> Metadata {
+        let mut meta = Metadata::new(ObjectKey::new(namespace, name));
+        meta.creation_time = jiff::Timestamp::from_second(created).ok();
+        meta
+    }
+
+    fn refused(shares: &Shares) -> Vec<String> {
+        shares.refused.iter().map(ToString::to_string).collect()
+    }
+
+    const MAX: Demand = Demand { frontends: 10, backends: 100 };
+
+    #[test]
+    fn the_newest_services_of_the_largest_namespace_are_refused_and_come_back_when_there_is_room() {
+        let mut shares = Shares::default();
+        for n in 0..10 {
+            shares.set(&meta("greedy", &format!("s{n}"), n), Demand { frontends: 1, backends: 10 });
+        }
+        assert!(shares.settle(&MAX).is_empty());
+        // The victim is the newest of all, and asks for less than the other namespace has.
+        shares.set(&meta("victim", "web", 1_000), Demand { frontends: 1, backends: 15 });
+        let changed = shares.settle(&MAX);
+        assert_eq!(refused(&shares), ["greedy/s8", "greedy/s9"]);
+        assert_eq!(changed.len(), 2);
+        shares.remove(&ObjectKey::new("greedy", "s0"));
+        assert_eq!(shares.settle(&MAX).len(), 1);
+        assert_eq!(refused(&shares), ["greedy/s9"]);
+        shares.remove(&ObjectKey::new("greedy", "s1"));
+        shares.settle(&MAX);
+        assert_eq!(refused(&shares), [] as [&str; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_served_fits_and_nobody_below_an_equal_share_is_refused(
+            demands in prop::collection::vec((0_u8..4, 0_usize..4, 0_usize..60), 1..40),
+        ) {
+            let mut shares = Shares::default();
+            for (n, (namespace, frontends, backends)) in demands.iter().enumerate() {
+                let meta = meta(&format!("n{namespace}"), &format!("s{n}"), n as i64);
+                shares.set(&meta, Demand { frontends: *frontends, backends: *backends });
+            }
+            shares.settle(&MAX);
+            let mut served = Demand::default();
+            let mut asked: BTreeMap<&str, Demand> = BTreeMap::new();
+            for (key, (demand, _)) in &shares.all {
+                *asked.entry(&key.namespace).or_default() += *demand;
+                if !shares.refused.contains(key) {
+                    served += *demand;
+                }
+            }
+            prop_assert!(served.fits(&MAX), "{served:?}");
+            let many = asked.len();
+            for (name, asked) in asked {
+                if asked.frontends <= MAX.frontends / many && asked.backends <= MAX.backends / many {
+                    prop_assert!(shares.refused.iter().all(|key| key.namespace != name), "{name}");
+                }
+            }
+        }
+    }
+}
