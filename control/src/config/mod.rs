@@ -12,6 +12,7 @@
 mod admin;
 mod cross;
 mod dataplane;
+mod expand;
 mod health;
 mod pools;
 mod services;
@@ -120,8 +121,21 @@ pub fn load(path: &Path) -> Loaded {
 /// `file` is how the file is called in messages; relative paths in it are relative to `base`; `host_cores`
 /// decides the default of `dataplane.idle`.
 pub fn parse(text: &str, file: &str, base: &Path, host_cores: usize) -> Loaded {
+    parse_in(&|name| std::env::var(name).ok(), text, file, base, host_cores)
+}
+
+fn parse_in(
+    environment: &dyn Fn(&str) -> Option<String>,
+    text: &str,
+    file: &str,
+    base: &Path,
+    host_cores: usize,
+) -> Loaded {
     let sheet = Sheet::new(file);
-    let documents = sheet.documents(text);
+    let mut documents = sheet.documents(text);
+    if let Some(root) = documents.first_mut() {
+        expand::expand(&sheet, root, environment);
+    }
     if let Some(second) = documents.get(1) {
         sheet.error(second.at, "a second document", "one GatewayConfig in the file");
     }

@@ -109,10 +109,28 @@ fn unusable(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
+const LABEL_KEY: &str =
+    "a name of up to 63 letters, digits, -, _ and ., after an optional prefix such as example.org/";
+const LABEL_VALUE: &str = "up to 63 letters, digits, -, _ and ., a letter or digit at both ends";
+
 /// `{matchLabels, matchExpressions}`; absent: everything.
 fn selector(field: Option<Field<'_>>) -> Selector {
     let Some(fields) = field.and_then(|f| f.fields()) else { return Selector::default() };
-    let match_labels = fields.get("matchLabels").map(|f| f.labels()).unwrap_or_default();
+    let match_labels = match fields.get("matchLabels") {
+        None => Labels::new(),
+        Some(field) => {
+            let labels = field.labels();
+            // What no object can carry selects nothing, which nobody means. It stays, so that nothing is selected.
+            for (key, value) in &labels {
+                if !text::is_qualified_name(key) {
+                    field.error(format_args!("{key:?} cannot be the key of a label"), LABEL_KEY);
+                } else if !text::is_label_value(value) {
+                    field.error(format_args!("{value:?} cannot be the value of label {key}"), LABEL_VALUE);
+                }
+            }
+            labels
+        }
+    };
     let expressions = fields.items("matchExpressions");
     let match_expressions = expressions.iter().filter_map(expression).collect();
     fields.finish(Unknown::Refused);
@@ -134,6 +152,11 @@ fn expression(field: &Field<'_>) -> Option<Expression> {
         .filter_map(Field::string)
         .map(str::to_owned)
         .collect();
+    if let (Some(field), Some(value)) =
+        (&values_field, values.iter().find(|value| !text::is_label_value(value)))
+    {
+        field.error(format_args!("{value:?} cannot be the value of a label"), LABEL_VALUE);
+    }
     let choices = [("In", 0), ("NotIn", 1), ("Exists", 2), ("DoesNotExist", 3)];
     let operator =
         fields.required("operator", "In, NotIn, Exists, DoesNotExist").and_then(|f| f.one_of(&choices));

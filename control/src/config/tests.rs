@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tidegate_core::wire::MacAddr;
 
 use super::*;
@@ -682,4 +683,28 @@ fn own_addresses_are_those_of_interfaces_snat_and_tunnels() {
     let own = valid(FULL).dataplane.own_addresses();
     let own: Vec<String> = own.iter().map(ToString::to_string).collect();
     assert_eq!(own, ["10.0.0.1", "192.0.2.2", "192.0.2.3", "2001:db8::2", "2001:db8::3"]);
+}
+
+#[test]
+fn the_daemonset_gives_every_node_a_gateway_of_its_own_name_and_addresses() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/daemonset/gateway.yaml");
+    let text = std::fs::read_to_string(path).expect("readable");
+    let on_node = |name: &'static str, ips: &'static str| {
+        let environment = move |variable: &str| match variable {
+            "NODE_NAME" => Some(name.to_owned()),
+            "NODE_IPS" => Some(ips.to_owned()),
+            _ => None,
+        };
+        let loaded = super::parse_in(&environment, &text, "gateway.yaml", Path::new("."), 4);
+        loaded.config.unwrap_or_else(|| panic!("{}", loaded.report))
+    };
+    let (one, two) = (on_node("a", "192.0.2.7,2001:db8::7"), on_node("b", "192.0.2.8,2001:db8::8"));
+    assert_eq!((one.name.as_str(), one.node_name.as_deref()), ("a", Some("a")));
+    assert_eq!(two.name, "b");
+    let addresses = |config: &GatewayConfig| {
+        let interfaces = config.dataplane.interfaces.iter();
+        interfaces.flat_map(|interface| interface.addresses.clone()).collect::<Vec<IpNet>>()
+    };
+    assert_eq!(addresses(&one), ["192.0.2.7/24", "2001:db8::7/64"].map(|net| net.parse().expect("a prefix")));
+    assert!(addresses(&two).iter().all(|net| !addresses(&one).contains(net)));
 }

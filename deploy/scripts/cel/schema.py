@@ -58,7 +58,8 @@ def faults(schema, value, path=""):
         yield path, f"must be of type {kind}", True
         return
     if "enum" in schema and value not in schema["enum"]:
-        yield path, f"supported values: {', '.join(map(str, schema['enum']))}", True
+        quoted = ", ".join(f'"{one}"' for one in schema["enum"])
+        yield path, f"supported values: {quoted}", True
     lengths = {"array": ("minItems", "maxItems"), "object": ("minProperties", "maxProperties")}
     if kind not in ("boolean", "integer", "number"):
         least, most = lengths.get(kind, ("minLength", "maxLength"))

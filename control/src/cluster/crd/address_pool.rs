@@ -104,6 +104,10 @@ fn addresses(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     })
 }
 
+/// What the key and the value of a label may be.
+const LABEL_KEY: &str = "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]$";
+const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
+
 /// A label selector.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -123,7 +127,7 @@ fn labels(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "object",
         "maxProperties": 16,
-        "additionalProperties": {"type": "string", "maxLength": 63}
+        "additionalProperties": {"type": "string", "maxLength": 63, "pattern": LABEL_VALUE}
     })
 }
 
@@ -135,14 +139,14 @@ fn labels(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
 }]))]
 pub struct Requirement {
     /// Label key.
-    #[schemars(length(min = 1, max = 317))]
+    #[schemars(length(min = 1, max = 317), regex(pattern = LABEL_KEY))]
     pub key: String,
     /// In, NotIn, Exists or DoesNotExist.
     #[schemars(extend("enum" = ["In", "NotIn", "Exists", "DoesNotExist"]))]
     pub operator: String,
     /// Values of In and NotIn.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 63)))]
+    #[schemars(length(max = 64), inner(length(max = 63), regex(pattern = LABEL_VALUE)))]
     pub values: Vec<String>,
 }
 
