@@ -31,6 +31,8 @@ pub(crate) struct Knows {
     pub(crate) watch_list: bool,
     /// `ipMode` in the status of Services.
     pub(crate) ip_mode: bool,
+    /// The namespace `kube-system` is found in an etcd that counts apart.
+    pub(crate) namespaces_apart: bool,
 }
 
 /// The storage name of CustomResourceDefinitions.
@@ -239,7 +241,11 @@ impl Api {
             .collect();
         let limit = request.param("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
         let page = &matching[..limit.min(matching.len())];
-        let mut metadata = json!({"resourceVersion": at.to_string()});
+        let is_apart = self.knows.namespaces_apart
+            && resource.plural == "namespaces"
+            && request.param("fieldSelector") == "metadata.name=kube-system";
+        let at_shown = if is_apart { 1 } else { at };
+        let mut metadata = json!({"resourceVersion": at_shown.to_string()});
         if let Some(last) = page.last().filter(|_| page.len() < matching.len()) {
             let (namespace, name) = key(last);
             metadata["continue"] = format!("{at}:{namespace}/{name}").into();

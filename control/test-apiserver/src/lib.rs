@@ -83,6 +83,9 @@ pub struct Options {
     pub bookmark_interval: Duration,
     /// `ipMode` is in the schema of Services; a server from before 1.29 refuses every apply that has it.
     pub ip_mode: bool,
+    /// Namespaces are kept in an etcd of their own, which counts far behind the others (`--etcd-servers-overrides`): so
+    /// says the list by which the namespace `kube-system` is found.
+    pub namespaces_apart: bool,
 }
 
 impl Default for Options {
@@ -93,6 +96,7 @@ impl Default for Options {
             watch_list: true,
             bookmark_interval: Duration::from_secs(60),
             ip_mode: true,
+            namespaces_apart: false,
         }
     }
 }
@@ -117,7 +121,8 @@ impl TestApiServer {
     /// The address cannot be listened at.
     pub fn start(options: Options) -> io::Result<Self> {
         let wake = Arc::new(tokio_watch::channel(0).0);
-        let knows = Knows { watch_list: options.watch_list, ip_mode: options.ip_mode };
+        let Options { watch_list, ip_mode, namespaces_apart, .. } = options;
+        let knows = Knows { watch_list, ip_mode, namespaces_apart };
         let shared = Arc::new(Shared {
             api: Mutex::new(Api::new(knows, FIRST_VERSION)),
             tokens: Mutex::new(BTreeMap::from([(ADMIN_TOKEN.to_string(), Some(User::admin()))])),

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::Engine;
+use hyper::header::{HeaderValue, USER_AGENT};
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -39,6 +40,12 @@ use proxy::{Proxy, Tunnel};
 
 /// Longest wait for a TCP and TLS connection, proxy included.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// A connection without traffic is asked for life after this,
+const KEEPALIVE: Duration = Duration::from_secs(6);
+/// again after each of these,
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
+/// and given up after so many without an answer: 15 s in all.
+const KEEPALIVE_RETRIES: u32 = 3;
 /// Longest wait for a plugin that fetches credentials, and for the files.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
 /// Credentials are fetched again this long before they expire.
@@ -423,6 +430,10 @@ fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError>
     let failed = |e: kube::Error| error("no client for the API server", &e);
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
+    // A peer that is gone without a word is found out, also where nothing is sent.
+    tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
     let tls = config.rustls_https_connector_with_connector(Tunnel { tcp, proxy }).map_err(failed)?;
     let mut timed = hyper_timeout::TimeoutConnector::new(tls);
     timed.set_connect_timeout(Some(CONNECT_MAX));
@@ -432,9 +443,17 @@ fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError>
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer().map_err(failed)?)
         .layer(config.extra_headers_layer().map_err(failed)?)
+        .map_request(name_ourselves)
         .map_err(BoxError::from)
         .service(http);
     Ok(ClientBuilder::new(service, config.default_namespace.clone()).build())
+}
+
+/// Says who asks, for the audit log of the API server and its priority and fairness.
+fn name_ourselves(mut request: hyper::Request<Body>) -> hyper::Request<Body> {
+    let agent = HeaderValue::from_static(concat!("tidegate/", env!("CARGO_PKG_VERSION")));
+    request.headers_mut().insert(USER_AGENT, agent);
+    request
 }
 
 /// An error with all of its causes.

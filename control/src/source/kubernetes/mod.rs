@@ -3,7 +3,7 @@
 //! [`KubernetesSource::start`] watches every kind of `KINDS` on the runtime that it is called on, until it is dropped.
 //! The way of an object: `reflect` lists and watches (`wire` is the HTTP of it, `connect` the credentials), `object`
 //! trims and decodes it by the same code as manifests in files, `retain` decides what to believe of an API server that
-//! comes back from a loss (`history` knows one from an expired watch), `hub` puts the kinds together and gives out
+//! comes back from a loss (`history` knows one from an expired watch), `pulse` finds out when it is silent, `hub` puts the kinds together and gives out
 //! updates, `disk` keeps the last objects (`save` says when).
 //!
 //! Whatever the API server does, the last objects stay; [`KubernetesSource::state`] tells since when.
@@ -17,6 +17,7 @@ mod history;
 mod hub;
 mod kinds;
 mod object;
+mod pulse;
 mod reflect;
 mod retain;
 mod save;
@@ -41,7 +42,8 @@ use crate::diagnostic::{Diagnostic, Report};
 use crate::model::Objects;
 use disk::{Disk, Saved};
 use hub::Hub;
-use kinds::{KINDS, Kind, KindIndex};
+use kinds::{KINDS, Kind, KindIndex, SERVICE};
+use pulse::Pulse;
 use reflect::Reflector;
 
 pub use connect::{ConnectError, Connection, Connector};
@@ -60,6 +62,10 @@ struct Tuning {
     answer: Duration,
     /// A watch in which nothing comes for this long is dead: bookmarks come once a minute.
     silence: Duration,
+    /// The API server is asked this often whether it still answers,
+    pulse: Duration,
+    /// and has this long to answer: after two times this and the pause it is lost, 20 s in all.
+    pulse_answer: Duration,
     /// Watches are asked to last this many seconds, from and below.
     watch_seconds: (u64, u64),
     /// A watch that ends sooner is a failure.
@@ -88,6 +94,8 @@ impl Default for Tuning {
         Self {
             answer: Duration::from_secs(30),
             silence: Duration::from_secs(100),
+            pulse: Duration::from_secs(5),
+            pulse_answer: Duration::from_secs(4),
             watch_seconds: (240, 300),
             watch_min: Duration::from_secs(5),
             backoff_first: Duration::from_millis(250),
@@ -110,6 +118,7 @@ pub struct KubernetesSource {
     state: watch::Receiver<SourceState>,
     connector: Arc<Connector>,
     nudge: Arc<Notify>,
+    refresh: Arc<Notify>,
     saves: mpsc::Sender<oneshot::Sender<()>>,
     task: AbortHandle,
 }
@@ -129,6 +138,7 @@ impl KubernetesSource {
         let (states, state) = watch::channel(SourceState::unconnected_since(Timestamp::now()));
         let connector = Arc::new(Connector::new(config.kubeconfig.clone()));
         let nudge = Arc::new(Notify::new());
+        let refresh = Arc::new(Notify::new());
         let disk = config.state_directory.as_deref().map(|directory| Disk::new(directory, gateway));
         let (saves, to_save) = mpsc::channel(1);
         let mut hub = Hub::new(
@@ -144,9 +154,10 @@ impl KubernetesSource {
         let (watched, left_out): (Vec<_>, Vec<_>) =
             indices.partition(|index| is_watched(config, &KINDS[*index]));
         left_out.into_iter().for_each(|index| hub.leave_out(index));
-        let run = run(hub, watched, disk, connector.clone(), nudge.clone(), tuning);
+        let notes = (nudge.clone(), refresh.clone());
+        let run = run(hub, watched, disk, connector.clone(), notes, tuning);
         let task = tokio::spawn(run).abort_handle();
-        Self { updates: updated, state, connector, nudge, saves, task }
+        Self { updates: updated, state, connector, nudge, refresh, saves, task }
     }
 
     /// The newest state, and by `changed().await` the next one. Its revision is 0 until there is a first one.
@@ -165,6 +176,13 @@ impl KubernetesSource {
     #[must_use]
     pub fn connector(&self) -> Arc<Connector> {
         self.connector.clone()
+    }
+
+    /// Has the Services listed once, though nothing is wrong: who has to know that everything up to now was seen need not
+    /// wait for a bookmark of their watch.
+    #[must_use]
+    pub fn refresh(&self) -> Arc<Notify> {
+        self.refresh.clone()
     }
 
     /// Ends pauses between attempts (SIGHUP): the next one is made now.
@@ -198,7 +216,7 @@ async fn run(
     watched: Vec<KindIndex>,
     disk: Option<Disk>,
     connector: Arc<Connector>,
-    nudge: Arc<Notify>,
+    (nudge, refresh): (Arc<Notify>, Arc<Notify>),
     tuning: Tuning,
 ) {
     if let Some(disk) = disk {
@@ -222,8 +240,13 @@ async fn run(
     let (events, told) = mpsc::channel(EVENTS_MAX);
     // Ends with this task, whatever it waits for.
     let mut tasks = JoinSet::new();
+    let (pulse, asking) = Pulse::new(connector.clone(), tuning);
+    tasks.spawn(asking);
     for index in watched {
-        let reflector = Reflector::new(index, connector.clone(), tuning, events.clone(), nudge.clone());
+        let refresh = (index == SERVICE).then(|| refresh.clone());
+        let (events, nudge) = (events.clone(), nudge.clone());
+        let reflector =
+            Reflector::new(index, connector.clone(), tuning, events, nudge, pulse.clone(), refresh);
         tasks.spawn(reflector.run());
     }
     drop(events);

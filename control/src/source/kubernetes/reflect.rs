@@ -21,6 +21,7 @@ use super::connect::{Connection, Connector};
 use super::history::Point;
 use super::kinds::{KINDS, Kind, KindIndex};
 use super::object::{Received, version_number};
+use super::pulse::Pulse;
 use super::wire::{self, Fault, Told, Watch};
 
 /// What a reflector tells the hub.
@@ -59,6 +60,9 @@ pub(super) struct Reflector {
     tuning: Tuning,
     events: mpsc::Sender<Event>,
     nudge: Arc<Notify>,
+    pulse: Pulse,
+    /// Asks for a list.
+    refresh: Option<Arc<Notify>>,
     backoff: Backoff,
     /// Whose objects were listed.
     cluster: String,
@@ -77,6 +81,8 @@ enum End {
     Absent,
     /// A watch ended in order.
     Ended,
+    /// Somebody has to know that everything up to now was seen: it is listed, though nothing is wrong.
+    Refresh,
 }
 
 impl From<Unheard> for End {
@@ -92,6 +98,8 @@ impl Reflector {
         tuning: Tuning,
         events: mpsc::Sender<Event>,
         nudge: Arc<Notify>,
+        pulse: Pulse,
+        refresh: Option<Arc<Notify>>,
     ) -> Self {
         let backoff = Backoff::new(tuning.backoff_first, tuning.backoff_max);
         Self {
@@ -101,6 +109,8 @@ impl Reflector {
             tuning,
             events,
             nudge,
+            pulse,
+            refresh,
             backoff,
             cluster: String::new(),
             lost: None,
@@ -142,6 +152,7 @@ impl Reflector {
             match end {
                 End::Unheard => return,
                 End::Absent => pause = self.tuning.absent,
+                End::Refresh => version = None,
                 // Taken up at once where it lasted, which is the usual end of a watch.
                 End::Ended if begun.elapsed() >= self.tuning.watch_min => {}
                 End::Ended => pause = self.backoff.next(),
@@ -181,7 +192,9 @@ impl Reflector {
     async fn after(&self, fault: &Fault, serial: Option<u64>) -> Duration {
         match (fault, serial) {
             (Fault::Refused { code: 401, .. }, Some(serial)) => self.connector.refused(serial).await,
-            (Fault::Silent(_) | Fault::Broken(_), Some(serial)) => self.connector.renew(serial).await,
+            (Fault::Silent(_) | Fault::Broken(_) | Fault::Dead, Some(serial)) => {
+                self.connector.renew(serial).await
+            }
             _ => {}
         }
         match fault {
@@ -208,7 +221,7 @@ impl Reflector {
         let connection = self.connection().await?;
         let serial = connection.serial;
         let cluster = wire::cluster(&connection, self.tuning.answer).await;
-        (self.cluster, _) = cluster.map_err(|fault| End::Fault(fault, Some(serial)))?;
+        self.cluster = cluster.map_err(|fault| End::Fault(fault, Some(serial)))?;
         match list_all(&connection, self.kind, self.tuning.answer).await {
             Ok((items, version)) => {
                 let point = Point { cluster: self.cluster.clone(), version: version_number(&version) };
@@ -255,10 +268,11 @@ impl Reflector {
         let before = version_number(version);
         if resumed {
             // A watch from a version that is still to come, or of another history, would tell nothing of it.
-            let (cluster, now) = wire::cluster(&connection, self.tuning.answer).await.map_err(fault)?;
+            let cluster = wire::cluster(&connection, self.tuning.answer).await.map_err(fault)?;
             if cluster != self.cluster {
                 return Err(fault(Fault::OtherCluster));
             }
+            let now = wire::version(&connection, self.kind, self.tuning.answer).await.map_err(fault)?;
             if now != 0 && now < before {
                 return Err(fault(Fault::Backwards { before, now }));
             }
@@ -268,8 +282,15 @@ impl Reflector {
         let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.answer).await;
         let mut watch = opened.map_err(fault)?;
         self.lost = None;
-        self.tell(Event::Up(self.index, connection.server)).await?;
-        while let Some(told) = watch.next(self.tuning.silence).await.map_err(fault)? {
+        self.tell(Event::Up(self.index, connection.server.clone())).await?;
+        loop {
+            let serial = connection.serial;
+            let told = tokio::select! {
+                told = watch.next(self.tuning.silence) => told.map_err(fault)?,
+                () = self.pulse.lost(serial) => return Err(fault(Fault::Dead)),
+                () = refreshed(self.refresh.as_deref()) => return Err(End::Refresh),
+            };
+            let Some(told) = told else { return Ok(()) };
             let now = told.version();
             if now != 0 && now < before {
                 return Err(fault(Fault::Backwards { before, now }));
@@ -280,7 +301,14 @@ impl Reflector {
             *useless = 0;
             self.tell(Event::Told(self.index, told)).await?;
         }
-        Ok(())
+    }
+}
+
+/// Until a list is asked for.
+async fn refreshed(refresh: Option<&Notify>) {
+    match refresh {
+        Some(refresh) => refresh.notified().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -46,6 +46,9 @@ pub(super) enum Fault {
     /// Nothing came for this long.
     #[error("the API server is silent for {0:?}")]
     Silent(Duration),
+    /// It does not answer on the connection of a watch, which may never hear of it.
+    #[error("the API server does not answer any more")]
+    Dead,
     /// TCP, TLS or HTTP failed, or the answer was cut.
     #[error("{0}")]
     Broken(String),
@@ -83,30 +86,50 @@ impl Fault {
     }
 }
 
-/// Which cluster the API server is of, and how far it is: the uid of the namespace `kube-system`, which is made with a
-/// cluster (empty where there is none), and the version now.
-pub(super) async fn cluster(connection: &Connection, wait: Duration) -> Result<(String, u64), Fault> {
-    #[derive(Deserialize)]
-    struct List {
-        metadata: Meta,
-        items: Vec<Item>,
-    }
-    #[derive(Deserialize)]
-    struct Item {
-        metadata: Meta,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(default, rename_all = "camelCase")]
-    struct Meta {
-        uid: String,
-        resource_version: String,
-    }
+/// Which cluster the API server is of: the uid of the namespace `kube-system`, which is made with a cluster; empty where
+/// there is none.
+pub(super) async fn cluster(connection: &Connection, wait: Duration) -> Result<String, Fault> {
     let uri = "/api/v1/namespaces?fieldSelector=metadata.name%3Dkube-system".to_owned();
-    let mut response = send(connection, uri, JSON, wait).await?;
-    let text = body(&mut response, STATUS_BYTES_MAX, wait).await?;
-    let list: List = serde_json::from_slice(&text).map_err(|e| Fault::Garbled(e.to_string()))?;
-    let uid = list.items.into_iter().next().map(|item| item.metadata.uid).unwrap_or_default();
-    Ok((uid, version_number(&list.metadata.resource_version)))
+    let list = heads(connection, uri, JSON, wait).await?;
+    Ok(list.items.into_iter().next().map(|item| item.metadata.uid).unwrap_or_default())
+}
+
+/// The version that the API server's objects of a kind are of now. Each kind is asked for its own: behind
+/// `--etcd-servers-overrides` they are kept in etcds that count apart.
+pub(super) async fn version(connection: &Connection, kind: &Kind, wait: Duration) -> Result<u64, Fault> {
+    let uri = uri(kind, &[("limit", "1".to_owned())]);
+    let list = heads(connection, uri, METADATA_LIST, wait).await?;
+    Ok(version_number(&list.metadata.resource_version))
+}
+
+/// The metadata of a list and of its items.
+#[derive(Deserialize)]
+struct Heads {
+    metadata: Head,
+    items: Vec<HeadOfItem>,
+}
+
+#[derive(Deserialize)]
+struct HeadOfItem {
+    metadata: Head,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Head {
+    uid: String,
+    resource_version: String,
+}
+
+async fn heads(
+    connection: &Connection,
+    uri: String,
+    accept: &'static str,
+    wait: Duration,
+) -> Result<Heads, Fault> {
+    let mut response = send(connection, uri, accept, wait).await?;
+    let text = body(&mut response, EVENT_BYTES_MAX, wait).await?;
+    serde_json::from_slice(&text).map_err(|e| Fault::Garbled(e.to_string()))
 }
 
 /// A page of a list.

@@ -1,0 +1,65 @@
+//! Whether the API server still answers, asked every few seconds.
+//!
+//! A watch in which nothing comes says nothing about the API server: a network that drops packets in silence, or a server
+//! that hangs, is found out by the next bookmark that does not come, a minute and more later. So while there are watches, a
+//! small request is made every [`Tuning::pulse`]; when two of them in a row have no answer, every watch is given up, and
+//! the source is lost. Refusals are answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::Tuning;
+use super::connect::Connector;
+use super::wire::{self, Fault};
+
+/// Unanswered requests in a row that mean that the API server is lost.
+const UNANSWERED_MAX: u32 = 2;
+
+/// See the module. A copy hears the same.
+#[derive(Debug, Clone)]
+pub(super) struct Pulse(watch::Receiver<u64>);
+
+impl Pulse {
+    /// A pulse, and the task that keeps asking until all copies are gone.
+    pub(super) fn new(connector: Arc<Connector>, tuning: Tuning) -> (Self, impl Future<Output = ()> + Send) {
+        let (lost, heard) = watch::channel(0);
+        (Self(heard), ask(connector, tuning, lost))
+    }
+
+    /// Waits until nothing is answered on the connection of this serial, or one made before it.
+    pub(super) async fn lost(&self, serial: u64) {
+        let mut lost = self.0.clone();
+        if lost.wait_for(|lost| *lost >= serial).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn ask(connector: Arc<Connector>, tuning: Tuning, lost: watch::Sender<u64>) {
+    let mut unanswered = 0;
+    loop {
+        sleep(tuning.pulse).await;
+        if lost.is_closed() {
+            return;
+        }
+        let began = Instant::now();
+        let Ok(Ok(connection)) = tokio::time::timeout(tuning.pulse_answer, connector.connection()).await
+        else {
+            continue;
+        };
+        let answer = wire::cluster(&connection, tuning.pulse_answer).await;
+        let is_answered = !matches!(answer, Err(Fault::Silent(_) | Fault::Broken(_)));
+        unanswered = if is_answered { 0 } else { unanswered + 1 };
+        if unanswered >= UNANSWERED_MAX {
+            // Each watch gives its connection up by itself.
+            lost.send_replace(connection.serial);
+            unanswered = 0;
+        } else if !is_answered {
+            // The next one follows at once where this one took its time: all in all it is no longer.
+            sleep(Duration::from_millis(500).saturating_sub(began.elapsed())).await;
+        }
+    }
+}
