@@ -66,6 +66,7 @@ fn service(namespace: &str, name: &str, ports: Vec<PortView>, pending: Option<&s
         vips: ports.first().map(vip).into_iter().collect(),
         pending: pending.map(str::to_owned),
         refused: None,
+        unapplied: None,
         ports,
         created: None,
     }

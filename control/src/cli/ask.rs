@@ -1,4 +1,5 @@
-//! The commands that talk to the running daemon by its admin socket: ask, choose what was named, print.
+//! The commands that talk to the running daemon by its admin socket: ask, choose what was named, print. Some of them can
+//! be answered by the API server too ([`cluster`]).
 //!
 //! Exit code 1 with `Error from gateway ...` where nobody answers, the daemon refuses, or what was named is not
 //! there, as kubectl has it; an empty list is no error. What the columns are is in [`tables`](super::tables).
@@ -12,7 +13,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 
 use super::output::Style;
-use super::{ExplainArgs, OutputArgs, SOCKET, tables};
+use super::{ExplainArgs, OutputArgs, SOCKET, cluster, tables};
 use crate::admin::api::{BackendRow, ServiceView};
 use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
 use crate::admin::{Client, ClientError};
@@ -48,6 +49,33 @@ pub(super) struct SocketArg {
     /// Socket of the daemon (admin.socket)
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
+    /// Ask the API server of this kubeconfig instead (status, services, pools); "" is the default one
+    #[arg(long, value_name = "PATH", conflicts_with = "socket")]
+    kubeconfig: Option<PathBuf>,
+}
+
+impl SocketArg {
+    /// The kubeconfig by which the API server is asked, `None` for the default one. A plugin of kubectl asks it too where no
+    /// gateway is on this machine.
+    fn cluster(&self) -> Option<Option<PathBuf>> {
+        if let Some(path) = &self.kubeconfig {
+            return Some(Some(path.clone()).filter(|path| !path.as_os_str().is_empty()));
+        }
+        let program = std::env::args_os().next();
+        let is_plugin = super::plugin_name(program.as_deref()).is_some();
+        (is_plugin && self.socket.as_os_str() == SOCKET && !self.socket.exists()).then_some(None)
+    }
+
+    /// Refuses a question that the API server cannot answer.
+    fn of_gateway(&self, what: &str) -> Result<(), Failure> {
+        if self.cluster().is_none() {
+            return Ok(());
+        }
+        Err(Failure::Cluster(format!(
+            "{what} are known to each gateway alone, and no gateway is on this machine; accepted: status, services or pools \
+             of the API server, or `tidegate` on the gateway's machine (`kubectl exec` into its Pod)"
+        )))
+    }
 }
 
 /// Of every question.
@@ -110,6 +138,11 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
         let out = &mut io::stdout().lock();
         match question {
             Question::Status(Common { socket, output }) => {
+                if let Some(kubeconfig) = socket.cluster() {
+                    let count = cluster::status(kubeconfig, output.style(), out).await;
+                    told_if_empty(count.map_err(Failure::Cluster)?, None);
+                    return Ok(out.flush()?);
+                }
                 let status = client(&socket).status().await?;
                 let style: Style = output.style();
                 match style.is_data() {
@@ -121,25 +154,34 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
             Question::Backends(listing) => backends(&listing, out).await?,
             Question::Flows(asked) => flows(asked, out).await?,
             Question::Drops(Common { socket, output }) => {
+                socket.of_gateway("drops")?;
                 let drops = client(&socket).drops().await?;
                 output.style().print(out, &drops, || tables::drops(&drops))?;
             }
             Question::Pools(Common { socket, output }) => {
+                if let Some(kubeconfig) = socket.cluster() {
+                    let count = cluster::pools(kubeconfig, output.style(), out).await;
+                    told_if_empty(count.map_err(Failure::Cluster)?, None);
+                    return Ok(out.flush()?);
+                }
                 let pools = client(&socket).pools().await?.pools;
                 output.style().print_list(out, &pools, || tables::pools(&pools))?;
                 told_if_empty(pools.len(), None);
             }
             Question::Drain(Target { target, common }) => {
+                common.socket.of_gateway("drains")?;
                 let answer = client(&common.socket).drain(&target).await?;
                 let done = tables::drained(&target, "drained", answer.backends);
                 print_change(common.output.style(), out, &answer, &done)?;
             }
             Question::Undrain(Target { target, common }) => {
+                common.socket.of_gateway("drains")?;
                 let answer = client(&common.socket).undrain(&target).await?;
                 let done = tables::drained(&target, "undrained", answer.backends);
                 print_change(common.output.style(), out, &answer, &done)?;
             }
             Question::Metrics(socket) => {
+                socket.of_gateway("metrics")?;
                 out.write_all(client(&socket).metrics().await?.as_bytes())?;
             }
         }
@@ -168,6 +210,10 @@ fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Resu
             eprintln!("{}", told(&error));
             Ok(ExitCode::FAILURE)
         }
+        Err(Failure::Cluster(why)) => {
+            eprintln!("Error from cluster: {why}");
+            Ok(ExitCode::FAILURE)
+        }
         Err(Failure::NotFound(missing)) => {
             missing.iter().for_each(|what| eprintln!("Error from gateway (NotFound): {what} not found"));
             Ok(ExitCode::FAILURE)
@@ -179,6 +225,8 @@ fn answered(question: impl Future<Output = Result<(), Failure>>) -> anyhow::Resu
 #[derive(Debug)]
 enum Failure {
     Gateway(ClientError),
+    /// The API server cannot be asked, or knows nothing about it.
+    Cluster(String),
     Output(io::Error),
     /// What was named and is not there; the rest has been printed.
     NotFound(Vec<String>),
@@ -217,6 +265,12 @@ fn client(socket: &SocketArg) -> Client {
 }
 
 async fn services(listing: &Listing, out: &mut impl Write) -> Result<(), Failure> {
+    if let Some(kubeconfig) = listing.common.socket.cluster() {
+        let style = listing.common.output.style();
+        let wants = |namespace: &str, name: &str| listing.wants(namespace, name);
+        let shown = cluster::services(kubeconfig, style, out, wants).await.map_err(Failure::Cluster)?;
+        return listing.end(shown.len(), listing.missing(shown.iter().map(String::as_str)));
+    }
     let mut services = client(&listing.common.socket).services().await?.services;
     services.retain(|s| listing.wants(&s.namespace, &s.name));
     let missing = listing.missing(services.iter().map(|s: &ServiceView| s.name.as_str()));
@@ -227,6 +281,7 @@ async fn services(listing: &Listing, out: &mut impl Write) -> Result<(), Failure
 }
 
 async fn backends(listing: &Listing, out: &mut impl Write) -> Result<(), Failure> {
+    listing.common.socket.of_gateway("backends")?;
     let mut rows = client(&listing.common.socket).backends().await?.backends;
     rows.retain(|row| listing.wants(&row.namespace, &row.service));
     let missing = listing.missing(rows.iter().map(|row: &BackendRow| row.service.as_str()));
@@ -236,6 +291,7 @@ async fn backends(listing: &Listing, out: &mut impl Write) -> Result<(), Failure
 
 async fn flows(asked: Flows, out: &mut impl Write) -> Result<(), Failure> {
     let Flows { service, backend, client: of_client, limit: Limit(limit), count, common } = asked;
+    common.socket.of_gateway("flows")?;
     let limit = if count { 0 } else { limit };
     let query = FlowsQuery { service, backend, client: of_client, limit };
     let answer = client(&common.socket).flows(&query).await?;

@@ -9,6 +9,7 @@
 
 mod ask;
 mod check;
+mod cluster;
 mod crds;
 mod explain;
 mod load;

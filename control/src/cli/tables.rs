@@ -77,6 +77,7 @@ fn state_of(service: &ServiceView) -> &'static str {
     let refused = service.ports.iter().filter(|p| p.refused.is_some()).count();
     match (&service.pending, refused) {
         _ if service.refused.is_some() => "Refused",
+        _ if service.unapplied.is_some() => "NotApplied",
         (Some(_), _) if service.vips.is_empty() => "Pending",
         (_, n) if n > 0 && n == service.ports.len() => "Refused",
         (Some(_), _) | (None, 1..) => "Partial",
@@ -93,7 +94,8 @@ fn age_of(service: &ServiceView, now: Timestamp) -> String {
 fn message_of(service: &ServiceView) -> String {
     let refused = |p: &PortView| p.refused.as_ref().map(|why| format!("{}/{}: {why}", p.port, p.protocol));
     let refused: BTreeSet<String> = service.ports.iter().filter_map(refused).collect();
-    service.refused.iter().chain(&service.pending).cloned().chain(refused).collect::<Vec<_>>().join("; ")
+    let whole = service.refused.iter().chain(&service.unapplied).chain(&service.pending);
+    whole.cloned().chain(refused).collect::<Vec<_>>().join("; ")
 }
 
 /// `backends`.
