@@ -211,6 +211,9 @@ CERTIFICATE = {"username": "tidegate:gateway:edge-1", "groups": ["tidegate:gatew
 POD = {**OURS, "extra": {"authentication.kubernetes.io/node-name": ["node-a"]}}
 ADMIN = {"username": "admin", "groups": ["system:masters"]}
 NODE = {"username": "system:node:a"}
+HEARD = {"leader": True, "stopped": False, "addresses": ["192.0.2.2"], "appliedResourceVersion": "7",
+         "lastHeartbeat": "2026-01-01T00:00:00Z", "conditions": [{"type": "Ready", "status": "True"}]}
+SILENT = {**HEARD, "leader": False, "conditions": [{"type": "Ready", "status": "Unknown"}]}
 STORED = {
     "metadata": {"name": "web", "labels": {"a": "b"}, "finalizers": ["example.com/theirs"]},
     "spec": {"type": "LoadBalancer", "loadBalancerClass": "tidegate.dev/gateway", "ports": [{"port": 80}]},
@@ -278,6 +281,11 @@ WRITES = [
     ("a new pool", OURS, "CREATE", "addresspools", pool("p"), None, True),
     ("its own GatewayStatus", EDGE, "CREATE", "gatewaystatuses", {"metadata": {"name": "edge-1"}}, None, False),
     ("that of another", EDGE, "UPDATE", "gatewaystatuses/status", {"metadata": {"name": "edge-2"}}, STORED, True),
+    ("that of another, which is not heard of", EDGE, "UPDATE", "gatewaystatuses/status",
+     {"metadata": {"name": "edge-2"}, "status": SILENT}, {"metadata": {"name": "edge-2"}, "status": HEARD}, False),
+    ("the addresses of another, which is not heard of", EDGE, "UPDATE", "gatewaystatuses/status",
+     {"metadata": {"name": "edge-2"}, "status": {**SILENT, "addresses": []}},
+     {"metadata": {"name": "edge-2"}, "status": HEARD}, True),
     ("that of another, by certificate", CERTIFICATE, "UPDATE", "gatewaystatuses/status",
      {"metadata": {"name": "edge-2"}}, STORED, True),
     ("that of its node", POD, "UPDATE", "gatewaystatuses/status", {"metadata": {"name": "node-a"}}, STORED, False),

@@ -31,7 +31,7 @@ pub struct Status {
     pub healthy: bool,
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
-    /// Interfaces and taps that cannot carry packets, and since when.
+    /// Another gateway of the same name; a state that cannot be published; interfaces and taps that cannot carry packets; since when.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
     /// Generation of the newest desired state.

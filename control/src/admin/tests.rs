@@ -37,6 +37,7 @@ fn service_view() -> ServiceView {
         vips: vec![VipView { address: vip, kind: "LoadBalancer".into(), pool: "public".into() }],
         pending: None,
         refused: None,
+        unapplied: None,
         ports: vec![PortView {
             vip,
             name: "http".into(),

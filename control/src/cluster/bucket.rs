@@ -19,6 +19,15 @@ impl Bucket {
         Self { interval, burst, spent_until: None }
     }
 
+    /// From now on it gains one each `interval`. As many are in it as before.
+    pub(super) fn set_interval(&mut self, interval: Duration, now: Instant) {
+        if let Some(until) = self.spent_until.filter(|until| *until > now) {
+            let taken = (until - now).as_secs_f64() / self.interval.as_secs_f64();
+            self.spent_until = Some(now + interval.mul_f64(taken));
+        }
+        self.interval = interval;
+    }
+
     /// Takes one, or says when there is one again.
     pub(super) fn take(&mut self, now: Instant) -> Result<(), Instant> {
         let from = self.spent_until.map_or(now, |until| until.max(now));

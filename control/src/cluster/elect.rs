@@ -36,21 +36,37 @@ impl Leadership {
     }
 }
 
-/// Takes part in the election until `ends` says to leave; then gives the lease back, if it is ours.
+/// Whether this gateway asks for the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It does not know yet whether its name is its own.
+    NotYet,
+    /// It does.
+    Candidate,
+    /// No more, and nothing that it wrote is under way: the lease is given back.
+    Gone,
+    /// No more, and a write may still arrive: the lease runs out by itself.
+    Cut,
+}
+
+/// Takes part in the election while it is a candidate; then gives the lease back, if it is ours and nothing is under way.
 pub(super) async fn run(
     connector: Arc<Connector>,
     namespace: String,
     identity: String,
     leadership: watch::Sender<Leadership>,
-    mut ends: watch::Receiver<bool>,
+    mut stands: watch::Receiver<Standing>,
 ) {
     let mut election = Election::new(identity, namespace.as_str());
     let mut told: Option<String> = None;
-    while !*ends.borrow() {
+    if stands.wait_for(|standing| *standing != Standing::NotYet).await.is_err() {
+        return;
+    }
+    while *stands.borrow() == Standing::Candidate {
         let began = Instant::now();
         let attempt = tokio::select! {
             attempt = attempt(&connector, &namespace, &mut election) => attempt,
-            _ = ends.changed() => break,
+            _ = stands.changed() => break,
         };
         let error = attempt.err();
         // Once for each new reason.
@@ -64,14 +80,18 @@ pub(super) async fn run(
         tell(&leadership, &election);
         tokio::select! {
             () = sleep(RETRY.saturating_sub(began.elapsed())) => {}
-            _ = ends.changed() => break,
+            _ = stands.changed() => break,
         }
     }
+    let is_clean = *stands.borrow() == Standing::Gone;
     let release = election.released(Timestamp::now());
     tell(&leadership, &election);
-    if let Some(ask) = release
-        && let Err(error) = request(&connector, &namespace, &ask).await
-    {
+    let Some(ask) = release else { return };
+    if !is_clean {
+        tracing::info!("the lease {namespace}/{LEASE} runs out by itself: a write may still be under way");
+        return;
+    }
+    if let Err(error) = request(&connector, &namespace, &ask).await {
         tracing::info!("the lease {namespace}/{LEASE} is not given back: {error}; it runs out by itself");
     }
 }

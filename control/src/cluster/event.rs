@@ -27,6 +27,8 @@ pub mod reason {
     pub const SYNC_FAILED: &str = "SyncLoadBalancerFailed";
     /// A port without a backend.
     pub const UNAVAILABLE: &str = "UnAvailableLoadBalancer";
+    /// Other gateways may still serve what was given back.
+    pub const WAITING: &str = "WaitingForGateways";
     /// Somebody else writes the same status.
     pub const CONFLICTING: &str = "ConflictingController";
 }

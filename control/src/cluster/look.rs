@@ -7,12 +7,16 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
-use kube::api::{Api, DeleteParams, ListParams, Preconditions};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::crd::GatewayStatus;
-use super::peers::{Gone, Peers};
+use super::crd::{Condition, GatewayStatus};
+use super::namesake::NAME_UNIQUE;
+use super::own_status::heartbeat_time;
+use super::peers::{Gone, Peers, Silent};
 use super::request::{RequestError, with_client, within};
+use crate::pools::FIELD_MANAGER;
 use crate::source::kubernetes::Connector;
 
 /// The other gateways are looked at this often,
@@ -83,6 +87,13 @@ impl Look {
         true
     }
 
+    /// Gateways that the leader says of that they are not heard of.
+    pub(super) fn silent(&self) -> Vec<Silent> {
+        let mut silent = self.peers.silent();
+        silent.truncate(GONE_MAX);
+        silent
+    }
+
     /// What the leader deletes.
     pub(super) fn gone(&self) -> Vec<Gone> {
         let mut gone = self.peers.gone(Timestamp::now());
@@ -108,6 +119,53 @@ pub(super) async fn forget(connector: &Connector, gone: Gone) -> Result<(), Requ
     with_client(connector, |client| async move {
         let api: Api<GatewayStatus> = Api::all(client);
         within(api.delete(&name, &params)).await.map(|_| ())
+    })
+    .await
+}
+
+/// Says of a gateway that it is not heard of; not if it has written again.
+pub(super) async fn mark(connector: &Connector, silent: Silent) -> Result<(), RequestError> {
+    let Silent { name, resource_version, status } = silent;
+    let patch = json!({
+        "metadata": {"resourceVersion": resource_version},
+        "status": {
+            "leader": status.leader,
+            "sourceConnected": status.source_connected,
+            "conditions": status.conditions,
+        },
+    });
+    merge_status(connector, &name, patch).await
+}
+
+/// Tells the gateway that has our name, by its status, that this one has it too.
+pub(super) async fn tell_namesake(
+    connector: &Connector,
+    own: &GatewayStatus,
+    who: &str,
+) -> Result<(), RequestError> {
+    let Some(name) = own.metadata.name.clone() else { return Ok(()) };
+    let mut conditions = own.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    conditions.retain(|condition| condition.kind != NAME_UNIQUE);
+    conditions.push(Condition {
+        kind: NAME_UNIQUE.to_owned(),
+        status: "False".to_owned(),
+        reason: "NameTaken".to_owned(),
+        message: format!("another process has the name of this gateway: {who}"),
+        observed_generation: 0,
+        last_transition_time: heartbeat_time(),
+    });
+    let patch = json!({
+        "metadata": {"resourceVersion": own.metadata.resource_version},
+        "status": {"conditions": conditions},
+    });
+    merge_status(connector, &name, patch).await
+}
+
+async fn merge_status(connector: &Connector, name: &str, patch: Value) -> Result<(), RequestError> {
+    with_client(connector, |client| async move {
+        let api: Api<GatewayStatus> = Api::all(client);
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        within(api.patch_status(name, &params, &Patch::Merge(patch))).await.map(|_| ())
     })
     .await
 }

@@ -4,8 +4,8 @@
 //! Reading is `source::kubernetes`. The way of a write: the daemon offers each round to the [`ClusterWriter`];
 //! `writer` has [`plan`] compare it with what the API server has, `queue` lets the writes through at a bearable rate,
 //! `request` sends them; `record` writes the [`event`]s. `elect` asks for the [`lease`], `look` at the other gateways
-//! (`peers`), `own_status` tells of this one, and [`Past`] holds back addresses for them. [`crd`] are the kinds that
-//! the gateway brings along; [`uninstall`] takes all of it back.
+//! (`peers`), `own_status` tells of this one, `namesake` whether its name is another's too, and [`Past`] holds back
+//! addresses for them. [`crd`] are the kinds that the gateway brings along; [`uninstall`] takes all of it back.
 //!
 //! Invariant: nothing here is waited for by the forwarding side, whatever the API server does.
 //! Invariant: Services and AddressPools are written by the leader alone, its own `GatewayStatus` by every gateway.
@@ -19,6 +19,7 @@ mod fleet;
 pub mod lease;
 mod look;
 mod modest;
+mod namesake;
 mod own_status;
 mod peers;
 pub mod plan;

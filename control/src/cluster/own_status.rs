@@ -19,6 +19,9 @@ pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// No status is written sooner after the last one.
 const NEWS_MIN: Duration = Duration::from_secs(1);
 
+/// Fields of the status that the definition did not have from the beginning.
+const NEWER_FIELDS: [&str; 2] = ["notProgrammed", "withoutBackends"];
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct OwnStatus {
@@ -44,6 +47,11 @@ impl OwnStatus {
             let soonest = self.last.map_or(now, |last| last + NEWS_MIN);
             self.due = Some(self.due.map_or(soonest, |due| due.min(soonest)));
         }
+    }
+
+    /// Whether the last one was written.
+    pub(super) fn is_written(&self) -> bool {
+        self.exists
     }
 
     /// A status is about to be written; whether the object has to be made first.
@@ -138,8 +146,17 @@ pub(super) async fn write(
         if !exists {
             within(api.patch(name, &apply, &Patch::Apply(request::gateway(name)))).await?;
         }
-        let patch = request::own_status("GatewayStatus", name, status);
-        within(api.patch_status(name, &apply, &Patch::Apply(patch))).await?;
+        let mut patch = request::own_status("GatewayStatus", name, status);
+        match within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await {
+            // The definition is of an older gateway, as it may be during an upgrade: what it knows is written.
+            Err(error) if error.is_about_schema() => {
+                if let Some(fields) = patch["status"].as_object_mut() {
+                    NEWER_FIELDS.iter().for_each(|field| drop(fields.remove(*field)));
+                }
+                within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await?;
+            }
+            answer => drop(answer?),
+        }
         Ok(())
     })
     .await

@@ -14,7 +14,9 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
-use super::crd::GatewayStatus;
+use super::crd::{GatewayStatus, GatewayStatusStatus};
+use super::own_status::heartbeat_time;
+use super::plan::Peer;
 
 /// A gateway that is not heard of for this long holds nobody up.
 pub(super) const LIVE: Duration = Duration::from_secs(40);
@@ -30,6 +32,14 @@ pub(super) struct Peers {
     looked: Instant,
     /// What this gateway had applied when the look began.
     own_applied: u64,
+}
+
+/// The object of a gateway that is not heard of, with what is to be said of it instead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Silent {
+    pub(super) name: String,
+    pub(super) resource_version: Option<String>,
+    pub(super) status: GatewayStatusStatus,
 }
 
 /// The object of a gateway that is gone for good, as it was seen.
@@ -69,6 +79,56 @@ impl Peers {
             said.and_then(|version| version.parse().ok()).unwrap_or(0)
         });
         applied.chain([self.own_applied]).min().unwrap_or(0)
+    }
+
+    /// The other live gateways, by what they say.
+    pub(super) fn live(&self) -> Vec<Peer> {
+        // One that has no state yet gets no packets.
+        let has_begun = |status: &GatewayStatusStatus| status.generation_applied > 0;
+        let live = self.others().filter(|(name, one)| self.is_live(name, one));
+        let said = live.filter_map(|(name, one)| Some((name, one.status.as_ref().filter(|s| has_begun(s))?)));
+        said.map(|(name, status)| Peer {
+            name: name.to_owned(),
+            applied: status.applied_resource_version.parse().unwrap_or(0),
+            is_ready: status.conditions.iter().any(|c| c.kind == "Ready" && c.status == "True"),
+            is_connected: status.source_connected,
+            not_programmed: status.not_programmed.iter().cloned().collect(),
+            without_backends: status.without_backends.iter().cloned().collect(),
+        })
+        .collect()
+    }
+
+    /// The object of this gateway's name, as last seen.
+    pub(super) fn own(&self) -> Option<&GatewayStatus> {
+        self.list.iter().find(|one| one.metadata.name.as_deref() == Some(self.own_name.as_str()))
+    }
+
+    /// Objects of gateways whose heartbeat stands still, and which still say that they are well.
+    pub(super) fn silent(&self) -> Vec<Silent> {
+        let says_something = |status: &GatewayStatusStatus| {
+            !status.stopped && (status.leader || status.conditions.iter().any(|c| c.status != "Unknown"))
+        };
+        let silent = self.others().filter(|(name, one)| {
+            // Seen to stand still: what was never seen to move may have moved just before.
+            let stands_still =
+                self.heard.get(*name).is_some_and(|(_, since)| self.looked.duration_since(*since) >= LIVE);
+            stands_still && one.status.as_ref().is_some_and(says_something)
+        });
+        silent
+            .map(|(name, one)| {
+                let mut status = one.status.clone().unwrap_or_default();
+                let heard = status.last_heartbeat.clone().unwrap_or_else(|| "its start".to_owned());
+                (status.leader, status.source_connected) = (false, false);
+                for condition in status.conditions.iter_mut().filter(|c| c.status != "Unknown") {
+                    condition.status = "Unknown".to_owned();
+                    condition.reason = "NoHeartbeat".to_owned();
+                    condition.message = format!("nothing was heard of the gateway since {heard}");
+                    condition.last_transition_time = heartbeat_time();
+                }
+                let version = one.metadata.resource_version.clone();
+                Silent { name: name.to_owned(), resource_version: version, status }
+            })
+            .collect()
     }
 
     /// The addresses of the other gateways, live or not: the cable is still plugged in.
@@ -115,7 +175,7 @@ impl Peers {
 
 #[cfg(test)]
 mod tests {
-    use super::super::crd::{GatewayStatusSpec, GatewayStatusStatus};
+    use super::super::crd::GatewayStatusSpec;
     use super::*;
 
     fn status(name: &str, beat: Option<&str>, applied: &str) -> GatewayStatus {
@@ -190,6 +250,42 @@ mod tests {
         assert_eq!(peers.withdrawn(), 0);
         peers.listed(vec![], 20, start);
         assert_eq!(peers.withdrawn(), 20);
+    }
+
+    #[test]
+    fn a_gateway_without_a_heartbeat_for_40_s_is_to_be_marked_unknown_once() {
+        let start = Instant::now();
+        let mut peers = peers(start);
+        let ready = |mut one: GatewayStatus| {
+            let status = one.status.get_or_insert_default();
+            (status.leader, status.generation_applied) = (true, 3);
+            status.conditions = vec![crate::cluster::crd::Condition {
+                kind: "Ready".into(),
+                status: "True".into(),
+                reason: "Forwarding".into(),
+                message: String::new(),
+                observed_generation: 0,
+                last_transition_time: "2026-01-01T00:00:00Z".into(),
+            }];
+            one
+        };
+        let beat = "2026-01-01T00:00:00Z";
+        let list = || vec![ready(status("a", Some(beat), "1")), ready(stopped("b", beat))];
+        peers.listed(list(), 0, start);
+        assert!(peers.live().iter().any(|peer| peer.name == "a" && peer.is_ready));
+        peers.listed(list(), 0, start + LIVE - Duration::from_secs(1));
+        assert!(peers.silent().is_empty());
+        peers.listed(list(), 0, start + LIVE);
+        let silent = peers.silent();
+        let [one] = &silent[..] else { panic!("{silent:?}") };
+        assert_eq!((one.name.as_str(), one.status.leader), ("a", false));
+        let condition = &one.status.conditions[0];
+        assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("Unknown", "NoHeartbeat"));
+        assert!(condition.message.contains(beat) && peers.live().is_empty());
+        let mut marked = status("a", Some(beat), "1");
+        marked.status = Some(one.status.clone());
+        peers.listed(vec![marked], 0, start + LIVE);
+        assert!(peers.silent().is_empty(), "it is marked already");
     }
 
     #[test]

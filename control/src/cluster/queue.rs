@@ -15,11 +15,19 @@ use super::bucket::Bucket;
 use super::plan::Write;
 use crate::model::{AddressPool, ObjectKey, Service};
 
-/// Writes at once, and one more in each interval: 50 a second.
+/// Writes at once, and one more in each interval: 50 a second at first.
 const BURST: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(20);
+/// While every answer comes within [`QUICK`], the interval shrinks down to this, 500 a second. It is what it was at first
+/// as soon as the API server is slow, refuses (429) or fails.
+const INTERVAL_MIN: Duration = Duration::from_millis(2);
+/// Each quick answer shortens the interval by this part of it.
+const INTERVAL_STEP: u32 = 200;
+const QUICK: Duration = Duration::from_millis(100);
 /// Requests under way.
-const UNDER_WAY_MAX: usize = 8;
+const UNDER_WAY_MAX: usize = 16;
+/// The status of one pool is written no sooner after the last time: while Services come, its figures change with each.
+const POOL_PAUSE: Duration = Duration::from_secs(3);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// After this long no `Retry-After` is obeyed.
@@ -96,13 +104,17 @@ pub(super) enum Next {
 pub(super) struct Queue {
     order: VecDeque<Target>,
     jobs: BTreeMap<Target, Job>,
-    under_way: BTreeMap<Target, Job>,
+    /// With when they were sent.
+    under_way: BTreeMap<Target, (Job, Instant)>,
     /// What is under way and still planned.
     stands: BTreeSet<Target>,
     done: BTreeMap<Target, Job>,
+    /// Pools whose status was written just now: not again before.
+    settling: BTreeMap<Target, Instant>,
     /// (not before, the next pause)
     pauses: BTreeMap<Target, (Instant, Duration)>,
     bucket: Bucket,
+    interval: Duration,
     throttled_until: Option<Instant>,
 }
 
@@ -114,8 +126,10 @@ impl Default for Queue {
             under_way: BTreeMap::new(),
             stands: BTreeSet::new(),
             done: BTreeMap::new(),
+            settling: BTreeMap::new(),
             pauses: BTreeMap::new(),
             bucket: Bucket::new(BURST, INTERVAL),
+            interval: INTERVAL,
             throttled_until: None,
         }
     }
@@ -134,7 +148,7 @@ impl Queue {
             let is_sent = |sent: Option<&Job>| {
                 sent.is_some_and(|sent| sent.write == job.write && sent.seen.is_same(&job.seen))
             };
-            if is_sent(self.under_way.get(&target)) {
+            if is_sent(self.under_way.get(&target).map(|(job, _)| job)) {
                 self.stands.insert(target);
                 continue;
             }
@@ -173,8 +187,9 @@ impl Queue {
             if self.under_way.contains_key(target) {
                 continue;
             }
-            if let Some((not_before, _)) = self.pauses.get(target).filter(|(not_before, _)| now < *not_before)
-            {
+            let pause = self.pauses.get(target).map(|(not_before, _)| not_before);
+            let not_before = pause.into_iter().chain(self.settling.get(target)).max();
+            if let Some(not_before) = not_before.filter(|not_before| now < **not_before) {
                 earliest = Some(earliest.map_or(*not_before, |e| e.min(*not_before)));
                 continue;
             }
@@ -183,7 +198,7 @@ impl Queue {
             }
             let target = self.order.remove(at).expect("the index is within");
             let job = self.jobs.remove(&target).expect("each in the order has a job");
-            self.under_way.insert(target.clone(), job.clone());
+            self.under_way.insert(target.clone(), (job.clone(), now));
             self.stands.insert(target.clone());
             return Next::Send(target, job.write);
         }
@@ -192,11 +207,16 @@ impl Queue {
 
     /// A request ended.
     pub(super) fn ended(&mut self, target: &Target, answer: &Answer, now: Instant) {
-        let Some(job) = self.under_way.remove(target) else { return };
+        let Some((job, sent)) = self.under_way.remove(target) else { return };
         let stands = self.stands.remove(target);
+        self.pace(answer, now.duration_since(sent), now);
         match answer {
             Answer::Done | Answer::Moot => {
                 self.pauses.remove(target);
+                if matches!(target, Target::Pool(_)) {
+                    self.settling.retain(|_, not_before| now < *not_before);
+                    self.settling.insert(target.clone(), now + POOL_PAUSE);
+                }
                 self.done.insert(target.clone(), job);
                 return;
             }
@@ -210,6 +230,21 @@ impl Queue {
         if stands {
             self.order.push_back(target.clone());
             self.jobs.insert(target.clone(), job);
+        }
+    }
+}
+
+impl Queue {
+    /// Goes faster while the API server keeps up.
+    fn pace(&mut self, answer: &Answer, took: Duration, now: Instant) {
+        let keeps_up = matches!(answer, Answer::Done | Answer::Moot) && took < QUICK;
+        let interval = match keeps_up {
+            true => (self.interval - self.interval / INTERVAL_STEP).max(INTERVAL_MIN),
+            false => INTERVAL,
+        };
+        if interval != self.interval {
+            self.interval = interval;
+            self.bucket.set_interval(interval, now);
         }
     }
 }
@@ -232,24 +267,42 @@ mod tests {
         }
     }
 
-    #[test]
-    fn ten_thousand_services_at_first_sync_do_not_flood() {
+    /// Writes in `seconds` to an API server that answers after `answer`.
+    fn sent_in(seconds: u64, answer: Duration, with: &Answer) -> usize {
         let start = Instant::now();
         let mut queue = Queue::default();
         queue.replace((0..10_000).map(|n| job(n, true)));
-        let (mut now, mut sent) = (start, 0);
-        while now < start + Duration::from_secs(10) {
-            match queue.next(now) {
+        let (mut now, mut sent, mut under_way) = (start, 0, VecDeque::new());
+        while now < start + Duration::from_secs(seconds) {
+            let next = match queue.next(now) {
                 Next::Send(target, _) => {
                     sent += 1;
-                    queue.ended(&target, &Answer::Done, now);
+                    under_way.push_back((now + answer, target));
+                    continue;
                 }
-                Next::At(at) => now = at,
-                Next::Nothing => break,
+                Next::At(at) => Some(at),
+                Next::Nothing => None,
+            };
+            let answered = under_way.front().map(|(at, _)| *at);
+            let Some(at) = next.into_iter().chain(answered).min() else { break };
+            now = at;
+            if answered == Some(at)
+                && let Some((_, target)) = under_way.pop_front()
+            {
+                queue.ended(&target, with, now);
             }
         }
-        assert!((590..=610).contains(&sent), "{sent} in ten seconds");
-        assert_eq!(queue.len(), 10_000 - sent);
+        sent
+    }
+
+    #[test]
+    fn ten_thousand_services_at_first_sync_are_written_as_fast_as_the_api_server_allows_and_do_not_flood() {
+        let quick = sent_in(10, Duration::from_millis(5), &Answer::Done);
+        assert!((2_000..=5_000).contains(&quick), "{quick} in ten seconds");
+        let slow = sent_in(10, Duration::from_millis(150), &Answer::Done);
+        assert!((500..=610).contains(&slow), "{slow} in ten seconds");
+        let failing = sent_in(10, Duration::from_millis(5), &Answer::Failed);
+        assert!(failing <= 610, "{failing} in ten seconds");
     }
 
     #[test]
@@ -283,6 +336,35 @@ mod tests {
         assert_eq!(send(&mut queue, now), None, "done, and not seen yet");
         queue.replace([job(1, true)]);
         assert_eq!(send(&mut queue, now), Some(target), "the object changed, and still lacks it");
+    }
+
+    #[test]
+    fn the_status_of_a_pool_is_written_at_once_and_then_once_in_a_while_however_often_it_changes() {
+        let start = Instant::now();
+        let mut queue = Queue::default();
+        let mut sent = Vec::new();
+        for step in 0..100_u64 {
+            let now = start + Duration::from_millis(200 * step);
+            let pool = crate::model::AddressPool {
+                meta: Metadata::new(ObjectKey::new("", "public")),
+                pool: crate::model::Pool::new("public", Vec::new()),
+                generation: 1,
+                status: Default::default(),
+                faults: Vec::new(),
+            };
+            let status = crate::cluster::crd::AddressPoolStatus {
+                used: i64::try_from(step).expect("a small number"),
+                ..Default::default()
+            };
+            let write = Write::PoolStatus { pool: "public".into(), status };
+            queue.replace([Job { write, seen: Seen::Pool(Arc::new(pool)) }]);
+            while let Some(target) = send(&mut queue, now) {
+                sent.push(step);
+                queue.ended(&target, &Answer::Done, now);
+            }
+        }
+        assert_eq!(sent.first(), Some(&0));
+        assert!((6..=8).contains(&sent.len()), "in twenty seconds: {sent:?}");
     }
 
     #[test]

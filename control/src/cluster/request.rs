@@ -62,6 +62,14 @@ impl RequestError {
         }
     }
 
+    /// The definition does not have a field of what is applied: the whole is refused for it.
+    pub(super) fn is_about_schema(&self) -> bool {
+        match self {
+            Self::Client(kube::Error::Api(status)) => status.message.contains("not declared in schema"),
+            _ => false,
+        }
+    }
+
     /// The object was deleted while a finalizer was on its way to it; API servers refuse that as invalid.
     fn is_about_deletion(&self) -> bool {
         match self {

@@ -7,16 +7,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::counts::Counts;
-use super::elect::{self, Leadership};
+use super::elect::{self, Leadership, Standing};
 use super::fleet::Fleet;
 use super::plan::{Identity, Observation};
 use super::record::Recorder;
-use super::writer::{Ears, Writer};
+use super::writer::{Ears, Tells, Writer};
 use crate::source::SourceState;
 use crate::source::kubernetes::Connector;
 
@@ -28,6 +28,7 @@ const LEAVE_MAX: Duration = Duration::from_millis(1500);
 pub struct ClusterWriter {
     observed: watch::Sender<Option<Observation>>,
     fleet: watch::Receiver<Fleet>,
+    name_taken: watch::Receiver<Option<String>>,
     ends: watch::Sender<bool>,
     counts: Arc<Counts>,
     ended: watch::Receiver<bool>,
@@ -36,7 +37,8 @@ pub struct ClusterWriter {
 
 impl ClusterWriter {
     /// Begins to take part in the election and to write, on the runtime that this is called on. `name` is the
-    /// gateway's, `namespace` that of the lease; `source` tells whether the API server is heard.
+    /// gateway's, `namespace` that of the lease; `source` tells whether the API server is heard, `refresh` has it list
+    /// the Services.
     ///
     /// # Panics
     /// Outside of a Tokio runtime with time and I/O.
@@ -47,29 +49,33 @@ impl ClusterWriter {
         node: Option<&str>,
         namespace: &str,
         source: watch::Receiver<SourceState>,
+        refresh: Arc<Notify>,
     ) -> Self {
         let identity =
             Identity { name: name.to_owned(), instance: instance(), node: node.map(str::to_owned) };
         let counts = Arc::<Counts>::default();
         let (observed, observations) = watch::channel(None);
-        let (tells, fleet) = watch::channel(Fleet::default());
+        let (tells_fleet, fleet) = watch::channel(Fleet::default());
+        let (stands, standing) = watch::channel(Standing::NotYet);
+        let (tells_name, name_taken) = watch::channel(None);
         let (ends, leaves) = watch::channel(false);
         let (is_over, ended) = watch::channel(false);
         let (leading, leadership) = watch::channel(Leadership::default());
         let (recorder, recording) =
             Recorder::new(Arc::clone(connector), identity.name.clone(), Arc::clone(&counts));
         let holder = format!("{}_{}", identity.name, identity.instance);
-        let election =
-            elect::run(Arc::clone(connector), namespace.to_owned(), holder, leading, leaves.clone());
+        let election = elect::run(Arc::clone(connector), namespace.to_owned(), holder, leading, standing);
         let ears = Ears { observations, source, leadership, leaves };
-        let writer = Writer::new(Arc::clone(connector), identity, Arc::clone(&counts), recorder, ears, tells);
+        let tells = Tells { fleet: tells_fleet, standing: stands, name_taken: tells_name };
+        let writer =
+            Writer::new(Arc::clone(connector), identity, Arc::clone(&counts), recorder, ears, tells, refresh);
         let writing = async move {
             // The lease is given back when nothing is written any more.
             tokio::join!(writer.run(), election);
             is_over.send_replace(true);
         };
         let tasks = vec![tokio::spawn(recording).abort_handle(), tokio::spawn(writing).abort_handle()];
-        Self { observed, fleet, ends, counts, ended, tasks }
+        Self { observed, fleet, name_taken, ends, counts, ended, tasks }
     }
 
     /// Hands over a round. Never waits.
@@ -81,6 +87,12 @@ impl ClusterWriter {
     #[must_use]
     pub fn fleet(&self) -> watch::Receiver<Fleet> {
         self.fleet.clone()
+    }
+
+    /// Who has this gateway's name, once it shows that another one has it: this one never leads then.
+    #[must_use]
+    pub fn name_taken(&self) -> watch::Receiver<Option<String>> {
+        self.name_taken.clone()
     }
 
     /// What the writing came to.

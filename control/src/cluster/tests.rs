@@ -30,12 +30,11 @@ struct Cluster {
 
 impl Cluster {
     fn new() -> Self {
-        Self::with(Options::default())
+        Self::with(Options { bookmark_interval: Duration::from_secs(2), ..Options::default() })
     }
 
     fn with(options: Options) -> Self {
-        // A new leader waits for one where nothing happens.
-        let options = Options { bookmark_interval: Duration::from_secs(2), ..options };
+        // What gateways that are up to date say of themselves follows bookmarks.
         let server = TestApiServer::start(options).expect("a free port on loopback");
         for (_, definition) in crd::manifests() {
             server.apply(&definition).expect("our definitions are legal");
@@ -104,8 +103,9 @@ impl Cluster {
             ..KubernetesConfig::default()
         };
         let source = KubernetesSource::start(&config, name);
+        let (namespace, refresh) = (&config.lease_namespace, source.refresh());
         let writer =
-            ClusterWriter::start(&source.connector(), name, None, &config.lease_namespace, source.state());
+            ClusterWriter::start(&source.connector(), name, None, namespace, source.state(), refresh);
         let (rounds, last) = watch::channel(None);
         let mut updates = source.updates();
         let mut fleet = writer.fleet();
@@ -147,6 +147,8 @@ impl Cluster {
                         version_applied: update.version,
                         keeps_services: update.keeps_services,
                         outcome,
+                        unapplied: Arc::default(),
+                        publish_failure: None,
                         decides: fleet_now.leads,
                         waits_for: past.waits_for(&fleet_now),
                         own_addresses: settings.own_addresses(),
@@ -218,6 +220,7 @@ fn settings_of(range: &str) -> Settings {
 }
 
 mod fleet;
+mod terms;
 
 /// The rights that are installed are those that the writing needs: its stories run with them alone.
 #[tokio::test]
@@ -413,7 +416,11 @@ async fn class_removed_clears_the_status() {
 
 #[tokio::test]
 async fn api_server_from_before_ip_mode_gets_the_address_without_it() {
-    let cluster = Cluster::with(Options { ip_mode: false, ..Options::default() });
+    let cluster = Cluster::with(Options {
+        ip_mode: false,
+        bookmark_interval: Duration::from_secs(2),
+        ..Options::default()
+    });
     cluster.service("web", &json!({}));
     let gateway = cluster.gateway("edge-1");
     until("an address", || cluster.ingress("web").is_some()).await;

@@ -10,17 +10,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::{Notify, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::counts::{Counts, Ended};
 use super::crd::{GatewayStatus, GatewayStatusStatus};
-use super::elect::Leadership;
+use super::elect::{Leadership, Standing};
 use super::event::{Event, EventType, Regarding, reason};
 use super::fleet::Fleet;
 use super::look::{self, Look};
 use super::modest::giving_way;
+use super::namesake::Namesake;
 use super::own_status::{self, HEARTBEAT, OwnStatus};
 use super::peers::Gone;
 use super::plan::{Identity, Memory, Observation, Plan, Situation, Write, gateway_status, plan};
@@ -33,6 +34,8 @@ use crate::source::kubernetes::Connector;
 
 /// Plans are made no more often than this.
 const SETTLE: Duration = Duration::from_millis(100);
+/// Writes that are under way at the end are waited for this long.
+const WRITES_END_MAX: Duration = Duration::from_secs(1);
 /// The version to lead from is asked for again after this.
 const TERM_AGAIN: Duration = Duration::from_secs(1);
 
@@ -44,12 +47,24 @@ pub(super) struct Ears {
     pub(super) leaves: watch::Receiver<bool>,
 }
 
+/// What the task tells.
+pub(super) struct Tells {
+    pub(super) fleet: watch::Sender<Fleet>,
+    pub(super) standing: watch::Sender<Standing>,
+    /// Another gateway has this one's name.
+    pub(super) name_taken: watch::Sender<Option<String>>,
+}
+
 /// What was under way.
 enum Done {
     Write(Target, String, Result<(), RequestError>),
-    /// With what this gateway had applied when it began to look.
-    Gateways(u64, Result<Vec<GatewayStatus>, RequestError>),
+    /// With what this gateway had applied when it began to look, and whether its own status was written then.
+    Gateways(u64, bool, Result<Vec<GatewayStatus>, RequestError>),
     Forgotten(Gone, Result<(), RequestError>),
+    /// The object of a gateway that is not heard of says so.
+    Marked(String, Result<(), RequestError>),
+    /// The gateway that has our name was told.
+    NamesakeTold(Result<(), RequestError>),
     /// Of the term of this number.
     Term(u64, Result<u64, RequestError>),
     Status(Box<GatewayStatusStatus>, Result<(), RequestError>),
@@ -72,7 +87,10 @@ pub(super) struct Writer {
     counts: Arc<Counts>,
     recorder: Recorder,
     ears: Ears,
-    fleet: watch::Sender<Fleet>,
+    tells: Tells,
+    /// Asks the source to list the Services.
+    refresh: Arc<Notify>,
+    namesake: Namesake,
     /// Whether we led when we last looked.
     led: bool,
     term: Term,
@@ -80,7 +98,9 @@ pub(super) struct Writer {
     queue: Queue,
     look: Look,
     status: OwnStatus,
-    under_way: JoinSet<Done>,
+    /// Requests that change what is the leader's, and all others.
+    writes: JoinSet<Done>,
+    asks: JoinSet<Done>,
     /// When the next plan is to be made.
     plan_due: Option<Instant>,
     plan_not_before: Instant,
@@ -94,23 +114,27 @@ impl Writer {
         counts: Arc<Counts>,
         recorder: Recorder,
         ears: Ears,
-        fleet: watch::Sender<Fleet>,
+        tells: Tells,
+        refresh: Arc<Notify>,
     ) -> Self {
         let now = Instant::now();
         Self {
             look: Look::new(&identity.name, now),
+            namesake: Namesake::new(&identity.instance),
             connector,
             identity,
             counts,
             recorder,
             ears,
-            fleet,
+            tells,
+            refresh,
             led: false,
             term: Term::default(),
             memory: Memory::default(),
             queue: Queue::default(),
             status: OwnStatus::default(),
-            under_way: JoinSet::new(),
+            writes: JoinSet::new(),
+            asks: JoinSet::new(),
             plan_due: None,
             plan_not_before: now,
             plan_again: None,
@@ -126,19 +150,31 @@ impl Writer {
                 _ = self.ears.leaves.changed() => break,
                 Ok(()) = self.ears.observations.changed() => self.plan_soon(),
                 Ok(()) = self.ears.leadership.changed() => self.plan_soon(),
-                Some(done) = self.under_way.join_next() => match done {
-                    Ok(done) => self.done(done),
-                    Err(panic) => tracing::error!("a request to the API server ended early: {panic}"),
-                },
+                Some(done) = self.writes.join_next() => self.joined(done),
+                Some(done) = self.asks.join_next() => self.joined(done),
                 () = sleep_until(wake) => {}
             }
         }
         self.queue.clear();
         self.counts.stands(false, 0);
-        self.under_way.abort_all();
+        self.asks.abort_all();
+        // The next leader may begin as soon as the lease is given back: nothing of ours may arrive after that.
+        let ended = async { while self.writes.join_next().await.is_some() {} };
+        let standing = match timeout(WRITES_END_MAX, ended).await {
+            Ok(()) => Standing::Gone,
+            Err(_) => Standing::Cut,
+        };
+        self.tells.standing.send_replace(standing);
         let Some(status) = self.status.farewell() else { return };
         if let Err(error) = own_status::write(&self.connector, &self.identity.name, true, &status).await {
             tracing::debug!("no farewell: {error}");
+        }
+    }
+
+    fn joined(&mut self, done: Result<Done, JoinError>) {
+        match done {
+            Ok(done) => self.done(done),
+            Err(panic) => tracing::error!("a request to the API server ended early: {panic}"),
         }
     }
 
@@ -168,7 +204,7 @@ impl Writer {
         };
         if is_uninstalled {
             self.fall_silent(now);
-        } else if is_asked && is_due(self.status.due()) {
+        } else if is_asked && self.namesake.is_free() && is_due(self.status.due()) {
             self.heartbeat(now);
         }
         self.counts.stands(leads, self.queue.len());
@@ -192,7 +228,7 @@ impl Writer {
 
     /// Whether we lead, and know enough to.
     fn leads(&self, now: Instant) -> bool {
-        self.look.is_known && self.term.since.is_some() && self.holds_lease(now)
+        self.look.is_known && self.namesake.is_free() && self.term.since.is_some() && self.holds_lease(now)
     }
 
     /// Asks for the version to lead from, where the lease is ours and it is not known.
@@ -209,7 +245,7 @@ impl Writer {
         // An answer that takes longer is waited for; one that never comes is asked for again.
         self.term.ask_at = Some(now + request::ANSWER_MAX + TERM_AGAIN);
         let (connector, number) = (Arc::clone(&self.connector), self.term.number);
-        self.under_way.spawn(async move { Done::Term(number, look::services_version(&connector).await) });
+        self.asks.spawn(async move { Done::Term(number, look::services_version(&connector).await) });
     }
 
     /// The newest round, and how the source gets on now.
@@ -233,9 +269,13 @@ impl Writer {
         self.tell_fleet(leads, withdrawn, observation.as_ref());
         let Some(observation) = observation else { return };
         let wall = Timestamp::now();
+        let peers = self.look.peers.live();
+        let namesake = self.namesake.rival(now).map(str::to_owned);
         let situation = Situation {
             observation: &observation,
             identity: &self.identity,
+            peers: &peers,
+            namesake: namesake.as_deref(),
             // What a follower made of it is not what a leader writes: its next round is on its way.
             leads: leads && observation.decides,
             withdrawn,
@@ -276,7 +316,7 @@ impl Writer {
         let decides_since = self.term.since.filter(|_| leads).unwrap_or(0);
         let addresses = self.look.peers.addresses();
         let waits = observation.is_none_or(|observation| observation.waits_for.is_some());
-        self.fleet.send_if_modified(|told| {
+        self.tells.fleet.send_if_modified(|told| {
             let is_progress = withdrawn > told.withdrawn;
             let is_same = (told.leads, told.decides_since) == (leads, decides_since)
                 && *told.addresses == addresses
@@ -310,7 +350,7 @@ impl Writer {
             Write::PoolStatus { pool, .. } => format!("the status of AddressPool {pool}"),
         };
         let (connector, leadership) = (Arc::clone(&self.connector), self.ears.leadership.clone());
-        self.under_way.spawn(async move {
+        self.writes.spawn(async move {
             let result = with_client(&connector, |client| async {
                 // The client may have taken its time.
                 if !leadership.borrow().leads(Instant::now()) {
@@ -327,20 +367,71 @@ impl Writer {
         self.look.begin(now);
         let connector = Arc::clone(&self.connector);
         let own_applied = self.ears.observations.borrow().as_ref().map_or(0, |o| o.version_applied);
-        self.under_way.spawn(async move { Done::Gateways(own_applied, look::gateways(&connector).await) });
+        let wrote = self.status.is_written();
+        self.asks.spawn(async move { Done::Gateways(own_applied, wrote, look::gateways(&connector).await) });
     }
 
-    /// Deletes what is left of gateways that are gone for good.
-    fn forget(&mut self) {
+    /// Says of gateways that are not heard of that they are not, and deletes what is left of those that are gone for good.
+    fn tend(&mut self) {
+        for silent in self.look.silent() {
+            let (connector, leadership) = (Arc::clone(&self.connector), self.ears.leadership.clone());
+            self.writes.spawn(async move {
+                let name = silent.name.clone();
+                if !leadership.borrow().leads(Instant::now()) {
+                    return Done::Marked(name, Err(RequestError::Timeout));
+                }
+                Done::Marked(name, look::mark(&connector, silent).await)
+            });
+        }
         for gone in self.look.gone() {
             let (connector, leadership) = (Arc::clone(&self.connector), self.ears.leadership.clone());
-            self.under_way.spawn(async move {
+            self.writes.spawn(async move {
                 if !leadership.borrow().leads(Instant::now()) {
                     return Done::Forgotten(gone, Err(RequestError::Timeout));
                 }
                 let result = look::forget(&connector, gone.clone()).await;
                 Done::Forgotten(gone, result)
             });
+        }
+    }
+
+    /// The gateways were listed: whether another one has our name.
+    fn know_ourselves(&mut self, wrote: bool, now: Instant) {
+        self.namesake.seen(self.look.peers.own(), wrote, now);
+        if self.namesake.is_undecided() {
+            self.look.hasten(now);
+        }
+        let taken = self.namesake.taken().map(str::to_owned);
+        let standing = match (&taken, self.namesake.is_free()) {
+            (Some(_), _) => Standing::Cut,
+            (None, true) => Standing::Candidate,
+            (None, false) => Standing::NotYet,
+        };
+        self.tells.standing.send_if_modified(|told| std::mem::replace(told, standing) != standing);
+        let Some(who) = taken else { return };
+        let name = &self.identity.name;
+        let is_new = self.tells.name_taken.send_if_modified(|told| {
+            let is_new = told.is_none();
+            told.get_or_insert_with(|| who.clone());
+            is_new
+        });
+        if is_new {
+            tracing::error!(
+                gateway = name,
+                "another gateway has the name {name} ({who}): this one does not lead and writes no status; accepted: a \
+                 metadata.name of its own for each gateway"
+            );
+        }
+        if let Some(own) = self.look.peers.own().cloned() {
+            let addresses = self.observation().map(|o| o.own_addresses).unwrap_or_default();
+            let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            let node =
+                self.identity.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
+            let ours =
+                format!("instance {}{node}, which has {}", self.identity.instance, addresses.join(", "));
+            let connector = Arc::clone(&self.connector);
+            self.asks
+                .spawn(async move { Done::NamesakeTold(look::tell_namesake(&connector, &own, &ours).await) });
         }
     }
 
@@ -352,13 +443,15 @@ impl Writer {
             identity: &self.identity,
             leads: self.leads(now),
             withdrawn: 0,
+            peers: &[],
+            namesake: self.namesake.rival(now),
             now: Timestamp::now(),
         };
         let mut status = gateway_status(&situation, &self.status.written);
         status.last_heartbeat = Some(own_status::heartbeat_time());
         let exists = self.status.begin();
         let (connector, name) = (Arc::clone(&self.connector), self.identity.name.clone());
-        self.under_way.spawn(async move {
+        self.asks.spawn(async move {
             let result = own_status::write(&connector, &name, exists, &status).await;
             Done::Status(Box::new(status), result)
         });
@@ -368,7 +461,7 @@ impl Writer {
     fn fall_silent(&mut self, now: Instant) {
         let Some(status) = self.status.fall_silent(now) else { return };
         let (connector, name) = (Arc::clone(&self.connector), self.identity.name.clone());
-        self.under_way
+        self.asks
             .spawn(async move { Done::Silence(own_status::write(&connector, &name, true, &status).await) });
     }
 
@@ -395,12 +488,27 @@ impl Writer {
                     self.tell_failure(&target, error);
                 }
             }
-            Done::Gateways(own_applied, result) => {
+            Done::Gateways(own_applied, wrote, result) => {
                 if self.look.ended(result, own_applied, now) {
+                    self.know_ourselves(wrote, now);
                     if self.leads(now) {
-                        self.forget();
+                        self.tend();
                     }
                     self.plan_soon();
+                }
+            }
+            Done::Marked(name, Ok(())) => {
+                tracing::warn!(
+                    gateway = name,
+                    "nothing was heard of it for 40 s: its conditions are Unknown"
+                );
+            }
+            Done::Marked(name, Err(error)) => {
+                tracing::debug!(gateway = name, "its status is not marked: {error}");
+            }
+            Done::NamesakeTold(result) => {
+                if let Err(error) = result {
+                    tracing::debug!("the gateway that has the name is not told: {error}");
                 }
             }
             Done::Forgotten(gone, result) => match result {
@@ -422,6 +530,11 @@ impl Writer {
                 Ok(version) => {
                     self.term.since = Some(version);
                     self.term.ask_at = None;
+                    // What the leader before wrote is seen without waiting for a bookmark.
+                    let seen = self.ears.observations.borrow().as_ref().map_or(0, |o| o.version);
+                    if seen < version {
+                        self.refresh.notify_one();
+                    }
                     self.plan_soon();
                 }
                 Err(error) => {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
-use tidegate_core::snapshot::{Problem, SnapshotSpec};
+use tidegate_core::snapshot::{Problem, SharedService, SnapshotSpec};
 use tidegate_dataplane::gateway::Dataplane;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -29,6 +29,7 @@ use crate::config::{self, GatewayConfig};
 use crate::diagnostic::{Diagnostic, Report, Severity};
 use crate::health::{Checker, Verdicts};
 use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
+use crate::model::ObjectKey;
 use crate::reconcile::{
     DrainTarget, Finding, HealthCheckNodePort, Input, Memory, Outcome, Reconciler, Settings,
 };
@@ -70,12 +71,16 @@ pub(super) struct Controller {
     verdicts: Verdicts,
     drained: Drains,
     memory: Memory,
-    /// The round whose spec the workers have.
+    /// The round whose spec was last given to the workers.
     published: Option<Arc<Outcome>>,
+    /// The last round that every worker forwards by.
+    applied: Option<Arc<Outcome>>,
     generation: u64,
     reconcile_at: Option<Duration>,
     /// What the health-check node ports were told last.
     listening: Arc<[HealthCheckNodePort]>,
+    /// The node has a kube-proxy, and these ports are its own.
+    has_kube_proxy: bool,
     reconciler: Reconciler,
     started: Instant,
     /// What is written to the cluster, where the objects come from one.
@@ -130,6 +135,7 @@ impl Controller {
             verdicts: Verdicts::default(),
             memory: Memory::default(),
             published: None,
+            applied: None,
             generation: 0,
             reconcile_at: None,
             reconciler: Reconciler::default(),
@@ -141,6 +147,7 @@ impl Controller {
             offer_at: None,
             told: Told::default(),
             listening: Arc::default(),
+            has_kube_proxy: false,
         }
     }
 
@@ -164,6 +171,19 @@ impl Controller {
     pub(super) fn heed(&mut self, fleet: &Fleet) {
         if self.fleet != *fleet {
             self.fleet = fleet.clone();
+        }
+    }
+
+    /// Whether the node has a kube-proxy: then health-check node ports are left to it.
+    pub(super) fn share_node(&mut self, has_kube_proxy: bool) {
+        if self.has_kube_proxy == has_kube_proxy {
+            return;
+        }
+        self.has_kube_proxy = has_kube_proxy;
+        if has_kube_proxy {
+            tracing::info!("this node has a kube-proxy: health-check node ports are left to it");
+        } else {
+            tracing::info!("this node has no kube-proxy any more: health-check node ports are served here");
         }
     }
 
@@ -250,32 +270,32 @@ impl Controller {
         let outcome = Arc::new(self.reconcile(&manifests));
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
-        let (problems, is_forwarded) = match self.publish(&outcome.spec).await {
-            Some(problems) => {
-                self.published = Some(Arc::clone(&outcome));
-                (problems, true)
-            }
-            // There was nothing to publish, or it was refused.
-            None => (self.state.problems(), self.is_published(&outcome.spec)),
-        };
+        let problems = self.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
+        let is_forwarded = self.is_published(&outcome.spec);
         if is_forwarded && self.dataplane.applied_generation() >= self.generation {
             self.version_applied = manifests.version;
+            self.applied = Some(Arc::clone(&outcome));
         }
+        let unapplied = Arc::new(unapplied(self.applied.as_deref(), &outcome));
         let seen = seen.map_or(manifests.seen, |seen| seen.min(manifests.seen));
         let change = (manifests.revision != self.reconciled).then(|| seen.elapsed());
         self.reconciled = manifests.revision;
         // Only now, when the workers have it: what others are told may take its time.
         self.checker.set_targets(outcome.targets.clone());
-        if !Arc::ptr_eq(&self.listening, &outcome.health_check_node_ports) {
-            self.listening = Arc::clone(&outcome.health_check_node_ports);
+        let listening = match self.has_kube_proxy {
+            true => Arc::default(),
+            false => Arc::clone(&outcome.health_check_node_ports),
+        };
+        if !Arc::ptr_eq(&self.listening, &listening) {
+            self.listening = listening;
             self.node_ports.set(self.listening.to_vec());
         }
         self.state.set_node_eligible(manifests.objects.is_eligible(self.settings.node.as_deref()));
         self.tell(&manifests, &outcome, &problems);
         self.dataplane.reclaim();
-        self.offer(&manifests, &outcome);
+        self.offer(&manifests, &outcome, &unapplied);
         let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());
-        let round = Round { outcome, problems, manifests, drained, ended };
+        let round = Round { outcome, unapplied, problems, manifests, drained, ended };
         self.state.round(round, began.elapsed(), change);
     }
 
@@ -291,13 +311,17 @@ impl Controller {
     }
 
     /// Hands the round to who writes it to the cluster.
-    fn offer(&mut self, manifests: &SourceUpdate, outcome: &Arc<Outcome>) {
-        self.offer_at = None;
-        let Some(cluster) = &self.cluster else { return };
+    fn offer(
+        &mut self,
+        manifests: &SourceUpdate,
+        outcome: &Arc<Outcome>,
+        unapplied: &Arc<BTreeSet<ObjectKey>>,
+    ) {
         let generations = self.state.generations();
-        if generations.applied < generations.desired {
-            self.offer_at = Some(Instant::now() + APPLY_AGAIN);
-        }
+        // Also where nobody is told: what is shown of the Services follows.
+        let is_behind = generations.applied < generations.desired;
+        self.offer_at = is_behind.then(|| Instant::now() + APPLY_AGAIN);
+        let Some(cluster) = &self.cluster else { return };
         let failures = self.node_ports.failures();
         let own = failures.borrow();
         let own = own.iter().map(|failure| {
@@ -310,6 +334,8 @@ impl Controller {
             version_applied: self.version_applied,
             keeps_services: manifests.keeps_services,
             outcome: Arc::clone(outcome),
+            unapplied: Arc::clone(unapplied),
+            publish_failure: self.state.publish_failure().map(|failure| failure.why),
             decides: self.fleet.leads,
             waits_for: self.past.waits_for(&self.fleet),
             own_addresses: self.settings.own_addresses(),
@@ -336,31 +362,39 @@ impl Controller {
 
     /// Publishes a spec that differs from the last one, and waits for the workers to take it up. What they leave out;
     /// `None` where nothing was published.
-    async fn publish(&mut self, spec: &SnapshotSpec) -> Option<Vec<Problem>> {
-        let services_before = self.published.as_ref().map(|last| last.spec.services.len());
+    async fn publish(&mut self, outcome: &Arc<Outcome>) -> Option<Vec<Problem>> {
+        let spec = &outcome.spec;
         if self.is_published(spec) {
+            // What could not be published is no longer asked for.
+            self.state.published();
             return None;
         }
         let published = match self.dataplane.publish(spec) {
             Ok(published) => published,
             Err(error) => {
-                tracing::error!("not published, the last good state stays: {error}");
+                let why = error.to_string();
+                if self.state.publish_failed(&why) {
+                    tracing::error!(
+                        reason = why,
+                        "the desired state cannot be published; the last good state keeps forwarding"
+                    );
+                }
                 return None;
             }
         };
+        if self.state.published() {
+            tracing::info!("the desired state is published again");
+        }
+        self.published = Some(Arc::clone(outcome));
         self.generation = spec.generation;
         self.state.desire(spec.generation);
         self.applied().await;
         let (generation, services) = (published.generation, spec.services.len());
-        if services_before != Some(services) {
-            tracing::info!(generation, services, "published");
-        } else {
-            tracing::debug!(generation, services, "published");
-        }
+        tracing::debug!(generation, services, "published");
         Some(published.problems)
     }
 
-    /// Whether the workers have a spec that says the same.
+    /// Whether the workers were given a spec that says the same.
     fn is_published(&self, spec: &SnapshotSpec) -> bool {
         self.published.as_ref().is_some_and(|last| last.spec.says_the_same(spec))
     }
@@ -413,6 +447,41 @@ impl Controller {
             problems: problems.to_vec(),
         };
     }
+}
+
+/// The Services by whose newest state the workers do not forward yet: their service ports differ from those of the last
+/// round that was applied.
+fn unapplied(applied: Option<&Outcome>, newest: &Outcome) -> BTreeSet<ObjectKey> {
+    let before = applied.map_or(&[][..], |outcome| &outcome.spec.services);
+    let now = &newest.spec.services[..];
+    let named = |spec: &SharedService| ObjectKey::new(spec.namespace.as_str(), spec.name.as_str());
+    let mut found = BTreeSet::new();
+    let (mut i, mut j) = (0, 0);
+    // Both are sorted by key.
+    while i < before.len() || j < now.len() {
+        match (before.get(i), now.get(j)) {
+            (Some(was), Some(is)) if was.key == is.key => {
+                if !was.is_same(is) && was != is {
+                    found.extend([named(was), named(is)]);
+                }
+                (i, j) = (i + 1, j + 1);
+            }
+            (Some(was), Some(is)) if was.key > is.key => {
+                found.insert(named(is));
+                j += 1;
+            }
+            (None, Some(is)) => {
+                found.insert(named(is));
+                j += 1;
+            }
+            (Some(was), _) => {
+                found.insert(named(was));
+                i += 1;
+            }
+            (None, None) => break,
+        }
+    }
+    found
 }
 
 /// What reconcile needs, with the ports as they turned out.

@@ -10,6 +10,7 @@
 mod controller;
 mod drains;
 mod flows;
+mod kube_proxy;
 mod logging;
 mod operator;
 mod reload;
@@ -40,6 +41,10 @@ use supervisor::Supervisor;
 
 /// Exit code for a configuration that is refused.
 const REFUSED: u8 = 2;
+/// Exit code where another gateway has the same `metadata.name` at the same API server.
+const NAME_TAKEN: u8 = 3;
+/// A gateway that finds its name taken this soon after its start ends. Later it has flows, and keeps forwarding them.
+const NAME_TAKEN_ENDS: Duration = Duration::from_secs(60);
 /// The least pause between two rounds: changes that come meanwhile go together.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The longest, after a round that took as long.
@@ -83,6 +88,8 @@ struct Ears {
     verdicts: watch::Receiver<Verdicts>,
     unbound: watch::Receiver<Vec<BindFailure>>,
     fleet: watch::Receiver<Fleet>,
+    name_taken: watch::Receiver<Option<String>>,
+    kube_proxy: watch::Receiver<bool>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
     /// An interface has changed its state: others are told that the gateway is ready, or not.
@@ -104,6 +111,8 @@ enum Wake {
     End,
     /// A worker is dead.
     Failed(String),
+    /// Another gateway has the name of this one.
+    NameTaken,
 }
 
 async fn serve(
@@ -128,9 +137,15 @@ async fn serve(
         // Nobody else reads the directory.
         None => watch::Sender::new(Fleet::default()).subscribe(),
     };
+    let name_taken = match &cluster {
+        Some(cluster) => cluster.name_taken(),
+        None => watch::Sender::new(None).subscribe(),
+    };
     if let Some(cluster) = &cluster {
         state.writes(cluster.counts());
+        state.may_lose_name(name_taken.clone());
     }
+    let kube_proxy = kube_proxy::follow(&config);
     let mut controller =
         Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker, cluster);
     let mut ears = Ears {
@@ -140,6 +155,8 @@ async fn serve(
         verdicts,
         unbound: controller.unbound(),
         fleet,
+        name_taken,
+        kube_proxy,
         commands,
         failures,
         links,
@@ -150,7 +167,9 @@ async fn serve(
 
     controller.take(ears.manifests.borrow_and_update().clone());
     controller.heed(&ears.fleet.borrow_and_update());
+    controller.share_node(*ears.kube_proxy.borrow_and_update());
     controller.apply(None).await;
+    let started = Instant::now();
     let mut pace = Pace::begin();
     let mut supervisor = Supervisor::of_environment();
     let source_state = ears.source.state();
@@ -175,7 +194,18 @@ async fn serve(
                 controller.reload();
                 ears.source.reload();
             }
-            Wake::End => break (ExitCode::SUCCESS, FAREWELL),
+            Wake::End => {
+                let is_taken = ears.name_taken.borrow().is_some();
+                let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
+                break (code, FAREWELL);
+            }
+            Wake::NameTaken if started.elapsed() < NAME_TAKEN_ENDS => {
+                tracing::error!("the process ends: its metadata.name is another gateway's");
+                break (ExitCode::from(NAME_TAKEN), Duration::ZERO);
+            }
+            Wake::NameTaken => {
+                tracing::error!("forwarding goes on, for the sake of its flows; the name has to be mended");
+            }
             Wake::Failed(why) => {
                 tracing::error!("{why}: the process ends, for its supervisor to start it anew");
                 // Packets are lost already: the next process is what helps.
@@ -185,6 +215,7 @@ async fn serve(
         controller.take(ears.manifests.borrow_and_update().clone());
         controller.hear(ears.verdicts.borrow_and_update().clone());
         controller.heed(&ears.fleet.borrow_and_update());
+        controller.share_node(*ears.kube_proxy.borrow_and_update());
         let began = Instant::now();
         controller.apply(seen).await;
         pace.ended(began);
@@ -250,6 +281,7 @@ impl Ears {
                 Some(why) => Wake::Failed(why),
                 None => Wake::Changed,
             },
+            Ok(()) = self.name_taken.changed() => Wake::NameTaken,
             _ = self.hangup.recv() => Wake::Reload,
             Some(command) = self.commands.recv() => Wake::Command(command),
             Ok(()) = self.manifests.changed() => {
@@ -260,6 +292,7 @@ impl Ears {
             Ok(()) = self.unbound.changed() => Wake::Changed,
             Ok(()) = self.links.changed() => Wake::Changed,
             Ok(()) = self.fleet.changed() => Wake::Changed,
+            Ok(()) = self.kube_proxy.changed() => Wake::Changed,
             () = due => Wake::Changed,
         }
     }

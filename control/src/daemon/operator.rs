@@ -21,6 +21,7 @@ use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
 use crate::diagnostic::Severity;
 use crate::explain::{Circumstances, Explanation, Packet, explain, refusal};
+use crate::model::ObjectKey;
 use crate::pools::PoolUsage;
 use crate::reconcile::{DrainTarget, Reason};
 use crate::source::SourceState;
@@ -55,6 +56,16 @@ impl Operator {
         listing.unwrap_or_else(|panic| Err(AdminError::Unavailable(format!("no listing: {panic}"))))
     }
 
+    /// A Service, and whether the workers forward by what is shown.
+    fn shown(&self, round: &Round, service: &api::ServiceView) -> api::ServiceView {
+        let key = ObjectKey::new(service.namespace.as_str(), service.name.as_str());
+        let unapplied = round.unapplied.contains(&key).then(|| match self.state.publish_failure() {
+            Some(failure) => failure.to_string(),
+            None => "the workers have not applied it yet".to_owned(),
+        });
+        api::ServiceView { unapplied, ..service.clone() }
+    }
+
     fn with_round<T: Default>(&self, read: impl FnOnce(&Round) -> T) -> T {
         self.state.last().map(|round| read(&round)).unwrap_or_default()
     }
@@ -74,7 +85,17 @@ impl AdminBackend for Operator {
                 .unwrap_or(0),
             healthy: health.healthy && !neighbors.is_full(),
             ready: health.ready,
-            degraded: health.degraded,
+            degraded: {
+                let failure = self.state.publish_failure().map(|failure| failure.to_string());
+                let taken = self.state.name_taken();
+                let taken = taken.map(|who| {
+                    format!(
+                        "another gateway has the name {} ({who}): this one does not lead",
+                        self.state.name
+                    )
+                });
+                taken.into_iter().chain(failure).chain(health.degraded).collect()
+            },
             generation_desired: generations.desired,
             generation_applied: generations.applied,
             cluster: self.state.cluster().map(|cluster| api::ClusterStatus {
@@ -115,7 +136,7 @@ impl AdminBackend for Operator {
 
     fn services(&self) -> api::ServicesAnswer {
         self.with_round(|round| api::ServicesAnswer {
-            services: round.outcome.services.iter().map(|service| api::ServiceView::clone(service)).collect(),
+            services: round.outcome.services.iter().map(|service| self.shown(round, service)).collect(),
             findings: round.outcome.findings.iter().map(Into::into).collect(),
         })
     }

@@ -12,6 +12,8 @@ use crate::config::{DataplaneConfig, GatewayConfig};
 pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) -> Vec<&'static str> {
     let (old_plane, new_plane) = (&now.dataplane, &new.dataplane);
     let parts = [
+        // Who it is in logs, metrics, its lease and its GatewayStatus.
+        ("metadata.name", now.name != new.name),
         ("dataplane.cores", old_plane.cores != new_plane.cores),
         ("dataplane.idle", old_plane.idle != new_plane.idle),
         ("dataplane.memory", old_plane.memory != new_plane.memory),
@@ -59,6 +61,12 @@ mod tests {
              admin: {metricsPerBackend: false}\n",
         );
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn a_changed_name_is_refused_by_reload() {
+        let changed = GatewayConfig { name: "other".to_owned(), ..config("") };
+        assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["metadata.name"]);
     }
 
     #[test]

@@ -134,7 +134,8 @@ pub(super) fn cluster(config: &GatewayConfig, source: &Source) -> Option<Cluster
     };
     let (connector, namespace) = (watched.connector(), &server.lease_namespace);
     let node = config.node_name.as_deref();
-    Some(ClusterWriter::start(&connector, &config.name, node, namespace, watched.state()))
+    let (state, refresh) = (watched.state(), watched.refresh());
+    Some(ClusterWriter::start(&connector, &config.name, node, namespace, state, refresh))
 }
 
 /// What answers others; each ends when it is dropped.

@@ -17,6 +17,7 @@ use crate::cluster;
 use crate::config::GatewayConfig;
 use crate::health::CheckCounts;
 use crate::health_check_node_port::{HealthReport, ProxyHealth};
+use crate::model::ObjectKey;
 use crate::reconcile::{DrainTarget, Outcome};
 use crate::source::{SourceState, SourceUpdate};
 use crate::telemetry::{self, Generations, Process, Sample, Timings};
@@ -33,6 +34,8 @@ const SNAT_PORTS_WAIT: Duration = Duration::from_millis(100);
 pub(super) struct Round {
     /// The desired state, and what was not granted.
     pub(super) outcome: Arc<Outcome>,
+    /// Services by whose newest state the workers do not forward yet.
+    pub(super) unapplied: Arc<BTreeSet<ObjectKey>>,
     /// What the dataplane leaves out.
     pub(super) problems: Vec<Problem>,
     /// What it was made from.
@@ -41,6 +44,26 @@ pub(super) struct Round {
     pub(super) drained: BTreeSet<DrainTarget>,
     /// When it ended.
     pub(super) ended: Timestamp,
+}
+
+/// The newest desired state cannot be published: the last good one keeps forwarding.
+#[derive(Debug, Clone)]
+pub(super) struct PublishFailure {
+    /// What the dataplane says.
+    pub(super) why: String,
+    /// When the first of the failures in a row was.
+    pub(super) since: Timestamp,
+}
+
+impl std::fmt::Display for PublishFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let since = Timestamp::from_second(self.since.as_second()).unwrap_or(self.since);
+        write!(
+            f,
+            "the newest state cannot be published since {since}, the last good one is forwarded: {}",
+            self.why
+        )
+    }
 }
 
 /// See the module.
@@ -56,6 +79,8 @@ pub(super) struct State {
     /// What the monotonic times of `health` count from.
     epoch: Instant,
     desired: AtomicU64,
+    publish_failures: AtomicU64,
+    publish_failure: RwLock<Option<PublishFailure>>,
     last: RwLock<Option<Arc<Round>>>,
     leaving: AtomicBool,
     /// Why the configuration on disk is not in force.
@@ -65,6 +90,7 @@ pub(super) struct State {
     source: watch::Receiver<SourceState>,
     /// What is written to the cluster, where the objects come from one.
     cluster: OnceLock<Arc<cluster::Counts>>,
+    name_taken: OnceLock<watch::Receiver<Option<String>>>,
 }
 
 impl State {
@@ -84,12 +110,15 @@ impl State {
             health: ProxyHealth::new(UPDATE_MAX, started),
             epoch: Instant::now(),
             desired: AtomicU64::new(0),
+            publish_failures: AtomicU64::new(0),
+            publish_failure: RwLock::new(None),
             last: RwLock::new(None),
             leaving: AtomicBool::new(false),
             refused_configuration: RwLock::new(None),
             metrics_per_backend: AtomicBool::new(true),
             source,
             cluster: OnceLock::new(),
+            name_taken: OnceLock::new(),
         }
     }
 
@@ -97,6 +126,17 @@ impl State {
     pub(super) fn writes(&self, counts: Arc<cluster::Counts>) {
         // Told once, at the start.
         let _ = self.cluster.set(counts);
+    }
+
+    /// By this it is known who else has the gateway's name.
+    pub(super) fn may_lose_name(&self, taken: watch::Receiver<Option<String>>) {
+        // Told once, at the start.
+        let _ = self.name_taken.set(taken);
+    }
+
+    /// Who else has the gateway's name.
+    pub(super) fn name_taken(&self) -> Option<String> {
+        self.name_taken.get()?.borrow().clone()
     }
 
     /// What is written to the cluster, where the objects come from one.
@@ -123,6 +163,30 @@ impl State {
     /// Why the configuration that was read last is not in force.
     pub(super) fn refused_configuration(&self) -> Option<String> {
         self.refused_configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A publication failed. Whether that is news: the first in a row, or for another reason than the last.
+    pub(super) fn publish_failed(&self, why: &str) -> bool {
+        self.publish_failures.fetch_add(1, Ordering::Relaxed);
+        self.health.update_queued(self.epoch.elapsed());
+        let mut failure = self.publish_failure.write().unwrap_or_else(PoisonError::into_inner);
+        let is_news = failure.as_ref().is_none_or(|failure| failure.why != why);
+        let since = failure.as_ref().map_or_else(Timestamp::now, |failure| failure.since);
+        *failure = Some(PublishFailure { why: why.to_owned(), since });
+        is_news
+    }
+
+    /// The newest desired state is published. Whether that failed before.
+    pub(super) fn published(&self) -> bool {
+        if self.publish_failure().is_none() {
+            return false;
+        }
+        self.publish_failure.write().unwrap_or_else(PoisonError::into_inner).take().is_some()
+    }
+
+    /// Why the newest desired state is not published, if so.
+    pub(super) fn publish_failure(&self) -> Option<PublishFailure> {
+        self.publish_failure.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether load balancers may send to the gateway's own node.
@@ -170,7 +234,7 @@ impl State {
     pub(super) fn health(&self) -> HealthReport {
         let Generations { desired, applied } = self.generations();
         let now = Timestamp::now();
-        if desired > 0 && applied >= desired {
+        if desired > 0 && applied >= desired && self.publish_failure().is_none() {
             self.health.applied(now);
         }
         self.health.set_workers_run(self.dataplane.healthy());
@@ -205,6 +269,7 @@ impl State {
             pools: outcome.map_or(&[], |outcome| &outcome.pools),
             generations: self.generations(),
             configuration_refused: self.refused_configuration().is_some(),
+            publish_failures: self.publish_failures.load(Ordering::Relaxed),
             timings: &self.timings,
             health_checks: &self.checks.read(),
             check_load: self.checks.load(),

@@ -336,6 +336,8 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_snapshot_generation", help, ["kind"])
         .sample(["desired"], sample.generations.desired)
         .sample(["applied"], sample.generations.applied);
+    let help = "Desired states that could not be published: the last good one keeps forwarding.";
+    page.counter("tidegate_publish_failures_total", help, []).sample([], sample.publish_failures);
     let help = "Time of one reconcile, from its inputs to a snapshot given to the workers, or refused.";
     page.histogram("tidegate_sync_duration_seconds", help, &sample.timings.sync);
     let help = "Time from a change seen by the source to its application by every worker.";

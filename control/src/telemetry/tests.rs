@@ -175,6 +175,7 @@ impl World {
             pools: &self.pools,
             generations: Generations { desired: 8, applied: 7 },
             configuration_refused: true,
+            publish_failures: 3,
             timings: &self.timings,
             health_checks: &[("success", 21), ("failure", 2)],
             check_load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
@@ -324,6 +325,7 @@ fn world() -> World {
             vips: Vec::new(),
             pending: None,
             refused: None,
+            unapplied: None,
             ports: vec![
                 port_view("203.0.113.1", &[("10.0.0.1", active), ("10.0.0.2", down)]),
                 port_view(

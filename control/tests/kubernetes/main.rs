@@ -12,5 +12,6 @@ mod install;
 mod lifecycle;
 mod node;
 mod rights;
+mod truth;
 mod uninstall;
 mod world;

@@ -61,6 +61,8 @@ pub(crate) struct Setting {
     pub(crate) kubeconfig: Option<String>,
     /// A program with arguments that starts the gateway in its stead, such as `env NAME=VALUE`.
     pub(crate) starter: Vec<String>,
+    /// `metadata.name`, where it is not what the story calls the gateway.
+    pub(crate) called: Option<String>,
 }
 
 impl World {
@@ -95,8 +97,8 @@ impl World {
         for address in addresses {
             lab.gateway().ip_batch(&format!("addr add {address} dev lo\n")).expect("a free address");
         }
-        // A new leader waits until its own watches have come to where the API server was when it got the lease; where
-        // nothing happens, that is the next bookmark: a minute on a real server, and less than SEEN here.
+        // How far gateways say that they are follows bookmarks where nothing happens: a minute on a real server, and less
+        // than SEEN here.
         let options = Options { bookmark_interval: BOOKMARKS, ..options };
         let api = lab.gateway().enter(|| TestApiServer::start(options)).expect("a free port on loopback");
         let token = api.service_account_token("tidegate-system", "tidegate");
@@ -140,6 +142,7 @@ impl World {
         let number = self.gateways.len() + 1;
         let socket = directory.join("tidegate.sock");
         let Setting { source, document, drain, .. } = setting;
+        let called = setting.called.as_deref().unwrap_or(name);
         let drain = if drain.is_empty() { "1h" } else { drain };
         let document = if document.contains("pools:") {
             document.clone()
@@ -151,7 +154,7 @@ impl World {
         let text = format!(
             r#"apiVersion: tidegate.dev/v1alpha1
 kind: GatewayConfig
-metadata: {{name: {name}}}
+metadata: {{name: {called}}}
 dataplane:
   cores: [1]
   idle: adaptive
@@ -200,6 +203,47 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         let config = self.lab.directory().join(name).join("gateway.yaml");
         let socket = self.lab.directory().join(name).join("tidegate.sock");
         self.launch(name, &config, socket, &[]);
+    }
+
+    /// Changes the configuration of a gateway and has it read again.
+    pub(crate) fn reconfigure(&mut self, name: &str, edit: impl FnOnce(String) -> String) {
+        let config = self.lab.directory().join(name).join("gateway.yaml");
+        let text = std::fs::read_to_string(&config).expect("it was written");
+        std::fs::write(&config, edit(text)).expect("configuration written");
+        let at = self.gateways.iter_mut().find(|gateway| gateway.name == name);
+        at.expect("a gateway of this story").process.signal(Signal::HUP);
+    }
+
+    /// Waits for the end of a gateway; its exit code.
+    pub(crate) fn exit_code(&mut self, name: &str, bound: Duration) -> Option<i32> {
+        let at = self.gateways.iter().position(|gateway| gateway.name == name)?;
+        let mut gateway = self.gateways.remove(at);
+        let ended = gateway.process.wait(bound);
+        ended.unwrap_or_else(|error| panic!("{error:#}\n{}", gateway.process.log_tail(40))).code()
+    }
+
+    /// Where `/metrics` (9000 and on) and `/healthz` (10000 and on) of the first gateway are, and anything else that
+    /// answers HTTP there: status and body of `GET path`.
+    pub(crate) fn http(&self, port: u16, path: &str) -> Option<(u16, String)> {
+        use std::io::{Read, Write};
+        self.enter_gateway(|| {
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).ok()?;
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).ok()?;
+            let (head, body) = answer.split_once("\r\n\r\n")?;
+            Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+        })
+    }
+
+    /// Waits for something that takes longer than usual by its nature.
+    pub(crate) fn within<T>(&self, bound: Duration, what: &str, probe: impl FnMut() -> Option<T>) -> T {
+        wait_for(what, bound, probe).unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    /// The log of a gateway, its end.
+    pub(crate) fn log(&self, name: &str) -> String {
+        self.gateway(name).process.log_tail(60)
     }
 
     pub(crate) fn gateway(&self, name: &str) -> &Gateway {

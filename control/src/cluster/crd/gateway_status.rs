@@ -1,7 +1,8 @@
 //! `GatewayStatus`: what a gateway says about itself. Cluster-wide, one for each gateway, named after it.
 //!
-//! Written by the gateway alone; the others read all of them to know what is withdrawn everywhere and which addresses
-//! are gateways'. Deleted by the leader when nothing was heard of the gateway for a day.
+//! Written by the gateway; the others read all of them to know what is withdrawn everywhere, what is served where, and
+//! which addresses are gateways'. When nothing was heard of the gateway for 40 s, the leader sets its conditions to
+//! `Unknown`; after a day it deletes the object.
 
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -87,9 +88,16 @@ pub struct GatewayStatusStatus {
     /// before, it serves no more.
     #[schemars(length(max = 32))]
     pub applied_resource_version: String,
+    /// Services of which it does not serve every port, `namespace/name`, 1024 of them at most. What is not here it serves,
+    /// as of `appliedResourceVersion`.
+    #[schemars(length(max = 1024), inner(length(max = 317)), extend("x-kubernetes-list-type" = "set"))]
+    pub not_programmed: Vec<String>,
+    /// Services of which a port has no backend that takes flows, `namespace/name`, 1024 of them at most.
+    #[schemars(length(max = 1024), inner(length(max = 317)), extend("x-kubernetes-list-type" = "set"))]
+    pub without_backends: Vec<String>,
     /// It has withdrawn everything and ended: nobody waits for it.
     pub stopped: bool,
-    /// Ready, SourceConnected, InterfacesUp.
+    /// Ready, SourceConnected, Published, NameUnique, InterfacesUp. `Unknown` where nothing was heard of the gateway for 40 s.
     #[schemars(
         length(max = 16),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Planner;
+use super::peer::Around;
 use super::service::OfService;
 use crate::cluster::event::cut;
 use crate::model::{Condition, ObjectKey};
@@ -41,12 +42,31 @@ fn said(kind: &'static str, is: Option<bool>, reason: &'static str, message: imp
     Said { kind, status, reason, message: message.into() }
 }
 
-/// All conditions of a Service that asks for an address; `contested` says who else writes its status.
-pub(super) fn of_service(of: &OfService<'_>, view: &ServiceView, contested: Option<&str>) -> Vec<Said> {
-    vec![allocated(of, view), programmed(of, view), healthy(view), conflicted(of, contested)]
+/// What counts beside the Service and its view.
+pub(super) struct Circumstances<'a> {
+    pub(super) around: &'a Around,
+    /// Why the workers cannot have the newest state.
+    pub(super) failure: Option<&'a str>,
+    /// The gateways that may still serve the address that it is to have.
+    pub(super) waits_for: Option<&'a str>,
 }
 
-fn allocated(of: &OfService<'_>, view: &ServiceView) -> Said {
+/// All conditions of a Service that asks for an address; `contested` says who else writes its status.
+pub(super) fn of_service(
+    of: &OfService<'_>,
+    view: &ServiceView,
+    contested: Option<&str>,
+    beside: &Circumstances<'_>,
+) -> Vec<Said> {
+    vec![
+        allocated(of, view, beside),
+        programmed(of, view, beside),
+        healthy(view, beside.around),
+        conflicted(of, contested),
+    ]
+}
+
+fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> Said {
     let message_of = |reason: Reason| {
         let finding = of.findings.iter().find(|f| f.reason == reason);
         finding.map(|f| f.diagnostic.what.clone())
@@ -55,7 +75,10 @@ fn allocated(of: &OfService<'_>, view: &ServiceView) -> Said {
     if of.claimed && !has_load_balancer {
         let failed = message_of(Reason::AllocationFailed).is_some();
         let reason = if failed { Reason::AllocationFailed.as_str() } else { "Pending" };
-        let why = view.pending.clone().unwrap_or_else(|| "waits for an address".to_owned());
+        let mut why = view.pending.clone().unwrap_or_else(|| "waits for an address".to_owned());
+        if let Some(names) = beside.waits_for {
+            why = format!("{why}; not yet: {names}");
+        }
         return said(ALLOCATED, Some(false), reason, why);
     }
     if !view.vips.iter().any(VipView::is_of_pool) {
@@ -67,7 +90,7 @@ fn allocated(of: &OfService<'_>, view: &ServiceView) -> Said {
     said(ALLOCATED, Some(true), "Allocated", shown.collect::<Vec<_>>().join(", "))
 }
 
-fn programmed(of: &OfService<'_>, view: &ServiceView) -> Said {
+fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> Said {
     // Node ports and cluster IPs may be served; who waits for an address asks for that.
     let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
     if view.vips.is_empty() || waits {
@@ -85,9 +108,22 @@ fn programmed(of: &OfService<'_>, view: &ServiceView) -> Said {
         let shown: Vec<String> = refused.into_iter().collect();
         return said(PROGRAMMED, Some(false), "PortsNotProgrammed", shown.join("; "));
     }
+    if of.unapplied {
+        let why = match beside.failure {
+            Some(why) => {
+                format!("the newest state cannot be published, the last good one is forwarded: {why}")
+            }
+            None => "the workers have not applied it yet".to_owned(),
+        };
+        return said(PROGRAMMED, Some(false), "NotApplied", why);
+    }
     let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
     let modes: Vec<&str> = modes.into_iter().collect();
-    let served = format!("every port is served by {}", modes.join(", "));
+    let served = format!("every port is served by {}{}", modes.join(", "), beside.around.shown());
+    // One that is not ready gets no packets.
+    if !beside.around.not_serving.is_empty() {
+        return said(PROGRAMMED, Some(false), "NotOnEveryGateway", served);
+    }
     // Served, but not as the Service asks to be.
     match of.findings.iter().find(|f| f.reason == Reason::ClientAddressLost) {
         Some(finding) => {
@@ -98,7 +134,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView) -> Said {
     }
 }
 
-fn healthy(view: &ServiceView) -> Said {
+fn healthy(view: &ServiceView, around: &Around) -> Said {
     let mut up: BTreeMap<String, bool> = BTreeMap::new();
     for port in view.ports.iter().filter(|port| port.refused.is_none()) {
         *up.entry(label(port)).or_default() |= port.count(BackendViewState::Active) > 0;
@@ -107,6 +143,13 @@ fn healthy(view: &ServiceView) -> Said {
         return said(HEALTHY, None, "NoPorts", "no port is served");
     }
     let down: Vec<String> = up.into_iter().filter_map(|(port, up)| (!up).then_some(port)).collect();
+    if down.is_empty() && !around.without_backends.is_empty() {
+        let (with, gateways) = (around.gateways - around.without_backends.len(), around.gateways);
+        let names = around.without_backends.join(", ");
+        let shown =
+            format!("every port has a backend on {with} of {gateways} gateways; a port has none on {names}");
+        return said(HEALTHY, Some(false), "NoBackendsOnSomeGateways", shown);
+    }
     if down.is_empty() {
         return said(HEALTHY, Some(true), "BackendsUp", "every port has a backend that takes flows");
     }

@@ -20,8 +20,8 @@ const WAIT_MAX: SignedDuration = SignedDuration::from_hours(1);
 pub struct Contest {
     /// The other field manager.
     pub who: String,
-    /// Generation of the Service's spec when it began.
-    generation: i64,
+    /// What its owner asked for when it began.
+    asked: u64,
     /// When it is written again.
     retry_at: Timestamp,
     /// How long it waits the next time.
@@ -57,10 +57,10 @@ impl Planner<'_> {
         // Our condition tells that we wrote the status before: what we never wrote is taken over.
         let was_ours = stored.condition(ALLOCATED).is_some_and(|c| c.status == "True");
         let Some(stranger) = stranger.filter(|_| is_lost && was_ours) else { return Stand::Alone };
-        let generation = stored.generation;
+        let asked = self.asked(service).what;
         let contest = self.memory.contests.entry(key.clone()).or_insert_with(|| Contest {
             who: stranger.clone(),
-            generation,
+            asked,
             retry_at: now + WAIT_MIN,
             wait: WAIT_MIN + WAIT_MIN,
             retried: false,
@@ -72,8 +72,8 @@ impl Planner<'_> {
             contest.wait = (contest.wait + contest.wait).min(WAIT_MAX);
             contest.retried = false;
         }
-        if generation > contest.generation {
-            (contest.generation, contest.retry_at) = (generation, now);
+        if asked != contest.asked {
+            (contest.asked, contest.retry_at) = (asked, now);
         }
         if now >= contest.retry_at {
             return Stand::Alone;

@@ -1,18 +1,21 @@
 //! What a gateway says about itself in its `GatewayStatus`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::Situation;
 use super::pool::of_model;
 use crate::cluster::crd;
-use crate::model::Condition;
-use crate::reconcile::view::BackendViewState;
+use crate::model::{Condition, ObjectKey};
+use crate::reconcile::view::{BackendViewState, ServiceView};
 
 /// VIPs that are listed at most, for people to look at: as many as the schema takes.
 pub const VIPS_MAX: usize = 1024;
 /// Own addresses that are listed at most.
 pub const ADDRESSES_MAX: usize = 1024;
+
+/// Services of which something is not served, or without backends, that are listed at most: as many as the schema takes.
+pub const SERVICES_MAX: usize = 1024;
 
 /// The status, but for the time of its heartbeat. `before` is the one before, for since when conditions hold.
 #[must_use]
@@ -20,7 +23,7 @@ pub fn gateway_status(
     situation: &Situation<'_>,
     before: &crd::GatewayStatusStatus,
 ) -> crd::GatewayStatusStatus {
-    let Situation { observation, identity, leads, now, .. } = situation;
+    let Situation { observation, identity, leads, now, namesake, .. } = situation;
     let outcome = &observation.outcome;
     let ports = || outcome.services.iter().flat_map(|service| &service.ports);
     let vips = outcome.services.iter().flat_map(|service| &service.vips).filter(|vip| vip.is_of_pool());
@@ -44,6 +47,31 @@ pub fn gateway_status(
         }
         condition
     };
+    let key = |service: &ServiceView| ObjectKey::new(service.namespace.as_str(), service.name.as_str());
+    let is_unserved = |service: &ServiceView| {
+        service.refused.is_some()
+            || service.ports.iter().any(|port| port.refused.is_some())
+            || observation.unapplied.contains(&key(service))
+    };
+    let lacks_backends = |service: &ServiceView| {
+        let served = service.ports.iter().filter(|port| port.refused.is_none());
+        // Per port, whatever its addresses.
+        let mut up: BTreeMap<(u16, &str), bool> = BTreeMap::new();
+        for port in served {
+            *up.entry((port.port, port.protocol.as_str())).or_default() |=
+                port.count(BackendViewState::Active) > 0;
+        }
+        up.values().any(|up| !up)
+    };
+    let listed = |is: &dyn Fn(&ServiceView) -> bool| {
+        let services = outcome.services.iter().filter(|service| is(service));
+        services.map(|service| key(service).to_string()).take(SERVICES_MAX).collect::<Vec<_>>()
+    };
+    let failure = observation.publish_failure.as_deref();
+    let unique = match namesake {
+        Some(who) => format!("another process has the name of this gateway: {who}"),
+        None => String::new(),
+    };
     crd::GatewayStatusStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         instance: identity.instance.clone(),
@@ -65,10 +93,20 @@ pub fn gateway_status(
             false => observation.version_applied.to_string(),
             true => 0.to_string(),
         },
+        not_programmed: listed(&is_unserved),
+        without_backends: listed(&lacks_backends),
         stopped: false,
         conditions: vec![
             condition("Ready", observation.ready, "Forwarding", "NotReady", &lost),
             condition("SourceConnected", observation.source_connected, "Connected", "Disconnected", ""),
+            condition(
+                "Published",
+                failure.is_none(),
+                "Published",
+                "PublishFailed",
+                failure.unwrap_or_default(),
+            ),
+            condition("NameUnique", namesake.is_none(), "Unique", "NameTaken", &unique),
             condition("InterfacesUp", observation.links_lost.is_empty(), "Up", "LinkLost", &lost),
         ],
     }

@@ -7,6 +7,7 @@
 //! - [`service`]: finalizer, status and conditions of one Service, from its first address to its last;
 //! - [`condition`]: what the conditions say, and since when;
 //! - [`contest`]: somebody else writes the same status;
+//! - [`peer`]: what the other gateways say of a Service;
 //! - [`pool`], [`gateway`]: the status of the kinds of our own.
 //!
 //! Invariant: writes that are done and seen are not planned again (a tested property).
@@ -16,6 +17,7 @@
 mod condition;
 mod contest;
 mod gateway;
+mod peer;
 mod pool;
 mod service;
 
@@ -23,7 +25,8 @@ mod service;
 mod tests;
 
 pub use contest::Contest;
-pub use gateway::{ADDRESSES_MAX, VIPS_MAX, gateway_status};
+pub use gateway::{ADDRESSES_MAX, SERVICES_MAX, VIPS_MAX, gateway_status};
+pub use peer::Peer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -32,7 +35,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::crd;
-use super::event::{Event, Regarding};
+use super::event::{Event, EventType, Regarding, reason};
 use crate::model::{Condition, Ingress, ObjectKey, Objects, Service};
 use crate::reconcile::view::ServiceView;
 use crate::reconcile::{Asker, Finding, Outcome};
@@ -50,6 +53,10 @@ pub struct Observation {
     pub keeps_services: bool,
     /// What was made of it.
     pub outcome: Arc<Outcome>,
+    /// Services by whose part of it the workers do not forward yet.
+    pub unapplied: Arc<BTreeSet<ObjectKey>>,
+    /// Why the workers cannot have it: the last good state keeps forwarding.
+    pub publish_failure: Option<String>,
     /// Whether it was made by a gateway that decides on addresses.
     pub decides: bool,
     /// The version that every gateway has to apply before all free addresses can be given out; `None` when they can.
@@ -92,6 +99,10 @@ pub struct Situation<'a> {
     pub leads: bool,
     /// The version of Services that every live gateway has applied, this one too.
     pub withdrawn: u64,
+    /// The other live gateways.
+    pub peers: &'a [Peer],
+    /// Another process has this gateway's name: which, for people.
+    pub namesake: Option<&'a str>,
     /// Now.
     pub now: Timestamp,
 }
@@ -107,6 +118,10 @@ pub struct Memory {
     told: BTreeSet<Event>,
     /// Services that give their addresses back, by uid: the version in which they were first seen to.
     leaving: BTreeMap<String, Leaving>,
+    /// What the owners of Services ask for.
+    asked: BTreeMap<ObjectKey, Asked>,
+    /// Services that wait for other gateways: since when.
+    waiting: BTreeMap<ObjectKey, Timestamp>,
     /// The API server is from before Kubernetes 1.29 and refuses a status with `ipMode`.
     without_ip_mode: bool,
     /// Services about which there was nothing to do, with all that this followed from: while that is the same, they are
@@ -120,16 +135,24 @@ struct Settled {
     service: Arc<Service>,
     view: Option<Arc<ServiceView>>,
     claimed: bool,
+    /// Of what the other gateways say.
+    around: u64,
 }
 
 impl Settled {
-    fn is_still(&self, service: &Arc<Service>, view: Option<&Arc<ServiceView>>, claimed: bool) -> bool {
+    fn is_still(
+        &self,
+        service: &Arc<Service>,
+        view: Option<&Arc<ServiceView>>,
+        claimed: bool,
+        around: u64,
+    ) -> bool {
         let same_view = match (&self.view, view) {
             (Some(was), Some(is)) => Arc::ptr_eq(was, is),
             (None, None) => true,
             _ => false,
         };
-        same_view && self.claimed == claimed && Arc::ptr_eq(&self.service, service)
+        same_view && (self.claimed, self.around) == (claimed, around) && Arc::ptr_eq(&self.service, service)
     }
 }
 
@@ -138,6 +161,19 @@ impl Settled {
 struct Leaving {
     key: ObjectKey,
     since: u64,
+}
+
+/// What the owner of a Service asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Asked {
+    uid: String,
+    /// A number for it.
+    what: u64,
+    /// The version of the Services in which it was first seen, and when; 0 where it was served before.
+    version: u64,
+    since: Timestamp,
+    /// It is another than before, and its owner was not told yet that it is served.
+    is_news: bool,
 }
 
 impl Memory {
@@ -236,6 +272,9 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
     planner.finish()
 }
 
+/// A wait for other gateways that is shorter than this is no event.
+const WAIT_TOLD_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);
+
 /// Least first.
 fn urgency(write: &Write) -> u8 {
     match write {
@@ -266,26 +305,80 @@ impl Planner<'_> {
         claimed: bool,
     ) {
         let key = &service.meta.key;
+        let Situation { observation, peers, .. } = self.situation;
+        let unapplied = observation.unapplied.contains(key);
+        let around = peer::fingerprint(peers, key);
         let settled = self.memory.settled.get(key);
-        if findings.is_empty() && settled.is_some_and(|settled| settled.is_still(service, view, claimed)) {
+        if findings.is_empty()
+            && !unapplied
+            && settled.is_some_and(|settled| settled.is_still(service, view, claimed, around))
+        {
             return;
         }
         let before = (self.plan.writes.len(), self.events.len());
         let view_of = view.map(|view| &**view);
-        self.service(&service::OfService { service, view: view_of, findings, claimed });
+        self.service(&service::OfService { service, view: view_of, findings, claimed, unapplied });
         // What hangs on the time or on other gateways is not settled either.
+        let asked_in = self.memory.asked.get(key).map_or(0, |asked| asked.version);
         let is_settled = (self.plan.writes.len(), self.events.len()) == before
             && findings.is_empty()
+            && !unapplied
+            && peers.iter().all(|peer| peer.applied >= asked_in)
+            && !self.memory.waiting.contains_key(key)
             && !self.memory.contests.contains_key(key)
             && !self.leaving.contains(&service.meta.uid)
             && service.meta.deletion_time.is_none()
             && (claimed || !service.stored.is_finalized_by_us());
         if is_settled {
-            let settled = Settled { service: Arc::clone(service), view: view.cloned(), claimed };
+            let settled = Settled { service: Arc::clone(service), view: view.cloned(), claimed, around };
             self.memory.settled.insert(key.clone(), settled);
         } else {
             self.memory.settled.remove(key);
         }
+    }
+
+    /// What its owner asks of a Service, noted with the version in which it was first seen.
+    fn asked(&mut self, service: &Service) -> &mut Asked {
+        let Situation { observation, now, .. } = self.situation;
+        let what = peer::asked(service);
+        // Written by us before: it was served, by whoever decided then.
+        let is_served = service.stored.condition(condition::PROGRAMMED).is_some_and(|c| c.status == "True");
+        let uid = &service.meta.uid;
+        if self.memory.asked.get(&service.meta.key).is_some_and(|asked| asked.uid != *uid) {
+            self.memory.asked.remove(&service.meta.key);
+        }
+        let asked = self.memory.asked.entry(service.meta.key.clone()).or_insert_with(|| Asked {
+            uid: uid.clone(),
+            what,
+            version: if is_served { 0 } else { observation.version },
+            since: *now,
+            is_news: false,
+        });
+        if asked.what != what {
+            (asked.what, asked.is_news) = (what, true);
+            (asked.version, asked.since) = (observation.version, *now);
+        }
+        asked
+    }
+
+    /// A Service waits for other gateways to apply `version`: whoever it is that keeps it waiting is named, and where it
+    /// takes long, in an event too.
+    fn waits(&mut self, service: &Service, version: u64) -> Option<String> {
+        let Situation { now, peers, .. } = self.situation;
+        let names = peer::behind(peers, version);
+        let key = &service.meta.key;
+        let since = *self.memory.waiting.entry(key.clone()).or_insert(*now);
+        if names.is_empty() {
+            return None;
+        }
+        if now.duration_since(since) >= WAIT_TOLD_AFTER {
+            let note = format!("Waiting until every gateway has withdrawn what was given back: {names}");
+            let regarding = Regarding::service(key, service.meta.uid.as_str());
+            self.event(Event::new(EventType::Normal, regarding, reason::WAITING, &note));
+        } else {
+            self.again_at(since + WAIT_TOLD_AFTER);
+        }
+        Some(names)
     }
 
     fn event(&mut self, event: Event) {
@@ -312,9 +405,9 @@ impl Planner<'_> {
         self.plan.again_at = Some(self.plan.again_at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Whether all live gateways have withdrawn a Service that gives its addresses back: they have applied a version
-    /// in which it does.
-    fn is_withdrawn(&mut self, service: &Service) -> bool {
+    /// The version that every live gateway has to apply before a Service that gives its addresses back is withdrawn
+    /// everywhere; `None` when they have.
+    fn serves_until(&mut self, service: &Service) -> Option<u64> {
         let Situation { observation, withdrawn, .. } = self.situation;
         let version = observation.version;
         self.leaving.insert(service.meta.uid.clone());
@@ -323,7 +416,8 @@ impl Planner<'_> {
         let leaving = leaving.or_insert_with(|| Leaving { key: key(), since: version });
         // Smaller where the API server went back.
         leaving.since = leaving.since.min(version);
-        version > 0 && *withdrawn >= leaving.since
+        let is_withdrawn = version > 0 && *withdrawn >= leaving.since;
+        (!is_withdrawn).then_some(leaving.since)
     }
 
     fn finish(mut self) -> Plan {
@@ -338,6 +432,10 @@ impl Planner<'_> {
             self.memory.since.retain(|(key, _), _| known(key));
         }
         self.memory.contests.retain(|key, _| known(key));
+        self.memory.waiting.retain(|key, _| known(key));
+        if self.memory.asked.len() > objects.services.len() {
+            self.memory.asked.retain(|key, _| known(key));
+        }
         // A Service that leaves a second time is waited for a second time.
         let (leads, leave) = (self.situation.leads, &self.leaving);
         self.memory.leaving.retain(|uid, leaving| {

@@ -1,8 +1,9 @@
 //! One Service from its first address to its last: finalizer, status, and the events that tell about it.
 
-use super::condition::{self, HEALTHY, PROGRAMMED};
+use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::contest::Stand;
-use super::{Planner, Write};
+use super::peer::Around;
+use super::{Asked, Planner, Write};
 use crate::cluster::event::{Event, EventType, Regarding, reason};
 use crate::model::{Condition, Ingress, IngressPort, Service};
 use crate::pools::FIELD_MANAGER;
@@ -18,6 +19,8 @@ pub(super) struct OfService<'a> {
     pub(super) findings: &'a [&'a Finding],
     /// Whether its LoadBalancer address is ours to give.
     pub(super) claimed: bool,
+    /// The workers do not forward by the view yet.
+    pub(super) unapplied: bool,
 }
 
 impl OfService<'_> {
@@ -69,8 +72,7 @@ impl Planner<'_> {
         if !of.service.stored.is_finalized_by_us() {
             return;
         }
-        if !self.is_withdrawn(of.service) {
-            self.plan.waits_for_peers = true;
+        if self.waits_for_others(of.service) {
             return;
         }
         self.note(of, EventType::Normal, reason::DELETED, "Deleted load balancer");
@@ -80,8 +82,7 @@ impl Planner<'_> {
     /// Not ours any more: its class or type changed. The status is cleared and the Service let go when no gateway
     /// serves it any more; what it has by external IPs stays.
     fn released(&mut self, of: &OfService<'_>) {
-        if !self.is_withdrawn(of.service) {
-            self.plan.waits_for_peers = true;
+        if self.waits_for_others(of.service) {
             return;
         }
         match of.view {
@@ -104,10 +105,23 @@ impl Planner<'_> {
             // The other gateways serve the address for as long as the status has it.
             return;
         }
-        if self.is_withdrawn(of.service) {
+        if !self.waits_for_others(of.service) {
             self.finalizer(of.service, false);
-        } else {
-            self.plan.waits_for_peers = true;
+        }
+    }
+
+    /// Whether other gateways may still serve a Service that gives its addresses back.
+    fn waits_for_others(&mut self, service: &Service) -> bool {
+        match self.serves_until(service) {
+            Some(version) => {
+                self.plan.waits_for_peers = true;
+                self.waits(service, version);
+                true
+            }
+            None => {
+                self.memory.waiting.remove(&service.meta.key);
+                false
+            }
         }
     }
 
@@ -138,7 +152,12 @@ impl Planner<'_> {
             Stand::Alone => None,
             Stand::Yields(who) => Some(who.as_str()),
         };
-        let said = condition::of_service(of, view, contested);
+        let Asked { version, since, .. } = *self.asked(service);
+        let around = Around::new(self.situation, key, version, since);
+        let failure = self.situation.observation.publish_failure.as_deref();
+        let waits_for = self.address_waits_for(of, view);
+        let circumstances = Circumstances { around: &around, failure, waits_for: waits_for.as_deref() };
+        let said = condition::of_service(of, view, contested, &circumstances);
         let conditions: Vec<Condition> = said
             .into_iter()
             .map(|said| self.dated(key, &stored.conditions, said, stored.generation))
@@ -159,6 +178,22 @@ impl Planner<'_> {
                 ingress: writes_ingress.then_some(wanted),
                 conditions,
             });
+        }
+    }
+
+    /// Whom a Service waits for whose address is free and may still be served by another gateway.
+    fn address_waits_for(&mut self, of: &OfService<'_>, view: &ServiceView) -> Option<String> {
+        let observation = self.situation.observation;
+        let failed = of.findings.iter().any(|f| f.reason == Reason::AllocationFailed);
+        let version = observation.waits_for.filter(|_| of.claimed && view.pending.is_some() && !failed);
+        match version {
+            Some(version) => self.waits(of.service, version),
+            None => {
+                if view.pending.is_none() {
+                    self.memory.waiting.remove(&of.service.meta.key);
+                }
+                None
+            }
         }
     }
 
@@ -208,7 +243,7 @@ impl Planner<'_> {
                             reason::ENSURED,
                             &format!("Ensured load balancer: {ips}"),
                         );
-                    } else if was.is_some_and(|c| c.observed_generation != condition.observed_generation) {
+                    } else if self.asked(of.service).is_news {
                         self.note(
                             of,
                             EventType::Normal,
@@ -216,8 +251,12 @@ impl Planner<'_> {
                             &format!("Updated load balancer: {ips}"),
                         );
                     }
+                    self.asked(of.service).is_news = false;
                 }
-                PROGRAMMED if condition.reason == "PortsNotProgrammed" && !is(was, "False") => {
+                PROGRAMMED
+                    if matches!(condition.reason.as_str(), "PortsNotProgrammed" | "NotOnEveryGateway")
+                        && !is(was, "False") =>
+                {
                     self.note(of, EventType::Warning, reason::SYNC_FAILED, &condition.message);
                 }
                 HEALTHY if condition.status == "False" && !is(was, "False") => {

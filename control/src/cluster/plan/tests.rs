@@ -64,6 +64,8 @@ struct Cluster {
     version: u64,
     withdrawn: u64,
     leads: bool,
+    unapplied: Arc<BTreeSet<ObjectKey>>,
+    peers: Vec<Peer>,
     now: Timestamp,
 }
 
@@ -91,6 +93,8 @@ impl Cluster {
             version: 7,
             withdrawn: 7,
             leads: true,
+            unapplied: Arc::default(),
+            peers: Vec::new(),
             now: Timestamp::from_second(1_000_000).expect("a time"),
         };
         services.into_iter().for_each(|service| cluster.put(service));
@@ -157,6 +161,8 @@ impl Cluster {
             version_applied: self.version,
             keeps_services: false,
             outcome: Arc::new(outcome),
+            unapplied: Arc::clone(&self.unapplied),
+            publish_failure: None,
             decides: self.leads,
             waits_for: None,
             own_addresses: self.settings.own_addresses(),
@@ -178,6 +184,8 @@ impl Cluster {
             identity: &identity,
             leads: self.leads,
             withdrawn: self.withdrawn,
+            peers: &self.peers,
+            namesake: None,
             now: self.now,
         };
         // As if nothing had been settled: the same comes of it.
@@ -365,6 +373,8 @@ fn who_follows_writes_nothing_and_tells_of_itself_alone() {
         identity: &identity,
         leads: false,
         withdrawn: 7,
+        peers: &[],
+        namesake: None,
         now: cluster.now,
     };
     let plan = plan(&situation, &mut Memory::default());
@@ -478,7 +488,9 @@ fn a_gateway_tells_what_it_serves_where_it_is_and_how_far_it_is() {
     let identity = Identity { name: "edge-2".into(), instance: "b".into(), node: Some("n1".into()) };
     let status_of = |observation: &Observation, before: &crd::GatewayStatusStatus| {
         let now = cluster.now;
-        let situation = Situation { observation, identity: &identity, leads: false, withdrawn: 0, now };
+        let (peers, namesake) = (&[][..], None);
+        let situation =
+            Situation { observation, identity: &identity, leads: false, withdrawn: 0, peers, namesake, now };
         gateway_status(&situation, before)
     };
     let status = status_of(&observation, &crd::GatewayStatusStatus::default());

@@ -181,7 +181,8 @@ fn updated_load_balancer_tells_that_what_its_owner_changed_is_served() {
     let mut both = Both::new(&(web("") + ENDPOINT));
     both.settle();
     both.edit("web", |web| {
-        web.stored.generation = 2;
+        // Services of an API server have no generation.
+        web.stored.generation = 0;
         web.session_affinity = Some(Duration::from_secs(60));
     });
     assert_eq!(told(&both.settle()), ["Normal UpdatedLoadBalancer: Updated load balancer: 203.0.113.5"]);
@@ -258,7 +259,7 @@ fn someone_else_writing_the_same_status_is_conflicting_controller_and_no_flappin
     }
     assert!((2..=4).contains(&writes), "in ten minutes: {writes}");
     // An edit by the owner counts at once, and where the stranger is gone it stays.
-    both.edit("web", |web| web.stored.generation = 2);
+    both.edit("web", |web| web.session_affinity = Some(Duration::from_secs(60)));
     both.settle();
     assert_eq!(both.of("web").stored.ingress[0].ip, Some(ip("203.0.113.5")));
     assert_eq!(both.condition("web", "Conflicted"), "False NoConflict: ");
@@ -541,4 +542,103 @@ fn an_alias_that_is_known_and_not_supported_is_a_warning_event() {
     let warning = events.iter().find(|e| e.reason == "AliasIgnored").expect("it is told");
     assert_eq!(warning.event_type, EventType::Warning);
     assert!(warning.note.starts_with(&format!("annotation {annotation} has no effect")), "{}", warning.note);
+}
+
+/// Another live gateway that serves everything.
+fn peer(name: &str) -> Peer {
+    Peer { name: name.into(), applied: 7, is_ready: true, is_connected: true, ..Peer::default() }
+}
+
+#[test]
+fn programmed_says_on_how_many_gateways_a_service_is_served_and_on_which_not() {
+    let listed = || std::iter::once("default/web".to_owned()).collect::<BTreeSet<_>>();
+    let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| cluster.peers = vec![peer("edge-2")]);
+    both.settle();
+    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is served by fullnat");
+
+    both.both(|cluster| cluster.peers[0].not_programmed = listed());
+    let events = both.settle();
+    let said =
+        "every port is served by fullnat on 1 of 2 gateways; not on edge-2, which cannot serve every port";
+    assert_eq!(both.condition("web", "Programmed"), format!("False NotOnEveryGateway: {said}"));
+    assert_eq!(notes(&events, "SyncLoadBalancerFailed"), [said]);
+
+    // One that is not ready gets no packets.
+    both.both(|cluster| cluster.peers[0] = Peer { is_ready: false, ..peer("edge-2") });
+    both.settle();
+    let said = "every port is served by fullnat on 1 of 2 gateways; not on edge-2, which is not ready";
+    assert_eq!(both.condition("web", "Programmed"), format!("True Programmed: {said}"));
+
+    both.both(|cluster| cluster.peers[0] = Peer { without_backends: listed(), ..peer("edge-2") });
+    both.settle();
+    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is served by fullnat");
+    assert_eq!(
+        both.condition("web", "Healthy"),
+        "False NoBackendsOnSomeGateways: every port has a backend on 1 of 2 gateways; a port has none on edge-2"
+    );
+}
+
+#[test]
+fn a_gateway_that_does_not_follow_the_services_does_not_serve_what_is_new() {
+    let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| {
+        cluster.peers = vec![Peer { applied: 3, is_connected: false, ..peer("edge-2") }];
+    });
+    both.settle();
+    let why = "on 1 of 2 gateways; not on edge-2, which does not hear the API server";
+    assert!(both.condition("web", "Programmed").ends_with(why), "{}", both.condition("web", "Programmed"));
+    both.both(|cluster| cluster.peers[0].is_connected = true);
+    both.settle();
+    // It may be without news for as long as bookmarks take.
+    assert!(both.condition("web", "Programmed").starts_with("True"));
+    both.both(|cluster| cluster.now += SignedDuration::from_mins(2));
+    both.settle();
+    assert!(both.condition("web", "Programmed").ends_with("not on edge-2, which has not applied it"));
+}
+
+#[test]
+fn programmed_follows_what_the_workers_have_applied() {
+    let mut both = Both::new(&(web("") + ENDPOINT))
+        .with(|cluster| cluster.unapplied = Arc::new(BTreeSet::from([key("web")])));
+    let events = both.settle();
+    let said = "False NotApplied: the workers have not applied it yet";
+    assert_eq!(both.condition("web", "Programmed"), said);
+    assert!(notes(&events, "EnsuredLoadBalancer").is_empty());
+    both.both(|cluster| cluster.unapplied = Arc::default());
+    let events = both.settle();
+    assert!(both.condition("web", "Programmed").starts_with("True"));
+    assert_eq!(notes(&events, "EnsuredLoadBalancer").len(), 1);
+}
+
+#[test]
+fn updated_load_balancer_is_told_for_what_is_asked_and_not_for_what_gateways_do_not_read() {
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    both.settle();
+    both.edit("web", |web| {
+        web.stored.generation = 0;
+        web.meta.annotations.insert("kubectl.kubernetes.io/last-applied-configuration".into(), "{}".into());
+    });
+    assert_eq!(both.settle(), []);
+    both.edit("web", |web| {
+        web.stored.generation = 0;
+        web.meta.annotations.insert("tidegate.dev/drain-timeout".into(), "5s".into());
+    });
+    assert_eq!(told(&both.settle()), ["Normal UpdatedLoadBalancer: Updated load balancer: 203.0.113.5"]);
+}
+
+#[test]
+fn who_waits_for_other_gateways_is_told_their_names_in_an_event_too() {
+    let mut both = Both::new(&(web("") + ENDPOINT));
+    both.settle();
+    both.both(|cluster| {
+        cluster.peers = vec![peer("edge-2"), Peer { applied: 9, ..peer("edge-3") }];
+        (cluster.version, cluster.withdrawn) = (9, 7);
+    });
+    both.edit("web", |web| web.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+    assert!(both.round().waits_for_peers);
+    both.both(|cluster| cluster.now += SignedDuration::from_secs(10));
+    let events = both.round().events;
+    assert_eq!(
+        told(&events),
+        ["Normal WaitingForGateways: Waiting until every gateway has withdrawn what was given back: edge-2"]
+    );
 }

@@ -1,0 +1,183 @@
+//! Whether another process writes under this gateway's name.
+//!
+//! Two gateways of one name (a DaemonSet whose Pods all read one configuration, a copied machine) would write one
+//! `GatewayStatus` in turn, and nobody would know the addresses of both. Every run of a gateway has an instance of its
+//! own, which its status names. A gateway that starts looks first: where the object is of another instance that has not
+//! said goodbye, it waits for [`SUSPECT_MAX`]. If the heartbeat moves meanwhile, the name is taken: this gateway never
+//! leads and never writes a status, and says so. If it stands still, the other one is dead.
+//!
+//! Two that start at the same time find nothing and both write. Each then sees the other's instance in its own object;
+//! the one with the smaller instance stays.
+//!
+//! Pure: time is an argument. No clock of another machine counts.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::crd::{GatewayStatus, GatewayStatusStatus};
+use super::own_status::HEARTBEAT;
+
+/// A living gateway writes its heartbeat within this time.
+pub(super) const SUSPECT_MAX: Duration = HEARTBEAT.saturating_add(Duration::from_secs(3));
+/// What a gateway of the same name said of itself counts for so long.
+const RIVAL_MAX: Duration = Duration::from_secs(60);
+
+/// The condition by which a gateway that has found its name taken tells the one that has it.
+pub(super) const NAME_UNIQUE: &str = "NameUnique";
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Namesake {
+    instance: String,
+    state: State,
+    /// What a gateway that found the name taken last wrote, and since when that stands.
+    rival: Option<(String, String, Instant)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    /// Nobody has looked.
+    Unknown,
+    /// Another instance wrote this heartbeat; it may be dead.
+    Suspect { other: String, beat: Option<String>, since: Instant },
+    /// The name is ours.
+    Free,
+    /// The name is another's.
+    Taken { who: String },
+}
+
+impl Namesake {
+    pub(super) fn new(instance: &str) -> Self {
+        Self { instance: instance.to_owned(), state: State::Unknown, rival: None }
+    }
+
+    /// Whether this gateway may lead, and write its status.
+    pub(super) fn is_free(&self) -> bool {
+        self.state == State::Free
+    }
+
+    /// Whether it has to be looked again soon.
+    pub(super) fn is_undecided(&self) -> bool {
+        matches!(self.state, State::Unknown | State::Suspect { .. })
+    }
+
+    /// Who has the name, where it is another.
+    pub(super) fn taken(&self) -> Option<&str> {
+        match &self.state {
+            State::Taken { who } => Some(who),
+            _ => None,
+        }
+    }
+
+    /// Who asked for the name lately, where it is ours.
+    pub(super) fn rival(&self, now: Instant) -> Option<&str> {
+        let (who, _, since) = self.rival.as_ref()?;
+        (now.duration_since(*since) < RIVAL_MAX).then_some(who)
+    }
+
+    /// The API server has this object of our name. `wrote`: this gateway wrote it before the look began.
+    pub(super) fn seen(&mut self, own: Option<&GatewayStatus>, wrote: bool, now: Instant) {
+        let status = own.and_then(|own| own.status.as_ref());
+        self.hear_rival(status, now);
+        let other = status.filter(|status| {
+            !status.instance.is_empty() && status.instance != self.instance && !status.stopped
+        });
+        let who = |status: &GatewayStatusStatus| {
+            let node =
+                if status.node.is_empty() { String::new() } else { format!(" on node {}", status.node) };
+            format!("instance {}{node}, which has {}", status.instance, status.addresses.join(", "))
+        };
+        match (&self.state, other) {
+            (State::Taken { .. }, _) => {}
+            // Both found nobody: one of them stays, whoever looks.
+            (State::Free, Some(status)) if wrote && status.instance < self.instance => {
+                self.state = State::Taken { who: who(status) };
+            }
+            (State::Free, _) => {}
+            (State::Unknown | State::Suspect { .. }, None) => self.state = State::Free,
+            (State::Suspect { other, beat, since }, Some(status)) if *other == status.instance => {
+                if *beat != status.last_heartbeat {
+                    self.state = State::Taken { who: who(status) };
+                } else if now.duration_since(*since) >= SUSPECT_MAX {
+                    self.state = State::Free;
+                }
+            }
+            (State::Unknown | State::Suspect { .. }, Some(status)) => {
+                self.state = State::Suspect {
+                    other: status.instance.clone(),
+                    beat: status.last_heartbeat.clone(),
+                    since: now,
+                };
+            }
+        }
+    }
+
+    fn hear_rival(&mut self, status: Option<&GatewayStatusStatus>, now: Instant) {
+        let said = status.and_then(|status| {
+            status.conditions.iter().find(|c| c.kind == NAME_UNIQUE && c.reason == "NameTaken")
+        });
+        let Some(said) = said else { return };
+        let is_old = self.rival.as_ref().is_some_and(|(_, at, _)| *at == said.last_transition_time);
+        if !is_old {
+            let who = said.message.rsplit_once(": ").map_or(said.message.as_str(), |(_, who)| who);
+            self.rival = Some((who.to_owned(), said.last_transition_time.clone(), now));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::crd::GatewayStatusSpec;
+    use super::*;
+
+    fn of(instance: &str, beat: &str, stopped: bool) -> GatewayStatus {
+        let mut status = GatewayStatus::new("edge-1", GatewayStatusSpec { gateway: "edge-1".into() });
+        status.status = Some(GatewayStatusStatus {
+            instance: instance.into(),
+            last_heartbeat: Some(beat.into()),
+            stopped,
+            ..GatewayStatusStatus::default()
+        });
+        status
+    }
+
+    #[test]
+    fn a_name_whose_heartbeat_moves_is_taken_and_one_that_stands_still_is_free() {
+        let start = Instant::now();
+        let mut living = Namesake::new("b");
+        living.seen(Some(&of("a", "1", false)), false, start);
+        assert!(living.is_undecided() && !living.is_free());
+        living.seen(Some(&of("a", "2", false)), false, start + HEARTBEAT);
+        assert!(living.taken().is_some_and(|who| who.contains("instance a")));
+        // For good.
+        living.seen(None, false, start + HEARTBEAT * 9);
+        assert!(!living.is_free());
+
+        let mut dead = Namesake::new("b");
+        dead.seen(Some(&of("a", "1", false)), false, start);
+        dead.seen(Some(&of("a", "1", false)), false, start + SUSPECT_MAX - Duration::from_millis(1));
+        assert!(!dead.is_free());
+        dead.seen(Some(&of("a", "1", false)), false, start + SUSPECT_MAX);
+        assert!(dead.is_free());
+
+        for nobody in [None, Some(of("a", "1", true)), Some(of("b", "1", false))] {
+            let mut free = Namesake::new("b");
+            free.seen(nobody.as_ref(), false, start);
+            assert!(free.is_free());
+        }
+    }
+
+    #[test]
+    fn of_two_that_start_together_one_stays() {
+        let start = Instant::now();
+        let (mut a, mut b) = (Namesake::new("a"), Namesake::new("b"));
+        for one in [&mut a, &mut b] {
+            one.seen(None, false, start);
+            assert!(one.is_free());
+        }
+        a.seen(Some(&of("b", "1", false)), true, start);
+        b.seen(Some(&of("a", "1", false)), true, start);
+        assert_eq!((a.is_free(), b.is_free()), (true, false));
+    }
+}

@@ -1,0 +1,126 @@
+//! What the other live gateways say of a Service, put together with what this one makes of it.
+//!
+//! A gateway lists in its `GatewayStatus` the Services of which it does not serve every port, and those without a
+//! backend there. What is on no list it serves, as of the version of the Services that it says it has applied.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::Situation;
+use crate::model::{ObjectKey, Service};
+
+/// A gateway without news of its own has the newest version by the next bookmark of its watch, and API servers send one
+/// a minute. One that is behind for longer does not follow.
+const BEHIND_MAX: SignedDuration = SignedDuration::from_secs(75);
+
+/// Another live gateway, by what it says in its `GatewayStatus`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name.
+    pub name: String,
+    /// The version of the Services that all of its workers forward by.
+    pub applied: u64,
+    /// It is ready: routers send it packets.
+    pub is_ready: bool,
+    /// It hears the API server.
+    pub is_connected: bool,
+    /// Services of which it does not serve every port, `namespace/name`.
+    pub not_programmed: BTreeSet<String>,
+    /// Services of which it serves a port without a backend that takes flows, `namespace/name`.
+    pub without_backends: BTreeSet<String>,
+}
+
+/// How the other gateways do with one Service.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Around {
+    /// This gateway and the other live ones.
+    pub(super) gateways: usize,
+    /// Those that are not ready, and so get no packets.
+    pub(super) unready: Vec<String>,
+    /// Those that are ready and do not serve it as it is asked for, with why.
+    pub(super) not_serving: Vec<String>,
+    /// Those that are ready and have no backend for one of its ports.
+    pub(super) without_backends: Vec<String>,
+}
+
+impl Around {
+    /// What the others say of a Service that was asked for as it is since `version`, first seen at `since`.
+    pub(super) fn new(situation: &Situation<'_>, key: &ObjectKey, version: u64, since: Timestamp) -> Self {
+        let name = key.to_string();
+        let mut around = Self { gateways: 1 + situation.peers.len(), ..Self::default() };
+        for peer in situation.peers {
+            let is_behind = peer.applied < version;
+            if !peer.is_ready {
+                around.unready.push(peer.name.clone());
+            } else if peer.not_programmed.contains(&name) {
+                around.not_serving.push(format!("{}, which cannot serve every port", peer.name));
+            } else if is_behind && !peer.is_connected {
+                around.not_serving.push(format!("{}, which does not hear the API server", peer.name));
+            } else if is_behind && situation.now.duration_since(since) >= BEHIND_MAX {
+                around.not_serving.push(format!("{}, which has not applied it", peer.name));
+            }
+            if peer.is_ready && peer.without_backends.contains(&name) {
+                around.without_backends.push(peer.name.clone());
+            }
+        }
+        around
+    }
+
+    /// ` on 1 of 3 gateways; not on a, which is not ready, b, which ...`; nothing where all serve it.
+    pub(super) fn shown(&self) -> String {
+        let not = self.unready.len() + self.not_serving.len();
+        if not == 0 {
+            return String::new();
+        }
+        let (serving, gateways) = (self.gateways.saturating_sub(not), self.gateways);
+        let unready = self.unready.iter().map(|name| format!("{name}, which is not ready"));
+        let named: Vec<String> = unready.chain(self.not_serving.iter().cloned()).collect();
+        format!(" on {serving} of {gateways} gateways; not on {}", named.join("; "))
+    }
+}
+
+/// The names of the live gateways that have not applied `version`, with how far they are.
+pub(super) fn behind(peers: &[Peer], version: u64) -> String {
+    let mut names = String::new();
+    for peer in peers.iter().filter(|peer| peer.applied < version) {
+        let comma = if names.is_empty() { "" } else { ", " };
+        let silent = if peer.is_connected { "" } else { ", which does not hear the API server" };
+        write!(names, "{comma}{}{silent}", peer.name).expect("writing to a String cannot fail");
+    }
+    names
+}
+
+/// A number that is another where the others say another thing of a Service.
+pub(super) fn fingerprint(peers: &[Peer], key: &ObjectKey) -> u64 {
+    let name = if peers.is_empty() { String::new() } else { key.to_string() };
+    let mut hasher = DefaultHasher::new();
+    for peer in peers {
+        let lists = (peer.not_programmed.contains(&name), peer.without_backends.contains(&name));
+        (&peer.name, peer.is_ready, peer.is_connected, lists).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// A number for what the owner of a Service asks for: its spec, and what configures gateways of its annotations and
+/// labels. Services of an API server have no generation.
+pub(super) fn asked(service: &Service) -> u64 {
+    let Service { meta, ingress_ips: _, stored: _, .. } = service;
+    let spec = Service {
+        meta: crate::model::Metadata::new(meta.key.clone()),
+        ingress_ips: Vec::new(),
+        ..service.clone()
+    };
+    let spec = Service { stored: crate::model::Stored::default(), ..spec };
+    let mut hasher = DefaultHasher::new();
+    // Every field of the spec, those of later versions too.
+    format!("{spec:?}").hash(&mut hasher);
+    let configures = |key: &str| key.contains('/') && !key.starts_with("kubectl.kubernetes.io/");
+    for (key, value) in meta.annotations.iter().filter(|(key, _)| configures(key)) {
+        (key, value).hash(&mut hasher);
+    }
+    meta.labels.hash(&mut hasher);
+    hasher.finish()
+}

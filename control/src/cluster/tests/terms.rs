@@ -1,0 +1,74 @@
+//! Stories of the beginning and the end of a term as leader, and of a name that two gateways have.
+
+use super::*;
+
+fn is_lease(request: &test_apiserver::Logged) -> bool {
+    request.path.ends_with("/leases/tidegate") && request.method == "PUT"
+}
+
+#[tokio::test]
+async fn a_new_leader_lists_the_services_once_and_waits_for_no_bookmark() {
+    let cluster =
+        Cluster::with(Options { bookmark_interval: Duration::from_secs(3600), ..Options::default() });
+    let one = cluster.gateway("edge-1");
+    until("a leader", || one.leads()).await;
+    one.leave().await;
+    cluster.service("web", &json!({}));
+    let two = cluster.gateway("edge-2");
+    until("it leads", || two.leads()).await;
+    until("an address", || cluster.ingress("web").is_some()).await;
+    let lists = cluster
+        .server
+        .requests()
+        .into_iter()
+        .filter(|request| request.path == "/api/v1/services" && request.query.contains("limit=500"));
+    assert!(lists.count() <= 4, "one each at the start, and one each at the start of a term");
+}
+
+#[tokio::test]
+async fn the_lease_is_given_back_after_the_last_write_has_ended() {
+    let cluster = Cluster::new();
+    let gateway = cluster.gateway("edge-1");
+    until("a leader", || gateway.leads()).await;
+    cluster.server.faults().on("/services/web", Fault::Slow(Duration::from_millis(600)));
+    cluster.service("web", &json!({}));
+    until("a write is about to be sent", || !gateway.vips().is_empty()).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    cluster.server.forget_requests();
+    gateway.leave().await;
+    let left = || cluster.server.requests();
+    until("both have ended", || {
+        left().iter().any(is_lease) && left().iter().any(|request| request.path.contains("/services/web"))
+    })
+    .await;
+    let lease = left().iter().rposition(is_lease);
+    let write = left().iter().rposition(|request| request.path.contains("/services/web"));
+    assert!(write < lease, "{:?}", left());
+}
+
+#[tokio::test]
+async fn of_two_gateways_of_one_name_the_second_refuses_to_lead_and_writes_no_status() {
+    let cluster = Cluster::new();
+    let at = |address: &str| {
+        let address: IpAddr = address.parse().expect("an address");
+        Settings { snat_addresses: vec![address], ..settings() }
+    };
+    let one = cluster.gateway_with("edge-1", at("192.0.2.3"));
+    until("a leader", || one.leads()).await;
+    until("it has told", || cluster.status_of("edge-1")["addresses"] == json!(["192.0.2.3"])).await;
+    let two = cluster.gateway_with("edge-1", at("192.0.2.4"));
+    let taken = two.writer.name_taken();
+    until("it is found out", || taken.borrow().is_some()).await;
+    assert!(taken.borrow().as_ref().is_some_and(|who| who.contains("192.0.2.3")), "{taken:?}");
+    let unique = || {
+        let conditions = cluster.status_of("edge-1")["conditions"].clone();
+        let all = conditions.as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|c| c["type"] == "NameUnique").unwrap_or_default()
+    };
+    until("the first is told", || {
+        unique()["status"] == "False" && unique()["message"].to_string().contains("192.0.2.4")
+    })
+    .await;
+    assert_eq!(cluster.status_of("edge-1")["addresses"], json!(["192.0.2.3"]));
+    assert!(one.leads() && !two.leads() && one.writer.name_taken().borrow().is_none());
+}

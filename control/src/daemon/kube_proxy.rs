@@ -1,0 +1,49 @@
+//! Whether the node that the gateway runs on has a kube-proxy.
+//!
+//! A kube-proxy answers the health-check node ports of all Services on its node. Were the gateway to bind one first, the
+//! kube-proxy could not, and would log an error for ever; what the gateway answers there is the same. So where there is a
+//! kube-proxy, the gateway leaves these ports to it. It is known by its own health port on loopback, `--healthz-bind-address`
+//! (10256 by default), which is asked every few seconds: it may start later than the gateway, or be taken away.
+//!
+//! Off the cluster (no `node.name`) nobody asks.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::config::GatewayConfig;
+
+/// `/healthz` of kube-proxy.
+const PORT: u16 = 10256;
+const LOOK: Duration = Duration::from_secs(2);
+const ANSWER_MAX: Duration = Duration::from_millis(200);
+
+/// Whether there is one, and from then on each change, until the receiver is gone.
+pub(super) fn follow(config: &GatewayConfig) -> watch::Receiver<bool> {
+    let (tells, follows) = watch::channel(false);
+    // A gateway that listens there itself would find itself.
+    let is_own = config.admin.healthz.is_some_and(|address| address.port() == PORT);
+    if config.node_name.is_some() && !is_own {
+        tokio::spawn(async move {
+            while !tells.is_closed() {
+                let is_there = is_there().await;
+                tells.send_if_modified(|told| std::mem::replace(told, is_there) != is_there);
+                sleep(LOOK).await;
+            }
+        });
+    }
+    follows
+}
+
+async fn is_there() -> bool {
+    for ip in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+        let connection = timeout(ANSWER_MAX, TcpStream::connect(SocketAddr::new(ip, PORT)));
+        if matches!(connection.await, Ok(Ok(_))) {
+            return true;
+        }
+    }
+    false
+}

@@ -1,0 +1,196 @@
+//! What is said is true: of a gateway that cannot do what it should, that is gone, or whose name is another's.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use test_apiserver::{Fault, Options};
+
+use crate::world::{SEEN, Setting, World, service, slice, text};
+
+fn shop_with(setting: &Setting, options: Options) -> World {
+    let mut world = World::with(options);
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    world.start_with("edge-1", setting);
+    world.until("the conditions", || (condition(&world, "web", "Programmed").0 == "True").then_some(()));
+    world
+}
+
+fn shop() -> World {
+    shop_with(&Setting::default(), Options::default())
+}
+
+/// Status and message of a condition of ours.
+fn condition(world: &World, name: &str, kind: &str) -> (String, String) {
+    let service = world.api.get("v1", "Service", "shop", name).unwrap_or_default();
+    of(&service["status"]["conditions"], &format!("tidegate.dev/{kind}"))
+}
+
+fn of(conditions: &Value, kind: &str) -> (String, String) {
+    let all = conditions.as_array().cloned().unwrap_or_default();
+    let one = all.into_iter().find(|one| one["type"] == kind).unwrap_or_default();
+    (text(&one["status"]), text(&one["message"]))
+}
+
+fn gateway_status(world: &World, name: &str) -> Value {
+    let status = world.api.get("tidegate.dev/v1alpha1", "GatewayStatus", "", name);
+    status.unwrap_or_default()["status"].clone()
+}
+
+#[test]
+fn a_publication_that_fails_is_told_everywhere_and_makes_the_gateway_unhealthy_after_a_minute() {
+    let mut world = shop();
+    assert_eq!(world.http(10_001, "/healthz").map(|(code, _)| code), Some(200));
+    // More routes than the tables take: the dataplane refuses the whole.
+    let many: Vec<String> = (0..66_000)
+        .map(|n| {
+            format!("{{to: \"10.{}.{}.{}/32\", via: \"192.0.2.254\"}}", n / 65_536, n / 256 % 256, n % 256)
+        })
+        .collect();
+    let since = Instant::now();
+    let more = format!("routes: [{}, ", many.join(", "));
+    world.reconfigure("edge-1", |config| config.replacen("routes: [", &more, 1));
+    let status = |world: &World| world.gateway("edge-1").ask("status").unwrap_or_default();
+    let why = world.until("it to be said in status", || {
+        let degraded = status(&world)["degraded"].as_array().cloned().unwrap_or_default();
+        degraded.iter().map(text).find(|why| why.contains("cannot be published"))
+    });
+    assert!(why.contains("routes; accepted: at most 65536"), "{why}");
+    // What comes now is not forwarded, and nobody says that it is; what was there goes on.
+    world.apply(&(service("new") + &slice("new", &["10.244.0.2"])));
+    world.until("the new one to be told so", || {
+        let (status, message) = condition(&world, "new", "Programmed");
+        (status == "False" && message.contains("cannot be published")).then_some(())
+    });
+    assert!(text(&world.gateway("edge-1").service("new")["unapplied"]).contains("cannot be published"));
+    assert_eq!(condition(&world, "web", "Programmed").0, "True");
+    world.until("it to be a condition of the gateway", || {
+        let (status, message) = of(&gateway_status(&world, "edge-1")["conditions"], "Published");
+        (status == "False" && message.contains("routes")).then_some(())
+    });
+    let listed = gateway_status(&world, "edge-1")["notProgrammed"].clone();
+    assert_eq!(listed, serde_json::json!(["shop/new"]));
+    let metrics = world.http(9_001, "/metrics").expect("the page").1;
+    let failures = metrics.lines().find(|line| line.starts_with("tidegate_publish_failures_total "));
+    assert!(failures.is_some_and(|line| !line.ends_with(" 0")), "{failures:?}");
+    world.within(Duration::from_secs(90), "healthz to say so", || {
+        world.http(10_001, "/healthz").filter(|(code, _)| *code == 503)
+    });
+    assert!(since.elapsed() >= Duration::from_secs(60), "not before a minute is over");
+
+    world.reconfigure("edge-1", |config| config.replacen(&more, "routes: [", 1));
+    world.until("all of it to be well again", || {
+        let is_well = condition(&world, "new", "Programmed").0 == "True"
+            && world.http(10_001, "/healthz").is_some_and(|(code, _)| code == 200)
+            && status(&world)["degraded"].is_null();
+        is_well.then_some(())
+    });
+}
+
+#[test]
+fn a_gateway_without_a_heartbeat_is_unknown_after_40_s_and_leads_no_more() {
+    let mut world = shop();
+    world.start("edge-2");
+    world.until("the second to tell of itself", || {
+        (of(&gateway_status(&world, "edge-2")["conditions"], "Ready").0 == "True").then_some(())
+    });
+    world.end("edge-1", Signal::KILL, SEEN).expect("it ends");
+    let bound = Duration::from_secs(100);
+    world.within(bound, "the dead one to be marked", || {
+        let status = gateway_status(&world, "edge-1");
+        let ready = of(&status["conditions"], "Ready");
+        (ready.0 == "Unknown" && status["leader"] == false && ready.1.contains("nothing was heard"))
+            .then_some(())
+    });
+    assert_eq!(of(&gateway_status(&world, "edge-2")["conditions"], "Ready").0, "True");
+}
+
+#[test]
+fn the_second_gateway_of_one_name_refuses_to_lead_says_so_and_ends() {
+    let mut world = shop();
+    let twin = Setting { called: Some("edge-1".into()), ..Setting::default() };
+    world.start_with("twin", &twin);
+    assert_eq!(world.exit_code("twin", Duration::from_secs(40)), Some(3));
+    world.until("the first to have the condition", || {
+        let (status, message) = of(&gateway_status(&world, "edge-1")["conditions"], "NameUnique");
+        (status == "False" && message.contains("192.0.2.2")).then_some(())
+    });
+    // It was never mixed up with the second.
+    let addresses = text(&gateway_status(&world, "edge-1")["addresses"][0]);
+    assert_eq!(addresses, "192.0.2.1");
+    assert_eq!(world.gateway("edge-1").ask("status").unwrap_or_default()["cluster"]["leads"], true);
+}
+
+#[test]
+fn a_silent_partition_is_seen_within_20_s_and_its_end_too() {
+    let world = shop();
+    let gateway = world.gateway("edge-1");
+    world.until("it to be connected", || (gateway.source()["connected"] == true).then_some(()));
+    // Nothing is refused and nothing comes.
+    world.api.faults().silence_watches(true);
+    world.api.faults().on("", Fault::Hang);
+    // Twenty, and some for a busy machine.
+    world.within(Duration::from_secs(25), "the loss to be told", || {
+        (gateway.source()["connected"] == false).then_some(())
+    });
+    assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"]);
+    world.api.faults().clear();
+    world.api.faults().silence_watches(false);
+    world.apply(&slice("web", &["10.244.0.2"]));
+    world.within(Duration::from_secs(60), "changes to be followed again", || {
+        gateway.backends("web").contains(&"10.244.0.2:8080 active".to_string()).then_some(())
+    });
+}
+
+#[test]
+fn kinds_in_another_etcd_are_watched_on_and_not_listed_again_and_again() {
+    let options = Options { namespaces_apart: true, ..Options::default() };
+    let world = shop_with(&Setting::default(), options);
+    world.api.faults().end_watches();
+    world.api.forget_requests();
+    let gateway = world.gateway("edge-1");
+    for n in 2..6 {
+        let address = format!("10.244.0.{n}");
+        world.apply(&slice("web", &[&address]));
+        let row = format!("{address}:8080 active");
+        world.until("the change to be followed", || gateway.backends("web").contains(&row).then_some(()));
+        world.api.faults().end_watches();
+    }
+    let lists = world.api.requests().into_iter().filter(|request| {
+        request.path.ends_with("/endpointslices")
+            && !request.query.contains("watch=")
+            && !request.query.contains("limit=1&")
+            && !request.query.ends_with("limit=1")
+    });
+    assert_eq!(lists.count(), 0, "a watch that ends is taken up where it was");
+}
+
+#[test]
+fn every_request_says_who_asks() {
+    let world = shop();
+    let strangers = world.api.requests().into_iter().filter(|request| {
+        request.user.contains("tidegate") && !request.field_manager.starts_with("tidegate")
+    });
+    assert_eq!(strangers.map(|request| request.path).collect::<Vec<_>>(), [] as [String; 0]);
+}
+
+#[test]
+fn health_check_node_ports_are_left_to_the_kube_proxy_of_the_node() {
+    let local = "externalTrafficPolicy: Local, healthCheckNodePort: 30501, ports:";
+    let mut world = World::new();
+    let node = "{apiVersion: v1, kind: Node, metadata: {name: a}, spec: {}, status: {addresses: [{type: InternalIP, \
+                address: 10.0.0.11}]}}\n---\n";
+    world.apply(&(node.to_owned() + &service("web").replace("ports:", local)));
+    let setting = Setting { document: "node: {name: a}".into(), ..Setting::default() };
+    world.start_with("edge-1", &setting);
+    world.until("the port", || world.http(30_501, "/"));
+    // It comes after the gateway.
+    let proxy = world.enter_gateway(|| TcpListener::bind("127.0.0.1:10256")).expect("the port is free");
+    world.until("the port to be given up", || {
+        world.enter_gateway(|| TcpListener::bind("0.0.0.0:30501")).ok().map(drop)
+    });
+    assert!(world.log("edge-1").contains("left to it"));
+    drop(proxy);
+    world.until("the port to be served again", || world.http(30_501, "/"));
+}
