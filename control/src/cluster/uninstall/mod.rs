@@ -25,7 +25,7 @@ use super::crd::AddressPool;
 use super::request::{RequestError, within};
 use crate::pools::FIELD_MANAGER;
 use crate::source::kubernetes::Connector;
-use gateways::{Before, Gateways, Hold};
+use gateways::{Before, Gateway, Gateways, Hold};
 use traces::{Kind, Traces};
 
 /// Objects asked for in a page.
@@ -160,7 +160,7 @@ async fn rehearse(
     for gateway in &all {
         say(&format!("would delete GatewayStatus {}", gateway.name));
     }
-    let running = all.into_iter().filter(|gateway| gateway.may_run()).map(|gateway| gateway.name);
+    let running = all.into_iter().filter(Gateway::may_run).map(|gateway| gateway.name);
     let (released, running) = (found.len(), running.collect());
     Ok(Uninstalled { released, left: refusals(client, found).await, running, holds_lease: false })
 }
