@@ -30,7 +30,7 @@ pub struct HealthConfig {
     /// backend that may answer is better than none.
     pub fail_open: bool,
     /// `dsrDestination`: where backends in DSR modes are asked. `vip`: at the VIP, to which clients' packets go, so that a
-    /// backend that lacks it is found out. `backend`: at their own addresses. Default `backend`.
+    /// backend that lacks it is found out. `backend`: at their own addresses. Default `vip`.
     pub dsr_destination: DsrDestination,
     /// `intervalMin`: the shortest interval that a Service may ask for by annotation, 100ms to 1h, default 100ms.
     pub interval_min: Duration,
@@ -52,7 +52,7 @@ impl Default for HealthConfig {
             path: "/".into(),
             rules: Rules::default(),
             fail_open: true,
-            dsr_destination: DsrDestination::Backend,
+            dsr_destination: DsrDestination::Vip,
             interval_min: *HEALTH_INTERVAL.start(),
             timeout_max: Duration::from_secs(60),
             allowed_networks: None,

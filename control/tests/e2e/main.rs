@@ -8,6 +8,7 @@
 mod affinity;
 mod change;
 mod choice;
+mod dsr_probe;
 mod failure;
 mod floods;
 mod forwarding;

@@ -1,0 +1,90 @@
+//! DSR backends are checked at the VIP, by the same way as clients' packets: one that lacks the VIP takes no new flow, and
+//! the gateway says why.
+
+use crate::world::{World, alone};
+use std::collections::BTreeSet;
+use tidegate::netlab::addresses::{self as plan, Family};
+use tidegate::netlab::gateway::config_of;
+use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+use tidegate::netlab::{GatewayOptions, server};
+
+const NOT_ON_VIP: &str = "answers on its own address, not on the VIP";
+
+#[test]
+fn a_dsr_backend_without_the_vip_is_down_with_that_reason_until_it_has_the_vip() {
+    let _turn = alone();
+    let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
+    let paths: Vec<ModePath> =
+        all_paths().into_iter().filter(|path| path.forwarding.starts_with("dsr")).collect();
+    for path in &paths {
+        world.wait_until_active(*path, &[1, 2, 3]);
+        checked(&world, *path);
+    }
+    for path in &paths {
+        vip_of(&world, 2, *path, "del");
+    }
+    for path in &paths {
+        world.wait_until_active(*path, &[1, 3]);
+        let label = format!("{} {}", path.label(), path.family);
+        assert_eq!(failures(&world, *path, 2), BTreeSet::from([NOT_ON_VIP.to_owned()]), "{label}");
+        assert_eq!(failures(&world, *path, 1), BTreeSet::new(), "{label}");
+        // No client is sent there.
+        for n in 1..16 {
+            let told = world.connect(*path, n).expect("one of the others answers").told;
+            assert_ne!(told.backend, server::name(2), "{label}");
+        }
+    }
+    for path in &paths {
+        vip_of(&world, 2, *path, "add");
+    }
+    for path in &paths {
+        world.wait_until_active(*path, &[1, 2, 3]);
+        world.wait_until_used(*path, &server::name(2));
+    }
+
+    // The plain check stays, for those who ask for it.
+    vip_of(&world, 2, paths[0], "del");
+    world.wait_until_active(paths[0], &[1, 3]);
+    let configured = config_of(&world.lab);
+    let text = std::fs::read_to_string(&configured).expect("it was written");
+    let plain = text.replace("health: {", "health: {dsrDestination: backend, ");
+    assert_ne!(plain, text);
+    std::fs::write(&configured, plain).expect("written");
+    world.gateway_mut().reload();
+    world.wait_until_active(paths[0], &[1, 2, 3]);
+    vip_of(&world, 2, paths[0], "add");
+}
+
+/// Waits until every backend of a path was checked, and passes.
+fn checked(world: &World, path: ModePath) {
+    let what = format!("checks of {} {} that pass", path.label(), path.family);
+    world.wait_until(&what, || {
+        let ports = world.ports_at(path.vip).ok()?;
+        let backends = ports.iter().flat_map(|port| port["backends"].as_array().into_iter().flatten());
+        let good = world.gateway().metric("tidegate_health_checks_total", &["result=\"success\""]).ok()?;
+        let open = ports.iter().any(|port| port["failOpen"] == true);
+        let passing =
+            backends.filter(|one| one["health"]["state"] != "unchecked").all(|one| one["state"] == "active");
+        (passing && !open && good >= 60.0).then_some(())
+    });
+}
+
+/// Why a server fails on the ports of a path that are checked.
+fn failures(world: &World, path: ModePath, n: u8) -> BTreeSet<String> {
+    let address = plan::server(path.backends, n).to_string();
+    let ports = world.ports_at(path.vip).expect("the gateway answers");
+    let backends = ports.iter().filter(|port| port["protocol"] == "TCP");
+    let backends = backends.flat_map(|port| port["backends"].as_array().into_iter().flatten());
+    let failures = backends.filter(|backend| backend["address"] == address.as_str());
+    failures.filter_map(|backend| backend["health"]["failure"].as_str().map(str::to_owned)).collect()
+}
+
+/// Takes the VIP of a path from a server, or gives it back.
+fn vip_of(world: &World, n: u8, path: ModePath, what: &str) {
+    let (length, nodad) = match path.family {
+        Family::V4 => (32, ""),
+        Family::V6 => (128, if what == "add" { " nodad" } else { "" }),
+    };
+    let lines = format!("addr {what} {}/{length} dev lo{nodad}\n", path.vip);
+    world.lab.server(n).namespace().ip_batch(&lines).expect("the address changes");
+}
