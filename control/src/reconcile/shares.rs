@@ -57,6 +57,11 @@ pub(super) struct Shares {
     refused: BTreeSet<ObjectKey>,
 }
 
+/// One of the figures of a demand.
+type Side = fn(&Demand) -> usize;
+/// What the Services of a namespace ask for in all, and each of them.
+type OfNamespace<'a> = (usize, Vec<&'a (Demand, Metadata)>);
+
 impl Shares {
     /// A Service asks for this much now.
     pub(super) fn set(&mut self, meta: &Metadata, demand: Demand) {
@@ -98,11 +103,11 @@ impl Shares {
 
     fn surplus(&self, max: &Demand) -> BTreeSet<ObjectKey> {
         let (mut total, mut refused) = (self.total, BTreeSet::new());
-        let sides: [(fn(&Demand) -> usize, usize); 2] =
+        let sides: [(Side, usize); 2] =
             [(|demand| demand.frontends, max.frontends), (|demand| demand.backends, max.backends)];
         for (side, max) in sides {
             // By namespace, the newest last.
-            let mut namespaces: BTreeMap<&str, (usize, Vec<&(Demand, Metadata)>)> = BTreeMap::new();
+            let mut namespaces: BTreeMap<&str, OfNamespace<'_>> = BTreeMap::new();
             for (key, one) in self.all.iter().filter(|(key, one)| side(&one.0) > 0 && !refused.contains(*key))
             {
                 let (sum, of_namespace) = namespaces.entry(key.namespace.as_str()).or_default();

@@ -12,6 +12,7 @@
 //!
 //! Invariant: no packet leaves for a VIP, or comes in from one, but those of an open [`Flow`].
 
+use ipnet::IpNet;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -158,8 +159,8 @@ impl Probes {
         };
         // The address nearest to the backend: it is sure to have a way there.
         let fits = |address: &IpAddr| address.is_ipv4() == vip.is_ipv4();
-        let of = |spec: &InterfaceSpec| spec.addresses.iter().map(|net| net.addr()).find(fits);
-        let same_link = spec.addresses.iter().find(|net| net.contains(&backend)).map(|net| net.addr());
+        let of = |spec: &InterfaceSpec| spec.addresses.iter().map(IpNet::addr).find(fits);
+        let same_link = spec.addresses.iter().find(|net| net.contains(&backend)).map(IpNet::addr);
         let own =
             same_link.filter(fits).or_else(|| of(spec)).or_else(|| net.interfaces.iter().find_map(of))?;
         Some(Way {

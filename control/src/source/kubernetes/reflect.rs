@@ -193,7 +193,7 @@ impl Reflector {
         match (fault, serial) {
             (Fault::Refused { code: 401, .. }, Some(serial)) => self.connector.refused(serial).await,
             (Fault::Silent(_) | Fault::Broken(_) | Fault::Dead, Some(serial)) => {
-                self.connector.renew(serial).await
+                self.connector.renew(serial).await;
             }
             _ => {}
         }
