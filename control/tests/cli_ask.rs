@@ -47,6 +47,7 @@ fn port(name: &str, number: u16, refused: Option<&str>) -> PortView {
         app_protocol: None,
         refused: refused.map(str::to_owned),
         fail_open: false,
+        note: None,
         backends: match refused {
             Some(_) => vec![],
             None => vec![
@@ -67,6 +68,7 @@ fn service(namespace: &str, name: &str, ports: Vec<PortView>, pending: Option<&s
         pending: pending.map(str::to_owned),
         refused: None,
         unapplied: None,
+        warnings: vec![],
         ports,
         created: None,
     }

@@ -112,7 +112,7 @@ fn faults_of_endpoints_are_named_with_their_place() {
     for one in [
         fault("10.0.0.1", "10.0.0.256", "10.0.0.256", &["10.0.0.256"]),
         fault("IPv4", "IPv5", "IPv5", &["IPv4", "IPv6"]),
-        fault("port: 80", "port: 70000", "70000", &["1 to 65535"]),
+        fault("port: 80", "port: 70000", "70000", &["0 to 65535"]),
     ] {
         let web = web();
         is_reported("manifests/slice.yaml", &web_slice(), &one, |text| {
@@ -155,6 +155,100 @@ fn an_endpoint_that_cannot_be_one_and_a_kind_that_is_not_read_are_warnings() {
     assert_eq!(ran.code, 0, "{}", ran.out);
     assert!(ran.out.contains("warning: endpoint 127.0.0.1") && ran.out.contains("loopback"), "{}", ran.out);
     assert!(ran.out.contains("other.yaml:1:1: warning: kind Deployment"), "{}", ran.out);
+}
+
+/// The one line of a report that says this; the check passes.
+fn warned(site: &Site, words: &[&str]) -> String {
+    let ran = site.check();
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    let said = ran.out.lines().find(|line| words.iter().all(|word| line.contains(word)));
+    said.unwrap_or_else(|| panic!("{words:?} in\n{}", ran.out)).to_owned()
+}
+
+#[test]
+fn slice_ports_that_match_no_service_port_are_a_warning_that_names_both() {
+    let slice = web_slice().replace("{name: http, port: 80}", "{name: web, port: 8080}");
+    let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
+    let said = warned(&site, &["has web/8080, dns/53/UDP, Service default/web wants http"]);
+    let place = format!("manifests/slice.yaml:{}:", line_of(&slice, "ports:"));
+    assert!(
+        said.starts_with(&place) && said.contains("; accepted: a port of the name http, protocol TCP"),
+        "{said}"
+    );
+}
+
+#[test]
+fn policy_local_with_endpoints_only_elsewhere_is_a_warning_with_the_node() {
+    let gateway = GATEWAY.replace("pools:", "node: {name: n1}\npools:");
+    let web = web().replace("spec:\n", "spec:\n  externalTrafficPolicy: Local\n");
+    let slice =
+        web_slice().replace("addresses: [\"10.0.0.1\"]", "addresses: [\"10.0.0.1\"]\n    nodeName: n2");
+    let site = Site::new(&gateway, &[("web.yaml", &web), ("slice.yaml", &slice)]);
+    let said = warned(&site, &["80/TCP of Service default/web on 203.0.113.1 has no backend"]);
+    assert!(
+        said.contains("externalTrafficPolicy Local: node n1 has no endpoint, there are endpoints on n2"),
+        "{said}"
+    );
+    assert!(said.starts_with(&format!("manifests/web.yaml:{}:", line_of(&web, "Local"))), "{said}");
+    let packet = ["--proto", "tcp", "--src", "198.51.100.7:40000", "--dst", "203.0.113.1:80"];
+    let explained = site.run(&[&["explain", "-c", "gateway.yaml"], &packet[..]].concat());
+    assert!(
+        explained.out.contains("default/web: externalTrafficPolicy Local: node n1 has no endpoint"),
+        "{}",
+        explained.out
+    );
+}
+
+#[test]
+fn a_vip_as_an_endpoint_is_told_at_the_endpoint() {
+    let slice = web_slice().replace("10.0.0.2", "203.0.113.1");
+    let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
+    let said = warned(&site, &["endpoint 203.0.113.1 of Service default/web is refused: a VIP"]);
+    assert!(said.starts_with(&format!("manifests/slice.yaml:{}:", line_of(&slice, "203.0.113.1"))), "{said}");
+}
+
+#[test]
+fn a_slice_with_an_empty_service_name_is_told_at_the_label() {
+    let slice = web_slice().replace("service-name: web", "service-name: \"\"");
+    let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
+    let said = warned(&site, &["EndpointSlice default/web-v4 belongs to no Service", "is empty"]);
+    assert!(
+        said.starts_with(&format!("manifests/slice.yaml:{}:", line_of(&slice, "service-name"))),
+        "{said}"
+    );
+}
+
+#[test]
+fn bytes_that_are_not_utf8_are_told_at_their_line_and_column() {
+    let site = Site::new(GATEWAY, &[("slice.yaml", &web_slice())]);
+    let text = web().replace("name: web", "name: caf?");
+    let mut bytes = text.clone().into_bytes();
+    let at = text.find('?').expect("it was put there");
+    bytes[at] = 0xe9;
+    std::fs::write(site.path("manifests/web.yaml"), &bytes).expect("it can be written");
+    let ran = site.check();
+    let place = format!(
+        "manifests/web.yaml:{}:12: error: cannot be read: not UTF-8: the byte 0xe9; accepted: UTF-8 text",
+        line_of(&text, "caf?")
+    );
+    assert!(ran.code == 2 && ran.out.lines().any(|line| line == place), "{}", ran.out);
+    let mut gateway = GATEWAY.as_bytes().to_vec();
+    gateway.extend_from_slice(b"# \xff\n");
+    std::fs::write(site.path("gateway.yaml"), gateway).expect("it can be written");
+    let ran = site.check();
+    let line = GATEWAY.lines().count() + 1;
+    assert_eq!(
+        (ran.code, ran.out),
+        (2, format!("gateway.yaml:{line}:3: error: not UTF-8: the byte 0xff; accepted: UTF-8 text\n"))
+    );
+}
+
+#[test]
+fn a_second_address_in_a_status_is_told() {
+    let status = "status: {loadBalancer: {ingress: [{ip: 203.0.113.1}, {ip: 203.0.113.2}]}}\n";
+    let site = Site::new(GATEWAY, &[("web.yaml", &(web() + status)), ("slice.yaml", &web_slice())]);
+    let said = warned(&site, &["address 203.0.113.2 in the status of Service default/web is not served"]);
+    assert!(said.contains("manifests/web.yaml:"), "{said}");
 }
 
 #[test]

@@ -156,6 +156,7 @@ pub fn endpoint(service: usize, endpoint: usize) -> Endpoint {
         node_name: Some(format!("worker-{node}.cluster.example")),
         zone: Some(format!("zone-{}", node % 3)),
         hint_zones: Vec::new(),
+        hint_nodes: Vec::new(),
         target_ref: Some(ObjectRef {
             kind: "Pod".into(),
             key: ObjectKey::new(namespace, format!("{name}-7d9c6b8f5d-{endpoint:05x}")),

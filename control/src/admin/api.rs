@@ -62,6 +62,9 @@ pub struct Status {
     pub drained: Vec<String>,
     /// What was asked for and not granted.
     pub findings: Vec<FindingView>,
+    /// Objects that are not used at all for their errors, with why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
 }
 
 /// Where the objects come from, and how that goes.

@@ -38,6 +38,7 @@ fn service_view() -> ServiceView {
         pending: None,
         refused: None,
         unapplied: None,
+        warnings: vec![],
         ports: vec![PortView {
             vip,
             name: "http".into(),
@@ -47,6 +48,7 @@ fn service_view() -> ServiceView {
             app_protocol: None,
             refused: None,
             fail_open: false,
+            note: None,
             backends: vec![backend_view()],
         }],
         created: None,

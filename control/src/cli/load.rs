@@ -16,7 +16,7 @@ use crate::assemble;
 use crate::config::{self, GatewayConfig, SourceConfig};
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::health::Verdicts;
-use crate::model::Objects;
+use crate::model::{ObjectKey, Objects};
 use crate::reconcile::{Input, Memory, Outcome, reconcile};
 use crate::source::directory::DirectorySource;
 use crate::source::kubernetes;
@@ -54,10 +54,29 @@ pub(super) fn offline(path: &Path) -> Offline {
     let outcome = loaded.config.as_ref().map(|config| {
         let outcome = reconcile_offline(config, &objects);
         report.extend(outcome.findings.iter().map(|f| f.diagnostic.clone()));
+        report.extend(notes(&objects, &outcome));
         report.merge(&compile_report(config, &objects, &outcome.spec));
         outcome
     });
     Offline { config: loaded.config, objects, outcome, report }
+}
+
+/// Ports without a backend by their traffic policy. That is no finding: with policy Local it is as usual on most nodes.
+fn notes(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
+    let mut notes = Vec::new();
+    for view in &outcome.services {
+        let key = ObjectKey::new(view.namespace.as_str(), view.name.as_str());
+        let place =
+            objects.services.get(&key).and_then(|s| s.meta.origin.field("spec.externalTrafficPolicy"));
+        for port in &view.ports {
+            let Some(note) = &port.note else { continue };
+            let (number, protocol, vip) = (port.port, &port.protocol, port.vip);
+            let what = format!("{number}/{protocol} of Service {key} on {vip} has no backend: {note}");
+            let accepted = "endpoints on the gateway's node, or policy Cluster";
+            notes.push(Diagnostic::warning(what).accepting(accepted).at(place.clone()));
+        }
+    }
+    notes
 }
 
 /// The desired state of a gateway that has just begun and finds every backend well.

@@ -93,9 +93,11 @@ fn age_of(service: &ServiceView, now: Timestamp) -> String {
 
 fn message_of(service: &ServiceView) -> String {
     let refused = |p: &PortView| p.refused.as_ref().map(|why| format!("{}/{}: {why}", p.port, p.protocol));
-    let refused: BTreeSet<String> = service.ports.iter().filter_map(refused).collect();
+    let note = |p: &PortView| p.note.as_ref().map(|why| format!("{}/{}: {why}", p.port, p.protocol));
+    let of_ports: BTreeSet<String> =
+        service.ports.iter().flat_map(|port| refused(port).into_iter().chain(note(port))).collect();
     let whole = service.refused.iter().chain(&service.unapplied).chain(&service.pending);
-    whole.cloned().chain(refused).collect::<Vec<_>>().join("; ")
+    whole.chain(&service.warnings).cloned().chain(of_ports).collect::<Vec<_>>().join("; ")
 }
 
 /// `backends`.
@@ -160,6 +162,7 @@ fn why(why: BackendWhy) -> &'static str {
         BackendWhy::Drained => "Drained",
         BackendWhy::WeightZero => "WeightZero",
         BackendWhy::OtherZone => "OtherZone",
+        BackendWhy::OtherNode => "OtherNode",
         BackendWhy::Removed => "Removed",
     }
 }
@@ -315,6 +318,7 @@ pub(super) fn status(status: &Status, style: Style) -> String {
         format!("{next_hops} of {next_hops_max} next hops, {on_demand} of {on_demand_max} others{full}");
     fact("Neighbors", room);
     fact("Services", format!("{}, {} pending", status.services, status.services_pending));
+    status.refused.iter().for_each(|object| fact("Refused", object.clone()));
     fact("Backends", format!("{} of {} active", status.backends_active, status.backends));
     let drained = if status.drained.is_empty() { "none".to_owned() } else { status.drained.join(", ") };
     fact("Drained", drained);

@@ -56,7 +56,7 @@ impl EventType {
 /// What an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Regarding {
-    /// `Service`, `AddressPool`, `Pod` or `Node`.
+    /// `Service`, `EndpointSlice`, `AddressPool`, `Pod` or `Node`.
     pub kind: &'static str,
     /// Namespace and name.
     pub key: ObjectKey,
@@ -86,7 +86,11 @@ impl Regarding {
     /// `apiVersion` of the kind.
     #[must_use]
     pub fn api_version(&self) -> &'static str {
-        if self.kind == "AddressPool" { crate::config::API_VERSION } else { "v1" }
+        match self.kind {
+            "AddressPool" => crate::config::API_VERSION,
+            "EndpointSlice" => "discovery.k8s.io/v1",
+            _ => "v1",
+        }
     }
 }
 

@@ -102,16 +102,26 @@ pub struct Loaded {
 pub fn load(path: &Path) -> Loaded {
     let shown = path.to_string_lossy();
     let base = path.parent().unwrap_or(Path::new(""));
-    match std::fs::read_to_string(path) {
-        Ok(text) => {
+    let unreadable =
+        |fault: Diagnostic| Loaded { config: None, source: None, report: [fault].into_iter().collect() };
+    match std::fs::read(path) {
+        Ok(bytes) => {
+            let text = match String::from_utf8(bytes) {
+                Ok(text) => text,
+                Err(error) => {
+                    let (at, what) = crate::yaml::not_utf8(error.as_bytes()).expect("it is not");
+                    let place = Location::new(shown.as_ref(), at.line, at.column);
+                    return unreadable(Diagnostic::error(what).accepting("UTF-8 text").at(place));
+                }
+            };
             let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
             parse(&text, &shown, base, cores)
         }
         Err(error) => {
             let fault = Diagnostic::error(format!("cannot be read: {error}"))
-                .accepting("a readable file of UTF-8 text")
+                .accepting("a readable file")
                 .at(Location::start_of(shown.as_ref()));
-            Loaded { config: None, source: None, report: [fault].into_iter().collect() }
+            unreadable(fault)
         }
     }
 }

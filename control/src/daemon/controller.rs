@@ -290,7 +290,9 @@ impl Controller {
             self.listening = listening;
             self.node_ports.set(self.listening.to_vec());
         }
-        self.state.set_node_eligible(manifests.objects.is_eligible(self.settings.node.as_deref()));
+        // An API server has every Node; a directory need not.
+        let eligible = manifests.objects.is_eligible(self.settings.node.as_deref(), self.cluster.is_some());
+        self.state.set_node_eligible(eligible);
         self.tell(&manifests, &outcome, &problems);
         self.dataplane.reclaim();
         self.offer(&manifests, &outcome, &unapplied);

@@ -13,6 +13,7 @@ mod flows;
 mod kube_proxy;
 mod logging;
 mod operator;
+mod refused;
 mod reload;
 mod start;
 mod state;

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::controller::Command;
 use super::flows::{self, Listing};
+use super::refused;
 use super::state::{Round, State, timestamp};
 use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
@@ -127,6 +128,7 @@ impl AdminBackend for Operator {
             let faults = round.manifests.report.iter();
             let errors = faults.filter(|fault| fault.severity == Severity::Error);
             status.source.errors = errors.map(ToString::to_string).collect();
+            status.refused = round.manifests.refused.iter().map(refused::described).collect();
         }
         if let Some(message) = self.state.refused_configuration() {
             status.findings.insert(0, refused_configuration(&status.name, message));
@@ -136,7 +138,10 @@ impl AdminBackend for Operator {
 
     fn services(&self) -> api::ServicesAnswer {
         self.with_round(|round| api::ServicesAnswer {
-            services: round.outcome.services.iter().map(|service| self.shown(round, service)).collect(),
+            services: refused::services(
+                round.outcome.services.iter().map(|service| self.shown(round, service)).collect(),
+                &round.manifests.refused,
+            ),
             findings: round.outcome.findings.iter().map(Into::into).collect(),
         })
     }

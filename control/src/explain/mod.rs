@@ -147,7 +147,8 @@ pub struct Circumstances<'a> {
     pub neighbors: &'a NeighborTable,
     /// The time by the workers' clock: whether a path MTU is still remembered.
     pub now: Now,
-    /// Why (VIP, protocol, port) is not programmed, if somebody asked for it and was refused.
+    /// Why (VIP, protocol, port) is not programmed, if somebody asked for it and was refused; or why it has no backend,
+    /// where that follows from its traffic policy.
     pub refused: Option<&'a str>,
     /// What the flow tables say; `None` where there are none to ask.
     pub known_flow: Option<KnownFlow>,
@@ -182,15 +183,20 @@ pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -
     told.0
 }
 
-/// Why the port that the packet is to is not programmed, if a Service asks for it: for
-/// [`Circumstances::refused`].
+/// Why the port that the packet is to is not programmed, or has no backend by its traffic policy, if a Service asks for
+/// it: for [`Circumstances::refused`].
 #[must_use]
 pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String> {
     let to = packet.destination;
     let asked = services.iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
     let mut same = asked
         .filter(|(_, p)| p.vip == to.ip() && p.port == to.port() && p.protocol == packet.protocol.0.as_str());
-    same.find_map(|(s, p)| p.refused.as_ref().map(|why| format!("{}/{}: {why}", s.namespace, s.name)))
+    let of = |s: &ServiceView, why: &String| format!("{}/{}: {why}", s.namespace, s.name);
+    match same.clone().find(|(_, p)| p.refused.is_none()) {
+        // Who serves it; others may have been refused there.
+        Some((s, p)) => p.note.as_ref().map(|why| of(s, why)),
+        None => same.find_map(|(s, p)| p.refused.as_ref().map(|why| of(s, why))),
+    }
 }
 
 /// The branching; what is found is told on the way. The error is the end of a packet that is not forwarded.
@@ -333,7 +339,7 @@ fn choose<'s>(
         }
     }
     if service.selector().is_empty() && pinned.is_none() {
-        told.step("backend", text::no_backend(info));
+        told.step("backend", text::no_backend(info, about.refused));
         return Err(match service.no_endpoints {
             NoEndpoints::Reject => ("transmit", TransmitReason::NoEndpoints.as_str()),
             NoEndpoints::Drop => ("drop", Refusal::NoEndpoints.as_str()),

@@ -116,11 +116,12 @@ pub(super) fn affinity(client: &Addr, at: SocketAddr, takes_new_flows: bool) -> 
     }
 }
 
-pub(super) fn no_backend(info: &ServiceInfo) -> String {
-    match info.backends.len() {
+pub(super) fn no_backend(info: &ServiceInfo, why: Option<&str>) -> String {
+    let found = match info.backends.len() {
         0 => "the Service has no backend".to_owned(),
         n => format!("none of the {n} backends takes new flows ({})", states(info)),
-    }
+    };
+    why.map_or_else(|| found.clone(), |why| format!("{found}: {why}"))
 }
 
 fn states(info: &ServiceInfo) -> String {

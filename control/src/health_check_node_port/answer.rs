@@ -13,10 +13,10 @@ const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-en
 /// 503. The weight header is there in both cases.
 #[must_use]
 pub fn service(port: &HealthCheckNodePort, proxy_healthy: bool) -> Answer {
-    let (namespace, name, n) = (&port.service.namespace, &port.service.name, port.local_endpoints);
-    // Names are RFC 1035 labels: nothing to escape.
+    let [namespace, name] = [&port.service.namespace, &port.service.name].map(|text| serde_json::json!(text));
+    let n = port.local_endpoints;
     let body = format!(
-        "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{namespace}\",\n\t\t\"name\": \"{name}\"\n\t}},\n\
+        "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace},\n\t\t\"name\": {name}\n\t}},\n\
          \t\"localEndpoints\": {n},\n\t\"serviceProxyHealthy\": {proxy_healthy}\n}}"
     );
     let mut answer = json(n > 0 && proxy_healthy, body);
@@ -26,7 +26,8 @@ pub fn service(port: &HealthCheckNodePort, proxy_healthy: bool) -> Answer {
 
 /// The answer of `/healthz`, `/livez` or `/readyz`; 404 for other paths.
 ///
-/// `lastUpdated` is the current time while all is well, else the time when the newest state was last applied.
+/// `lastUpdated` is the current time while all is well, else the time when the newest state was last applied. That time
+/// is what `status` has for each family: one state serves both.
 #[must_use]
 pub fn probe(path: &str, report: &HealthReport) -> Answer {
     let ok = match path {
@@ -35,17 +36,22 @@ pub fn probe(path: &str, report: &HealthReport) -> Answer {
         "/readyz" => report.ready,
         _ => return text(StatusCode::NOT_FOUND, "404 page not found\n"),
     };
-    let (updated, now) =
-        (if ok { report.now } else { report.last_applied.unwrap_or(report.started) }, report.now);
-    let body = if path == "/healthz" {
-        let eligible = report.node_eligible;
-        format!("{{\"lastUpdated\": \"{updated}\",\"currentTime\": \"{now}\", \"nodeEligible\": {eligible}}}")
-    } else if path == "/readyz" && !report.degraded.is_empty() {
-        let why = serde_json::json!(report.degraded);
-        format!("{{\"lastUpdated\": \"{updated}\",\"currentTime\": \"{now}\", \"degraded\": {why}}}")
+    let applied = report.last_applied.unwrap_or(report.started);
+    let (updated, now) = (if ok { report.now } else { applied }, report.now);
+    let healthy = report.healthy;
+    let mut body = format!("{{\"lastUpdated\":\"{updated}\",\"currentTime\":\"{now}\"");
+    if path == "/readyz" {
+        if !report.degraded.is_empty() {
+            body.push_str(&format!(",\"degraded\":{}", serde_json::json!(report.degraded)));
+        }
     } else {
-        format!("{{\"lastUpdated\": \"{updated}\",\"currentTime\": \"{now}\"}}")
-    };
+        if path == "/healthz" {
+            body.push_str(&format!(",\"nodeEligible\":{}", report.node_eligible));
+        }
+        let family = format!("{{\"lastUpdated\":\"{applied}\",\"healthy\":{healthy}}}");
+        body.push_str(&format!(",\"healthy\":{healthy},\"status\":{{\"IPv4\":{family},\"IPv6\":{family}}}"));
+    }
+    body.push('}');
     json(ok, body)
 }
 

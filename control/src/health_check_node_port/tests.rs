@@ -13,8 +13,8 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn report() -> HealthReport {
     let health = ProxyHealth::new(Duration::from_secs(1), Timestamp::UNIX_EPOCH);
-    health.applied(Timestamp::UNIX_EPOCH);
-    health.report(Duration::ZERO, Timestamp::UNIX_EPOCH)
+    health.applied(Timestamp::from_millisecond(120).expect("a time"));
+    health.report(Duration::ZERO, Timestamp::from_second(60).expect("a time"))
 }
 
 async fn exchange(address: SocketAddr, request: &str) -> io::Result<String> {
@@ -54,13 +54,19 @@ async fn the_probes_have_the_shape_of_kube_proxys() {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         exchange(probes.local_addr(), &request).await.expect("it answers")
     };
-    assert_eq!(
-        undated(&ask("/healthz").await),
-        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
-         Connection: close\r\nContent-Length: 99\r\n\r\n\
-         {\"lastUpdated\": \"1970-01-01T00:00:00Z\",\"currentTime\": \"1970-01-01T00:00:00Z\", \"nodeEligible\": true}"
-    );
-    assert!(ask("/livez").await.ends_with("\"currentTime\": \"1970-01-01T00:00:00Z\"}"));
+    let family = "{\"lastUpdated\":\"1970-01-01T00:00:00.12Z\",\"healthy\":true}";
+    let times = "\"lastUpdated\":\"1970-01-01T00:01:00Z\",\"currentTime\":\"1970-01-01T00:01:00Z\"";
+    let end = format!("\"healthy\":true,\"status\":{{\"IPv4\":{family},\"IPv6\":{family}}}}}");
+    let head = |length: usize| {
+        format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
+             Connection: close\r\nContent-Length: {length}\r\n\r\n"
+        )
+    };
+    let healthz = format!("{{{times},\"nodeEligible\":true,{end}");
+    assert_eq!(undated(&ask("/healthz").await), head(healthz.len()) + &healthz);
+    let livez = format!("{{{times},{end}");
+    assert_eq!(undated(&ask("/livez").await), head(livez.len()) + &livez);
     assert!(ask("/readyz").await.starts_with("HTTP/1.1 200 OK\r\n"));
     assert!(ask("/").await.starts_with("HTTP/1.1 404 Not Found\r\n"));
 }

@@ -8,8 +8,8 @@ use super::{ResolvedEndpoint, TrafficPolicy};
 /// From where the choice is made.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Viewpoint<'a> {
-    /// The node whose endpoints are local: the gateway's own, or the one that is the target. `None` for an
-    /// appliance off the cluster: then every endpoint counts as local.
+    /// The node whose endpoints are local, and whose topology hints count: the gateway's own, or the one that is the
+    /// target. `None` for an appliance off the cluster: then every endpoint counts as local.
     pub node: Option<&'a str>,
     /// The zone whose topology hints count.
     pub zone: Option<&'a str>,
@@ -40,8 +40,8 @@ impl<'a> Choice<'a> {
 
 /// Chooses among the endpoints of one service port.
 ///
-/// Cluster: all ready ones, of our zone alone where every ready one carries a hint and one names our zone;
-/// else those serving and terminating. Local: the same without hints, among those on the viewpoint's node.
+/// Cluster: all ready ones, filtered by topology hints ([`hinted`]); else those serving and terminating. Local: the
+/// same without hints, among those on the viewpoint's node.
 pub fn choose<'a>(
     endpoints: &'a [ResolvedEndpoint],
     policy: TrafficPolicy,
@@ -57,7 +57,7 @@ pub fn choose<'a>(
         }
         (TrafficPolicy::Local, None) => usable(endpoints.iter()),
         (TrafficPolicy::Cluster, _) => match usable(endpoints.iter()) {
-            Choice::Ready(ready) => Choice::Ready(in_zone(ready, viewpoint.zone)),
+            Choice::Ready(ready) => Choice::Ready(hinted(ready, viewpoint)),
             other => other,
         },
     }
@@ -73,12 +73,24 @@ fn usable<'a>(endpoints: impl Iterator<Item = &'a ResolvedEndpoint> + Clone) -> 
     if terminating.is_empty() { Choice::Nobody } else { Choice::Terminating(terminating) }
 }
 
-/// Topology hints: all or nothing, so that a zone is never left with half of its endpoints.
-fn in_zone<'a>(ready: Vec<&'a ResolvedEndpoint>, zone: Option<&str>) -> Vec<&'a ResolvedEndpoint> {
-    let Some(zone) = zone else { return ready };
-    let names_zone = |e: &&ResolvedEndpoint| e.hint_zones.iter().any(|z| z == zone);
-    if ready.iter().any(|e| e.hint_zones.is_empty()) || !ready.iter().any(names_zone) {
-        return ready;
+/// Topology hints, as kube-proxy heeds them: where every ready endpoint names nodes and one of them ours, those that
+/// name our node (`trafficDistribution: PreferSameNode`); else where every one names zones and one of them ours, those
+/// that name our zone; else all. All or nothing, so that a node or zone is never left with half of its endpoints.
+fn hinted<'a>(ready: Vec<&'a ResolvedEndpoint>, viewpoint: Viewpoint<'_>) -> Vec<&'a ResolvedEndpoint> {
+    let of_node = named(&ready, |e| &e.hint_nodes, viewpoint.node);
+    of_node.or_else(|| named(&ready, |e| &e.hint_zones, viewpoint.zone)).unwrap_or(ready)
+}
+
+/// Those whose hints name `ours`; `None` where the hints do not count.
+fn named<'a>(
+    ready: &[&'a ResolvedEndpoint],
+    hints: impl Fn(&'a ResolvedEndpoint) -> &'a [String],
+    ours: Option<&str>,
+) -> Option<Vec<&'a ResolvedEndpoint>> {
+    let ours = ours?;
+    if ready.iter().any(|e| hints(e).is_empty()) {
+        return None;
     }
-    ready.into_iter().filter(names_zone).collect()
+    let named: Vec<_> = ready.iter().copied().filter(|e| hints(e).iter().any(|name| name == ours)).collect();
+    (!named.is_empty()).then_some(named)
 }

@@ -40,6 +40,20 @@ pub enum AddressType {
     V6,
     /// Names; never served.
     Fqdn,
+    /// One that is not known here, of an API server newer than the gateway; never served.
+    Unknown,
+}
+
+impl AddressType {
+    /// The name in manifests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+            Self::Fqdn => "FQDN",
+            Self::Unknown => "unknown",
+        }
+    }
 }
 
 /// A port of a slice or of a subset.
@@ -68,6 +82,8 @@ pub struct Endpoint {
     pub zone: Option<String>,
     /// `hints.forZones[].name`.
     pub hint_zones: Vec<String>,
+    /// `hints.forNodes[].name`.
+    pub hint_nodes: Vec<String>,
     /// `targetRef`.
     pub target_ref: Option<ObjectRef>,
 }

@@ -36,7 +36,7 @@ pub use pod::{ContainerPort, Pod};
 pub use pool::{AddressPool, AddressPoolStatus, Pool};
 pub use resolve::{
     ENDPOINTS_MAX, EndpointIndex, PodIndex, PortEndpoints, ResolvedEndpoint, ServiceEndpoints, SliceIndex,
-    refused_endpoint,
+    places_of_endpoints, refused_endpoint,
 };
 pub use selector::{Expression, Operator, Selector};
 pub use service::{
@@ -49,6 +49,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::diagnostic::Diagnostic;
 use crate::shared_map::SharedMap;
 
 /// Labels, annotations and `matchLabels`.
@@ -97,6 +98,9 @@ pub struct Metadata {
     pub labels: Labels,
     /// Annotations.
     pub annotations: Labels,
+    /// What of the object cannot be used, each with its field. Only a Service, an EndpointSlice or a Node of an API
+    /// server has any, which was stored by laxer rules: of a file the object would have been refused.
+    pub faults: Vec<Diagnostic>,
     /// Where it was written.
     pub origin: Origin,
 }
@@ -111,6 +115,7 @@ impl Metadata {
             deletion_time: None,
             labels: Labels::new(),
             annotations: Labels::new(),
+            faults: Vec::new(),
             origin: Origin::unknown(),
         }
     }
@@ -160,9 +165,13 @@ impl Objects {
         self.nodes.get(node)?.zone()
     }
 
-    /// Whether load balancers may send to the gateway's own node (`nodeEligible`): not when it is marked for deletion.
-    /// An appliance, which is on none, and a node that is not known are eligible.
-    pub fn is_eligible(&self, own_node: Option<&str>) -> bool {
-        own_node.and_then(|node| self.nodes.get(node)).is_none_or(|node| !node.is_leaving())
+    /// Whether load balancers may send to the gateway's own node (`nodeEligible`): not when it is marked for deletion,
+    /// or deleted. An appliance, which is on none, is eligible. Where the source need not have Nodes (`lists_nodes`
+    /// false: a directory), so is a gateway on a node that is not known.
+    pub fn is_eligible(&self, own_node: Option<&str>, lists_nodes: bool) -> bool {
+        own_node.is_none_or(|node| match self.nodes.get(node) {
+            Some(node) => !node.is_leaving(),
+            None => !lists_nodes,
+        })
     }
 }

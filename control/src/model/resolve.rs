@@ -8,17 +8,19 @@
 //!
 //! Invariant: the result does not depend on the order of slices, of endpoints in them, or of Pods.
 
+mod unmatched;
+
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use super::{
     AddressType, EndpointPort, EndpointSlice, Endpoints, IpFamily, Metadata, ObjectKey, Objects, Pod, Port,
     Protocol, Service, ServicePort, TargetPort,
 };
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Diagnostic, Location};
 
 /// The endpoints of a Service, port by port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +29,11 @@ pub struct ServiceEndpoints {
     pub ports: Vec<PortEndpoints>,
     /// Endpoints that were refused and other oddities, as warnings with their place.
     pub findings: Vec<Diagnostic>,
+    /// Ports of the Service that get no endpoint because nobody who describes its endpoints has such a port: as
+    /// warnings that name what both have.
+    pub unmatched: Vec<Diagnostic>,
+    /// What of its EndpointSlices cannot be used ([`Metadata::faults`]), with the slice.
+    pub slice_faults: Vec<(ObjectKey, Diagnostic)>,
     /// How many endpoints there would be over all ports, when they are more than [`ENDPOINTS_MAX`]: then the
     /// ports have none.
     pub too_many: Option<usize>,
@@ -74,6 +81,8 @@ pub struct ResolvedEndpoint {
     pub zone: Option<String>,
     /// Zones that should use it, sorted.
     pub hint_zones: Vec<String>,
+    /// Nodes that should use it, sorted.
+    pub hint_nodes: Vec<String>,
     /// The Pod behind it.
     pub pod: Option<ObjectKey>,
 }
@@ -103,9 +112,52 @@ pub fn refused_endpoint(ip: IpAddr) -> Option<&'static str> {
         Some("link-local")
     } else if ip.is_multicast() {
         Some("multicast")
+    } else if ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        Some("the broadcast address")
     } else {
         None
     }
+}
+
+/// Where the endpoints of a Service with these addresses were written: in its slices, its Endpoints, or as Pods.
+pub fn places_of_endpoints(
+    objects: &Objects,
+    slices: &SliceIndex,
+    service: &ObjectKey,
+    wanted: &BTreeSet<IpAddr>,
+) -> BTreeMap<IpAddr, Location> {
+    let mut places = BTreeMap::new();
+    let mut note = |ip: IpAddr, place: &dyn Fn() -> Option<Location>| {
+        if wanted.contains(&ip) && !places.contains_key(&ip) {
+            places.extend(place().map(|place| (ip, place)));
+        }
+    };
+    for slice in slices.of(service) {
+        for (i, endpoint) in slice.endpoints.iter().enumerate() {
+            let place = || slice.meta.origin.field(&format!("endpoints[{i}].addresses[0]"));
+            endpoint.address.into_iter().for_each(|ip| note(ip, &place));
+        }
+    }
+    if !slices.of(service).is_empty() {
+        return places;
+    }
+    if let Some(endpoints) = objects.endpoints.get(service) {
+        for (i, subset) in endpoints.subsets.iter().enumerate() {
+            let lists =
+                [("addresses", &subset.addresses), ("notReadyAddresses", &subset.not_ready_addresses)];
+            for (list, addresses) in lists {
+                for (j, address) in addresses.iter().enumerate() {
+                    let place = || endpoints.meta.origin.field(&format!("subsets[{i}].{list}[{j}].ip"));
+                    note(address.ip, &place);
+                }
+            }
+        }
+        return places;
+    }
+    for pod in objects.pods.values().filter(|pod| pod.meta.key.namespace == service.namespace) {
+        pod.ips.iter().for_each(|ip| note(*ip, &|| pod.meta.origin.field("status.podIP")));
+    }
+    places
 }
 
 /// Look-up from a Service to what describes its endpoints, over one state of objects.
@@ -194,10 +246,13 @@ impl<'a> EndpointIndex<'a> {
         }
         if let Some(slices) = self.slices.0.get(&service.meta.key) {
             slices.iter().for_each(|slice| merge.slice(slice));
+            merge.unmatched_by_slices(slices);
         } else if let Some(endpoints) = self.objects.endpoints.get(&service.meta.key) {
             merge.legacy(endpoints);
+            merge.unmatched_by_legacy(endpoints);
         } else {
             self.selected_pods(service).for_each(|pod| merge.pod(pod));
+            merge.unmatched_by_pods(self.selected_pods(service));
         }
         merge.finish()
     }
@@ -241,6 +296,8 @@ struct Merge<'a> {
     /// Per service port.
     ports: Vec<BTreeMap<(IpAddr, Port), ResolvedEndpoint>>,
     findings: BTreeSet<Diagnostic>,
+    unmatched: Vec<Diagnostic>,
+    slice_faults: Vec<(ObjectKey, Diagnostic)>,
 }
 
 impl<'a> Merge<'a> {
@@ -250,10 +307,13 @@ impl<'a> Merge<'a> {
         for (at, port) in service.ports.iter().enumerate() {
             by_name.entry((port.name.as_str(), port.protocol)).or_insert(at);
         }
-        Self { objects, service, by_name, ports, findings: BTreeSet::new() }
+        let (findings, unmatched, slice_faults) = (BTreeSet::new(), Vec::new(), Vec::new());
+        Self { objects, service, by_name, ports, findings, unmatched, slice_faults }
     }
 
     fn slice(&mut self, slice: &EndpointSlice) {
+        let faults = slice.meta.faults.iter();
+        self.slice_faults.extend(faults.map(|fault| (slice.meta.key.clone(), fault.clone())));
         if slice.address_type == AddressType::Fqdn {
             let what = format!("EndpointSlice {} lists names, which are not served", slice.meta.key);
             self.finding(&slice.meta, "addressType", &what, Some("addressType IPv4 or IPv6"));
@@ -267,8 +327,9 @@ impl<'a> Merge<'a> {
             }
             let conditions = endpoint.conditions;
             let node = endpoint.node_name.clone();
-            let mut hint_zones = endpoint.hint_zones.clone();
+            let (mut hint_zones, mut hint_nodes) = (endpoint.hint_zones.clone(), endpoint.hint_nodes.clone());
             hint_zones.sort_unstable();
+            hint_nodes.sort_unstable();
             let seen = |port| ResolvedEndpoint {
                 ip,
                 port,
@@ -278,6 +339,7 @@ impl<'a> Merge<'a> {
                 zone: endpoint.zone.clone().or_else(|| self.zone_of(node.as_deref())),
                 node: node.clone(),
                 hint_zones: hint_zones.clone(),
+                hint_nodes: hint_nodes.clone(),
                 pod: pod_of(endpoint.target_ref.as_ref()),
             };
             let found = matching.iter().map(|&(at, port)| (at, seen(port))).collect();
@@ -317,6 +379,7 @@ impl<'a> Merge<'a> {
                         zone: self.zone_of(address.node_name.as_deref()),
                         node: address.node_name.clone(),
                         hint_zones: Vec::new(),
+                        hint_nodes: Vec::new(),
                         pod: pod_of(address.target_ref.as_ref()),
                     };
                     let found = matching.iter().map(|&(at, port)| (at, seen(port))).collect();
@@ -348,6 +411,7 @@ impl<'a> Merge<'a> {
                 zone: self.zone_of(pod.node_name.as_deref()),
                 node: pod.node_name.clone(),
                 hint_zones: Vec::new(),
+                hint_nodes: Vec::new(),
                 pod: Some(pod.meta.key.clone()),
             };
             let number = |port: &ServicePort| match &port.target_port {
@@ -410,6 +474,8 @@ impl<'a> Merge<'a> {
                 })
                 .collect(),
             findings: self.findings.into_iter().collect(),
+            unmatched: self.unmatched,
+            slice_faults: self.slice_faults,
             too_many: None,
         }
     }

@@ -46,6 +46,7 @@ fn endpoint(
         node_name: None,
         zone: None,
         hint_zones: vec![],
+        hint_nodes: vec![],
         target_ref: None,
     }
 }
@@ -232,6 +233,7 @@ fn addresses_that_cannot_be_endpoints_are_refused_and_the_others_stay() {
         ("::1", "loopback"),
         ("fe80::1", "link-local"),
         ("ff02::1", "multicast"),
+        ("255.255.255.255", "the broadcast address"),
         ("::ffff:127.0.0.1", "loopback"),
     ] {
         let both = vec![endpoint(address, None, None, None), endpoint("10.0.0.1", None, None, None)];
@@ -258,7 +260,14 @@ fn ready_addresses_count_an_address_with_two_ports_once_and_no_terminating_one()
     assert_eq!(resolved.ports[0].ready_addresses(None).len(), 2);
 }
 
-/// (name of the claim, endpoints as "node zone-hint state", policy, node, zone, chosen indexes or outcome)
+/// The hints of one kind in `a` (a zone), `@n1` (a node), `a@n1` (both) or `-` (none).
+fn hints(kind: char, text: &str) -> Vec<String> {
+    let (zone, node) = text.split_once('@').unwrap_or((text, ""));
+    let hint = if kind == 'n' { node } else { zone.trim_matches('-') };
+    if hint.is_empty() { vec![] } else { vec![hint.into()] }
+}
+
+/// (name of the claim, endpoints as "node hints state", policy, node, zone, chosen indexes or outcome)
 type ChoiceCase<'a> = (&'a str, &'a [&'a str], TrafficPolicy, Option<&'a str>, Option<&'a str>, &'a str);
 
 #[test]
@@ -314,6 +323,39 @@ fn choice_follows_policy_hints_and_the_terminating_fallback() {
             "ready 0",
         ),
         (
+            "node hints that all carry and one names our node come before those of zones",
+            &["n1 a@n1 rs-", "n2 b@n2 rs-", "n2 b@n2 rs-"],
+            Cluster,
+            Some("n2"),
+            Some("a"),
+            "ready 1 2",
+        ),
+        (
+            "a node nobody names leaves it to the zones",
+            &["n1 a@n1 rs-", "n2 b@n2 rs-"],
+            Cluster,
+            Some("n3"),
+            Some("a"),
+            "ready 0",
+        ),
+        (
+            "one without a node hint leaves it to the zones",
+            &["n1 a@n1 rs-", "n2 b rs-"],
+            Cluster,
+            Some("n1"),
+            Some("b"),
+            "ready 1",
+        ),
+        (
+            "a node and a zone that nobody names void both",
+            &["n1 a@n1 rs-", "n2 b@n2 rs-"],
+            Cluster,
+            Some("n3"),
+            Some("c"),
+            "ready 0 1",
+        ),
+        ("an appliance has no node to name", &["n1 @n1 rs-", "n2 @n2 rs-"], Cluster, None, None, "ready 0 1"),
+        (
             "hints do not count for local",
             &["n1 a rs-", "n1 b rs-"],
             Local,
@@ -337,7 +379,8 @@ fn choice_follows_policy_hints_and_the_terminating_fallback() {
                     terminating: parts[2].contains('t'),
                     node: Some(parts[0].into()),
                     zone: None,
-                    hint_zones: if parts[1] == "-" { vec![] } else { vec![parts[1].into()] },
+                    hint_zones: hints('z', parts[1]),
+                    hint_nodes: hints('n', parts[1]),
                     pod: None,
                 }
             })

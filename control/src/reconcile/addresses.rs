@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tidegate_core::snapshot::RouteSpec;
 
 use super::contested::{Claims, Contested};
-use super::finding::Finding;
+use super::finding::{Asker, Finding};
 use super::incremental::Planned;
 use super::pod_routes::pod_routes;
 use super::pools_of::pools_of;
@@ -32,6 +32,8 @@ pub(super) struct Addresses {
     pub(super) claimed: SharedMap<ObjectKey, ()>,
     of_pools: Vec<Finding>,
     of_routes: Vec<Finding>,
+    /// What of Nodes cannot be used.
+    of_nodes: Vec<Finding>,
 }
 
 /// What of the circumstances is other than before.
@@ -43,6 +45,8 @@ pub(super) struct Changed {
     pub(super) reserved: bool,
     /// What routes to Pods follow from.
     pub(super) pod_routes: bool,
+    /// What of Nodes cannot be used.
+    pub(super) node_faults: bool,
 }
 
 /// Whom a call of [`Addresses::update`] touched.
@@ -68,6 +72,7 @@ impl Addresses {
             claimed: SharedMap::new(),
             of_pools,
             of_routes,
+            of_nodes: faults_of_nodes(input),
         }
     }
 
@@ -88,6 +93,10 @@ impl Addresses {
             self.pod_routes = pod_routes(input.settings, &input.objects.nodes, &mut findings);
             moved.findings |= findings != self.of_routes;
             self.of_routes = findings;
+        }
+        if changed.node_faults {
+            self.of_nodes = faults_of_nodes(input);
+            moved.findings = true;
         }
         let heeded = self.allocator.heed(&input.settings.authority);
         let mut regranted: BTreeMap<ObjectKey, Option<Granted>> = BTreeMap::new();
@@ -146,8 +155,13 @@ impl Addresses {
 
     /// About pools and nodes.
     pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
-        self.of_pools.iter().chain(&self.of_routes)
+        self.of_pools.iter().chain(&self.of_routes).chain(&self.of_nodes)
     }
+}
+
+fn faults_of_nodes(input: &Input<'_>) -> Vec<Finding> {
+    let nodes = input.objects.nodes.values();
+    nodes.flat_map(|node| Finding::of_faults(Asker::Node, &node.meta)).collect()
 }
 
 fn allocator(

@@ -14,7 +14,7 @@ use super::Plan;
 use super::candidates::Candidates;
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
-use super::frontends::Frontend;
+use super::frontends::{Frontend, Via};
 use super::health_options::{self, NodeCheck};
 use super::judged::{self, Judged, Witnesses};
 use super::programme::{Context, obstacle};
@@ -41,8 +41,8 @@ pub(super) struct Backends {
     pub(super) targets: Vec<Target>,
     /// Ready candidates that take new flows.
     pub(super) forwardable: BTreeSet<Active>,
-    /// Policy Local, and endpoints on other nodes only.
-    pub(super) only_elsewhere: bool,
+    /// Policy Local, and endpoints on other nodes only: in words.
+    pub(super) only_elsewhere: Option<String>,
     /// All fail their checks, and none is set aside.
     pub(super) fail_open: bool,
     /// Endpoints that would be checked, but are outside of the networks that the operator allows.
@@ -115,19 +115,16 @@ pub(super) fn backends(
     let would_take = candidates.iter().filter(|c| c.is_chosen && c.would_take());
     let fail_open = judged::fails_open(settings.health.fail_open, would_take.map(Candidate::is_set_aside));
 
-    let mut result = Backends {
-        only_elsewhere: choice == Choice::OnlyElsewhere,
-        fail_open,
-        unchecked,
-        ..Backends::default()
-    };
+    let only_elsewhere =
+        (choice == Choice::OnlyElsewhere).then(|| elsewhere(frontend, viewpoint.node, endpoints));
+    let mut result = Backends { only_elsewhere, fail_open, unchecked, ..Backends::default() };
     let mut listed = BTreeSet::new();
     for candidate in &candidates {
         let endpoint = candidate.endpoint;
         if candidate.is_chosen || endpoint.ready {
             result.targets.extend(candidate.judged.target.clone());
         }
-        let (state, why) = state(candidate, fail_open);
+        let (state, why) = state(candidate, fail_open, viewpoint.node);
         if state == BackendState::Active && endpoint.ready && !candidate.judged.fails() {
             result.forwardable.insert(Active { ip: endpoint.ip, node: endpoint.node.clone() });
         }
@@ -232,7 +229,7 @@ fn leave_a_failing_zone(candidates: &mut [Candidate<'_>]) {
 }
 
 /// The state of an endpoint that is listed.
-fn state(candidate: &Candidate<'_>, fail_open: bool) -> (BackendState, BackendWhy) {
+fn state(candidate: &Candidate<'_>, fail_open: bool, own_node: Option<&str>) -> (BackendState, BackendWhy) {
     let Candidate { endpoint, is_chosen, weight, says_none, drained, judged } = candidate;
     let (is_chosen, fails) = (*is_chosen, judged.fails());
     let takes_none = *weight == 0 || (*says_none && !fail_open);
@@ -244,9 +241,38 @@ fn state(candidate: &Candidate<'_>, fail_open: bool) -> (BackendState, BackendWh
         () if is_chosen && endpoint.terminating => (BackendState::Active, BackendWhy::TerminatingChosen),
         () if is_chosen => (BackendState::Active, BackendWhy::Ready),
         () if endpoint.terminating => (BackendState::Draining, BackendWhy::Terminating),
+        () if endpoint.ready && names_others(&endpoint.hint_nodes, own_node) => {
+            (BackendState::Draining, BackendWhy::OtherNode)
+        }
         () if endpoint.ready => (BackendState::Draining, BackendWhy::OtherZone),
         () => (BackendState::Down, BackendWhy::NotReady),
     }
+}
+
+/// Whether topology hints name nodes, and not this one.
+fn names_others(hints: &[String], own_node: Option<&str>) -> bool {
+    !hints.is_empty() && own_node.is_some_and(|node| hints.iter().all(|hint| hint != node))
+}
+
+/// That policy Local leaves nobody here, for people: with the node, and some of those that have endpoints.
+fn elsewhere(frontend: &Frontend, own_node: Option<&str>, endpoints: &[ResolvedEndpoint]) -> String {
+    const NODES_SHOWN: usize = 3;
+    let policy =
+        if frontend.via == Via::ClusterIp { "internalTrafficPolicy" } else { "externalTrafficPolicy" };
+    let here = match own_node {
+        Some(node) if !node.is_empty() => format!("node {node} has no endpoint"),
+        _ => "the gateway is on no node".to_owned(),
+    };
+    let nodes: BTreeSet<&str> = endpoints.iter().filter_map(|e| e.node.as_deref()).collect();
+    let mut shown: Vec<&str> = nodes.iter().take(NODES_SHOWN).copied().collect();
+    if nodes.len() > NODES_SHOWN {
+        shown.push("...");
+    }
+    let elsewhere = match shown.as_slice() {
+        [] => "all endpoints are on no known node".to_owned(),
+        shown => format!("there are endpoints on {}", shown.join(", ")),
+    };
+    format!("{policy} Local: {here}, {elsewhere}; packets are dropped")
 }
 
 fn fail_open_finding(

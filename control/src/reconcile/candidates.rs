@@ -6,7 +6,7 @@
 //! `backends`, by the policy and the viewpoint that stand here.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::Plan;
@@ -16,7 +16,9 @@ use super::nodes::{self, Wish};
 use super::programme::{Context, Obstacle};
 use super::weights::Weights;
 use crate::config::Target;
-use crate::model::{IpFamily, Port, ResolvedEndpoint, Service, ServiceType, TrafficPolicy, Viewpoint};
+use crate::model::{
+    IpFamily, Port, ResolvedEndpoint, Service, ServiceType, TrafficPolicy, Viewpoint, places_of_endpoints,
+};
 
 /// The candidates of one frontend.
 pub(super) struct Candidates<'a> {
@@ -123,11 +125,19 @@ fn usable<'a>(
     }
     let (refused, usable): (Vec<_>, Vec<_>) =
         candidates.into_owned().into_iter().partition(|candidate| is_ours(&candidate.ip));
-    for candidate in refused {
-        let own = context.own_addresses.contains(&candidate.ip);
+    let ips: BTreeSet<IpAddr> = refused.iter().map(|candidate| candidate.ip).collect();
+    let key = &service.meta.key;
+    let mut places = places_of_endpoints(context.input.objects, context.slices, key, &ips);
+    for ip in ips {
+        let own = context.own_addresses.contains(&ip);
         let whose = if own { "an address of the gateway itself" } else { "a VIP" };
         let accepted = "the address of a Pod or server";
-        findings.push(Finding::refused_endpoint(&service.meta, "spec", candidate.ip, whose, accepted));
+        let mut finding = Finding::refused_endpoint(&service.meta, "spec", ip, whose, accepted);
+        // It points at the endpoint; that of a node, which is in no slice, stays with the Service.
+        if let Some(place) = places.remove(&ip) {
+            finding.diagnostic.location = Some(place);
+        }
+        findings.push(finding);
     }
     Cow::Owned(usable)
 }

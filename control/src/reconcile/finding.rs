@@ -31,6 +31,10 @@ pub enum Reason {
     PortNotProgrammed,
     /// An endpoint that cannot be a backend.
     EndpointRefused,
+    /// A port that gets no endpoint, because nobody who describes the endpoints has such a port.
+    NoMatchingPort,
+    /// An address in the status of a Service that is not served.
+    StatusAddressNotServed,
     /// All backends of a service port fail their checks, and none is set aside.
     HealthFailOpen,
     /// Clients' addresses are not kept, though `externalTrafficPolicy: Local` asks for it.
@@ -64,6 +68,8 @@ impl Reason {
             Self::LimitExceeded => "LimitExceeded",
             Self::PortNotProgrammed => "PortNotProgrammed",
             Self::EndpointRefused => "EndpointRefused",
+            Self::NoMatchingPort => "NoMatchingPort",
+            Self::StatusAddressNotServed => "StatusAddressNotServed",
             Self::HealthFailOpen => "HealthFailOpen",
             Self::ClientAddressLost => "ClientAddressLost",
             Self::HealthCheckNotAllowed => "HealthCheckNotAllowed",
@@ -87,6 +93,8 @@ impl std::fmt::Display for Reason {
 pub enum Asker {
     /// For addresses, and in its annotations.
     Service,
+    /// For its endpoints to be used.
+    EndpointSlice,
     /// To be used.
     AddressPool,
     /// For a weight.
@@ -101,6 +109,7 @@ impl Asker {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
             Self::AddressPool => "AddressPool",
             Self::Pod => "Pod",
             Self::Node => "Node",
@@ -136,6 +145,17 @@ impl Finding {
         diagnostic: Diagnostic,
     ) -> Self {
         Self { object: meta.key.clone(), kind, reason, diagnostic: diagnostic.at(meta.origin.field(field)) }
+    }
+
+    /// What of an object cannot be used: see [`Metadata::faults`].
+    pub(super) fn of_faults(kind: Asker, meta: &Metadata) -> impl Iterator<Item = Self> {
+        meta.faults.iter().map(move |fault| Self::of_fault(kind, &meta.key, fault))
+    }
+
+    /// One of them.
+    pub(super) fn of_fault(kind: Asker, object: &ObjectKey, fault: &Diagnostic) -> Self {
+        let reason = Reason::InvalidValue;
+        Self { object: object.clone(), kind, reason, diagnostic: fault.clone() }
     }
 
     /// An endpoint of a Service that is left out, while the others serve.

@@ -15,7 +15,7 @@ use super::programme::core_protocol;
 use super::settings::Settings;
 use super::view::VipView;
 use crate::diagnostic::Diagnostic;
-use crate::model::{Port, Protocol, Service, ServicePort};
+use crate::model::{ObjectKey, Port, Protocol, Service, ServicePort};
 use crate::pools::Granted;
 
 /// In what capacity an address serves a port.
@@ -62,6 +62,7 @@ pub(super) struct Frontends<'a> {
     node_port_vips: Vec<IpAddr>,
     cluster_ips: &'a [IpAddr],
     contests: &'a [Contest],
+    service: &'a ObjectKey,
 }
 
 impl<'a> Frontends<'a> {
@@ -76,12 +77,13 @@ impl<'a> Frontends<'a> {
             node_port_vips: settings.node_port_vips(),
             cluster_ips: cluster_ips(settings, service),
             contests: contested.of(&service.meta.key),
+            service: &service.meta.key,
         }
     }
 
     /// How many addresses a port is on at most.
     pub(super) fn addresses_of(&self, port: &ServicePort) -> usize {
-        let Self { granted, node_port_vips, cluster_ips, contests: _ } = self;
+        let Self { granted, node_port_vips, cluster_ips, contests: _, service: _ } = self;
         let node_ports = if port.node_port.is_some() { node_port_vips.len() } else { 0 };
         granted.load_balancer.len() + granted.external.len() + node_ports + cluster_ips.len()
     }
@@ -109,8 +111,14 @@ impl<'a> Frontends<'a> {
             found.push((frontend(assigned.address, port.port, Via::ExternalIp), served));
         }
         for own in own_frontends(&self.node_port_vips, self.cluster_ips, port) {
-            let contested = self.contests.iter().any(|contest| contest.frontend == own);
-            found.push((own, (!contested).then_some(()).ok_or_else(|| TAKEN.to_owned())));
+            let contest = self.contests.iter().find(|contest| contest.frontend == own);
+            let by_itself = contest.is_some_and(|contest| contest.owner == *self.service);
+            // What is a LoadBalancer address or an external IP as well is served as that.
+            if by_itself && found.iter().any(|(frontend, _)| frontend.key() == own.key()) {
+                continue;
+            }
+            let taken = if by_itself { TAKEN_BY_ITSELF } else { TAKEN };
+            found.push((own, contest.is_none().then_some(()).ok_or_else(|| taken.to_owned())));
         }
         found.sort_by_key(|(frontend, _)| (frontend.vip, frontend.port, frontend.via));
         found
@@ -138,10 +146,23 @@ impl<'a> Frontends<'a> {
         views
     }
 
+    /// Whether the Service serves it on an address of a pool, which is a cluster IP or the gateway's own address as well.
+    fn is_served_of_pool(&self, service: &Service, own: &Frontend) -> bool {
+        let is_lb = self.load_balancer().any(|vip| vip == own.vip);
+        let is_external = self.granted.external.iter().any(|(assigned, ports)| {
+            assigned.address == own.vip && ports.contains(&(own.protocol, own.port.get()))
+        });
+        let has_port = service.ports.iter().any(|p| (p.protocol, p.port) == (own.protocol, own.port));
+        has_port && (is_lb || is_external)
+    }
+
     /// Says which ports belong to others.
     pub(super) fn findings(&self, service: &Service, findings: &mut Vec<Finding>) {
         let meta = &service.meta;
         for Contest { frontend, owner } in self.contests {
+            if self.is_served_of_pool(service, frontend) {
+                continue;
+            }
             let found = service.ports.iter().enumerate().find(|(_, port)| {
                 port.protocol == frontend.protocol
                     && match frontend.via {
@@ -156,15 +177,21 @@ impl<'a> Frontends<'a> {
                 let what = format!("port {} on cluster IP {}", port.label(), frontend.vip);
                 (what, "spec.clusterIPs".to_owned(), "a cluster IP of its own")
             };
-            let what =
-                format!("{what} of Service {} is not programmed: it belongs to Service {owner}", meta.key);
+            let (why, reason) = if *owner == meta.key {
+                (TAKEN_BY_ITSELF.to_owned(), Reason::PortNotProgrammed)
+            } else {
+                (format!("it belongs to Service {owner}"), Reason::Conflict)
+            };
+            let what = format!("{what} of Service {} is not programmed: {why}", meta.key);
             let diagnostic = Diagnostic::error(what).accepting(accepted);
-            findings.push(Finding::at(meta, &field, Reason::Conflict, diagnostic));
+            findings.push(Finding::at(meta, &field, reason, diagnostic));
         }
     }
 }
 
 const TAKEN: &str = "another Service has this port on this address";
+const TAKEN_BY_ITSELF: &str = "the Service itself has this port on this address already, as another of its ports, as its \
+    healthCheckNodePort, or on an address of a pool";
 
 /// The cluster IPs that the gateway serves.
 pub(super) fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {

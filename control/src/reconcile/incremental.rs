@@ -211,6 +211,7 @@ impl Last {
         for change in old.nodes.diff(&new.nodes) {
             touches.node(&change);
             again.circumstances.reserved |= differs(&change, |node| (&node.internal_ips, &node.external_ips));
+            again.circumstances.node_faults |= differs(&change, |node| &node.meta.faults);
             again.circumstances.pod_routes |= input.settings.pod_routes == PodRoutes::Node
                 && differs(&change, |node| (&node.internal_ips, &node.pod_cidrs));
         }
@@ -345,7 +346,7 @@ impl Last {
         let Addresses { vips, contested, .. } = &*addresses;
         let checkable = Checkable::new(input.settings);
         let context =
-            Context { input, vips, own_addresses: &own_addresses, contested, checkable: &checkable };
+            Context { input, vips, slices, own_addresses: &own_addresses, contested, checkable: &checkable };
         let pods = PodIndex::default();
         let index = EndpointIndex::over(input.objects, slices, &pods);
         let limits = &input.settings.limits;

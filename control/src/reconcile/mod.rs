@@ -58,6 +58,7 @@ pub use settings::Settings;
 pub use shares::Demand;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,7 +66,9 @@ use tidegate_core::snapshot::{RouteSpec, SharedService, SnapshotSpec};
 
 use crate::diagnostic::Diagnostic;
 use crate::health::{Target, Targets, Verdicts};
-use crate::model::{ObjectKey, Objects, Port, Service, ServiceEndpoints, ServiceType, TrafficPolicy};
+use crate::model::{
+    IpFamily, ObjectKey, Objects, Port, Service, ServiceEndpoints, ServiceType, TrafficPolicy,
+};
 use crate::pools::{Allocations, Granted, PoolUsage};
 use crate::shared_map::SharedMap;
 use options::Options;
@@ -162,6 +165,7 @@ fn plan(
     if !asks || service.not_for_proxies().is_some() || service.meta.deletion_time.is_some() {
         return None;
     }
+    findings.extend(Finding::of_faults(Asker::Service, &service.meta));
     Some((options::options(service, settings, findings), wants_load_balancer))
 }
 
@@ -199,15 +203,29 @@ fn one_service(
     let mut findings: Vec<Finding> = Vec::new();
     let mut drains = Drains::default();
     findings.extend(granted.problems.iter().map(|p| Finding::from_problem(meta, p)));
-    findings.extend(endpoints.findings.iter().map(|d| Finding {
-        object: meta.key.clone(),
-        kind: Asker::Service,
-        reason: Reason::EndpointRefused,
-        diagnostic: d.clone(),
-    }));
+    let about = |reason, diagnostics: &[Diagnostic]| {
+        let finding = |d: &Diagnostic| {
+            let (object, diagnostic) = (meta.key.clone(), d.clone());
+            Finding { object, kind: Asker::Service, reason, diagnostic }
+        };
+        diagnostics.iter().map(finding).collect::<Vec<_>>()
+    };
+    findings.extend(about(Reason::EndpointRefused, &endpoints.findings));
+    findings.extend(about(Reason::NoMatchingPort, &endpoints.unmatched));
+    let of_slices = endpoints.slice_faults.iter();
+    findings.extend(of_slices.map(|(slice, fault)| Finding::of_fault(Asker::EndpointSlice, slice, fault)));
+    status_addresses(plan, granted, &mut findings);
     let granted = pending(plan, granted);
-    let programmed =
+    let mut programmed =
         programme::programme(context, plan, &granted, endpoints, too_large, &mut drains, &mut findings);
+    let slice_faults = endpoints.slice_faults.iter().map(|(_, fault)| fault);
+    let not_used = meta.faults.iter().chain(slice_faults);
+    let not_used = not_used.map(|fault| match &fault.location {
+        Some(place) => format!("{place}: {}", fault.what),
+        None => fault.what.clone(),
+    });
+    let unmatched = endpoints.unmatched.iter().map(|diagnostic| diagnostic.what.clone());
+    programmed.view.warnings = not_used.chain(unmatched).collect();
     let listener = health_check_node_port(plan.service).map(|port| {
         let local_endpoints = match context.settings().node.as_deref() {
             Some(node) => {
@@ -227,6 +245,31 @@ fn one_service(
         findings,
         drains,
         listener,
+    }
+}
+
+/// Says which of several addresses of one family in the status of a Service is not served: whoever reads the status
+/// takes it for served.
+fn status_addresses(plan: &Plan<'_>, granted: &Granted, findings: &mut Vec<Finding>) {
+    let service = plan.service;
+    let ips = &service.ingress_ips;
+    if !plan.wants_load_balancer || ips.len() < 2 {
+        return;
+    }
+    let served = |ip: &IpAddr| granted.load_balancer.iter().any(|assigned| assigned.address == *ip);
+    for ip in ips.iter().filter(|ip| !served(ip)) {
+        let family = IpFamily::of(*ip);
+        let Some(other) = ips.iter().find(|other| served(other) && IpFamily::of(**other) == family) else {
+            continue;
+        };
+        let what = format!(
+            "address {ip} in the status of Service {} is not served: {other} is, and a Service has one {family} address",
+            service.meta.key
+        );
+        let diagnostic = Diagnostic::warning(what).accepting(format!("one {family} address in the status"));
+        let at = service.stored.ingress.iter().position(|ingress| ingress.ip == Some(*ip)).unwrap_or(0);
+        let field = format!("status.loadBalancer.ingress[{at}].ip");
+        findings.push(Finding::at(&service.meta, &field, Reason::StatusAddressNotServed, diagnostic));
     }
 }
 

@@ -88,6 +88,7 @@ pub(super) fn node_targets(
                 node: Some(name.clone()),
                 zone: node.zone().map(str::to_owned),
                 hint_zones: Vec::new(),
+                hint_nodes: Vec::new(),
                 pod: None,
             });
         }

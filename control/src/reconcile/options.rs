@@ -208,6 +208,9 @@ impl Reader<'_> {
     ) -> Option<&'a str> {
         if compat.contains("aws") {
             aliases::probe_defaults(annotations, options.health.rules_mut());
+            if let Some((annotation, why)) = aliases::classic_defaults(annotations) {
+                self.ignored(annotation, &why, aliases::ALL_OF_HEALTH_CHECKS);
+            }
         }
         let mut internal = None;
         let mut said: BTreeMap<&'static str, (&str, Cow<'_, str>)> = BTreeMap::new();

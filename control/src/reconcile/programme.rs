@@ -33,7 +33,8 @@ use crate::config::{self, Target};
 use crate::diagnostic::Diagnostic;
 use crate::health::{self, AtVip};
 use crate::model::{
-    IpFamily, Protocol, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
+    IpFamily, Protocol, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, SliceIndex,
+    TargetPort,
 };
 use crate::pools::Granted;
 
@@ -42,6 +43,8 @@ pub(super) struct Context<'a> {
     pub(super) input: &'a Input<'a>,
     /// The VIPs of all Services: none of them can be an endpoint.
     pub(super) vips: &'a Vips,
+    /// Where endpoints were written.
+    pub(super) slices: &'a SliceIndex,
     /// [`Settings::own_addresses`].
     pub(super) own_addresses: &'a BTreeSet<IpAddr>,
     /// Node ports and cluster IPs that belong to other Services.
@@ -151,6 +154,7 @@ pub(super) fn programme(
                 app_protocol: port.app_protocol.clone(),
                 refused,
                 fail_open: backends.fail_open,
+                note: backends.only_elsewhere,
                 backends: backends.views,
             });
         }
@@ -182,6 +186,7 @@ fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted)
         pending: granted.pending.clone(),
         refused: None,
         unapplied: None,
+        warnings: Vec::new(),
         ports: Vec::new(),
         created: service.meta.creation_time.map(|t| t.to_string()),
     }
@@ -377,7 +382,7 @@ fn service_spec(
             config::Scheduler::Maglev => Scheduler::Maglev { slots: options.table_size },
         },
         affinity: service.session_affinity,
-        no_endpoints: if backends.only_elsewhere {
+        no_endpoints: if backends.only_elsewhere.is_some() {
             NoEndpoints::Drop
         } else {
             context.settings().no_endpoints

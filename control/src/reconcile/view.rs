@@ -29,6 +29,9 @@ pub struct ServiceView {
     /// Why the workers do not forward by this yet: they have an older state of the Service, or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unapplied: Option<String>,
+    /// What of the Service and its EndpointSlices cannot be used, and ports that no slice has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// One entry for each port on each VIP.
     pub ports: Vec<PortView>,
     /// `creationTimestamp`, RFC 3339.
@@ -80,6 +83,9 @@ pub struct PortView {
     /// All its backends fail their checks, and none is set aside for that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fail_open: bool,
+    /// Why it has no backend, where that follows from its traffic policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// Its backends, sorted by address and port.
     pub backends: Vec<BackendView>,
 }
@@ -185,6 +191,8 @@ pub enum BackendWhy {
     WeightZero,
     /// Ready, but topology hints name another zone.
     OtherZone,
+    /// Ready, but topology hints name another node.
+    OtherNode,
     /// No longer listed; kept until the drain timeout.
     Removed,
 }

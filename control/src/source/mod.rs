@@ -17,8 +17,8 @@ use std::time::{Instant, SystemTime};
 
 use jiff::Timestamp;
 
-use crate::diagnostic::Report;
-use crate::model::Objects;
+use crate::diagnostic::{Diagnostic, Report};
+use crate::model::{ObjectKey, Objects};
 
 /// A state of the objects.
 #[derive(Debug, Clone)]
@@ -38,8 +38,24 @@ pub struct SourceUpdate {
     pub report: Arc<Report>,
     /// The files that stand at an older state, with the time since when.
     pub stale: Arc<[StaleFile]>,
+    /// Objects that are not used at all, for their errors: of a directory alone.
+    pub refused: Arc<[RefusedObject]>,
     /// When the change was first seen, for the time from change to programmed.
     pub seen: Instant,
+}
+
+/// An object that has errors, and no earlier state of which is in use. An API server's objects are never refused: see
+/// [`Metadata::faults`](crate::model::Metadata::faults).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedObject {
+    /// Its kind, such as `EndpointSlice`.
+    pub kind: &'static str,
+    /// Namespace and name.
+    pub key: ObjectKey,
+    /// The Service that it is, or that its endpoints are for; `None` for other kinds.
+    pub service: Option<ObjectKey>,
+    /// Its errors, at least one, in the order written.
+    pub faults: Vec<Diagnostic>,
 }
 
 /// A file whose last good objects are kept because what it holds now has errors.

@@ -253,6 +253,7 @@ fn port_view(vip: &str, backends: &[(&str, BackendViewState)]) -> PortView {
         app_protocol: None,
         refused: None,
         fail_open: false,
+        note: None,
         backends: backends.iter().map(backend).collect(),
     }
 }
@@ -326,6 +327,7 @@ fn world() -> World {
             pending: None,
             refused: None,
             unapplied: None,
+            warnings: vec![],
             ports: vec![
                 port_view("203.0.113.1", &[("10.0.0.1", active), ("10.0.0.2", down)]),
                 port_view(

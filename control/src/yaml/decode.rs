@@ -4,7 +4,7 @@
 //! end knows the keys nobody asked for; [`Field`] is one value with its path for messages. The schema
 //! (which keys, which ranges) is with the callers.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -22,21 +22,27 @@ use crate::model::{Labels, Origin, Port};
 pub struct Sheet {
     file: Arc<str>,
     report: RefCell<Report>,
-    errors: Cell<usize>,
-    /// Keys that nobody asked for are no fault, unless they are refused.
-    open: bool,
+    /// Errors in the order found.
+    errors: RefCell<Vec<Diagnostic>>,
+    is_stored: bool,
 }
 
 impl Sheet {
     /// No fault yet in `file`, which is how it will be called in messages.
     pub fn new(file: impl Into<Arc<str>>) -> Self {
-        Self { file: file.into(), report: RefCell::default(), errors: Cell::new(0), open: false }
+        Self { file: file.into(), report: RefCell::default(), errors: RefCell::default(), is_stored: false }
     }
 
-    /// The same for an object of an API server, called by its kind and name: keys that are not known here are not
-    /// warned of, for the API server may be newer.
-    pub fn of_object(name: impl Into<Arc<str>>) -> Self {
-        Self { open: true, ..Self::new(name) }
+    /// The same for an object of an API server, called by its kind and name.
+    pub fn of_stored(name: impl Into<Arc<str>>) -> Self {
+        Self { is_stored: true, ..Self::new(name) }
+    }
+
+    /// Whether an API server has stored what is read. It was accepted there, perhaps by an older version with laxer
+    /// rules, so each field is read by itself: one that cannot be used costs that field, never the object. Keys that
+    /// are not known here are not warned of, for the API server may be newer.
+    pub fn is_stored(&self) -> bool {
+        self.is_stored
     }
 
     /// Reads the documents of the file's text; faults of the text itself are recorded.
@@ -67,7 +73,7 @@ impl Sheet {
     /// Records any diagnostic.
     pub fn push(&self, diagnostic: Diagnostic) {
         if diagnostic.severity == Severity::Error {
-            self.errors.set(self.errors.get() + 1);
+            self.errors.borrow_mut().push(diagnostic.clone());
         }
         self.report.borrow_mut().push(diagnostic);
     }
@@ -79,7 +85,12 @@ impl Sheet {
 
     /// How many errors there are so far: compare before and after to see whether a part is sound.
     pub fn errors(&self) -> usize {
-        self.errors.get()
+        self.errors.borrow().len()
+    }
+
+    /// The errors that were found after the first `before`.
+    pub fn errors_since(&self, before: usize) -> Vec<Diagnostic> {
+        self.errors.borrow().iter().skip(before).cloned().collect()
     }
 
     /// What was found.
@@ -216,9 +227,23 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// An address.
+    /// An address. An IPv4-mapped IPv6 address is refused, as a new object's is by Kubernetes 1.36; in a stored object
+    /// it is the IPv4 address, and leading zeros count for nothing.
     pub fn ip(&self) -> Option<IpAddr> {
-        self.parsed(|t| t.parse().ok(), text::IP)
+        self.ip_or(text::IP)
+    }
+
+    /// The same, where something else is accepted too.
+    pub fn ip_or(&self, accepted: &str) -> Option<IpAddr> {
+        if self.sheet.is_stored {
+            return self.parsed(text::stored_ip, accepted);
+        }
+        let ip: IpAddr = self.parsed(|t| t.parse().ok(), accepted)?;
+        if ip.to_canonical() != ip {
+            self.error(format_args!("{ip} is an IPv4-mapped IPv6 address"), ip.to_canonical().to_string());
+            return None;
+        }
+        Some(ip)
     }
 
     /// A network; bits after the prefix are refused, with the network that was probably meant.
@@ -336,7 +361,7 @@ impl<'a> Fields<'a> {
     pub fn finish(self, unknown: Unknown) {
         let severity = match unknown {
             Unknown::Refused => Severity::Error,
-            Unknown::Warned if !self.of.sheet.open => Severity::Warning,
+            Unknown::Warned if !self.of.sheet.is_stored => Severity::Warning,
             Unknown::Warned | Unknown::Ignored => return,
         };
         let mut asked = Vec::new();

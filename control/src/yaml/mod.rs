@@ -76,6 +76,18 @@ pub struct Entry {
     pub node: Node,
 }
 
+/// Where the bytes of a file stop being UTF-8, and by which byte; `None` where they are text.
+pub fn not_utf8(bytes: &[u8]) -> Option<(Position, String)> {
+    let valid = std::str::from_utf8(bytes).err()?.valid_up_to();
+    let (text, rest) = bytes.split_at(valid);
+    let line = text.iter().filter(|byte| **byte == b'\n').count() + 1;
+    let start = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let column = String::from_utf8_lossy(&text[start..]).chars().count() + 1;
+    let from = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let byte = rest.first().copied().unwrap_or_default();
+    Some((Position { line: from(line), column: from(column) }, format!("not UTF-8: the byte 0x{byte:02x}")))
+}
+
 impl Node {
     /// Whether it is null or nothing was written.
     pub fn is_null(&self) -> bool {

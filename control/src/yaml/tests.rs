@@ -229,21 +229,21 @@ fn macs_are_six_pairs_and_unicast() {
 
 #[test]
 fn names_follow_their_rfc() {
-    for (text, rfc1035, rfc1123, port) in [
-        ("web", true, true, true),
-        ("web-1", true, true, true),
-        ("1web", false, true, true),
-        ("80", false, true, false),
-        ("a--b", true, true, false),
-        ("-a", false, false, false),
-        ("a-", false, false, false),
-        ("Web", false, false, false),
-        ("a_b", false, false, false),
-        ("", false, false, false),
-        ("a-name-of-seventeen", true, true, false),
+    for (text, rfc1123, port) in [
+        ("web", true, true),
+        ("web-1", true, true),
+        ("1web", true, true),
+        ("80", true, false),
+        ("a--b", true, false),
+        ("-a", false, false),
+        ("a-", false, false),
+        ("Web", false, false),
+        ("a_b", false, false),
+        ("", false, false),
+        ("a-name-of-seventeen", true, false),
     ] {
-        let got = (text::is_rfc1035_label(text), text::is_rfc1123_label(text), text::is_port_name(text));
-        assert_eq!(got, (rfc1035, rfc1123, port), "{text}");
+        let got = (text::is_rfc1123_label(text), text::is_port_name(text));
+        assert_eq!(got, (rfc1123, port), "{text}");
     }
     assert!(!text::is_rfc1123_label(&"a".repeat(64)));
     assert!(
@@ -252,4 +252,63 @@ fn names_follow_their_rfc() {
             && !text::is_qualified_name("a/")
     );
     assert!(text::is_label_value("") && text::is_label_value("a_B.1") && !text::is_label_value("_a"));
+}
+
+#[test]
+fn stored_addresses_are_read_as_kube_proxy_reads_them() {
+    for (text, meant) in [
+        ("192.0.2.1", Some("192.0.2.1")),
+        ("192.000.002.010", Some("192.0.2.10")),
+        ("0192.0.2.1", Some("192.0.2.1")),
+        ("::ffff:192.0.2.1", Some("192.0.2.1")),
+        ("::ffff:192.000.2.01", Some("192.0.2.1")),
+        ("2001:db8::00001", Some("2001:db8::1")),
+        ("2001:0db8::0000", Some("2001:db8::")),
+        ("::", Some("::")),
+        ("192.0.2.256", None),
+        ("192.0.2", None),
+        ("192.0.2.1.1", None),
+        ("192.0.2.", None),
+        ("192.0.2.0x1", None),
+        ("2001:db8::g", None),
+        ("x", None),
+        ("", None),
+    ] {
+        assert_eq!(text::stored_ip(text).map(|ip| ip.to_string()).as_deref(), meant, "{text}");
+    }
+    for (text, meant) in [
+        (" 010.0.0.0/08 ", Some("10.0.0.0/8")),
+        ("::ffff:10.0.0.0/104", Some("10.0.0.0/8")),
+        ("2001:db8::/032", Some("2001:db8::/32")),
+        ("::ffff:10.0.0.0/64", None),
+        ("10.0.0.0/33", None),
+        ("10.0.0.0/", None),
+        ("10.0.0.0/-1", None),
+        ("10.0.0.0", None),
+    ] {
+        assert_eq!(text::stored_cidr(text).map(|net| net.to_string()).as_deref(), meant, "{text}");
+    }
+}
+
+#[test]
+fn only_the_whole_of_a_subdomain_has_a_limit_and_no_part_of_it() {
+    let part = "a".repeat(100);
+    assert!(text::is_rfc1123_subdomain(&part) && text::is_rfc1123_subdomain(&format!("{part}.{part}")));
+    assert!(!text::is_rfc1123_subdomain(&format!("{part}.{part}.{part}")));
+    assert!(text::is_qualified_name(&format!("{part}.{part}/name")));
+    assert!(!text::is_qualified_name(&part), "a name without a prefix is no subdomain");
+}
+
+#[test]
+fn bytes_that_are_not_utf8_are_found_at_their_line_and_column() {
+    let at = |bytes: &[u8]| not_utf8(bytes).map(|(at, what)| (at.line, at.column, what));
+    let byte = |hex: &str| format!("not UTF-8: the byte 0x{hex}");
+    assert_eq!(at("a: \u{e9}\n".as_bytes()), None);
+    assert_eq!(at(b"\xff"), Some((1, 1, byte("ff"))));
+    assert_eq!(at(b"a: 1\nb: \xe9t\xe9\n"), Some((2, 4, byte("e9"))));
+    assert_eq!(
+        at("\u{e9}\u{e9}".as_bytes().split_last().expect("bytes").1),
+        Some((1, 2, byte("c3"))),
+        "a cut one"
+    );
 }

@@ -3,7 +3,7 @@
 //! Used for values of fields and of annotations alike. Each gives `None` for text it does not take; what
 //! would be accepted is a constant beside it, for messages.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -68,6 +68,48 @@ pub fn cidr(text: &str) -> Option<IpNet> {
     text.parse().ok()
 }
 
+/// An address as kube-proxy reads one that an API server has stored: as [`str::parse`] does, and with leading zeros,
+/// which are decimal in IPv4. An IPv4-mapped IPv6 address is the IPv4 address in it.
+///
+/// API servers before Kubernetes 1.36 accepted both (KEP-4858); new objects may have neither.
+pub fn stored_ip(text: &str) -> Option<IpAddr> {
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Some(ip.to_canonical());
+    }
+    if !text.contains(':') {
+        return stored_ipv4(text).map(IpAddr::V4);
+    }
+    let group = |group: &str| match group.trim_start_matches('0') {
+        _ if group.contains('.') => stored_ipv4(group).map(|v4| v4.to_string()),
+        "" if !group.is_empty() => Some("0".to_owned()),
+        digits => Some(digits.to_owned()),
+    };
+    let groups: Option<Vec<String>> = text.split(':').map(group).collect();
+    groups?.join(":").parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
+}
+
+/// Four decimal numbers up to 255, each with leading zeros or without.
+fn stored_ipv4(text: &str) -> Option<Ipv4Addr> {
+    let mut octets = [0u8; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        let part = parts.next().filter(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))?;
+        let digits = part.trim_start_matches('0');
+        *octet = if digits.is_empty() { 0 } else { digits.parse().ok()? };
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+/// A network as [`stored_ip`] reads its address, with white space around it or without.
+pub fn stored_cidr(text: &str) -> Option<IpNet> {
+    let (address, prefix) = text.trim().split_once('/')?;
+    let ip = stored_ip(address)?;
+    let length: u8 = Some(prefix).filter(|p| p.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()?;
+    // Of an IPv4-mapped network the first 96 bits are the mapping.
+    let length = if ip.is_ipv4() && address.contains(':') { length.checked_sub(96)? } else { length };
+    IpNet::new(ip, length).ok()
+}
+
 /// A range of addresses `a-b` of one family, `a` not after `b`.
 pub fn ip_range(text: &str) -> Option<(IpAddr, IpAddr)> {
     let (first, last) = text.split_once('-')?;
@@ -77,21 +119,21 @@ pub fn ip_range(text: &str) -> Option<(IpAddr, IpAddr)> {
 
 /// An RFC 1123 label: 1 to 63 of `a-z`, `0-9` and `-`, alphanumeric at both ends.
 pub fn is_rfc1123_label(text: &str) -> bool {
+    text.len() <= 63 && is_part_of_subdomain(text)
+}
+
+/// An RFC 1123 subdomain as Kubernetes takes it: parts like labels with dots between, 253 characters at most in all.
+/// The length of one part has no limit of its own.
+pub fn is_rfc1123_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_part_of_subdomain)
+}
+
+fn is_part_of_subdomain(text: &str) -> bool {
     let alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    (1..=63).contains(&text.len())
+    !text.is_empty()
         && text.bytes().all(|b| alphanumeric(b) || b == b'-')
         && !text.starts_with('-')
         && !text.ends_with('-')
-}
-
-/// An RFC 1035 label: as RFC 1123, and begins with a letter.
-pub fn is_rfc1035_label(text: &str) -> bool {
-    is_rfc1123_label(text) && text.starts_with(|c: char| c.is_ascii_lowercase())
-}
-
-/// An RFC 1123 subdomain: labels with dots between, 253 at most.
-pub fn is_rfc1123_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_rfc1123_label)
 }
 
 /// A name of a named port (IANA_SVC_NAME, RFC 6335): 1 to 15 of `a-z`, `0-9`, `-`, with a letter, no `--`,

@@ -11,6 +11,7 @@ mod faulty_pool;
 mod install;
 mod lifecycle;
 mod node;
+mod odd_objects;
 mod rights;
 mod truth;
 mod uninstall;

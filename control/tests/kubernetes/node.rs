@@ -68,11 +68,11 @@ fn last_local_endpoint_terminates_and_policy_leaves_local() {
 #[test]
 fn node_marked_for_deletion() {
     let world = on_node_a();
-    until_answer(&world, 10_001, "/healthz", 200, "\"nodeEligible\": true");
+    until_answer(&world, 10_001, "/healthz", 200, "\"nodeEligible\":true");
     until_answer(&world, 10_001, "/readyz", 200, "lastUpdated");
     let taint = json!([{"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}]);
     world.api.edit("v1", "Node", "", "a", |node| node["spec"]["taints"] = taint.clone()).expect("legal");
-    until_answer(&world, 10_001, "/healthz", 503, "\"nodeEligible\": false");
+    until_answer(&world, 10_001, "/healthz", 503, "\"nodeEligible\":false");
     assert_eq!(
         ask(&world, 10_001, "/livez").map(|(status, _)| status),
         Some(200),
@@ -80,5 +80,5 @@ fn node_marked_for_deletion() {
     );
     until_answer(&world, 30_500, "/", 200, "\"serviceProxyHealthy\": true");
     world.api.edit("v1", "Node", "", "a", |node| node["spec"]["taints"] = json!([])).expect("legal");
-    until_answer(&world, 10_001, "/healthz", 200, "\"nodeEligible\": true");
+    until_answer(&world, 10_001, "/healthz", 200, "\"nodeEligible\":true");
 }

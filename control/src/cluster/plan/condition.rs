@@ -136,8 +136,10 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
 
 fn healthy(view: &ServiceView, around: &Around) -> Said {
     let mut up: BTreeMap<String, bool> = BTreeMap::new();
+    let mut notes: BTreeSet<&str> = BTreeSet::new();
     for port in view.ports.iter().filter(|port| port.refused.is_none()) {
         *up.entry(label(port)).or_default() |= port.count(BackendViewState::Active) > 0;
+        notes.extend(port.note.as_deref());
     }
     if up.is_empty() {
         return said(HEALTHY, None, "NoPorts", "no port is served");
@@ -153,7 +155,11 @@ fn healthy(view: &ServiceView, around: &Around) -> Said {
     if down.is_empty() {
         return said(HEALTHY, Some(true), "BackendsUp", "every port has a backend that takes flows");
     }
-    said(HEALTHY, Some(false), "NoBackends", format!("no backend takes flows on {}", down.join(", ")))
+    let mut message = format!("no backend takes flows on {}", down.join(", "));
+    for note in notes {
+        message.push_str(&format!("; {note}"));
+    }
+    said(HEALTHY, Some(false), "NoBackends", message)
 }
 
 fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> Said {

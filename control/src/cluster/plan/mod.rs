@@ -258,7 +258,7 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
             planner.pool(pool, of(Asker::AddressPool, &pool.meta.key));
         }
         for ((kind, key), findings) in &findings {
-            planner.of_pods_and_nodes(*kind, key, findings);
+            planner.of_others(*kind, key, findings);
         }
         planner.plan.writes.sort_by_key(urgency);
     } else {
@@ -385,12 +385,14 @@ impl Planner<'_> {
         self.events.insert(event);
     }
 
-    /// Nothing is written on Pods and Nodes; what they asked for and did not get is told there all the same.
-    fn of_pods_and_nodes(&mut self, kind: Asker, key: &ObjectKey, findings: &[&Finding]) {
+    /// Nothing is written on Pods, Nodes and EndpointSlices; what they asked for and did not get is told there all the
+    /// same.
+    fn of_others(&mut self, kind: Asker, key: &ObjectKey, findings: &[&Finding]) {
         let objects = &self.situation.observation.objects;
         let meta = match kind {
             Asker::Pod => objects.pods.get(key).map(|pod| &pod.meta),
             Asker::Node => objects.nodes.get(&key.name).map(|node| &node.meta),
+            Asker::EndpointSlice => objects.endpoint_slices.get(key).map(|slice| &slice.meta),
             Asker::Service | Asker::AddressPool => None,
         };
         let Some(meta) = meta else { return };

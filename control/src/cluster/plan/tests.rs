@@ -124,6 +124,7 @@ impl Cluster {
             node_name: None,
             zone: None,
             hint_zones: vec![],
+            hint_nodes: vec![],
             target_ref: None,
         };
         let port = EndpointPort {

@@ -54,6 +54,26 @@ pub(in super::super) fn probe_defaults(annotations: &Labels, rules: &mut Rules) 
     rules.unhealthy_threshold = 6;
 }
 
+/// What to write where the defaults of health checks are not those that are meant.
+pub(in super::super) const ALL_OF_HEALTH_CHECKS: &str = "each of aws-load-balancer-healthcheck-interval, -timeout, \
+    -healthy-threshold and -unhealthy-threshold, or none of them";
+
+/// Where some of the health-check annotations stand beside a `type` of network load balancers, and others do not: that
+/// annotation, and that the defaults of a Classic Load Balancer count. Those of AWS' network load balancers differ.
+pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'static str, String)> {
+    let all = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
+    let written = all.iter().filter(|key| annotations.contains_key(**key)).count();
+    let value = annotations.get(TYPE)?.trim();
+    if !matches!(value, "nlb" | "nlb-ip" | "external") || written == 0 || written == all.len() {
+        return None;
+    }
+    let why = format!(
+        "{value:?} does not change how checks go where nothing is written: as of a Classic Load Balancer, every {INTERVAL} \
+         s, {TIMEOUT} s each, 2 good ones and 6 bad ones turn a target; a network load balancer of AWS has others"
+    );
+    Some((TYPE, why))
+}
+
 /// The interval in seconds, 5 at least.
 fn interval(annotations: &Labels) -> u32 {
     let written = annotations.get(HEALTH_INTERVAL).and_then(|v| number(v.trim(), &(5..=300)));

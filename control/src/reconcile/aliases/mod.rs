@@ -19,7 +19,7 @@ use std::ops::RangeInclusive;
 use super::options::key;
 use crate::model::Labels;
 
-pub(super) use aws::probe_defaults;
+pub(super) use aws::{ALL_OF_HEALTH_CHECKS, classic_defaults, probe_defaults};
 
 /// What the value of an alias says.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -95,6 +95,7 @@ pub(super) fn endpoint(address: &str) -> Endpoint {
         node_name: None,
         zone: None,
         hint_zones: vec![],
+        hint_nodes: vec![],
         target_ref: None,
     }
 }

@@ -22,9 +22,9 @@ use super::assemble::assemble;
 use super::listing::{Found, Listing, Signature};
 use crate::diagnostic::{Diagnostic, Location, Report};
 use crate::model::Objects;
-use crate::source::StaleFile;
 use crate::source::manifest::{self, Object};
-use crate::yaml::Sheet;
+use crate::source::{RefusedObject, StaleFile};
+use crate::yaml::{self, Sheet};
 
 /// Largest file read: 64 MiB.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -50,6 +50,8 @@ struct FileState {
     text_hash: Option<u64>,
     /// Of the last good reading; or, where there never was one, the sound objects of a bad one.
     objects: Vec<Object>,
+    /// Objects of the last reading that are refused.
+    refused: Vec<RefusedObject>,
     /// Faults of the last reading.
     report: Report,
     /// There was a reading without errors.
@@ -110,8 +112,8 @@ impl Files {
         expired
     }
 
-    /// All files put together: objects, and the faults of all.
-    pub(super) fn assemble(&self) -> (Objects, Report) {
+    /// All files put together: objects, those that are refused and have no earlier state in use, and all faults.
+    pub(super) fn assemble(&self) -> (Objects, Vec<RefusedObject>, Report) {
         let mut report = self.listing.clone();
         for (path, state) in &self.files {
             report.merge(&state.report);
@@ -127,7 +129,18 @@ impl Files {
             report.push(Diagnostic::warning(what).accepting("the file without its errors").at(place));
         }
         let objects = assemble(self.files.values().flat_map(|f| &f.objects), &mut report);
-        (objects, report)
+        let is_in_use = |refused: &RefusedObject| match refused.kind {
+            "Service" => objects.services.contains_key(&refused.key),
+            "EndpointSlice" => objects.endpoint_slices.contains_key(&refused.key),
+            "Endpoints" => objects.endpoints.contains_key(&refused.key),
+            "Pod" => objects.pods.contains_key(&refused.key),
+            "Namespace" => objects.namespaces.contains_key(&refused.key.name),
+            "Node" => objects.nodes.contains_key(&refused.key.name),
+            _ => objects.address_pools.contains_key(&refused.key.name),
+        };
+        let refused = self.files.values().flat_map(|file| &file.refused);
+        let refused = refused.filter(|refused| !is_in_use(refused)).cloned().collect();
+        (objects, refused, report)
     }
 
     /// The files that stand at an older state.
@@ -162,19 +175,31 @@ impl FileState {
         }
         self.text_hash = text_hash;
         let sheet = Sheet::new(shown.as_ref());
-        let mut objects = Vec::new();
+        let (mut objects, mut refused) = (Vec::new(), Vec::new());
         let mut lost = None;
         match &read {
-            Ok(text) => {
+            Ok(bytes) if std::str::from_utf8(bytes).is_err() => {
+                let (at, what) = yaml::not_utf8(bytes).expect("it is not");
+                lost = Some(format!("the file cannot be read: {what}"));
+                sheet.error(at, format!("cannot be read: {what}"), "UTF-8 text");
+            }
+            Ok(bytes) => {
+                let text = &String::from_utf8_lossy(bytes);
                 let documents = sheet.documents_with_flaws(text);
                 if documents.is_empty() && sheet.errors() == 0 {
                     lost = Some("the file holds no object".to_owned());
                 }
                 for (document, flawed) in documents {
                     let decoded = manifest::decode(&sheet, &document);
+                    refused.extend(decoded.refused);
                     // With a key twice nobody can say which was meant.
-                    if !flawed {
-                        objects.extend(decoded);
+                    if flawed {
+                        let why = Diagnostic::error("its text has a fault, such as a key twice")
+                            .accepting("text without faults")
+                            .at(sheet.location(document.at));
+                        refused.extend(decoded.objects.iter().map(|object| object.refuse(why.clone())));
+                    } else {
+                        objects.extend(decoded.objects);
                     }
                 }
             }
@@ -182,12 +207,13 @@ impl FileState {
                 lost = Some(format!("the file cannot be read: {why}"));
                 sheet.push(
                     Diagnostic::error(format!("cannot be read: {why}"))
-                        .accepting("a readable file of UTF-8 text, 64 MiB at most")
+                        .accepting("a readable file, 64 MiB at most")
                         .at(Location::start_of(shown.as_ref())),
                 );
             }
         }
         self.report = sheet.into_report();
+        self.refused = refused;
         if let Some(why) = lost.filter(|_| !self.objects.is_empty()) {
             let (since, seen) =
                 self.lost.take().map_or((now, Instant::now()), |before| (before.since, before.seen));
@@ -226,8 +252,8 @@ fn shown(time: Option<SystemTime>) -> String {
     time.map_or_else(|| "a time out of range".to_owned(), |time| time.strftime("%FT%TZ").to_string())
 }
 
-/// The text of the file, or why not.
-fn read_bounded(path: &Path) -> Result<String, String> {
+/// What is in the file, or why that cannot be read.
+fn read_bounded(path: &Path) -> Result<Vec<u8>, String> {
     // The file may have become a FIFO since its metadata were read: opening one for reading would wait for a writer.
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("open flags are an int in C");
     let mut options = fs::OpenOptions::new();
@@ -235,10 +261,10 @@ fn read_bounded(path: &Path) -> Result<String, String> {
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Err("it is no file".to_owned());
     }
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| e.to_string())?;
-    if text.len() as u64 > FILE_BYTES_MAX {
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err("larger than 64 MiB".to_owned());
     }
-    Ok(text)
+    Ok(bytes)
 }

@@ -37,7 +37,8 @@ impl DirectorySource {
     pub fn load(path: &Path) -> (Objects, Report) {
         let mut files = files::Files::new(path, Duration::ZERO);
         files.refresh();
-        files.assemble()
+        let (objects, _, report) = files.assemble();
+        (objects, report)
     }
 
     /// Reads the directory and follows its changes on a thread of its own until the [`Watch`] is dropped.

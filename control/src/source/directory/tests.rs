@@ -126,7 +126,7 @@ fn text_that_is_not_utf8_is_an_error_of_its_file() {
     fs::write(dir.path().join("a.yaml"), [0xff, 0xfe, 0x00]).unwrap();
     let (_, report) = DirectorySource::load(dir.path());
     assert!(
-        report.to_string().contains("a.yaml:1:1: error: cannot be read: stream did not contain valid UTF-8"),
+        report.to_string().contains("a.yaml:1:1: error: cannot be read: not UTF-8: the byte 0xff"),
         "{report}"
     );
 }
@@ -453,4 +453,55 @@ proptest! {
         };
         prop_assert_eq!(load(&order, &files, as_list), load(&[0, 1, 2, 3, 4, 5, 6, 7], &[0; 8], false));
     }
+}
+
+#[test]
+fn objects_that_are_refused_are_listed_unless_an_earlier_state_is_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = dir.path().join("a.yaml");
+    let slice = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, labels: {kubernetes.io/service-name: web}}\naddressType: IPv5\n";
+    let twice = "apiVersion: v1\nkind: Service\nmetadata: {name: twice}\nspec: {ports: [{port: 80}], type: ClusterIP, type: NodePort}\n";
+    write(&a, &format!("{}---\n{slice}---\n{}---\n{twice}", service("web", 0), service("api", 80)));
+    let watch = follow(dir.path()).unwrap();
+    let first = watch.updates().borrow().clone();
+    assert_eq!(names(&first.objects), ["api"]);
+    let listed = |update: &SourceUpdate| {
+        let one = |r: &crate::source::RefusedObject| {
+            assert!(!r.faults.is_empty());
+            (r.kind, r.key.name.clone(), r.service.as_ref().map(|s| s.name.clone()))
+        };
+        let mut listed: Vec<_> = update.refused.iter().map(one).collect();
+        listed.sort();
+        listed
+    };
+    let row = |kind, name: &str, service: &str| (kind, name.to_owned(), Some(service.to_owned()));
+    let all =
+        [row("EndpointSlice", "s", "web"), row("Service", "twice", "twice"), row("Service", "web", "web")];
+    assert_eq!(listed(&first), all);
+    write(&a, &service("web", 80));
+    let good = wait(&watch, "a good state", |u| port_of(&u.objects, "web") == Some(80));
+    assert!(good.refused.is_empty());
+    write(&a, &service("web", 0));
+    let bad = wait(&watch, "the fault", |u| u.report.has_errors());
+    assert_eq!(
+        (port_of(&bad.objects, "web"), listed(&bad)),
+        (Some(80), vec![]),
+        "the last good state is in use"
+    );
+}
+
+#[test]
+fn a_file_that_is_not_utf8_is_told_at_its_line_and_keeps_its_last_good_objects() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = dir.path().join("a.yaml");
+    write(&a, &service("web", 80));
+    let watch = follow(dir.path()).unwrap();
+    std::fs::write(&a, b"apiVersion: v1\nkind: Service # caf\xe9\n").unwrap();
+    let bad = wait(&watch, "the fault", |u| u.report.has_errors());
+    let told = format!(
+        "{}:2:20: error: cannot be read: not UTF-8: the byte 0xe9; accepted: UTF-8 text",
+        a.display()
+    );
+    assert!(bad.report.to_string().contains(&told), "{}", bad.report);
+    assert_eq!(port_of(&bad.objects, "web"), Some(80));
 }

@@ -129,7 +129,7 @@ fn settle(woken: &Receiver<Wake>, seen: Instant) -> bool {
 }
 
 fn update(files: &Files, revision: u64, seen: Instant) -> SourceUpdate {
-    let (objects, report) = files.assemble();
+    let (objects, refused, report) = files.assemble();
     SourceUpdate {
         revision,
         objects: Arc::new(objects),
@@ -137,6 +137,7 @@ fn update(files: &Files, revision: u64, seen: Instant) -> SourceUpdate {
         keeps_services: false,
         report: Arc::new(report),
         stale: files.stale().into(),
+        refused: refused.into(),
         seen,
     }
 }

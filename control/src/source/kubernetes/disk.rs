@@ -138,7 +138,9 @@ impl Disk {
             let Line { kind, version, left, object } = parse(&line)?;
             // A kind that is not watched any more is passed over.
             let Some(kind) = kind_of(&kind) else { continue };
-            let received = Received { version, ..Received::new(&KINDS[kind], object)? };
+            // One that is of no use costs no other.
+            let Ok(received) = Received::new(&KINDS[kind], object) else { continue };
+            let received = Received { version, ..received };
             objects.push(SavedObject { kind, received, left: left.map(Duration::from_secs) });
         }
         let (line, hash) = next(&mut hash)?;

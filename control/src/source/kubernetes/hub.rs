@@ -358,7 +358,7 @@ impl Hub {
         age.is_none_or(|age| age > self.grace)
     }
 
-    /// What a received object is remembered by; its faults are noted. One that is refused leaves the last good one.
+    /// What a received object is remembered by; its faults are noted.
     fn item(&mut self, index: KindIndex, received: Received) -> (ObjectKey, Item<Content>) {
         let Received { key, version, uid, content, report } = received;
         let content = content.after(self.stores[index].retain.shown(&key).and_then(Content::object));
@@ -451,6 +451,7 @@ impl Hub {
             keeps_services: self.stores[SERVICE].retain.kept().len() > 0,
             report: Arc::new(self.report()),
             stale: Arc::from([]),
+            refused: Arc::from([]),
             seen,
         });
     }

@@ -359,6 +359,7 @@ impl SourceUpdate {
             keeps_services: false,
             report: Arc::default(),
             stale: Arc::from([]),
+            refused: Arc::from([]),
             seen: Instant::now(),
         }
     }

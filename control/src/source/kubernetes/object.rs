@@ -9,7 +9,7 @@ use super::kinds::Kind;
 use crate::diagnostic::Report;
 use crate::model::{AddressPool, ObjectKey};
 use crate::source::manifest::{self, Object};
-use crate::yaml::{Entry, Node, Sheet, Value};
+use crate::yaml::{Entry, Node, Value};
 
 /// What of `metadata` is kept; `resourceVersion` lies beside the object.
 const METADATA: [&str; 10] = [
@@ -45,7 +45,6 @@ impl Content {
     /// A pool whose spec has faults offers what the last one did, where there was one: who has an address keeps it.
     pub(super) fn after(self, last: Option<&Object>) -> Self {
         match (self.object(), last) {
-            (None, Some(last)) => self.with(last.clone()),
             (Some(Object::AddressPool(new)), Some(Object::AddressPool(last))) if !new.faults.is_empty() => {
                 let pool = AddressPool { pool: last.pool.clone(), ..AddressPool::clone(new) };
                 self.with(Object::AddressPool(Arc::new(pool)))
@@ -54,7 +53,7 @@ impl Content {
         }
     }
 
-    /// The object, unless it was refused.
+    /// The object; `None` where it is one that is for other proxies.
     pub(super) fn object(&self) -> Option<&Object> {
         self.0.1.as_ref()
     }
@@ -78,7 +77,7 @@ pub(super) struct Received {
     /// `metadata.uid`; empty where there is none.
     pub(super) uid: Box<str>,
     pub(super) content: Content,
-    /// Its faults, each naming the object.
+    /// Faults that do not go with the object, each naming it.
     pub(super) report: Report,
 }
 
@@ -91,18 +90,8 @@ impl Received {
         let Identity { key, uid, version } = identity(kind, &node)?;
         trim(kind, &mut node);
         let json = serde_json::to_vec(&node).map_err(|e| e.to_string())?;
-        let sheet = Sheet::of_object(format!("{} {key}", kind.name));
         // Of objects whose metadata alone is asked for the kind is another.
-        let object = manifest::decode_as(&sheet, &node, kind.name);
-        let mut report = sheet.into_report();
-        let object = object.or_else(|| {
-            let faulty = manifest::decode_faulty(&node, kind.name, &report)?;
-            // Its errors go with it, to its own conditions and events.
-            let mut warnings = Report::new();
-            report.warnings().for_each(|warning| warnings.push(warning.clone()));
-            report = warnings;
-            Some(faulty)
-        });
+        let (object, report) = manifest::decode_stored(&node, kind.name, format!("{} {key}", kind.name));
         let content = Content(Arc::new((json.into(), object)));
         Ok(Self { key, version, uid, content, report })
     }

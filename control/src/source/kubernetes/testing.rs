@@ -27,7 +27,7 @@ pub(crate) fn objects_of(yaml: &str) -> Objects {
     objects
 }
 
-/// The sound ones of the objects that the watches would have, and what is wrong with the others.
+/// The objects that the watches would have, and all that of them cannot be used.
 pub(crate) fn received(yaml: &str) -> (Objects, Report) {
     let mut objects = Objects::default();
     let mut report = Report::new();
@@ -59,6 +59,7 @@ pub(crate) fn received(yaml: &str) -> (Objects, Report) {
             continue;
         }
         if let Some(object) = received.content.object() {
+            object.meta().faults.iter().for_each(|fault| report.push(fault.clone()));
             (kind.put)(&mut objects, &object.meta().key, object);
         }
     }

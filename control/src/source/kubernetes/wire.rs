@@ -354,13 +354,13 @@ fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<Told>, Fault> {
     match &*event.r#type {
         // As if it were gone: it was there before this change, or never.
         "ADDED" | "MODIFIED" if kind.only.is_some_and(|only| !only(&event.object)) => {
-            Ok(Some(Told::Deleted(identity(kind, &event.object).map_err(Fault::Garbled)?)))
+            Ok(sound(identity(kind, &event.object)).map(Told::Deleted))
         }
         "ADDED" | "MODIFIED" => {
-            let received = Received::new(kind, event.object).map_err(Fault::Garbled)?;
-            Ok(Some(Told::Applied(Box::new(received))))
+            let received = sound(Received::new(kind, event.object));
+            Ok(received.map(|received| Told::Applied(Box::new(received))))
         }
-        "DELETED" => Ok(Some(Told::Deleted(identity(kind, &event.object).map_err(Fault::Garbled)?))),
+        "DELETED" => Ok(sound(identity(kind, &event.object)).map(Told::Deleted)),
         "BOOKMARK" => {
             let metadata = event.object.entry("metadata").and_then(|e| e.node.entry("resourceVersion"));
             let version = metadata.map_or(0, |e| e.node.text().map_or(0, version_number));
@@ -375,6 +375,11 @@ fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<Told>, Fault> {
         // Of a later API.
         _ => Ok(None),
     }
+}
+
+/// An object without a name is of no use, and costs no other object. No API server has such; what stands between may.
+fn sound<T>(object: Result<T, String>) -> Option<T> {
+    object.inspect_err(|why| tracing::warn!("the API server sent {why}: it is passed over")).ok()
 }
 
 fn parse_page(kind: &'static Kind, text: &[u8]) -> Result<Page, Fault> {
@@ -463,7 +468,7 @@ impl<'de> Visitor<'de> for Items {
             if self.0.only.is_some_and(|only| !only(&node)) {
                 continue;
             }
-            items.push(Received::new(self.0, node).map_err(serde::de::Error::custom)?);
+            items.extend(sound(Received::new(self.0, node)));
         }
         Ok(items)
     }

@@ -5,16 +5,22 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-
 use std::sync::Arc;
 
 use super::service::PROTOCOLS;
 use super::{Object, meta};
 use crate::model::{
-    AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, Metadata,
-    ObjectKey, ObjectRef, Protocol, SERVICE_NAME_LABEL, Subset,
+    AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, IpFamily,
+    Metadata, ObjectKey, ObjectRef, Port, Protocol, SERVICE_NAME_LABEL, Subset,
 };
 use crate::yaml::{Field, Fields, Unknown, text};
+
+/// What an API server takes of a slice (discovery.k8s.io validation).
+const ENDPOINTS_MAX: usize = 1_000;
+const PORTS_MAX: usize = 20_000;
+const ADDRESSES_MAX: usize = 100;
+/// Zone hints, and node hints, of an endpoint.
+const HINTS_MAX: usize = 8;
 
 /// Labels of slices that no proxy serves: of a headless Service, or of one that another proxy has.
 const NOT_FOR_PROXIES: [&str; 2] =
@@ -23,32 +29,61 @@ const NOT_FOR_PROXIES: [&str; 2] =
 pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let types = [("IPv4", AddressType::V4), ("IPv6", AddressType::V6), ("FQDN", AddressType::Fqdn)];
     let address_type = object.required("addressType", "IPv4, IPv6, FQDN").and_then(|f| f.one_of(&types));
-    // A faulty type stands in for names, so that no address is held against it.
-    let address_type = address_type.unwrap_or(AddressType::Fqdn);
+    let address_type = address_type.unwrap_or(AddressType::Unknown);
     // Watches leave these out (kubernetes.md, section 1); in a file nobody but us can.
     if NOT_FOR_PROXIES.iter().any(|label| meta.labels.contains_key(*label)) {
         object.allow(&["ports", "endpoints"]);
         return None;
     }
-    if !meta.labels.contains_key(SERVICE_NAME_LABEL) {
-        let what = format!("EndpointSlice {} belongs to no Service", meta.key);
-        object.itself().warning(what, format!("the label {SERVICE_NAME_LABEL} with the name of the Service"));
-    }
-    let ports = ports(&object.items("ports"));
+    belongs_to_a_service(object, &meta);
+    let ports = ports(&limited(object, "ports", PORTS_MAX));
     let namespace = meta.key.namespace.clone();
-    let items = object.items("endpoints");
+    let items = limited(object, "endpoints", ENDPOINTS_MAX);
     let endpoints = items.iter().filter_map(|item| endpoint(item, address_type, &namespace)).collect();
     Some(Object::EndpointSlice(Arc::new(EndpointSlice { meta, address_type, ports, endpoints })))
+}
+
+/// Warns where a slice names no Service: nobody gets its endpoints.
+fn belongs_to_a_service(object: &Fields<'_>, meta: &Metadata) {
+    let document = object.itself();
+    let labels = || document.node.entry("metadata")?.node.entry("labels")?.node.entry(SERVICE_NAME_LABEL);
+    let (why, at) = match (meta.labels.get(SERVICE_NAME_LABEL), labels()) {
+        (Some(name), Some(entry)) if name.is_empty() => ("is empty", entry.node.at),
+        (Some(_), _) => return,
+        (None, _) => ("is missing", document.at()),
+    };
+    let slice = match meta.key.name.as_str() {
+        "" => "the EndpointSlice".to_owned(),
+        _ => format!("EndpointSlice {}", meta.key),
+    };
+    let what = format!("{slice} belongs to no Service: the label {SERVICE_NAME_LABEL} {why}");
+    let accepted = format!("the label {SERVICE_NAME_LABEL} with the name of a Service of the same namespace");
+    document.sheet.warning(at, what, accepted);
+}
+
+/// The items of a list that an API server limits; of a stored one all are taken.
+fn limited<'a>(of: &Fields<'a>, key: &'static str, max: usize) -> Vec<Field<'a>> {
+    let Some(field) = of.get(key) else { return Vec::new() };
+    let items = field.list();
+    if items.len() > max && !field.sheet.is_stored() {
+        field.error(format_args!("{} items", items.len()), format!("at most {max}"));
+    }
+    items
 }
 
 fn endpoint(item: &Field<'_>, address_type: AddressType, namespace: &str) -> Option<Endpoint> {
     let fields = item.fields()?;
     let list = fields.required("addresses", "1 to 100 addresses");
-    let addresses = list.as_ref().map(Field::list).unwrap_or_default();
+    let mut addresses = list.as_ref().map(Field::list).unwrap_or_default();
+    let is_stored = item.sheet.is_stored();
     if let Some(list) = &list
-        && !(1..=100).contains(&addresses.len())
+        && (addresses.is_empty() || (addresses.len() > ADDRESSES_MAX && !is_stored))
     {
-        list.error(format_args!("{} addresses", addresses.len()), "1 to 100 addresses");
+        list.error(format_args!("{} addresses", addresses.len()), format!("1 to {ADDRESSES_MAX} addresses"));
+    }
+    if is_stored {
+        // The others never count, whatever they are.
+        addresses.truncate(1);
     }
     let parsed: Vec<Option<IpAddr>> = addresses.iter().map(|f| address(f, address_type)).collect();
     let mut conditions = Conditions::default();
@@ -61,32 +96,48 @@ fn endpoint(item: &Field<'_>, address_type: AddressType, namespace: &str) -> Opt
     }
     let node_name = node_name(&fields);
     let zone = fields.get("zone").filter(|f| !meta::is_empty(f)).and_then(|f| f.string()).map(str::to_owned);
-    let mut hint_zones = Vec::new();
+    let (mut hint_zones, mut hint_nodes) = (Vec::new(), Vec::new());
     if let Some(hints) = fields.mapping("hints") {
-        for zone in hints.items("forZones") {
-            let Some(zone) = zone.fields() else { continue };
-            hint_zones.extend(zone.required("name", "a zone").and_then(|f| f.string()).map(str::to_owned));
-            zone.finish(Unknown::Warned);
-        }
-        hints.allow(&["forNodes"]);
+        hint_zones = named(&hints, "forZones", "a zone");
+        hint_nodes = named(&hints, "forNodes", "a node");
         hints.finish(Unknown::Warned);
     }
     let target_ref = target_ref(&fields, namespace);
     fields.allow(&["hostname", "deprecatedTopology"]);
     fields.finish(Unknown::Warned);
     let address = parsed.first().copied().flatten();
-    Some(Endpoint { address, conditions, node_name, zone, hint_zones, target_ref })
+    Some(Endpoint { address, conditions, node_name, zone, hint_zones, hint_nodes, target_ref })
+}
+
+/// The names in a list of hints.
+fn named(hints: &Fields<'_>, key: &'static str, accepted: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for item in limited(hints, key, HINTS_MAX) {
+        let Some(fields) = item.fields() else { continue };
+        names.extend(fields.required("name", accepted).and_then(|f| f.string()).map(str::to_owned));
+        fields.finish(Unknown::Warned);
+    }
+    names
 }
 
 fn address(field: &Field<'_>, address_type: AddressType) -> Option<IpAddr> {
-    match address_type {
-        AddressType::V4 => field.parsed(|t| t.parse().ok().map(IpAddr::V4), "an IPv4 address"),
-        AddressType::V6 => field.parsed(|t| t.parse().ok().map(IpAddr::V6), "an IPv6 address"),
+    let (is_of_type, accepted): (fn(&IpAddr) -> bool, _) = match address_type {
+        AddressType::V4 => (IpAddr::is_ipv4, "an IPv4 address"),
+        AddressType::V6 => (IpAddr::is_ipv6, "an IPv6 address"),
         AddressType::Fqdn => {
             field.string();
-            None
+            return None;
         }
+        // Its fault is told; nothing is held against its addresses.
+        AddressType::Unknown => return None,
+    };
+    let ip = field.ip_or(accepted)?;
+    if !is_of_type(&ip) {
+        let (type_name, ip_family) = (address_type.as_str(), IpFamily::of(ip));
+        field.error(format_args!("{ip} is {ip_family}, and the addressType is {type_name}"), accepted);
+        return None;
     }
+    Some(ip)
 }
 
 /// Ports of a slice or of a subset; names are unique.
@@ -96,20 +147,31 @@ fn ports(items: &[Field<'_>]) -> Vec<EndpointPort> {
     for item in items {
         let Some(fields) = item.fields() else { continue };
         let name = fields.get("name").filter(|f| !meta::is_empty(f));
-        let name = name.and_then(|f| f.string_where(text::is_rfc1123_label, "the name of a Service port"));
+        let name = name.and_then(|f| {
+            let check = |name: &str| f.sheet.is_stored() || text::is_rfc1123_label(name);
+            f.string_where(check, "the name of a Service port")
+        });
         let name = name.unwrap_or_default();
-        if let Some(first) = names.insert(name, item.path.clone()) {
+        let mut is_another = true;
+        if let Some(first) = names.get(name) {
             item.error(
                 format_args!("the name {name:?} is also that of {first}"),
                 "a name of its own for each port",
             );
+            is_another = false;
         }
+        names.entry(name).or_insert_with(|| item.path.clone());
         let protocol = fields.get("protocol").map_or(Some(Protocol::Tcp), |f| f.one_of(&PROTOCOLS));
-        let port_field = fields.get("port");
-        let port = port_field.as_ref().and_then(Field::port);
+        let port = fields.get("port").and_then(|f| {
+            let port = f.integer(0..=65535).and_then(|n| u16::try_from(n).ok())?;
+            if port == 0 {
+                f.warning("port 0 is ignored", "a port number from 1 to 65535");
+            }
+            Port::new(port)
+        });
         let app_protocol = fields.get("appProtocol").and_then(|f| f.string()).map(str::to_owned);
         fields.finish(Unknown::Warned);
-        if let Some(protocol) = protocol {
+        if let (Some(protocol), true) = (protocol, is_another) {
             ports.push(EndpointPort { name: name.to_owned(), protocol, port, app_protocol });
         }
     }

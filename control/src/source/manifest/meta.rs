@@ -14,11 +14,10 @@ pub(super) struct Scope {
 const RFC1123_SUBDOMAIN: &str =
     "a name of a-z, 0-9, - and ., alphanumeric at both ends, 253 at most (RFC 1123)";
 const RFC1123_LABEL: &str = "a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most (RFC 1123)";
-const RFC1035_LABEL: &str =
-    "a name of a-z, 0-9 and -, beginning with a letter, alphanumeric at the end, 63 at most (RFC 1035)";
 
+/// Since Kubernetes 1.36 the name of a Service may begin with a digit (RelaxedServiceNameValidation).
 pub(super) const SERVICE: Scope =
-    Scope { namespaced: true, name: text::is_rfc1035_label, accepted: RFC1035_LABEL };
+    Scope { namespaced: true, name: text::is_rfc1123_label, accepted: RFC1123_LABEL };
 pub(super) const NAMESPACED: Scope =
     Scope { namespaced: true, name: text::is_rfc1123_subdomain, accepted: RFC1123_SUBDOMAIN };
 pub(super) const CLUSTER: Scope =
@@ -26,17 +25,26 @@ pub(super) const CLUSTER: Scope =
 pub(super) const NAMESPACE: Scope =
     Scope { namespaced: false, name: text::is_rfc1123_label, accepted: RFC1123_LABEL };
 
-/// Reads `metadata`. Where it is faulty the result only stands in, so that the faults of the rest are found as
-/// well; the sheet has the error then. The namespace is `default` where none is written; a uid that is not written is made of
-/// kind, namespace and name, so that it is the same in every run.
+/// Reads `metadata`. Where its name is faulty the result only stands in, so that the faults of the rest are found as
+/// well; the sheet has the error then. The namespace is `default` where none is written; a uid that is not written is
+/// made of kind, namespace and name, so that it is the same in every run.
+///
+/// Of a stored object name and namespace are taken as they are, and it is being deleted where `deletionTimestamp`
+/// says anything at all.
 pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
     let stand_in = || Metadata::new(ObjectKey::new("", ""));
+    let is_stored = object.itself().sheet.is_stored();
     let metadata = object.required("metadata", "metadata with a name");
     let Some(fields) = metadata.and_then(|f| f.fields()) else { return stand_in() };
-    let name =
-        fields.required("name", scope.accepted).and_then(|f| f.string_where(scope.name, scope.accepted));
+    let name = fields.required("name", scope.accepted);
+    let name = match is_stored {
+        true => name.and_then(|f| f.node.text()),
+        false => name.and_then(|f| f.string_where(scope.name, scope.accepted)),
+    };
     let namespace = fields.get("namespace").filter(|f| !is_empty(f));
     let namespace = match namespace {
+        Some(_) if is_stored && !scope.namespaced => Some(""),
+        Some(field) if is_stored => field.node.text(),
         Some(field) if !scope.namespaced => {
             field.error(format_args!("a {kind} is in no namespace"), "no namespace");
             None
@@ -47,9 +55,13 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
     };
     let uid = fields.get("uid").and_then(|f| f.string());
     let creation_time = fields.get("creationTimestamp").and_then(|f| f.time());
-    let deletion_time = fields.get("deletionTimestamp").and_then(|f| f.time());
+    let deletion_time = fields.get("deletionTimestamp").and_then(|f| {
+        let time = f.time();
+        // A time that is not understood must not keep a deletion from being seen.
+        if is_stored { time.or(Some(jiff::Timestamp::UNIX_EPOCH)) } else { time }
+    });
     let labels = fields.get("labels").map(|f| labels(&f)).unwrap_or_default();
-    let mut annotations = fields.get("annotations").map(|f| keyed(&f)).unwrap_or_default();
+    let mut annotations = fields.get("annotations").map(|f| annotations(&f)).unwrap_or_default();
     // The whole object again, as somebody applied it: of no use to anybody here.
     annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
     fields.allow(&[
@@ -68,14 +80,14 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
     let uid = uid.map_or_else(|| format!("{}/{key}", kind.to_lowercase()), str::to_owned);
     let document = object.itself();
     let origin = document.sheet.origin(document.node);
-    Metadata { key, uid, creation_time, deletion_time, labels, annotations, origin }
+    Metadata { key, uid, creation_time, deletion_time, labels, annotations, faults: Vec::new(), origin }
 }
 
-/// Labels: keys and values by their rules.
+/// Labels: keys and values by their rules; those of a stored object are taken as they are.
 pub(super) fn labels(field: &Field<'_>) -> Labels {
-    let labels = keyed(field);
+    let labels = keyed(field, text::is_qualified_name);
     for (key, value) in &labels {
-        if !text::is_label_value(value) {
+        if !text::is_label_value(value) && !field.sheet.is_stored() {
             error_at(
                 field,
                 key,
@@ -87,10 +99,15 @@ pub(super) fn labels(field: &Field<'_>) -> Labels {
     labels
 }
 
-/// Text by qualified names.
-fn keyed(field: &Field<'_>) -> Labels {
+/// Annotations. Their keys are lower-cased before they are checked: a prefix may have capitals, unlike a label's.
+fn annotations(field: &Field<'_>) -> Labels {
+    keyed(field, |key| text::is_qualified_name(&key.to_lowercase()))
+}
+
+/// Text by keys that pass a check.
+fn keyed(field: &Field<'_>, check: fn(&str) -> bool) -> Labels {
     let labels = field.labels();
-    for key in labels.keys().filter(|k| !text::is_qualified_name(k)) {
+    for key in labels.keys().filter(|key| !field.sheet.is_stored() && !check(key)) {
         let accepted = "a name of at most 63 letters, digits, -, _ and ., with an optional DNS prefix and /";
         error_at(field, key, &format!("{key:?} is not a key"), accepted);
     }

@@ -1,8 +1,11 @@
 //! Kubernetes objects from YAML trees: defaulted and validated as an API server does it.
 //!
 //! [`decode`] takes one document and gives the objects in it (several for a `List`). An object with an error
-//! is left out, the others stay. Unknown fields are warnings, as with an API server's strict validation;
-//! kinds that the gateway has no use for are warnings too. Pure: no file is read here.
+//! is refused, the others stay. Unknown fields are warnings, as with an API server's strict validation;
+//! kinds that the gateway has no use for are warnings too. [`decode_stored`] takes an object that an API server has
+//! stored, and never refuses it: a field that cannot be used costs that field. Pure: no file is read here.
+//!
+//! Invariant: what [`decode`] accepts, [`decode_stored`] reads as the same object.
 
 mod endpoints;
 mod meta;
@@ -16,10 +19,12 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::diagnostic::Report;
+use crate::diagnostic::{Diagnostic, Report};
 use crate::model::{
-    AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, Pod, Service,
+    AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, ObjectKey, Pod,
+    SERVICE_NAME_LABEL, Service,
 };
+use crate::source::RefusedObject;
 use crate::yaml::{Field, Fields, Node, Sheet, Unknown, text};
 
 /// An object of a kind that the gateway reads; shared, so that putting files together copies none.
@@ -61,6 +66,59 @@ impl Object {
     }
 }
 
+/// Faults of one stored object that are told one by one: each becomes an event.
+const FAULTS_MAX: usize = 8;
+
+/// All faults of a stored object, cut to what is told.
+fn told(report: &Report, name: &str) -> Vec<Diagnostic> {
+    let mut faults: Vec<Diagnostic> = report.iter().take(FAULTS_MAX).cloned().collect();
+    if report.len() > FAULTS_MAX {
+        let what = format!("{name} has {} faults, of which {FAULTS_MAX} are told", report.len());
+        let location = faults.first().and_then(|fault| fault.location.clone());
+        faults.push(Diagnostic::error(what).accepting("an object without faults").at(location));
+    }
+    faults
+}
+
+impl Object {
+    /// The same object as one that is refused.
+    pub(crate) fn refuse(&self, why: Diagnostic) -> RefusedObject {
+        let (kind, meta) = (self.kind(), self.meta());
+        let service = service_of(kind, meta);
+        RefusedObject { kind, key: meta.key.clone(), service, faults: vec![why] }
+    }
+
+    /// The object with what of it cannot be used, and what is left to be told otherwise.
+    fn with_faults(mut self, report: Report) -> (Option<Self>, Report) {
+        if report.is_empty() {
+            return (Some(self), report);
+        }
+        let all = told(&report, self.kind());
+        const NEW: &str = "the object was read just now, nobody else has it";
+        let left = match &mut self {
+            Self::Service(service) => {
+                Arc::get_mut(service).expect(NEW).meta.faults = all;
+                Report::new()
+            }
+            Self::Node(node) => {
+                Arc::get_mut(node).expect(NEW).meta.faults = all;
+                Report::new()
+            }
+            // Its Service tells of it.
+            Self::EndpointSlice(slice) if slice.service().is_some() => {
+                Arc::get_mut(slice).expect(NEW).meta.faults = all;
+                Report::new()
+            }
+            Self::AddressPool(pool) => {
+                Arc::get_mut(pool).expect(NEW).faults = report.errors().cloned().collect();
+                report.warnings().cloned().collect()
+            }
+            Self::EndpointSlice(_) | Self::Endpoints(_) | Self::Pod(_) | Self::Namespace(_) => report,
+        };
+        (Some(self), left)
+    }
+}
+
 type Read = fn(&Fields<'_>, Metadata) -> Option<Object>;
 
 /// (kind, apiVersion, rule for its name, how to read it)
@@ -74,24 +132,41 @@ const KINDS: [(&str, &str, meta::Scope, Read); 7] = [
     ("AddressPool", crate::config::API_VERSION, meta::CLUSTER, pool::read),
 ];
 
-/// The sound objects of a document; faults go to the sheet.
-pub(crate) fn decode(sheet: &Sheet, document: &Node) -> Vec<Object> {
-    let mut objects = Vec::new();
-    collect(&Field::document(sheet, document), None, &mut objects);
-    objects
+/// What a document holds.
+#[derive(Debug, Default)]
+pub(crate) struct Decoded {
+    /// The sound objects.
+    pub(crate) objects: Vec<Object>,
+    /// Those with an error, as far as they have a name.
+    pub(crate) refused: Vec<RefusedObject>,
 }
 
-/// The object of an API server that is of this kind, if it is sound; faults go to the sheet.
-pub(crate) fn decode_as(sheet: &Sheet, object: &Node, kind: &str) -> Option<Object> {
-    let mut objects = Vec::new();
-    collect(&Field::document(sheet, object), Some(kind), &mut objects);
-    objects.pop()
+/// The objects of a document; faults go to the sheet.
+pub(crate) fn decode(sheet: &Sheet, document: &Node) -> Decoded {
+    let mut decoded = Decoded::default();
+    collect(&Field::document(sheet, document), None, &mut decoded);
+    decoded
 }
 
-/// The object of an API server that is of this kind and has these errors, where its kind is one that we tell of by a
-/// condition of its own.
-pub(crate) fn decode_faulty(object: &Node, kind: &str, errors: &Report) -> Option<Object> {
-    (kind == "AddressPool").then(|| pool::read_faulty(object, errors)).flatten()
+/// An object of this kind that an API server has stored, called `name` in messages; `None` where it is none that the
+/// gateway reads. What cannot be used of it is in its [`Metadata::faults`] (an AddressPool's in
+/// [`AddressPool::faults`]), for whoever tells of it; the report has what would be told nowhere else.
+pub(crate) fn decode_stored(
+    object: &Node,
+    kind: &str,
+    name: impl Into<Arc<str>>,
+) -> (Option<Object>, Report) {
+    let sheet = Sheet::of_stored(name);
+    let decoded = KINDS.iter().find(|known| known.0 == kind).and_then(|(_, _, scope, read)| {
+        let fields = Field::document(&sheet, object).fields()?;
+        let read = read(&fields, meta::read(&fields, kind, scope));
+        fields.finish(Unknown::Ignored);
+        read
+    });
+    match decoded {
+        Some(object) => object.with_faults(sheet.into_report()),
+        None => (None, sheet.into_report()),
+    }
 }
 
 /// The API group of an `apiVersion`; empty for the core group.
@@ -115,7 +190,7 @@ fn not_read(document: &Field<'_>, kind: &str, group: Option<&str>) {
 }
 
 /// Reads an object, or the items of a list. `assumed` is the kind that a typed list gives to its items.
-fn collect(document: &Field<'_>, assumed: Option<&str>, objects: &mut Vec<Object>) {
+fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
     let names = || KINDS.map(|k| k.0).join(", ");
     let Some(fields) = document.fields() else { return };
     let written = fields.get("kind").map(|f| f.string());
@@ -134,7 +209,7 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, objects: &mut Vec<Object
         for item in fields.items("items") {
             // A path inside of a list is that of the item, as if it stood alone.
             let item = Field { path: String::new(), ..item };
-            collect(&item, (!of.is_empty()).then_some(of), objects);
+            collect(&item, (!of.is_empty()).then_some(of), decoded);
         }
         fields.finish(Unknown::Warned);
         return;
@@ -152,17 +227,40 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, objects: &mut Vec<Object
         fields.finish(Unknown::Ignored);
         return;
     }
-    let errors_before = document.sheet.errors();
+    let sheet = document.sheet;
+    let errors_before = sheet.errors();
     let version = match assumed {
         Some(_) => fields.get("apiVersion"),
         None => fields.required("apiVersion", api_version),
     };
     version.and_then(|f| f.one_of(&[(api_version, ())]));
-    let object = read(&fields, meta::read(&fields, kind, scope));
+    let meta = meta::read(&fields, kind, scope);
+    let refused = RefusedObject {
+        kind: KINDS.iter().find(|(name, ..)| *name == kind).map_or("", |(name, ..)| name),
+        key: meta.key.clone(),
+        service: service_of(kind, &meta),
+        faults: Vec::new(),
+    };
+    let object = read(&fields, meta);
     // Of Pods and Nodes little is read: what else they have is no fault.
     let open = matches!(kind, "Pod" | "Node" | "Namespace");
     fields.finish(if open { Unknown::Ignored } else { Unknown::Warned });
-    if document.sheet.errors() == errors_before {
-        objects.extend(object);
+    let faults = sheet.errors_since(errors_before);
+    if faults.is_empty() {
+        decoded.objects.extend(object);
+    } else if !refused.key.name.is_empty() {
+        decoded.refused.push(RefusedObject { faults, ..refused });
+    }
+}
+
+/// The Service that an object of this kind is, or that its endpoints are for.
+fn service_of(kind: &str, meta: &Metadata) -> Option<ObjectKey> {
+    match kind {
+        "Service" | "Endpoints" => Some(meta.key.clone()),
+        "EndpointSlice" => {
+            let name = meta.labels.get(SERVICE_NAME_LABEL).filter(|name| !name.is_empty())?;
+            Some(ObjectKey::new(meta.key.namespace.as_str(), name.as_str()))
+        }
+        _ => None,
     }
 }

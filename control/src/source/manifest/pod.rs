@@ -1,7 +1,6 @@
 //! `Pod`, `Namespace` and `Node`: only what the gateway needs of them, everything else is passed over.
 
 use std::net::IpAddr;
-
 use std::sync::Arc;
 
 use super::service::PROTOCOLS;
@@ -16,10 +15,11 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
         pod.node_name =
             spec.get("nodeName").filter(|f| !meta::is_empty(f)).and_then(|f| f.string()).map(str::to_owned);
         for container in spec.items("containers") {
-            container_ports(&container.fields()?, &mut pod.container_ports);
+            let Some(container) = container.fields() else { continue };
+            container_ports(&container, &mut pod.container_ports);
         }
         for container in spec.items("initContainers") {
-            let container = container.fields()?;
+            let Some(container) = container.fields() else { continue };
             // Of init containers only those that go on running serve anything (sidecars).
             if container.get("restartPolicy").and_then(|f| f.string()) == Some("Always") {
                 container_ports(&container, &mut pod.container_ports);
@@ -35,7 +35,7 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
             .collect();
         pod.ips = if many.is_empty() { one.into_iter().collect() } else { many };
         for condition in status.items("conditions") {
-            let condition = condition.fields()?;
+            let Some(condition) = condition.fields() else { continue };
             let text = |key| condition.get(key).and_then(|f| f.string());
             if text("type") == Some("Ready") {
                 pod.ready = text("status") == Some("True");
@@ -66,7 +66,10 @@ pub(super) fn read_namespace(_: &Fields<'_>, meta: Metadata) -> Option<Object> {
 pub(super) fn read_node(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut node = Node::new(meta);
     if let Some(spec) = object.mapping("spec") {
-        let network = |f: &Field<'_>| f.parsed(text::cidr, text::CIDR).map(|net| net.trunc());
+        let network = |f: &Field<'_>| {
+            let parse = if f.sheet.is_stored() { text::stored_cidr } else { text::cidr };
+            f.parsed(parse, text::CIDR).map(|net| net.trunc())
+        };
         let one = spec.get("podCIDR").filter(|f| !meta::is_empty(f)).and_then(|f| network(&f));
         let many: Vec<_> = spec.items("podCIDRs").iter().filter_map(network).collect();
         node.pod_cidrs = if many.is_empty() { one.into_iter().collect() } else { many };
@@ -77,7 +80,7 @@ pub(super) fn read_node(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     }
     if let Some(status) = object.mapping("status") {
         for item in status.items("addresses") {
-            let fields = item.fields()?;
+            let Some(fields) = item.fields() else { continue };
             let address = fields.get("address");
             match fields.get("type").and_then(|f| f.string()) {
                 Some("InternalIP") => node.internal_ips.extend(address.and_then(|f| f.ip())),

@@ -2,26 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{Object, meta, stored};
+use super::{Object, stored};
 use crate::config;
-use crate::diagnostic::Report;
 use crate::model::{AddressPool, AddressPoolStatus, Metadata, Pool};
-use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
+use crate::yaml::{Fields, Unknown};
 
 /// Reads an AddressPool; the keys of its `spec` are those of a pool of the configuration.
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     Some(Object::AddressPool(Arc::new(read_pool(object, meta))))
-}
-
-/// An AddressPool that an API server let through with these errors (one before 1.25 evaluates no CEL): its name and
-/// version, what of its spec can be used, and what is wrong with it, for who writes to it.
-pub(super) fn read_faulty(object: &Node, errors: &Report) -> Option<Object> {
-    // What is wrong was told when it was read first.
-    let untold = Sheet::of_object("");
-    let fields = Field::document(&untold, object).fields()?;
-    let mut read = read_pool(&fields, meta::read(&fields, "AddressPool", &meta::CLUSTER));
-    read.faults = errors.errors().cloned().collect();
-    Some(Object::AddressPool(Arc::new(read)))
 }
 
 fn read_pool(object: &Fields<'_>, meta: Metadata) -> AddressPool {

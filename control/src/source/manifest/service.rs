@@ -1,29 +1,46 @@
 //! `Service`: defaults and validation of core/v1 (kubernetes.md, Services and ports, and the policies).
+//!
+//! Each fault is reported where it stands, and what is returned is right for a stored object, which goes on without the
+//! field, the port or the address that has the fault. The caller refuses the object of a file.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
-
-use std::sync::Arc;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{Object, meta};
+use crate::diagnostic::Diagnostic;
 use crate::model::{
     IpFamily, IpFamilyPolicy, Metadata, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
     TrafficPolicy, refused_endpoint,
 };
-use crate::yaml::{Field, Fields, ScalarKind, Unknown, Value, text};
+use crate::yaml::{Field, Fields, ScalarKind, Sheet, Unknown, Value, text};
 
 /// The protocols of ports.
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
     [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp), ("SCTP", Protocol::Sctp)];
 
+/// Values of `trafficDistribution` (KEP-4444, KEP-3015).
+const TRAFFIC_DISTRIBUTIONS: [(&str, ()); 3] =
+    [("PreferClose", ()), ("PreferSameZone", ()), ("PreferSameNode", ())];
+
 const SOURCE_RANGES_ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
-    object.allow(&["status"]);
-    let spec = object.required("spec", "spec with ports")?.fields()?;
     let mut service = Service::new(meta);
+    object.allow(&["status"]);
+    if let Some(spec) = object.required("spec", "spec with ports").and_then(|f| f.fields()) {
+        read_spec(object, &spec, &mut service);
+        spec.finish(Unknown::Warned);
+    }
+    super::stored::read(object, &mut service);
+    Some(Object::Service(Arc::new(service)))
+}
+
+fn read_spec(object: &Fields<'_>, spec: &Fields<'_>, service: &mut Service) {
+    let is_stored = object.itself().sheet.is_stored();
     let types = [
         ("ClusterIP", ServiceType::ClusterIp),
         ("NodePort", ServiceType::NodePort),
@@ -31,22 +48,26 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
         ("ExternalName", ServiceType::ExternalName),
     ];
     service.service_type = match spec.get("type") {
-        // A faulty type stands in for the one that allows most, so that only real faults follow.
-        Some(field) => field.one_of(&types).unwrap_or(ServiceType::LoadBalancer),
+        Some(field) => field.one_of(&types).unwrap_or(match is_stored {
+            true => ServiceType::ClusterIp,
+            // Stands in for a faulty one because it allows most, so that only real faults follow.
+            false => ServiceType::LoadBalancer,
+        }),
         None => ServiceType::ClusterIp,
     };
-    addresses(&spec, &mut service);
-    service.ports = ports(&spec, &service);
+    addresses(spec, service);
+    service.ports = ports(spec, service);
     service.selector = spec.get("selector").map(|f| meta::labels(&f)).unwrap_or_default();
-    load_balancer(&spec, &mut service, object);
-    affinity(&spec, &mut service);
-    policies(&spec, &mut service);
+    load_balancer(spec, service, object);
+    affinity(spec, service);
+    policies(spec, service);
     let published = spec.get("publishNotReadyAddresses").and_then(|f| f.boolean());
     service.publish_not_ready_addresses = published.unwrap_or(false);
-    spec.allow(&["externalName", "trafficDistribution"]);
-    spec.finish(Unknown::Warned);
-    super::stored::read(object, &mut service);
-    Some(Object::Service(Arc::new(service)))
+    // Whoever writes the slices goes by it, and says in their hints what it comes to.
+    if let Some(field) = spec.get("trafficDistribution").filter(|_| !is_stored) {
+        field.one_of(&TRAFFIC_DISTRIBUTIONS);
+    }
+    spec.allow(&["externalName"]);
 }
 
 /// `clusterIP(s)`, `ipFamilies`, `ipFamilyPolicy`, `externalIPs`.
@@ -67,7 +88,7 @@ fn addresses(spec: &Fields<'_>, service: &mut Service) {
                 let what = format_args!("None does not go with type {}", service.service_type);
                 field.error(what, "an address, or leave it out");
             }
-        } else if let Some(ip) = field.parsed(|t| t.parse().ok(), "an IPv4 or IPv6 address, or None") {
+        } else if let Some(ip) = field.ip_or("an IPv4 or IPv6 address, or None") {
             service.cluster_ips.push(ip);
         }
     }
@@ -78,7 +99,9 @@ fn addresses(spec: &Fields<'_>, service: &mut Service) {
         && IpFamily::of(first) == IpFamily::of(second)
     {
         written[1].error("a second cluster IP of the same family", "one address of each family");
+        service.cluster_ips.truncate(1);
     }
+    service.cluster_ips.truncate(2);
     let families = [("IPv4", IpFamily::V4), ("IPv6", IpFamily::V6)];
     let written_families = spec.items("ipFamilies");
     for field in &written_families {
@@ -139,69 +162,81 @@ fn ports(spec: &Fields<'_>, service: &Service) -> Vec<ServicePort> {
     let mut ports = Vec::new();
     for item in &items {
         let Some(fields) = item.fields() else { continue };
+        let mut is_another = true;
         let port_field = fields.required("port", "a port number from 1 to 65535");
         let port = port_field.as_ref().and_then(Field::port);
         let protocol = match fields.get("protocol") {
             Some(field) => field.one_of(&PROTOCOLS),
             None => Some(Protocol::Tcp),
         };
+        if item.sheet.is_stored() && (port.is_none() || protocol.is_none()) {
+            continue;
+        }
         let name_field = fields.get("name").filter(|f| !meta::is_empty(f));
         let name = name_field.as_ref().and_then(|f| {
-            f.string_where(
-                text::is_rfc1123_label,
-                "a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most",
-            )
+            let accepted = "a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most";
+            f.string_where(|name| f.sheet.is_stored() || text::is_rfc1123_label(name), accepted)
         });
         if let (Some(field), Some(name)) = (&name_field, name)
-            && let Some(first) = names.insert(name, item.path.clone())
+            && let Some(first) = names.get(name)
         {
-            field
-                .error(format_args!("{name} is also the name of {first}"), "a name of its own for each port");
+            let what = format_args!("{name} is also the name of {first}");
+            field.error(what, "a name of its own for each port");
+            is_another = false;
         }
         if name_field.is_none() && items.len() > 1 {
             item.error("name is missing", "a name for each of several ports");
+            is_another &= !names.contains_key("");
         }
+        names.entry(name.unwrap_or_default()).or_insert_with(|| item.path.clone());
         if let (Some(port), Some(protocol)) = (port, protocol)
             && let Some(first) = seen.insert((port, protocol), item.path.clone())
             && let Some(field) = &port_field
         {
             field.error(format_args!("{port}/{protocol} is also {first}"), "each port and protocol once");
+            is_another = false;
         }
-        let target_port = fields.get("targetPort").map(|f| target_port(&f));
+        let target_port = fields.get("targetPort").and_then(|f| target_port(&f));
         let node_port = fields.get("nodePort").and_then(|f| {
             let node_port = optional_port(&f)?;
             if !matches!(service.service_type, ServiceType::NodePort | ServiceType::LoadBalancer) {
                 f.error(format_args!("does not go with type {}", service.service_type), "no nodePort");
+                return None;
             }
             if let Some(first) = protocol.and_then(|p| node_ports.insert((node_port, p), item.path.clone())) {
                 f.error(format_args!("{node_port} is also at {first}"), "each nodePort and protocol once");
+                return None;
             }
             Some(node_port)
         });
         let app_protocol = fields.get("appProtocol").and_then(|f| {
-            Some(
-                f.string_where(text::is_qualified_name, "a name such as http or example.com/proto")?
-                    .to_owned(),
-            )
+            let accepted = "a name such as http or example.com/proto";
+            let check = |name: &str| f.sheet.is_stored() || text::is_qualified_name(name);
+            Some(f.string_where(check, accepted)?.to_owned())
         });
         fields.finish(Unknown::Warned);
         let (Some(port), Some(protocol)) = (port, protocol) else { continue };
-        let Some(target_port) = target_port.unwrap_or(Some(TargetPort::Number(port))) else { continue };
+        // Of two that cannot be told apart the first one stays.
+        if !is_another {
+            continue;
+        }
+        let target_port = target_port.unwrap_or(TargetPort::Number(port));
         let name = name.unwrap_or_default().to_owned();
         ports.push(ServicePort { name, protocol, app_protocol, port, target_port, node_port });
     }
     ports
 }
 
-/// A number or the name of a container port.
+/// A number or the name of a container port; `None` for 0 and the empty text, which an API server takes for `port`.
 fn target_port(field: &Field<'_>) -> Option<TargetPort> {
     match &field.node.value {
+        Value::Scalar(s) if s.text.is_empty() => None,
         Value::Scalar(s) if s.kind == ScalarKind::Text => {
             let accepted = "a port number, or a name of at most 15 of a-z, 0-9 and - with a letter";
-            let name = field.string_where(text::is_port_name, accepted)?;
-            Some(TargetPort::Name(name.to_owned()))
+            let check = |name: &str| field.sheet.is_stored() || text::is_port_name(name);
+            Some(TargetPort::Name(field.string_where(check, accepted)?.to_owned()))
         }
-        _ => field.port().map(TargetPort::Number),
+        _ => optional_port(field).map(TargetPort::Number),
     }
 }
 
@@ -223,7 +258,11 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     }
     if let Some(field) = spec.get("loadBalancerClass") {
         only(&field);
-        let class = field.string_where(text::is_qualified_name, "a name such as tidegate.dev/gateway");
+        let is_stored = field.sheet.is_stored();
+        let check = |class: &str| is_stored || text::is_qualified_name(class);
+        let class = field.string_where(check, "a name such as tidegate.dev/gateway");
+        // A class that cannot be read is not ours, and not the lack of one either.
+        let class = if is_stored { Some(class.unwrap_or_default()) } else { class };
         service.load_balancer_class = class.map(str::to_owned);
     }
     if let Some(field) = spec.get("allocateLoadBalancerNodePorts") {
@@ -235,36 +274,60 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     if let Some(field) = ranges.as_ref().filter(|_| !items.is_empty()) {
         only(field);
     }
+    let mut is_whole = true;
+    let mut ranges: Vec<IpNet> = Vec::new();
     for item in &items {
-        service.source_ranges.extend(item.parsed(source_range, text::CIDR));
-    }
-    if !items.is_empty() || !is_load_balancer {
-        return;
+        let range = item.parsed(|written| source_range(item.sheet, written), text::CIDR);
+        is_whole &= range.is_some();
+        ranges.extend(range);
     }
     // The legacy annotation counts only where the field is empty.
-    if let Some(list) =
-        service.meta.annotations.get(SOURCE_RANGES_ANNOTATION).filter(|l| !l.trim().is_empty())
-    {
-        for part in list.split(',') {
-            match source_range(part) {
-                Some(range) => service.source_ranges.push(range),
-                None => {
-                    let path = format!("metadata.annotations[{SOURCE_RANGES_ANNOTATION}]");
-                    let sheet = object.itself().sheet;
-                    sheet.push(
-                        crate::diagnostic::Diagnostic::error(format!("{path}: {part:?} is not accepted"))
-                            .accepting(format!("{}, several with commas", text::CIDR))
-                            .at(service.meta.origin.field(&path)),
-                    );
-                }
+    if items.is_empty() && is_load_balancer {
+        is_whole = annotated_source_ranges(service, object.itself().sheet, &mut ranges);
+    }
+    if !is_whole {
+        // What is not understood must not let everybody in: not by an empty list, and not in the other family.
+        for nobody in NOBODY {
+            if !ranges.iter().any(|range| range.addr().is_ipv4() == nobody.addr().is_ipv4()) {
+                ranges.push(nobody);
             }
         }
     }
+    service.source_ranges = ranges;
+}
+
+/// Source ranges that admit nobody: the addresses that no packet comes from, one of each family.
+const NOBODY: [IpNet; 2] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128)),
+];
+
+/// Reads the ranges of the legacy annotation. Whether all of them are understood.
+fn annotated_source_ranges(service: &Service, sheet: &Sheet, ranges: &mut Vec<IpNet>) -> bool {
+    let list = service.meta.annotations.get(SOURCE_RANGES_ANNOTATION);
+    let Some(list) = list.filter(|l| !l.trim().is_empty()) else { return true };
+    let mut is_whole = true;
+    for part in list.split(',') {
+        if let Some(range) = source_range(sheet, part) {
+            ranges.push(range);
+            continue;
+        }
+        is_whole = false;
+        let path = format!("metadata.annotations[{SOURCE_RANGES_ANNOTATION}]");
+        sheet.push(
+            Diagnostic::error(format!("{path}: {part:?} is not accepted"))
+                .accepting(format!("{}, several with commas", text::CIDR))
+                .at(service.meta.origin.field(&path)),
+        );
+    }
+    is_whole
 }
 
 /// A CIDR with white space around it; bits after the prefix do not count.
-fn source_range(written: &str) -> Option<IpNet> {
-    text::cidr(written.trim()).map(|net| net.trunc())
+fn source_range(sheet: &Sheet, written: &str) -> Option<IpNet> {
+    let written = written.trim();
+    let net = if sheet.is_stored() { text::stored_cidr(written) } else { text::cidr(written) };
+    net.map(|net| net.trunc())
 }
 
 fn affinity(spec: &Fields<'_>, service: &mut Service) {
@@ -309,7 +372,12 @@ fn policies(spec: &Fields<'_>, service: &mut Service) {
     {
         let fits = service.service_type == ServiceType::LoadBalancer
             && service.external_traffic_policy == TrafficPolicy::Local;
-        if fits {
+        let twin =
+            service.ports.iter().position(|p| p.protocol == Protocol::Tcp && p.node_port == Some(port));
+        if let Some(twin) = twin {
+            let what = format_args!("{port} is also spec.ports[{twin}].nodePort");
+            field.error(what, "a port that is no nodePort, or leave it out");
+        } else if fits {
             service.health_check_node_port = Some(port);
         } else {
             let accepted = "type: LoadBalancer with externalTrafficPolicy: Local, or leave it out";

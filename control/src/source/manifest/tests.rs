@@ -1,5 +1,7 @@
 //! Claims about manifests: what an API server defaults and refuses, each fault with its place.
 
+mod stored;
+
 use std::time::Duration;
 
 use super::*;
@@ -10,7 +12,7 @@ fn read(text: &str) -> (Vec<Object>, Report) {
     let sheet = Sheet::new("f.yaml");
     let mut objects = Vec::new();
     for document in sheet.documents(text) {
-        objects.extend(decode(&sheet, &document));
+        objects.extend(decode(&sheet, &document).objects);
     }
     (objects, sheet.into_report())
 }
@@ -189,8 +191,8 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
         "5:39: error: spec.ports[1].port: 80/TCP is also spec.ports[0]; accepted: each port and protocol once",
     ),
     (
-        "  ports: [{port: 80, targetPort: 0}]",
-        "5:34: error: spec.ports[0].targetPort: the number 0 is not accepted; accepted: a whole number from 1 to 65535",
+        "  ports: [{port: 80, targetPort: 65536}]",
+        "5:34: error: spec.ports[0].targetPort: the number 65536 is not accepted; accepted: a whole number from 0 to 65535",
     ),
     (
         "  ports: [{port: 80, targetPort: a-name-much-too-long}]",
@@ -235,6 +237,26 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     (
         "  ports: [{port: 80}]\n  externalIPs: [0.0.0.0]",
         "6:17: error: spec.externalIPs[0]: 0.0.0.0 is unspecified; accepted: a unicast address of a pool",
+    ),
+    (
+        "  ports: [{port: 80}]\n  externalIPs: [255.255.255.255]",
+        "6:17: error: spec.externalIPs[0]: 255.255.255.255 is the broadcast address; accepted: a unicast address of a pool",
+    ),
+    (
+        "  ports: [{port: 80}]\n  externalIPs: ['::ffff:203.0.113.5']",
+        "6:17: error: spec.externalIPs[0]: ::ffff:203.0.113.5 is an IPv4-mapped IPv6 address; accepted: 203.0.113.5",
+    ),
+    (
+        "  ports: [{port: 80}]\n  externalIPs: [203.0.113.005]",
+        "6:17: error: spec.externalIPs[0]: the text \"203.0.113.005\" is not accepted; accepted: an IPv4 or IPv6 address",
+    ),
+    (
+        "  ports: [{port: 80}]\n  trafficDistribution: PreferNear",
+        "6:24: error: spec.trafficDistribution: the text \"PreferNear\" is not accepted; accepted: PreferClose, PreferSameZone, PreferSameNode",
+    ),
+    (
+        "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  ports: [{port: 80, nodePort: 30080}]\n  healthCheckNodePort: 30080",
+        "8:24: error: spec.healthCheckNodePort: 30080 is also spec.ports[0].nodePort; accepted: a port that is no nodePort, or leave it out",
     ),
     (
         "  ports: [{port: 80}]\n  externalIPs: [web.example]",
@@ -358,11 +380,11 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {}\nspec: {clusterIP: None}",
-        "3:11: error: metadata.name is missing; accepted: a name of a-z, 0-9 and -, beginning with a letter, alphanumeric at the end, 63 at most (RFC 1035)",
+        "3:11: error: metadata.name is missing; accepted: a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most (RFC 1123)",
     ),
     (
-        "apiVersion: v1\nkind: Service\nmetadata: {name: 1web}\nspec: {clusterIP: None}",
-        "3:18: error: metadata.name: the text \"1web\" is not accepted; accepted: a name of a-z, 0-9 and -, beginning with a letter, alphanumeric at the end, 63 at most (RFC 1035)",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web-}\nspec: {clusterIP: None}",
+        "3:18: error: metadata.name: the text \"web-\" is not accepted; accepted: a name of a-z, 0-9 and -, alphanumeric at both ends, 63 at most (RFC 1123)",
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: A}\nspec: {clusterIP: None}",
@@ -394,7 +416,15 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\nendpoints: [{addresses: ['::1']}]",
-        "5:26: error: endpoints[0].addresses[0]: the text \"::1\" is not accepted; accepted: an IPv4 address",
+        "5:26: error: endpoints[0].addresses[0]: ::1 is IPv6, and the addressType is IPv4; accepted: an IPv4 address",
+    ),
+    (
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv6\nendpoints: [{addresses: ['::ffff:10.0.0.1']}]",
+        "5:26: error: endpoints[0].addresses[0]: ::ffff:10.0.0.1 is an IPv4-mapped IPv6 address; accepted: 10.0.0.1",
+    ),
+    (
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\nports: [{port: 65536}]",
+        "5:16: error: ports[0].port: the number 65536 is not accepted; accepted: a whole number from 0 to 65535",
     ),
     (
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv6\nendpoints: [{addresses: []}]",
@@ -531,7 +561,7 @@ fn lists_give_their_items_each_with_paths_of_its_own() {
 
 #[test]
 fn slices_endpoints_and_pods_arrive() {
-    let text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nports: [{name: http, port: 8080}, {name: none, protocol: UDP, port: null}]\nendpoints:\n- addresses: [10.0.0.1, 10.0.0.2]\n  conditions: {ready: false, serving: true, terminating: true}\n  nodeName: n1\n  zone: z1\n  hints: {forZones: [{name: z2}]}\n  targetRef: {kind: Pod, name: p, uid: x}\n";
+    let text = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\nports: [{name: http, port: 8080}, {name: none, protocol: UDP, port: null}]\nendpoints:\n- addresses: [10.0.0.1, 10.0.0.2]\n  conditions: {ready: false, serving: true, terminating: true}\n  nodeName: n1\n  zone: z1\n  hints: {forZones: [{name: z2}], forNodes: [{name: n2}]}\n  targetRef: {kind: Pod, name: p, uid: x}\n";
     let Object::EndpointSlice(slice) = one(text) else { panic!("not a slice") };
     assert_eq!(slice.service().map(|s| s.to_string()).as_deref(), Some("default/web"));
     assert_eq!(slice.address_type, AddressType::V4);
@@ -540,7 +570,10 @@ fn slices_endpoints_and_pods_arrive() {
     assert_eq!(endpoint.address.map(|a| a.to_string()).as_deref(), Some("10.0.0.1"), "only the first counts");
     assert!(!endpoint.conditions.is_ready() && endpoint.conditions.is_terminating());
     assert_eq!((endpoint.node_name.as_deref(), endpoint.zone.as_deref()), (Some("n1"), Some("z1")));
-    assert_eq!(endpoint.hint_zones, ["z2"]);
+    assert_eq!(
+        (&*endpoint.hint_zones, &*endpoint.hint_nodes),
+        (&["z2".to_owned()][..], &["n2".to_owned()][..])
+    );
     assert_eq!(endpoint.target_ref.as_ref().map(|t| t.key.to_string()).as_deref(), Some("default/p"));
 
     let Object::Pod(pod) = one(
@@ -581,6 +614,100 @@ fn a_slice_without_a_service_is_warned_about() {
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a}\naddressType: IPv4\n",
     );
     assert_eq!((objects.len(), report.has_errors(), report.len()), (1, false, 1));
+    let missing = "f.yaml:1:1: warning: EndpointSlice default/a belongs to no Service: the label kubernetes.io/service-name is missing; accepted: the label kubernetes.io/service-name with the name of a Service of the same namespace\n";
+    assert_eq!(report.to_string(), missing);
+    let (_, report) = read(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: a\n  labels: {kubernetes.io/service-name: ''}\naddressType: IPv4\n",
+    );
+    let empty = "f.yaml:5:40: warning: EndpointSlice default/a belongs to no Service: the label kubernetes.io/service-name is empty; ";
+    assert!(report.to_string().starts_with(empty), "{report}");
+    let (_, report) = read(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: A}\naddressType: IPv4\n",
+    );
+    assert!(report.to_string().contains("warning: the EndpointSlice belongs to no Service"), "{report}");
+}
+
+#[test]
+fn a_slice_has_no_more_of_anything_than_an_api_server_takes() {
+    let slice = |more: &str| {
+        format!(
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: a, labels: {{kubernetes.io/service-name: a}}}}\naddressType: IPv4\n{more}\n"
+        )
+    };
+    let many = |n: usize, item: &dyn Fn(usize) -> String| (0..n).map(item).collect::<Vec<_>>().join(", ");
+    let endpoints = |n| format!("endpoints: [{}]", many(n, &|_| "{addresses: [10.0.0.1]}".to_owned()));
+    let ports = |n| format!("ports: [{}]", many(n, &|i| format!("{{name: p{i}, port: 1}}")));
+    let addresses = |n| format!("endpoints: [{{addresses: [{}]}}]", many(n, &|_| "10.0.0.1".to_owned()));
+    let hints = |key: &str, n| {
+        let names = many(n, &|i| format!("{{name: n{i}}}"));
+        format!("endpoints: [{{addresses: [10.0.0.1], hints: {{{key}: [{names}]}}}}]")
+    };
+    for (fits, exceeds, said) in [
+        (endpoints(1_000), endpoints(1_001), "endpoints: 1001 items; accepted: at most 1000"),
+        (ports(20_000), ports(20_001), "ports: 20001 items; accepted: at most 20000"),
+        (
+            addresses(100),
+            addresses(101),
+            "endpoints[0].addresses: 101 addresses; accepted: 1 to 100 addresses",
+        ),
+        (hints("forZones", 8), hints("forZones", 9), "hints.forZones: 9 items; accepted: at most 8"),
+        (hints("forNodes", 8), hints("forNodes", 9), "hints.forNodes: 9 items; accepted: at most 8"),
+    ] {
+        assert_eq!(one(&slice(&fits)).kind(), "EndpointSlice");
+        let (objects, report) = read(&slice(&exceeds));
+        assert!(objects.is_empty() && report.to_string().contains(said), "{report}");
+    }
+}
+
+#[test]
+fn names_and_keys_are_those_of_kubernetes_1_36() {
+    let long = "a".repeat(100);
+    for metadata in [
+        "name: 1st".to_owned(),
+        format!("name: web, annotations: {{Example.COM/Key: a, {long}.{long}/b: c}}"),
+        format!("name: web, labels: {{{long}/b: c}}"),
+    ] {
+        let text = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{{metadata}}}\nspec: {{ports: [{{port: 80}}]}}\n"
+        );
+        assert_eq!(one(&text).kind(), "Service", "{metadata}");
+    }
+    let capital = "apiVersion: v1\nkind: Service\nmetadata: {name: web, labels: {Example.COM/a: b}}\nspec: {ports: [{port: 80}]}\n";
+    assert!(read(capital).1.to_string().contains("\"Example.COM/a\" is not a key"), "of labels it is not");
+    for (kind, version, rest) in [
+        ("EndpointSlice", "discovery.k8s.io/v1", "addressType: IPv4"),
+        ("Pod", "v1", "spec: {}"),
+        ("Node", "v1", "spec: {}"),
+    ] {
+        for (name, is_accepted) in
+            [(format!("{long}.{long}"), true), ("a".repeat(253), true), ("a".repeat(254), false)]
+        {
+            let text = format!(
+                "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {name}, labels: {{kubernetes.io/service-name: a}}}}\n{rest}\n"
+            );
+            assert_eq!(!read(&text).1.has_errors(), is_accepted, "{kind} {name}");
+        }
+    }
+}
+
+#[test]
+fn a_target_port_of_0_or_nothing_is_the_port() {
+    for target in ["0", "''", "null"] {
+        let read = service(&format!("{SERVICE}  ports: [{{port: 80, targetPort: {target}}}]\n"));
+        assert_eq!(read.ports[0].target_port, TargetPort::Number(read.ports[0].port), "{target}");
+    }
+}
+
+#[test]
+fn a_slice_port_of_0_is_ignored_with_a_warning() {
+    let (objects, report) = read(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\nports: [{name: a, port: 0}, {name: b, port: 1}]\n",
+    );
+    let [Object::EndpointSlice(slice)] = &*objects else { panic!("{report}") };
+    assert_eq!(slice.ports.iter().map(|p| p.port.map(u16::from)).collect::<Vec<_>>(), [None, Some(1)]);
+    let said =
+        "f.yaml:5:25: warning: ports[0].port: port 0 is ignored; accepted: a port number from 1 to 65535\n";
+    assert_eq!(report.to_string(), said);
 }
 
 #[test]

@@ -131,3 +131,31 @@ fn the_idle_timeout_of_aws_is_that_of_tcp_flows() {
         assert_eq!(only(&outcome).idle_timeout_tcp.as_secs(), seconds);
     }
 }
+
+#[test]
+fn classic_defaults_under_a_type_of_network_load_balancers_are_told() {
+    for kind in ["nlb", "nlb-ip", "external"] {
+        let outcome = aws(&[("type", kind), ("healthcheck-interval", "30")]).look();
+        let (reason, what, accepted) = finding(&outcome);
+        assert_eq!(reason, Reason::AliasIgnored);
+        assert!(
+            what.starts_with(&format!("annotation {AWS}type has no effect: \"{kind}\" does not change")),
+            "{what}"
+        );
+        assert!(
+            what.contains("Classic Load Balancer, every 10 s, 5 s each, 2 good ones and 6 bad ones"),
+            "{what}"
+        );
+        assert!(accepted.contains("-healthy-threshold and -unhealthy-threshold"), "{accepted}");
+        assert_eq!(rules(&outcome).interval.as_secs(), 30);
+    }
+    let all = [
+        ("type", "nlb"),
+        ("healthcheck-interval", "30"),
+        ("healthcheck-timeout", "10"),
+        ("healthcheck-healthy-threshold", "3"),
+        ("healthcheck-unhealthy-threshold", "3"),
+    ];
+    assert_eq!(checks(&all), (30, 10, 3, 3), "what is written is no default");
+    assert_eq!(messages(&aws(&[("type", "nlb")]).look()), [] as [String; 0]);
+}

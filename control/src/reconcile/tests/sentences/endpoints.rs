@@ -158,6 +158,14 @@ fn an_endpoint_that_is_loopback_link_local_multicast_or_a_vip_is_refused_and_the
         assert_eq!(states(spec), ["10.1.0.1:8080 active"]);
     }
     assert_eq!(outcome.findings.iter().filter(|f| f.reason == Reason::EndpointRefused).count(), 5);
+    for (endpoint, whose) in [("endpoints[3]", "198.51.100.1"), ("endpoints[4]", "203.0.113.5")] {
+        let refused =
+            outcome.findings.iter().find(|f| f.diagnostic.what.contains(whose)).expect("it is told");
+        let place = refused.diagnostic.location.as_ref().expect("it has a place");
+        let slice = both.directory.objects.endpoint_slices.values().next().expect("there is one");
+        let expected = slice.meta.origin.field(&format!("{endpoint}.addresses[0]"));
+        assert_eq!(Some(place), expected.as_ref(), "it points at the endpoint");
+    }
     let v6 = [
         "addresses: ['::1']",
         "addresses: ['fe80::1']",
@@ -200,6 +208,73 @@ fn topology_hints_filter_only_if_every_ready_endpoint_carries_them_and_one_names
     assert_eq!(active(&[&a, &b, "addresses: [10.1.0.3]"], "a"), 3, "one carries none");
     let unready = "addresses: [10.1.0.3], conditions: {ready: false}";
     assert_eq!(active(&[&a, &b, unready], "a"), 1, "only ready ones are asked");
+}
+
+#[test]
+fn node_hints_come_before_zone_hints_where_every_ready_endpoint_carries_them_and_one_names_our_node() {
+    let hinted = |address: &str, zone: &str, node: &str| {
+        format!(
+            "addresses: [{address}], nodeName: {node}, hints: {{forZones: [{{name: {zone}}}], forNodes: [{{name: {node}}}]}}"
+        )
+    };
+    let (a, b) = (hinted("10.1.0.1", "z", "a"), hinted("10.1.0.2", "z", "b"));
+    let look = |endpoints: &[&str], node: &str| {
+        let both = web_with("  trafficDistribution: PreferSameNode\n", endpoints).with(|world| {
+            (world.settings.node, world.settings.zone) = (Some(node.to_owned()), Some("z".to_owned()));
+        });
+        both.look()
+    };
+    let states_at = |endpoints: &[&str], node: &str| states(only(&look(endpoints, node)));
+    assert_eq!(states_at(&[&a, &b], "a"), ["10.1.0.1:8080 active", "10.1.0.2:8080 draining"]);
+    assert_eq!(
+        states_at(&[&a, &b], "c"),
+        ["10.1.0.1:8080 active", "10.1.0.2:8080 active"],
+        "the zones decide"
+    );
+    let unhinted = "addresses: [10.1.0.3], nodeName: a, hints: {forZones: [{name: z}]}";
+    assert!(states_at(&[&a, &b, unhinted], "a").iter().all(|state| state.ends_with(" active")));
+    let outcome = look(&[&a, &b], "a");
+    assert_eq!(outcome.services[0].ports[0].backends[1].why, view::BackendWhy::OtherNode);
+}
+
+#[test]
+fn a_port_that_no_slice_has_is_told_with_what_both_have() {
+    for (ports, has, wants) in [
+        ("[{name: web, port: 8080}]", "web/8080", "http"),
+        ("[{port: 8080}]", "(no name)/8080", "http"),
+        ("[{name: http, port: 8080, protocol: UDP}]", "http/8080/UDP", "http"),
+        ("[]", "no port", "http"),
+        ("[{name: http}]", "http/(no number)", "http"),
+    ] {
+        let slice = slice_of_web("s-1", "IPv4", &["addresses: [10.1.0.1]"]);
+        let slice = slice.replace("[{name: http, protocol: TCP, port: 8080}]", ports);
+        let outcome = Both::new(&(web("") + &slice)).look();
+        let (reason, what, accepted) = finding(&outcome);
+        assert_eq!(reason, Reason::NoMatchingPort);
+        let said = format!("EndpointSlice default/s-1 has {has}, Service default/web wants {wants}");
+        assert!(what.starts_with(&said) && what.ends_with(": port 80 gets no endpoint"), "{what}");
+        assert_eq!(accepted, "a port of the name http, protocol TCP");
+        assert_eq!(outcome.services[0].warnings, [what]);
+    }
+    let none = slice_of_web("s-1", "IPv4", &[]).replace("[{name: http, protocol: TCP, port: 8080}]", "[]");
+    assert_eq!(messages(&Both::new(&(web("") + &none)).look()), [] as [String; 0], "nobody is ready yet");
+    let two = slice_of_web("s-1", "IPv4", &["addresses: [10.1.0.1]"]).replace("name: http", "name: old")
+        + &slice_of_web("s-2", "IPv4", &["addresses: [10.1.0.1]"]);
+    assert_eq!(messages(&Both::new(&(web("") + &two)).look()), [] as [String; 0], "one slice is enough");
+}
+
+#[test]
+fn policy_local_with_endpoints_only_elsewhere_says_so_with_the_node() {
+    let local = "  externalTrafficPolicy: Local\n  healthCheckNodePort: 30500\n";
+    let both = web_with(local, &["addresses: [10.1.0.1], nodeName: b", "addresses: [10.1.0.2], nodeName: c"])
+        .with(|world| world.settings.node = Some("a".into()));
+    let outcome = both.look();
+    let note = outcome.services[0].ports[0].note.as_deref();
+    let said = "externalTrafficPolicy Local: node a has no endpoint, there are endpoints on b, c; packets are dropped";
+    assert_eq!(note, Some(said));
+    let here = web_with(local, &["addresses: [10.1.0.1], nodeName: a"])
+        .with(|world| world.settings.node = Some("a".into()));
+    assert_eq!(here.look().services[0].ports[0].note, None);
 }
 
 #[test]

@@ -11,14 +11,14 @@ fn named(name: &str, ports: &str) -> String {
 }
 
 #[test]
-fn object_names_are_rfc_1035_labels() {
-    for name in ["a", "web", "web-2", &"a".repeat(63)] {
+fn service_names_are_dns_labels_of_at_most_63_characters_that_may_begin_with_a_digit() {
+    for name in ["a", "web", "web-2", "1st", "8th", &"a".repeat(63)] {
         assert_eq!(refused(&named(name, "{port: 80}")), [] as [String; 0], "{name}");
     }
-    for name in ["1web", "Web", "web_1", "-web", "web-", "web.shop", &"a".repeat(64)] {
+    for name in ["Web", "web_1", "-web", "web-", "web.shop", &"a".repeat(64)] {
         let said = refused(&named(name, "{port: 80}"));
         assert!(said[0].starts_with(&format!("error: metadata.name: the text {name:?} is not accepted")));
-        assert!(said[0].ends_with("63 at most (RFC 1035)"), "{said:?}");
+        assert!(said[0].ends_with("63 at most (RFC 1123)"), "{said:?}");
     }
 }
 
@@ -150,4 +150,54 @@ fn metrics(outcome: &Outcome) -> String {
         snat_ports: &[],
         per_backend: true,
     })
+}
+
+#[test]
+fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_event_on_its_object() {
+    let yaml = "apiVersion: v1\nkind: Service\nmetadata: {name: 1st, namespace: default, finalizers: [tidegate.dev/cleanup]}\nspec:\n  \
+                type: LoadBalancer\n  loadBalancerIP: x\n  allocateLoadBalancerNodePorts: false\n  ports: [{name: http, port: 80}, \
+                {name: bad, port: 0}]\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}\n---\napiVersion: \
+                discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s, namespace: default, labels: \
+                {kubernetes.io/service-name: 1st}}\naddressType: IPv4\nports: [{name: http, port: 8080}, {name: none, port: \
+                0}]\nendpoints: [{addresses: [010.1.0.01]}, {addresses: [nonsense]}]\n---\napiVersion: v1\nkind: Node\nmetadata: \
+                {name: n1}\nspec: {podCIDRs: [nonsense]}\n";
+    let mut world = World::new(vec![], vec![]);
+    (world.objects, _) = crate::source::kubernetes::testing::received(yaml);
+    let outcome = world.look();
+    let spec = only(&outcome);
+    assert_eq!((spec.key.vip, states(spec)), (ip("203.0.113.9"), vec!["10.1.0.1:8080 active".to_owned()]));
+    let told: Vec<(Asker, String, &str)> = outcome
+        .findings
+        .iter()
+        .filter(|f| f.reason == Reason::InvalidValue)
+        .map(|f| (f.kind, f.object.to_string(), f.diagnostic.what.split(": ").next().unwrap_or_default()))
+        .collect();
+    let on = |kind, object: &str, field| (kind, object.to_owned(), field);
+    for one in [
+        on(Asker::Service, "default/1st", "spec.loadBalancerIP"),
+        on(Asker::Service, "default/1st", "spec.ports[1].port"),
+        on(Asker::EndpointSlice, "default/s", "endpoints[1].addresses[0]"),
+        on(Asker::EndpointSlice, "default/s", "ports[1].port"),
+        on(Asker::Node, "n1", "spec.podCIDRs[0]"),
+    ] {
+        assert!(told.contains(&one), "{one:?} in {told:?}");
+    }
+    assert_eq!(told.len(), 5, "{told:?}");
+    let warnings = outcome.services[0].warnings.join("\n");
+    assert!(warnings.contains("Service default/1st: spec.loadBalancerIP: "), "{warnings}");
+    assert!(warnings.contains("EndpointSlice default/s: endpoints[1].addresses[0]: "), "{warnings}");
+}
+
+#[test]
+fn an_address_in_the_status_that_is_not_served_beside_another_is_told() {
+    let status = "status: {loadBalancer: {ingress: [{ip: 203.0.113.5}, {ip: 203.0.113.6}]}}\n---\n";
+    let both = Both::new(&web("").replace("---\n", status));
+    let outcome = both.look();
+    let (reason, what, _) = finding(&outcome);
+    assert_eq!(reason, Reason::StatusAddressNotServed);
+    assert_eq!(
+        what,
+        "address 203.0.113.6 in the status of Service default/web is not served: 203.0.113.5 is, and a Service has one \
+         IPv4 address"
+    );
 }

@@ -5,7 +5,7 @@ use super::packets::Gateways;
 use super::*;
 use tidegate_core::snapshot::ForwardingMode;
 use tidegate_core::testing::builder::Builder;
-use tidegate_core::verdict::{PuntReason, TransmitReason, Verdict};
+use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_core::wire::tcp::flags;
 
 /// A Service of type NodePort with port 80 `http` to 8080 at this node port; `more` is more of its metadata.
@@ -72,6 +72,35 @@ fn cluster_ips_are_vips_when_own_cluster_ips_is_on_which_it_is_not_by_default() 
     gateways.send(syn()).sent(TransmitReason::Forward);
     gateways.change(|world| world.settings.own_cluster_ips = false);
     assert_eq!(gateways.send(syn()).verdict, Verdict::Punt(PuntReason::NotOurs));
+}
+
+#[test]
+fn a_port_that_a_vip_or_an_own_cluster_ip_does_not_serve_is_rejected_or_dropped_as_configured() {
+    let yaml =
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIPs: [10.96.0.10], externalIPs: \
+                [198.51.100.1], ports: [{name: http, port: 80, targetPort: 8080}]}\n---\n"
+            .to_owned() + &near();
+    let mut gateways = Gateways::new(Both::new(&yaml).with(|world| world.settings.own_cluster_ips = true));
+    for to in ["10.96.0.10:81", "198.51.100.1:81"] {
+        gateways.send(Builder::tcp("192.0.2.7:40000", to).flags(flags::SYN)).sent(TransmitReason::NoService);
+        gateways.send(Builder::udp("192.0.2.7:40000", to)).sent(TransmitReason::NoService);
+    }
+    gateways.change(|world| world.settings.policy.reject_unserved_ports = false);
+    for to in ["10.96.0.10:81", "198.51.100.1:81"] {
+        let fate = gateways.send(Builder::tcp("192.0.2.7:40000", to).flags(flags::SYN));
+        assert_eq!(fate.refused(), Refusal::NoService);
+    }
+}
+
+#[test]
+fn a_port_clash_of_a_service_with_itself_does_not_name_another_service() {
+    let both =
+        web_with("  clusterIP: 203.0.113.5\n  loadBalancerIP: 203.0.113.5\n", &["addresses: [10.0.1.1]"])
+            .with(|world| world.settings.own_cluster_ips = true);
+    let outcome = both.look();
+    assert_eq!(keys(&outcome), ["TCP 203.0.113.5:80"]);
+    assert_eq!(messages(&outcome), [] as [String; 0], "it is served as the LoadBalancer address");
+    assert!(outcome.services[0].ports.iter().all(|port| port.refused.is_none()));
 }
 
 #[test]

@@ -9,9 +9,20 @@ use jiff::Timestamp;
 
 /// Both gateways' probes, after a change of what they know of their node.
 async fn probed(both: &Both, health: &Arc<ProxyHealth>, path: &str, now: Duration) -> String {
+    probed_where(both, health, path, now, true).await
+}
+
+/// The same where the source has all Nodes, or need not have any.
+async fn probed_where(
+    both: &Both,
+    health: &Arc<ProxyHealth>,
+    path: &str,
+    now: Duration,
+    lists_nodes: bool,
+) -> String {
     let mut answers = Vec::new();
     for world in [&both.directory, &both.api] {
-        health.set_node_eligible(world.objects.is_eligible(world.settings.node.as_deref()));
+        health.set_node_eligible(world.objects.is_eligible(world.settings.node.as_deref(), lists_nodes));
         let reported = Arc::clone(health);
         let report = move || reported.report(now, Timestamp::UNIX_EPOCH);
         let probes = Probes::start(SocketAddr::new(ip(LOOPBACK[0]), 0), report).await.expect("it binds");
@@ -37,11 +48,13 @@ async fn healthz_is_503_when_an_update_waits_too_long_or_the_node_is_marked_for_
     assert!(probed(&fine, &health, "/readyz", start).await.starts_with("HTTP/1.1 200 "));
     let answer = probed(&fine, &health, "/healthz", start).await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"), "{answer}");
-    let times = "{\"lastUpdated\": \"1970-01-01T00:00:00Z\",\"currentTime\": \"1970-01-01T00:00:00Z\"";
-    assert!(answer.ends_with(&format!("\r\n\r\n{times}, \"nodeEligible\": true}}")), "{answer}");
+    let times = "{\"lastUpdated\":\"1970-01-01T00:00:00Z\",\"currentTime\":\"1970-01-01T00:00:00Z\"";
+    let family = "{\"lastUpdated\":\"1970-01-01T00:00:00Z\",\"healthy\":true}";
+    let healthy = format!("\"healthy\":true,\"status\":{{\"IPv4\":{family},\"IPv6\":{family}}}}}");
+    assert!(answer.ends_with(&format!("\r\n\r\n{times},\"nodeEligible\":true,{healthy}")), "{answer}");
     let answer = probed(&fine, &health, "/livez", start).await;
     assert!(
-        answer.starts_with("HTTP/1.1 200 ") && answer.ends_with(&format!("\r\n\r\n{times}}}")),
+        answer.starts_with("HTTP/1.1 200 ") && answer.ends_with(&format!("\r\n\r\n{times},{healthy}")),
         "{answer}"
     );
 
@@ -53,12 +66,19 @@ async fn healthz_is_503_when_an_update_waits_too_long_or_the_node_is_marked_for_
     for marked in [tainted, deleted] {
         let answer = probed(&at(&marked), &health, "/healthz", start).await;
         assert!(
-            answer.starts_with("HTTP/1.1 503 ") && answer.ends_with("\"nodeEligible\": false}"),
+            answer.starts_with("HTTP/1.1 503 ")
+                && answer.ends_with(&format!("\"nodeEligible\":false,{healthy}")),
             "{answer}"
         );
         assert!(probed(&at(&marked), &health, "/livez", start).await.starts_with("HTTP/1.1 200 "));
         let elsewhere = Both::new(&marked).with(|world| world.settings.node = Some("b".into()));
-        assert!(probed(&elsewhere, &health, "/healthz", start).await.starts_with("HTTP/1.1 200 "));
+        assert!(
+            probed(&elsewhere, &health, "/healthz", start).await.starts_with("HTTP/1.1 503 "),
+            "the API server does not know the node"
+        );
+        assert!(probed(&elsewhere, &health, "/livez", start).await.starts_with("HTTP/1.1 200 "));
+        let answer = probed_where(&elsewhere, &health, "/healthz", start, false).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "a directory need not have Nodes: {answer}");
         assert!(probed(&Both::new(&marked), &health, "/healthz", start).await.starts_with("HTTP/1.1 200 "));
     }
     let cordoned =
@@ -70,5 +90,9 @@ async fn healthz_is_503_when_an_update_waits_too_long_or_the_node_is_marked_for_
     let late = TIMEOUT + Duration::from_secs(1);
     assert!(probed(&fine, &health, "/healthz", TIMEOUT).await.starts_with("HTTP/1.1 200 "));
     assert!(probed(&fine, &health, "/healthz", late).await.starts_with("HTTP/1.1 503 "));
-    assert!(probed(&fine, &health, "/livez", late).await.starts_with("HTTP/1.1 503 "));
+    let answer = probed(&fine, &health, "/livez", late).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 503 ") && answer.contains("\"healthy\":false,\"status\""),
+        "{answer}"
+    );
 }

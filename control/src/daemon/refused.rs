@@ -1,0 +1,86 @@
+//! Objects that are not used at all, among those that are: nothing that an operator wrote is left out of an answer.
+
+use crate::admin::api;
+use crate::source::RefusedObject;
+
+/// `services` with those that are refused, sorted by namespace and name. What else is refused of a Service, such as an
+/// EndpointSlice, is among its warnings.
+pub(super) fn services(
+    mut services: Vec<api::ServiceView>,
+    all_refused: &[RefusedObject],
+) -> Vec<api::ServiceView> {
+    for refused in all_refused {
+        let Some(service) = &refused.service else { continue };
+        if refused.kind == "Service" {
+            services.push(api::ServiceView {
+                namespace: service.namespace.clone(),
+                name: service.name.clone(),
+                service_type: String::new(),
+                vips: Vec::new(),
+                pending: None,
+                refused: Some(why(refused)),
+                unapplied: None,
+                warnings: Vec::new(),
+                ports: Vec::new(),
+                created: None,
+            });
+        }
+    }
+    for refused in all_refused.iter().filter(|refused| refused.kind != "Service") {
+        let Some(of) = &refused.service else { continue };
+        let shown = services.iter_mut().find(|s| (&s.namespace, &s.name) == (&of.namespace, &of.name));
+        if let Some(shown) = shown {
+            shown.warnings.push(described(refused));
+        }
+    }
+    services.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+    services
+}
+
+/// `EndpointSlice shop/web-1 is refused: slices.yaml:7:3: ...`
+pub(super) fn described(refused: &RefusedObject) -> String {
+    format!("{} {} is refused: {}", refused.kind, refused.key, why(refused))
+}
+
+/// All faults of an object in one line, without what would be accepted.
+fn why(refused: &RefusedObject) -> String {
+    let fault = |fault: &crate::diagnostic::Diagnostic| match &fault.location {
+        Some(place) => format!("{place}: {}", fault.what),
+        None => fault.what.clone(),
+    };
+    refused.faults.iter().map(fault).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnostic::{Diagnostic, Location};
+    use crate::model::ObjectKey;
+
+    fn refused(kind: &'static str, name: &str, service: &str, what: &str) -> RefusedObject {
+        let key = |name: &str| ObjectKey::new("shop", name);
+        let fault = Diagnostic::error(what).at(Location::new("shop.yaml", 7, 3));
+        RefusedObject { kind, key: key(name), service: Some(key(service)), faults: vec![fault] }
+    }
+
+    #[test]
+    fn a_service_or_slice_that_is_refused_is_shown_with_its_reason_and_never_omitted() {
+        let all = [
+            refused("EndpointSlice", "web-1", "web", "addressType: the text \"IPv5\" is not accepted"),
+            refused("Service", "web", "web", "spec.ports: no port"),
+            refused("Service", "api", "api", "spec.type: the text \"x\" is not accepted"),
+        ];
+        let shown = services(Vec::new(), &all);
+        let rows: Vec<_> =
+            shown.iter().map(|s| (s.name.as_str(), s.refused.as_deref(), s.warnings.as_slice())).collect();
+        let slice = "EndpointSlice shop/web-1 is refused: shop.yaml:7:3: addressType: the text \"IPv5\" is not accepted";
+        assert_eq!(
+            rows,
+            [
+                ("api", Some("shop.yaml:7:3: spec.type: the text \"x\" is not accepted"), &[][..]),
+                ("web", Some("shop.yaml:7:3: spec.ports: no port"), &[slice.to_owned()][..]),
+            ]
+        );
+        assert_eq!(described(&all[0]), slice);
+    }
+}

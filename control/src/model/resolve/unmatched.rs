@@ -1,0 +1,132 @@
+//! Ports of a Service that get no endpoint because nobody who describes its endpoints has such a port: a name that is
+//! written otherwise on both sides is the commonest mistake in manifests.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::Merge;
+use crate::diagnostic::{Diagnostic, Location};
+use crate::model::{
+    AddressType, EndpointPort, EndpointSlice, Endpoints, Pod, Protocol, ServicePort, TargetPort,
+};
+
+/// Ports of one Service that are told one by one.
+const TOLD_MAX: usize = 8;
+/// Ports of a slice that are named in a message.
+const NAMED_MAX: usize = 3;
+
+impl Merge<'_> {
+    /// Ports that no slice with endpoints has.
+    pub(super) fn unmatched_by_slices(&mut self, slices: &[Arc<EndpointSlice>]) {
+        let is_ip = |slice: &&Arc<EndpointSlice>| {
+            matches!(slice.address_type, AddressType::V4 | AddressType::V6) && !slice.endpoints.is_empty()
+        };
+        let mut slices: Vec<_> = slices.iter().filter(is_ip).collect();
+        slices.sort_unstable_by(|a, b| a.meta.key.cmp(&b.meta.key));
+        let Some(first) = slices.first() else { return };
+        let all = slices.iter().flat_map(|slice| &slice.ports);
+        let described = format!("EndpointSlice {} has {}", first.meta.key, named(&first.ports));
+        self.unmatched_by(all, &described, first.meta.origin.field("ports"));
+    }
+
+    /// Ports that no subset with addresses has.
+    pub(super) fn unmatched_by_legacy(&mut self, endpoints: &Endpoints) {
+        let subsets = endpoints.subsets.iter().enumerate();
+        let mut subsets =
+            subsets.filter(|(_, s)| !s.addresses.is_empty() || !s.not_ready_addresses.is_empty()).peekable();
+        let Some((i, first)) = subsets.peek() else { return };
+        let described = format!("Endpoints {} has {}", endpoints.meta.key, named(&first.ports));
+        let place = endpoints.meta.origin.field(&format!("subsets[{i}].ports"));
+        self.unmatched_by(subsets.flat_map(|(_, subset)| &subset.ports), &described, place);
+    }
+
+    /// Target ports by name that no selected Pod has.
+    pub(super) fn unmatched_by_pods<'p>(&mut self, pods: impl Iterator<Item = &'p Pod>) {
+        let pods: Vec<&Pod> = pods.filter(|pod| !pod.finished && !pod.ips.is_empty()).collect();
+        if pods.is_empty() {
+            return;
+        }
+        let service = self.service;
+        let lacks = |port: &ServicePort| match &port.target_port {
+            TargetPort::Number(_) => false,
+            TargetPort::Name(name) => pods.iter().all(|pod| pod.named_port(name, port.protocol).is_none()),
+        };
+        let lacking = service.ports.iter().enumerate().filter(|(_, port)| lacks(port));
+        for (i, port) in lacking.take(TOLD_MAX) {
+            let what = format!(
+                "no Pod of Service {} has a container port {} ({}): port {} gets no endpoint",
+                service.meta.key,
+                port.target_port,
+                port.protocol,
+                port.label()
+            );
+            let place = service.meta.origin.field(&format!("spec.ports[{i}].targetPort"));
+            let diagnostic = Diagnostic::warning(what).accepting("the name of a container port, or a number");
+            self.unmatched.push(diagnostic.at(place));
+        }
+    }
+
+    /// `described` is who has which ports, for the message.
+    fn unmatched_by<'p>(
+        &mut self,
+        ports: impl Iterator<Item = &'p EndpointPort>,
+        described: &str,
+        place: Option<Location>,
+    ) {
+        let ports = ports.filter(|port| port.port.is_some());
+        let described_ports: HashSet<(&str, Protocol)> =
+            ports.map(|port| (port.name.as_str(), port.protocol)).collect();
+        let service = self.service;
+        let lacking: Vec<&ServicePort> = service
+            .ports
+            .iter()
+            .filter(|port| !described_ports.contains(&(port.name.as_str(), port.protocol)))
+            .collect();
+        for port in lacking.iter().take(TOLD_MAX) {
+            let by_name = described_ports.iter().any(|(name, _)| *name == port.name);
+            let wanted = match (port.name.as_str(), by_name || port.protocol != Protocol::Tcp) {
+                ("", false) => "a port without a name".to_owned(),
+                ("", true) => format!("a port without a name, protocol {}", port.protocol),
+                (name, false) => name.to_owned(),
+                (name, true) => format!("{name}, protocol {}", port.protocol),
+            };
+            let what = format!(
+                "{described}, Service {} wants {wanted}: port {} gets no endpoint",
+                service.meta.key, port.port
+            );
+            let accepted = match port.name.as_str() {
+                "" => format!("a port without a name, protocol {}", port.protocol),
+                name => format!("a port of the name {name}, protocol {}", port.protocol),
+            };
+            self.unmatched.push(Diagnostic::warning(what).accepting(accepted).at(place.clone()));
+        }
+        if lacking.len() > TOLD_MAX {
+            let more = lacking.len() - TOLD_MAX;
+            let what =
+                format!("{described}, and {more} more ports of Service {} get no endpoint", service.meta.key);
+            self.unmatched
+                .push(Diagnostic::warning(what).accepting("a port for each of the Service's").at(place));
+        }
+    }
+}
+
+/// `web/8080, dns/53/UDP`.
+fn named(ports: &[EndpointPort]) -> String {
+    if ports.is_empty() {
+        return "no port".to_owned();
+    }
+    let one = |port: &EndpointPort| {
+        let name = if port.name.is_empty() { "(no name)" } else { &port.name };
+        let number = port.port.map_or_else(|| "(no number)".to_owned(), |number| number.to_string());
+        let protocol = match port.protocol {
+            Protocol::Tcp => String::new(),
+            other => format!("/{other}"),
+        };
+        format!("{name}/{number}{protocol}")
+    };
+    let mut shown: Vec<String> = ports.iter().take(NAMED_MAX).map(one).collect();
+    if ports.len() > NAMED_MAX {
+        shown.push(format!("{} more", ports.len() - NAMED_MAX));
+    }
+    shown.join(", ")
+}

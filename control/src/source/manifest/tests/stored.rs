@@ -1,0 +1,336 @@
+//! Objects of an API server: none is refused, whatever stands in it, and each fault costs what it stands in.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::yaml::Node;
+
+fn read(kind: &str, object: &Value) -> (Object, Vec<String>) {
+    let node: Node = serde_json::from_value(object.clone()).expect("a tree");
+    let (read, report) = decode_stored(&node, kind, format!("{kind} shop/web"));
+    let read = read.unwrap_or_else(|| panic!("it is never refused: {object}: {report}"));
+    let faults = match &read {
+        Object::AddressPool(pool) => pool.faults.clone(),
+        other => other.meta().faults.clone(),
+    };
+    let said = faults.iter().chain(report.iter()).map(|fault| fault.what.clone()).collect();
+    (read, said)
+}
+
+/// A Service with a life: finalizer, deletion and status, and a spec of two ports.
+fn service_json() -> Value {
+    json!({
+        "metadata": {
+            "name": "web", "namespace": "shop", "uid": "u", "generation": 3, "resourceVersion": "7",
+            "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": "2026-02-01T00:00:00Z",
+            "labels": {"app": "web"}, "annotations": {"tidegate.dev/forwarding": "nat"},
+            "finalizers": ["tidegate.dev/cleanup"],
+            "managedFields": [{"manager": "tidegate", "fieldsV1": {"f:status": {"f:loadBalancer": {"f:ingress": {}}}}}],
+        },
+        "spec": {
+            "type": "LoadBalancer", "loadBalancerClass": "tidegate.dev/gateway",
+            "ports": [{"name": "http", "port": 80, "targetPort": 8080}, {"name": "dns", "port": 53, "protocol": "UDP"}],
+        },
+        "status": {
+            "loadBalancer": {"ingress": [{"ip": "203.0.113.5", "ipMode": "Proxy"}]},
+            "conditions": [{"type": "tidegate.dev/Allocated", "status": "True"}],
+        },
+    })
+}
+
+fn service_of(object: &Value) -> (Arc<Service>, Vec<String>) {
+    match read("Service", object) {
+        (Object::Service(service), said) => (service, said),
+        (other, _) => panic!("{other:?}"),
+    }
+}
+
+/// Puts a value at a path of keys and indexes.
+fn with(mut object: Value, path: &str, value: Value) -> Value {
+    let mut at = &mut object;
+    for step in path.split('.') {
+        at = match step.parse::<usize>() {
+            Ok(index) => &mut at[index],
+            Err(_) => &mut at[step],
+        };
+    }
+    *at = value;
+    object
+}
+
+#[test]
+fn metadata_finalizers_deletion_and_status_survive_every_fault() {
+    let nonsense = [json!("x y"), json!(-1), json!(true), json!([1]), json!({"a": 1}), json!(["", null])];
+    let fields = [
+        "spec",
+        "spec.type",
+        "spec.ports",
+        "spec.ports.0",
+        "spec.ports.0.name",
+        "spec.ports.0.port",
+        "spec.ports.0.protocol",
+        "spec.ports.0.targetPort",
+        "spec.ports.0.nodePort",
+        "spec.ports.0.appProtocol",
+        "spec.selector",
+        "spec.clusterIP",
+        "spec.clusterIPs",
+        "spec.ipFamilies",
+        "spec.ipFamilyPolicy",
+        "spec.externalIPs",
+        "spec.loadBalancerIP",
+        "spec.loadBalancerClass",
+        "spec.allocateLoadBalancerNodePorts",
+        "spec.loadBalancerSourceRanges",
+        "spec.sessionAffinity",
+        "spec.sessionAffinityConfig",
+        "spec.externalTrafficPolicy",
+        "spec.internalTrafficPolicy",
+        "spec.healthCheckNodePort",
+        "spec.publishNotReadyAddresses",
+        "spec.trafficDistribution",
+        "metadata.creationTimestamp",
+        "metadata.labels",
+        "metadata.annotations",
+        "metadata.generation",
+        "metadata.ownerReferences",
+        "metadata.managedFields",
+        "status.conditions",
+        "status.other",
+    ];
+    let (sound, none) = service_of(&service_json());
+    assert_eq!(none, [] as [String; 0]);
+    for field in fields {
+        for value in &nonsense {
+            let (read, _) = service_of(&with(service_json(), field, value.clone()));
+            let context = format!("{field}: {value}");
+            assert_eq!((&read.meta.key, &read.meta.uid), (&sound.meta.key, &sound.meta.uid), "{context}");
+            assert_eq!(read.meta.deletion_time, sound.meta.deletion_time, "{context}");
+            assert_eq!(read.stored.finalizers, sound.stored.finalizers, "{context}");
+            assert_eq!(read.ingress_ips, sound.ingress_ips, "{context}");
+            assert_eq!(read.stored.ingress, sound.stored.ingress, "{context}");
+        }
+    }
+    for value in nonsense {
+        let (read, said) = service_of(&with(service_json(), "metadata.deletionTimestamp", value));
+        assert!(read.meta.deletion_time.is_some(), "a deletion is seen whatever its time says");
+        assert_eq!(said.len(), 1, "{said:?}");
+    }
+}
+
+#[test]
+fn a_bad_field_costs_that_field_and_is_told() {
+    type Check = fn(&Service) -> bool;
+    let rows: [(&str, Value, Check, &str); 20] = [
+        (
+            "spec.loadBalancerIP",
+            json!("x"),
+            |s| s.load_balancer_ip.is_none(),
+            "spec.loadBalancerIP: the text \"x\"",
+        ),
+        ("spec.loadBalancerIP", json!("203.000.113.05"), |s| s.load_balancer_ip == ip("203.0.113.5"), ""),
+        (
+            "spec.externalIPs",
+            json!(["x", "203.0.113.9"]),
+            |s| s.external_ips.len() == 1,
+            "spec.externalIPs[0]: ",
+        ),
+        (
+            "spec.externalIPs",
+            json!(["::ffff:203.0.113.9"]),
+            |s| s.external_ips.first().copied() == ip("203.0.113.9"),
+            "",
+        ),
+        ("spec.externalIPs", json!(["127.0.0.1"]), |s| s.external_ips.is_empty(), "127.0.0.1 is loopback"),
+        ("spec.ports.0.port", json!(0), |s| names(s) == ["dns"], "spec.ports[0].port: the number 0"),
+        ("spec.ports.0.protocol", json!("QUIC"), |s| names(s) == ["dns"], "spec.ports[0].protocol: "),
+        (
+            "spec.ports.0.targetPort",
+            json!(70_000),
+            |s| names(s) == ["http", "dns"],
+            "spec.ports[0].targetPort: ",
+        ),
+        ("spec.ports.0.nodePort", json!("x"), |s| names(s) == ["http", "dns"], "spec.ports[0].nodePort: "),
+        (
+            "spec.ports.1.name",
+            json!("http"),
+            |s| names(s) == ["http"],
+            "http is also the name of spec.ports[0]",
+        ),
+        ("spec.ports.0.name", json!("An odd name"), |s| names(s) == ["An odd name", "dns"], ""),
+        (
+            "spec.type",
+            json!("Magic"),
+            |s| s.service_type == ServiceType::ClusterIp,
+            "spec.type: the text \"Magic\"",
+        ),
+        ("spec.sessionAffinity", json!("Cookie"), |s| s.session_affinity.is_none(), "spec.sessionAffinity: "),
+        (
+            "spec.externalTrafficPolicy",
+            json!("Near"),
+            |s| s.external_traffic_policy == TrafficPolicy::Cluster,
+            "Near",
+        ),
+        ("spec.ipFamilyPolicy", json!("Both"), |s| s.ip_family_policy == IpFamilyPolicy::SingleStack, "Both"),
+        ("spec.trafficDistribution", json!("PreferNear"), |s| s.ports.len() == 2, ""),
+        (
+            "metadata.labels",
+            json!({"a": 1, "b": "not a value!"}),
+            |s| s.meta.labels.len() == 1,
+            "metadata.labels[a]: ",
+        ),
+        ("metadata.annotations", json!({"UPPER/x": "1", "a b": "2"}), |s| s.meta.annotations.len() == 2, ""),
+        (
+            "metadata.finalizers",
+            json!([1, "tidegate.dev/cleanup"]),
+            |s| s.stored.is_finalized_by_us(),
+            "metadata.finalizers[0]: ",
+        ),
+        (
+            "status.loadBalancer.ingress",
+            json!([{"ip": "x"}, {"ip": "203.0.113.006"}]),
+            |s| Some(s.ingress_ips.clone()) == ip("203.0.113.6").map(|ip| vec![ip]),
+            "status.loadBalancer.ingress[0].ip: ",
+        ),
+    ];
+    for (field, value, check, told) in rows {
+        let (service, said) = service_of(&with(service_json(), field, value.clone()));
+        assert!(check(&service), "{field}: {value}: {service:?}");
+        match told {
+            "" => assert_eq!(said, [] as [String; 0], "{field}: {value}"),
+            told => assert!(said.iter().any(|one| one.contains(told)), "{field}: {value}: {said:?}"),
+        }
+    }
+}
+
+fn ip(text: &str) -> Option<IpAddr> {
+    text.parse().ok()
+}
+
+fn names(service: &Service) -> Vec<&str> {
+    service.ports.iter().map(|port| port.name.as_str()).collect()
+}
+
+#[test]
+fn source_ranges_that_are_not_understood_let_nobody_in() {
+    let admits = |ranges: &[IpNet], client: &str| {
+        let client = ip(client).expect("an address");
+        ranges.is_empty() || ranges.iter().any(|range| range.contains(&client))
+    };
+    let field = |ranges: Value| with(service_json(), "spec.loadBalancerSourceRanges", ranges);
+    let annotation = |ranges: &str| {
+        let annotations = json!({"service.beta.kubernetes.io/load-balancer-source-ranges": ranges});
+        with(service_json(), "metadata.annotations", annotations)
+    };
+    for object in [field(json!(["x"])), field(json!([1])), annotation("x"), annotation("10.0.0.0/33,")] {
+        let (service, said) = service_of(&object);
+        assert!(!said.is_empty());
+        for client in ["192.0.2.1", "2001:db8::1"] {
+            assert!(!admits(&service.source_ranges, client), "{object}");
+        }
+    }
+    let (service, _) = service_of(&field(json!(["x", " 010.0.0.0/8"])));
+    assert!(admits(&service.source_ranges, "10.1.2.3"), "those that are understood count");
+    assert!(!admits(&service.source_ranges, "192.0.2.1") && !admits(&service.source_ranges, "2001:db8::1"));
+}
+
+#[test]
+fn a_class_that_cannot_be_read_is_not_the_lack_of_one() {
+    let (service, said) = service_of(&with(service_json(), "spec.loadBalancerClass", json!(7)));
+    assert_eq!(service.load_balancer_class.as_deref(), Some(""));
+    assert_eq!(said.len(), 1);
+}
+
+#[test]
+fn a_name_is_taken_as_it_is() {
+    for name in ["1st", "UPPER_case", "a.b"] {
+        let (service, said) = service_of(&with(service_json(), "metadata.name", json!(name)));
+        assert_eq!((service.meta.key.name.as_str(), said.len()), (name, 0));
+    }
+}
+
+#[test]
+fn of_a_slice_a_fault_costs_its_port_or_its_endpoint() {
+    let slice = |ports: Value, endpoints: Value| {
+        let object = json!({
+            "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "ports": ports, "endpoints": endpoints,
+        });
+        match read("EndpointSlice", &object) {
+            (Object::EndpointSlice(slice), said) => (slice, said),
+            (other, _) => panic!("{other:?}"),
+        }
+    };
+    let ports = json!([
+        {"name": "a", "port": 0}, {"name": "b", "port": 8080}, {"name": "c", "port": 70_000},
+        {"name": "d", "port": 1, "protocol": "QUIC"}, {"name": "b", "port": 9}, "x", {"name": "Odd One", "port": 5},
+    ]);
+    let (read, said) = slice(ports, json!([]));
+    let usable: Vec<(&str, u16)> =
+        read.ports.iter().filter_map(|port| Some((port.name.as_str(), port.port?.get()))).collect();
+    assert_eq!(usable, [("b", 8080), ("Odd One", 5)]);
+    assert_eq!(said.len(), 5, "{said:?}");
+    let endpoints = json!([
+        {"addresses": ["010.0.0.01"]}, {"addresses": ["x"]}, {"addresses": ["::1"]}, {"addresses": []}, {}, "x",
+        {"addresses": ["::ffff:10.0.0.2", "x"], "conditions": {"ready": "yes"}, "hints": {"forZones": "z", "forNodes": [{"name": "n1"}]}},
+    ]);
+    let (read, said) = slice(json!([]), endpoints);
+    let addresses: Vec<String> =
+        read.endpoints.iter().filter_map(|endpoint| endpoint.address).map(|ip| ip.to_string()).collect();
+    assert_eq!(addresses, ["10.0.0.1", "10.0.0.2"]);
+    assert_eq!(read.endpoints.last().expect("the last").hint_nodes, ["n1"]);
+    assert!(said.len() >= 6, "{said:?}");
+    let many: Vec<Value> =
+        (0..1_500).map(|i| json!({"addresses": [format!("10.1.{}.{}", i / 250, i % 250)]})).collect();
+    let (read, said) = slice(json!([]), json!(many));
+    assert_eq!((read.endpoints.len(), said.len()), (1_500, 0), "the limits are those of the writer");
+}
+
+#[test]
+fn faults_of_one_object_are_told_up_to_a_limit() {
+    let endpoints: Vec<Value> = (0..1_000).map(|i| json!({"addresses": [format!("bad-{i}")]})).collect();
+    let object = json!({
+        "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "endpoints": endpoints,
+    });
+    let (_, said) = read("EndpointSlice", &object);
+    assert_eq!(said.len(), 9);
+    assert_eq!(said[8], "EndpointSlice has 1000 faults, of which 8 are told");
+}
+
+#[test]
+fn an_address_type_that_is_not_known_costs_the_endpoints_and_not_the_slice() {
+    let object = json!({
+        "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv9", "endpoints": [{"addresses": ["10.0.0.1"]}],
+    });
+    let (read, said) = read("EndpointSlice", &object);
+    let Object::EndpointSlice(slice) = read else { panic!("a slice") };
+    assert_eq!((slice.address_type, slice.endpoints[0].address), (AddressType::Unknown, None));
+    assert_eq!(said, ["addressType: the text \"IPv9\" is not accepted"]);
+}
+
+#[test]
+fn nodes_pods_namespaces_and_pools_keep_what_is_sound() {
+    let node = json!({
+        "metadata": {"name": "n1"}, "spec": {"podCIDRs": ["x", "010.0.0.0/24"]},
+        "status": {"addresses": ["x", {"type": "InternalIP", "address": "y"}, {"type": "InternalIP", "address": "10.9.0.1"}]},
+    });
+    let (Object::Node(node), said) = read("Node", &node) else { panic!("a Node") };
+    assert_eq!((node.pod_cidrs.len(), node.internal_ips.len(), said.len()), (1, 1, 3), "{said:?}");
+    let pod = json!({"metadata": {"name": "p", "namespace": "shop", "annotations": {"tidegate.dev/weight": "3", "a": 1}}});
+    let (Object::Pod(pod), said) = read("Pod", &pod) else { panic!("a Pod") };
+    assert_eq!((pod.meta.annotations.len(), said.len()), (1, 1));
+    let (Object::Namespace(namespace), _) =
+        read("Namespace", &json!({"metadata": {"name": "shop", "labels": "x"}}))
+    else {
+        panic!("a Namespace")
+    };
+    assert_eq!(namespace.meta.key.name, "shop");
+    let pool = json!({"metadata": {"name": "p"}, "spec": {"addresses": ["203.0.113.0/28", "x"]}});
+    let (Object::AddressPool(pool), said) = read("AddressPool", &pool) else { panic!("an AddressPool") };
+    assert_eq!((pool.pool.ranges.len(), pool.faults.len(), said.len()), (1, 1, 1));
+}
