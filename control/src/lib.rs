@@ -23,5 +23,6 @@ pub mod pools;
 pub mod reconcile;
 pub mod shared_map;
 pub mod source;
+mod state_file;
 pub mod telemetry;
 pub mod yaml;

@@ -5,6 +5,8 @@
 //! in its place by rename, so that there is always one whole file. Its modification time tells when its objects were
 //! last known to be those of the API server.
 //!
+//! The file is for the gateway alone (0600): it has what its account may read of the cluster.
+//!
 //! Reading decodes the objects as if the API server had sent them. A file that is cut, altered or of another format is
 //! refused as a whole, with a reason.
 
@@ -149,7 +151,11 @@ impl Disk {
             return Err("its contents were altered".to_owned());
         }
         let now = SystemTime::now();
-        let ago = |at: u64| now.duration_since(SystemTime::UNIX_EPOCH + Duration::from_secs(at)).ok();
+        // A clock that was set back since says only that it was heard before now.
+        let ago = |at: u64| {
+            let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(at))?;
+            Some(now.duration_since(at).unwrap_or_default())
+        };
         let heard = head.heard.into_iter();
         let heard = heard.filter_map(|h| Some((kind_of(&h.kind)?, h.point, ago(h.at)?))).collect();
         Ok(Some(Saved { server: head.server, confirmed, heard, objects }))

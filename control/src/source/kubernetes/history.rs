@@ -7,6 +7,10 @@
 //! written), and how long nobody watched (a restore takes longer than a restart). `retain` adds what it sees in the
 //! list itself. Pure.
 //!
+//! What a gateway finds on its own disk at the start is another matter: nobody watched while it was not running, for
+//! however long, so the outage says nothing. There the cluster and the version decide alone
+//! ([`Heard::continuity_with_disk`]).
+//!
 //! Not told apart: a backup a few seconds old whose server has written more since than was lost. What it lacks is
 //! believed to be deleted.
 
@@ -52,6 +56,14 @@ impl Heard {
         if goes_on { Continuity::GoesOn } else { Continuity::Unknown }
     }
 
+    /// Whether the first list of a run, as of `point`, is newer than what is on disk, where this was heard last.
+    pub(super) fn continuity_with_disk(&self, point: &Point, now: Instant) -> Continuity {
+        match self.continuity(point, Duration::ZERO, now) {
+            Continuity::GoesOn => Continuity::Newer,
+            other => other,
+        }
+    }
+
     /// The API server has told everything up to this version.
     pub(super) fn tell(&mut self, version: u64, now: Instant) {
         self.point.version = self.point.version.max(version);
@@ -82,6 +94,12 @@ mod tests {
         assert_eq!(after("b", 5_001, 10), Continuity::Unknown, "a new cluster");
         assert_eq!(after("", 5_001, 10), Continuity::Unknown, "a cluster without kube-system");
         assert_eq!(after("a", 5_001, 121), Continuity::Unknown, "long enough for a restore");
+        let with_disk = |cluster: &str, version: u64| {
+            heard.continuity_with_disk(&point(cluster, version), at + Duration::from_secs(86_400))
+        };
+        assert_eq!(with_disk("a", 6_000), Continuity::Newer, "however long the gateway was not running");
+        assert_eq!(with_disk("a", 4_999), Continuity::Unknown, "behind: a backup");
+        assert_eq!(with_disk("b", 6_000), Continuity::Unknown, "a new cluster");
         let unknown = Heard { point: point("a", 0), at };
         assert_eq!(unknown.continuity(&point("a", 7), Duration::ZERO, at), Continuity::Unknown);
     }

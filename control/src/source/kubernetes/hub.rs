@@ -282,6 +282,7 @@ impl Hub {
             }
             Event::Told(index, Told::Bookmark(version)) => self.stores[index].retain.bookmark(version),
             Event::Forbidden(index, why) => self.forbidden(index, why, now),
+            Event::Absent(index, server, point) => self.absent(index, server, point, now),
             Event::Up(index, server) => {
                 self.server = server;
                 if self.stores[index].forbidden.take().is_some() {
@@ -314,6 +315,23 @@ impl Hub {
         self.turn(None);
     }
 
+    /// The API server does not have the kind. Where there never was one, there are none of it. Where there are some,
+    /// their definition was taken away, and nobody deleted them one by one: they stay until it is back.
+    fn absent(&mut self, index: KindIndex, server: String, point: Point, now: Instant) {
+        if self.stores[index].retain.all().next().is_none() {
+            self.listed(index, Vec::new(), point, now);
+            self.believe(Event::Up(index, server), now);
+            return;
+        }
+        if !std::mem::replace(&mut self.stores[index].listed, true) {
+            self.changed.get_or_insert(now);
+        }
+        self.stores[index].forbidden = None;
+        let kind = &KINDS[index];
+        let why = format!("{}: the API server has no definition of {} any more", kind.path, kind.name);
+        self.believe(Event::Down(index, why), now);
+    }
+
     fn listed(&mut self, index: KindIndex, received: Vec<Received>, point: Point, now: Instant) {
         if !self.given && self.disk_is_old() {
             // Nobody goes by what is on disk yet, and it is too old to be held against a list.
@@ -325,8 +343,12 @@ impl Hub {
         let count = items.len();
         let store = &mut self.stores[index];
         let (outage, clock, version) = (store.outage(now), store.clock(now), point.version);
-        let heard = store.heard.as_ref();
-        let continuity = heard.map_or(Continuity::Unknown, |heard| heard.continuity(&point, outage, now));
+        let continuity = match &store.heard {
+            None => Continuity::Unknown,
+            // Of the disk, which this list is the first to be compared with.
+            Some(heard) if !store.listed => heard.continuity_with_disk(&point, now),
+            Some(heard) => heard.continuity(&point, outage, now),
+        };
         let relisted = store.retain.listed(items, version, continuity, clock);
         store.heard = Some(Heard { point, at: now });
         let first = !std::mem::replace(&mut store.listed, true);

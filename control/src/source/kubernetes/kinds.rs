@@ -19,7 +19,8 @@ pub(super) struct Kind {
     /// What of the object is kept beside its metadata: keys of the object with the keys below them, all of them
     /// where none is named. Empty: everything.
     pub(super) keep: &'static [(&'static str, &'static [&'static str])],
-    /// Whether the gateway goes on without it: an API server may not have it (404: then there are none), or may not let
+    /// Whether the gateway goes on without it: an API server may not have it (404: then there are none,
+    /// unless there were some before), or may not let
     /// the gateway read it (403: then those of before stay).
     pub(super) optional: bool,
     /// Which objects are kept, where that cannot be said by labels. Of these kinds only the metadata is asked for.

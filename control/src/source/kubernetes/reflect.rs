@@ -33,6 +33,8 @@ pub(super) enum Event {
     Told(KindIndex, Told),
     /// A watch stands.
     Up(KindIndex, String),
+    /// The API server does not have the kind; of this cluster.
+    Absent(KindIndex, String, Point),
     /// An attempt failed.
     Down(KindIndex, String),
     /// The API server does not let us read a kind that is optional.
@@ -46,6 +48,7 @@ impl Event {
             Self::Listed(index, ..)
             | Self::Told(index, _)
             | Self::Up(index, _)
+            | Self::Absent(index, ..)
             | Self::Down(index, _)
             | Self::Forbidden(index, _) => *index,
         }
@@ -158,7 +161,7 @@ impl Reflector {
                 End::Ended => pause = self.backoff.next(),
                 End::Fault(fault, serial) => {
                     self.lost.get_or_insert(begun);
-                    if fault.is_expired() || useless >= 2 {
+                    if fault.is_expired() || fault.is_absence(self.kind) || useless >= 2 {
                         tracing::debug!(kind = self.kind.name, %fault, "listing anew");
                         version = None;
                         useless = 0;
@@ -228,10 +231,9 @@ impl Reflector {
                 self.tell(Event::Listed(self.index, items, point)).await?;
                 Ok(version)
             }
-            Err(Fault::Refused { code: 404, .. }) if self.kind.optional => {
+            Err(fault) if fault.is_absence(self.kind) => {
                 let point = Point { cluster: self.cluster.clone(), version: 0 };
-                self.tell(Event::Listed(self.index, Vec::new(), point)).await?;
-                self.tell(Event::Up(self.index, connection.server)).await?;
+                self.tell(Event::Absent(self.index, connection.server, point)).await?;
                 Err(End::Absent)
             }
             Err(fault) => Err(End::Fault(fault.of_old_server(self.kind), Some(serial))),

@@ -6,7 +6,7 @@
 //! the API server has it again (at that version or newer, or made anew: with another uid), or until the grace time is
 //! over. Objects that are new in such a list are shown at once. A list that goes on where the last word ended
 //! ([`Continuity`]; a watch that expired on a healthy API server) is believed in what it lacks, unless that is most of
-//! what there was.
+//! what there was. The first list after a start that is newer than the disk is believed in all that it lacks.
 //!
 //! Versions are `metadata.resourceVersion`, which compare as numbers (KEP-5504); 0 stands for one that does not, and
 //! counts as newer than anything. Events that come twice or out of order are told by their versions; of objects from
@@ -48,6 +48,9 @@ pub(super) struct Item<T> {
 pub(super) enum Continuity {
     /// It is, by all that can be told.
     GoesOn,
+    /// It is of the same cluster, and newer than what was on disk when the gateway started: believed in all that it
+    /// lacks, however much that is.
+    Newer,
     /// It may be of a server that is back empty, or from a backup.
     Unknown,
 }
@@ -143,9 +146,14 @@ impl<T: Clone + PartialEq> Retain<T> {
             self.entries.insert(key, entry);
         }
         let lost = before.values().filter(|entry| entry.is_only_there()).count();
-        let goes_on = continuity == Continuity::GoesOn && relisted.older == 0;
-        // Whoever deletes most of what there is does so while somebody watches; a half-empty server does not.
-        let is_believed = goes_on && lost * 2 <= had;
+        let is_believed = match continuity {
+            // Whoever deletes most of what there is does so while somebody watches; a half-empty server does not.
+            Continuity::GoesOn => lost * 2 <= had,
+            // Nobody watched while the gateway was not running.
+            Continuity::Newer => true,
+            Continuity::Unknown => false,
+        };
+        let is_believed = is_believed && relisted.older == 0;
         for (key, entry) in before {
             let is_deletion = self.grace.is_zero() || is_believed && entry.is_only_there();
             let (Some(shown), until) = entry.into_shown(until) else { continue };

@@ -74,6 +74,11 @@ impl Fault {
         matches!(self, Self::Refused { code: 403 | 406, .. })
     }
 
+    /// The API server does not have the kind, and need not: a list tells whether it is so.
+    pub(super) fn is_absence(&self, kind: &Kind) -> bool {
+        kind.optional && matches!(self, Self::Refused { code: 404, .. })
+    }
+
     /// Says what is lacking where a kind is not there that every API server of today has.
     pub(super) fn of_old_server(self, kind: &Kind) -> Self {
         match self {

@@ -216,3 +216,26 @@ async fn files_of_the_state_are_for_the_gateways_user_alone_also_where_they_were
     eventually("the file", || fs::read_to_string(&path).is_ok_and(|text| text.contains("10.0.1.9"))).await;
     assert_eq!(mode(&path), Some(0o600));
 }
+
+/// 500 Services of which all but one are deleted while the gateway is not running, for longer than an API server takes
+/// to be restored from a backup.
+#[tokio::test]
+async fn a_list_of_the_same_cluster_that_is_newer_than_the_disk_is_believed_at_once_however_much_it_lacks() {
+    let mut world = World::new();
+    let many: String = (0..500).map(|n| manifest(&format!("s{n}"), "10.0.2.1") + "---\n").collect();
+    world.server.apply(&many).expect("legal");
+    saved(&world).await;
+    world.config.api_loss_grace = Duration::from_secs(600);
+    // As if the gateway had not been running for some minutes.
+    let before = std::time::SystemTime::now() - Duration::from_secs(200);
+    let open = fs::File::options().append(true).open(file(&world)).expect("it is there");
+    open.set_modified(before).expect("it is ours");
+    for n in 0..500 {
+        world.server.delete("v1", "Service", "shop", &format!("s{n}"));
+    }
+    let source = world.start();
+    let update = until(&source, "its objects", |u| u.objects.services.len() == 1).await;
+    assert!(service(&update, "web").is_some());
+    let kept = source.state().borrow().kept.clone();
+    assert!(!update.keeps_services && kept.iter().all(|kept| kept.kind != "Service"), "{kept:?}");
+}

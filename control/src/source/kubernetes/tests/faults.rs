@@ -581,3 +581,37 @@ fn the_end_waits_for_no_api_server() {
     drop(runtime);
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }
+
+#[tokio::test]
+async fn pools_whose_definition_vanishes_stay_and_the_source_says_that_it_lost_them() {
+    const POOLS: &str = "/apis/tidegate.dev/v1alpha1/addresspools";
+    let world = World::new();
+    let pool = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public}\nspec: {addresses: \
+                [203.0.113.0/28]}\n";
+    let definition =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubernetes/crds/tidegate.dev_addresspools.yaml");
+    world.server.apply(&std::fs::read_to_string(definition).expect("a definition")).expect("legal");
+    world.server.apply(pool).expect("legal");
+    world.apply_web();
+    let has_pool = |u: &SourceUpdate| u.objects.address_pools.contains_key("public");
+    let lost =
+        |s: &SourceState| !s.connected && s.last_error.as_ref().is_some_and(|e| e.contains("no definition"));
+    let source = world.start();
+    until(&source, "the pool", has_pool).await;
+    world.server.faults().on(POOLS, Fault::ServerError(404));
+    world.server.faults().end_watches();
+    until_state(&source, "the loss", lost).await;
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    let update = until(&source, "the other kinds", |u| service(u, "api").is_some()).await;
+    assert!(has_pool(&update));
+    source.save().await;
+    drop(source);
+    // A start finds it on disk, and the definition still gone.
+    let source = world.start();
+    let update = until(&source, "objects", |u| service(u, "api").is_some()).await;
+    assert!(has_pool(&update));
+    until_state(&source, "the loss", lost).await;
+    world.server.faults().clear();
+    until_state(&source, "a connection", |s| s.connected).await;
+    assert!(has_pool(&source.updates().borrow()));
+}
