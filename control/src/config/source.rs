@@ -8,7 +8,7 @@ use crate::yaml::{Fields, text};
 
 /// Default of `source.kubernetes.loadBalancerClass`, and the class in directory mode.
 pub const LOAD_BALANCER_CLASS: &str = "tidegate.dev/gateway";
-/// Default of `source.kubernetes.stateDirectory`.
+/// Default of `source.directory.stateDirectory` and `source.kubernetes.stateDirectory`.
 const STATE_DIRECTORY: &str = "/var/lib/tidegate";
 /// Default of `source.kubernetes.apiLossGrace`: an etcd member is restored, or a control plane fails over, in less.
 const API_LOSS_GRACE: Duration = Duration::from_secs(300);
@@ -40,6 +40,9 @@ pub struct DirectoryConfig {
     /// `lossGrace`: how long a file keeps its objects after it was emptied, cannot be read, or is no file any more.
     /// Up to a week; 0s withdraws them at once. Default 1m. A file that is deleted loses its objects at once.
     pub loss_grace: Duration,
+    /// `stateDirectory`: where it is kept which Service has which addresses, so that a restart gives each the same;
+    /// `""` keeps none. Default `/var/lib/tidegate`.
+    pub state_directory: Option<PathBuf>,
 }
 
 /// The validated `source.kubernetes` section.
@@ -83,7 +86,12 @@ impl Default for KubernetesConfig {
 
 impl SourceConfig {
     pub(super) fn default_in(base: &Path) -> Self {
-        Self::Directory(DirectoryConfig { path: base.join("manifests"), watch: true, loss_grace: LOSS_GRACE })
+        Self::Directory(DirectoryConfig {
+            path: base.join("manifests"),
+            watch: true,
+            loss_grace: LOSS_GRACE,
+            state_directory: Some(PathBuf::from(STATE_DIRECTORY)),
+        })
     }
 
     /// Whether LoadBalancer Services without a `loadBalancerClass` are ours: in a directory yes, for nobody
@@ -116,6 +124,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
     let mut path = PathBuf::from("manifests");
     let mut watch = true;
     let mut loss_grace = LOSS_GRACE;
+    let mut state_directory = Some(PathBuf::from(STATE_DIRECTORY));
     section(&fields, "directory", |directory| {
         if let Some(field) = directory.get("path")
             && let Some(text) = field.string_where(|t| !t.trim().is_empty(), "the path of a directory")
@@ -128,13 +137,21 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
         {
             loss_grace = grace;
         }
+        if let Some(text) = path_of(directory, "stateDirectory", STATE_DIRECTORY_ACCEPTED) {
+            state_directory = (!text.is_empty()).then(|| base.join(text));
+        }
         Some(())
     });
     let kubernetes = section(&fields, "kubernetes", |kubernetes| Some(decode_kubernetes(kubernetes, base)));
     if fields.is_empty() {
         fields.itself().error("neither directory nor kubernetes", "exactly one of them");
     }
-    let directory = SourceConfig::Directory(DirectoryConfig { path: base.join(path), watch, loss_grace });
+    let directory = SourceConfig::Directory(DirectoryConfig {
+        path: base.join(path),
+        watch,
+        loss_grace,
+        state_directory,
+    });
     // With both named there is no telling which was meant: the manifests are at least there to be checked.
     let source = if written("kubernetes") && !both {
         SourceConfig::Kubernetes(kubernetes.unwrap_or_default())
@@ -145,17 +162,20 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
     Some(source)
 }
 
+const STATE_DIRECTORY_ACCEPTED: &str = "the path of a directory, or \"\" for none";
+
+fn path_of<'a>(fields: &Fields<'a>, key: &'static str, accepted: &str) -> Option<&'a str> {
+    let text = fields.get(key)?.string_where(|t| !t.contains('\0'), accepted)?;
+    Some(text.trim())
+}
+
 fn decode_kubernetes(fields: &Fields<'_>, base: &Path) -> KubernetesConfig {
-    let path = |key, accepted| {
-        let text = fields.get(key)?.string_where(|t| !t.contains('\0'), accepted)?;
-        Some(text.trim())
-    };
-    let kubeconfig = path("kubeconfig", "the path of a kubeconfig file, or \"\" for the default");
+    let kubeconfig = path_of(fields, "kubeconfig", "the path of a kubeconfig file, or \"\" for the default");
     let class = fields.get("loadBalancerClass").and_then(|f| {
         f.string_where(text::is_qualified_name, "a name such as tidegate.dev/gateway").map(str::to_owned)
     });
     let grace = fields.get("apiLossGrace").and_then(|f| f.duration(Duration::ZERO..=API_LOSS_GRACE_MAX));
-    let state_directory = path("stateDirectory", "the path of a directory, or \"\" for none");
+    let state_directory = path_of(fields, "stateDirectory", STATE_DIRECTORY_ACCEPTED);
     let lease_namespace = fields
         .get("leaseNamespace")
         .and_then(|f| f.string_where(text::is_rfc1123_label, "the name of a namespace"));

@@ -83,6 +83,7 @@ fn every_key_arrives_in_the_validated_configuration() {
             path: PathBuf::from("/etc/tidegate/objects"),
             watch: false,
             loss_grace: Duration::from_secs(60),
+            state_directory: Some(PathBuf::from("/var/lib/tidegate")),
         })
     );
     assert_eq!(

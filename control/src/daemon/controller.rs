@@ -18,6 +18,7 @@ use tidegate_dataplane::gateway::Dataplane;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use super::address_file::AddressFile;
 use super::drains::Drains;
 use super::state::{Round, State};
 use super::{logging, reload};
@@ -71,6 +72,8 @@ pub(super) struct Controller {
     verdicts: Verdicts,
     drained: Drains,
     memory: Memory,
+    /// Where the addresses of Services are saved, if no API server has them.
+    addresses: Option<AddressFile>,
     /// The round whose spec was last given to the workers.
     published: Option<Arc<Outcome>>,
     /// The last round that every worker forwards by.
@@ -134,6 +137,7 @@ impl Controller {
             reconciled: 0,
             verdicts: Verdicts::default(),
             memory: Memory::default(),
+            addresses: None,
             published: None,
             applied: None,
             generation: 0,
@@ -151,6 +155,12 @@ impl Controller {
         }
     }
 
+    /// Goes on with the addresses that Services had in the last run, and saves those that they get.
+    pub(super) fn resume(&mut self, mut addresses: AddressFile) {
+        self.memory.allocations = addresses.load();
+        self.addresses = Some(addresses);
+    }
+
     /// Changes when a health-check node port cannot be bound, or can be again.
     pub(super) fn unbound(&self) -> watch::Receiver<Vec<BindFailure>> {
         self.node_ports.failures()
@@ -164,7 +174,8 @@ impl Controller {
     /// When a round is due though nothing changes.
     pub(super) fn due(&self) -> Option<Instant> {
         let reconcile_at = self.reconcile_at.map(|at| self.started + at);
-        reconcile_at.into_iter().chain(self.offer_at).min()
+        let save_at = self.addresses.as_ref().and_then(AddressFile::due);
+        reconcile_at.into_iter().chain(self.offer_at).chain(save_at).min()
     }
 
     /// This is known of the other gateways now.
@@ -270,6 +281,10 @@ impl Controller {
         let outcome = Arc::new(self.reconcile(&manifests));
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
+        if let Some(addresses) = &mut self.addresses {
+            // Before anybody can use one of them: a restart gives them to the same Services.
+            addresses.save(&self.memory.allocations).await;
+        }
         let problems = self.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
         let is_forwarded = self.is_published(&outcome.spec);
         if is_forwarded && self.dataplane.applied_generation() >= self.generation {

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use crate::config::{GatewayConfig, SourceConfig};
 use crate::reconcile::DrainTarget;
+use crate::state_file;
 
 /// The targets, and where they are kept.
 #[derive(Debug)]
@@ -81,7 +82,7 @@ impl Drains {
             fs::create_dir_all(directory)?;
         }
         let unfinished = self.path.with_extension("unfinished");
-        let mut file = fs::File::create(&unfinished)?;
+        let mut file = state_file::private_file(&unfinished)?;
         io::Write::write_all(&mut file, text.as_bytes())?;
         // The name must not stand for a file whose bytes a crash of the machine takes away.
         file.sync_all()?;

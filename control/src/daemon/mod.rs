@@ -7,6 +7,7 @@
 //! Invariant: whatever goes wrong after the start, the last good state keeps forwarding; only a dead worker or a
 //! signal ends the process.
 
+mod address_file;
 mod controller;
 mod drains;
 mod flows;
@@ -147,8 +148,12 @@ async fn serve(
         state.may_lose_name(name_taken.clone());
     }
     let kube_proxy = kube_proxy::follow(&config);
+    let addresses = start::address_file(&config);
     let mut controller =
         Controller::new(config, path, Arc::clone(&dataplane), Arc::clone(&state), checker, cluster);
+    if let Some(addresses) = addresses {
+        controller.resume(addresses);
+    }
     let mut ears = Ears {
         manifests: source.updates(),
         seen: None,

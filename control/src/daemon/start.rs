@@ -9,6 +9,7 @@ use anyhow::Context;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
 use tokio::sync::{mpsc, watch};
 
+use super::address_file::AddressFile;
 use super::controller::Command;
 use super::operator::Operator;
 use super::state::State;
@@ -125,6 +126,14 @@ impl Source {
             Self::Watched(source) => source.reload(),
         }
     }
+}
+
+/// The file of the addresses that Services have, where the objects come from a directory; at an API server the statuses
+/// of the Services say it.
+pub(super) fn address_file(config: &GatewayConfig) -> Option<AddressFile> {
+    let SourceConfig::Directory(directory) = &config.source else { return None };
+    let state = directory.state_directory.as_deref()?;
+    Some(AddressFile::new(state, &config.name, &directory.path))
 }
 
 /// Begins to write to the cluster that the objects come from, if they come from one.

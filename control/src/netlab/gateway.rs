@@ -96,7 +96,7 @@ impl GatewayOptions {
         let own_networks: Vec<String> =
             self.node_port_addresses.iter().map(|network| format!("\"{network}\"")).collect();
         let source = match &self.kubeconfig {
-            None => format!("directory: {{path: manifests, watch: {}}}", self.watch),
+            None => format!("directory: {{path: manifests, watch: {}, stateDirectory: state}}", self.watch),
             Some(path) => format!("kubernetes: {{kubeconfig: \"{}\", stateDirectory: \"\"}}", path.display()),
         };
         format!(

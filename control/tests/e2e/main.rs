@@ -8,6 +8,7 @@
 mod affinity;
 mod change;
 mod choice;
+mod directory_restart;
 mod dsr_probe;
 mod failure;
 mod floods;

@@ -1,0 +1,297 @@
+//! Which Service has which addresses, on disk: for a gateway whose objects come from a directory, which has no status
+//! to write them to.
+//!
+//! One line a Service: a hash of the rest of the line, and JSON. A line that is cut or altered costs that Service its
+//! memory, and no other; what was lost is logged. The controller saves before it publishes, so that a gateway that is
+//! killed at any moment comes back with every address that anybody could have used.
+//!
+//! Each gateway and each directory of manifests has a file of its own, so two gateways on one machine do not meet.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::model::ObjectKey;
+use crate::pools::{Allocations, Held, Holdings};
+use crate::shared_map::SharedMap;
+use crate::state_file;
+
+/// Changes whenever the lines mean something else. Lines of another format are lost, like damaged ones.
+const FORMAT: u32 = 1;
+/// How long a round waits for the disk. A disk that takes longer does not hold up what is published.
+const SAVE_MAX: Duration = Duration::from_secs(2);
+/// A save that failed is tried again after this.
+const RETRY: Duration = Duration::from_secs(10);
+/// Larger files are not ours.
+const BYTES_MAX: u64 = 256 << 20;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct AddressFile {
+    path: PathBuf,
+    saved: Arc<Allocations>,
+    /// What was to be saved last.
+    tried: Arc<Allocations>,
+    under_way: Option<JoinHandle<io::Result<()>>>,
+    /// Why the last save failed, and when it is tried again.
+    failed: Option<(String, Instant)>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    namespace: String,
+    name: String,
+    uid: String,
+    /// It has no Service any more, and is kept for its return.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    departed: bool,
+    held: Vec<Held>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Head {
+    format: u32,
+    services: usize,
+}
+
+impl AddressFile {
+    /// The file of the gateway of this name with these manifests.
+    pub(super) fn new(directory: &Path, gateway: &str, manifests: &Path) -> Self {
+        let manifests = std::path::absolute(manifests).unwrap_or_else(|_| manifests.to_owned());
+        let hash = hash(manifests.as_os_str().as_encoded_bytes());
+        let path = directory.join(format!("{gateway}-{hash:016x}.addresses"));
+        Self { path, saved: Arc::default(), tried: Arc::default(), under_way: None, failed: None }
+    }
+
+    /// What is on disk. What cannot be read is logged, and lost.
+    pub(super) fn load(&mut self) -> Arc<Allocations> {
+        match read(&self.path) {
+            Ok(None) => tracing::info!("{}: no addresses of an earlier run", self.path.display()),
+            Ok(Some(read)) => {
+                let services = read.allocations.by_service.len();
+                if read.lost == 0 {
+                    tracing::info!(services, "addresses of the last run are read");
+                } else {
+                    tracing::warn!(
+                        services,
+                        lost = read.lost,
+                        "{}: part of the file is damaged; the Services of the lost lines get addresses anew",
+                        self.path.display()
+                    );
+                }
+                self.saved = Arc::new(read.allocations);
+            }
+            Err(error) => tracing::warn!(
+                "{}: the addresses of the last run cannot be read, Services get addresses anew: {error}",
+                self.path.display()
+            ),
+        }
+        Arc::clone(&self.saved)
+    }
+
+    /// When a save that failed is to be tried again.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.failed.as_ref().map(|(_, again)| *again)
+    }
+
+    /// Sees to it that these are on disk, within a limit.
+    pub(super) async fn save(&mut self, allocations: &Arc<Allocations>) {
+        let waits = self.failed.as_ref().is_some_and(|(_, again)| *again > Instant::now());
+        if Arc::ptr_eq(&self.saved, allocations) || waits && Arc::ptr_eq(&self.tried, allocations) {
+            return;
+        }
+        self.tried = Arc::clone(allocations);
+        if *self.saved == **allocations {
+            self.saved = Arc::clone(allocations);
+            return;
+        }
+        let until = Instant::now() + SAVE_MAX;
+        if let Some(before) = self.under_way.take_if(|before| !before.is_finished()) {
+            // The disk hangs: nothing is gained by a second write.
+            self.under_way = Some(before);
+            return self.fail("the disk has not answered yet".to_owned());
+        }
+        let (path, to_save) = (self.path.clone(), Arc::clone(allocations));
+        let mut write = tokio::task::spawn_blocking(move || write(&path, &to_save));
+        match tokio::time::timeout_at(until, &mut write).await {
+            Ok(Ok(Ok(()))) => {
+                if self.failed.take().is_some() {
+                    tracing::info!("{}: addresses are saved again", self.path.display());
+                }
+                self.saved = Arc::clone(allocations);
+            }
+            Ok(Ok(Err(error))) => self.fail(error.to_string()),
+            Ok(Err(panic)) => self.fail(panic.to_string()),
+            Err(_) => {
+                self.under_way = Some(write);
+                self.fail(format!("the disk has not answered within {} s", SAVE_MAX.as_secs()));
+            }
+        }
+    }
+
+    fn fail(&mut self, why: String) {
+        if self.failed.as_ref().is_none_or(|(before, _)| *before != why) {
+            tracing::warn!(
+                "{}: the addresses of Services are not saved, a restart may give others: {why}",
+                self.path.display()
+            );
+        }
+        self.failed = Some((why, Instant::now() + RETRY));
+    }
+}
+
+/// What a file came to.
+struct Read {
+    allocations: Allocations,
+    /// Services whose lines are damaged or missing.
+    lost: usize,
+}
+
+fn read(path: &Path) -> io::Result<Option<Read>> {
+    let bytes = match fs::metadata(path).map(|metadata| metadata.len()) {
+        Ok(len) if len > BYTES_MAX => return Err(io::Error::other("it is too large")),
+        Ok(_) => fs::read(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let head: Option<Head> = lines.clone().next().and_then(checked);
+    if head.is_some() {
+        lines.next();
+    }
+    let (mut by_service, mut departed) = (SharedMap::new(), SharedMap::new());
+    let (mut good, mut bad) = (0, usize::from(head.is_none()));
+    for line in lines {
+        let Some(Line { namespace, name, uid, departed: is_departed, held }) = checked(line) else {
+            bad += 1;
+            continue;
+        };
+        good += 1;
+        let of = if is_departed { &mut departed } else { &mut by_service };
+        of.insert(ObjectKey::new(namespace, name), Holdings::new(&uid, held));
+    }
+    let missing = head.map_or(0, |head| head.services.saturating_sub(good));
+    Ok(Some(Read { allocations: Allocations { by_service, departed }, lost: bad.max(missing) }))
+}
+
+/// The JSON of a line whose hash is right.
+fn checked<T: for<'de> Deserialize<'de>>(line: &[u8]) -> Option<T> {
+    let (sum, json) = line.split_at_checked(16)?;
+    let json = json.strip_prefix(b" ")?;
+    let sum = u64::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
+    (sum == hash(json)).then(|| serde_json::from_slice(json).ok()).flatten()
+}
+
+fn write(path: &Path, allocations: &Allocations) -> io::Result<()> {
+    let all = allocations.by_service.iter().map(|(key, holdings)| (key, holdings, false));
+    let all = all.chain(allocations.departed.iter().map(|(key, holdings)| (key, holdings, true)));
+    state_file::replace(path, |out| {
+        let head =
+            Head { format: FORMAT, services: allocations.by_service.len() + allocations.departed.len() };
+        state_file::line(out, &summed(&head)?)?;
+        for (key, holdings, departed) in all {
+            let ObjectKey { namespace, name } = key.clone();
+            let line =
+                Line { namespace, name, uid: holdings.uid.clone(), departed, held: holdings.held.clone() };
+            state_file::line(out, &summed(&line)?)?;
+        }
+        Ok(())
+    })
+}
+
+fn summed(value: &impl Serialize) -> io::Result<String> {
+    let json = serde_json::to_string(value)?;
+    Ok(format!("{:016x} {json}", hash(json.as_bytes())))
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    let step = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::model::Protocol;
+
+    fn allocations(count: u8) -> Arc<Allocations> {
+        let one = |n: u8| {
+            let held = Held {
+                pool: "public".into(),
+                ports: Some(vec![(Protocol::Tcp, 80), (Protocol::Udp, u16::from(n) + 1)]),
+                ..Held::of_status(std::net::IpAddr::from([203, 0, 113, n]))
+            };
+            (ObjectKey::new("shop", format!("s{n}")), Holdings::new("u", vec![held]))
+        };
+        let departed = [(ObjectKey::new("shop", "gone"), Holdings::new("u", vec![]))].into_iter().collect();
+        Arc::new(Allocations { by_service: (0..count).map(one).collect(), departed })
+    }
+
+    fn file(directory: &Path) -> AddressFile {
+        AddressFile::new(directory, "edge", Path::new("/etc/tidegate/manifests"))
+    }
+
+    #[tokio::test]
+    async fn what_is_saved_is_read_by_the_next_run_and_by_nobody_else() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let state = directory.path().join("state");
+        let mut first = file(&state);
+        assert_eq!(*first.load(), Allocations::default());
+        first.save(&allocations(3)).await;
+        assert_eq!(file(&state).load(), allocations(3));
+        let mode = fs::metadata(&first.path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let mut others = [
+            AddressFile::new(&state, "edge", Path::new("/srv/manifests")),
+            AddressFile::new(&state, "edge-2", Path::new("/etc/tidegate/manifests")),
+        ];
+        assert!(others.iter_mut().all(|other| *other.load() == Allocations::default()));
+    }
+
+    #[tokio::test]
+    async fn a_damaged_or_cut_file_costs_the_services_of_its_damaged_lines_and_no_other() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut first = file(directory.path());
+        first.save(&allocations(4)).await;
+        let good = fs::read(&first.path).expect("it is there");
+        let services = |bytes: &[u8]| {
+            fs::write(&first.path, bytes).expect("ours");
+            let read = read(&first.path).expect("it can be read").expect("it is there");
+            (read.allocations.by_service.len(), read.lost > 0)
+        };
+        assert_eq!(services(&good), (4, false));
+        let text = String::from_utf8(good.clone()).expect("text");
+        assert_eq!(services(text.replace("203.0.113.2", "203.0.113.9").as_bytes()), (3, true));
+        assert_eq!(services(text.replace("\"format\"", "\"farmot\"").as_bytes()), (4, true));
+        for len in 0..good.len() {
+            let (left, lost) = services(&good[..len]);
+            assert!(left <= 4 && (lost || len + 1 >= good.len()), "{len} bytes: {left} {lost}");
+        }
+        assert_eq!(services(b"\0\xff\n\n{}\n"), (0, true));
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_cannot_be_written_is_told_and_tried_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let blocked = directory.path().join("blocked");
+        fs::write(&blocked, "").expect("ours");
+        let mut first = file(&blocked.join("state"));
+        first.save(&allocations(1)).await;
+        assert!(first.due().is_some());
+        fs::remove_file(&blocked).expect("ours");
+        first.failed.as_mut().expect("it failed").1 = Instant::now();
+        first.save(&allocations(1)).await;
+        assert!(first.due().is_none());
+        assert_eq!(file(&blocked.join("state")).load(), allocations(1));
+    }
+}

@@ -1,0 +1,90 @@
+//! Which Service has which address survives every kind of end: it is on disk before anybody can use it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::gateway::manifests_of;
+use tidegate::netlab::manifests::put;
+
+use crate::world::{World, alone, lab};
+
+fn service(name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{type: LoadBalancer, \
+         allocateLoadBalancerNodePorts: false, ports: [{{name: http, port: 80}}]}}\n"
+    )
+}
+
+/// The addresses by Service, as `tidegate services` tells them.
+fn vips(world: &World) -> BTreeMap<String, Vec<String>> {
+    let answer = world.gateway().ask(&["services", "-A", "-o", "json"]).expect("the gateway answers");
+    let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+    let address = |vip: &serde_json::Value| vip["address"].as_str().unwrap_or_default().to_owned();
+    let of = |service: &serde_json::Value| {
+        let vips = service["vips"].as_array().into_iter().flatten().map(address).collect();
+        (service["name"].as_str().unwrap_or_default().to_owned(), vips)
+    };
+    answer["items"].as_array().into_iter().flatten().map(of).collect()
+}
+
+/// Waits until so many Services have an address.
+fn wait_for_vips(world: &World, count: usize) -> BTreeMap<String, Vec<String>> {
+    world.wait_until("addresses", || {
+        let vips = vips(world);
+        (vips.values().filter(|vips| !vips.is_empty()).count() == count).then_some(vips)
+    })
+}
+
+/// Kills the gateway as it stands and starts it again.
+fn kill_and_start(world: &mut World) {
+    world.take_gateway().kill();
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+}
+
+fn state_file(world: &World) -> PathBuf {
+    let files = fs::read_dir(world.lab.directory().join("state")).expect("a state directory");
+    let mut files = files.map(|entry| entry.expect("readable").path());
+    files.find(|path| path.extension().is_some_and(|extension| extension == "addresses")).expect("a file")
+}
+
+#[test]
+fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gateway_ends() {
+    let _turn = alone();
+    let mut world = World::over(lab(1), GatewayOptions::default(), &[], &service("s0"));
+    let directory = manifests_of(&world.lab);
+    // One after the other, in an order that no restart sees again; each is killed the moment it is served.
+    for n in (1..9).rev() {
+        put(&directory, &format!("{n}.yaml"), &service(&format!("s{n}"))).expect("written");
+        let before = wait_for_vips(&world, 10 - n);
+        if n % 3 == 0 {
+            kill_and_start(&mut world);
+            assert_eq!(wait_for_vips(&world, 10 - n), before, "killed after s{n}");
+        }
+    }
+    let before = wait_for_vips(&world, 9);
+    // The files are read in another order.
+    for n in 1..9 {
+        let renamed = directory.join(format!("{}.yaml", 100 - n));
+        fs::rename(directory.join(format!("{n}.yaml")), renamed).expect("renamed");
+    }
+    assert!(world.take_gateway().stop().expect("the gateway ends").success());
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+    assert_eq!(wait_for_vips(&world, 9), before);
+
+    // A part of the file is lost: the others keep what they have, and it is no reason not to start.
+    let file = state_file(&world);
+    world.take_gateway().kill();
+    let text = fs::read_to_string(&file).expect("text");
+    assert!(text.lines().count() == 10, "{text}");
+    fs::write(&file, &text[..text.len() - 20]).expect("ours");
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+    let after = wait_for_vips(&world, 9);
+    let differ = before.iter().filter(|(name, vips)| after[*name] != **vips).count();
+    assert!(differ <= 1, "{before:?} {after:?}");
+    assert!(world.gateway().log().contains("part of the file is damaged"));
+}
