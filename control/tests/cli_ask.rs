@@ -159,7 +159,7 @@ impl AdminBackend for Daemon {
             assigned: 16 - free,
             free,
             disabled,
-            object: None,
+            ..PoolView::default()
         };
         PoolsAnswer { pools: vec![pool("public", 0, false), pool("old", 4, true)] }
     }

@@ -405,12 +405,12 @@ pub struct DropsAnswer {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolsAnswer {
-    /// Those of the configuration in its order, then AddressPools by name.
+    /// Those of the configuration in its order, then AddressPools by name, then pools that were removed and are in use.
     pub pools: Vec<PoolView>,
 }
 
 /// How full a pool is. Counts beyond 2^64 - 1 show as that.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolView {
     /// Its name.
@@ -423,6 +423,18 @@ pub struct PoolView {
     pub free: u64,
     /// Whether it is being emptied.
     pub disabled: bool,
+    /// Addresses that it gave and does not have any more, and that Services still hold.
+    #[serde(default)]
+    pub outside: u64,
+    /// How many Services hold addresses from it.
+    #[serde(default)]
+    pub users: usize,
+    /// The first of them, `namespace/name`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub some_users: Vec<String>,
+    /// There is no such pool any more; Services still hold addresses from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removed: bool,
     /// `AddressPool/NAME`, where it is one; pools of the configuration have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
@@ -437,6 +449,10 @@ impl From<&PoolUsage> for PoolView {
             assigned: shown(usage.assigned),
             free: shown(usage.free()),
             disabled: usage.disabled,
+            outside: shown(usage.outside),
+            users: usage.users,
+            some_users: usage.some_users.iter().map(ToString::to_string).collect(),
+            removed: usage.removed,
             object: None,
         }
     }

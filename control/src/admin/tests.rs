@@ -94,8 +94,7 @@ impl AdminBackend for Daemon {
             pool: "wide".into(),
             total: u128::MAX,
             assigned: 1,
-            reserved: 0,
-            disabled: false,
+            ..crate::pools::PoolUsage::default()
         };
         PoolsAnswer { pools: vec![PoolView::from(&usage)] }
     }

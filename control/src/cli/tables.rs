@@ -248,12 +248,19 @@ pub(super) fn drops(answer: &DropsAnswer) -> Table {
 
 /// `pools`.
 pub(super) fn pools(pools: &[PoolView]) -> Table {
-    let mut table = Table::new(&["NAME", "TOTAL", "ASSIGNED", "FREE", "STATUS", "+OBJECT"]);
+    let mut table =
+        Table::new(&["NAME", "TOTAL", "ASSIGNED", "FREE", "STATUS", "+OBJECT", "+OUTSIDE", "+IN USE BY"]);
     for pool in pools {
-        let status = match (pool.disabled, pool.free) {
-            (true, _) => "Disabled",
-            (false, 0) => "Full",
-            (false, _) => "Available",
+        let status = match (pool.removed, pool.disabled, pool.free) {
+            (true, ..) => "RemovedInUse",
+            (false, true, _) => "Disabled",
+            (false, false, 0) => "Full",
+            (false, false, _) => "Available",
+        };
+        let named = pool.some_users.join(", ");
+        let in_use_by = match pool.users.saturating_sub(pool.some_users.len()) {
+            0 => named,
+            more => format!("{named} and {more} more"),
         };
         let PoolView { name, total, assigned, free, .. } = pool;
         table.row([
@@ -263,6 +270,8 @@ pub(super) fn pools(pools: &[PoolView]) -> Table {
             free.to_string(),
             status.to_owned(),
             pool.object.clone().unwrap_or_default(),
+            pool.outside.to_string(),
+            in_use_by,
         ]);
     }
     table

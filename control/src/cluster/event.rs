@@ -13,7 +13,9 @@ const NOTE_BYTES_MAX: usize = 1024;
 pub mod reason {
     /// A Service got an address.
     pub const IP_ALLOCATED: &str = "IPAllocated";
-    /// A Service has none any more.
+    /// An AddressPool is deleted, and Services hold addresses of it.
+    pub const POOL_IN_USE: &str = "PoolInUse";
+    /// A Service has none any more, or another one.
     pub const CLEAR_ASSIGNMENT: &str = "ClearAssignment";
     /// A Service is taken up.
     pub const ENSURING: &str = "EnsuringLoadBalancer";

@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::model::{ObjectKey, Service};
-use crate::pools::{Allocations, Assigned, Authority};
+use crate::pools::{Allocations, Authority, Holdings};
 use crate::shared_map::SharedMap;
 
 /// What is known of all gateways at one API server.
@@ -142,11 +142,11 @@ impl Past {
 
 /// The addresses by which gateways serve a Service, whoever they follow: those that its status and its spec have, and
 /// those that are about to be in its status. A deleted one is served by nobody.
-fn names(service: Option<&Arc<Service>>, given: Option<&Vec<Assigned>>) -> BTreeSet<IpAddr> {
+fn names(service: Option<&Arc<Service>>, given: Option<&Holdings>) -> BTreeSet<IpAddr> {
     let Some(service) = service.filter(|service| service.meta.deletion_time.is_none()) else {
         return BTreeSet::new();
     };
-    let given = given.into_iter().flatten().map(|assigned| assigned.address);
+    let given = given.into_iter().flat_map(Holdings::load_balancer);
     service.ingress_ips.iter().chain(&service.external_ips).copied().chain(given).collect()
 }
 
@@ -262,11 +262,11 @@ mod tests {
 
     /// A leader's memory of what it gave; the Services are there, without a status.
     fn memory(given: &[(usize, u8, u32)]) -> Arc<Allocations> {
-        let assigned = |n: u8| Assigned { address: ip(n), pool: "public".into() };
+        let held = |n: u8| Holdings::new("", vec![crate::pools::Held::of_status(ip(n))]);
         let of = |(_, address, name): &(usize, u8, u32)| {
-            (ObjectKey::new("shop", format!("s{}", name * 2 + u32::from(*address))), vec![assigned(*address)])
+            (ObjectKey::new("shop", format!("s{}", name * 2 + u32::from(*address))), held(*address))
         };
-        Arc::new(Allocations { by_service: given.iter().map(of).collect() })
+        Arc::new(Allocations { by_service: given.iter().map(of).collect(), ..Allocations::default() })
     }
 
     proptest! {

@@ -39,6 +39,7 @@ pub(super) enum Target {
     Finalizer(ObjectKey),
     Status(ObjectKey),
     Pool(String),
+    PoolFinalizer(String),
 }
 
 impl Target {
@@ -47,6 +48,7 @@ impl Target {
             Write::Finalizer { service, .. } => Self::Finalizer(service.clone()),
             Write::ServiceStatus { service, .. } => Self::Status(service.clone()),
             Write::PoolStatus { pool, .. } => Self::Pool(pool.clone()),
+            Write::PoolFinalizer { pool, .. } => Self::PoolFinalizer(pool.clone()),
         }
     }
 }

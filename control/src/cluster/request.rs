@@ -1,8 +1,8 @@
 //! Writes as requests to an API server, and what its answers mean.
 //!
 //! Status goes by server-side apply under one field manager, so that what others own stays theirs; the finalizer by a
-//! strategic merge patch, which adds and takes off one entry whatever else is in the list. Both name the uid: a
-//! Service that was deleted and made anew is not meant.
+//! strategic merge patch, which adds and takes off one entry whatever else is in the list; that of AddressPools, which
+//! know no such patch, by an apply. All name the uid: an object that was deleted and made anew is not meant.
 
 use std::time::Duration;
 
@@ -132,6 +132,11 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
             let patch = service_status(&service.name, &uid, ingress.as_deref(), &conditions);
             within(api.patch_status(&service.name, &apply, &Patch::Apply(patch))).await?;
         }
+        Write::PoolFinalizer { pool, uid, present } => {
+            let api: Api<AddressPool> = Api::all(client);
+            let patch = pool_finalizer(&pool, &uid, present);
+            within(api.patch(&pool, &apply, &Patch::Apply(patch))).await?;
+        }
         Write::PoolStatus { pool, status } => {
             let api: Api<AddressPool> = Api::all(client);
             let patch = own_status("AddressPool", &pool, &status);
@@ -162,6 +167,16 @@ pub(super) fn judge(write: &str, result: &Result<(), RequestError>) -> (Answer, 
 fn finalizer(uid: &str, present: bool) -> Value {
     let key = if present { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
     json!({"metadata": {"uid": uid, key: [FINALIZER]}})
+}
+
+/// An apply of the finalizer alone: without it, what we applied before goes, and what others have stays. The uid keeps
+/// it from making a pool that is gone.
+fn pool_finalizer(name: &str, uid: &str, present: bool) -> Value {
+    let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
+    json!({
+        "apiVersion": crate::config::API_VERSION, "kind": "AddressPool",
+        "metadata": {"name": name, "uid": uid, "finalizers": finalizers},
+    })
 }
 
 fn service_status(name: &str, uid: &str, ingress: Option<&[Ingress]>, conditions: &[Condition]) -> Value {

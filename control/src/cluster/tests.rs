@@ -476,7 +476,8 @@ async fn an_address_pool_object_is_a_pool_and_says_how_full_it_is() {
             cluster.server.get("tidegate.dev/v1alpha1", "AddressPool", "", "extra").unwrap_or_default();
         let status = &pool["status"];
         (&status["total"], &status["used"], &status["available"]) == (&json!(4), &json!(1), &json!(3))
-            && status["conditions"].as_array().is_some_and(|all| all.len() == 2)
+            && status["conditions"].as_array().is_some_and(|all| all.len() == 3)
+            && pool["metadata"]["finalizers"] == json!(["tidegate.dev/cleanup"])
     })
     .await;
 }

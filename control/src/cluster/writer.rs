@@ -292,7 +292,7 @@ impl Writer {
                 Write::Finalizer { service, .. } | Write::ServiceStatus { service, .. } => {
                     Seen::Service(observation.objects.services.get(service)?.clone())
                 }
-                Write::PoolStatus { pool, .. } => {
+                Write::PoolStatus { pool, .. } | Write::PoolFinalizer { pool, .. } => {
                     Seen::Pool(observation.objects.address_pools.get(pool)?.clone())
                 }
             };
@@ -348,6 +348,7 @@ impl Writer {
             Write::Finalizer { service, .. } => format!("the finalizer of Service {service}"),
             Write::ServiceStatus { service, .. } => format!("the status of Service {service}"),
             Write::PoolStatus { pool, .. } => format!("the status of AddressPool {pool}"),
+            Write::PoolFinalizer { pool, .. } => format!("the finalizer of AddressPool {pool}"),
         };
         let (connector, leadership) = (Arc::clone(&self.connector), self.ears.leadership.clone());
         self.writes.spawn(async move {

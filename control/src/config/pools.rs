@@ -13,8 +13,9 @@ use crate::yaml::{Field, Fields, Unknown, text};
 /// `spec.externalIPs` inside it; default false), `disabled` (give out nothing new; default false),
 /// `namespaceSelector` and `serviceSelector` (`matchLabels`, `matchExpressions`; default all),
 /// `quotaPerNamespace` (addresses one namespace may hold; default no limit), `shareAcrossNamespaces`
-/// (Services of different namespaces may share an address under one sharing key; default false), `labels` (by
-/// which annotations choose among pools: `scope: internal`; default none).
+/// (Services of different namespaces may share an address under one sharing key; default false), `forceRelease` (take
+/// addresses back that the pool would not give now; default false: a Service keeps what it has), `labels` (by which
+/// annotations choose among pools: `scope: internal`; default none).
 pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
     let mut names = BTreeMap::new();
     let mut seen: Vec<(AddressRange, String)> = Vec::new();
@@ -50,6 +51,7 @@ pub(crate) fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRan
             .and_then(|f| f.integer(1..=i64::from(u32::MAX)))
             .and_then(|n| u32::try_from(n).ok()),
         shared_across_namespaces: flag("shareAcrossNamespaces", false),
+        force_release: flag("forceRelease", false),
         labels: Labels::new(),
     }
 }

@@ -28,6 +28,8 @@ pub struct Pool {
     pub quota_per_namespace: Option<u32>,
     /// Whether Services of different namespaces may share an address (they need the same sharing key as well).
     pub shared_across_namespaces: bool,
+    /// Take addresses back from Services that the pool would not give them now: `forceRelease`.
+    pub force_release: bool,
     /// Its own labels: `scope: internal` is what annotations that ask for an internal address choose by.
     pub labels: Labels,
 }
@@ -46,6 +48,7 @@ impl Pool {
             service_selector: Selector::default(),
             quota_per_namespace: None,
             shared_across_namespaces: false,
+            force_release: false,
             labels: Labels::new(),
         }
     }
@@ -88,6 +91,8 @@ pub struct AddressPool {
     pub faults: Vec<Diagnostic>,
     /// `metadata.generation`, 0 where the source has none.
     pub generation: i64,
+    /// Whether it carries [`FINALIZER`](super::FINALIZER): it does not go while Services hold addresses of it.
+    pub is_finalized_by_us: bool,
     /// `status` as read.
     pub status: AddressPoolStatus,
 }
@@ -101,6 +106,6 @@ pub struct AddressPoolStatus {
     pub used: i64,
     /// Addresses that can still be given out.
     pub available: i64,
-    /// `Accepted`, `Overlaps`.
+    /// `Accepted`, `Overlaps`, `InUse`.
     pub conditions: Vec<Condition>,
 }

@@ -1,7 +1,8 @@
 //! The three passes that give Services their addresses, and what they leave behind.
 //!
-//! 1. Who has an address that is still legal keeps it: from the last call, else from its own status.
-//! 2. External IPs and requested addresses (`tidegate.dev/load-balancer-ips`, `spec.loadBalancerIP`).
+//! 1. Who has something keeps it: from the last call, else by its own status (`keep`).
+//! 2. New ports on addresses that are kept, external IPs and requested addresses (`tidegate.dev/load-balancer-ips`,
+//!    `spec.loadBalancerIP`).
 //! 3. An address chosen from a pool for every Service that still lacks one.
 //!
 //! So a chosen address never stands in the way of a requested one, unless it was given out before the request
@@ -12,11 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::{
-    Assigned, Authority, Claim, ClaimKind, FIELD_MANAGER, Holder, Ledger, Pool, PoolWish, Problem,
-    ProblemKind, Span, Taken,
+    Assigned, Authority, Claim, ClaimKind, Had, Held, Holder, Ledger, Pool, PoolUsage, PoolWish, PortKey,
+    Problem, ProblemKind, Span, Taken,
 };
 use crate::diagnostic::Severity;
-use crate::model::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Protocol, Service};
+use crate::model::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Service};
 
 /// A Service that wants addresses, with what its annotations say about them.
 #[derive(Debug, Clone)]
@@ -36,7 +37,33 @@ pub struct Applicant<'a> {
     /// `tidegate.dev/allow-shared-ip`.
     pub sharing_key: Option<String>,
     /// What it had before, by the memory of this gateway or by its own status: see [`adopted`](super::adopted()).
-    pub had: Vec<IpAddr>,
+    pub had: Had,
+}
+
+impl Granted {
+    /// What the applicant holds by this.
+    pub(super) fn held(&self, applicant: &Applicant<'_>) -> Vec<Held> {
+        let wish = applicant.pool.as_ref().map(|wish| &wish.wanted);
+        let held = |assigned: &Assigned, kind, mut ports: Vec<PortKey>| {
+            ports.sort_unstable();
+            Held {
+                address: assigned.address,
+                kind,
+                pool: assigned.pool.clone(),
+                ports: Some(ports),
+                sharing_key: applicant.sharing_key.clone(),
+                wish: wish.cloned(),
+            }
+        };
+        let load_balancer = self.load_balancer.iter().map(|assigned| {
+            let is_own = |port: &PortKey| !self.contested.contains(&(assigned.address, *port));
+            let own = applicant.ports().into_iter().filter(is_own).collect();
+            held(assigned, ClaimKind::LoadBalancer, own)
+        });
+        let external = self.external.iter().filter(|(_, ports)| !ports.is_empty());
+        let external = external.map(|(assigned, ports)| held(assigned, ClaimKind::ExternalIp, ports.clone()));
+        load_balancer.chain(external).collect()
+    }
 }
 
 impl<'a> Applicant<'a> {
@@ -49,10 +76,10 @@ impl<'a> Applicant<'a> {
         let requested = self.requested.iter().map(|(ip, _)| *ip);
         let service = self.service;
         let written = service.ingress_ips.iter().chain(&service.external_ips).copied();
-        self.had.iter().copied().chain(requested).chain(written)
+        self.had.all().map(|held| held.address).chain(requested).chain(written)
     }
 
-    pub(super) fn ports(&self) -> Vec<(Protocol, u16)> {
+    pub(super) fn ports(&self) -> Vec<PortKey> {
         self.service.ports.iter().map(|p| (p.protocol, p.port.get())).collect()
     }
 }
@@ -63,34 +90,13 @@ pub struct Granted {
     /// Its LoadBalancer addresses, one a family at most, IPv4 first.
     pub load_balancer: Vec<Assigned>,
     /// External IPs that it may use, each with the ports that are its own there.
-    pub external: Vec<(Assigned, Vec<(Protocol, u16)>)>,
+    pub external: Vec<(Assigned, Vec<PortKey>)>,
+    /// Ports of its LoadBalancer addresses that another Service has there.
+    pub contested: Vec<(IpAddr, PortKey)>,
     /// Why it waits for an address, if it does.
     pub pending: Option<String>,
     /// What it asked for and did not get.
     pub problems: Vec<Problem>,
-}
-
-/// How full a pool is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolUsage {
-    /// The pool's name.
-    pub pool: String,
-    /// Addresses that it has, of both families.
-    pub total: u128,
-    /// Addresses held by Services.
-    pub assigned: u128,
-    /// Addresses never given out because they are the gateway's own.
-    pub reserved: u128,
-    /// Whether it is being emptied.
-    pub disabled: bool,
-}
-
-impl PoolUsage {
-    /// Addresses that can still be given out.
-    #[must_use]
-    pub fn free(&self) -> u128 {
-        self.total.saturating_sub(self.assigned).saturating_sub(self.reserved)
-    }
 }
 
 /// What stands while Services are given addresses one after the other, and what they hold.
@@ -119,8 +125,8 @@ pub(super) struct Footprint {
     pub(super) claims: BTreeSet<IpAddr>,
     /// The pools in which an address of it counts for its namespace, as often as it has such addresses.
     counted: Vec<usize>,
-    /// Addresses that it gives back.
-    pub(super) leaving: Vec<Assigned>,
+    /// What it gives back.
+    pub(super) leaving: Vec<Held>,
     /// Others may change what it gets without touching anything that it claimed.
     pub(super) hangs: bool,
 }
@@ -132,9 +138,9 @@ impl Allocation {
         let usage = |(pool, spans): (&Pool, &[Span; 2])| PoolUsage {
             pool: pool.name.clone(),
             total: spans.iter().fold(0, |n, s| n.saturating_add(s.size())),
-            assigned: 0,
             reserved: reserved_in(pool, &reserved),
             disabled: pool.disabled,
+            ..PoolUsage::default()
         };
         let usage = pools.iter().zip(&spans).map(usage).collect();
         Self {
@@ -208,75 +214,6 @@ impl Allocation {
         Ok(())
     }
 
-    /// Pass 1: keeps what the applicant had, as far as it may still have it.
-    pub(super) fn keep(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
-        if applicant.leaving {
-            return self.hold(applicant);
-        }
-        if !applicant.wants_load_balancer {
-            return;
-        }
-        let families = self.families(applicant);
-        for ip in applicant.had.iter().copied() {
-            let family = IpFamily::of(ip);
-            let has_family = granted.load_balancer.iter().any(|a| IpFamily::of(a.address) == family);
-            let requested = || applicant.requested.iter().any(|(r, _)| *r == ip);
-            let requests_other = applicant.requested.iter().any(|(r, _)| IpFamily::of(*r) == family);
-            if has_family || !families.contains(&family) || (requests_other && !requested()) {
-                continue;
-            }
-            if matches!(self.reserved.get(&ip), Some(Holder::Gateway | Holder::OtherGateway(_))) {
-                continue;
-            }
-            let Some(pool) = self.usable_pools(applicant).find(|at| self.pools[*at].contains(ip)) else {
-                continue;
-            };
-            if !self.over_quota(pool, applicant, ip, &[]) && self.admits(pool, ip, applicant).is_ok() {
-                self.give(applicant, granted, pool, ip);
-            }
-        }
-    }
-
-    /// Keeps others off what a Service gives back.
-    fn hold(&mut self, applicant: &Applicant<'_>) {
-        let ports = applicant.ports();
-        for ip in &applicant.had {
-            let Some(pool) = (0..self.pools.len()).find(|at| self.pools[*at].contains(*ip)) else { continue };
-            let claim = self.claim(pool, applicant, &ports);
-            if self.take(*ip, &claim).is_ok() {
-                let assigned = Assigned { address: *ip, pool: self.pools[pool].name.clone() };
-                self.footprint.leaving.push(assigned);
-            }
-        }
-    }
-
-    /// Keeps others off what is still in the status that we wrote, or on its way there, though the Service is to lose
-    /// it: other gateways serve it until the status says something else.
-    pub(super) fn hold_lost(&mut self, applicant: &Applicant<'_>, granted: &Granted) {
-        let service = applicant.service;
-        if !applicant.wants_load_balancer || self.authority == Authority::Follows {
-            return;
-        }
-        let is_ours = service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
-        let written = service.ingress_ips.iter().filter(|_| is_ours);
-        // Without the finalizer nothing is written.
-        let given = applicant.had.iter().filter(|_| service.stored.is_finalized_by_us());
-        let ports = applicant.ports();
-        let lost = |ip: &&IpAddr| !granted.load_balancer.iter().any(|a| a.address == **ip);
-        for ip in written.chain(given).filter(lost) {
-            // Also where its pool is gone: it may be in another one.
-            let claim = Claim {
-                service: applicant.key(),
-                kind: ClaimKind::LoadBalancer,
-                ports: &ports,
-                sharing_key: applicant.sharing_key.as_deref(),
-                across_namespaces: true,
-            };
-            // Where somebody holds it already, that one keeps others off.
-            let _ = self.take(*ip, &claim);
-        }
-    }
-
     /// RequireDualStack with one family refused gets none: what was given goes back by never being shown.
     /// The ledger keeps the claim, so nobody moves in while the Service waits.
     pub(super) fn all_or_nothing(&self, applicant: &Applicant<'_>, granted: &mut Granted) {
@@ -287,17 +224,26 @@ impl Allocation {
     }
 
     pub(super) fn give(&mut self, applicant: &Applicant<'_>, granted: &mut Granted, pool: usize, ip: IpAddr) {
-        let namespace = &applicant.key().namespace;
-        let counted = self.ledger.namespace_holds(namespace, ip);
+        let is_counted = self.ledger.namespace_holds(&applicant.key().namespace, ip);
         let ports = applicant.ports();
         let claim = self.claim(pool, applicant, &ports);
         self.take(ip, &claim).expect("each address is given after `admits` or while nobody holds it");
-        if !counted {
-            *self.held.entry((pool, namespace.clone())).or_default() += 1;
-            self.footprint.counted.push(pool);
-        }
+        self.count_for_namespace(applicant, Some(pool), is_counted);
         granted.load_balancer.push(Assigned { address: ip, pool: self.pools[pool].name.clone() });
         granted.load_balancer.sort_unstable();
+    }
+
+    /// Counts an address for the quota of the applicant's namespace, unless it was counted when another of its Services
+    /// got it.
+    pub(super) fn count_for_namespace(
+        &mut self,
+        applicant: &Applicant<'_>,
+        pool: Option<usize>,
+        is_counted: bool,
+    ) {
+        let Some(pool) = pool.filter(|_| !is_counted) else { return };
+        *self.held.entry((pool, applicant.key().namespace.clone())).or_default() += 1;
+        self.footprint.counted.push(pool);
     }
 
     pub(super) fn admits(&self, pool: usize, ip: IpAddr, applicant: &Applicant<'_>) -> Result<(), Taken> {
@@ -309,7 +255,7 @@ impl Allocation {
         &self,
         pool: usize,
         applicant: &'a Applicant<'_>,
-        ports: &'a [(Protocol, u16)],
+        ports: &'a [PortKey],
     ) -> Claim<'a> {
         Claim {
             service: applicant.key(),
@@ -383,8 +329,11 @@ impl Allocation {
         if let Some(first) = service.ip_families.first() {
             return vec![*first];
         }
-        let mut named =
-            applicant.requested.iter().map(|(ip, _)| *ip).chain(service.cluster_ips.iter().copied());
+        let named = applicant.requested.iter().map(|(ip, _)| *ip).chain(service.cluster_ips.iter().copied());
+        // What it has stays, whatever becomes of the pools.
+        let kept = applicant.had.all().filter(|held| held.kind == ClaimKind::LoadBalancer);
+        let kept = kept.filter(|held| self.pool_of_held(applicant, held).is_some()).map(|held| held.address);
+        let mut named = named.chain(kept);
         if let Some(ip) = named.next() {
             return vec![IpFamily::of(ip)];
         }

@@ -17,11 +17,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::allocate::{Allocation, Footprint};
-use super::{Allocations, Applicant, Assigned, Authority, Granted, Holder, Pool, PoolUsage};
+use super::usage::Users;
+use super::{Allocations, Applicant, Authority, Granted, Held, Holder, Holdings, Pool, PoolUsage};
 use crate::model::ObjectKey;
 
 /// So many new memories at once are worth a look at whether they change anything, rather than a second turn for all.
 const SETTLE_MIN: usize = 64;
+
+/// Services that are gone and whose addresses are remembered, in case they return.
+const DEPARTED_MAX: usize = 4096;
 
 /// See the module.
 #[derive(Debug)]
@@ -30,6 +34,7 @@ pub struct Allocator {
     granted: BTreeMap<ObjectKey, Granted>,
     footprints: BTreeMap<ObjectKey, Footprint>,
     allocations: Arc<Allocations>,
+    users: Users,
     /// Services that hang on others.
     hanging: BTreeSet<ObjectKey>,
     /// Services whose next turn starts from another memory than their last.
@@ -46,6 +51,7 @@ impl Allocator {
             granted: BTreeMap::new(),
             footprints: BTreeMap::new(),
             allocations: Arc::default(),
+            users: Users::default(),
             hanging: BTreeSet::new(),
             unsettled: BTreeSet::new(),
         }
@@ -55,6 +61,9 @@ impl Allocator {
     #[must_use]
     pub fn resuming(mut self, allocations: &Arc<Allocations>) -> Self {
         self.allocations = Arc::clone(allocations);
+        for (service, holdings) in &self.allocations.by_service {
+            self.users.replace(service, &[], &holdings.held, &self.allocation.pools);
+        }
         self
     }
 
@@ -66,7 +75,7 @@ impl Allocator {
     pub fn update<'a>(
         &mut self,
         changed: impl IntoIterator<Item = ObjectKey>,
-        applicant: impl Fn(&ObjectKey, Option<&[Assigned]>) -> Option<Applicant<'a>>,
+        applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>,
     ) -> Vec<ObjectKey> {
         let mut again: BTreeSet<ObjectKey> = changed.into_iter().collect();
         again.append(&mut self.unsettled);
@@ -85,14 +94,14 @@ impl Allocator {
             before.insert(key.clone(), self.granted.remove(&key));
             match applicant {
                 Some(applicant) => turns.push(Turn::new(applicant)),
-                None => self.remember(&key, Vec::new()),
+                None => self.depart(&key),
             }
         }
         self.pass_all(&mut turns);
         for Turn { applicant, granted, footprint } in turns {
             let key = applicant.key();
-            let held = [&granted.load_balancer, &footprint.leaving].into_iter().find(|held| !held.is_empty());
-            self.remember(key, held.cloned().unwrap_or_default());
+            let held = granted.held(&applicant).into_iter().chain(footprint.leaving.iter().cloned());
+            self.remember(key, &applicant.service.meta.uid, held.collect());
             if footprint.hangs {
                 self.hanging.insert(key.clone());
             }
@@ -107,7 +116,7 @@ impl Allocator {
     fn with_neighbours<'a>(
         &self,
         services: BTreeSet<ObjectKey>,
-        applicant: impl Fn(&ObjectKey, Option<&[Assigned]>) -> Option<Applicant<'a>>,
+        applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>,
     ) -> BTreeMap<ObjectKey, Option<Applicant<'a>>> {
         let has_quota = self.allocation.pools.iter().any(|pool| pool.quota_per_namespace.is_some());
         let mut namespaces: BTreeSet<String> = BTreeSet::new();
@@ -117,8 +126,12 @@ impl Allocator {
             if found.contains_key(&key) {
                 continue;
             }
-            let remembered = self.allocations.by_service.get(&key).map(Vec::as_slice);
-            let applicant = applicant(&key, remembered);
+            let mut applicant = applicant(&key, self.allocations.by_service.get(&key));
+            if let Some(applicant) = &mut applicant {
+                let departed = self.allocations.departed.get(&key);
+                let departed = departed.filter(|departed| departed.are_of(&applicant.service.meta.uid));
+                applicant.had.last = departed.into_iter().flat_map(Holdings::load_balancer).collect();
+            }
             let held = self.footprints.get(&key).into_iter().flat_map(|footprint| &footprint.claims);
             let named = applicant.iter().flat_map(Applicant::names);
             for ip in held.copied().chain(named) {
@@ -141,13 +154,17 @@ impl Allocator {
             a.seniority().cmp(&b.seniority())
         });
         for Turn { applicant, granted, footprint } in &mut *turns {
+            self.allocation.turn(footprint, |allocation| allocation.keep_known(applicant, granted));
+        }
+        for Turn { applicant, granted, footprint } in &mut *turns {
             self.allocation.turn(footprint, |allocation| {
-                allocation.keep(applicant, granted);
+                allocation.keep_rest(applicant, granted);
                 allocation.hold_lost(applicant, granted);
             });
         }
         for Turn { applicant, granted, footprint } in &mut *turns {
             self.allocation.turn(footprint, |allocation| {
+                allocation.extend(applicant, granted);
                 allocation.authorise_external(applicant, granted);
                 allocation.grant_requested(applicant, granted);
             });
@@ -157,26 +174,44 @@ impl Allocator {
         }
     }
 
-    fn remember(&mut self, service: &ObjectKey, held: Vec<Assigned>) {
+    /// What a Service holds now.
+    fn remember(&mut self, service: &ObjectKey, uid: &str, held: Vec<Held>) {
         let known = self.allocations.by_service.get(service);
-        if known.map_or(&[][..], Vec::as_slice) == held {
+        let before = known.map_or(&[][..], |known| &known.held);
+        let now = Holdings::new(uid, held);
+        self.users.replace(service, before, &now.held, &self.allocation.pools);
+        let returns = !now.held.is_empty() && self.allocations.departed.contains_key(service);
+        let is_same = known.map_or(now.held.is_empty(), |known| *known == now);
+        if is_same && !returns {
             return;
         }
-        let by_service = &mut Arc::make_mut(&mut self.allocations).by_service;
-        if held.is_empty() {
-            by_service.remove(service);
+        let allocations = Arc::make_mut(&mut self.allocations);
+        if returns {
+            allocations.departed.remove(service);
+        }
+        if now.held.is_empty() {
+            allocations.by_service.remove(service);
         } else {
-            by_service.insert(service.clone(), held);
+            allocations.by_service.insert(service.clone(), now);
+        }
+        self.unsettled.insert(service.clone());
+    }
+
+    /// A Service takes no part any more.
+    fn depart(&mut self, service: &ObjectKey) {
+        let Some(holdings) = self.allocations.by_service.get(service).cloned() else { return };
+        self.users.replace(service, &holdings.held, &[], &self.allocation.pools);
+        let allocations = Arc::make_mut(&mut self.allocations);
+        allocations.by_service.remove(service);
+        if allocations.departed.len() < DEPARTED_MAX {
+            allocations.departed.insert(service.clone(), holdings);
         }
         self.unsettled.insert(service.clone());
     }
 
     /// Looks, where many have a memory now that they did not have when they had their turn, whether that would make a
     /// difference; where it does not, they need no second turn. `applicant` is as for [`Self::update`].
-    pub fn settle<'a>(
-        &mut self,
-        applicant: impl Fn(&ObjectKey, Option<&[Assigned]>) -> Option<Applicant<'a>>,
-    ) {
+    pub fn settle<'a>(&mut self, applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>) {
         if self.unsettled.len() >= SETTLE_MIN {
             self.settle_all(applicant);
         }
@@ -184,7 +219,7 @@ impl Allocator {
 
     pub(super) fn settle_all<'a>(
         &mut self,
-        applicant: impl Fn(&ObjectKey, Option<&[Assigned]>) -> Option<Applicant<'a>>,
+        applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>,
     ) {
         let Allocation { pools, reserved, authority, .. } = &self.allocation;
         let second = Self::new(pools.clone(), reserved.clone(), authority.clone());
@@ -242,10 +277,10 @@ impl Allocator {
         &self.allocations
     }
 
-    /// How full the pools are, in their order.
+    /// How full the pools are, in their order, and who uses them; then the pools that are no more, and are in use.
     #[must_use]
-    pub fn usage(&self) -> &[PoolUsage] {
-        self.allocation.usage()
+    pub fn usage(&self) -> Vec<PoolUsage> {
+        self.users.complete(self.allocation.usage())
     }
 }
 

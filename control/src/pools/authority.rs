@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::Assigned;
+use super::{ClaimKind, Held, Holdings, recorded};
 use crate::model::Service;
 
 /// Who decides on LoadBalancer addresses.
@@ -35,19 +35,76 @@ pub const FIELD_MANAGER: &str = "tidegate";
 /// The condition that says whether a Service has the addresses that it asks for.
 pub const ALLOCATED: &str = "tidegate.dev/Allocated";
 
+/// What a Service had before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Had {
+    /// What is known to be its own: it comes before anything that another Service asks for.
+    pub firm: Vec<Held>,
+    /// What it had by a source that counts less: it comes before what is new.
+    pub weak: Vec<Held>,
+    /// Addresses that it had when it was last there; it gets them where they are free.
+    pub last: Vec<IpAddr>,
+    /// We wrote the addresses that its status has.
+    pub status_is_ours: bool,
+}
+
+impl Had {
+    /// All of it, the firm first.
+    pub fn all(&self) -> impl Iterator<Item = &Held> {
+        self.firm.iter().chain(&self.weak)
+    }
+
+    /// Addresses that it had as LoadBalancer.
+    pub fn load_balancer(&self) -> impl Iterator<Item = IpAddr> {
+        self.all().filter(|held| held.kind == ClaimKind::LoadBalancer).map(|held| held.address)
+    }
+}
+
 /// What a Service had before: by the memory of this gateway, and by what its status says.
 ///
 /// Who decides trusts its memory first, for what it gave may not be written yet; after a restart there is none, and
 /// the status is adopted. Who follows trusts the status, so that it serves what the version of its Services says and
 /// nothing else; its memory counts where a stranger changed a status of which our condition says that it has addresses,
-/// for the leader will write it again.
+/// for the leader will write it again, and for ports of external IPs of which the status does not say whose they are.
 #[must_use]
-pub fn adopted(service: &Service, remembered: Option<&[Assigned]>, authority: &Authority) -> Vec<IpAddr> {
-    let counts = *authority != Authority::Follows || is_foreign(service);
-    match remembered {
-        Some(remembered) if counts => remembered.iter().map(|a| a.address).collect(),
-        _ => service.ingress_ips.clone(),
+pub fn adopted(service: &Service, remembered: Option<&Holdings>, authority: &Authority) -> Had {
+    let remembered = remembered.filter(|holdings| holdings.are_of(&service.meta.uid));
+    let remembered = remembered.map_or(&[][..], |holdings| &holdings.held);
+    let recorded = recorded(&service.stored);
+    let of = |held: &[Held], kind: ClaimKind| -> Vec<Held> {
+        held.iter().filter(|held| held.kind == kind).cloned().collect()
+    };
+    let follows = *authority == Authority::Follows;
+    let mut had = Had { status_is_ours: has_status_of_ours(service), ..Had::default() };
+
+    let by_memory = of(remembered, ClaimKind::LoadBalancer);
+    if !by_memory.is_empty() && (!follows || is_foreign(service)) {
+        had.firm = by_memory;
+    } else {
+        for ip in &service.ingress_ips {
+            let is_it = |held: &&Held| held.kind == ClaimKind::LoadBalancer && held.address == *ip;
+            match recorded.iter().find(is_it).or_else(|| remembered.iter().find(is_it)) {
+                Some(held) => had.firm.push(held.clone()),
+                None => had.weak.push(Held::of_status(*ip)),
+            }
+        }
     }
+    let (by_memory, by_record) =
+        (of(remembered, ClaimKind::ExternalIp), of(&recorded, ClaimKind::ExternalIp));
+    if follows {
+        had.firm.extend(by_record);
+        had.weak.extend(by_memory);
+    } else if by_memory.is_empty() {
+        had.weak.extend(by_record);
+    } else {
+        had.firm.extend(by_memory);
+    }
+    had
+}
+
+/// Whether the addresses in its status are of our making.
+fn has_status_of_ours(service: &Service) -> bool {
+    service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
 }
 
 /// Whether somebody else changed the addresses in a status of ours, or took them out.
@@ -62,7 +119,8 @@ fn is_foreign(service: &Service) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Metadata, ObjectKey};
+    use crate::model::{Metadata, ObjectKey, Protocol};
+    use crate::pools::{HOLDS, record};
 
     fn ip(s: &str) -> IpAddr {
         s.parse().expect("tests use valid addresses")
@@ -88,9 +146,43 @@ mod tests {
     }
 
     fn had(service: &Service, remembered: Option<&str>, by: &Authority) -> Vec<String> {
-        let remembered: Option<Vec<Assigned>> =
-            remembered.map(|address| vec![Assigned { address: ip(address), pool: "public".into() }]);
-        adopted(service, remembered.as_deref(), by).iter().map(ToString::to_string).collect()
+        let remembered = remembered.map(|address| Holdings::new("", vec![Held::of_status(ip(address))]));
+        adopted(service, remembered.as_ref(), by).load_balancer().map(|ip| ip.to_string()).collect()
+    }
+
+    fn external(address: &str, ports: &[(Protocol, u16)]) -> Held {
+        Held { kind: ClaimKind::ExternalIp, ports: Some(ports.to_vec()), ..Held::of_status(ip(address)) }
+    }
+
+    #[test]
+    fn who_decides_trusts_its_memory_of_external_ips_and_who_follows_what_is_recorded() {
+        let mut service = service(&[], &[]);
+        let written = external("198.51.100.1", &[(Protocol::Tcp, 80)]);
+        service.stored.conditions = vec![crate::model::Condition {
+            kind: HOLDS.to_owned(),
+            status: "True".to_owned(),
+            reason: "Recorded".to_owned(),
+            message: record(std::slice::from_ref(&written)),
+            observed_generation: 0,
+            last_transition: None,
+        }];
+        let known = external("198.51.100.1", &[(Protocol::Tcp, 443)]);
+        let memory = Holdings::new("", vec![known.clone()]);
+        let decides = adopted(&service, Some(&memory), &Authority::default());
+        assert_eq!((decides.firm, decides.weak), (vec![known.clone()], vec![]));
+        let follows = adopted(&service, Some(&memory), &Authority::Follows);
+        assert_eq!((follows.firm, follows.weak), (vec![written.clone()], vec![known]));
+        let restarted = adopted(&service, None, &Authority::default());
+        assert_eq!((restarted.firm, restarted.weak), (vec![], vec![written]));
+    }
+
+    #[test]
+    fn a_service_made_anew_under_the_same_name_has_nothing_of_the_one_before() {
+        let mut service = service(&[], &[]);
+        service.meta.uid = "9a8b".to_owned();
+        let of = |uid: &str| Holdings::new(uid, vec![external("198.51.100.1", &[(Protocol::Tcp, 80)])]);
+        assert_eq!(adopted(&service, Some(&of("1c2d")), &Authority::default()), Had::default());
+        assert_eq!(adopted(&service, Some(&of("9a8b")), &Authority::default()).firm.len(), 1);
     }
 
     #[test]

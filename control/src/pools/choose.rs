@@ -1,13 +1,16 @@
 //! Pass 3: an address chosen for every Service that still lacks one.
 //!
-//! The search begins where the Service's name hashes to, so that what is given does not depend on who else is there.
+//! Every address of a pool has a rank for every Service, by a hash of both; of the free ones the Service gets the one
+//! of the highest rank. So what is given follows from the Service's name, and neither from the order in which Services
+//! come nor from what else the pool has: two gateways with the same Services choose alike, and a pool that grows is
+//! another choice for few. Only where the first choice is held already does it matter who came first.
 
 use std::net::IpAddr;
 
 use super::allocate::{Allocation, Applicant, Granted, failed};
 use super::{Authority, Problem, ProblemKind, WantedPool};
 use crate::diagnostic::Severity;
-use crate::model::{IpFamily, IpFamilyPolicy, ObjectKey};
+use crate::model::{IpFamily, IpFamilyPolicy, ObjectKey, number};
 
 impl Allocation {
     /// Pass 3: an address for every family that still lacks one.
@@ -124,7 +127,10 @@ impl Allocation {
                 why.push(format!("the selectors of pool {name} do not match"));
             } else if let Some(ip) = self.shared_address(at, applicant, family) {
                 return Ok((at, ip));
-            } else if let Some(ip) = self.unheld_address(at, applicant, family) {
+            } else if let Some(ip) = self
+                .last_address(at, applicant, family)
+                .or_else(|| self.unheld_address(at, applicant, family))
+            {
                 if self.over_quota(at, applicant, ip, chosen) {
                     why.push(self.quota_reached(at, applicant));
                 } else {
@@ -152,28 +158,65 @@ impl Allocation {
         })
     }
 
-    /// The first address that nobody holds, looking from where the Service's name hashes to; dynamic band
-    /// first. The start from a hash keeps addresses where they are when Services come and go.
+    /// Of the addresses that nobody holds the one of the highest rank; dynamic band first. In a band too large to look
+    /// at all of it, the first free one of a sequence of places that follows from the Service's name, and from where
+    /// that ends, in order.
     fn unheld_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
         let span = &self.spans[pool][usize::from(family == IpFamily::V6)];
         let taken = self.ledger.held_count() + self.reserved.len() + self.withheld_count();
         let probes_max = (taken + 1) as u128;
-        let hash = u128::from(stable_hash(applicant.key()));
+        let service = stable_hash(applicant.key());
+        let is_free = |ip: &IpAddr| self.is_free(*ip);
         span.bands().into_iter().find_map(|band| {
+            if band.size <= RANKED_MAX {
+                let all = (0..band.size).filter_map(|i| span.at(band.start + i)).filter(is_free);
+                return all.max_by_key(|ip| rank(service, *ip));
+            }
+            let place = |i: u64| u128::from(mixed(service ^ mixed(i))) % band.size;
+            let first = (0..PROBES).map(place).find_map(|at| span.at(band.start + at).filter(is_free));
+            let from = place(PROBES);
             let probes = band.size.min(probes_max);
-            (0..probes).filter_map(|i| span.at(band.start + (hash % band.size + i) % band.size)).find(|ip| {
-                !self.ledger.is_held(*ip) && !self.reserved.contains_key(ip) && !self.is_withheld(*ip)
-            })
+            let rest =
+                || (0..probes).filter_map(|i| span.at(band.start + (from + i) % band.size)).find(is_free);
+            first.or_else(rest)
         })
     }
+
+    /// Whether nobody holds the address, and anybody may.
+    fn is_free(&self, ip: IpAddr) -> bool {
+        !self.ledger.is_held(ip) && !self.reserved.contains_key(&ip) && !self.is_withheld(ip)
+    }
+
+    /// The address that the Service had when it was last there, if it is free.
+    fn last_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
+        let mut last = applicant.had.last.iter().copied().filter(|ip| IpFamily::of(*ip) == family);
+        last.find(|ip| self.pools[pool].contains(*ip) && self.is_free(*ip))
+    }
 }
+
+/// Bands of up to so many addresses are ranked as a whole; a choice costs some microseconds there.
+const RANKED_MAX: u128 = 4096;
+/// Places of a larger band that are tried before it is searched in order: enough for one that is nearly full.
+const PROBES: u64 = 64;
 
 /// FNV-1a of `namespace/name`, finished so that all bits depend on all of it. Fixed: gateways of different
 /// versions must agree.
 fn stable_hash(key: &ObjectKey) -> u64 {
     let fold = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
     let bytes = key.namespace.bytes().chain([b'/']).chain(key.name.bytes());
-    let mut h = bytes.fold(0xcbf2_9ce4_8422_2325, fold);
+    mixed(bytes.fold(0xcbf2_9ce4_8422_2325, fold))
+}
+
+/// Every bit of the result depends on all bits (the finalizer of MurmurHash3). Fixed, like [`stable_hash`].
+fn mixed(mut h: u64) -> u64 {
     h = (h ^ (h >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    h = (h ^ (h >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     h ^ (h >> 33)
+}
+
+/// The rank of an address for a Service; ties go to the higher address.
+fn rank(service: u64, ip: IpAddr) -> (u64, IpAddr) {
+    let number = number(ip);
+    let (high, low) = ((number >> 64) as u64, number as u64);
+    (mixed(service ^ mixed(low ^ mixed(high))), ip)
 }

@@ -1,13 +1,14 @@
 //! Pass 2, the external IPs: each is honoured where a pool authorises it.
 //!
 //! Anyone who may create a Service could otherwise take any address (CVE-2020-8554). Ports of one external IP may
-//! belong to different Services; who claimed a port first keeps it.
+//! belong to different Services; who claimed a port first keeps it. A pool that is disabled authorises nothing new, and
+//! external IPs count in the quota of a namespace, as all other addresses do.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::allocate::{Allocation, Applicant, Granted, describe};
-use super::{Assigned, Claim, ClaimKind, Pool, Problem, ProblemKind};
+use super::{Assigned, Claim, ClaimKind, Pool, PortKey, Problem, ProblemKind};
 use crate::diagnostic::Severity;
 use crate::model::refused_endpoint;
 
@@ -17,58 +18,96 @@ impl Allocation {
         if applicant.service.meta.deletion_time.is_some() {
             return;
         }
+        let kept = std::mem::take(&mut granted.external);
         let mut seen = BTreeSet::new();
         for (i, ip) in applicant.service.external_ips.iter().enumerate() {
             if !seen.insert(*ip) {
                 continue;
             }
+            let kept = kept.iter().find(|(assigned, _)| assigned.address == *ip);
             let field = format!("spec.externalIPs[{i}]");
-            let pool = match self.authorising_pool(applicant, *ip) {
-                Ok(pool) => pool,
-                Err((why, accepted)) => {
-                    // It is not among its claims, and why it is denied may change.
-                    self.hangs();
-                    granted.problems.push(Problem {
-                        kind: ProblemKind::ExternalIpDenied,
-                        severity: Severity::Error,
-                        field,
-                        what: format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),
-                        accepted: Some(accepted),
-                    });
-                    continue;
-                }
-            };
-            let mut ports = Vec::new();
-            for (j, port) in applicant.ports().into_iter().enumerate() {
-                let claim = Claim {
-                    service: applicant.key(),
-                    kind: ClaimKind::ExternalIp,
-                    ports: &[port],
-                    sharing_key: applicant.sharing_key.as_deref(),
-                    across_namespaces: self.pools[pool].shared_across_namespaces,
-                };
-                match self.take(*ip, &claim) {
-                    Ok(()) => ports.push(port),
-                    Err(taken) => granted.problems.push(Problem {
-                        kind: ProblemKind::Conflict,
-                        severity: Severity::Error,
-                        field: format!("spec.ports[{j}]"),
-                        what: format!(
-                            "{} port {} on external IP {ip} of Service {} is not programmed: {taken}",
-                            port.0,
-                            port.1,
-                            applicant.key()
-                        ),
-                        accepted: Some(
-                            "a port that no other Service has on this address; an address of type LoadBalancer \
-                             is shared under one tidegate.dev/allow-shared-ip key"
-                                .to_owned(),
-                        ),
-                    }),
-                }
-            }
-            granted.external.push((Assigned { address: *ip, pool: self.pools[pool].name.clone() }, ports));
+            self.authorise_one(applicant, granted, *ip, kept, field);
         }
+    }
+
+    fn authorise_one(
+        &mut self,
+        applicant: &Applicant<'_>,
+        granted: &mut Granted,
+        ip: IpAddr,
+        kept: Option<&(Assigned, Vec<PortKey>)>,
+        field: String,
+    ) {
+        let own = kept.map_or(&[][..], |(_, ports)| ports);
+        let all = applicant.ports();
+        let pool = match self.authorising_pool(applicant, ip) {
+            // What it has stays; whether a pool still authorises it matters for more.
+            Err(_) if kept.is_some() && all.iter().all(|port| own.binary_search(port).is_ok()) => None,
+            Ok(pool) => Some(pool),
+            Err((why, accepted)) => {
+                // It is not among its claims, and why it is denied may change.
+                self.hangs();
+                let what = match kept {
+                    None => format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),
+                    Some(_) => format!(
+                        "external IP {ip} of Service {} gets no further port, and keeps those that it has: {why}",
+                        applicant.key()
+                    ),
+                };
+                granted.problems.push(Problem {
+                    kind: ProblemKind::ExternalIpDenied,
+                    severity: Severity::Error,
+                    field,
+                    what,
+                    accepted: Some(accepted),
+                });
+                None
+            }
+        };
+        let Some(pool) = pool else {
+            granted.external.extend(kept.cloned());
+            return;
+        };
+        let mut is_counted = self.ledger.namespace_holds(&applicant.key().namespace, ip);
+        let mut ports = Vec::new();
+        for (j, port) in all.into_iter().enumerate() {
+            if own.binary_search(&port).is_ok() {
+                ports.push(port);
+                continue;
+            }
+            let claim = Claim {
+                service: applicant.key(),
+                kind: ClaimKind::ExternalIp,
+                ports: &[port],
+                sharing_key: applicant.sharing_key.as_deref(),
+                across_namespaces: self.pools[pool].shared_across_namespaces,
+            };
+            match self.take(ip, &claim) {
+                Ok(()) => {
+                    self.count_for_namespace(applicant, Some(pool), is_counted);
+                    is_counted = true;
+                    ports.push(port);
+                }
+                Err(taken) => granted.problems.push(Problem {
+                    kind: ProblemKind::Conflict,
+                    severity: Severity::Error,
+                    field: format!("spec.ports[{j}]"),
+                    what: format!(
+                        "{} port {} on external IP {ip} of Service {} is not programmed: {taken}",
+                        port.0,
+                        port.1,
+                        applicant.key()
+                    ),
+                    accepted: Some(
+                        "a port that no other Service has on this address; an address of type LoadBalancer \
+                             is shared under one tidegate.dev/allow-shared-ip key"
+                            .to_owned(),
+                    ),
+                }),
+            }
+        }
+        let name = kept.map_or_else(|| self.pools[pool].name.clone(), |(assigned, _)| assigned.pool.clone());
+        granted.external.push((Assigned { address: ip, pool: name }, ports));
     }
 
     fn authorising_pool(&self, applicant: &Applicant<'_>, ip: IpAddr) -> Result<usize, (String, String)> {
@@ -87,8 +126,19 @@ impl Allocation {
         }
         let containing = || self.pools.iter().enumerate().filter(|(_, p)| p.contains(ip));
         let admits = |p: &Pool| p.admits(&applicant.service.meta.labels, &applicant.namespace_labels);
-        if let Some((at, _)) = containing().find(|(_, p)| p.external_ips && admits(p)) {
+        let of_pool = containing().filter(|(_, p)| p.external_ips && admits(p));
+        let may = |at: usize| !self.pools[at].disabled && !self.over_quota(at, applicant, ip, &[]);
+        if let Some((at, _)) = of_pool.clone().find(|(at, _)| may(*at)) {
             return Ok(at);
+        }
+        if let Some((at, pool)) = of_pool.clone().find(|(_, pool)| !pool.disabled).or(of_pool.clone().next())
+        {
+            let why = if pool.disabled {
+                format!("pool {} is disabled", pool.name)
+            } else {
+                self.quota_reached(at, applicant)
+            };
+            return Err((why, accepted));
         }
         let why = match containing().find(|(_, p)| p.external_ips).or_else(|| containing().next()) {
             Some((_, p)) if p.external_ips => {

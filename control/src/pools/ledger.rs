@@ -9,7 +9,9 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
+use super::PortKey;
 use crate::model::{ObjectKey, Protocol};
 
 /// In what capacity an address is claimed.
@@ -29,7 +31,7 @@ pub struct Claim<'a> {
     /// In what capacity.
     pub kind: ClaimKind,
     /// Which ports.
-    pub ports: &'a [(Protocol, u16)],
+    pub ports: &'a [PortKey],
     /// Its `tidegate.dev/allow-shared-ip`.
     pub sharing_key: Option<&'a str>,
     /// Whether the address's pool shares across namespaces.
@@ -72,19 +74,27 @@ impl std::fmt::Display for Taken {
     }
 }
 
+/// A Service that holds an address in one capacity.
 #[derive(Debug)]
 struct Holding {
-    service: ObjectKey,
+    service: Arc<ObjectKey>,
     kind: ClaimKind,
-    ports: Vec<(Protocol, u16)>,
     sharing_key: Option<String>,
+}
+
+/// What is held of one address.
+#[derive(Debug, Default)]
+struct Holdings {
+    /// One entry for each Service and capacity, in the order in which they came.
+    holdings: Vec<Holding>,
+    owners: BTreeMap<PortKey, Arc<ObjectKey>>,
 }
 
 /// All claims granted so far.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    holdings: BTreeMap<IpAddr, Vec<Holding>>,
-    /// How many of an address carry a sharing key.
+    addresses: BTreeMap<IpAddr, Holdings>,
+    /// How many holdings of an address carry a sharing key.
     keyed: BTreeMap<String, BTreeMap<IpAddr, usize>>,
 }
 
@@ -92,47 +102,61 @@ impl Ledger {
     /// Whether anyone holds the address.
     #[must_use]
     pub fn is_held(&self, ip: IpAddr) -> bool {
-        self.holdings.contains_key(&ip)
+        self.addresses.contains_key(&ip)
     }
 
     /// How many addresses are held.
     #[must_use]
     pub fn held_count(&self) -> usize {
-        self.holdings.len()
+        self.addresses.len()
     }
 
     /// Who holds the address, in the order in which they came.
     pub fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &ObjectKey> {
-        self.holdings.get(&ip).into_iter().flatten().map(|h| &h.service)
+        self.holdings(ip).map(|holding| &*holding.service)
+    }
+
+    /// Who has the port of the address.
+    #[must_use]
+    pub fn owner(&self, ip: IpAddr, port: PortKey) -> Option<&ObjectKey> {
+        self.addresses.get(&ip)?.owners.get(&port).map(AsRef::as_ref)
     }
 
     /// Addresses of type LoadBalancer whose holders carry this sharing key, sorted.
     pub fn shared_under<'a>(&'a self, key: &str) -> impl Iterator<Item = IpAddr> + use<'a> {
         let keyed = self.keyed.get(key).into_iter().flatten();
-        keyed.filter(|(ip, count)| self.holdings[ip].len() == **count).map(|(ip, _)| *ip)
+        keyed.filter(|(ip, count)| self.addresses[ip].holdings.len() == **count).map(|(ip, _)| *ip)
     }
 
-    /// Whether a Service of the namespace holds the address as LoadBalancer.
+    /// Whether a Service of the namespace holds the address.
     #[must_use]
     pub fn namespace_holds(&self, namespace: &str, ip: IpAddr) -> bool {
-        let of = |h: &Holding| h.kind == ClaimKind::LoadBalancer && h.service.namespace == namespace;
-        self.holdings.get(&ip).is_some_and(|all| all.iter().any(of))
+        self.holdings(ip).any(|holding| holding.service.namespace == namespace)
+    }
+
+    fn holdings(&self, ip: IpAddr) -> impl Iterator<Item = &Holding> {
+        self.addresses.get(&ip).into_iter().flat_map(|held| &held.holdings)
     }
 
     /// Whether the claim could be granted on the address.
     ///
     /// # Errors
-    /// The first holder in its way, in the order in which they came.
+    /// The first of its ports that another Service has; else the first holder in its way, in the order in which they
+    /// came.
     pub fn admits(&self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), Taken> {
-        let others = self.holdings.get(&ip).into_iter().flatten().filter(|h| h.service != *claim.service);
-        for other in others {
-            let owner = other.service.clone();
-            if let Some((protocol, port)) = other.ports.iter().find(|p| claim.ports.contains(p)) {
-                return Err(Taken::Port { owner, protocol: *protocol, port: *port });
+        let Some(held) = self.addresses.get(&ip) else { return Ok(()) };
+        for port in claim.ports {
+            if let Some(owner) = held.owners.get(port).filter(|owner| ***owner != *claim.service) {
+                let (protocol, port) = *port;
+                return Err(Taken::Port { owner: ObjectKey::clone(owner), protocol, port });
             }
+        }
+        let others = held.holdings.iter().filter(|holding| *holding.service != *claim.service);
+        for other in others {
             if claim.kind == ClaimKind::ExternalIp && other.kind == ClaimKind::ExternalIp {
                 continue;
             }
+            let owner = ObjectKey::clone(&other.service);
             if claim.sharing_key.is_none() || claim.sharing_key != other.sharing_key.as_deref() {
                 return Err(Taken::NotShared { owner });
             }
@@ -149,21 +173,25 @@ impl Ledger {
     /// As [`Ledger::admits`]; the ledger is unchanged then.
     pub fn claim(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), Taken> {
         self.admits(ip, claim)?;
-        if let Some(key) = claim.sharing_key {
-            *self.keyed.entry(key.to_owned()).or_default().entry(ip).or_default() += 1;
+        let held = self.addresses.entry(ip).or_default();
+        let same = |holding: &&Holding| *holding.service == *claim.service;
+        let service = held.holdings.iter().find(same).map(|holding| Arc::clone(&holding.service));
+        let service = service.unwrap_or_else(|| Arc::new(claim.service.clone()));
+        held.owners.extend(claim.ports.iter().map(|port| (*port, Arc::clone(&service))));
+        if !held.holdings.iter().filter(same).any(|holding| holding.kind == claim.kind) {
+            if let Some(key) = claim.sharing_key {
+                *self.keyed.entry(key.to_owned()).or_default().entry(ip).or_default() += 1;
+            }
+            let sharing_key = claim.sharing_key.map(str::to_owned);
+            held.holdings.push(Holding { service, kind: claim.kind, sharing_key });
         }
-        self.holdings.entry(ip).or_default().push(Holding {
-            service: claim.service.clone(),
-            kind: claim.kind,
-            ports: claim.ports.to_vec(),
-            sharing_key: claim.sharing_key.map(str::to_owned),
-        });
         Ok(())
     }
+
     /// Takes back all claims of a Service on the address.
     pub fn release(&mut self, ip: IpAddr, service: &ObjectKey) {
-        let Some(holdings) = self.holdings.get_mut(&ip) else { return };
-        for gone in holdings.extract_if(.., |h| h.service == *service) {
+        let Some(held) = self.addresses.get_mut(&ip) else { return };
+        for gone in held.holdings.extract_if(.., |holding| *holding.service == *service) {
             let Some(key) = gone.sharing_key else { continue };
             let of_key = self.keyed.get_mut(&key).expect("it was counted when it was claimed");
             let count = of_key.get_mut(&ip).expect("it was counted when it was claimed");
@@ -175,8 +203,9 @@ impl Ledger {
                 self.keyed.remove(&key);
             }
         }
-        if holdings.is_empty() {
-            self.holdings.remove(&ip);
+        held.owners.retain(|_, owner| **owner != *service);
+        if held.holdings.is_empty() {
+            self.addresses.remove(&ip);
         }
     }
 }

@@ -42,7 +42,9 @@ pub fn merge(
         if taken.contains(name.as_str()) {
             faults.entry(name.clone()).or_default().push(PoolFault::NameTaken);
         } else {
-            pools.push(object.pool.clone());
+            // One that is being deleted gives nothing out any more; it goes when nobody holds an address of it.
+            let disabled = object.pool.disabled || object.meta.deletion_time.is_some();
+            pools.push(Pool { disabled, ..object.pool.clone() });
         }
     }
     for (at, fault) in overlaps(&pools) {
@@ -97,7 +99,9 @@ mod tests {
         let object = |pool: Pool| {
             let meta = Metadata::new(ObjectKey::new("", pool.name.clone()));
             let status = AddressPoolStatus::default();
-            (pool.name.clone(), Arc::new(AddressPool { meta, pool, faults: vec![], generation: 1, status }))
+            let name = pool.name.clone();
+            let (faults, generation, is_finalized_by_us) = (vec![], 1, false);
+            (name, Arc::new(AddressPool { meta, pool, faults, generation, is_finalized_by_us, status }))
         };
         pools.into_iter().map(object).collect()
     }

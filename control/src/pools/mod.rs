@@ -1,14 +1,19 @@
 //! Which Service has which address: a pure function of pools, Services and what they had before.
 //!
-//! [`Ledger`] records claims on (address, port, protocol); it is filled in three passes (`allocate`): Services that
-//! already have an address keep it, then externalIPs and requested addresses are claimed, then the rest get one
+//! [`Ledger`] records claims on (address, port, protocol); it is filled in three passes (`allocate`): Services keep
+//! what they have and still ask for, then externalIPs and requested addresses are claimed, then the rest get one
 //! chosen. Within a pass the order is creation time, then UID, then name, so the order in which files are read
 //! never shows. [`Allocator`] keeps the result and gives again only what a change can touch. Called by `reconcile`;
 //! what is refused comes back as [`Problem`]s, which `reconcile` places.
 //!
+//! What a Service has is remembered port by port ([`Held`]). It is kept across restarts in the status of the Service,
+//! or, for a directory, in a file of the daemon. A change of a pool takes nothing from a Service, unless the pool says
+//! `forceRelease` (`keep`).
+//!
 //! All addresses of a CIDR may be given out, the first and the last too: a VIP is a host route, no subnet.
 //!
 //! Invariant: two Services never own the same (address, port, protocol).
+//! Invariant: who has an (address, port, protocol) and still asks for it loses it to nobody who asks for it later.
 //! Invariant: without memory the choice follows from a Service's name, so a Service that is added moves another
 //! one only where both hash to the same address.
 
@@ -17,27 +22,32 @@ mod allocator;
 mod authority;
 mod choose;
 mod external;
+mod held;
+mod keep;
 mod ledger;
 mod merge;
 mod range;
 mod requested;
+mod usage;
 
 #[cfg(test)]
 mod tests;
 
-pub use allocate::{Applicant, Granted, PoolUsage};
+pub use allocate::{Applicant, Granted};
 pub use allocator::Allocator;
-pub use authority::{ALLOCATED, Authority, FIELD_MANAGER, adopted};
+pub use authority::{ALLOCATED, Authority, FIELD_MANAGER, Had, adopted};
+pub use held::{HOLDS, Held, Holdings, record, recorded};
 pub use ledger::{Claim, ClaimKind, Ledger, Taken};
 pub use merge::{PoolFault, merge};
 pub use range::{Band, Span};
+pub use usage::PoolUsage;
 
 pub use crate::model::{AddressRange, Pool};
 
 use std::net::IpAddr;
 
 use crate::diagnostic::Severity;
-use crate::model::{IpFamily, ObjectKey};
+use crate::model::{IpFamily, ObjectKey, Protocol};
 use crate::shared_map::SharedMap;
 
 /// The label of pools whose addresses are not reachable from the internet, with its value.
@@ -124,11 +134,16 @@ pub struct Assigned {
     pub pool: String,
 }
 
+/// A port of an address, as Services own it.
+pub type PortKey = (Protocol, u16);
+
 /// What Services held after the last call: kept by the daemon from reload to reload.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allocations {
-    /// LoadBalancer addresses by Service.
-    pub by_service: SharedMap<ObjectKey, Vec<Assigned>>,
+    /// By Service.
+    pub by_service: SharedMap<ObjectKey, Holdings>,
+    /// What Services held that are gone: they get the same addresses when they return, if these are free.
+    pub departed: SharedMap<ObjectKey, Holdings>,
 }
 
 /// Why something was not granted: the names of the events that users know.

@@ -59,7 +59,7 @@ fn applicant(service: &Service) -> Applicant<'_> {
         requested: vec![],
         pool: None,
         sharing_key: None,
-        had: vec![],
+        had: Had::default(),
     }
 }
 
@@ -80,7 +80,7 @@ impl Allocated {
         Self {
             granted: allocator.granted().clone(),
             allocations: Allocations::clone(allocator.allocations()),
-            usage: allocator.usage().to_vec(),
+            usage: allocator.usage(),
         }
     }
 }
@@ -307,7 +307,7 @@ fn an_address_that_is_given_back_is_nobodys_until_it_is_let_go() {
     assert_eq!(addresses(&allocated, "default", "new"), [] as [IpAddr; 0]);
     assert_eq!(allocated.usage[0].free(), 0);
     let remembered = &allocated.allocations.by_service[&ObjectKey::new("default", "old")];
-    assert_eq!(remembered[0].address, ip("203.0.113.7"));
+    assert_eq!(remembered.held[0].address, ip("203.0.113.7"));
     assert_eq!(addresses(&run(&pools, &[applicant(&new)]), "default", "new"), [ip("203.0.113.7")]);
 }
 

@@ -19,7 +19,7 @@ use super::pools_of::pools_of;
 use super::reserved::reserved;
 use super::{Input, Settings};
 use crate::model::{Labels, ObjectKey, SliceIndex};
-use crate::pools::{Allocations, Allocator, Applicant, Assigned, Granted, adopted};
+use crate::pools::{Allocations, Allocator, Applicant, Granted, Holdings, adopted};
 use crate::shared_map::SharedMap;
 
 /// See the module.
@@ -115,7 +115,7 @@ impl Addresses {
         }
         applicants.extend(heeded.into_iter().flatten());
         let applicant =
-            |key: &ObjectKey, remembered: Option<&[Assigned]>| applicant(input, plans, key, remembered);
+            |key: &ObjectKey, remembered: Option<&Holdings>| applicant(input, plans, key, remembered);
         let told = self.allocator.update(applicants, applicant);
         self.allocator.settle(applicant);
         let granted = self.allocator.granted();
@@ -181,7 +181,7 @@ fn applicant<'a>(
     input: &Input<'a>,
     plans: &'a BTreeMap<ObjectKey, Planned>,
     key: &ObjectKey,
-    remembered: Option<&[Assigned]>,
+    remembered: Option<&Holdings>,
 ) -> Option<Applicant<'a>> {
     let authority = &input.settings.authority;
     if let Some(planned) = plans.get(key) {

@@ -98,15 +98,18 @@ impl<'a> Frontends<'a> {
     pub(super) fn of_port(&self, port: &ServicePort) -> Vec<(Frontend, Result<(), String>)> {
         let frontend = |vip, number, via| Frontend { vip, protocol: port.protocol, port: number, via };
         let mut found: Vec<(Frontend, Result<(), String>)> = Vec::new();
+        let number = (port.protocol, port.port.get());
         for vip in self.load_balancer() {
-            found.push((frontend(vip, port.port, Via::LoadBalancer), Ok(())));
+            let is_own = !self.granted.contested.contains(&(vip, number));
+            let served = is_own.then_some(()).ok_or_else(|| TAKEN.to_owned());
+            found.push((frontend(vip, port.port, Via::LoadBalancer), served));
         }
         for (assigned, own) in &self.granted.external {
             // An address that is both is a LoadBalancer address.
             if self.load_balancer().any(|vip| vip == assigned.address) {
                 continue;
             }
-            let is_own = own.contains(&(port.protocol, port.port.get()));
+            let is_own = own.contains(&number);
             let served = is_own.then_some(()).ok_or_else(|| TAKEN.to_owned());
             found.push((frontend(assigned.address, port.port, Via::ExternalIp), served));
         }

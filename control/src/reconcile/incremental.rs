@@ -407,7 +407,7 @@ impl Last {
             services: sums.views.values().cloned().collect(),
             targets: sums.targets.clone(),
             health_check_node_ports,
-            pools: addresses.allocator().usage().to_vec(),
+            pools: addresses.allocator().usage(),
             claimed: addresses.claimed.clone(),
             memory: self.memory.clone(),
             reconcile_at: sums.deadlines.first().map(|(deadline, _)| *deadline),

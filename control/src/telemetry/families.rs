@@ -343,13 +343,15 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "Time from a change seen by the source to its application by every worker.";
     page.histogram("tidegate_network_programming_duration_seconds", help, &sample.timings.programming);
 
-    let help = "Addresses of the pool, by state; reserved ones are the gateway's own.";
+    let help = "Addresses of the pool, by state; reserved ones are the gateway's own, outside ones are held by Services \
+                and not in the pool any more.";
     let mut pools = page.gauge("tidegate_pool_addresses", help, ["pool", "state"]);
     for one in sample.pools {
         pools
             .sample([&one.pool, "assigned"], one.assigned)
             .sample([&one.pool, "free"], one.free())
-            .sample([&one.pool, "reserved"], one.reserved);
+            .sample([&one.pool, "reserved"], one.reserved)
+            .sample([&one.pool, "outside"], one.outside);
     }
     let denied = sample.findings.iter().filter(|one| one.reason == Reason::ExternalIpDenied).count();
     let help = "External IPs that Services ask for now and no pool authorises.";

@@ -347,7 +347,8 @@ fn world() -> World {
             total: 1 << 70,
             assigned: 3,
             reserved: 1,
-            disabled: false,
+            outside: 2,
+            ..PoolUsage::default()
         }],
         timings,
         stale_files: [1_700_000_100, 1_700_000_000]

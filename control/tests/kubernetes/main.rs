@@ -12,6 +12,7 @@ mod install;
 mod lifecycle;
 mod node;
 mod odd_objects;
+mod pools;
 mod rights;
 mod truth;
 mod uninstall;

@@ -38,6 +38,7 @@ const UNICAST_RULE: &str = "self.contains('-') \
     printcolumn = r#"{"name":"Available","type":"integer","jsonPath":".status.available","description":"Addresses that can still be given out"}"#,
     printcolumn = r#"{"name":"Accepted","type":"string","jsonPath":".status.conditions[?(@.type==\"Accepted\")].status"}"#,
     printcolumn = r#"{"name":"Overlaps","type":"string","jsonPath":".status.conditions[?(@.type==\"Overlaps\")].status"}"#,
+    printcolumn = r#"{"name":"InUse","type":"string","jsonPath":".status.conditions[?(@.type==\"InUse\")].status"}"#,
     printcolumn = r#"{"name":"Auto","type":"boolean","jsonPath":".spec.autoAssign","priority":1}"#,
     printcolumn = r#"{"name":"ExternalIPs","type":"boolean","jsonPath":".spec.externalIPs","priority":1}"#,
     printcolumn = r#"{"name":"Disabled","type":"boolean","jsonPath":".spec.disabled","priority":1}"#,
@@ -76,6 +77,10 @@ pub struct AddressPoolSpec {
     /// Services of different namespaces may share an address under one tidegate.dev/allow-shared-ip key.
     #[serde(default)]
     pub share_across_namespaces: bool,
+    /// Take addresses back that the pool would not give now: outside its addresses, beyond its quota, of Services that
+    /// its selectors do not match, and all of them while it is disabled. Without it Services keep what they have.
+    #[serde(default)]
+    pub force_release: bool,
 }
 
 fn yes() -> bool {
@@ -163,7 +168,7 @@ pub struct AddressPoolStatus {
     /// Addresses that can still be given out.
     #[serde(default)]
     pub available: i64,
-    /// Accepted, Overlaps.
+    /// Accepted, Overlaps, InUse.
     #[serde(default)]
     #[schemars(
         length(max = 16),

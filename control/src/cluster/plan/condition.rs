@@ -11,6 +11,7 @@ use super::service::OfService;
 use crate::cluster::event::cut;
 use crate::model::{Condition, ObjectKey};
 pub(super) use crate::pools::ALLOCATED;
+use crate::pools::{HOLDS, Held, Holdings, record};
 use crate::reconcile::Reason;
 use crate::reconcile::view::{BackendViewState, PortView, ServiceView, VipView};
 
@@ -174,6 +175,14 @@ fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> Said {
     }
 }
 
+/// What the Service holds, for gateways that start or begin to follow; nothing where it holds nothing.
+pub(super) fn holds(held: Option<&Holdings>, view: &ServiceView) -> Option<Said> {
+    // What it gives back is in no view any more.
+    let is_shown = |held: &&Held| view.vips.iter().any(|vip| vip.address == held.address);
+    let held: Vec<Held> = held?.held.iter().filter(is_shown).cloned().collect();
+    (!held.is_empty()).then(|| said(HOLDS, Some(true), "Recorded", record(&held)))
+}
+
 /// `80/TCP`.
 pub(super) fn label(port: &PortView) -> String {
     format!("{}/{}", port.port, port.protocol)
@@ -209,7 +218,8 @@ impl Planner<'_> {
             kind: kind.to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),
-            message: cut(&message, MESSAGE_BYTES_MAX),
+            // What is held is for programs, and is bounded where it is made.
+            message: if kind == HOLDS { message } else { cut(&message, MESSAGE_BYTES_MAX) },
             observed_generation: generation,
             last_transition: Some(since),
         }

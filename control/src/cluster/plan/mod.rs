@@ -11,6 +11,7 @@
 //! - [`pool`], [`gateway`]: the status of the kinds of our own.
 //!
 //! Invariant: writes that are done and seen are not planned again (a tested property).
+//! Invariant: an AddressPool carries our finalizer while Services hold addresses of it.
 //! Invariant: an address is in a status only while the Service carries our finalizer, and the finalizer goes only when
 //! every live gateway has withdrawn.
 
@@ -207,6 +208,15 @@ pub enum Write {
         /// Our conditions.
         conditions: Vec<Condition>,
     },
+    /// Our finalizer on an AddressPool.
+    PoolFinalizer {
+        /// Its name.
+        pool: String,
+        /// Its uid: another object of the name is not meant.
+        uid: String,
+        /// On it, or off.
+        present: bool,
+    },
     /// The status of an AddressPool.
     PoolStatus {
         /// Its name.
@@ -278,7 +288,7 @@ const WAIT_TOLD_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_secs(5)
 /// Least first.
 fn urgency(write: &Write) -> u8 {
     match write {
-        Write::Finalizer { present: false, .. } => 0,
+        Write::Finalizer { present: false, .. } | Write::PoolFinalizer { .. } => 0,
         Write::ServiceStatus { ingress: None, .. } => 1,
         Write::ServiceStatus { .. } | Write::PoolStatus { .. } => 2,
         Write::Finalizer { present: true, .. } => 3,

@@ -3,8 +3,9 @@
 use super::condition::{Said, same};
 use super::{Planner, Write};
 use crate::cluster::crd;
-use crate::cluster::event::{Event, Regarding};
+use crate::cluster::event::{Event, EventType, Regarding, reason};
 use crate::model::{AddressPool, Condition};
+use crate::pools::PoolUsage;
 use crate::reconcile::{Finding, Reason};
 
 impl Planner<'_> {
@@ -34,12 +35,28 @@ impl Planner<'_> {
             None => condition("Overlaps", false, "NoOverlap", None),
             Some(_) => condition("Overlaps", true, "Overlaps", overlaps),
         };
+        let in_use = in_use(pool, usage);
+        let is_deleted = pool.meta.deletion_time.is_some();
+        let is_used = usage.is_some_and(|usage| usage.users > 0);
+        // None is added to what is being deleted: an API server refuses that.
+        if is_used != pool.is_finalized_by_us && !(is_used && is_deleted) {
+            let (pool, uid) = (key.name.clone(), pool.meta.uid.clone());
+            self.plan.writes.push(Write::PoolFinalizer { pool, uid, present: is_used });
+            if is_deleted {
+                // It is gone with that.
+                return;
+            }
+        }
+        if is_used && is_deleted {
+            let regarding = Regarding::address_pool(key, pool.meta.uid.as_str());
+            self.event(Event::new(EventType::Warning, regarding, reason::POOL_IN_USE, &in_use.message));
+        }
         let stored = &pool.status;
-        let conditions: Vec<Condition> = [accepted, overlaps]
+        let conditions: Vec<Condition> = [accepted, overlaps, in_use]
             .map(|said| self.dated(key, &stored.conditions, said, pool.generation))
             .into();
         let (total, used, available) =
-            usage.map_or((0, 0, 0), |u| (shown(u.total), shown(u.assigned), shown(u.free())));
+            usage.map_or((0, 0, 0), |u| (shown(u.total), shown(u.assigned + u.outside), shown(u.free())));
         let is_same = (stored.total, stored.used, stored.available) == (total, used, available)
             && same(&stored.conditions, &conditions, |_| true);
         if !is_same {
@@ -48,6 +65,25 @@ impl Planner<'_> {
             self.plan.writes.push(Write::PoolStatus { pool: key.name.clone(), status });
         }
     }
+}
+
+/// The condition that says whether Services hold addresses of the pool, which, and what that keeps from happening.
+fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> Said {
+    let said = |status, reason, message| Said { kind: "InUse", status, reason, message };
+    let Some(usage) = usage.filter(|usage| usage.users > 0) else {
+        return said("False", "NotInUse", String::new());
+    };
+    let by = usage.used_by();
+    if pool.meta.deletion_time.is_some() {
+        let how = "they keep their addresses, and it gives out none; it is gone when they have given them back \
+                   (spec.forceRelease: true takes them back)";
+        return said("True", "DeletionWaits", format!("Services hold addresses of it: {by}; {how}"));
+    }
+    if usage.outside > 0 {
+        let outside = format!("{} of them are not in spec.addresses any more and stay", usage.outside);
+        return said("True", "HeldOutside", format!("Services hold addresses of it: {by}; {outside}"));
+    }
+    said("True", "Held", format!("Services hold addresses of it: {by}"))
 }
 
 /// A condition as the kinds of our own have it.

@@ -1,5 +1,7 @@
 //! One Service from its first address to its last: finalizer, status, and the events that tell about it.
 
+use std::net::IpAddr;
+
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::contest::Stand;
 use super::peer::Around;
@@ -158,8 +160,10 @@ impl Planner<'_> {
         let waits_for = self.address_waits_for(of, view);
         let circumstances = Circumstances { around: &around, failure, waits_for: waits_for.as_deref() };
         let said = condition::of_service(of, view, contested, &circumstances);
+        let held = self.situation.observation.outcome.memory.allocations.by_service.get(key);
         let conditions: Vec<Condition> = said
             .into_iter()
+            .chain(condition::holds(held, view))
             .map(|said| self.dated(key, &stored.conditions, said, stored.generation))
             .collect();
         let writes_ingress = contested.is_none() && !wanted.is_empty();
@@ -226,6 +230,14 @@ impl Planner<'_> {
             let why = view.pending.as_deref().unwrap_or("the Service asks for none any more");
             let note = format!("The address is given back: {why}");
             self.note(of, EventType::Normal, reason::CLEAR_ASSIGNMENT, &note);
+        } else if ours {
+            let given: Vec<String> = wanted.iter().filter_map(|w| w.ip).map(|ip| ip.to_string()).collect();
+            let is_gone = |ip: &IpAddr| !wanted.iter().any(|ingress| ingress.ip == Some(*ip));
+            for ip in stored.ingress.iter().filter_map(|had| had.ip).filter(is_gone) {
+                let note =
+                    format!("The address {ip} is given back: the Service has {} now", given.join(", "));
+                self.note(of, EventType::Normal, reason::CLEAR_ASSIGNMENT, &note);
+            }
         }
         let before = |kind: &str| stored.condition(kind);
         let is = |condition: Option<&Condition>, status: &str| condition.is_some_and(|c| c.status == status);

@@ -258,6 +258,15 @@ impl Cluster {
                 );
                 self.put(object);
             }
+            Write::PoolFinalizer { pool, present, .. } => {
+                let mut object = AddressPool::clone(&self.objects.address_pools[pool]);
+                object.is_finalized_by_us = *present;
+                if !present && object.meta.deletion_time.is_some() {
+                    self.objects.address_pools.remove(pool);
+                } else {
+                    self.objects.address_pools.insert(pool.clone(), Arc::new(object));
+                }
+            }
             Write::PoolStatus { pool, status } => {
                 let mut object = AddressPool::clone(&self.objects.address_pools[pool]);
                 object.status = AddressPoolStatus {

@@ -119,7 +119,7 @@ struct World {
 }
 
 impl World {
-    fn applicant(&self, key: &ObjectKey, remembered: Option<&[Assigned]>) -> Option<Applicant<'_>> {
+    fn applicant(&self, key: &ObjectKey, remembered: Option<&Holdings>) -> Option<Applicant<'_>> {
         let (service, wants) = self.wants.get(key)?;
         let requested = wants.requested.filter(|_| wants.role == Role::LoadBalancer);
         Some(Applicant {
@@ -216,7 +216,7 @@ fn a_service_that_comes_or_goes_gives_nobody_else_a_turn() {
     let pools = vec![pool("public", &["203.0.113.0/24"])];
     let mut allocator = Allocator::new(pools, BTreeMap::new(), Authority::default());
     let turns = std::cell::RefCell::new(Vec::new());
-    let applicants = |key: &ObjectKey, remembered: Option<&[Assigned]>| {
+    let applicants = |key: &ObjectKey, remembered: Option<&Holdings>| {
         turns.borrow_mut().push(key.clone());
         let service = services.iter().find(|service| service.meta.key == *key)?;
         Some(Applicant { had: adopted(service, remembered, &Authority::default()), ..applicant(service) })

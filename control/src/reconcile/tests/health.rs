@@ -90,9 +90,11 @@ fn all_checked_backends_of_a_service_port_failing_at_once_means_none_is_set_asid
     assert_eq!(outcome.findings[0].reason, Reason::HealthFailOpen);
     assert_eq!(
         messages(&outcome),
-        ["warning: every backend of port http of Service default/web on 203.0.113.8 fails its health check \
+        [
+            "warning: every backend of port http of Service default/web on 203.0.113.12 fails its health check \
           (10.0.1.1: connection refused): none is set aside; accepted: a check that passes \
-          (tidegate.dev/health-check-*), or health.failOpen false"]
+          (tidegate.dev/health-check-*), or health.failOpen false"
+        ]
     );
 }
 

@@ -259,7 +259,8 @@ fn make(world: &mut World, edit: &Edit, last: Option<&Outcome>) {
             let pool = pool("object", &[if *overlaps { "203.0.113.12/30" } else { "203.0.113.32/31" }]);
             let meta = Metadata::new(ObjectKey::new("", "object"));
             let status = AddressPoolStatus::default();
-            let object = AddressPool { meta, pool, faults: vec![], generation: 1, status };
+            let object =
+                AddressPool { meta, pool, faults: vec![], generation: 1, is_finalized_by_us: false, status };
             objects.address_pools.insert("object".into(), Arc::new(object));
         }
         Edit::ApiServer(n) => {

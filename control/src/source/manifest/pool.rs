@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Object, stored};
 use crate::config;
-use crate::model::{AddressPool, AddressPoolStatus, Metadata, Pool};
+use crate::model::{AddressPool, AddressPoolStatus, FINALIZER, Metadata, Pool};
 use crate::yaml::{Fields, Unknown};
 
 /// Reads an AddressPool; the keys of its `spec` are those of a pool of the configuration.
@@ -25,9 +25,17 @@ fn read_pool(object: &Fields<'_>, meta: Metadata) -> AddressPool {
         None => Pool::new(name, Vec::new()),
     };
     pool.labels.clone_from(&meta.labels);
-    let mut read =
-        AddressPool { meta, pool, faults: Vec::new(), generation: 0, status: AddressPoolStatus::default() };
+    let mut read = AddressPool {
+        meta,
+        pool,
+        faults: Vec::new(),
+        generation: 0,
+        is_finalized_by_us: false,
+        status: AddressPoolStatus::default(),
+    };
     let metadata = object.mapping("metadata");
+    let finalizers = metadata.as_ref().map(|m| m.items("finalizers")).unwrap_or_default();
+    read.is_finalized_by_us = finalizers.iter().any(|finalizer| finalizer.string() == Some(FINALIZER));
     let generation = metadata.and_then(|m| m.get("generation")).and_then(|f| f.integer(0..=i64::MAX));
     read.generation = generation.unwrap_or(0);
     if let Some(status) = object.mapping("status") {

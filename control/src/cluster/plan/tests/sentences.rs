@@ -161,7 +161,10 @@ fn a_local_service_whose_clients_addresses_are_lost_is_told_so_by_an_event_and_b
 fn clear_assignment_tells_that_an_address_is_given_back() {
     let mut both = Both::new(&(web("") + ENDPOINT));
     both.settle();
-    both.both(|cluster| cluster.settings.pools.clear());
+    both.both(|cluster| {
+        let pool = &mut cluster.settings.pools[0];
+        (pool.disabled, pool.force_release) = (true, true);
+    });
     let events = both.settle();
     let cleared = notes(&events, "ClearAssignment");
     assert_eq!(cleared.len(), 1, "{events:?}");
@@ -293,7 +296,7 @@ fn the_conditions_are_allocated_programmed_healthy_and_conflicted() {
     );
     let kinds: BTreeSet<&str> = both.of("web").stored.conditions.iter().map(|c| c.kind.as_str()).collect();
     let expected =
-        ["Allocated", "Conflicted", "Healthy", "Programmed"].map(|kind| format!("tidegate.dev/{kind}"));
+        ["Allocated", "Conflicted", "Healthy", "Holds", "Programmed"].map(|k| format!("tidegate.dev/{k}"));
     assert_eq!(kinds, expected.iter().map(String::as_str).collect());
 
     let mut both = Both::new(&balanced("web", "", HTTP, "")).with(|cluster| cluster.settings.pools.clear());
@@ -443,9 +446,9 @@ fn overlapping_pools_are_a_condition_not_a_crash() {
             status.conditions.iter().map(|c| format!("{} {}", c.kind, c.status)).collect::<Vec<_>>();
         ((status.total, status.used, status.available), conditions.join(", "))
     };
-    assert_eq!(shown("a"), ((16, 1, 15), "Accepted True, Overlaps True".to_owned()));
-    assert_eq!(shown("b").1, "Accepted True, Overlaps True");
-    assert_eq!(shown("c"), ((4, 0, 4), "Accepted True, Overlaps False".to_owned()));
+    assert_eq!(shown("a"), ((16, 1, 15), "Accepted True, Overlaps True, InUse True".to_owned()));
+    assert_eq!(shown("b").1, "Accepted True, Overlaps True, InUse False");
+    assert_eq!(shown("c"), ((4, 0, 4), "Accepted True, Overlaps False, InUse False".to_owned()));
     let overlap: Vec<&Event> = events.iter().filter(|e| e.reason == "PoolsOverlap").collect();
     let about: Vec<(&str, &str)> =
         overlap.iter().map(|e| (e.regarding.kind, e.regarding.key.name.as_str())).collect();
@@ -641,4 +644,77 @@ fn who_waits_for_other_gateways_is_told_their_names_in_an_event_too() {
         told(&events),
         ["Normal WaitingForGateways: Waiting until every gateway has withdrawn what was given back: edge-2"]
     );
+}
+
+/// An AddressPool `public` with more of its metadata.
+fn public(metadata: &str) -> String {
+    format!(
+        "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {{name: public, generation: 1{metadata}}}\nspec: \
+         {{addresses: [203.0.113.0/28]}}\n---\n"
+    )
+}
+
+#[test]
+fn an_address_pool_in_use_carries_our_finalizer_says_by_whom_and_goes_when_nobody_uses_it() {
+    let mut both =
+        Both::new(&(public("") + &web("") + ENDPOINT)).with(|cluster| cluster.settings.pools.clear());
+    both.settle();
+    let in_use = |both: &Both| {
+        let pool = &both.api.objects.address_pools["public"];
+        let condition = pool.status.conditions.iter().find(|c| c.kind == "InUse").expect("it is there");
+        (pool.is_finalized_by_us, format!("{} {}: {}", condition.status, condition.reason, condition.message))
+    };
+    let held = "True Held: Services hold addresses of it: default/web".to_owned();
+    assert_eq!(in_use(&both), (true, held));
+    // It is deleted: nothing is taken from anybody, and it says what it waits for.
+    both.both(|cluster| {
+        let mut pool = AddressPool::clone(&cluster.objects.address_pools["public"]);
+        pool.meta.deletion_time = Some(Timestamp::UNIX_EPOCH);
+        cluster.objects.address_pools.insert("public".into(), Arc::new(pool));
+    });
+    let events = both.settle();
+    let (finalized, condition) = in_use(&both);
+    let begin = "True DeletionWaits: Services hold addresses of it: default/web; they keep their addresses";
+    assert!(finalized && condition.starts_with(begin), "{condition}");
+    assert_eq!(notes(&events, "PoolInUse").len(), 1, "{events:?}");
+    assert_eq!(both.of("web").ingress_ips, [ip("203.0.113.5")]);
+    both.edit("web", |service| service.meta.deletion_time = Some(Timestamp::UNIX_EPOCH));
+    both.settle();
+    assert!(both.api.objects.address_pools.is_empty() && both.api.objects.services.is_empty());
+}
+
+#[test]
+fn clear_assignment_tells_that_an_address_is_replaced_by_another() {
+    let mut both = Both::new(&web(""));
+    both.settle();
+    both.edit("web", |service| {
+        service.load_balancer_ip = Some(ip("203.0.113.6"));
+        service.stored.generation += 1;
+    });
+    let events = both.settle();
+    assert_eq!(
+        notes(&events, "ClearAssignment"),
+        ["The address 203.0.113.5 is given back: the Service has 203.0.113.6 now"]
+    );
+    assert_eq!(notes(&events, "IPAllocated"), ["Assigned IP 203.0.113.6 from pool public"]);
+}
+
+#[test]
+fn what_a_service_holds_is_in_its_status_and_a_new_leader_goes_on_with_it() {
+    let mut both = Both::new(&web(""));
+    both.settle();
+    assert_eq!(
+        both.condition("web", "Holds"),
+        "True Recorded: [{\"address\":\"203.0.113.5\",\"as\":\"LoadBalancer\",\"pool\":\"public\",\"ports\":\
+         \"TCP/80\"}]"
+    );
+    // The pool is gone, and with it all that this leader remembers.
+    both.both(|cluster| {
+        cluster.settings.pools.clear();
+        (cluster.memory, cluster.reconciled) = Default::default();
+        cluster.reconciler = Reconciler::default();
+    });
+    let plan = both.round();
+    assert_eq!(plan.writes, [], "{:?}", plan.writes);
+    assert_eq!(both.of("web").ingress_ips, [ip("203.0.113.5")]);
 }

@@ -16,6 +16,7 @@ mod life_cycle;
 mod names;
 mod node_target;
 mod own_addresses;
+mod ownership;
 mod packets;
 mod policies;
 mod pools;

@@ -1,0 +1,279 @@
+//! What a Service holds, in the form in which it is remembered, written to its status and saved to disk.
+//!
+//! One entry for each address and capacity, with the ports that are the Service's own there. It says under which wish
+//! and sharing key the address was given, so that a later change of the Service is told from one of the pool.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ClaimKind, PortKey, WantedPool};
+use crate::model::{Condition, Protocol, Stored};
+
+/// The condition whose message is the list of what a Service holds, as JSON: see [`record`]. A gateway that starts, or
+/// begins to follow, gives each port to who has it by this list, whatever the Services ask for meanwhile.
+pub const HOLDS: &str = "tidegate.dev/Holds";
+
+/// Longest list, in bytes: the API server takes messages of 32 KiB.
+const RECORD_BYTES_MAX: usize = 32_000;
+
+/// All ports of three protocols: no honest list has more.
+const PORTS_MAX: usize = 3 << 16;
+
+/// An address that a Service holds in one capacity.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// The address.
+    pub address: IpAddr,
+    /// In what capacity.
+    #[serde(rename = "as", with = "capacity")]
+    pub kind: ClaimKind,
+    /// Name of the pool that it was given from; empty where that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub pool: String,
+    /// The ports that are its own there, sorted; `None` where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "port_list")]
+    pub ports: Option<Vec<PortKey>>,
+    /// The `tidegate.dev/allow-shared-ip` under which it has the address.
+    #[serde(default, rename = "sharedUnder", skip_serializing_if = "Option::is_none")]
+    pub sharing_key: Option<String>,
+    /// The pool that it asked for when it was given the address.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "wish")]
+    pub wish: Option<WantedPool>,
+}
+
+impl Held {
+    /// An address of which only a status tells that the Service has it.
+    #[must_use]
+    pub fn of_status(address: IpAddr) -> Self {
+        let kind = ClaimKind::LoadBalancer;
+        Self { address, kind, pool: String::new(), ports: None, sharing_key: None, wish: None }
+    }
+
+    /// The order in which a list has them.
+    fn order(&self) -> (IpAddr, ClaimKind) {
+        (self.address, self.kind)
+    }
+}
+
+/// All that a Service holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// The uid of the Service: another object of the same name holds nothing of this.
+    pub uid: String,
+    /// Sorted by address and capacity.
+    pub held: Vec<Held>,
+}
+
+impl Holdings {
+    /// Sorts what is held.
+    #[must_use]
+    pub fn new(uid: &str, mut held: Vec<Held>) -> Self {
+        held.sort_by_key(Held::order);
+        Self { uid: uid.to_owned(), held }
+    }
+
+    /// Whether these are of the object with this uid. One that the source made of the name says nothing.
+    #[must_use]
+    pub fn are_of(&self, uid: &str) -> bool {
+        let is_real = |uid: &str| !uid.is_empty() && !uid.contains('/');
+        self.uid == uid || !is_real(&self.uid) || !is_real(uid)
+    }
+
+    /// The addresses that it holds as LoadBalancer.
+    pub fn load_balancer(&self) -> impl Iterator<Item = IpAddr> {
+        self.held.iter().filter(|held| held.kind == ClaimKind::LoadBalancer).map(|held| held.address)
+    }
+}
+
+/// The message of [`HOLDS`]. A list that is too long goes without its ports.
+#[must_use]
+pub fn record(held: &[Held]) -> String {
+    let json = |held: &[Held]| serde_json::to_string(held).unwrap_or_default();
+    let full = json(held);
+    if full.len() <= RECORD_BYTES_MAX {
+        return full;
+    }
+    let without: Vec<Held> = held.iter().map(|held| Held { ports: None, ..held.clone() }).collect();
+    let short = json(&without);
+    if short.len() <= RECORD_BYTES_MAX { short } else { "[]".to_owned() }
+}
+
+/// What a status says that its Service holds: nothing where it has no list, or one that is not understood.
+#[must_use]
+pub fn recorded(stored: &Stored) -> Vec<Held> {
+    let condition: Option<&Condition> = stored.condition(HOLDS);
+    condition.and_then(|condition| serde_json::from_str(&condition.message).ok()).unwrap_or_default()
+}
+
+mod capacity {
+    use serde::{Deserialize as _, Deserializer, Serializer, de};
+
+    use super::ClaimKind;
+
+    pub(super) fn serialize<S: Serializer>(kind: &ClaimKind, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(match kind {
+            ClaimKind::LoadBalancer => "LoadBalancer",
+            ClaimKind::ExternalIp => "ExternalIP",
+        })
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ClaimKind, D::Error> {
+        match String::deserialize(from)?.as_str() {
+            "LoadBalancer" => Ok(ClaimKind::LoadBalancer),
+            "ExternalIP" => Ok(ClaimKind::ExternalIp),
+            other => Err(de::Error::custom(format!("{other:?} is neither LoadBalancer nor ExternalIP"))),
+        }
+    }
+}
+
+mod wish {
+    use serde::{Deserialize as _, Deserializer, Serializer, de};
+
+    use super::WantedPool;
+
+    pub(super) fn serialize<S: Serializer>(wish: &Option<WantedPool>, to: S) -> Result<S::Ok, S::Error> {
+        match wish {
+            Some(WantedPool::Named(name)) => to.serialize_str(&format!("pool/{name}")),
+            Some(WantedPool::Internal) => to.serialize_str("internal"),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<WantedPool>, D::Error> {
+        let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+        match text.strip_prefix("pool/") {
+            Some(name) => Ok(Some(WantedPool::Named(name.to_owned()))),
+            None if text == "internal" => Ok(Some(WantedPool::Internal)),
+            None => Err(de::Error::custom(format!("{text:?} is neither pool/NAME nor internal"))),
+        }
+    }
+}
+
+/// Ports as text: `TCP/80,TCP/8000-8010,UDP/53`.
+mod port_list {
+    use serde::{Deserialize as _, Deserializer, Serializer, de};
+
+    use super::PortKey;
+
+    pub(super) fn serialize<S: Serializer>(ports: &Option<Vec<PortKey>>, to: S) -> Result<S::Ok, S::Error> {
+        match ports {
+            Some(ports) => to.serialize_str(&super::shown(ports)),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<PortKey>>, D::Error> {
+        let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+        match super::parsed(&text) {
+            Some(ports) => Ok(Some(ports)),
+            None => Err(de::Error::custom(format!("{text:?} is no list of ports such as TCP/80,UDP/53"))),
+        }
+    }
+}
+
+fn shown(ports: &[PortKey]) -> String {
+    let mut text = String::new();
+    let mut rest = ports;
+    while let Some((protocol, first)) = rest.first().copied() {
+        let next = |n: usize| u16::try_from(n).ok().and_then(|n| first.checked_add(n));
+        let run =
+            rest.iter().enumerate().take_while(|(n, port)| Some(port.1) == next(*n) && port.0 == protocol);
+        let count = run.count();
+        let last = rest[count - 1].1;
+        let comma = if text.is_empty() { "" } else { "," };
+        // Writing to a String never fails.
+        let _ = match count {
+            1 => write!(text, "{comma}{protocol}/{first}"),
+            _ => write!(text, "{comma}{protocol}/{first}-{last}"),
+        };
+        rest = &rest[count..];
+    }
+    text
+}
+
+fn parsed(text: &str) -> Option<Vec<PortKey>> {
+    let mut ports = Vec::new();
+    for item in text.split(',').filter(|item| !item.is_empty()) {
+        let (protocol, range) = item.split_once('/')?;
+        let protocol = match protocol {
+            "TCP" => Protocol::Tcp,
+            "UDP" => Protocol::Udp,
+            "SCTP" => Protocol::Sctp,
+            _ => return None,
+        };
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
+        ports.extend((first..=last).map(|port| (protocol, port)));
+        if ports.len() > PORTS_MAX {
+            return None;
+        }
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    Some(ports)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(ports: Option<Vec<PortKey>>) -> Held {
+        Held {
+            address: "203.0.113.5".parse().expect("an address"),
+            kind: ClaimKind::ExternalIp,
+            pool: "edge".into(),
+            ports,
+            sharing_key: Some("k".into()),
+            wish: Some(WantedPool::Named("edge".into())),
+        }
+    }
+
+    fn stored(message: String) -> Stored {
+        let condition = Condition {
+            kind: HOLDS.to_owned(),
+            status: "True".to_owned(),
+            reason: "Recorded".to_owned(),
+            message,
+            observed_generation: 0,
+            last_transition: None,
+        };
+        Stored { conditions: vec![condition], ..Stored::default() }
+    }
+
+    #[test]
+    fn what_is_recorded_is_read_back() {
+        let ports = vec![(Protocol::Tcp, 80), (Protocol::Tcp, 81), (Protocol::Tcp, 443), (Protocol::Udp, 53)];
+        for ports in [None, Some(vec![]), Some(ports)] {
+            let all = [held(ports), Held::of_status("2001:db8::1".parse().expect("an address"))];
+            assert_eq!(recorded(&stored(record(&all))), all, "{}", record(&all));
+        }
+        assert!(record(&[held(Some(vec![(Protocol::Tcp, 80), (Protocol::Tcp, 81)]))]).contains("TCP/80-81"));
+    }
+
+    #[test]
+    fn a_list_that_is_not_understood_is_none() {
+        for message in ["", "[", "{}", "[{\"address\":\"x\"}]", "203.0.113.5 from pool public"] {
+            assert_eq!(recorded(&stored(message.to_owned())), [], "{message}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_no_api_server_would_take_goes_without_its_ports() {
+        let odd: Vec<PortKey> = (1..=u16::MAX).step_by(2).map(|port| (Protocol::Tcp, port)).collect();
+        let record = record(&[held(Some(odd))]);
+        assert!(record.len() <= RECORD_BYTES_MAX);
+        assert_eq!(recorded(&stored(record)), [held(None)]);
+    }
+
+    #[test]
+    fn another_object_of_the_name_holds_nothing() {
+        let of = |uid: &str| Holdings::new(uid, vec![]);
+        assert!(of("1a-2b").are_of("1a-2b") && !of("1a-2b").are_of("3c-4d"));
+        assert!(
+            of("service/shop/web").are_of("1a-2b") && of("1a-2b").are_of(""),
+            "one that is made of the name"
+        );
+    }
+}

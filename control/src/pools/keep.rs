@@ -1,0 +1,297 @@
+//! Pass 1: who has something keeps it, as long as it asks for it.
+//!
+//! First comes what is known to be a Service's own, port by port ([`Had::firm`](super::Had)); these claims were
+//! granted side by side before, so their order does not matter. Then comes what a Service had by a source that counts
+//! less, and what it has under another sharing key now: who changes loses. Ports that a Service added are claimed in
+//! pass 2, like everything that is new.
+//!
+//! A change of a pool takes nothing from anybody: neither its addresses, its quota, its selectors nor its end. The
+//! operator takes addresses back by `forceRelease`: then a Service keeps what the pool would still give it.
+
+use std::net::IpAddr;
+
+use super::allocate::{Allocation, Applicant, Granted};
+use super::{Assigned, Authority, Claim, ClaimKind, Held, Holder, PortKey, Problem, ProblemKind, WantedPool};
+use crate::diagnostic::Severity;
+use crate::model::IpFamily;
+
+/// A pool by its place among the pools, where it still has the address, and its name.
+pub(super) struct From {
+    at: Option<usize>,
+    name: String,
+}
+
+impl Allocation {
+    /// What is known to be the applicant's own, as it was.
+    pub(super) fn keep_known(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
+        if applicant.leaving {
+            self.hold(applicant);
+        }
+        let asked = sorted_ports(applicant);
+        for held in &applicant.had.firm {
+            let Some(ports) = &held.ports else { continue };
+            if held.sharing_key != applicant.sharing_key {
+                continue;
+            }
+            let own: Vec<PortKey> =
+                ports.iter().filter(|p| asked.binary_search(p).is_ok()).copied().collect();
+            match held.kind {
+                // Whether it may stay on an address that others share, with other ports, is decided after them.
+                ClaimKind::LoadBalancer
+                    if own.is_empty() && held.sharing_key.is_some() && !asked.is_empty() => {}
+                ClaimKind::LoadBalancer => self.keep_address(applicant, granted, held, &own),
+                ClaimKind::ExternalIp => self.keep_external(applicant, granted, held, &own),
+            }
+        }
+    }
+
+    /// What else it had: what nobody with a better claim has by now.
+    pub(super) fn keep_rest(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
+        let asked = sorted_ports(applicant);
+        for held in applicant.had.all() {
+            match held.kind {
+                ClaimKind::LoadBalancer => {
+                    if granted.load_balancer.iter().any(|assigned| assigned.address == held.address) {
+                        continue;
+                    }
+                    let own = self.not_of_others(applicant, held.address, asked.iter().copied());
+                    if !own.is_empty() || asked.is_empty() {
+                        self.keep_address(applicant, granted, held, &own);
+                    }
+                }
+                ClaimKind::ExternalIp => {
+                    let had = held.ports.as_deref().unwrap_or(&asked);
+                    let had = had.iter().filter(|port| asked.binary_search(port).is_ok()).copied();
+                    let own = self.not_of_others(applicant, held.address, had);
+                    self.keep_external(applicant, granted, held, &own);
+                }
+            }
+        }
+    }
+
+    /// Of these ports those that no other Service has on the address.
+    fn not_of_others(
+        &self,
+        applicant: &Applicant<'_>,
+        ip: IpAddr,
+        ports: impl Iterator<Item = PortKey>,
+    ) -> Vec<PortKey> {
+        let is_free =
+            |port: &PortKey| self.ledger.owner(ip, *port).is_none_or(|owner| owner == applicant.key());
+        let (free, taken): (Vec<PortKey>, Vec<PortKey>) = ports.partition(is_free);
+        if !taken.is_empty() {
+            self.hangs();
+        }
+        free
+    }
+
+    /// Leaves a LoadBalancer address with the applicant, with these ports for a beginning.
+    fn keep_address(
+        &mut self,
+        applicant: &Applicant<'_>,
+        granted: &mut Granted,
+        held: &Held,
+        own: &[PortKey],
+    ) {
+        let Some(from) = self.address_stays(applicant, granted, held) else { return };
+        let is_as_it_was = held.sharing_key == applicant.sharing_key && held.ports.is_some();
+        let pool_shares = from.at.is_some_and(|at| self.pools[at].shared_across_namespaces);
+        let claim = Claim {
+            service: applicant.key(),
+            kind: ClaimKind::LoadBalancer,
+            ports: own,
+            sharing_key: applicant.sharing_key.as_deref(),
+            across_namespaces: is_as_it_was || pool_shares,
+        };
+        let is_counted = self.ledger.namespace_holds(&applicant.key().namespace, held.address);
+        if self.take(held.address, &claim).is_ok() {
+            self.count_for_namespace(applicant, from.at, is_counted);
+            granted.load_balancer.push(Assigned { address: held.address, pool: from.name });
+            granted.load_balancer.sort_unstable();
+        }
+    }
+
+    /// From which pool the applicant has a LoadBalancer address, if it may keep it.
+    fn address_stays(&self, applicant: &Applicant<'_>, granted: &Granted, held: &Held) -> Option<From> {
+        if !applicant.wants_load_balancer {
+            return None;
+        }
+        let family = IpFamily::of(held.address);
+        let has_family = granted.load_balancer.iter().any(|a| IpFamily::of(a.address) == family);
+        let requested = applicant.requested.iter().any(|(ip, _)| *ip == held.address);
+        let requests_other = applicant.requested.iter().any(|(ip, _)| IpFamily::of(*ip) == family);
+        if has_family || !self.families(applicant).contains(&family) || (requests_other && !requested) {
+            return None;
+        }
+        if matches!(self.reserved.get(&held.address), Some(Holder::Gateway | Holder::OtherGateway(_))) {
+            return None;
+        }
+        let from = self.pool_of_held(applicant, held)?;
+        let wished = applicant.pool.as_ref().is_none_or(|wish| {
+            let is_it = |at: usize| wish.wanted.is(&self.pools[at]);
+            held.wish.as_ref() == Some(&wish.wanted)
+                || from.at.is_some_and(is_it)
+                || matches!(&wish.wanted, WantedPool::Named(name) if *name == from.name)
+        });
+        (wished && !self.takes_back(applicant, held, &from)).then_some(from)
+    }
+
+    /// The pool that an address was given from; where it has it no more, the one that the applicant may use, or any
+    /// that has it. `None` where nobody knows of a pool: a status that is not of our making.
+    pub(super) fn pool_of_held(&self, applicant: &Applicant<'_>, held: &Held) -> Option<From> {
+        let contains = |at: &usize| self.pools[*at].contains(held.address);
+        let named = (0..self.pools.len()).find(|at| self.pools[*at].name == held.pool);
+        let at = named
+            .filter(contains)
+            .or_else(|| self.usable_pools(applicant).find(contains))
+            .or_else(|| (0..self.pools.len()).find(contains));
+        let is_ours = !held.pool.is_empty() || applicant.had.status_is_ours;
+        match at {
+            Some(at) => Some(From { at: Some(at), name: self.pools[at].name.clone() }),
+            None if is_ours => Some(From { at: None, name: held.pool.clone() }),
+            None => None,
+        }
+    }
+
+    /// Whether the operator takes the address back: by the pool that it was given from, or is in now.
+    fn takes_back(&self, applicant: &Applicant<'_>, held: &Held, from: &From) -> bool {
+        let named = (0..self.pools.len()).find(|at| self.pools[*at].name == held.pool);
+        let Some(at) = named.or(from.at) else { return false };
+        let pool = &self.pools[at];
+        let gives = || {
+            pool.contains(held.address)
+                && !pool.disabled
+                && (held.kind == ClaimKind::LoadBalancer || pool.external_ips)
+                && pool.admits(&applicant.service.meta.labels, &applicant.namespace_labels)
+                && !self.over_quota(at, applicant, held.address, &[])
+        };
+        pool.force_release && !gives()
+    }
+
+    /// Leaves ports of an external IP with the applicant.
+    fn keep_external(
+        &mut self,
+        applicant: &Applicant<'_>,
+        granted: &mut Granted,
+        held: &Held,
+        own: &[PortKey],
+    ) {
+        let service = applicant.service;
+        let ip = held.address;
+        let asks = service.meta.deletion_time.is_none() && service.external_ips.contains(&ip);
+        if own.is_empty() || !asks || self.reserved.contains_key(&ip) {
+            return;
+        }
+        let from = self.pool_of_held(applicant, held).filter(|_| !held.pool.is_empty());
+        let Some(from) = from.filter(|from| !self.takes_back(applicant, held, from)) else { return };
+        let claim = Claim {
+            service: applicant.key(),
+            kind: ClaimKind::ExternalIp,
+            ports: own,
+            sharing_key: applicant.sharing_key.as_deref(),
+            across_namespaces: held.sharing_key == applicant.sharing_key,
+        };
+        let is_counted = self.ledger.namespace_holds(&applicant.key().namespace, ip);
+        if self.take(ip, &claim).is_err() {
+            return;
+        }
+        self.count_for_namespace(applicant, from.at, is_counted);
+        match granted.external.iter_mut().find(|(assigned, _)| assigned.address == ip) {
+            Some((_, ports)) => {
+                ports.extend(own);
+                ports.sort_unstable();
+                ports.dedup();
+            }
+            None => {
+                granted.external.push((Assigned { address: ip, pool: from.name }, own.to_vec()));
+            }
+        }
+    }
+
+    /// Pass 2: the ports that the applicant does not have yet on the addresses that it keeps.
+    pub(super) fn extend(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
+        let addresses: Vec<IpAddr> = granted.load_balancer.iter().map(|assigned| assigned.address).collect();
+        for ip in addresses {
+            for (j, port) in applicant.ports().into_iter().enumerate() {
+                if self.ledger.owner(ip, port) == Some(applicant.key()) {
+                    continue;
+                }
+                let claim = Claim {
+                    service: applicant.key(),
+                    kind: ClaimKind::LoadBalancer,
+                    ports: &[port],
+                    sharing_key: applicant.sharing_key.as_deref(),
+                    // It has the address already.
+                    across_namespaces: true,
+                };
+                let Err(taken) = self.take(ip, &claim) else { continue };
+                granted.contested.push((ip, port));
+                granted.problems.push(Problem {
+                    kind: ProblemKind::Conflict,
+                    severity: Severity::Error,
+                    field: format!("spec.ports[{j}]"),
+                    what: format!(
+                        "{} port {} on address {ip} of Service {} is not programmed: {taken}",
+                        port.0,
+                        port.1,
+                        applicant.key()
+                    ),
+                    accepted: Some("a port that no other Service has on this address".to_owned()),
+                });
+            }
+        }
+    }
+
+    /// Keeps others off what a Service gives back.
+    fn hold(&mut self, applicant: &Applicant<'_>) {
+        for held in applicant.had.all().filter(|held| held.kind == ClaimKind::LoadBalancer) {
+            let Some(from) = self.pool_of_held(applicant, held) else { continue };
+            let ports = held.ports.clone().unwrap_or_else(|| sorted_ports(applicant));
+            let claim = Claim {
+                service: applicant.key(),
+                kind: ClaimKind::LoadBalancer,
+                ports: &ports,
+                sharing_key: held.sharing_key.as_deref().or(applicant.sharing_key.as_deref()),
+                across_namespaces: true,
+            };
+            let sharing_key = claim.sharing_key.map(str::to_owned);
+            if self.take(held.address, &claim).is_ok() {
+                let held = Held { pool: from.name, ports: Some(ports), sharing_key, ..held.clone() };
+                self.footprint.leaving.push(held);
+            }
+        }
+    }
+
+    /// Keeps others off what is still in the status that we wrote, or on its way there, though the Service is to lose
+    /// it: other gateways serve it until the status says something else.
+    pub(super) fn hold_lost(&mut self, applicant: &Applicant<'_>, granted: &Granted) {
+        let service = applicant.service;
+        if !applicant.wants_load_balancer || self.authority == Authority::Follows {
+            return;
+        }
+        let written = service.ingress_ips.iter().copied().filter(|_| applicant.had.status_is_ours);
+        // Without the finalizer nothing is written.
+        let given = applicant.had.load_balancer().filter(|_| service.stored.is_finalized_by_us());
+        let ports = applicant.ports();
+        let lost = |ip: &IpAddr| !granted.load_balancer.iter().any(|a| a.address == *ip);
+        for ip in written.chain(given).filter(lost) {
+            // Also where its pool is gone: it may be in another one.
+            let claim = Claim {
+                service: applicant.key(),
+                kind: ClaimKind::LoadBalancer,
+                ports: &ports,
+                sharing_key: applicant.sharing_key.as_deref(),
+                across_namespaces: true,
+            };
+            // Where somebody holds it already, that one keeps others off.
+            let _ = self.take(ip, &claim);
+        }
+    }
+}
+
+/// The ports that a Service asks for, sorted.
+fn sorted_ports(applicant: &Applicant<'_>) -> Vec<PortKey> {
+    let mut ports = applicant.ports();
+    ports.sort_unstable();
+    ports
+}

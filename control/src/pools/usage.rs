@@ -1,0 +1,107 @@
+//! How full the pools are, and who uses them.
+//!
+//! [`Users`] is kept up by the [`Allocator`](super::Allocator) as Services get and lose addresses, so that a pool that
+//! the operator changes or removes can say who still uses it.
+
+use std::collections::BTreeMap;
+
+use super::{Held, Pool};
+use crate::model::ObjectKey;
+
+/// Services that are named as users of a pool.
+const NAMED_MAX: usize = 8;
+
+/// How full a pool is, and who uses it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// The pool's name.
+    pub pool: String,
+    /// Addresses that it has, of both families.
+    pub total: u128,
+    /// Of these, the addresses that Services hold.
+    pub assigned: u128,
+    /// Addresses never given out because they are the gateway's own.
+    pub reserved: u128,
+    /// Whether it is being emptied.
+    pub disabled: bool,
+    /// Addresses that it gave and does not have any more, and that Services still hold.
+    pub outside: u128,
+    /// Services that hold an address from it.
+    pub users: usize,
+    /// The first of them by name, up to eight.
+    pub some_users: Vec<ObjectKey>,
+    /// There is no such pool any more.
+    pub removed: bool,
+}
+
+impl PoolUsage {
+    /// Addresses that can still be given out.
+    #[must_use]
+    pub fn free(&self) -> u128 {
+        self.total.saturating_sub(self.assigned).saturating_sub(self.reserved)
+    }
+
+    /// Who uses it: `default/web, shop/api and 3 more`; empty where nobody does.
+    #[must_use]
+    pub fn used_by(&self) -> String {
+        let named: Vec<String> = self.some_users.iter().map(ToString::to_string).collect();
+        match self.users - named.len() {
+            0 => named.join(", "),
+            more => format!("{} and {more} more", named.join(", ")),
+        }
+    }
+}
+
+/// Who holds addresses from which pool, by the pool's name.
+#[derive(Debug, Default)]
+pub(super) struct Users {
+    /// With the number of addresses that each Service holds and the pool does not have.
+    by_pool: BTreeMap<String, BTreeMap<ObjectKey, u128>>,
+    /// Sums over the Services of a pool.
+    outside: BTreeMap<String, u128>,
+}
+
+impl Users {
+    /// Takes over what a Service holds now, in place of what it held before.
+    pub(super) fn replace(&mut self, service: &ObjectKey, before: &[Held], now: &[Held], pools: &[Pool]) {
+        for held in before {
+            let Some(users) = self.by_pool.get_mut(&held.pool) else { continue };
+            if let Some(outside) = users.remove(service)
+                && let Some(sum) = self.outside.get_mut(&held.pool)
+            {
+                *sum -= outside;
+            }
+            if users.is_empty() {
+                self.by_pool.remove(&held.pool);
+                self.outside.remove(&held.pool);
+            }
+        }
+        for held in now {
+            let pool = pools.iter().find(|pool| pool.name == held.pool);
+            let outside = u128::from(!pool.is_some_and(|pool| pool.contains(held.address)));
+            let users = self.by_pool.entry(held.pool.clone()).or_default();
+            *users.entry(service.clone()).or_default() += outside;
+            *self.outside.entry(held.pool.clone()).or_default() += outside;
+        }
+    }
+
+    /// Adds to the usage of the pools who uses them; and the pools that are no more, and are in use.
+    pub(super) fn complete(&self, usage: &[PoolUsage]) -> Vec<PoolUsage> {
+        let with_users = |usage: PoolUsage| {
+            let users = self.by_pool.get(&usage.pool);
+            PoolUsage {
+                outside: self.outside.get(&usage.pool).copied().unwrap_or(0),
+                users: users.map_or(0, BTreeMap::len),
+                some_users: users.into_iter().flatten().take(NAMED_MAX).map(|(key, _)| key.clone()).collect(),
+                ..usage
+            }
+        };
+        let is_gone = |name: &&String| !usage.iter().any(|usage| usage.pool == **name);
+        let gone = self.by_pool.keys().filter(is_gone).map(|name| PoolUsage {
+            pool: name.clone(),
+            removed: true,
+            ..PoolUsage::default()
+        });
+        usage.iter().cloned().chain(gone).map(with_users).collect()
+    }
+}
