@@ -140,17 +140,20 @@ impl Allocation {
     /// that has it. `None` where nobody knows of a pool: a status that is not of our making.
     pub(super) fn pool_of_held(&self, applicant: &Applicant<'_>, held: &Held) -> Option<From> {
         let contains = |at: &usize| self.pools[*at].contains(held.address);
+        let is_ours = !held.pool.is_empty() || applicant.had.status_is_ours;
+        if !is_ours {
+            // Somebody else wrote it: it is taken over where a pool would give it.
+            let mut usable = self.usable_pools(applicant).filter(contains);
+            let at = usable.find(|at| !self.over_quota(*at, applicant, held.address, &[]))?;
+            return Some(From { at: Some(at), name: self.pools[at].name.clone() });
+        }
         let named = (0..self.pools.len()).find(|at| self.pools[*at].name == held.pool);
         let at = named
             .filter(contains)
             .or_else(|| self.usable_pools(applicant).find(contains))
             .or_else(|| (0..self.pools.len()).find(contains));
-        let is_ours = !held.pool.is_empty() || applicant.had.status_is_ours;
-        match at {
-            Some(at) => Some(From { at: Some(at), name: self.pools[at].name.clone() }),
-            None if is_ours => Some(From { at: None, name: held.pool.clone() }),
-            None => None,
-        }
+        let name = at.map_or(&held.pool, |at| &self.pools[at].name);
+        Some(From { at, name: name.clone() })
     }
 
     /// Whether the operator takes the address back: by the pool that it was given from, or is in now.
