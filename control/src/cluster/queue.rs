@@ -351,6 +351,7 @@ mod tests {
                 meta: Metadata::new(ObjectKey::new("", "public")),
                 pool: crate::model::Pool::new("public", Vec::new()),
                 generation: 1,
+                is_finalized_by_us: false,
                 status: Default::default(),
                 faults: Vec::new(),
             };
