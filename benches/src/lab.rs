@@ -403,6 +403,7 @@ mod tests {
         let mut flood = Lab::new("dsr-l2/flood".parse().expect("a scenario"), 1000);
         flood.refill();
         flood.run();
-        assert!(flood.live() < 1100, "{} flows in a table for 1000", flood.live());
+        // Opening flows of the last 10 ms use free slots beyond the bound, up to a quarter of it.
+        assert!(flood.live() < 1350, "{} flows in a table for 1000", flood.live());
     }
 }

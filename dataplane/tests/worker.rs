@@ -119,12 +119,13 @@ fn a_full_punt_queue_drops_what_comes_after_and_counts_it() {
 #[test]
 fn an_answer_from_a_vip_reaches_the_kernel_only_if_the_host_has_asked_there() {
     let mut bench = bench(1, 64);
-    let answer = Builder::tcp(VIP_L2, "192.0.2.2:40001").flags(tcp::flags::SYN | tcp::flags::ACK);
+    let vip = "192.0.2.100:80";
+    let answer = Builder::tcp(vip, "192.0.2.2:40001").flags(tcp::flags::SYN | tcp::flags::ACK);
     let answer = answer.mac(BACKEND, GATEWAY).build();
     assert!(bench.wire.offer(0, &answer));
     bench.turn(0);
     assert_eq!(bench.drops(0, Refusal::BadSource), 1);
-    let asked = Builder::tcp("192.0.2.2:40001", VIP_L2).flags(tcp::flags::SYN);
+    let asked = Builder::tcp("192.0.2.2:40001", vip).flags(tcp::flags::SYN);
     bench.exchange.own.note(Now(0), &asked.build());
     assert!(bench.wire.offer(0, &answer));
     bench.turn(0);

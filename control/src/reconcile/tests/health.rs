@@ -181,7 +181,7 @@ fn dsr_backends_are_checked_at_each_vip_and_those_of_other_modes_at_their_own_ad
         world.put(with(mode));
         assert_eq!(
             urls(&world.look()),
-            ["tcp://198.51.100.1:80 at 10.0.1.1", "tcp://203.0.113.8:80 at 10.0.1.1"],
+            ["tcp://198.51.100.1:80 at 10.0.1.1", "tcp://203.0.113.12:80 at 10.0.1.1"],
             "{mode}"
         );
         // Each VIP has its own verdict.

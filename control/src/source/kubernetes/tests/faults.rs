@@ -586,6 +586,7 @@ fn the_end_waits_for_no_api_server() {
 async fn pools_whose_definition_vanishes_stay_and_the_source_says_that_it_lost_them() {
     const POOLS: &str = "/apis/tidegate.dev/v1alpha1/addresspools";
     let world = World::new();
+    let tuning = Tuning { absent: Duration::from_millis(100), ..quick() };
     let pool = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public}\nspec: {addresses: \
                 [203.0.113.0/28]}\n";
     let definition =
@@ -596,7 +597,7 @@ async fn pools_whose_definition_vanishes_stay_and_the_source_says_that_it_lost_t
     let has_pool = |u: &SourceUpdate| u.objects.address_pools.contains_key("public");
     let lost =
         |s: &SourceState| !s.connected && s.last_error.as_ref().is_some_and(|e| e.contains("no definition"));
-    let source = world.start();
+    let source = world.start_tuned(tuning);
     until(&source, "the pool", has_pool).await;
     world.server.faults().on(POOLS, Fault::ServerError(404));
     world.server.faults().end_watches();
@@ -607,7 +608,7 @@ async fn pools_whose_definition_vanishes_stay_and_the_source_says_that_it_lost_t
     source.save().await;
     drop(source);
     // A start finds it on disk, and the definition still gone.
-    let source = world.start();
+    let source = world.start_tuned(tuning);
     let update = until(&source, "objects", |u| service(u, "api").is_some()).await;
     assert!(has_pool(&update));
     until_state(&source, "the loss", lost).await;

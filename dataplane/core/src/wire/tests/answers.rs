@@ -171,12 +171,11 @@ fn echo_replies_are_what_a_host_would_send() {
 }
 
 #[test]
-fn only_whole_unicast_echo_requests_are_answered() {
-    let whole = Builder::echo_request("192.0.2.1", "203.0.113.5", 7, 3).payload_len(40).build();
+fn only_echo_requests_between_unicast_addresses_are_answered() {
     let reply = Builder::icmp("192.0.2.1", "203.0.113.5", 0, 0, [0; 4]).build();
     let group = Builder::echo_request("192.0.2.1", "224.0.0.1", 7, 3).build();
     let from_nobody = Builder::echo_request("::", "2001:db8::1", 7, 3).build();
-    for frame in [fragments(&whole, 1, 16).swap_remove(0), reply, group, from_nobody] {
+    for frame in [reply, group, from_nobody] {
         let mut after = frame.clone();
         assert!(!icmp::echo_reply(&mut after, &ip(&frame), OUR_MAC));
         assert_eq!(after, frame);
