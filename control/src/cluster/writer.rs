@@ -91,6 +91,10 @@ pub(super) struct Writer {
     /// Asks the source to list the Services.
     refresh: Arc<Notify>,
     namesake: Namesake,
+    /// Who has our name, where it is another.
+    taken_by: Option<String>,
+    /// Who has our name is being told.
+    tells_namesake: bool,
     /// Whether we led when we last looked.
     led: bool,
     term: Term,
@@ -121,6 +125,8 @@ impl Writer {
         Self {
             look: Look::new(&identity.name, now),
             namesake: Namesake::new(&identity.instance),
+            taken_by: None,
+            tells_namesake: false,
             connector,
             identity,
             counts,
@@ -411,19 +417,18 @@ impl Writer {
         self.tells.standing.send_if_modified(|told| std::mem::replace(told, standing) != standing);
         let Some(who) = taken else { return };
         let name = &self.identity.name;
-        let is_new = self.tells.name_taken.send_if_modified(|told| {
-            let is_new = told.is_none();
-            told.get_or_insert_with(|| who.clone());
-            is_new
-        });
-        if is_new {
+        if self.taken_by.is_none() {
             tracing::error!(
                 gateway = name,
                 "another gateway has the name {name} ({who}): this one does not lead and writes no status; accepted: a \
                  metadata.name of its own for each gateway"
             );
+            self.taken_by = Some(who);
         }
-        if let Some(own) = self.look.peers.own().cloned() {
+        if !self.tells_namesake
+            && let Some(own) = self.look.peers.own().cloned()
+        {
+            self.tells_namesake = true;
             let addresses = self.observation().map(|o| o.own_addresses).unwrap_or_default();
             let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
             let node =
@@ -508,6 +513,14 @@ impl Writer {
                 tracing::debug!(gateway = name, "its status is not marked: {error}");
             }
             Done::NamesakeTold(result) => {
+                self.tells_namesake = false;
+                // Only now: the process may end by it, and the other one would not have heard of it.
+                let taken_by = self.taken_by.clone();
+                self.tells.name_taken.send_if_modified(|told| {
+                    let is_new = told.is_none();
+                    *told = told.take().or(taken_by);
+                    is_new
+                });
                 if let Err(error) = result {
                     tracing::debug!("the gateway that has the name is not told: {error}");
                 }

@@ -68,7 +68,8 @@ impl Had {
 /// for the leader will write it again, and for ports of external IPs of which the status does not say whose they are.
 #[must_use]
 pub fn adopted(service: &Service, remembered: Option<&Holdings>, authority: &Authority) -> Had {
-    let remembered = remembered.filter(|holdings| holdings.are_of(&service.meta.uid));
+    // Also of a Service that was made anew under its name in one step, as after a cluster was restored: no other one
+    // gets its address in between.
     let remembered = remembered.map_or(&[][..], |holdings| &holdings.held);
     let recorded = recorded(&service.stored);
     let of = |held: &[Held], kind: ClaimKind| -> Vec<Held> {

@@ -208,26 +208,6 @@ fn pool_exhausted_then_grown() {
 }
 
 #[test]
-fn address_pool_deleted_while_its_addresses_are_in_use() {
-    let mut world = World::new();
-    world.apply(&pool("203.0.113.1"));
-    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
-    world.start_with("edge-1", &no_pools());
-    world.until("the address", || (ingress(&world, "web") == ["203.0.113.1"]).then_some(()));
-    assert!(world.api.delete("tidegate.dev/v1alpha1", "AddressPool", "", "public"));
-    world.until("the address to be given back", || ingress(&world, "web").is_empty().then_some(()));
-    assert!(world.gateway("edge-1").vips("web").is_empty(), "nobody allows it any more");
-    world.until("that to be told", || {
-        let told = events(&world, "web");
-        ["ClearAssignment", "AllocationFailed"].iter().all(|one| told.iter().any(|t| t == one)).then_some(())
-    });
-    assert_eq!(condition(&world, "web", "tidegate.dev/Allocated"), "False");
-    world.apply(&pool("203.0.113.1"));
-    world.until("the address again", || (ingress(&world, "web") == ["203.0.113.1"]).then_some(()));
-    assert_eq!(world.gateway("edge-1").vips("web"), ["203.0.113.1"]);
-}
-
-#[test]
 fn gateway_starts_again_and_its_events_go_on_counting() {
     let mut world = World::new();
     let faulty =

@@ -64,7 +64,9 @@ fn a_deleted_pool_is_held_by_its_finalizer_and_takes_no_address_from_a_live_serv
     assert!(is_finalized(&world));
 
     world.api.delete("v1", "Service", "shop", "web");
-    world
-        .until("the Service to go", || world.api.get("v1", "Service", "shop", "web").is_none().then_some(()));
+    // After a kill its Lease has to run out first, and its name.
+    world.within(Duration::from_secs(60), "the Service to go", || {
+        world.api.get("v1", "Service", "shop", "web").is_none().then_some(())
+    });
     world.until("the pool to go", || stored(&world).is_none().then_some(()));
 }

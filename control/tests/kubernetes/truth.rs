@@ -69,8 +69,10 @@ fn a_publication_that_fails_is_told_everywhere_and_makes_the_gateway_unhealthy_a
         let (status, message) = of(&gateway_status(&world, "edge-1")["conditions"], "Published");
         (status == "False" && message.contains("routes")).then_some(())
     });
-    let listed = gateway_status(&world, "edge-1")["notProgrammed"].clone();
-    assert_eq!(listed, serde_json::json!(["shop/new"]));
+    world.until("what is not programmed to be listed", || {
+        let listed = gateway_status(&world, "edge-1")["notProgrammed"].clone();
+        (listed == serde_json::json!(["shop/new"])).then_some(())
+    });
     let metrics = world.http(9_001, "/metrics").expect("the page").1;
     let failures = metrics.lines().find(|line| line.starts_with("tidegate_publish_failures_total "));
     assert!(failures.is_some_and(|line| !line.ends_with(" 0")), "{failures:?}");
@@ -111,7 +113,7 @@ fn the_second_gateway_of_one_name_refuses_to_lead_says_so_and_ends() {
     let mut world = shop();
     let twin = Setting { called: Some("edge-1".into()), ..Setting::default() };
     world.start_with("twin", &twin);
-    assert_eq!(world.exit_code("twin", Duration::from_secs(40)), Some(3));
+    assert_eq!(world.exit_code("twin", Duration::from_secs(90)), Some(3));
     world.until("the first to have the condition", || {
         let (status, message) = of(&gateway_status(&world, "edge-1")["conditions"], "NameUnique");
         (status == "False" && message.contains("192.0.2.2")).then_some(())

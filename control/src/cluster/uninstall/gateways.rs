@@ -24,7 +24,7 @@ const SILENT_MAX: Duration = Duration::from_secs(LIVE.as_secs() + 10);
 /// A heartbeat that is older by the clock of this machine is no sign of life, however wrong the clocks are.
 const ANCIENT: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
 /// Attempts to change the Lease, which a gateway renews meanwhile.
-const ATTEMPTS: usize = 10;
+pub(super) const ATTEMPTS: usize = 10;
 
 /// What a gateway says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

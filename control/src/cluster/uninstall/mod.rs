@@ -187,7 +187,7 @@ async fn release_all(
         {
             let client = client.clone();
             under_way.spawn(async move {
-                let result = release(&client, &one, dry_run).await;
+                let result = release_surely(&client, &one, dry_run).await;
                 (one, result)
             });
         }
@@ -221,14 +221,39 @@ async fn traces(client: &Client) -> Result<Vec<Traces>, UninstallError> {
     Ok(found)
 }
 
-/// Takes what is ours off an object, or asks whether that would be taken.
-async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), RequestError> {
+/// As [`release`], again on what an object has become where somebody changed it meanwhile: a gateway that runs writes
+/// statuses.
+async fn release_surely(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), RequestError> {
+    let mut now = traces.clone();
+    for _ in 1..gateways::ATTEMPTS {
+        match release(client, &now, dry_run).await {
+            Err(error) if error.code() == Some(409) => {}
+            ended => return ended,
+        }
+        let Some(object) = gone(within(objects(client, &now).get(&now.key.name)).await)? else {
+            return Ok(());
+        };
+        match Traces::of(now.kind, &json_of(&object)) {
+            Some(left) if left.uid == now.uid => now = left,
+            _ => return Ok(()),
+        }
+    }
+    release(client, &now, dry_run).await
+}
+
+/// Where objects like this one are.
+fn objects(client: &Client, traces: &Traces) -> Api<DynamicObject> {
     let resource = resource(traces.kind);
-    let api: Api<DynamicObject> = if traces.key.namespace.is_empty() {
+    if traces.key.namespace.is_empty() {
         Api::all_with(client.clone(), &resource)
     } else {
         Api::namespaced_with(client.clone(), &traces.key.namespace, &resource)
-    };
+    }
+}
+
+/// Takes what is ours off an object, or asks whether that would be taken.
+async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), RequestError> {
+    let api = objects(client, traces);
     let name = &traces.key.name;
     let params =
         PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), dry_run, ..PatchParams::default() };

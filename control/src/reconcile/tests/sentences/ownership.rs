@@ -202,7 +202,7 @@ fn after_a_restart_and_in_every_other_gateway_each_port_is_whose_it_is_by_the_st
 }
 
 #[test]
-fn a_service_made_anew_under_the_same_name_has_no_claim_of_the_one_before() {
+fn a_service_made_anew_under_the_same_name_in_one_step_keeps_what_the_one_before_had() {
     let of = |name: &str, uid: &str, created: &str| {
         external(name, created, "198.51.100.1", HTTP)
             .replace(&format!("{{name: {name},"), &format!("{{name: {name}, uid: {uid},"))
@@ -211,7 +211,7 @@ fn a_service_made_anew_under_the_same_name_has_no_claim_of_the_one_before() {
     both.step();
     // In one step it goes, comes again, and an older Service asks.
     both.now_is(&(of("web", "2b", LATE) + &of("old", "3c", EARLY)));
-    assert_eq!(owned(&both.step()), ["TCP 198.51.100.1:80 old"]);
+    assert_eq!(owned(&both.step()), ["TCP 198.51.100.1:80 web"]);
 }
 
 /// The VIPs of `default/web` after each edit of the pool `public`.
