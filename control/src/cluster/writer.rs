@@ -425,12 +425,13 @@ impl Writer {
             );
             self.taken_by = Some(who);
         }
+        // With the addresses of this one, by which a person finds it: known after the first round.
+        let Some(observation) = self.observation() else { return self.look.hasten(now) };
         if !self.tells_namesake
             && let Some(own) = self.look.peers.own().cloned()
         {
             self.tells_namesake = true;
-            let addresses = self.observation().map(|o| o.own_addresses).unwrap_or_default();
-            let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            let addresses: Vec<String> = observation.own_addresses.iter().map(ToString::to_string).collect();
             let node =
                 self.identity.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
             let ours =
@@ -522,7 +523,7 @@ impl Writer {
                     is_new
                 });
                 if let Err(error) = result {
-                    tracing::debug!("the gateway that has the name is not told: {error}");
+                    tracing::warn!("the gateway that has the name is not told: {error}");
                 }
             }
             Done::Forgotten(gone, result) => match result {
