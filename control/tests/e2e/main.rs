@@ -28,5 +28,6 @@ mod reload;
 mod restart;
 mod rolling;
 mod source_ranges;
+mod tenancy;
 mod workers;
 mod world;
