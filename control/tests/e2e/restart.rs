@@ -33,14 +33,7 @@ fn a_planned_restart_has_no_longer_gap_than_a_crash_for_old_and_new_flows() {
         for is_planned in [false, true] {
             let begun = Instant::now();
             let before = streams.each_ref().map(|(_, stream, _)| stream.answered_after(&world, begun));
-            let gateway = world.take_gateway();
-            if is_planned {
-                assert!(gateway.stop().expect("the gateway ends").success());
-            } else {
-                gateway.kill();
-            }
-            world.launch_gateway();
-            world.gateway_mut().wait_until_ready().expect("ready");
+            restart(&mut world, is_planned);
             let ready = Instant::now();
             for ((_, stream, gaps), before) in streams.iter_mut().zip(before) {
                 let after = stream.answered_after(&world, ready);
@@ -58,6 +51,18 @@ fn a_planned_restart_has_no_longer_gap_than_a_crash_for_old_and_new_flows() {
     }
 }
 
+/// Ends the gateway, by SIGTERM or by SIGKILL, and starts it again.
+fn restart(world: &mut World, is_planned: bool) {
+    let gateway = world.take_gateway();
+    if is_planned {
+        assert!(gateway.stop().expect("the gateway ends").success());
+    } else {
+        gateway.kill();
+    }
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("ready");
+}
+
 #[test]
 fn what_an_operator_has_drained_stays_drained_after_kill_9() {
     let _turn = alone();
@@ -69,14 +74,7 @@ fn what_an_operator_has_drained_stays_drained_after_kill_9() {
     world.wait_until_served(path);
     world.gateway().ask(&["drain", &drained]).expect("it is drained");
     for is_planned in [false, true] {
-        let gateway = world.take_gateway();
-        if is_planned {
-            assert!(gateway.stop().expect("the gateway ends").success());
-        } else {
-            gateway.kill();
-        }
-        world.launch_gateway();
-        world.gateway_mut().wait_until_ready().expect("ready");
+        restart(&mut world, is_planned);
         let status = world.gateway().ask(&["status"]).expect("a status");
         assert!(status.contains(&format!("Drained:     {drained}\n")), "{status}");
         for n in 0..16 {
@@ -85,9 +83,7 @@ fn what_an_operator_has_drained_stays_drained_after_kill_9() {
         }
     }
     world.gateway().ask(&["undrain", &drained]).expect("it is drained no longer");
-    world.take_gateway().kill();
-    world.launch_gateway();
-    world.gateway_mut().wait_until_ready().expect("ready");
+    restart(&mut world, false);
     let status = world.gateway().ask(&["status"]).expect("a status");
     assert!(status.contains("Drained:     none"), "{status}");
 }

@@ -59,7 +59,7 @@ fn a_deleted_pool_is_held_by_its_finalizer_and_takes_no_address_from_a_live_serv
     world.end("edge-1", Signal::KILL, Duration::from_secs(5)).expect("it ends");
     world.start_again("edge-1");
     let again = || Some(world.gateway("edge-1").vips("web")).filter(|vips| !vips.is_empty());
-    assert_eq!(world.until("the address", again), std::slice::from_ref(&had).to_vec());
+    assert_eq!(world.until("the address", again), vec![had.clone()]);
     assert_eq!(written(&world), Some(had));
     assert!(is_finalized(&world));
 

@@ -230,10 +230,7 @@ async fn release_surely(client: &Client, traces: &Traces, dry_run: bool) -> Resu
             Err(error) if error.code() == Some(409) => {}
             ended => return ended,
         }
-        let Some(object) = gone(within(objects(client, &now).get(&now.key.name)).await)? else {
-            return Ok(());
-        };
-        match Traces::of(now.kind, &json_of(&object)) {
+        match left(now.kind, within(objects(client, &now).get(&now.key.name)).await)? {
             Some(left) if left.uid == now.uid => now = left,
             _ => return Ok(()),
         }
@@ -262,13 +259,8 @@ async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), 
         if traces.kind == Kind::Service {
             let apply = params.clone().force();
             let answer = within(api.patch_status(name, &apply, &Patch::Apply(traces.apply_nothing()))).await;
-            match gone(answer)? {
-                Some(object) => match Traces::of(traces.kind, &json_of(&object)) {
-                    Some(left) => now = left,
-                    None => return Ok(()),
-                },
-                None => return Ok(()),
-            }
+            let Some(left) = left(traces.kind, answer)? else { return Ok(()) };
+            now = left;
         }
         if now.has_status() {
             let patch = match traces.kind {
@@ -276,27 +268,22 @@ async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), 
                 Kind::AddressPool => Patch::Merge(now.status_patch()),
             };
             let answer = within(api.patch_status(name, &params, &patch)).await;
-            match gone(answer)? {
-                Some(object) => match Traces::of(traces.kind, &json_of(&object)) {
-                    Some(left) => now = left,
-                    None => return Ok(()),
-                },
-                None => return Ok(()),
-            }
+            let Some(left) = left(traces.kind, answer)? else { return Ok(()) };
+            now = left;
         }
     }
     if now.is_held() {
         // A dry run changed nothing: the version is that of before.
         let patch = Patch::Merge(if dry_run { traces } else { &now }.finalizer_patch());
-        gone(within(api.patch(name, &params, &patch)).await)?;
+        left(traces.kind, within(api.patch(name, &params, &patch)).await)?;
     }
     Ok(())
 }
 
-/// An object that is gone meanwhile, or was made anew, has nothing of ours.
-fn gone(answer: Result<DynamicObject, RequestError>) -> Result<Option<DynamicObject>, RequestError> {
+/// What is left of ours on an object, by the API server's answer. An object that is gone meanwhile has nothing of ours.
+fn left(kind: Kind, answer: Result<DynamicObject, RequestError>) -> Result<Option<Traces>, RequestError> {
     match answer {
-        Ok(object) => Ok(Some(object)),
+        Ok(object) => Ok(Traces::of(kind, &json_of(&object))),
         Err(error) if error.code() == Some(404) => Ok(None),
         Err(error) => Err(error),
     }
