@@ -178,15 +178,6 @@ mod tests {
     }
 
     #[test]
-    fn a_service_made_anew_under_the_same_name_has_nothing_of_the_one_before() {
-        let mut service = service(&[], &[]);
-        service.meta.uid = "9a8b".to_owned();
-        let of = |uid: &str| Holdings::new(uid, vec![external("198.51.100.1", &[(Protocol::Tcp, 80)])]);
-        assert_eq!(adopted(&service, Some(&of("1c2d")), &Authority::default()), Had::default());
-        assert_eq!(adopted(&service, Some(&of("9a8b")), &Authority::default()).firm.len(), 1);
-    }
-
-    #[test]
     fn restart_adopts_what_status_says() {
         let service = service(&["203.0.113.5", "2001:db8:1::5"], &["tidegate"]);
         for authority in [Authority::default(), Authority::Follows] {
