@@ -255,9 +255,10 @@ impl Hub {
         if self.version != self.version_given {
             self.changed.get_or_insert(now);
         }
-        // What is told of kept objects changes though none of them does.
+        // What is told of kept objects, and how long each is kept, changes though none of them does.
         if self.stores[index].retain.kept().len() != kept {
             self.changed.get_or_insert(now);
+            self.saver.changed(now);
         }
     }
 
@@ -365,8 +366,9 @@ impl Hub {
                  has them again",
                 self.grace
             );
-            // No object may have changed, and still there is something to tell.
+            // No object may have changed, and still there is something to tell, and to save.
             self.changed.get_or_insert(now);
+            self.saver.changed(now);
         }
         if first {
             self.changed.get_or_insert(now);

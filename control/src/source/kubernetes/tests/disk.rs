@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
+use test_apiserver::Fault;
+
 use super::*;
 
 fn file(world: &World) -> PathBuf {
@@ -110,6 +112,27 @@ async fn grace_time_goes_on_across_a_restart() {
     world.config.api_loss_grace = Duration::from_millis(300);
     let source = world.start();
     until(&source, "the end", |u| service(u, "web").is_none() && endpoints(u, "web-1").is_empty()).await;
+}
+
+#[tokio::test]
+async fn what_is_kept_goes_to_disk_though_no_object_has_changed() {
+    let world = World::new();
+    saved(&world).await;
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    // The Services come back last, when all else is on disk.
+    world.server.faults().on("/services", Fault::ServerError(503));
+    world.server.restart_empty().expect("it can be told");
+    let is_kept = |kind: &str| {
+        let text = fs::read_to_string(file(&world)).unwrap_or_default();
+        text.lines().any(|line| line.starts_with(&format!(r#"{{"kind":"{kind}","#)) && line.contains("\"left\":"))
+    };
+    eventually("the namespace to be kept", || is_kept("Namespace")).await;
+    eventually("the slice to be kept", || is_kept("EndpointSlice")).await;
+    world.server.faults().clear();
+    until_state(&source, "the Service to be kept", |s| s.kept.iter().any(|k| k.kind == "Service")).await;
+    source.save().await;
+    assert!(is_kept("Service"), "{}", fs::read_to_string(file(&world)).unwrap_or_default());
 }
 
 #[tokio::test]
