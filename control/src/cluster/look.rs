@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::crd::{Condition, GatewayStatus};
 use super::namesake::NAME_UNIQUE;
-use super::own_status::{HEARTBEAT, heartbeat_time};
+use super::own_status::heartbeat_time;
 use super::peers::{Gone, Peers, Silent};
 use super::request::{RequestError, with_client, within};
 use crate::pools::FIELD_MANAGER;
@@ -23,7 +23,7 @@ use crate::source::kubernetes::Connector;
 const CALM: Duration = Duration::from_secs(10);
 /// and while something waits for them.
 const URGENT: Duration = Duration::from_secs(1);
-/// A namesake is told at most so many times.
+/// A namesake is told in at most so many attempts.
 const TOLD_MAX: usize = 3;
 /// Objects of gateways that are gone for good are deleted so many at a look.
 const GONE_MAX: usize = 8;
@@ -139,44 +139,25 @@ pub(super) async fn mark(connector: &Connector, silent: Silent) -> Result<(), Re
     merge_status(connector, &name, patch).await
 }
 
-/// Tells the gateway that has our name, by its status, that this one has it too. Ends when that gateway's next
-/// heartbeat says so itself: one that was on its way wipes out what is told before it was read.
-pub(super) async fn tell_namesake(
-    connector: &Connector,
-    own: &GatewayStatus,
-    who: &str,
-) -> Result<(), RequestError> {
-    let Some(name) = own.metadata.name.clone() else { return Ok(()) };
-    let mut last = Ok(());
-    for _ in 0..TOLD_MAX {
-        let Some(seen) = status_of(connector, &name).await? else { return Ok(()) };
-        last = tell_once(connector, &seen, who).await;
-        let beat = |seen: &GatewayStatus| seen.status.as_ref().and_then(|s| s.last_heartbeat.clone());
-        let told = Instant::now();
-        while told.elapsed() < HEARTBEAT + URGENT {
-            tokio::time::sleep(URGENT).await;
-            let Some(now) = status_of(connector, &name).await? else { return Ok(()) };
-            let conditions = now.status.as_ref().map(|status| &*status.conditions).unwrap_or_default();
-            let is_said = conditions.iter().any(|c| c.kind == NAME_UNIQUE && c.status == "False");
-            match (is_said, beat(&now) == beat(&seen)) {
-                (true, false) => return last,
-                (true, true) => {}
-                (false, _) => break,
-            }
+/// Tells the gateway that has our name, by its status, that this one has it too. That gateway reads it before it writes
+/// its next status (`own_status`).
+pub(super) async fn tell_namesake(connector: &Connector, name: &str, who: &str) -> Result<(), RequestError> {
+    for _ in 1..TOLD_MAX {
+        match tell_once(connector, name, who).await {
+            // Its heartbeat came in between.
+            Err(error) if error.code() == Some(409) => {}
+            ended => return ended,
         }
     }
-    last
+    tell_once(connector, name, who).await
 }
 
-/// By a list: the account may not ask for one.
-async fn status_of(connector: &Connector, name: &str) -> Result<Option<GatewayStatus>, RequestError> {
+async fn tell_once(connector: &Connector, name: &str, who: &str) -> Result<(), RequestError> {
+    // By a list: the account may not ask for one.
     let all = gateways(connector).await?;
-    Ok(all.into_iter().find(|one| one.metadata.name.as_deref() == Some(name)))
-}
-
-async fn tell_once(connector: &Connector, own: &GatewayStatus, who: &str) -> Result<(), RequestError> {
-    let Some(name) = own.metadata.name.clone() else { return Ok(()) };
-    let mut conditions = own.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let own = all.into_iter().find(|one| one.metadata.name.as_deref() == Some(name));
+    let Some(own) = own else { return Ok(()) };
+    let mut conditions = own.status.map(|status| status.conditions).unwrap_or_default();
     conditions.retain(|condition| condition.kind != NAME_UNIQUE);
     conditions.push(Condition {
         kind: NAME_UNIQUE.to_owned(),
@@ -190,7 +171,7 @@ async fn tell_once(connector: &Connector, own: &GatewayStatus, who: &str) -> Res
         "metadata": {"resourceVersion": own.metadata.resource_version},
         "status": {"conditions": conditions},
     });
-    merge_status(connector, &name, patch).await
+    merge_status(connector, name, patch).await
 }
 
 async fn merge_status(connector: &Connector, name: &str, patch: Value) -> Result<(), RequestError> {

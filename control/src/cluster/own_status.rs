@@ -2,6 +2,10 @@
 //!
 //! Where there is news, no sooner than a second after the last one; without, every ten seconds, so that others know that
 //! the gateway lives. The requests run in the background of `writer`.
+//!
+//! A status is written over the version that this gateway wrote last. Where somebody else has written meanwhile (a
+//! gateway that says that its name is taken), the API server answers with a conflict: that is read before it is written
+//! over.
 
 use std::time::Duration;
 
@@ -18,6 +22,8 @@ use crate::source::kubernetes::Connector;
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// No status is written sooner after the last one.
 const NEWS_MIN: Duration = Duration::from_secs(1);
+/// What somebody else wrote is read within this time; then it is written over.
+const READ_MAX: Duration = Duration::from_secs(2);
 
 /// Fields of the status that the definition did not have from the beginning.
 const NEWER_FIELDS: [&str; 2] = ["notProgrammed", "withoutBackends"];
@@ -29,6 +35,8 @@ pub(super) struct OwnStatus {
     pub(super) written: GatewayStatusStatus,
     /// Whether the object itself is known to be there.
     exists: bool,
+    /// The resourceVersion that the last write came to; none where somebody else's was found since.
+    version: Option<String>,
     is_under_way: bool,
     due: Option<Instant>,
     last: Option<Instant>,
@@ -54,10 +62,14 @@ impl OwnStatus {
         self.exists
     }
 
-    /// A status is about to be written; whether the object has to be made first.
-    pub(super) fn begin(&mut self) -> bool {
+    /// A status is about to be written: over what.
+    pub(super) fn begin(&mut self) -> Over {
         self.is_under_way = true;
-        self.exists
+        match &self.version {
+            _ if !self.exists => Over::Nothing,
+            Some(version) => Over::Version(version.clone()),
+            None => Over::Whatever,
+        }
     }
 
     /// Nothing is to be written any more: what is left to say, where something was said, and not while that is under way
@@ -73,7 +85,7 @@ impl OwnStatus {
     }
 
     /// The last word ended.
-    pub(super) fn fell_silent(&mut self, result: &Result<(), RequestError>, now: Instant) {
+    pub(super) fn fell_silent(&mut self, result: &Written, now: Instant) {
         self.is_under_way = false;
         match result {
             Err(error) if error.code() != Some(404) => {
@@ -85,26 +97,27 @@ impl OwnStatus {
         }
     }
 
-    /// It ended.
-    pub(super) fn ended(
-        &mut self,
-        status: GatewayStatusStatus,
-        result: &Result<(), RequestError>,
-        now: Instant,
-    ) {
+    /// It ended. Whether somebody else had written: that is to be read before the next one.
+    pub(super) fn ended(&mut self, status: GatewayStatusStatus, result: Written, now: Instant) -> bool {
         self.is_under_way = false;
         self.last = Some(now);
         match result {
-            Ok(()) => {
+            Ok(version) => {
                 (self.exists, self.failures) = (true, 0);
-                self.written = status;
+                (self.written, self.version) = (status, version);
                 self.due = Some(now + HEARTBEAT);
+                false
+            }
+            Err(error) if error.code() == Some(409) && self.version.take().is_some() => {
+                self.due = Some(now + READ_MAX);
+                true
             }
             Err(error) => {
                 tracing::debug!("the status of this gateway is not written: {error}");
                 self.exists = false;
                 self.failures = (self.failures + 1).min(3);
                 self.due = Some(now + HEARTBEAT * self.failures);
+                false
             }
         }
     }
@@ -133,31 +146,49 @@ pub(super) fn heartbeat_time() -> String {
     Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
 }
 
+/// The resourceVersion of what was written.
+pub(super) type Written = Result<Option<String>, RequestError>;
+
+/// What a status is written over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Over {
+    /// The object may not be there: it is made first.
+    Nothing,
+    /// This resourceVersion, and no other.
+    Version(String),
+    /// Whatever is there.
+    Whatever,
+}
+
 /// Writes it.
 pub(super) async fn write(
     connector: &Connector,
     name: &str,
-    exists: bool,
+    over: Over,
     status: &GatewayStatusStatus,
-) -> Result<(), RequestError> {
+) -> Written {
     with_client(connector, |client| async move {
         let api: Api<GatewayStatus> = Api::all(client);
         let apply = PatchParams::apply(FIELD_MANAGER).force();
-        if !exists {
-            within(api.patch(name, &apply, &Patch::Apply(request::gateway(name)))).await?;
-        }
         let mut patch = request::own_status("GatewayStatus", name, status);
-        match within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await {
+        match over {
+            Over::Nothing => {
+                drop(within(api.patch(name, &apply, &Patch::Apply(request::gateway(name)))).await?);
+            }
+            Over::Version(version) => patch["metadata"]["resourceVersion"] = version.into(),
+            Over::Whatever => {}
+        }
+        let written = match within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await {
             // The definition is of an older gateway, as it may be during an upgrade: what it knows is written.
             Err(error) if error.is_about_schema() => {
                 if let Some(fields) = patch["status"].as_object_mut() {
                     NEWER_FIELDS.iter().for_each(|field| drop(fields.remove(*field)));
                 }
-                within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await?;
+                within(api.patch_status(name, &apply, &Patch::Apply(&patch))).await?
             }
-            answer => drop(answer?),
-        }
-        Ok(())
+            answer => answer?,
+        };
+        Ok(written.metadata.resource_version)
     })
     .await
 }

@@ -22,7 +22,7 @@ use super::fleet::Fleet;
 use super::look::{self, Look};
 use super::modest::giving_way;
 use super::namesake::Namesake;
-use super::own_status::{self, HEARTBEAT, OwnStatus};
+use super::own_status::{self, HEARTBEAT, Over, OwnStatus, Written};
 use super::peers::Gone;
 use super::plan::{Identity, Memory, Observation, Plan, Situation, Write, gateway_status, plan};
 use super::queue::{Answer, Job, Next, Queue, Seen, Target};
@@ -67,9 +67,9 @@ enum Done {
     NamesakeTold(Result<(), RequestError>),
     /// Of the term of this number.
     Term(u64, Result<u64, RequestError>),
-    Status(Box<GatewayStatusStatus>, Result<(), RequestError>),
+    Status(Box<GatewayStatusStatus>, Written),
     /// The last one before this gateway is silent.
-    Silence(Result<(), RequestError>),
+    Silence(Written),
 }
 
 /// The time from one loss of the lease to the next.
@@ -91,8 +91,6 @@ pub(super) struct Writer {
     /// Asks the source to list the Services.
     refresh: Arc<Notify>,
     namesake: Namesake,
-    /// Who has our name, where it is another.
-    taken_by: Option<String>,
     /// Who has our name is being told.
     tells_namesake: bool,
     /// Whether we led when we last looked.
@@ -125,7 +123,6 @@ impl Writer {
         Self {
             look: Look::new(&identity.name, now),
             namesake: Namesake::new(&identity.instance),
-            taken_by: None,
             tells_namesake: false,
             connector,
             identity,
@@ -172,7 +169,9 @@ impl Writer {
         };
         self.tells.standing.send_replace(standing);
         let Some(status) = self.status.farewell() else { return };
-        if let Err(error) = own_status::write(&self.connector, &self.identity.name, true, &status).await {
+        if let Err(error) =
+            own_status::write(&self.connector, &self.identity.name, Over::Whatever, &status).await
+        {
             tracing::debug!("no farewell: {error}");
         }
     }
@@ -414,31 +413,30 @@ impl Writer {
             (None, true) => Standing::Candidate,
             (None, false) => Standing::NotYet,
         };
-        self.tells.standing.send_if_modified(|told| std::mem::replace(told, standing) != standing);
+        let is_news =
+            self.tells.standing.send_if_modified(|told| std::mem::replace(told, standing) != standing);
         let Some(who) = taken else { return };
         let name = &self.identity.name;
-        if self.taken_by.is_none() {
+        if is_news {
             tracing::error!(
                 gateway = name,
                 "another gateway has the name {name} ({who}): this one does not lead and writes no status; accepted: a \
                  metadata.name of its own for each gateway"
             );
-            self.taken_by = Some(who);
         }
         // With the addresses of this one, by which a person finds it: known after the first round.
         let Some(observation) = self.observation() else { return self.look.hasten(now) };
-        if !self.tells_namesake
-            && let Some(own) = self.look.peers.own().cloned()
-        {
+        if !self.tells_namesake {
             self.tells_namesake = true;
             let addresses: Vec<String> = observation.own_addresses.iter().map(ToString::to_string).collect();
             let node =
                 self.identity.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
             let ours =
                 format!("instance {}{node}, which has {}", self.identity.instance, addresses.join(", "));
-            let connector = Arc::clone(&self.connector);
-            self.asks
-                .spawn(async move { Done::NamesakeTold(look::tell_namesake(&connector, &own, &ours).await) });
+            let (connector, name) = (Arc::clone(&self.connector), name.clone());
+            self.asks.spawn(async move {
+                Done::NamesakeTold(look::tell_namesake(&connector, &name, &ours).await)
+            });
         }
     }
 
@@ -456,10 +454,10 @@ impl Writer {
         };
         let mut status = gateway_status(&situation, &self.status.written);
         status.last_heartbeat = Some(own_status::heartbeat_time());
-        let exists = self.status.begin();
+        let over = self.status.begin();
         let (connector, name) = (Arc::clone(&self.connector), self.identity.name.clone());
         self.asks.spawn(async move {
-            let result = own_status::write(&connector, &name, exists, &status).await;
+            let result = own_status::write(&connector, &name, over, &status).await;
             Done::Status(Box::new(status), result)
         });
     }
@@ -468,8 +466,9 @@ impl Writer {
     fn fall_silent(&mut self, now: Instant) {
         let Some(status) = self.status.fall_silent(now) else { return };
         let (connector, name) = (Arc::clone(&self.connector), self.identity.name.clone());
-        self.asks
-            .spawn(async move { Done::Silence(own_status::write(&connector, &name, true, &status).await) });
+        self.asks.spawn(async move {
+            Done::Silence(own_status::write(&connector, &name, Over::Whatever, &status).await)
+        });
     }
 
     fn done(&mut self, done: Done) {
@@ -516,7 +515,7 @@ impl Writer {
             Done::NamesakeTold(result) => {
                 self.tells_namesake = false;
                 // Only now: the process may end by it, and the other one would not have heard of it.
-                let taken_by = self.taken_by.clone();
+                let taken_by = self.namesake.taken().map(str::to_owned);
                 self.tells.name_taken.send_if_modified(|told| {
                     let is_new = told.is_none();
                     *told = told.take().or(taken_by);
@@ -561,10 +560,12 @@ impl Writer {
             Done::Term(..) => {}
             Done::Silence(result) => self.status.fell_silent(&result, now),
             Done::Status(status, result) => {
-                self.status.ended(*status, &result, now);
+                // What happened meanwhile.
                 if result.is_ok() {
-                    // What happened meanwhile.
                     self.plan_soon();
+                }
+                if self.status.ended(*status, result, now) {
+                    self.look.hasten(now);
                 }
             }
         }

@@ -114,6 +114,10 @@ fn the_second_gateway_of_one_name_refuses_to_lead_says_so_and_ends() {
     let twin = Setting { called: Some("edge-1".into()), ..Setting::default() };
     world.start_with("twin", &twin);
     assert_eq!(world.exit_code("twin", Duration::from_secs(90)), Some(3));
+    world.until("the first to have the condition", || {
+        let (status, message) = of(&gateway_status(&world, "edge-1")["conditions"], "NameUnique");
+        (status == "False" && message.contains("192.0.2.2")).then_some(())
+    });
     // It was never mixed up with the second.
     let addresses = text(&gateway_status(&world, "edge-1")["addresses"][0]);
     assert_eq!(addresses, "192.0.2.1");
