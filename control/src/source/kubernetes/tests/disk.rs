@@ -125,7 +125,8 @@ async fn what_is_kept_goes_to_disk_though_no_object_has_changed() {
     world.server.restart_empty().expect("it can be told");
     let is_kept = |kind: &str| {
         let text = fs::read_to_string(file(&world)).unwrap_or_default();
-        text.lines().any(|line| line.starts_with(&format!(r#"{{"kind":"{kind}","#)) && line.contains("\"left\":"))
+        text.lines()
+            .any(|line| line.starts_with(&format!(r#"{{"kind":"{kind}","#)) && line.contains("\"left\":"))
     };
     eventually("the namespace to be kept", || is_kept("Namespace")).await;
     eventually("the slice to be kept", || is_kept("EndpointSlice")).await;
