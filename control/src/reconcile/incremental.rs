@@ -354,7 +354,7 @@ impl Last {
             let endpoints = index.resolve(&planned.service);
             let frontends = Frontends::new(input.settings, &planned.service, granted, contested);
             let nodes = input.objects.nodes.len();
-            let size = size_limits::demand(&planned.plan(), &frontends, &endpoints, nodes);
+            let size = size_limits::demand(input.settings, &planned.plan(), &frontends, &endpoints, nodes);
             (endpoints, size)
         };
         let mut put = |key: &ObjectKey, mut entry: Option<Entry>| {

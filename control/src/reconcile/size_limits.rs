@@ -6,6 +6,8 @@
 //! The limits are far above what a Service of the Kubernetes API needs, and far below what would slow a round down for
 //! the others.
 
+use std::collections::HashSet;
+
 use super::Plan;
 use super::finding::{Finding, Reason};
 use super::frontends::Frontends;
@@ -75,6 +77,7 @@ pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Opti
 
 /// How much a Service asks for on the addresses that it was granted, or what is too much about it.
 pub(super) fn demand(
+    settings: &Settings,
     plan: &Plan<'_>,
     frontends: &Frontends<'_>,
     endpoints: &ServiceEndpoints,
@@ -87,7 +90,11 @@ pub(super) fn demand(
     for (i, (port, resolved)) in plan.service.ports.iter().zip(&endpoints.ports).enumerate() {
         let candidates = match plan.options.target {
             Target::Pod => resolved.endpoints.len(),
-            Target::Node => candidate_nodes(plan.service, resolved.endpoints.len(), nodes),
+            // Those that have an endpoint: how many nodes there are beside them must not matter.
+            Target::Node if is_local_alone(settings, plan.service) => {
+                resolved.endpoints.iter().map(|endpoint| &endpoint.node).collect::<HashSet<_>>().len()
+            }
+            Target::Node => nodes,
         };
         if candidates > BACKENDS_PER_PORT_MAX {
             return Err(TooLarge {
@@ -112,12 +119,11 @@ pub(super) fn demand(
     })
 }
 
-/// How many nodes are backends of a port at most: with policy Local those that have an endpoint.
-fn candidate_nodes(service: &Service, endpoints: usize, nodes: usize) -> usize {
-    let serves_cluster_ips = !service.cluster_ips.is_empty();
-    let is_local = service.external_traffic_policy == TrafficPolicy::Local
-        && (!serves_cluster_ips || service.internal_traffic_policy == TrafficPolicy::Local);
-    if is_local { endpoints.min(nodes) } else { nodes }
+/// Whether every port of a Service takes nodes with an endpoint alone, by the policy Local.
+pub(super) fn is_local_alone(settings: &Settings, service: &Service) -> bool {
+    let is_local = |policy: TrafficPolicy| policy == TrafficPolicy::Local;
+    is_local(service.external_traffic_policy)
+        && (!settings.own_cluster_ips || is_local(service.internal_traffic_policy))
 }
 
 /// How many backends that have left one port of a Service are kept for their flows, beside those that are `listed`: as

@@ -15,8 +15,9 @@ use super::Plan;
 use super::drain::DrainTarget;
 use super::options::key::WEIGHT;
 use super::programme::Context;
+use super::size_limits::is_local_alone;
 use crate::config::Target;
-use crate::model::{Metadata, Node, ObjectKey, Pod, ServiceEndpoints, TrafficPolicy};
+use crate::model::{Metadata, Node, ObjectKey, Pod, ServiceEndpoints};
 use crate::shared_map::Difference;
 
 /// Something that a Service may have come out of.
@@ -84,15 +85,10 @@ impl Interest {
         let asks_for_networks = all.any(|endpoint| context.checkable.asks_for_node(endpoint.ip));
         let sides = [(LABELS, selects), (AS_TARGET, of_nodes), (NETWORKS, asks_for_networks)];
         let sides = sides.iter().filter(|(_, matters)| *matters).map(|(side, _)| side);
-        // With policy Local only nodes with endpoints are candidates.
-        let service = plan.service;
-        let local = |policy: TrafficPolicy| policy == TrafficPolicy::Local;
-        let all_local = local(service.external_traffic_policy)
-            && (!context.settings().own_cluster_ips || local(service.internal_traffic_policy));
         Self {
             clues: clues.into(),
             sides: sides.fold(BESIDE | ZONE_AND_WEIGHT, |all, side| all | side),
-            every_node: of_nodes && !all_local,
+            every_node: of_nodes && !is_local_alone(context.settings(), plan.service),
         }
     }
 }
