@@ -342,7 +342,8 @@ fn choose<'s>(
         told.step("backend", text::no_backend(info, about.refused));
         return Err(match service.no_endpoints {
             NoEndpoints::Reject => ("transmit", TransmitReason::NoEndpoints.as_str()),
-            NoEndpoints::Drop => ("drop", Refusal::NoEndpoints.as_str()),
+            // Offline no Service has left.
+            NoEndpoints::Drop | NoEndpoints::Unserved => ("drop", Refusal::NoEndpoints.as_str()),
         });
     }
     if let Some(backend) = pinned {

@@ -24,6 +24,7 @@ pub struct Drains {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PortMemory {
     owner: ObjectKey,
+    drain_timeout: Duration,
     backends: BTreeMap<SocketAddr, Presence>,
 }
 
@@ -69,7 +70,7 @@ impl Drains {
             listed.iter().map(|address| (*address, Presence::Listed)).collect();
         backends.extend(kept.iter().map(|(until, address)| (*address, Presence::LeftUntil(*until))));
         if !backends.is_empty() {
-            self.ports.insert(key, Arc::new(PortMemory { owner: owner.clone(), backends }));
+            self.ports.insert(key, Arc::new(PortMemory { owner: owner.clone(), drain_timeout, backends }));
         }
         kept.into_iter().map(|(_, address)| address).collect()
     }
@@ -83,6 +84,11 @@ impl Drains {
             }
         }
         self.ports.extend(new.ports.iter().map(|(key, memory)| (*key, Arc::clone(memory))));
+    }
+
+    /// How long flows of a service port live on; none where it had no backend.
+    pub(super) fn timeout(&self, key: &ServiceKey) -> Option<Duration> {
+        self.ports.get(key).map(|memory| memory.drain_timeout)
     }
 
     /// Addresses of everyone remembered.

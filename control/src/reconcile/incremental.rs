@@ -188,6 +188,7 @@ impl Last {
     fn goes_on(&self, input: &Input<'_>) -> bool {
         self.settings.says_the_same_but_for_authority(input.settings)
             && self.memory.drains.is_same(&input.memory.drains)
+            && self.memory.leavings.is_same(&input.memory.leavings)
             && Arc::ptr_eq(&self.memory.allocations, &input.memory.allocations)
     }
 
@@ -399,8 +400,14 @@ impl Last {
         let health_check_node_ports = sums.health_check_node_ports(&self.plans);
         let mut spec = gateway(input, &addresses.pod_routes);
         spec.services = sums.fitting_specs(BACKENDS_MAX);
+        let is_here = |service: &ObjectKey| self.plans.contains_key(service);
+        let before = input.memory;
+        let leavings = before.leavings.step(&sums.specs, &before.drains, is_here, input.now);
+        leavings.add_to(&mut spec.services);
+        let deadline = sums.deadlines.first().map(|(deadline, _)| *deadline);
+        let reconcile_at = deadline.into_iter().chain(leavings.next_deadline()).min();
         let allocations = Arc::clone(addresses.allocator().allocations());
-        self.memory = Memory { allocations, drains: sums.drains.clone() };
+        self.memory = Memory { allocations, drains: sums.drains.clone(), leavings };
         Outcome {
             spec,
             findings: sums.findings(addresses.findings()),
@@ -410,7 +417,7 @@ impl Last {
             pools: addresses.allocator().usage(),
             claimed: addresses.claimed.clone(),
             memory: self.memory.clone(),
-            reconcile_at: sums.deadlines.first().map(|(deadline, _)| *deadline),
+            reconcile_at,
         }
     }
 }

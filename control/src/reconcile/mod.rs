@@ -33,6 +33,7 @@ mod frontends;
 mod health_options;
 mod incremental;
 mod judged;
+mod leaving;
 mod nodes;
 mod options;
 mod pod_routes;
@@ -54,6 +55,7 @@ mod tests;
 pub use drain::{DrainTarget, Drains};
 pub use finding::{Asker, Finding, Reason};
 pub use incremental::Reconciler;
+pub use leaving::Leavings;
 pub use settings::Settings;
 pub use shares::Demand;
 
@@ -102,6 +104,8 @@ pub struct Memory {
     pub allocations: Arc<Allocations>,
     /// Backends that left, so that their flows stay.
     pub drains: Drains,
+    /// What was programmed, so that flows of Services that leave stay.
+    pub leavings: Leavings,
 }
 
 /// The desired state. A copy shares what it is made of.
@@ -276,7 +280,7 @@ fn status_addresses(plan: &Plan<'_>, granted: &Granted, findings: &mut Vec<Findi
 /// What was granted, with the reason of an allocation that was never tried.
 fn pending(plan: &Plan<'_>, granted: &Granted) -> Granted {
     let mut granted = granted.clone();
-    if plan.wants_load_balancer && granted.pending.is_none() {
+    if plan.wants_load_balancer && granted.pending.is_none() && granted.load_balancer.is_empty() {
         granted.pending.clone_from(&plan.options.no_allocation);
     }
     granted

@@ -18,6 +18,7 @@ mod health_port;
 mod http;
 mod kube_proxy;
 mod lab;
+mod leaving;
 mod lifecycle;
 mod links;
 mod node_target;

@@ -473,6 +473,7 @@ impl Pipeline {
     fn no_endpoints<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, request: &Request<'_>) {
         let h = burst.packets[request.index()].headers;
         let answered = match (request.service.no_endpoints, request.kind) {
+            (NoEndpoints::Unserved, _) => return self.unserved(burst, at, &h),
             (NoEndpoints::Drop, _) => false,
             (NoEndpoints::Reject, Packet::Tcp(_)) => self.reset(burst, at, &h),
             (NoEndpoints::Reject, Packet::Datagram) => self.refuse(burst, at, &h, Problem::PortUnreachable),

@@ -214,6 +214,9 @@ pub enum NoEndpoints {
     Reject,
     /// Nothing. Also what `externalTrafficPolicy: Local` asks when endpoints are elsewhere only.
     Drop,
+    /// What packets to this port would get without the service: its Service has left, and only its known flows go on. Its
+    /// VIP is no address of the gateway for its sake.
+    Unserved,
 }
 
 /// How a service chooses the backend of a new flow.

@@ -68,10 +68,10 @@ fn cluster_ips_are_vips_when_own_cluster_ips_is_on_which_it_is_not_by_default() 
     assert_eq!(states(&outcome.spec.services[1]), [] as [String; 0], "nat does not cross families");
 
     let mut gateways = Gateways::new(both);
-    let syn = || Builder::tcp("198.51.100.7:40000", "10.96.0.10:80").flags(flags::SYN);
-    gateways.send(syn()).sent(TransmitReason::Forward);
+    let syn = |from| Builder::tcp(from, "10.96.0.10:80").flags(flags::SYN);
+    gateways.send(syn("198.51.100.7:40000")).sent(TransmitReason::Forward);
     gateways.change(|world| world.settings.own_cluster_ips = false);
-    assert_eq!(gateways.send(syn()).verdict, Verdict::Punt(PuntReason::NotOurs));
+    assert_eq!(gateways.send(syn("198.51.100.7:40001")).verdict, Verdict::Punt(PuntReason::NotOurs));
 }
 
 #[test]

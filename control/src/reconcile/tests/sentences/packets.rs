@@ -10,7 +10,7 @@ use tidegate_core::pipeline::{FlowNote, Pipeline, PipelineConfig};
 use tidegate_core::snapshot::{NeighborSpec, NoEndpoints, RouteSpec};
 use tidegate_core::testing::builder::{Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{Fate, Lab, ROUTER_MAC, backend_mac};
-use tidegate_core::verdict::{Refusal, TransmitReason, Verdict};
+use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_core::wire::tcp::flags;
 use tidegate_core::wire::{Headers, Parsed, parse, tcp};
 
@@ -282,6 +282,63 @@ fn tcp_a_terminating_or_removed_backend_gets_no_new_flow_and_keeps_its_flows_unt
     for (port, _) in flows {
         // The drain is over.
         segment(&mut gateways, port, flags::ACK).sent(TransmitReason::NoFlow);
+    }
+}
+
+#[test]
+fn a_service_that_leaves_keeps_its_flows_for_the_drain_timeout_and_has_them_again_when_it_returns() {
+    for mode in ["nat", "fullnat"] {
+        let annotations = format!("tidegate.dev/forwarding: {mode}, tidegate.dev/drain-timeout: 60s");
+        let slice = endpoints(&["addresses: [10.1.0.1]", "addresses: [10.1.0.2]"]);
+        let here = with_annotations(&by_tcp_and_udp(""), &annotations) + &slice;
+        let mut gateways = Gateways::new(Both::new(&here));
+        let flows = connected(&mut gateways, 40_000..40_040);
+        let alive = |gateways: &mut Gateways, when: &str| {
+            for (port, had) in &flows {
+                let fate = segment(gateways, *port, flags::ACK);
+                let sent = headers(fate.sent(TransmitReason::Forward));
+                assert_eq!(gateways.backend_of(&fate), *had, "{mode}, {when}");
+                let (backend, own) = ((sent.dst.ip(), sent.dst_port), (sent.src.ip(), sent.src_port));
+                let answer = Builder::tcp(SocketAddr::from(backend), SocketAddr::from(own)).flags(flags::ACK);
+                gateways.send(answer).sent(TransmitReason::Reply);
+            }
+        };
+        gateways.now_is("");
+        alive(&mut gateways, "gone");
+        let new = segment(&mut gateways, 41_000, flags::SYN).verdict;
+        assert_eq!(new, Verdict::Punt(PuntReason::NotOurs), "{mode}: its address is nobody's");
+        gateways.wait(Duration::from_secs(50));
+        alive(&mut gateways, "gone for long");
+        gateways.now_is(&here);
+        alive(&mut gateways, "back");
+        segment(&mut gateways, 41_000, flags::SYN).sent(TransmitReason::Forward);
+
+        // It leaves for good.
+        gateways.now_is("");
+        gateways.wait(Duration::from_secs(61));
+        let late = segment(&mut gateways, 40_000, flags::ACK).verdict;
+        assert_eq!(late, Verdict::Punt(PuntReason::NotOurs), "{mode}: the drain is over");
+        gateways.now_is(&here);
+        segment(&mut gateways, 40_000, flags::ACK).sent(TransmitReason::NoFlow);
+    }
+}
+
+#[test]
+fn a_port_that_another_service_gets_is_no_longer_that_of_the_service_that_left() {
+    let slice = endpoints(&["addresses: [10.1.0.1]"]);
+    let here = with_annotations(&by_tcp_and_udp(""), "tidegate.dev/forwarding: nat") + &slice;
+    let mut gateways = Gateways::new(Both::new(&here));
+    connected(&mut gateways, 40_000..40_010);
+    let other = here.replace("name: web", "name: other").replace("10.1.0.1", "10.1.0.2");
+    gateways.now_is(&other);
+    for port in 40_000..40_010 {
+        assert!(!matches!(
+            segment(&mut gateways, port, flags::ACK).verdict,
+            Verdict::Transmit { why: TransmitReason::Forward, .. }
+        ));
+        let fate = segment(&mut gateways, port + 1000, flags::SYN);
+        fate.sent(TransmitReason::Forward);
+        assert_eq!(gateways.backend_of(&fate), ip("10.1.0.2"));
     }
 }
 

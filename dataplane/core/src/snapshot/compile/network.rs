@@ -12,7 +12,7 @@ use crate::ids::InterfaceIndex;
 use crate::neighbors::{Hold, NeighborSlot};
 use crate::routes::{NextHop, Route, Routes};
 use crate::snapshot::problem::{BackendProblem, Problem};
-use crate::snapshot::spec::{BackendSpec, ForwardingMode, ServiceSpec, SnapshotSpec};
+use crate::snapshot::spec::{BackendSpec, ForwardingMode, NoEndpoints, ServiceSpec, SnapshotSpec};
 use crate::snapshot::{Interface, Snapshot, TunnelPrefix};
 use crate::wire::{Addr, Family};
 
@@ -78,7 +78,8 @@ impl Network {
         let own = (0..).zip(&*interfaces).flat_map(|(index, interface)| {
             interface.addresses.iter().map(move |net| (net.addr().into(), AddressKind::Own(index)))
         });
-        let vips = services.iter().map(|service| (service.vip, AddressKind::Vip));
+        let served = services.iter().filter(|service| service.spec.no_endpoints != NoEndpoints::Unserved);
+        let vips = served.map(|service| (service.vip, AddressKind::Vip));
         let snats = spec.snat_addresses.iter().map(|&addr| (addr.into(), AddressKind::Snat));
         let kinds = own.chain(vips).chain(snats).map(|(addr, kind)| (addr, Meaning::Kind(kind)));
         let addresses = Addresses::build(kinds.chain(no_clients(spec, &default_routers)));

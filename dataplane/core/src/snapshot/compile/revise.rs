@@ -21,7 +21,7 @@ use crate::routes::NextHop;
 use crate::service::{Service, ServiceInfo};
 use crate::snapshot::indices::{Generations, Kind};
 use crate::snapshot::problem::Problem;
-use crate::snapshot::spec::{ServiceSpec, SnapshotSpec};
+use crate::snapshot::spec::{NoEndpoints, ServiceSpec, SnapshotSpec};
 use crate::snapshot::{Fresh, Snapshot};
 
 /// The snapshot of `spec` and its problems; `None` where it has to be compiled from scratch.
@@ -135,7 +135,7 @@ fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)
         if old.is_same(new) {
             continue;
         }
-        if old.key != new.key || old.source_ranges != new.source_ranges {
+        if old.key != new.key || old.source_ranges != new.source_ranges || leaves(old) != leaves(new) {
             return None;
         }
         backends = backends - old.backends.len() + new.backends.len();
@@ -143,6 +143,11 @@ fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)
     }
     changed.sort_unstable();
     (backends <= limits::BACKENDS_MAX).then_some((changed, backends))
+}
+
+/// Whether its VIP is no address of the gateway for its sake.
+fn leaves(service: &ServiceSpec) -> bool {
+    service.no_endpoints == NoEndpoints::Unserved
 }
 
 /// Whether a backend of the service is a next hop itself.

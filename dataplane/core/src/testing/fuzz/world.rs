@@ -337,7 +337,12 @@ fn service(choices: &mut Choices<'_>) -> ServiceSpec {
             Scheduler::Maglev { slots: 2 },
         ]),
         affinity: choices.pick(&[None, None, Some(seconds(100)), Some(seconds(1))]),
-        no_endpoints: choices.pick(&[NoEndpoints::Reject, NoEndpoints::Reject, NoEndpoints::Drop]),
+        no_endpoints: choices.pick(&[
+            NoEndpoints::Reject,
+            NoEndpoints::Reject,
+            NoEndpoints::Drop,
+            NoEndpoints::Unserved,
+        ]),
         idle_timeout_tcp: seconds(choices.pick(&[900, 5, 86_400])),
         idle_timeout_udp: seconds(choices.pick(&[120, 1])),
         source_ranges: None,

@@ -1,0 +1,111 @@
+//! Service ports of Services that left. Their flows go on until the drain timeout, and are the Service's again when it
+//! returns before that.
+//!
+//! State in, state out, as with backends that left (`drain`). The dataplane keeps each port of a Service that left, without
+//! new flows ([`NoEndpoints::Unserved`]) and without its address: the address is free, or another Service has it. A port
+//! that another Service has by now is that Service's.
+//!
+//! Invariant: a Service that stays and loses a port, or is refused, leaves nothing behind.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::limits::{BACKENDS_MAX, SERVICES_MAX};
+use tidegate_core::snapshot::{BackendState, NoEndpoints, ServiceKey, SharedService};
+
+use super::drain::Drains;
+use crate::model::ObjectKey;
+use crate::shared_map::SharedMap;
+
+/// What was programmed, and what is left of Services that left.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Leavings {
+    /// Of Services that are there.
+    programmed: SharedMap<ServiceKey, SharedService>,
+    left: Arc<BTreeMap<ServiceKey, Left>>,
+}
+
+impl Eq for Leavings {}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Left {
+    spec: SharedService,
+    until: Duration,
+}
+
+impl Leavings {
+    /// What is left when these are programmed now. `is_here` tells whether a Service is one of ours; `drains` is the memory
+    /// from before.
+    pub(super) fn step(
+        &self,
+        programmed: &SharedMap<ServiceKey, SharedService>,
+        drains: &Drains,
+        is_here: impl Fn(&ObjectKey) -> bool,
+        now: Duration,
+    ) -> Self {
+        let gone = self.programmed.diff(programmed).filter_map(|change| match change.after {
+            Some(_) => None,
+            None => change.before,
+        });
+        let mut come = Vec::new();
+        for spec in gone.filter(|spec| !is_here(&owner(spec))) {
+            let until = now + drains.timeout(&spec.key).unwrap_or_default();
+            if until > now {
+                come.push((spec.key, Left { spec: without_new_flows(spec), until }));
+            }
+        }
+        let stays = |key: &ServiceKey, left: &Left| {
+            left.until > now && programmed.get(key).is_none() && !is_here(&owner(&left.spec))
+        };
+        let unchanged = come.is_empty() && self.left.iter().all(|(key, left)| stays(key, left));
+        let left = if unchanged {
+            Arc::clone(&self.left)
+        } else {
+            let stay = self.left.iter().filter(|(key, left)| stays(key, left));
+            Arc::new(stay.map(|(key, left)| (*key, left.clone())).chain(come).collect())
+        };
+        Self { programmed: programmed.clone(), left }
+    }
+
+    /// Adds what is left to the service ports that the dataplane is given, in the order of keys. Where that would be more
+    /// than one gateway can have, it is left out: its flows end early, and everything else is forwarded.
+    pub(super) fn add_to(&self, specs: &mut Vec<SharedService>) {
+        if self.left.is_empty() {
+            return;
+        }
+        let left = || self.left.values().map(|left| &left.spec);
+        let count = |spec: &SharedService| spec.backends.len();
+        let backends = specs.iter().map(count).sum::<usize>() + left().map(count).sum::<usize>();
+        if specs.len() + self.left.len() <= SERVICES_MAX && backends <= BACKENDS_MAX {
+            specs.extend(left().cloned());
+            specs.sort_by_key(|spec| spec.key);
+        }
+    }
+
+    /// When the next of them is forgotten.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        self.left.values().map(|left| left.until).min()
+    }
+
+    /// Whether both are the same, without looking inside.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.programmed.is_same(&other.programmed) && Arc::ptr_eq(&self.left, &other.left)
+    }
+}
+
+fn owner(spec: &SharedService) -> ObjectKey {
+    ObjectKey::new(spec.namespace.as_str(), spec.name.as_str())
+}
+
+fn without_new_flows(spec: &SharedService) -> SharedService {
+    let mut left = spec.clone();
+    left.no_endpoints = NoEndpoints::Unserved;
+    left.announced = false;
+    for backend in &mut left.backends {
+        if backend.state == BackendState::Active {
+            backend.state = BackendState::Draining;
+        }
+    }
+    left
+}

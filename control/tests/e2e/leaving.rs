@@ -1,0 +1,48 @@
+//! A file that is truncated for longer than `lossGrace`, and written again: its Services leave and return, and their flows
+//! live on.
+
+use crate::world::{World, alone, assert_alive};
+use tidegate::netlab::GatewayOptions;
+use tidegate::netlab::gateway::{config_of, manifests_of};
+use tidegate::netlab::modes::{ModePath, all_paths, manifests};
+
+#[test]
+fn a_file_that_is_truncated_beyond_its_grace_and_written_again_loses_no_nat_flow() {
+    let _turn = alone();
+    let services = manifests(&[1, 2, 3]);
+    let mut world = World::start(3, GatewayOptions::default(), &services);
+    world.take_gateway().stop().expect("the gateway stops");
+    let configured = config_of(&world.lab);
+    let text = std::fs::read_to_string(&configured).expect("it was written");
+    let quick = text.replace("watch: true,", "watch: true, lossGrace: 1s,");
+    assert_ne!(quick, text);
+    std::fs::write(&configured, quick).expect("written");
+    world.launch_gateway();
+    world.gateway_mut().wait_until_ready().expect("the gateway is ready");
+
+    let is_nat = |path: &ModePath| path.forwarding.ends_with("nat");
+    let paths: Vec<ModePath> = all_paths().into_iter().filter(is_nat).collect();
+    let mut open: Vec<_> = paths
+        .iter()
+        .flat_map(|path| {
+            world.wait_until_served(*path);
+            (0..12).map(|n| (*path, world.connect(*path, n).expect("it is served"))).collect::<Vec<_>>()
+        })
+        .collect();
+    for entry in std::fs::read_dir(manifests_of(&world.lab)).expect("the manifests") {
+        std::fs::write(entry.expect("a file").path(), "").expect("truncated");
+    }
+    for path in &paths {
+        let gone = || world.ports_at(path.vip).ok().filter(Vec::is_empty).map(drop);
+        world.wait_until(&format!("{} {} to leave", path.label(), path.family), gone);
+    }
+    assert_alive("while their file is empty", &mut open);
+    for path in &paths {
+        assert!(world.connect(*path, 15).is_err(), "{} {}: no new flow", path.label(), path.family);
+    }
+    world.write(&services);
+    for path in &paths {
+        world.wait_until_served(*path);
+    }
+    assert_alive("after their file was written again", &mut open);
+}
