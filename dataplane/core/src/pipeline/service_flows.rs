@@ -342,7 +342,8 @@ impl Pipeline {
 
     /// Finds a local address and port for a new flow whose source changes, and whose replies come to this worker: one
     /// that no other flow to the same endpoint has, or else one whose flow is over, is only opening, or is ended by the
-    /// word of one side, in this order. An established flow keeps its port.
+    /// word of one side, in this order. An established flow keeps its port. Where handshakes hold most of the ports, a
+    /// flood holds them: one of the first ports is taken then, since a longer search finds more of the same.
     fn bind_local(
         &mut self,
         snapshot: &Snapshot,
@@ -362,7 +363,11 @@ impl Pipeline {
             let pair = self.snat_ports.pair(addr, (backend.address, backend.port), h.proto);
             // The first port is free unless ports are short.
             let (mut left, mut probes) = (SNAT_PORT_PROBES / looked_at, 1);
+            let (mut looked, mut handshakes) = (0, 0);
             while left > 0 && best.0 > ReplyKey::Over {
+                if looked > SNAT_PORT_BATCH && 2 * handshakes > looked {
+                    break;
+                }
                 let mut batch = ArrayVec::<(FlowKey, FlowHash, Turn), SNAT_PORT_BATCH>::new();
                 for (port, turn) in (0..probes).filter_map(|_| self.snat_ports.next(&pair)) {
                     let reply = FlowKey::reply(backend.endpoint, addr, port);
@@ -372,6 +377,9 @@ impl Pipeline {
                 }
                 for (reply, hash, turn) in batch {
                     let found = self.flows.nat.reply_key(&reply, hash, &request.key, now);
+                    looked += 1;
+                    handshakes +=
+                        usize::from(matches!(found, ReplyKey::Opening { .. } | ReplyKey::Answered { .. }));
                     if is_better(found, best.0) {
                         best = (found, Some((reply, hash, turn)));
                     }
