@@ -24,6 +24,9 @@ use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::NeighborEvent;
 use tidegate_core::snapshot::SnapshotSpec;
+use tidegate_core::wire::arp::{self, ArpOperation};
+use tidegate_core::wire::ndp::{self, Ndp};
+use tidegate_core::wire::{Addr, Parsed, SmallFrame};
 
 use crate::clock::Clock;
 use crate::drivers::FrameSource;
@@ -327,6 +330,12 @@ impl<S: FrameSource> SlowPath<S> {
         for n in 0..PER_TURN {
             match tap.receive(buffer) {
                 Ok(Some(frame)) => {
+                    if let Some(mut answer) = self.answer_kernel(interface, frame) {
+                        let taken = tap.send(&mut answer).is_ok();
+                        if taken { &self.counters.to_kernel } else { &self.counters.to_kernel_dropped }
+                            .add(1);
+                        continue;
+                    }
                     self.exchange.own.note(now, frame);
                     let sent = self.inject(interface, frame);
                     if sent { &self.counters.from_kernel } else { &self.counters.from_kernel_dropped }.add(1);
@@ -340,6 +349,27 @@ impl<S: FrameSource> SlowPath<S> {
             }
         }
         Ok(true)
+    }
+
+    /// The answer to a question of the kernel's for a neighbour whose link address is known here. The question needs no
+    /// way over the wire, where a flood may lose it or the answer: health checks would fail by that.
+    fn answer_kernel(&self, interface: InterfaceIndex, frame: &[u8]) -> Option<SmallFrame> {
+        let mac_of = |target: Addr| self.table.resolve(interface, &target);
+        match tidegate_core::wire::parse(frame).ok()? {
+            // Without a sender it looks for another station with its own address (RFC 5227).
+            Parsed::Arp(asked)
+                if asked.operation == ArpOperation::Request && !asked.sender_ip.is_unspecified() =>
+            {
+                Some(arp::reply(&asked, mac_of(asked.target_ip.into())?))
+            }
+            Parsed::Ip(h) => match ndp::parse(frame, &h).ok()?? {
+                Ndp::Solicitation { target, .. } if !h.src.ip().is_unspecified() => {
+                    Some(ndp::answer(frame, &h, target, mac_of(target.into())?))
+                }
+                _ => None,
+            },
+            Parsed::Arp(_) | Parsed::Other => None,
+        }
     }
 
     fn resolve(&self, resolver: &mut Resolver, now: Now) -> bool {

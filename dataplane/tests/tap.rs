@@ -12,7 +12,7 @@ use std::process::Command;
 use common::*;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::{Frame, MemoryFrame};
-use tidegate_core::snapshot::{RouteSpec, SnapshotSpec};
+use tidegate_core::snapshot::{NeighborSpec, RouteSpec, SnapshotSpec};
 use tidegate_core::testing::Builder;
 use tidegate_core::wire::arp::{ArpOperation, ArpPacket};
 use tidegate_core::wire::{MacAddr, Parsed, VlanId, ethernet, parse};
@@ -78,6 +78,9 @@ fn inside() {
         ("10.0.0.0/24", "192.0.2.1"),
         ("::/0", "2001:db8::1"),
     ]);
+    // Neighbours that the dataplane knows.
+    let known = ["192.0.2.60", "2001:db8::60"].map(|ip| ip.parse::<IpAddr>().unwrap());
+    first.neighbors.extend(known.map(|ip| NeighborSpec { ip, mac: BACKEND }));
     let queues = ends.into_iter().map(|end| vec![end]).collect();
     let enter = |_: &WorkerPlace| Ok::<(), String>(());
     let mut crew = Crew::start(&config, queues, Heap, vec![Some(tap)], &first, enter, None).unwrap();
@@ -85,7 +88,7 @@ fn inside() {
     the_kernels_routes_follow(&crew, &first);
 
     let server = UdpSocket::bind("192.0.2.2:7").unwrap();
-    let question = Builder::udp("192.0.2.50:4000", "192.0.2.2:7")
+    let question = Builder::udp("192.0.2.51:4000", "192.0.2.2:7")
         .mac(CLIENT, GATEWAY)
         .vlan(VLAN)
         .payload(b"hello")
@@ -93,7 +96,7 @@ fn inside() {
     assert!(wire.offer(0, &question));
     let mut buffer = [0; 64];
     let (count, from) = server.recv_from(&mut buffer).unwrap();
-    assert_eq!((&buffer[..count], from.to_string().as_str()), (&b"hello"[..], "192.0.2.50:4000"));
+    assert_eq!((&buffer[..count], from.to_string().as_str()), (&b"hello"[..], "192.0.2.51:4000"));
 
     server.send_to(b"welcome", from).unwrap();
     // The kernel asks for the client first; the wire answers in the client's name.
@@ -111,6 +114,21 @@ fn inside() {
     let back = sent(&wire, |parsed| matches!(parsed, Parsed::Ip(headers) if headers.dst_port == 4000));
     assert_eq!((ethernet::destination(back.bytes()), ethernet::source(back.bytes())), (CLIENT, GATEWAY));
     assert!(back.bytes().ends_with(b"welcome"));
+
+    // What the dataplane knows, the kernel need not ask the wire for.
+    for (n, to) in (9..).zip(known) {
+        let host = UdpSocket::bind(if to.is_ipv4() { "192.0.2.2:0" } else { "[2001:db8::2]:0" }).unwrap();
+        wait_until("a way to the neighbour", || host.send_to(b"check", (to, n)).is_ok());
+        let is_about = |parsed: &Parsed| match parsed {
+            Parsed::Arp(packet) => IpAddr::from(packet.target_ip) == to,
+            Parsed::Ip(h) => h.dst_port == n || to.is_ipv6() && h.icmp_type == 135,
+            Parsed::Other => false,
+        };
+        let first = sent(&wire, is_about);
+        let Ok(Parsed::Ip(h)) = parse(first.bytes()) else { panic!("the kernel asked the wire") };
+        assert_eq!((h.dst.ip(), h.dst_port), (to, n));
+        assert_eq!(ethernet::destination(first.bytes()), BACKEND);
+    }
 
     let stats = crew.stats().slow_path;
     assert!(stats.to_kernel >= 2 && stats.from_kernel >= 2, "{stats:?}");
@@ -160,11 +178,9 @@ fn iproute(arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// A client that the dataplane has no link address of.
 fn client() -> Ipv4Addr {
-    match ip(CLIENT_IP) {
-        IpAddr::V4(address) => address,
-        IpAddr::V6(_) => unreachable!("an IPv4 address"),
-    }
+    Ipv4Addr::new(192, 0, 2, 51)
 }
 
 /// The first frame sent that is what is looked for; all frames carry the tag.
