@@ -47,7 +47,7 @@ test: setup
 	@deploy/scripts/test.sh
 
 floods: setup
-	TIDEGATE_FLOODS=long $(CARGO) test --workspace --test e2e --locked -- --nocapture \
+	TIDEGATE_FLOODS=long $(CARGO) test --release --workspace --test e2e --locked -- --nocapture \
 	  $(or $(FLOODS:%=%::),floods:: rolling::)
 
 kube-proxy: setup

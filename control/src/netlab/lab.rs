@@ -163,6 +163,9 @@ impl Drop for Standing {
     }
 }
 
+/// The routes of a server's packets from VIPs: straight to the clients.
+pub(super) const DIRECT_TABLE: &str = "100";
+
 /// What holds in every host: no filter on the source, no router advertisements or redirects, no wait for duplicate
 /// addresses.
 const HOST_SYSCTLS: [(&str, &str); 12] = [
@@ -244,9 +247,9 @@ fn build_server(id: &str, switch: &Namespace, n: u8, vips: &[IpAddr]) -> Result<
         let n = family as usize;
         let mut lines = String::new();
         writeln!(lines, "route add default via {}", plan::GATEWAY_FOR_SERVERS[n])?;
-        writeln!(lines, "route add {} dev eth0 table 100", plan::CLIENT_PREFIX[n])?;
+        writeln!(lines, "route add {} dev eth0 table {DIRECT_TABLE}", plan::CLIENT_PREFIX[n])?;
         for from in [plan::ROUTED_VIPS[n], plan::ON_LINK_VIPS[n]] {
-            writeln!(lines, "rule add from {from} lookup 100")?;
+            writeln!(lines, "rule add from {from} lookup {DIRECT_TABLE}")?;
         }
         server.ip_batch_of(family, &lines)?;
     }

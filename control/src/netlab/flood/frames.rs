@@ -105,6 +105,8 @@ enum Sources {
 pub const FAR: [&str; 2] = ["10.0.0.0/9", "2001:db8:bad::/48"];
 /// Sources behind a router that does not exist, by family.
 pub const UNREACHABLE: [&str; 2] = ["10.128.0.0/9", "2001:db8:dead::/48"];
+/// Sources on the clients' link that no host has, by family.
+pub const NO_HOST: [&str; 2] = ["198.51.100.128/26", "2001:db8:c:0:8000::/65"];
 /// The router of [`UNREACHABLE`], by family: an address on the clients' link that no host has.
 pub const NO_ROUTER: [&str; 2] = ["198.51.100.251", "2001:db8:c::fb"];
 

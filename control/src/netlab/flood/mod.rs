@@ -9,13 +9,16 @@
 mod frames;
 
 use frames::Template;
-pub use frames::{FAR, Kind, NO_ROUTER, Target, UNREACHABLE, templates};
+pub use frames::{FAR, Kind, NO_HOST, NO_ROUTER, Target, UNREACHABLE, templates};
 
 use super::addresses::Family;
+use super::lab::DIRECT_TABLE;
+use super::namespace::output_of;
 use super::{Lab, Namespace, addresses as plan, wait_for};
 use anyhow::{Context, Result, ensure};
 use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use std::fmt::Write as _;
 use std::fs;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -101,6 +104,7 @@ impl Attacker {
             let device = DeviceBuilder::new().name(TAP).layer(Layer::L2).mtu(1500).build_sync();
             device.with_context(|| format!("TAP device {TAP}"))
         })?;
+        keep_off_the_gateways_core(lab)?;
         // Nobody reads what the switch sends here; the kernel's queue of the device fills and then drops.
         lab.switch().ip_batch(&format!("link set {TAP} txqueuelen 1 master br0 up"))?;
         Ok(Self { tap: Arc::new(Tap(tap)), next: Arc::default() })
@@ -225,6 +229,15 @@ fn send(
     Ok(Sent { frames, time: begin.elapsed() })
 }
 
+/// What the gateway sends is handled on [`CORE`] (receive packet steering of its port of the switch): a veth would make
+/// the gateway's core work for the switch, the servers and the clients too, which are other machines anywhere else.
+fn keep_off_the_gateways_core(lab: &Lab) -> Result<()> {
+    let steering = "/sys/class/net/p-gateway/queues/rx-0/rps_cpus";
+    let mut write = lab.switch().command("sh");
+    write.args(["-c", &format!("echo {:x} > {steering}", 1_u32 << CORE)]);
+    output_of(&mut write).context("steering of what the gateway sends").map(drop)
+}
+
 /// Makes the servers of `lab` ready to be flooded: they drop what comes from spoofed sources as soon as they route
 /// it, so the work stays with the gateway.
 ///
@@ -233,8 +246,14 @@ fn send(
 pub fn prepare_server(server: &Namespace) -> Result<()> {
     // IPv4 drops at the input: the route back is none. IPv6 drops when it looks for the way of the answer.
     server.sysctls(&[("ipv4/conf/eth0/rp_filter", "1")])?;
-    for (family, prefixes) in Family::BOTH.into_iter().zip([0, 1].map(|n| [FAR[n], UNREACHABLE[n]])) {
-        let lines: String = prefixes.iter().map(|prefix| format!("route add blackhole {prefix}\n")).collect();
+    for (n, family) in Family::BOTH.into_iter().enumerate() {
+        let mut lines: String =
+            [FAR[n], UNREACHABLE[n]].iter().map(|prefix| format!("route add blackhole {prefix}\n")).collect();
+        // Else the server asks for the link address of each, and fills the table of neighbours that the kernel has for
+        // all namespaces together: nobody's checks get through then.
+        for table in ["main", DIRECT_TABLE] {
+            writeln!(lines, "route add blackhole {} table {table}", NO_HOST[n])?;
+        }
         server.ip_batch_of(family, &lines)?;
     }
     Ok(())
