@@ -106,6 +106,7 @@ impl Allocation {
         let is_counted = self.ledger.namespace_holds(&applicant.key().namespace, held.address);
         if self.take(held.address, &claim).is_ok() {
             self.count_for_namespace(applicant, from.at, is_counted);
+            granted.problems.extend(self.claim_of_gateway(applicant, held, "spec.type"));
             granted.load_balancer.push(Assigned { address: held.address, pool: from.name });
             granted.load_balancer.sort_unstable();
         }
@@ -123,7 +124,8 @@ impl Allocation {
         if has_family || !self.families(applicant).contains(&family) || (requests_other && !requested) {
             return None;
         }
-        if matches!(self.reserved.get(&held.address), Some(Holder::Gateway | Holder::OtherGateway(_))) {
+        // What another gateway says of itself takes nothing from anybody: its account may be stolen.
+        if self.reserved.get(&held.address) == Some(&Holder::Gateway) {
             return None;
         }
         let from = self.pool_of_held(applicant, held)?;
@@ -171,6 +173,22 @@ impl Allocation {
         pool.force_release && !gives()
     }
 
+    /// Says that another gateway names an address its own that the applicant keeps.
+    fn claim_of_gateway(&self, applicant: &Applicant<'_>, held: &Held, field: &str) -> Option<Problem> {
+        let Some(Holder::OtherGateway(name)) = self.reserved.get(&held.address) else { return None };
+        Some(Problem {
+            kind: ProblemKind::Conflict,
+            severity: Severity::Warning,
+            field: field.to_owned(),
+            what: format!(
+                "gateway {name} says that address {} is its own; Service {} had the address first and keeps it",
+                held.address,
+                applicant.key()
+            ),
+            accepted: Some("another address for that gateway".to_owned()),
+        })
+    }
+
     /// Leaves ports of an external IP with the applicant.
     fn keep_external(
         &mut self,
@@ -182,7 +200,9 @@ impl Allocation {
         let service = applicant.service;
         let ip = held.address;
         let asks = service.meta.deletion_time.is_none() && service.external_ips.contains(&ip);
-        if own.is_empty() || !asks || self.reserved.contains_key(&ip) {
+        let is_reserved =
+            self.reserved.get(&ip).is_some_and(|holder| !matches!(holder, Holder::OtherGateway(_)));
+        if own.is_empty() || !asks || is_reserved {
             return;
         }
         let from = self.pool_of_held(applicant, held).filter(|_| !held.pool.is_empty());
@@ -206,6 +226,7 @@ impl Allocation {
                 ports.dedup();
             }
             None => {
+                granted.problems.extend(self.claim_of_gateway(applicant, held, "spec.externalIPs"));
                 granted.external.push((Assigned { address: ip, pool: from.name }, own.to_vec()));
             }
         }

@@ -186,15 +186,24 @@ fn applicant<'a>(
     let authority = &input.settings.authority;
     if let Some(planned) = plans.get(key) {
         let plan = planned.plan();
+        let had = adopted(plan.service, remembered, authority);
+        let mut requested = plan.options.requested.clone();
+        if plan.options.no_allocation.is_some() {
+            // What it asks for is not understood: it keeps what it has, and gets nothing new.
+            let has_any = had.status_is_ours || !had.firm.is_empty();
+            let kept = had.load_balancer().filter(|_| has_any);
+            requested = kept.map(|ip| (ip, "status.loadBalancer.ingress".to_owned())).collect();
+        }
+        let is_asking = plan.options.no_allocation.is_none() || !requested.is_empty();
         return Some(Applicant {
             service: plan.service,
             namespace_labels: input.objects.namespace_labels(&key.namespace),
-            wants_load_balancer: plan.wants_load_balancer && plan.options.no_allocation.is_none(),
+            wants_load_balancer: plan.wants_load_balancer && is_asking,
             leaving: !plan.wants_load_balancer && plan.service.stored.is_finalized_by_us(),
-            requested: plan.options.requested.clone(),
+            requested,
             pool: plan.options.pool.clone(),
             sharing_key: plan.options.sharing_key.clone(),
-            had: adopted(plan.service, remembered, authority),
+            had,
         });
     }
     let service = input.objects.services.get(key).filter(|service| service.stored.is_finalized_by_us())?;

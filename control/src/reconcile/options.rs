@@ -348,7 +348,8 @@ impl Reader<'_> {
             Ok(addresses) if !addresses.is_empty() => {
                 options.requested = addresses.into_iter().map(|ip| (ip, field.clone())).collect();
             }
-            // Another address than the one meant is worse than none: DNS does not point there.
+            // Another address than the one meant is worse than none: DNS does not point there. An address that the
+            // Service has already stays.
             _ => self.invalid_address(options, annotation, value, ACCEPTED),
         }
     }
@@ -380,7 +381,7 @@ impl Reader<'_> {
     }
 
     fn invalid_address(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
-        let what = format!("annotation {annotation}: {value:?} is not understood, no address is given");
+        let what = format!("annotation {annotation}: {value:?} is not understood, no new address is given");
         options.no_allocation = Some(what.clone());
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }

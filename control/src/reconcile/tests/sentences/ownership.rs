@@ -214,6 +214,54 @@ fn a_service_made_anew_under_the_same_name_in_one_step_keeps_what_the_one_before
     assert_eq!(owned(&both.step()), ["TCP 198.51.100.1:80 web"]);
 }
 
+#[test]
+fn an_address_that_another_gateway_names_its_own_stays_with_the_service_that_has_it() {
+    let services = service_with("name: web", "") + &external("live", LATE, "198.51.100.1", HTTP);
+    let mut both = Both::new(&services);
+    let before = (vips(&both.step()), owned(&both.step()));
+    let claimed = [before.0[0], ip("198.51.100.1")];
+    both.both(|world| {
+        world.settings.other_gateways = Arc::new(claimed.map(|ip| (ip, "edge-2".to_owned())).into());
+    });
+    for _ in 0..2 {
+        let outcome = both.step();
+        assert_eq!((vips(&outcome), owned(&outcome)), before);
+        for ip in claimed {
+            let says = format!("gateway edge-2 says that address {ip} is its own");
+            assert!(outcome.findings.iter().any(|f| f.diagnostic.what.starts_with(&says)), "{says}");
+        }
+    }
+    // Whoever asks for it now is refused.
+    both.now_is(&(services + &service_with("name: asks", &format!("  loadBalancerIP: {}\n", claimed[0]))));
+    assert_eq!(vips(&both.step()), before.0);
+}
+
+#[test]
+fn an_edit_that_is_not_understood_takes_no_address_away_and_gives_none() {
+    let annotated = |value: &str| {
+        service_with(&format!("name: web, annotations: {{tidegate.dev/load-balancer-ips: '{value}'}}"), "")
+    };
+    let nonsense = annotated("203.0.113.x");
+    let mut both = Both::new(&nonsense);
+    assert!(vips(&both.step()).is_empty());
+    both.now_is(&annotated("203.0.113.9"));
+    let had = vips(&both.step());
+    assert_eq!(had, [ip("203.0.113.9")]);
+    both.now_is(&nonsense);
+    for _ in 0..2 {
+        let outcome = both.step();
+        assert_eq!((vips(&outcome), outcome.services[0].pending.as_deref()), (had.clone(), None));
+        let says = "annotation tidegate.dev/load-balancer-ips: \"203.0.113.x\" is not understood, no new address is given";
+        assert!(
+            outcome.findings.iter().any(|f| f.diagnostic.what.contains(says)),
+            "{:?}",
+            messages(&outcome)
+        );
+    }
+    both.now_is(&annotated("203.0.113.10"));
+    assert_eq!(vips(&both.step()), [ip("203.0.113.10")]);
+}
+
 /// The VIPs of `default/web` after each edit of the pool `public`.
 fn vips(outcome: &Outcome) -> Vec<IpAddr> {
     outcome.services.iter().flat_map(|service| &service.vips).map(|vip| vip.address).collect()
