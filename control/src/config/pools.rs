@@ -36,22 +36,24 @@ pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
 
 /// The keys that pools of the configuration and `AddressPool` objects have in common. `seen` are the ranges read so
 /// far with their places: one that overlaps is a warning. Labels are the caller's: an object has them in its metadata.
+///
+/// A value that cannot be read gives less than any that can: an `AddressPool` that an older API server let in must not
+/// give more than was meant.
 pub(crate) fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, String)>) -> Pool {
-    let flag = |key, default| fields.get(key).and_then(|f| f.boolean()).unwrap_or(default);
+    let flag = |key, absent, broken| fields.get(key).map_or(absent, |f| f.boolean().unwrap_or(broken));
     Pool {
         name,
         ranges: addresses(fields, seen),
-        auto_assign: flag("autoAssign", true),
-        external_ips: flag("externalIPs", false),
-        disabled: flag("disabled", false),
+        auto_assign: flag("autoAssign", true, false),
+        external_ips: flag("externalIPs", false, false),
+        disabled: flag("disabled", false, true),
         namespace_selector: selector(fields.get("namespaceSelector")),
         service_selector: selector(fields.get("serviceSelector")),
         quota_per_namespace: fields
             .get("quotaPerNamespace")
-            .and_then(|f| f.integer(1..=i64::from(u32::MAX)))
-            .and_then(|n| u32::try_from(n).ok()),
-        shared_across_namespaces: flag("shareAcrossNamespaces", false),
-        force_release: flag("forceRelease", false),
+            .map(|f| f.integer(1..=i64::from(u32::MAX)).and_then(|n| u32::try_from(n).ok()).unwrap_or(0)),
+        shared_across_namespaces: flag("shareAcrossNamespaces", false, false),
+        force_release: flag("forceRelease", false, false),
         labels: Labels::new(),
     }
 }
@@ -115,14 +117,21 @@ const LABEL_KEY: &str =
     "a name of up to 63 letters, digits, -, _ and ., after an optional prefix such as example.org/";
 const LABEL_VALUE: &str = "up to 63 letters, digits, -, _ and ., a letter or digit at both ends";
 
-/// `{matchLabels, matchExpressions}`; absent: everything.
+/// `{matchLabels, matchExpressions}`; absent: everything. One with a fault selects nothing.
 fn selector(field: Option<Field<'_>>) -> Selector {
-    let Some(fields) = field.and_then(|f| f.fields()) else { return Selector::default() };
+    let Some(field) = field else { return Selector::default() };
+    let before = field.sheet.errors();
+    let selector = read_selector(&field);
+    if field.sheet.errors() == before { selector } else { Selector::none() }
+}
+
+fn read_selector(field: &Field<'_>) -> Selector {
+    let Some(fields) = field.fields() else { return Selector::none() };
     let match_labels = match fields.get("matchLabels") {
         None => Labels::new(),
         Some(field) => {
             let labels = field.labels();
-            // What no object can carry selects nothing, which nobody means. It stays, so that nothing is selected.
+            // What no object can carry selects nothing, which nobody means.
             for (key, value) in &labels {
                 if !text::is_qualified_name(key) {
                     field.error(format_args!("{key:?} cannot be the key of a label"), LABEL_KEY);

@@ -37,6 +37,13 @@ pub enum Operator {
 }
 
 impl Selector {
+    /// Selects no object: in the place of a selector that cannot be read.
+    #[must_use]
+    pub fn none() -> Self {
+        let nothing = Expression { key: String::new(), operator: Operator::In(Vec::new()) };
+        Self { match_labels: Labels::new(), match_expressions: vec![nothing] }
+    }
+
     /// What [`Selector::parse`] takes.
     pub const ACCEPTED: &'static str =
         "a label selector such as disk=ssd,zone in (a, b),!spot (key, !key, =, ==, !=, in, notin)";

@@ -334,3 +334,43 @@ fn nodes_pods_namespaces_and_pools_keep_what_is_sound() {
     let (Object::AddressPool(pool), said) = read("AddressPool", &pool) else { panic!("an AddressPool") };
     assert_eq!((pool.pool.ranges.len(), pool.faults.len(), said.len()), (1, 1, 1));
 }
+
+#[test]
+fn a_pool_whose_limits_cannot_be_read_gives_nothing_to_anybody() {
+    let labels: crate::model::Labels = [("team".to_owned(), "a".to_owned())].into();
+    let whole = json!({
+        "metadata": {"name": "p"},
+        "spec": {
+            "addresses": ["203.0.113.0/28"], "disabled": false, "quotaPerNamespace": 3,
+            "namespaceSelector": {
+                "matchLabels": {"team": "a"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]
+            },
+            "serviceSelector": {"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["b"]}]},
+        },
+    });
+    let gives = |object: &Value| {
+        let (Object::AddressPool(read), said) = read("AddressPool", object) else { panic!("an AddressPool") };
+        let pool = &read.pool;
+        let gives = pool.admits(&labels, &labels) && !pool.disabled && pool.quota_per_namespace != Some(0);
+        (gives, said.len())
+    };
+    assert_eq!(gives(&whole), (true, 0));
+    let faults = [
+        ("spec.namespaceSelector", json!("team=a")),
+        ("spec.namespaceSelector.matchLabels", json!(["team"])),
+        ("spec.namespaceSelector.matchLabels.team", json!(5)),
+        ("spec.namespaceSelector.matchExpressions", json!("team")),
+        ("spec.namespaceSelector.matchExpressions.0.operator", json!("Is")),
+        ("spec.namespaceSelector.matchExpressions.0.key", json!("a b")),
+        ("spec.namespaceSelector.matchEverything", json!(true)),
+        ("spec.serviceSelector.matchExpressions.0.values", json!([])),
+        ("spec.serviceSelector.matchExpressions.0.values", json!(["b", 5])),
+        ("spec.serviceSelector.matchExpressions.0", json!(null)),
+        ("spec.quotaPerNamespace", json!("three")),
+        ("spec.disabled", json!("no")),
+    ];
+    for (path, fault) in faults {
+        let (gives, said) = gives(&with(whole.clone(), path, fault.clone()));
+        assert!(!gives && said > 0, "{path}: {fault}: {said} faults");
+    }
+}
