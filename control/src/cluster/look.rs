@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions,
+};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::crd::{Condition, GatewayStatus};
+use super::crd::{Condition, GatewayStatus, GatewayStatusSpec, GatewayStatusStatus};
 use super::namesake::NAME_UNIQUE;
 use super::own_status::heartbeat_time;
 use super::peers::{Gone, Peers, Silent};
@@ -107,10 +109,27 @@ impl Look {
 /// All `GatewayStatus` objects.
 pub(super) async fn gateways(connector: &Connector) -> Result<Vec<GatewayStatus>, RequestError> {
     with_client(connector, |client| async {
-        let api: Api<GatewayStatus> = Api::all(client);
-        within(api.list(&ListParams::default())).await.map(|list| list.items)
+        let kind = ApiResource::erase::<GatewayStatus>(&());
+        let api: Api<DynamicObject> = Api::all_with(client, &kind);
+        let list = within(api.list(&ListParams::default())).await?;
+        Ok(list.items.into_iter().map(read).collect())
     })
     .await
+}
+
+/// Field by field: one that cannot be read (of another version of the definition) costs that field, and no other gateway.
+fn read(object: DynamicObject) -> GatewayStatus {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    let mut read = GatewayStatus::new(&name, GatewayStatusSpec { gateway: name.clone() });
+    read.metadata = object.metadata;
+    if let Some(Value::Object(fields)) = object.data.get("status") {
+        let is_legible = |(key, value): &(&String, &Value)| {
+            serde_json::from_value::<GatewayStatusStatus>(json!({(*key): value})).is_ok()
+        };
+        let legible = fields.iter().filter(is_legible).map(|(key, value)| (key.clone(), value.clone()));
+        read.status = serde_json::from_value(Value::Object(legible.collect())).ok();
+    }
+    read
 }
 
 /// Deletes the object of a gateway that is gone for good; not if it has written again.
@@ -194,4 +213,28 @@ pub(super) async fn services_version(connector: &Connector) -> Result<u64, Reque
             .map_err(|_| RequestError::Unconnected(format!("resourceVersion {version:?} is no number")))
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_that_cannot_be_read_costs_no_other_field_of_a_gateway() {
+        let object = serde_json::from_value(json!({
+            "apiVersion": "tidegate.dev/v1alpha1", "kind": "GatewayStatus",
+            "metadata": {"name": "edge-2", "resourceVersion": "7"},
+            "spec": {"gateway": 5},
+            "status": {
+                "instance": "b", "services": "many", "vips": {"a": 1}, "addresses": ["192.0.2.2"],
+                "lastHeartbeat": "2026-01-01T00:00:00Z", "conditions": [{"type": 1}], "fromTheFuture": true
+            }
+        }));
+        let read = read(object.expect("an object"));
+        assert_eq!(read.metadata.name.as_deref(), Some("edge-2"));
+        let status = read.status.expect("a status");
+        assert_eq!((status.instance.as_str(), &*status.addresses), ("b", &["192.0.2.2".to_owned()][..]));
+        assert_eq!(status.last_heartbeat.as_deref(), Some("2026-01-01T00:00:00Z"));
+        assert_eq!((status.services, status.vips.len(), status.conditions.len()), (0, 0, 0));
+    }
 }

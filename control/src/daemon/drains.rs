@@ -77,16 +77,9 @@ impl Drains {
     }
 
     fn write(&self) -> io::Result<()> {
-        let text: String = self.targets.iter().map(|target| format!("{target}\n")).collect();
-        if let Some(directory) = self.path.parent() {
-            fs::create_dir_all(directory)?;
-        }
-        let unfinished = self.path.with_extension("unfinished");
-        let mut file = state_file::private_file(&unfinished)?;
-        io::Write::write_all(&mut file, text.as_bytes())?;
-        // The name must not stand for a file whose bytes a crash of the machine takes away.
-        file.sync_all()?;
-        fs::rename(&unfinished, &self.path)
+        state_file::replace(&self.path, |out| {
+            self.targets.iter().try_for_each(|target| state_file::line(out, &target.to_string()))
+        })
     }
 }
 
