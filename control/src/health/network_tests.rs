@@ -179,7 +179,7 @@ async fn servers_that_misbehave_fail_by_name() {
     assert_eq!(ask(raw(b"HTTP/1.0 200 OK\r\n\r\n").await, check()).await, GOOD, "an old server is a server");
 }
 
-/// kubernetes.md, section 9: as an API server answers.
+/// As an API server answers (`docs/kubernetes.md`, section 9).
 #[tokio::test]
 async fn an_https_check_takes_any_certificate_and_judges_the_answer() {
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
@@ -193,7 +193,7 @@ async fn an_https_check_takes_any_certificate_and_judges_the_answer() {
     assert_eq!(ask(plain, Check::Https { path: "/200".into() }).await, failed(Failure::Tls));
 }
 
-/// kubernetes.md, section 9: the one of three API servers that is not ready is set aside, and comes back.
+/// The one of three API servers that is not ready is set aside, and comes back (`docs/kubernetes.md`, section 9).
 #[tokio::test]
 async fn an_api_server_that_is_not_ready_is_found_and_found_ready_again() {
     let servers = [Server::default(), Server::default(), Server::default()];

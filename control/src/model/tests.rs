@@ -1,4 +1,4 @@
-//! Claims about merging endpoints and choosing among them (kubernetes.md, Endpoints).
+//! Claims about merging endpoints and choosing among them (`docs/kubernetes.md`, section 2).
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A pool's ranges laid end to end, and the bands in which addresses are chosen (kubernetes.md, Address pools).
+//! A pool's ranges laid end to end, and the bands in which addresses are chosen (`docs/kubernetes.md`, section 6).
 //!
 //! Arithmetic only. An address becomes a number, a pool's ranges of one family become one [`Span`] of offsets
 //! from 0, and the span has a static band below an offset and a dynamic band above it, as Kubernetes has for

@@ -1,4 +1,4 @@
-//! Claims about who gets which address (kubernetes.md, Address pools and externalIPs).
+//! Claims about who gets which address (`docs/kubernetes.md`, sections 6 and 7).
 
 mod history;
 

@@ -1,4 +1,4 @@
-//! Addresses that no Service may have: those of gateways, nodes and API servers (kubernetes.md, section 7).
+//! Addresses that no Service may have: those of gateways, nodes and API servers (`docs/kubernetes.md`, section 7).
 //!
 //! Whoever could take one of these by `spec.externalIPs` would take the traffic of others with it. Pure.
 

@@ -4,7 +4,8 @@
 //! The model keeps flows and affinity in maps and says of each packet which backend it goes to, whether its flow is
 //! known, or how it is refused, one after the other also where they arrive in one burst; compared are verdict, note, and the addresses and ports of what is sent. It takes from
 //! the gateway only which backend owns a hash (the choice has its own tests) and which free local port `fullnat` chose,
-//! and checks that this is nobody else's. The rules are those of `BackendState`, `tcp_state` and kubernetes.md 2.
+//! and checks that this is nobody else's. The rules are those of `BackendState`, `tcp_state` and
+//! `docs/kubernetes.md`, section 2.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};

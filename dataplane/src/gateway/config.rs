@@ -15,7 +15,7 @@ use crate::punt::silence::SilenceError;
 use crate::punt::tap::TapError;
 use crate::topology::{Idle, TopologyError};
 
-/// A gateway, as configuration has it (design: `dataplane:` of the configuration file, validated).
+/// A gateway, as configuration has it: the section `dataplane` of the configuration file, validated.
 #[derive(Clone)]
 pub struct DataplaneConfig {
     /// Dedicated cores, one worker each.

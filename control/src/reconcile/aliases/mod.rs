@@ -1,4 +1,4 @@
-//! Annotations of other load balancers, and what each of them says in ours (kubernetes.md, section 8).
+//! Annotations of other load balancers, and what each of them says in ours (`docs/compat.md`).
 //!
 //! A table of keys, each with a pure function from the value as written to [`Said`]; the vendors' own rules (ranges,
 //! defaults, spellings of yes and no) are in `aws`, `tke` and `internal`. `options` applies what they say, for the

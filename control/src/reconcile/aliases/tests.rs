@@ -1,4 +1,4 @@
-//! Every alias of kubernetes.md, section 8: what its values say, and which values are refused.
+//! Every alias of `docs/compat.md`: what its values say, and which values are refused.
 
 use super::*;
 

@@ -30,7 +30,7 @@ pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> 
     let types = [("IPv4", AddressType::V4), ("IPv6", AddressType::V6), ("FQDN", AddressType::Fqdn)];
     let address_type = object.required("addressType", "IPv4, IPv6, FQDN").and_then(|f| f.one_of(&types));
     let address_type = address_type.unwrap_or(AddressType::Unknown);
-    // Watches leave these out (kubernetes.md, section 1); in a file nobody but us can.
+    // Watches leave these out (docs/kubernetes.md, section 2); in a file nobody but us can.
     if NOT_FOR_PROXIES.iter().any(|label| meta.labels.contains_key(*label)) {
         object.allow(&["ports", "endpoints"]);
         return None;

@@ -1,4 +1,4 @@
-//! `Service`: defaults and validation of core/v1 (kubernetes.md, Services and ports, and the policies).
+//! `Service`: defaults and validation of core/v1 (`docs/kubernetes.md`, sections 1 and 3).
 //!
 //! Each fault is reported where it stands, and what is returned is right for a stored object, which goes on without the
 //! field, the port or the address that has the fault. The caller refuses the object of a file.

@@ -1,4 +1,4 @@
-//! Balance, churn, weights, order and sharing of Maglev tables, against the figures of the design.
+//! Balance, churn, weights, order and sharing of Maglev tables, against bounds.
 
 use super::*;
 use crate::limits::MAGLEV_SLOTS_MAX;

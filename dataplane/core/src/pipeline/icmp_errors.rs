@@ -2,7 +2,7 @@
 //!
 //! Without them path MTU discovery breaks: the router that cannot pass a packet on answers the VIP, or the
 //! backend, and only the gateway knows whose packet it was (RFC 1191, RFC 8201). The error is judged by the
-//! quote, not by its own source, which may be any router (kubernetes: ICMP type 3 code 4 and ICMPv6 type 2).
+//! quote, not by its own source, which may be any router (`docs/kubernetes.md`, section 3).
 //!
 //! With several workers the error goes to the one that holds the flow, which the quote tells too ([`super::owners`]).
 //! Where it does not (DSR, and a port that deals packets in ways we do not know), each worker is asked in turn, and the

@@ -1,4 +1,4 @@
-//! Sections 5 to 8 of kubernetes.md, as far as they say what is written: each sentence by objects of both sources.
+//! Sections 5 to 8 of `docs/kubernetes.md`, as far as they say what is written: each rule by objects of both sources.
 //!
 //! Only an API server can be written to. What is to be written follows from objects alone, so objects that were read
 //! from a directory have to come to the same plan: [`Both`] asserts it with each step.

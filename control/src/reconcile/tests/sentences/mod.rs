@@ -1,4 +1,4 @@
-//! The sentences of kubernetes.md as tests: YAML in, the desired state out, by both sources.
+//! The rules of `docs/kubernetes.md` as tests: YAML in, the desired state out, by both sources.
 //!
 //! [`Both`] reads a manifest as the directory source and as the API source do, reconciles both, and asserts that they
 //! come to the same; where in a file something was written is all that may differ. `control/README.md` says which
