@@ -181,6 +181,22 @@ impl Tell {
         self.say(&format!("ping {}", self.pings))
     }
 
+    /// The same where answers of earlier pings may still come, after a time in which packets were lost: hears them all,
+    /// and waits for so long.
+    ///
+    /// # Errors
+    /// As [`Tell::ping`].
+    pub fn ping_late(&mut self, patience: Duration) -> Result<()> {
+        self.pings += 1;
+        let text = format!("ping {}", self.pings);
+        self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
+        self.stream.get_ref().set_read_timeout(Some(patience))?;
+        let expected = format!("{} {text}", self.told.backend);
+        while read_line(&mut self.stream)? != expected {}
+        self.stream.get_ref().set_read_timeout(Some(PATIENCE))?;
+        Ok(())
+    }
+
     /// Sends this line and hears it back from the same backend.
     ///
     /// # Errors

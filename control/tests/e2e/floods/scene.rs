@@ -27,6 +27,9 @@ const PACE: Duration = Duration::from_millis(20);
 /// A gateway has a core of its own. Where other work shares the machine, this keeps that work off it.
 const GATEWAY_PRIORITY: i32 = -10;
 
+/// TCP waits for so long at most between two repetitions of a segment, after 20 s of losses.
+const LATE_MAX: Duration = Duration::from_secs(60);
+
 /// Whether every flood lasts as long as `docs/floods.md` says, not as long as `make test` has time for.
 pub(crate) fn long() -> bool {
     std::env::var("TIDEGATE_FLOODS").is_ok_and(|form| form == "long")
@@ -86,6 +89,22 @@ impl Scene {
             }
         }
         (broken, asked)
+    }
+
+    /// Asks those again that [`Self::ping`] found broken, when packets are no longer lost: a connection that lives
+    /// sends again what was lost. Returns those that are broken indeed, and drops them.
+    pub(crate) fn ping_late(&mut self, is_suspect: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut broken = Vec::new();
+        self.established.retain_mut(|(path, tell)| {
+            let label = format!("{} {}", path.label(), path.family);
+            if !is_suspect(&label) {
+                return true;
+            }
+            let answer = tell.ping_late(LATE_MAX);
+            broken.extend(answer.as_ref().err().map(|error| format!("{label}: {error:#}")));
+            answer.is_ok()
+        });
+        broken
     }
 
     /// The gateway's counters that explain a failure.

@@ -53,14 +53,13 @@ fn row(scene: &mut Scene, mode: &str, kind: Kind, targets: &[Target]) -> Row {
     // Others' connections are used while it goes on, those to the attacked server when it is over: that server is
     // busy with the flood for as long as it lasts.
     let is_attacked = |service: &str| service.starts_with("attacked");
-    let (mut broken, others_asked) = scene.ping(|path| !is_attacked(path.service));
+    let (mut silent, others_asked) = scene.ping(|path| !is_attacked(path.service));
     let sent = flood.finish().expect("the flood is sent");
     let others = others.finish();
     let (late, attacked_asked) = scene.ping(|path| is_attacked(path.service));
-    broken.extend(late);
+    silent.extend(late);
     let after = scene.counters();
-    // A connection that broke is not asked again in the next row.
-    scene.established.retain_mut(|(_, tell)| tell.ping().is_ok());
+    let broken = scene.ping_late(|label| silent.iter().any(|said| said.starts_with(label)));
     let established = others_asked + attacked_asked;
     Row { mode: mode.to_owned(), kind, sent, before, after, others, established, broken }
 }
