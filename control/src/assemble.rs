@@ -7,8 +7,10 @@ use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, Policy, RouteSpec};
 use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
+use tidegate_model::config::{
+    GatewayConfig, Idle, Interface, OtherFamily, SourceConfig, UnknownFlows, UnservedPorts,
+};
 
-use crate::config::{GatewayConfig, Idle, Interface, OtherFamily, SourceConfig, UnknownFlows, UnservedPorts};
 use crate::reconcile::{Demand, Settings};
 
 /// The dataplane of a configuration, without a word on failures.

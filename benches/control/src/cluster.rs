@@ -8,8 +8,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use serde_json::{Value, json};
-use tidegate::model::{Endpoint, EndpointSlice, FINALIZER};
 use tidegate::pools::FIELD_MANAGER;
+use tidegate_model::objects::{Endpoint, EndpointSlice, FINALIZER};
 
 use crate::world::{self, PODS_PER_NODE, Size};
 

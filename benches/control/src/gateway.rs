@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tidegate::health::Verdicts;
-use tidegate::model::Objects;
 use tidegate::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::MemoryFrame;
@@ -14,6 +12,8 @@ use tidegate_core::snapshot::SnapshotSpec;
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{Crew, CrewConfig};
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
+use tidegate_model::health::Verdicts;
+use tidegate_model::objects::Objects;
 
 use crate::world;
 

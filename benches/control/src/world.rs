@@ -8,14 +8,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use tidegate::model::{
-    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, Metadata, Namespace, Node, ObjectKey,
-    ObjectRef, Objects, Port, Protocol, SERVICE_NAME_LABEL, Service, ServicePort, ServiceType, TargetPort,
-};
-use tidegate::pools::Pool;
 use tidegate::reconcile::Settings;
 use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, RouteSpec};
 use tidegate_core::wire::MacAddr;
+use tidegate_model::objects::{
+    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, Metadata, Namespace, Node, ObjectKey,
+    ObjectRef, Objects, Pool, Port, Protocol, SERVICE_NAME_LABEL, Service, ServicePort, ServiceType,
+    TargetPort,
+};
 
 /// Endpoints in a slice at most: the default of the endpoint slice controller.
 const SLICE_MAX: usize = 100;

@@ -82,7 +82,7 @@ impl FromStr for ServiceName {
             None => (None, service),
         };
         let parts = [namespace, Some(name), port];
-        if parts.into_iter().flatten().any(|part| !crate::yaml::text::is_rfc1123_subdomain(part)) {
+        if parts.into_iter().flatten().any(|part| !tidegate_model::yaml::text::is_rfc1123_subdomain(part)) {
             return Err(refuse());
         }
         let owned = |part: Option<&str>| part.map(str::to_owned);

@@ -7,8 +7,9 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use tidegate_model::diagnostic::Report;
+
 use super::{REFUSED, load};
-use crate::diagnostic::Report;
 
 pub(super) fn run(config: &Path) -> anyhow::Result<ExitCode> {
     let checked = load::offline(config);

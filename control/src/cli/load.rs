@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
+use tidegate_model::config::{self, GatewayConfig, SourceConfig};
+use tidegate_model::diagnostic::{Diagnostic, Location, Report};
+use tidegate_model::health::Verdicts;
+use tidegate_model::objects::{ObjectKey, Objects};
 
 use crate::assemble;
-use crate::config::{self, GatewayConfig, SourceConfig};
-use crate::diagnostic::{Diagnostic, Location, Report};
-use crate::health::Verdicts;
-use crate::model::{ObjectKey, Objects};
 use crate::reconcile::{Input, Memory, Outcome, reconcile};
 use crate::source::directory::DirectorySource;
 use crate::source::kubernetes;
@@ -171,7 +171,7 @@ fn service_place(
     key: tidegate_core::snapshot::ServiceKey,
 ) -> Option<Location> {
     let found = spec.services.iter().find(|s| s.key == key)?;
-    let object = crate::model::ObjectKey::new(found.namespace.clone(), found.name.clone());
+    let object = tidegate_model::objects::ObjectKey::new(found.namespace.clone(), found.name.clone());
     let service = objects.services.get(&object)?;
     let port = service.ports.iter().position(|p| p.port.get() == key.port && p.label() == found.port_name);
     service.meta.origin.field(&port.map_or_else(|| "spec".to_owned(), |n| format!("spec.ports[{n}]")))

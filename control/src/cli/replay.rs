@@ -20,9 +20,9 @@ use tidegate_core::testing::pcap::{Reader, Writer};
 use tidegate_core::verdict::Verdict;
 use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::replay::{FlowTable, Replayed, Summary, replay};
+use tidegate_model::config::GatewayConfig;
 
 use super::{REFUSED, load};
-use crate::config::GatewayConfig;
 
 /// The arguments.
 #[derive(Debug, Args)]

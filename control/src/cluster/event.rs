@@ -2,8 +2,9 @@
 //!
 //! `plan` makes them, `record` writes them. Reasons are names that users know from other load balancers.
 
-use crate::diagnostic::Severity;
-use crate::model::ObjectKey;
+use tidegate_model::diagnostic::Severity;
+use tidegate_model::objects::ObjectKey;
+
 use crate::reconcile::{Asker, Finding};
 
 /// Longest note that an API server takes, in bytes.
@@ -89,7 +90,7 @@ impl Regarding {
     #[must_use]
     pub fn api_version(&self) -> &'static str {
         match self.kind {
-            "AddressPool" => crate::config::API_VERSION,
+            "AddressPool" => tidegate_model::config::API_VERSION,
             "EndpointSlice" => "discovery.k8s.io/v1",
             _ => "v1",
         }

@@ -15,9 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::model::{ObjectKey, Service};
+use tidegate_model::objects::{ObjectKey, Service};
+use tidegate_model::shared_map::SharedMap;
+
 use crate::pools::{Allocations, Authority, Holdings};
-use crate::shared_map::SharedMap;
 
 /// What is known of all gateways at one API server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -155,7 +156,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::Metadata;
+    use tidegate_model::objects::Metadata;
 
     fn ip(n: u8) -> IpAddr {
         IpAddr::from([203, 0, 113, n])

@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_model::objects::{AddressPool, ObjectKey, Service};
 use tokio::time::Instant;
 
 use super::bucket::Bucket;
 use super::plan::Write;
-use crate::model::{AddressPool, ObjectKey, Service};
 
 /// Writes at once, and one more in each interval: 50 a second at first.
 const BURST: u32 = 100;
@@ -254,7 +254,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Metadata;
+    use tidegate_model::objects::Metadata;
 
     fn job(n: usize, present: bool) -> Job {
         let key = ObjectKey::new("default", format!("s{n}"));
@@ -347,9 +347,9 @@ mod tests {
         let mut sent = Vec::new();
         for step in 0..100_u64 {
             let now = start + Duration::from_millis(200 * step);
-            let pool = crate::model::AddressPool {
+            let pool = tidegate_model::objects::AddressPool {
                 meta: Metadata::new(ObjectKey::new("", "public")),
-                pool: crate::model::Pool::new("public", Vec::new()),
+                pool: tidegate_model::objects::Pool::new("public", Vec::new()),
                 generation: 1,
                 is_finalized_by_us: false,
                 status: Default::default(),

@@ -241,7 +241,7 @@ fn hash(event: &Event) -> u64 {
 mod tests {
     use super::*;
     use crate::cluster::event::{EventType, Regarding};
-    use crate::model::ObjectKey;
+    use tidegate_model::objects::ObjectKey;
 
     fn event(note: &str) -> Event {
         let key = ObjectKey::new("shop", "web");

@@ -10,13 +10,13 @@ use k8s_openapi::api::core::v1::Service;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
+use tidegate_model::objects::{Condition, FINALIZER, Ingress};
 use tokio::time::timeout;
 
 use super::counts::Ended;
 use super::crd::{self, AddressPool};
 use super::plan::Write;
 use super::queue::Answer;
-use crate::model::{Condition, FINALIZER, Ingress};
 use crate::pools::FIELD_MANAGER;
 use crate::source::kubernetes::Connector;
 
@@ -174,7 +174,7 @@ fn finalizer(uid: &str, present: bool) -> Value {
 fn pool_finalizer(name: &str, uid: &str, present: bool) -> Value {
     let finalizers: &[&str] = if present { &[FINALIZER] } else { &[] };
     json!({
-        "apiVersion": crate::config::API_VERSION, "kind": "AddressPool",
+        "apiVersion": tidegate_model::config::API_VERSION, "kind": "AddressPool",
         "metadata": {"name": name, "uid": uid, "finalizers": finalizers},
     })
 }
@@ -201,7 +201,7 @@ fn ingress_json(ingress: &Ingress) -> Value {
     if let Some(ip_mode) = &ingress.ip_mode {
         json["ipMode"] = json!(ip_mode);
     }
-    let port = |port: &crate::model::IngressPort| {
+    let port = |port: &tidegate_model::objects::IngressPort| {
         let mut json = json!({"port": port.port, "protocol": port.protocol});
         if let Some(error) = &port.error {
             json["error"] = json!(error);
@@ -227,7 +227,7 @@ fn condition_json(condition: &Condition) -> Value {
 
 /// The status of a kind of our own, for an apply.
 pub(super) fn own_status(kind: &str, name: &str, status: &impl serde::Serialize) -> Value {
-    json!({"apiVersion": crate::config::API_VERSION, "kind": kind, "metadata": {"name": name}, "status": status})
+    json!({"apiVersion": tidegate_model::config::API_VERSION, "kind": kind, "metadata": {"name": name}, "status": status})
 }
 
 /// The `GatewayStatus` itself, without which it has no status.
@@ -240,7 +240,7 @@ mod tests {
     use test_apiserver::{Options, TestApiServer};
 
     use super::*;
-    use crate::model::ObjectKey;
+    use tidegate_model::objects::ObjectKey;
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_finalizer_that_comes_too_late_for_a_deleted_service_is_no_failure() {

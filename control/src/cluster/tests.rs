@@ -9,14 +9,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use test_apiserver::{Fault, Options, TestApiServer};
+use tidegate_model::config::KubernetesConfig;
+use tidegate_model::health::Verdicts;
+use tidegate_model::objects::Pool;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::plan::Observation;
 use super::{ClusterWriter, Past, crd};
-use crate::config::KubernetesConfig;
-use crate::health::Verdicts;
-use crate::pools::Pool;
 use crate::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 use crate::source::kubernetes::KubernetesSource;
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_model::objects::ObjectKey;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -28,7 +29,6 @@ use super::plan::{Identity, Memory, Observation, Plan, Situation, Write, gateway
 use super::queue::{Answer, Job, Next, Queue, Seen, Target};
 use super::record::Recorder;
 use super::request::{self, RequestError, with_client};
-use crate::model::ObjectKey;
 use crate::source::SourceState;
 use crate::source::kubernetes::Connector;
 

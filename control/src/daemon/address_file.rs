@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tidegate_model::objects::ObjectKey;
+use tidegate_model::shared_map::SharedMap;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::model::ObjectKey;
 use crate::pools::{Allocations, Held, Holdings};
-use crate::shared_map::SharedMap;
 use crate::state_file;
 
 /// Changes whenever the lines mean something else. Lines of another format are lost, like damaged ones.
@@ -222,7 +222,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::model::Protocol;
+    use tidegate_model::objects::Protocol;
 
     fn allocations(count: u8) -> Arc<Allocations> {
         let one = |n: u8| {

@@ -15,6 +15,10 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use tidegate_core::snapshot::{Problem, SharedService, SnapshotSpec};
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_model::config::{self, GatewayConfig};
+use tidegate_model::diagnostic::{Diagnostic, Report, Severity};
+use tidegate_model::health::Verdicts;
+use tidegate_model::objects::ObjectKey;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
@@ -26,11 +30,8 @@ use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::cluster::plan::Observation;
 use crate::cluster::{ClusterWriter, Fleet, Past};
-use crate::config::{self, GatewayConfig};
-use crate::diagnostic::{Diagnostic, Report, Severity};
-use crate::health::{Checker, Verdicts};
+use crate::health::Checker;
 use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
-use crate::model::ObjectKey;
 use crate::reconcile::{
     DrainTarget, Finding, HealthCheckNodePort, Input, Memory, Outcome, Reconciler, Settings,
 };

@@ -10,7 +10,8 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use crate::config::{GatewayConfig, SourceConfig};
+use tidegate_model::config::{GatewayConfig, SourceConfig};
+
 use crate::reconcile::DrainTarget;
 use crate::state_file;
 

@@ -10,11 +10,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use tidegate_model::config::GatewayConfig;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-
-use crate::config::GatewayConfig;
 
 /// `/healthz` of kube-proxy.
 const PORT: u16 = 10256;

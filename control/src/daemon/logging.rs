@@ -6,9 +6,8 @@
 
 use std::io::IsTerminal;
 
+use tidegate_model::diagnostic::{Diagnostic, Severity};
 use tracing_subscriber::EnvFilter;
-
-use crate::diagnostic::{Diagnostic, Severity};
 
 /// Sends the process's events to standard error. Once in a process; again is without effect.
 pub(super) fn start() {

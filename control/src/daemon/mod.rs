@@ -27,13 +27,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_model::config::{self, GatewayConfig};
+use tidegate_model::health::Verdicts;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::cluster::Fleet;
-use crate::config::{self, GatewayConfig};
-use crate::health::{Checker, Limits, NetworkProber, Verdicts};
+use crate::health::{Checker, Limits, NetworkProber};
 use crate::health_check_node_port::BindFailure;
 use crate::source::{SourceState, SourceUpdate};
 use controller::{Command, Controller};

@@ -12,6 +12,8 @@ use jiff::Timestamp;
 use tidegate_core::snapshot::ForwardingMode;
 use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
+use tidegate_model::diagnostic::Severity;
+use tidegate_model::objects::ObjectKey;
 use tokio::sync::{mpsc, oneshot};
 
 use super::controller::Command;
@@ -20,9 +22,7 @@ use super::refused;
 use super::state::{Round, State, timestamp};
 use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
-use crate::diagnostic::Severity;
 use crate::explain::{Circumstances, Explanation, Packet, explain, refusal};
-use crate::model::ObjectKey;
 use crate::pools::PoolUsage;
 use crate::reconcile::{DrainTarget, Reason};
 use crate::source::SourceState;

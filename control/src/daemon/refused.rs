@@ -44,7 +44,7 @@ pub(super) fn described(refused: &RefusedObject) -> String {
 
 /// All faults of an object in one line, without what would be accepted.
 fn why(refused: &RefusedObject) -> String {
-    let fault = |fault: &crate::diagnostic::Diagnostic| match &fault.location {
+    let fault = |fault: &tidegate_model::diagnostic::Diagnostic| match &fault.location {
         Some(place) => format!("{place}: {}", fault.what),
         None => fault.what.clone(),
     };
@@ -54,8 +54,8 @@ fn why(refused: &RefusedObject) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnostic::{Diagnostic, Location};
-    use crate::model::ObjectKey;
+    use tidegate_model::diagnostic::{Diagnostic, Location};
+    use tidegate_model::objects::ObjectKey;
 
     fn refused(kind: &'static str, name: &str, service: &str, what: &str) -> RefusedObject {
         let key = |name: &str| ObjectKey::new("shop", name);

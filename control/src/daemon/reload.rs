@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::config::{DataplaneConfig, GatewayConfig};
+use tidegate_model::config::{DataplaneConfig, GatewayConfig};
 
 /// The parts that differ and cannot change while the gateway runs, as keys of the configuration.
 pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) -> Vec<&'static str> {
@@ -48,7 +48,7 @@ mod tests {
             "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\nmetadata: {{name: edge}}\n\
              dataplane:\n  cores: [0]\n  interfaces: [{{name: up, device: net_null0, addresses: [10.0.0.1/24]}}]\n{rest}"
         );
-        let loaded = crate::config::parse(&text, "gateway.yaml", std::path::Path::new("."), 2);
+        let loaded = tidegate_model::config::parse(&text, "gateway.yaml", std::path::Path::new("."), 2);
         loaded.config.unwrap_or_else(|| panic!("{}", loaded.report))
     }
 

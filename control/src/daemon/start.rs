@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
+use tidegate_model::config::{GatewayConfig, SourceConfig};
 use tokio::sync::{mpsc, watch};
 
 use super::address_file::AddressFile;
@@ -16,7 +17,6 @@ use super::state::State;
 use crate::admin::Server;
 use crate::assemble;
 use crate::cluster::ClusterWriter;
-use crate::config::{GatewayConfig, SourceConfig};
 use crate::health_check_node_port::probes::Probes;
 use crate::source::directory::{Changes, DirectorySource, Watch};
 use crate::source::kubernetes::{self, KubernetesSource};

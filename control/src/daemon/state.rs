@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_model::config::GatewayConfig;
+use tidegate_model::objects::ObjectKey;
 use tokio::sync::watch;
 
 use crate::cluster;
-use crate::config::GatewayConfig;
 use crate::health::CheckCounts;
 use crate::health_check_node_port::{HealthReport, ProxyHealth};
-use crate::model::ObjectKey;
 use crate::reconcile::{DrainTarget, Outcome};
 use crate::source::{SourceState, SourceUpdate};
 use crate::telemetry::{self, Generations, Process, Sample, Timings};

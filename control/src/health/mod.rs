@@ -15,14 +15,12 @@ mod runner;
 mod schedule;
 mod shares;
 mod tally;
-mod target;
-mod targets;
-mod verdicts;
+
+use tidegate_model::health::{
+    Check, Failure, Probe, Rules, Standing, Target, Targets, UDP_SILENCE_MAX, Verdicts,
+};
 
 pub use limits::Limits;
 pub use network::NetworkProber;
 pub use runner::{Answer, CheckCounts, CheckLoad, CheckResult, Checker, Prober};
 pub use tally::{DAMPING_MAX, TURNS_MAX, Tally, WINDOW};
-pub use target::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target, UDP_SILENCE_MAX};
-pub use targets::Targets;
-pub use verdicts::{Failure, Standing, Verdicts};

@@ -8,7 +8,9 @@ use tokio::net::TcpListener;
 
 use tidegate_core::snapshot::ForwardingMode;
 
-use super::super::{AtVip, Check, NetworkProber, Probe, Rules};
+use tidegate_model::health::AtVip;
+
+use super::super::{Check, NetworkProber, Probe, Rules};
 use super::*;
 
 fn target_of(address: &str, interval_ms: u64, check: Check) -> Target {

@@ -12,14 +12,14 @@ use std::time::Duration;
 use ipnet::IpNet;
 use rustix::io::Errno;
 use socket2::{Domain, Socket, Type};
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{ObjectKey, Service};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{HealthReport, answer};
-use crate::diagnostic::Diagnostic;
 use crate::http::{Limits, serve};
-use crate::model::{ObjectKey, Service};
 use crate::reconcile::{Asker, Finding, HealthCheckNodePort, Reason};
 
 /// From one attempt to bind to the next.

@@ -331,7 +331,7 @@ mod tests {
         };
         for options in [GatewayOptions::default(), more] {
             let text = options.yaml(Path::new("/run/lab"));
-            let loaded = crate::config::parse(&text, "gateway.yaml", Path::new("/run/lab"), 2);
+            let loaded = tidegate_model::config::parse(&text, "gateway.yaml", Path::new("/run/lab"), 2);
             assert!(loaded.config.is_some() && loaded.report.is_empty(), "{}\n{text}", loaded.report);
         }
     }

@@ -12,12 +12,13 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use tidegate_model::diagnostic::Severity;
+use tidegate_model::objects::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Pool, Service};
+
 use super::{
-    Assigned, Authority, Claim, ClaimKind, Had, Held, Holder, Ledger, Pool, PoolUsage, PoolWish, PortKey,
-    Problem, ProblemKind, Span, Taken,
+    Assigned, Authority, Claim, ClaimKind, Had, Held, Holder, Ledger, PoolUsage, PoolWish, PortKey, Problem,
+    ProblemKind, Span, Taken,
 };
-use crate::diagnostic::Severity;
-use crate::model::{IpFamily, IpFamilyPolicy, Labels, ObjectKey, Service};
 
 /// A Service that wants addresses, with what its annotations say about them.
 #[derive(Debug, Clone)]
@@ -134,7 +135,7 @@ pub(super) struct Footprint {
 impl Allocation {
     pub(super) fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, Holder>, authority: Authority) -> Self {
         let spans: Vec<[Span; 2]> =
-            pools.iter().map(|p| [p.span(IpFamily::V4), p.span(IpFamily::V6)]).collect();
+            pools.iter().map(|p| [Span::of(p, IpFamily::V4), Span::of(p, IpFamily::V6)]).collect();
         let usage = |(pool, spans): (&Pool, &[Span; 2])| PoolUsage {
             pool: pool.name.clone(),
             total: spans.iter().fold(0, |n, s| n.saturating_add(s.size())),

@@ -16,10 +16,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tidegate_model::objects::{ObjectKey, Pool};
+
 use super::allocate::{Allocation, Footprint};
 use super::usage::Users;
-use super::{Allocations, Applicant, Authority, Granted, Held, Holder, Holdings, Pool, PoolUsage};
-use crate::model::ObjectKey;
+use super::{Allocations, Applicant, Authority, Granted, Held, Holder, Holdings, PoolUsage};
 
 /// So many new memories at once are worth a look at whether they change anything, rather than a second turn for all.
 const SETTLE_MIN: usize = 64;

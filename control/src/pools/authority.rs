@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use tidegate_model::objects::Service;
+
 use super::{ClaimKind, Held, Holdings, recorded};
-use crate::model::Service;
 
 /// Who decides on LoadBalancer addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,8 +121,8 @@ fn is_foreign(service: &Service) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Metadata, ObjectKey, Protocol};
     use crate::pools::{HOLDS, record};
+    use tidegate_model::objects::{Metadata, ObjectKey, Protocol};
 
     fn ip(s: &str) -> IpAddr {
         s.parse().expect("tests use valid addresses")
@@ -135,7 +136,7 @@ mod tests {
         let mut service = Service::new(Metadata::new(ObjectKey::new("default", "web")));
         service.ingress_ips = ingress.iter().map(|a| ip(a)).collect();
         service.stored.ingress_managers = managers.iter().map(|m| (*m).to_owned()).collect();
-        service.stored.conditions = vec![crate::model::Condition {
+        service.stored.conditions = vec![tidegate_model::objects::Condition {
             kind: ALLOCATED.to_owned(),
             status: allocated.to_owned(),
             reason: "Allocated".to_owned(),
@@ -159,7 +160,7 @@ mod tests {
     fn who_decides_trusts_its_memory_of_external_ips_and_who_follows_what_is_recorded() {
         let mut service = service(&[], &[]);
         let written = external("198.51.100.1", &[(Protocol::Tcp, 80)]);
-        service.stored.conditions = vec![crate::model::Condition {
+        service.stored.conditions = vec![tidegate_model::objects::Condition {
             kind: HOLDS.to_owned(),
             status: "True".to_owned(),
             reason: "Recorded".to_owned(),

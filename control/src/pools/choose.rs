@@ -7,10 +7,11 @@
 
 use std::net::IpAddr;
 
+use tidegate_model::diagnostic::Severity;
+use tidegate_model::objects::{IpFamily, IpFamilyPolicy, ObjectKey, number};
+
 use super::allocate::{Allocation, Applicant, Granted, failed};
 use super::{Authority, Problem, ProblemKind, WantedPool};
-use crate::diagnostic::Severity;
-use crate::model::{IpFamily, IpFamilyPolicy, ObjectKey, number};
 
 impl Allocation {
     /// Pass 3: an address for every family that still lacks one.

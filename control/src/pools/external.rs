@@ -7,10 +7,11 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use tidegate_model::diagnostic::Severity;
+use tidegate_model::objects::{Pool, refused_endpoint};
+
 use super::allocate::{Allocation, Applicant, Granted, describe};
-use super::{Assigned, Claim, ClaimKind, Pool, PortKey, Problem, ProblemKind};
-use crate::diagnostic::Severity;
-use crate::model::refused_endpoint;
+use super::{Assigned, Claim, ClaimKind, PortKey, Problem, ProblemKind};
 
 impl Allocation {
     /// Pass 2: the external IPs that a pool authorises, port by port.

@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use tidegate_model::objects::{Condition, Protocol, Stored};
 
 use super::{ClaimKind, PortKey, WantedPool};
-use crate::model::{Condition, Protocol, Stored};
 
 /// The condition whose message is the list of what a Service holds, as JSON: see [`record`]. A gateway that starts, or
 /// begins to follow, gives each port to who has it by this list, whatever the Services ask for meanwhile.

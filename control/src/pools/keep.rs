@@ -10,10 +10,11 @@
 
 use std::net::IpAddr;
 
+use tidegate_model::diagnostic::Severity;
+use tidegate_model::objects::IpFamily;
+
 use super::allocate::{Allocation, Applicant, Granted};
 use super::{Assigned, Authority, Claim, ClaimKind, Held, Holder, PortKey, Problem, ProblemKind, WantedPool};
-use crate::diagnostic::Severity;
-use crate::model::IpFamily;
 
 /// A pool by its place among the pools, where it still has the address, and its name.
 pub(super) struct From {

@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tidegate_model::objects::{ObjectKey, Protocol};
+
 use super::PortKey;
-use crate::model::{ObjectKey, Protocol};
 
 /// In what capacity an address is claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

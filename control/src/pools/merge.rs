@@ -6,9 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{AddressRange, Pool};
-use crate::model::AddressPool;
-use crate::shared_map::SharedMap;
+use tidegate_model::objects::{AddressPool, AddressRange, Pool};
+use tidegate_model::shared_map::SharedMap;
 
 /// What is wrong with an `AddressPool` among the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +85,7 @@ fn overlaps(pools: &[Pool]) -> BTreeMap<usize, PoolFault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{AddressPoolStatus, Metadata, ObjectKey};
+    use tidegate_model::objects::{AddressPoolStatus, Metadata, ObjectKey};
 
     fn pool(name: &str, networks: &[&str]) -> Pool {
         Pool::new(

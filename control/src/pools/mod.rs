@@ -42,13 +42,11 @@ pub use merge::{PoolFault, merge};
 pub use range::{Band, Span};
 pub use usage::PoolUsage;
 
-pub use crate::model::{AddressRange, Pool};
-
 use std::net::IpAddr;
 
-use crate::diagnostic::Severity;
-use crate::model::{IpFamily, ObjectKey, Protocol};
-use crate::shared_map::SharedMap;
+use tidegate_model::diagnostic::Severity;
+use tidegate_model::objects::{ObjectKey, Pool, Protocol};
+use tidegate_model::shared_map::SharedMap;
 
 /// The label of pools whose addresses are not reachable from the internet, with its value.
 pub const INTERNAL_LABEL: (&str, &str) = ("scope", "internal");
@@ -90,14 +88,6 @@ impl std::fmt::Display for WantedPool {
             Self::Named(name) => write!(f, "pool {name}"),
             Self::Internal => write!(f, "a pool labelled {}: {}", INTERNAL_LABEL.0, INTERNAL_LABEL.1),
         }
-    }
-}
-
-impl Pool {
-    /// Its addresses of one family, laid end to end.
-    #[must_use]
-    pub fn span(&self, family: IpFamily) -> Span {
-        Span::new(self.ranges.iter().filter(|r| r.family() == family).copied())
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::model::{AddressRange, IpFamily, number};
+use tidegate_model::objects::{AddressRange, IpFamily, Pool, number};
 
 /// The addresses of a pool and family, laid end to end without gaps or repetition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +40,12 @@ impl Span {
         }
         let size = merged.iter().fold(0_u128, |n, r| n.saturating_add(r.size()));
         Self { ranges: merged, size }
+    }
+
+    /// The addresses of a pool of one family.
+    #[must_use]
+    pub fn of(pool: &Pool, family: IpFamily) -> Self {
+        Self::new(pool.ranges.iter().filter(|r| r.family() == family).copied())
     }
 
     /// How many addresses.

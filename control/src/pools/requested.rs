@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use tidegate_model::objects::IpFamily;
+
 use super::Authority;
 use super::allocate::{Allocation, Applicant, Granted, describe, failed};
-use crate::model::IpFamily;
 
 impl Allocation {
     /// Pass 2: addresses that the applicant names.

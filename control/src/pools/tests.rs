@@ -7,11 +7,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-
-use super::*;
-use crate::model::{
+use tidegate_model::objects::{
     IpFamilyPolicy, Labels, Metadata, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
 };
+
+use super::*;
 
 fn ip(s: &str) -> IpAddr {
     s.parse().expect("tests use valid addresses")

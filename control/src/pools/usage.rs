@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Held, Pool};
-use crate::model::ObjectKey;
+use tidegate_model::objects::{ObjectKey, Pool};
+
+use super::Held;
 
 /// Services that are named as users of a pool.
 const NAMED_MAX: usize = 8;

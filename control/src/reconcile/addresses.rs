@@ -10,6 +10,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate_core::snapshot::RouteSpec;
+use tidegate_model::objects::{Labels, ObjectKey, SliceIndex};
+use tidegate_model::shared_map::SharedMap;
 
 use super::contested::{Claims, Contested};
 use super::finding::{Asker, Finding};
@@ -18,9 +20,7 @@ use super::pod_routes::pod_routes;
 use super::pools_of::pools_of;
 use super::reserved::reserved;
 use super::{Input, Settings};
-use crate::model::{Labels, ObjectKey, SliceIndex};
 use crate::pools::{Allocations, Allocator, Applicant, Granted, Holdings, adopted};
-use crate::shared_map::SharedMap;
 
 /// See the module.
 #[derive(Debug)]

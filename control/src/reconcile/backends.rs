@@ -9,6 +9,9 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use tidegate_core::snapshot::{BackendSpec, BackendState};
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::health::Target;
+use tidegate_model::objects::{Choice, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
 
 use super::Plan;
 use super::candidates::Candidates;
@@ -21,9 +24,6 @@ use super::programme::{Context, obstacle};
 use super::size_limits;
 use super::view::{BackendView, BackendViewState, BackendWhy, HealthView};
 use super::weights::{WEIGHT, Weights};
-use crate::diagnostic::Diagnostic;
-use crate::health::Target;
-use crate::model::{Choice, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
 
 /// A ready candidate that takes new flows.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

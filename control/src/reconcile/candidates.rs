@@ -9,16 +9,17 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use tidegate_model::config::Target;
+use tidegate_model::objects::{
+    IpFamily, Port, ResolvedEndpoint, Service, ServiceType, TrafficPolicy, Viewpoint, places_of_endpoints,
+};
+
 use super::Plan;
 use super::finding::Finding;
 use super::frontends::{Frontend, Via};
 use super::nodes::{self, Wish};
 use super::programme::{Context, Obstacle};
 use super::weights::Weights;
-use crate::config::Target;
-use crate::model::{
-    IpFamily, Port, ResolvedEndpoint, Service, ServiceType, TrafficPolicy, Viewpoint, places_of_endpoints,
-};
 
 /// The candidates of one frontend.
 pub(super) struct Candidates<'a> {

@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{Node, Service};
 
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
-use crate::diagnostic::Diagnostic;
-use crate::model::{Node, Service};
 
 /// Endpoints that a finding names.
 const NAMED: usize = 3;

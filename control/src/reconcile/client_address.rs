@@ -7,12 +7,12 @@
 //! Pure. What endpoints there are has no part in it: the mode of a Service must not change with them.
 
 use tidegate_core::snapshot::ForwardingMode;
+use tidegate_model::config::Target;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{IpFamily, Protocol, Service, ServiceType, TargetPort, TrafficPolicy};
 
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
-use crate::config::Target;
-use crate::diagnostic::Diagnostic;
-use crate::model::{IpFamily, Protocol, Service, ServiceType, TargetPort, TrafficPolicy};
 
 /// See the module.
 pub(super) fn mode(

@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use tidegate_core::snapshot::ServiceKey;
+use tidegate_model::objects::{ObjectKey, Protocol, Service};
 
 use super::frontends::{Frontend, Via, cluster_ips, own_frontends};
 use super::health_check_node_port;
 use super::settings::Settings;
-use crate::model::{ObjectKey, Protocol, Service};
 use crate::pools::Granted;
 
 /// Why another Service's claim comes before this one.
@@ -45,7 +45,7 @@ struct Claim {
 enum Rank {
     /// By what a pool gave, or a health-check node port.
     Given,
-    /// By its age: [`seniority`](crate::model::Metadata::seniority), but for the key.
+    /// By its age: [`seniority`](tidegate_model::objects::Metadata::seniority), but for the key.
     Own(bool, Option<jiff::Timestamp>, String),
 }
 

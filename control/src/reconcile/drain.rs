@@ -11,9 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::snapshot::ServiceKey;
-
-use crate::model::ObjectKey;
-use crate::shared_map::SharedMap;
+use tidegate_model::objects::ObjectKey;
+use tidegate_model::shared_map::SharedMap;
 
 /// Backends of each service port as last seen, carried from one reconcile to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -163,7 +162,7 @@ impl std::str::FromStr for DrainTarget {
         if let Ok(ip) = text.trim_matches(['[', ']']).parse() {
             return Ok(Self::Backend(ip, None));
         }
-        if crate::yaml::text::is_rfc1123_subdomain(text) {
+        if tidegate_model::yaml::text::is_rfc1123_subdomain(text) {
             return Ok(Self::Node(text.to_owned()));
         }
         Err(format!(

@@ -4,8 +4,9 @@
 
 use std::net::IpAddr;
 
-use crate::diagnostic::{Diagnostic, Severity};
-use crate::model::{Metadata, ObjectKey};
+use tidegate_model::diagnostic::{Diagnostic, Severity};
+use tidegate_model::objects::{Metadata, ObjectKey};
+
 use crate::pools::{Problem, ProblemKind};
 
 /// Why, in the names that users of Kubernetes know from events.

@@ -8,14 +8,14 @@
 use std::net::IpAddr;
 
 use tidegate_core::snapshot::ServiceKey;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{ObjectKey, Port, Protocol, Service, ServicePort};
 
 use super::contested::{Contest, Contested};
 use super::finding::{Finding, Reason};
 use super::programme::core_protocol;
 use super::settings::Settings;
 use super::view::VipView;
-use crate::diagnostic::Diagnostic;
-use crate::model::{ObjectKey, Port, Protocol, Service, ServicePort};
 use crate::pools::Granted;
 
 /// In what capacity an address serves a port.

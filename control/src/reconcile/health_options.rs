@@ -11,12 +11,13 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_model::config::{self, DsrDestination, HealthConfig, HealthProtocol, Word};
+use tidegate_model::health::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target};
+use tidegate_model::objects::{Port, Protocol};
+use tidegate_model::yaml::text;
+
 use super::options::{Options, Reader, key};
 use super::settings::Settings;
-use crate::config::{self, DsrDestination, HealthConfig, HealthProtocol, Word};
-use crate::health::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target};
-use crate::model::{Port, Protocol};
-use crate::yaml::text;
 
 /// What is asked for so far.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,7 +1,7 @@
 //! [`Reconciler`]: [`reconcile`](super::reconcile) that remembers what each Service came to, and does again only those
 //! whose inputs changed.
 //!
-//! What changed is found by comparing with the inputs of the last call: [`SharedMap::diff`](crate::shared_map::SharedMap::diff)
+//! What changed is found by comparing with the inputs of the last call: [`SharedMap::diff`](tidegate_model::shared_map::SharedMap::diff)
 //! passes over what both states of the objects share. A change of a Service, of its slices or of its addresses is that
 //! Service's; one of a node, a Pod, a verdict or a drain is that of the Services that came out of it (`touched`); one of
 //! a namespace's labels that of its Services, where a pool's selector tells the difference. Only a change of the settings
@@ -16,6 +16,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::limits::BACKENDS_MAX;
+use tidegate_model::config::PodRoutes;
+use tidegate_model::health::Verdicts;
+use tidegate_model::objects::{
+    EndpointIndex, Node, ObjectKey, Objects, Pod, PodIndex, Service, ServiceEndpoints, SliceIndex,
+};
+use tidegate_model::shared_map::Difference;
 
 use super::addresses::{Addresses, Changed, Moved};
 use super::checkable::Checkable;
@@ -30,13 +36,7 @@ use super::touched::{Interest, Touches};
 use super::{
     DrainTarget, Input, Memory, Outcome, Plan, Served, Settings, gateway, one_service, plan, reserved,
 };
-use crate::config::PodRoutes;
-use crate::health::Verdicts;
-use crate::model::{
-    EndpointIndex, Node, ObjectKey, Objects, Pod, PodIndex, Service, ServiceEndpoints, SliceIndex,
-};
 use crate::pools::Granted;
-use crate::shared_map::Difference;
 
 /// See the module.
 ///

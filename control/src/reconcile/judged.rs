@@ -3,7 +3,7 @@
 //! Pure, and per service port. A UDP port answers no handshake: without a check of its own it is judged by the
 //! checked TCP ports of the same endpoint and Service ([`Witnesses`]).
 //!
-//! Invariant: with [`HealthConfig::fail_open`](crate::config::HealthConfig::fail_open) checks never take the last
+//! Invariant: with [`HealthConfig::fail_open`](tidegate_model::config::HealthConfig::fail_open) checks never take the last
 //! endpoint away: Kubernetes calls it ready, and when all fail at once, the check or the way to them is the
 //! likelier fault.
 
@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tidegate_model::health::{AtVip, Standing, Target, Verdicts};
+use tidegate_model::objects::{PortEndpoints, Protocol, ResolvedEndpoint};
+
 use super::health_options::Checks;
 use super::view::{HealthState, HealthView};
-use crate::health::{AtVip, Standing, Target, Verdicts};
-use crate::model::{PortEndpoints, Protocol, ResolvedEndpoint};
 
 /// The checked ports of a Service, by endpoint address: what is known of the ports that cannot be checked.
 ///

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use tidegate_core::limits::{BACKENDS_MAX, SERVICES_MAX};
 use tidegate_core::snapshot::{BackendState, NoEndpoints, ServiceKey, SharedService};
+use tidegate_model::objects::ObjectKey;
+use tidegate_model::shared_map::SharedMap;
 
 use super::drain::Drains;
-use crate::model::ObjectKey;
-use crate::shared_map::SharedMap;
 
 /// What was programmed, and what is left of Services that left.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -6,7 +6,7 @@
 //!
 //! 1. [`plan`]: whether a Service concerns us, and what its annotations ask for ([`options`](options::options));
 //! 2. [`Allocator`](crate::pools::Allocator): which addresses each Service has (`addresses`);
-//! 3. [`EndpointIndex::resolve`](crate::model::EndpointIndex::resolve): who answers for each of its ports;
+//! 3. [`EndpointIndex::resolve`](tidegate_model::objects::EndpointIndex::resolve): who answers for each of its ports;
 //! 4. [`one_service`]: ports on addresses, with backends and their states ([`programme`](programme::programme));
 //! 5. [`one_owner_each`]: health-check node ports.
 //!
@@ -65,14 +65,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::snapshot::{RouteSpec, SharedService, SnapshotSpec};
-
-use crate::diagnostic::Diagnostic;
-use crate::health::{Target, Targets, Verdicts};
-use crate::model::{
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::health::{Target, Targets, Verdicts};
+use tidegate_model::objects::{
     IpFamily, ObjectKey, Objects, Port, Service, ServiceEndpoints, ServiceType, TrafficPolicy,
 };
+use tidegate_model::shared_map::SharedMap;
+
 use crate::pools::{Allocations, Granted, PoolUsage};
-use crate::shared_map::SharedMap;
 use options::Options;
 use programme::Context;
 use size_limits::TooLarge;

@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tidegate_model::objects::{IpFamily, Node, Port, ResolvedEndpoint, Selector, TrafficPolicy};
+use tidegate_model::shared_map::SharedMap;
+
 use super::finding::Finding;
 use super::weights::Weights;
-use crate::model::{IpFamily, Node, Port, ResolvedEndpoint, Selector, TrafficPolicy};
-use crate::shared_map::SharedMap;
 
 /// The nodes of a cluster, by name.
 pub(super) type Nodes = SharedMap<String, Arc<Node>>;

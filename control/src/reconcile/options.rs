@@ -11,17 +11,17 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tidegate_core::snapshot::ForwardingMode;
+use tidegate_model::config::{self, Word};
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{Labels, Metadata, Selector, Service};
+use tidegate_model::yaml::text;
 
 use super::aliases::{self, Said};
 use super::client_address;
 use super::finding::{Finding, Reason};
 use super::health_options::{Checks, HealthOptions};
 use super::settings::Settings;
-use crate::config::{self, Word};
-use crate::diagnostic::Diagnostic;
-use crate::model::{Labels, Metadata, Selector, Service};
 use crate::pools::{PoolWish, WantedPool};
-use crate::yaml::text;
 
 /// Our annotations.
 pub(super) mod key {

@@ -9,13 +9,13 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use tidegate_core::limits::ROUTES_MAX;
 use tidegate_core::snapshot::RouteSpec;
+use tidegate_model::config::PodRoutes;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{IpFamily, Node};
 
 use super::finding::{Asker, Finding, Reason};
 use super::nodes::Nodes;
 use super::settings::Settings;
-use crate::config::PodRoutes;
-use crate::diagnostic::Diagnostic;
-use crate::model::{IpFamily, Node};
 
 /// What a full table accepts.
 const FEWER_ROUTES: &str = "fewer nodes and routes, 65536 in all";

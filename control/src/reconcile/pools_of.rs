@@ -1,9 +1,11 @@
 //! The pools of the configuration and those of `AddressPool` objects as one list, with what is wrong among them.
 
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::Pool;
+
 use super::Input;
 use super::finding::{Asker, Finding, Reason};
-use crate::diagnostic::Diagnostic;
-use crate::pools::{self, Pool, PoolFault};
+use crate::pools::{self, PoolFault};
 
 /// All pools, those of the configuration first.
 pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Pool> {

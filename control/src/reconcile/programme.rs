@@ -13,6 +13,13 @@ use ipnet::IpNet;
 use tidegate_core::snapshot::{
     ForwardingMode, NoEndpoints, Protocol as CoreProtocol, Scheduler, ServiceSpec,
 };
+use tidegate_model::config::{self, Target};
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::health::{self, AtVip};
+use tidegate_model::objects::{
+    IpFamily, Protocol, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, SliceIndex,
+    TargetPort,
+};
 
 use super::addresses::Vips;
 use super::backends::{self, Active, Backends};
@@ -29,13 +36,6 @@ use super::size_limits::TooLarge;
 use super::source_ranges::Admission;
 use super::view::{PortView, ServiceView};
 use super::{Input, Plan};
-use crate::config::{self, Target};
-use crate::diagnostic::Diagnostic;
-use crate::health::{self, AtVip};
-use crate::model::{
-    IpFamily, Protocol, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, SliceIndex,
-    TargetPort,
-};
 use crate::pools::Granted;
 
 /// What the programming of every Service shares.

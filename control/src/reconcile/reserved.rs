@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use tidegate_model::objects::{ObjectKey, Objects, SliceIndex};
+
 use super::settings::Settings;
-use crate::model::{ObjectKey, Objects, SliceIndex};
 use crate::pools::Holder;
 
 /// Each address with whose it is; the gateway's own first.

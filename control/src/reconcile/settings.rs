@@ -13,11 +13,11 @@ use tidegate_core::limits::MAGLEV_SLOTS_DEFAULT;
 use tidegate_core::snapshot::{
     ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, RouteSpec, TunnelPrefix,
 };
+use tidegate_model::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
+use tidegate_model::objects::{IpFamily, Pool};
 
 use super::shares::Demand;
-use crate::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
-use crate::model::IpFamily;
-use crate::pools::{Authority, Pool};
+use crate::pools::Authority;
 
 /// The gateway's own side of the desired state.
 #[derive(Debug, Clone, PartialEq)]

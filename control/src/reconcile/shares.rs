@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::ops::{AddAssign, SubAssign};
 
 use tidegate_core::limits;
+use tidegate_model::objects::{Metadata, ObjectKey};
 
 use super::size_limits::TooLarge;
-use crate::model::{Metadata, ObjectKey};
 
 /// Service ports and backends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -8,14 +8,15 @@
 
 use std::collections::HashSet;
 
+use tidegate_model::config::Target;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{ENDPOINTS_MAX, Service, ServiceEndpoints, TrafficPolicy};
+
 use super::Plan;
 use super::finding::{Finding, Reason};
 use super::frontends::Frontends;
 use super::settings::Settings;
 use super::shares::Demand;
-use crate::config::Target;
-use crate::diagnostic::Diagnostic;
-use crate::model::{ENDPOINTS_MAX, Service, ServiceEndpoints, TrafficPolicy};
 
 /// Service ports (VIP, protocol, port) of one Service.
 pub(super) const FRONTENDS_MAX: usize = 32_768;

@@ -8,11 +8,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{IpFamily, Service};
 
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
-use crate::diagnostic::Diagnostic;
-use crate::model::{IpFamily, Service};
 
 /// The annotation that counts when the field is empty.
 const LEGACY: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::snapshot::{ServiceKey, ServiceSpec, SharedService};
+use tidegate_model::health::Targets;
+use tidegate_model::objects::ObjectKey;
+use tidegate_model::shared_map::SharedMap;
 
 use super::drain::Drains;
 use super::finding::Finding;
 use super::incremental::{Entry, Planned};
 use super::view::ServiceView;
 use super::{HealthCheckNodePort, Served, one_owner_each};
-use crate::health::Targets;
-use crate::model::ObjectKey;
-use crate::shared_map::SharedMap;
 
 /// What all Services come to together.
 #[derive(Debug, Default)]

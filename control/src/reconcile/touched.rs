@@ -11,14 +11,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tidegate_model::config::Target;
+use tidegate_model::objects::{Metadata, Node, ObjectKey, Pod, ServiceEndpoints};
+use tidegate_model::shared_map::Difference;
+
 use super::Plan;
 use super::drain::DrainTarget;
 use super::options::key::WEIGHT;
 use super::programme::Context;
 use super::size_limits::is_local_alone;
-use crate::config::Target;
-use crate::model::{Metadata, Node, ObjectKey, Pod, ServiceEndpoints};
-use crate::shared_map::Difference;
 
 /// Something that a Service may have come out of.
 #[derive(Debug, Clone, Copy, Hash)]

@@ -3,8 +3,8 @@
 //! Of an endpoint it is that of its Pod, else of its Node, else 1: twice the flows is 2, none is 0. Pure; a value
 //! that is not understood is said at the object that has it, and the next in line counts.
 
-use crate::diagnostic::Diagnostic;
-use crate::model::{Metadata, Node, Objects, ResolvedEndpoint};
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{Metadata, Node, Objects, ResolvedEndpoint};
 
 use super::finding::{Asker, Finding, Reason};
 use super::options::{annotation_field, key};

@@ -1,6 +1,6 @@
 //! Where the desired state comes from: a directory of manifests, or the API server.
 //!
-//! Every source fills the one [`crate::model::Objects`] with objects that are defaulted and valid, and gives it out as
+//! Every source fills the one [`tidegate_model::objects::Objects`] with objects that are defaulted and valid, and gives it out as
 //! [`SourceUpdate`]s, so that nobody after it needs to know which source it was. What cannot be taken is in a report,
 //! with its place. How a source gets on is in its [`SourceState`], for metrics, `status` and conditions.
 //!
@@ -16,9 +16,8 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use jiff::Timestamp;
-
-use crate::diagnostic::{Diagnostic, Report};
-use crate::model::{ObjectKey, Objects};
+use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::objects::{ObjectKey, Objects};
 
 /// A state of the objects.
 #[derive(Debug, Clone)]
@@ -45,7 +44,7 @@ pub struct SourceUpdate {
 }
 
 /// An object that has errors, and no earlier state of which is in use. An API server's objects are never refused: see
-/// [`Metadata::faults`](crate::model::Metadata::faults).
+/// [`Metadata::faults`](tidegate_model::objects::Metadata::faults).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedObject {
     /// Its kind, such as `EndpointSlice`.

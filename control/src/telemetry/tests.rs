@@ -14,11 +14,11 @@ use tidegate_dataplane::gateway::{
     ServiceStats, SlowPathStats, SnatPortStats, Stats, WorkerState, WorkerStats,
 };
 use tidegate_dataplane::punt::class::PuntClass;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::ObjectKey;
 
 use super::*;
-use crate::diagnostic::Diagnostic;
 use crate::health::CheckLoad;
-use crate::model::ObjectKey;
 use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
 use crate::reconcile::{Asker, Reason};
 use crate::source::{KeptObjects, SourceState, StaleFile};

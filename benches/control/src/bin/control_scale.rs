@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidegate::model::{EndpointSlice, Node};
 use tidegate_control_bench::gateway::{Gateway, Stages, crew};
 use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
+use tidegate_model::objects::{EndpointSlice, Node};
 use world::Size;
 
 fn main() -> Result<()> {

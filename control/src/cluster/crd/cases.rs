@@ -5,11 +5,12 @@
 
 use std::path::Path;
 
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::AddressPool;
+use tidegate_model::yaml::{Node, Sheet, Value};
+
 use super::GatewayStatus;
-use crate::diagnostic::Diagnostic;
-use crate::model::AddressPool;
 use crate::source::kubernetes::testing::address_pool_of;
-use crate::yaml::{Node, Sheet, Value};
 
 /// One object and what is said of it.
 struct Case {

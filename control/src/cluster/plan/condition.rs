@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tidegate_model::objects::{Condition, ObjectKey};
+
 use super::Planner;
 use super::peer::Around;
 use super::service::OfService;
 use crate::cluster::event::cut;
-use crate::model::{Condition, ObjectKey};
 pub(super) use crate::pools::ALLOCATED;
 use crate::pools::{HOLDS, Held, Holdings, record};
 use crate::reconcile::Reason;

@@ -6,10 +6,10 @@
 //! of the Service's spec is a new decision of its owner and counts at once.
 
 use jiff::{SignedDuration, Timestamp};
+use tidegate_model::objects::{Ingress, Service};
 
 use super::Planner;
 use super::condition::ALLOCATED;
-use crate::model::{Ingress, Service};
 use crate::pools::FIELD_MANAGER;
 
 const WAIT_MIN: SignedDuration = SignedDuration::from_mins(1);

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use tidegate_model::objects::{Condition, ObjectKey};
+
 use super::Situation;
 use super::pool::of_model;
 use crate::cluster::crd;
-use crate::model::{Condition, ObjectKey};
 use crate::reconcile::view::{BackendViewState, ServiceView};
 
 /// VIPs that are listed at most, for people to look at: as many as the schema takes.

@@ -34,10 +34,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use tidegate_model::objects::{Condition, Ingress, ObjectKey, Objects, Service};
 
 use super::crd;
 use super::event::{Event, EventType, Regarding, reason};
-use crate::model::{Condition, Ingress, ObjectKey, Objects, Service};
 use crate::reconcile::view::ServiceView;
 use crate::reconcile::{Asker, Finding, Outcome};
 

@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::{SignedDuration, Timestamp};
+use tidegate_model::objects::{ObjectKey, Service};
 
 use super::Situation;
-use crate::model::{ObjectKey, Service};
 
 /// A gateway without news of its own has the newest version by the next bookmark of its watch, and API servers send one
 /// a minute. One that is behind for longer does not follow.
@@ -109,11 +109,11 @@ pub(super) fn fingerprint(peers: &[Peer], key: &ObjectKey) -> u64 {
 pub(super) fn asked(service: &Service) -> u64 {
     let Service { meta, ingress_ips: _, stored: _, .. } = service;
     let spec = Service {
-        meta: crate::model::Metadata::new(meta.key.clone()),
+        meta: tidegate_model::objects::Metadata::new(meta.key.clone()),
         ingress_ips: Vec::new(),
         ..service.clone()
     };
-    let spec = Service { stored: crate::model::Stored::default(), ..spec };
+    let spec = Service { stored: tidegate_model::objects::Stored::default(), ..spec };
     let mut hasher = DefaultHasher::new();
     // Every field of the spec, those of later versions too.
     format!("{spec:?}").hash(&mut hasher);

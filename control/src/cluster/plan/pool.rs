@@ -1,10 +1,11 @@
 //! The status of AddressPools: how full they are, and whether they are used.
 
+use tidegate_model::objects::{AddressPool, Condition};
+
 use super::condition::{Said, same};
 use super::{Planner, Write};
 use crate::cluster::crd;
 use crate::cluster::event::{Event, EventType, Regarding, reason};
-use crate::model::{AddressPool, Condition};
 use crate::pools::PoolUsage;
 use crate::reconcile::{Finding, Reason};
 

@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
+use tidegate_model::objects::{Condition, Ingress, IngressPort, Service};
+
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::contest::Stand;
 use super::peer::Around;
 use super::{Asked, Planner, Write};
 use crate::cluster::event::{Event, EventType, Regarding, reason};
-use crate::model::{Condition, Ingress, IngressPort, Service};
 use crate::pools::FIELD_MANAGER;
 use crate::reconcile::view::ServiceView;
 use crate::reconcile::{Finding, Reason};

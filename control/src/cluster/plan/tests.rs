@@ -9,13 +9,13 @@ use jiff::SignedDuration;
 use proptest::prelude::*;
 use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec};
 use tidegate_core::wire::MacAddr;
-
-use super::*;
-use crate::health::Verdicts;
-use crate::model::{
+use tidegate_model::health::Verdicts;
+use tidegate_model::objects::{
     AddressPool, AddressPoolStatus, AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice,
     FINALIZER, Metadata, Pool, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
 };
+
+use super::*;
 use crate::pools::{Authority, FIELD_MANAGER};
 use crate::reconcile::{Input, Reason, Reconciler, Settings};
 
@@ -399,7 +399,7 @@ fn cluster_ips_alone_do_not_make_a_service_programmed_that_waits_for_an_address(
     let mut inside = waiting.clone();
     inside.meta.key.name = "inside".into();
     inside.meta.uid = "inside".into();
-    inside.service_type = crate::model::ServiceType::ClusterIp;
+    inside.service_type = tidegate_model::objects::ServiceType::ClusterIp;
     inside.cluster_ips = vec!["10.96.0.11".parse().expect("an address")];
     let mut cluster = Cluster::new([waiting, inside]);
     cluster.settings.own_cluster_ips = true;

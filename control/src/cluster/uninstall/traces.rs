@@ -5,8 +5,8 @@
 //! wrote them; addresses in the status of a Service by their field manager.
 
 use serde_json::{Map, Value, json};
+use tidegate_model::objects::ObjectKey;
 
-use crate::model::ObjectKey;
 use crate::pools::FIELD_MANAGER;
 
 /// Finalizers and conditions of ours begin with this.

@@ -4,10 +4,11 @@
 
 use std::time::Duration;
 
+use tidegate_model::health::Rules;
+use tidegate_model::objects::Labels;
+
 use super::super::options::key;
 use super::{Said, boolean, number};
-use crate::health::Rules;
-use crate::model::Labels;
 
 macro_rules! key_of {
     ($rest:literal) => {

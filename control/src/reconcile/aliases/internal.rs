@@ -2,8 +2,9 @@
 //!
 //! A value that is neither yes nor no gives no address: one chosen without it could be a public one.
 
+use tidegate_model::objects::Labels;
+
 use super::{Said, boolean};
-use crate::model::Labels;
 
 pub(super) fn yes_or_no<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
     said(boolean(value), "true, false")

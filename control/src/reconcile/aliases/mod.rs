@@ -16,8 +16,9 @@ mod tests;
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
+use tidegate_model::objects::Labels;
+
 use super::options::key;
-use crate::model::Labels;
 
 pub(super) use aws::{ALL_OF_HEALTH_CHECKS, classic_defaults, probe_defaults};
 

@@ -34,7 +34,7 @@ fn an_exact_key_is_found_before_the_prefix_that_contains_it() {
 #[test]
 fn every_vendor_of_an_alias_is_one_that_compat_takes_and_each_of_these_has_an_alias() {
     let of_aliases: std::collections::BTreeSet<&str> = ALIASES.iter().map(|a| a.vendor).collect();
-    assert_eq!(of_aliases, crate::config::VENDORS.into_iter().collect());
+    assert_eq!(of_aliases, tidegate_model::config::VENDORS.into_iter().collect());
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Annotations of Tencent's TKE.
 
+use tidegate_model::objects::Labels;
+
 use super::super::options::key;
 use super::{Said, boolean, number};
-use crate::model::Labels;
 
 pub(super) const PREFIX: &str = "service.kubernetes.io/qcloud-loadbalancer-";
 pub(super) const BACKENDS_LABEL: &str = "service.kubernetes.io/qcloud-loadbalancer-backends-label";

@@ -1,7 +1,8 @@
 //! Health checks: what annotations ask for, what is refused, who is judged by what, and fail open.
 
+use tidegate_model::health::{Failure, Standing};
+
 use super::*;
-use crate::health::{Failure, Standing};
 
 fn checked(mut service: Service, annotations: &[(&str, &str)]) -> Service {
     for (key, value) in annotations {
@@ -38,7 +39,7 @@ fn of_protocol(outcome: &Outcome, protocol: tidegate_core::snapshot::Protocol) -
 #[test]
 fn what_the_configuration_says_goes_for_services_that_say_nothing_else() {
     let mut world = web(&[]);
-    world.settings.health.protocol = crate::config::HealthProtocol::Https;
+    world.settings.health.protocol = tidegate_model::config::HealthProtocol::Https;
     world.settings.health.path = "/readyz".into();
     world.settings.health.rules.unhealthy_threshold = 7;
     let outcome = world.look();
@@ -171,7 +172,7 @@ fn dsr_backends_are_checked_at_each_vip_and_those_of_other_modes_at_their_own_ad
         vec![service("web")],
         vec![slice("web", "web", &[("http", Protocol::Tcp, 80)], vec![endpoint("10.0.1.1")])],
     );
-    world.settings.health.dsr_destination = crate::config::DsrDestination::Vip;
+    world.settings.health.dsr_destination = tidegate_model::config::DsrDestination::Vip;
     let with = |mode: &str| Service {
         ports: vec![service_port("http", Protocol::Tcp, 80, 80)],
         external_ips: vec![ip("198.51.100.1")],
@@ -194,9 +195,9 @@ fn dsr_backends_are_checked_at_each_vip_and_those_of_other_modes_at_their_own_ad
         found.sort();
         assert_eq!(found, ["10.0.1.1:80 active", "10.0.1.1:80 down"], "{mode}");
         world.verdicts = Verdicts::default();
-        world.settings.health.dsr_destination = crate::config::DsrDestination::Backend;
+        world.settings.health.dsr_destination = tidegate_model::config::DsrDestination::Backend;
         assert_eq!(urls(&world.look()), ["tcp://10.0.1.1:80"], "{mode}");
-        world.settings.health.dsr_destination = crate::config::DsrDestination::Vip;
+        world.settings.health.dsr_destination = tidegate_model::config::DsrDestination::Vip;
     }
     for mode in ["nat", "fullnat"] {
         world.put(with(mode));

@@ -1,11 +1,12 @@
 //! Property: what is remembered never shows. And who is taken up again: nobody whom a change cannot touch.
 
-use super::order::{arbitrary_endpoint, arbitrary_service};
-use super::*;
-use crate::config::PodRoutes;
-use crate::model::{
+use tidegate_model::config::PodRoutes;
+use tidegate_model::objects::{
     AddressPool, AddressPoolStatus, EndpointAddress, Endpoints, FINALIZER, Labels, Namespace, Subset,
 };
+
+use super::order::{arbitrary_endpoint, arbitrary_service};
+use super::*;
 use crate::pools::Authority;
 use proptest::option::{of, weighted};
 use proptest::prelude::*;

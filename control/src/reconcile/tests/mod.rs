@@ -15,13 +15,12 @@ use std::time::Duration;
 
 use tidegate_core::snapshot::{BackendState, InterfaceSpec, ServiceSpec};
 use tidegate_core::wire::MacAddr;
+use tidegate_model::objects::{
+    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, IpFamilyPolicy, Metadata, Node,
+    ObjectRef, Pod, Pool, Protocol, ServicePort, TargetPort,
+};
 
 use super::*;
-use crate::model::{
-    AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, IpFamilyPolicy, Metadata, Node,
-    ObjectRef, Pod, Protocol, ServicePort, TargetPort,
-};
-use crate::pools::Pool;
 
 pub(super) fn ip(s: &str) -> IpAddr {
     s.parse().expect("tests use valid addresses")
@@ -156,7 +155,7 @@ pub(super) fn read(yaml: &str) -> Objects {
 }
 
 /// The sound objects of a manifest in a directory, and what is wrong with the others.
-pub(super) fn load(yaml: &str) -> (Objects, crate::diagnostic::Report) {
+pub(super) fn load(yaml: &str) -> (Objects, tidegate_model::diagnostic::Report) {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::write(directory.path().join("objects.yaml"), yaml).expect("a file");
     crate::source::directory::DirectorySource::load(directory.path())

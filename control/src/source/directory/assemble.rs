@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::objects::{Metadata, Objects};
+use tidegate_model::shared_map::SharedMap;
+
 use super::node_ports;
-use crate::diagnostic::{Diagnostic, Report};
-use crate::model::{Metadata, Objects};
-use crate::shared_map::SharedMap;
 use crate::source::manifest::Object;
 
 /// Puts objects together. Of an object in two places the one whose place comes first stays, and both places

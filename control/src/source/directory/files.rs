@@ -18,13 +18,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use tidegate_model::diagnostic::{Diagnostic, Location, Report};
+use tidegate_model::objects::Objects;
+use tidegate_model::yaml::{self, Sheet};
+
 use super::assemble::assemble;
 use super::listing::{Found, Listing, Signature};
-use crate::diagnostic::{Diagnostic, Location, Report};
-use crate::model::Objects;
 use crate::source::manifest::{self, Object};
 use crate::source::{RefusedObject, StaleFile};
-use crate::yaml::{self, Sheet};
 
 /// Largest file read: 64 MiB.
 const FILE_BYTES_MAX: u64 = 64 << 20;

@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::diagnostic::{Diagnostic, Location, Report};
+use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 
 /// Deepest directory below the one given.
 const DEPTH_MAX: usize = 16;

@@ -21,8 +21,8 @@ mod tests;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::diagnostic::Report;
-use crate::model::Objects;
+use tidegate_model::diagnostic::Report;
+use tidegate_model::objects::Objects;
 
 pub use watch::Watch;
 

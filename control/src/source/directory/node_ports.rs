@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::diagnostic::{Diagnostic, Report};
-use crate::model::{
+use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::objects::{
     ObjectKey, Objects, PATH_START, Port, Protocol, Service, ServiceType, TrafficPolicy, path_hash,
 };
 

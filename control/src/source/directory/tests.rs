@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use tidegate_model::objects::{ObjectKey, Objects};
 
 use super::*;
-use crate::model::{ObjectKey, Objects};
 use crate::source::SourceUpdate;
 
 fn service(name: &str, port: u16) -> String {

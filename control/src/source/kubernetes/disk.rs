@@ -17,12 +17,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use tidegate_model::objects::PATH_START;
+use tidegate_model::yaml::Node;
 
 use super::history::Point;
 use super::kinds::{KINDS, KindIndex};
 use super::object::{Content, Received};
-use crate::model::PATH_START;
-use crate::yaml::Node;
 
 /// Changes whenever the lines mean something else; files of another number are not read.
 const FORMAT: u32 = 1;

@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
+use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::objects::{ObjectKey, Objects};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Tuning;
@@ -25,8 +27,6 @@ use super::reflect::Event;
 use super::retain::{Continuity, Item, Retain};
 use super::save::Saver;
 use super::wire::Told;
-use crate::diagnostic::{Diagnostic, Report};
-use crate::model::{ObjectKey, Objects};
 use crate::source::{KeptObjects, SourceState, SourceUpdate};
 
 /// Events taken before what they came to is given out.

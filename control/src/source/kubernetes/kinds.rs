@@ -3,9 +3,10 @@
 //! One entry of [`KINDS`] each. What their fields mean is decoded by `source::manifest`, the same as from files; a new
 //! kind is read there, and gets its place in [`Objects`] and its line here.
 
-use crate::model::{ObjectKey, Objects};
+use tidegate_model::objects::{ObjectKey, Objects};
+use tidegate_model::yaml::Node;
+
 use crate::source::manifest::Object;
-use crate::yaml::Node;
 
 /// A kind that is listed and watched in all namespaces.
 #[derive(Debug)]

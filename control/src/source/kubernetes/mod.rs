@@ -32,14 +32,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use tidegate_model::config::KubernetesConfig;
+use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::objects::Objects;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::{SourceState, SourceUpdate};
-use crate::config::KubernetesConfig;
-use crate::diagnostic::{Diagnostic, Report};
-use crate::model::Objects;
 use disk::{Disk, Saved};
 use hub::Hub;
 use kinds::{KINDS, Kind, KindIndex, SERVICE};

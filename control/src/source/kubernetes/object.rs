@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
+use tidegate_model::diagnostic::Report;
+use tidegate_model::objects::{AddressPool, ObjectKey};
+use tidegate_model::yaml::{Entry, Node, Value};
+
 use super::kinds::Kind;
-use crate::diagnostic::Report;
-use crate::model::{AddressPool, ObjectKey};
 use crate::source::manifest::{self, Object};
-use crate::yaml::{Entry, Node, Value};
 
 /// What of `metadata` is kept; `resourceVersion` lies beside the object.
 const METADATA: [&str; 10] = [

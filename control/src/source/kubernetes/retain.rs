@@ -18,7 +18,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::model::ObjectKey;
+use tidegate_model::objects::ObjectKey;
 
 /// Deletions remembered, to tell a late event about what was deleted. Bookmarks clear them.
 const DELETIONS_MAX: usize = 16_384;

@@ -5,12 +5,13 @@
 
 use std::sync::Arc;
 
+use tidegate_model::diagnostic::Report;
+use tidegate_model::objects::{AddressPool, Objects, Selector};
+use tidegate_model::yaml::{Node, Sheet};
+
 use super::kinds::KINDS;
 use super::object::Received;
-use crate::diagnostic::Report;
-use crate::model::{AddressPool, Objects, Selector};
 use crate::source::manifest::Object;
-use crate::yaml::{Node, Sheet};
 
 /// What becomes of an AddressPool, and what is told of it.
 pub(crate) fn address_pool_of(document: &Node) -> (Option<Arc<AddressPool>>, Report) {
@@ -37,7 +38,9 @@ pub(crate) fn received(yaml: &str) -> (Objects, Report) {
         let written = text(["kind"]).expect("each document has a kind");
         let Some(kind) = KINDS.iter().find(|kind| kind.name == written) else { continue };
         let labels = document.entry("metadata").and_then(|m| m.node.entry("labels")).map(|labels| {
-            let crate::yaml::Value::Mapping(entries) = &labels.node.value else { return Default::default() };
+            let tidegate_model::yaml::Value::Mapping(entries) = &labels.node.value else {
+                return Default::default();
+            };
             let pairs =
                 entries.iter().map(|e| (e.key.to_string(), e.node.text().unwrap_or_default().to_owned()));
             pairs.collect()

@@ -12,12 +12,12 @@ use hyper::{Request, Response, StatusCode};
 use kube::client::Body;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use tidegate_model::yaml::Node;
 use tokio::time::timeout;
 
 use super::connect::{Connection, causes};
 use super::kinds::Kind;
 use super::object::{Identity, Received, identity, version_number};
-use crate::yaml::Node;
 
 /// Objects asked for in a page.
 const PAGE: u32 = 500;

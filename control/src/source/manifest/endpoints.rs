@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::service::PROTOCOLS;
-use super::{Object, meta};
-use crate::model::{
+use tidegate_model::objects::{
     AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, IpFamily,
     Metadata, ObjectKey, ObjectRef, Port, Protocol, SERVICE_NAME_LABEL, Subset,
 };
-use crate::yaml::{Field, Fields, Unknown, text};
+use tidegate_model::yaml::{Field, Fields, Unknown, text};
+
+use super::service::PROTOCOLS;
+use super::{Object, meta};
 
 /// What an API server takes of a slice (discovery.k8s.io validation).
 const ENDPOINTS_MAX: usize = 1_000;

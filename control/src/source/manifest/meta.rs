@@ -1,7 +1,7 @@
 //! `metadata`, the same for all kinds but for the rule of the name.
 
-use crate::model::{Labels, Metadata, ObjectKey};
-use crate::yaml::{Field, Fields, Unknown, text};
+use tidegate_model::objects::{Labels, Metadata, ObjectKey};
+use tidegate_model::yaml::{Field, Fields, Unknown, text};
 
 /// Whether a kind lives in namespaces, and how its objects may be called.
 #[derive(Debug)]
@@ -121,5 +121,5 @@ fn error_at(field: &Field<'_>, key: &str, what: &str, accepted: &str) {
 
 /// Whether a field is the empty text, which Kubernetes takes for absent.
 pub(super) fn is_empty(field: &Field<'_>) -> bool {
-    matches!(&field.node.value, crate::yaml::Value::Scalar(s) if s.text.is_empty())
+    matches!(&field.node.value, tidegate_model::yaml::Value::Scalar(s) if s.text.is_empty())
 }

@@ -19,13 +19,14 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::diagnostic::{Diagnostic, Report};
-use crate::model::{
+use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::objects::{
     AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, ObjectKey, Pod,
     SERVICE_NAME_LABEL, Service,
 };
+use tidegate_model::yaml::{Field, Fields, Node, Sheet, Unknown, text};
+
 use crate::source::RefusedObject;
-use crate::yaml::{Field, Fields, Node, Sheet, Unknown, text};
 
 /// An object of a kind that the gateway reads; shared, so that putting files together copies none.
 #[derive(Debug, Clone, PartialEq)]
@@ -129,7 +130,7 @@ const KINDS: [(&str, &str, meta::Scope, Read); 7] = [
     ("Pod", "v1", meta::NAMESPACED, pod::read),
     ("Namespace", "v1", meta::NAMESPACE, pod::read_namespace),
     ("Node", "v1", meta::CLUSTER, pod::read_node),
-    ("AddressPool", crate::config::API_VERSION, meta::CLUSTER, pool::read),
+    ("AddressPool", tidegate_model::config::API_VERSION, meta::CLUSTER, pool::read),
 ];
 
 /// What a document holds.

@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tidegate_model::objects::{ContainerPort, Metadata, Namespace, Node, Pod, Protocol};
+use tidegate_model::yaml::{Field, Fields, text};
+
 use super::service::PROTOCOLS;
 use super::{Object, meta};
-use crate::model::{ContainerPort, Metadata, Namespace, Node, Pod, Protocol};
-use crate::yaml::{Field, Fields, text};
 
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut pod =

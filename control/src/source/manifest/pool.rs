@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use tidegate_model::config;
+use tidegate_model::objects::{AddressPool, AddressPoolStatus, FINALIZER, Metadata, Pool};
+use tidegate_model::yaml::{Fields, Unknown};
+
 use super::{Object, stored};
-use crate::config;
-use crate::model::{AddressPool, AddressPoolStatus, FINALIZER, Metadata, Pool};
-use crate::yaml::{Fields, Unknown};
 
 /// Reads an AddressPool; the keys of its `spec` are those of a pool of the configuration.
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-
-use super::{Object, meta};
-use crate::diagnostic::Diagnostic;
-use crate::model::{
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{
     IpFamily, IpFamilyPolicy, Metadata, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
     TrafficPolicy, refused_endpoint,
 };
-use crate::yaml::{Field, Fields, ScalarKind, Sheet, Unknown, Value, text};
+use tidegate_model::yaml::{Field, Fields, ScalarKind, Sheet, Unknown, Value, text};
+
+use super::{Object, meta};
 
 /// The protocols of ports.
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =

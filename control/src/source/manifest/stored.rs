@@ -5,9 +5,10 @@
 
 use std::net::IpAddr;
 
+use tidegate_model::objects::{Condition, Ingress, IngressPort, Service};
+use tidegate_model::yaml::{Field, Fields, Node, Unknown, Value};
+
 use super::meta;
-use crate::model::{Condition, Ingress, IngressPort, Service};
-use crate::yaml::{Field, Fields, Node, Unknown, Value};
 
 /// Fills [`Service::stored`] and [`Service::ingress_ips`].
 pub(super) fn read(object: &Fields<'_>, service: &mut Service) {

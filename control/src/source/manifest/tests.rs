@@ -4,9 +4,12 @@ mod stored;
 
 use std::time::Duration;
 
+use tidegate_model::diagnostic::Report;
+use tidegate_model::objects::{
+    AddressType, IpFamily, IpFamilyPolicy, Protocol, ServiceType, TargetPort, TrafficPolicy,
+};
+
 use super::*;
-use crate::diagnostic::Report;
-use crate::model::{AddressType, IpFamily, IpFamilyPolicy, Protocol, ServiceType, TargetPort, TrafficPolicy};
 
 fn read(text: &str) -> (Vec<Object>, Report) {
     let sheet = Sheet::new("f.yaml");

@@ -152,7 +152,9 @@ fn a_local_service_whose_clients_addresses_are_lost_is_told_so_by_an_event_and_b
     let served = "True ClientAddressLost: every port is served by fullnat; ";
     assert_eq!(both.condition("web", "Programmed"), format!("{served}{lost}"));
 
-    both.both(|cluster| cluster.settings.forwarding_local = Some(crate::config::ForwardingMode::Nat));
+    both.both(|cluster| {
+        cluster.settings.forwarding_local = Some(tidegate_model::config::ForwardingMode::Nat)
+    });
     both.settle();
     assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is served by nat");
 }
@@ -527,7 +529,7 @@ fn a_node_whose_pods_get_no_route_has_an_event() {
     let node = "apiVersion: v1\nkind: Node\nmetadata: {name: far, uid: u-node}\nspec: {podCIDRs: [10.1.3.0/24]}\nstatus: \
                 {addresses: [{type: InternalIP, address: 172.16.0.1}]}\n";
     let mut both =
-        Both::new(node).with(|cluster| cluster.settings.pod_routes = crate::config::PodRoutes::Node);
+        Both::new(node).with(|cluster| cluster.settings.pod_routes = tidegate_model::config::PodRoutes::Node);
     let events = both.settle();
     let [event] = &events[..] else { panic!("{events:?}") };
     assert_eq!(

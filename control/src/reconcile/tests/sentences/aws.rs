@@ -1,8 +1,9 @@
 //! Section 8, the annotations of AWS that go together: health checks with AWS' ranges and defaults, draining.
 
+use tidegate_model::health::Rules;
+
 use super::aliases::compat;
 use super::*;
-use crate::health::Rules;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
 

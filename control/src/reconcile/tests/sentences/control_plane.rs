@@ -1,7 +1,8 @@
 //! Section 9, and the routes to Pods.
 
+use tidegate_model::config::PodRoutes;
+
 use super::*;
-use crate::config::PodRoutes;
 use tidegate_core::snapshot::RouteSpec;
 
 #[test]

@@ -225,7 +225,8 @@ async fn n_counts_distinct_ips_of_ready_endpoints_of_the_node_or_all_that_an_app
     assert_eq!(counted(&asked.answer(port, GET, "200 OK").await), "2", "an IP with two ports is 1");
     let failing = |world: &mut World, addresses: &[&str]| {
         let targets = reconcile(&world.input()).targets;
-        let fails = |target: &crate::health::Target| addresses.iter().any(|a| ip(a) == target.address.ip());
+        let fails =
+            |target: &tidegate_model::health::Target| addresses.iter().any(|a| ip(a) == target.address.ip());
         world.verdicts = targets.into_iter().filter(fails).collect();
     };
     asked.both.both(|world| failing(world, &["10.1.0.2"]));

@@ -24,8 +24,9 @@ mod probes;
 mod services;
 mod source_ranges;
 
+use tidegate_model::diagnostic::Severity;
+
 use super::*;
-use crate::diagnostic::Severity;
 
 /// One gateway by both sources.
 pub(super) struct Both {
@@ -134,7 +135,7 @@ pub(super) fn refused(yaml: &str) -> Vec<String> {
         let place = fault.location.as_ref().expect("each fault names its object");
         assert!(place.path.contains(' ') && !place.path.contains(".yaml"), "{fault}");
     }
-    let said = |report: &crate::diagnostic::Report| {
+    let said = |report: &tidegate_model::diagnostic::Report| {
         let mut said: Vec<String> =
             report.errors().map(|fault| Diagnostic { location: None, ..fault.clone() }.to_string()).collect();
         said.sort();

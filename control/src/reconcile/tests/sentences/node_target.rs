@@ -1,8 +1,9 @@
 //! Target `node` (sections 2 to 5): which nodes, by which address and port, with which weight, and what they are asked.
 
+use tidegate_model::health::{Failure, Standing};
+
 use super::packets::{Gateways, headers};
 use super::*;
-use crate::health::{Failure, Standing};
 use tidegate_core::snapshot::ForwardingMode;
 use tidegate_core::testing::builder::Builder;
 use tidegate_core::testing::lab::backend_mac;
@@ -89,7 +90,7 @@ fn target_node_can_be_the_default_of_all_services() {
     let plain = with_annotations(&web(""), "tidegate.dev/forwarding: dsr-l2");
     let both = Both::new(&(plain + &slice_of_web("s", "IPv4", &ENDPOINTS) + &nodes()));
     assert!(both.look().spec.services.is_empty(), "Pods have another port");
-    let both = both.with(|world| world.settings.target = crate::config::Target::Node);
+    let both = both.with(|world| world.settings.target = tidegate_model::config::Target::Node);
     assert_eq!(weights(only(&both.look())).len(), 3);
 }
 
@@ -251,7 +252,7 @@ fn nodes_that_all_say_they_have_no_endpoint_keep_the_weights_of_those_that_termi
     let none = Standing { weight: Some(0), ..Default::default() };
     let failing = Standing { failure: Some(Failure::Status(503)), ..none };
     let targets: Vec<_> = both.look().targets.iter().cloned().collect();
-    let told = |standing: Standing, of: &[crate::health::Target]| -> Verdicts {
+    let told = |standing: Standing, of: &[tidegate_model::health::Target]| -> Verdicts {
         of.iter().map(|target| (target.clone(), standing)).collect()
     };
     // kube-proxy counts ready ones, and goes on with those that serve.

@@ -64,7 +64,9 @@ fn where_every_endpoint_of_the_hinted_zone_fails_its_checks_those_of_other_zones
             world.settings.zone = Some("a".into());
             world.settings.health.fail_open = fail_open;
             let targets = reconcile(&world.input()).targets;
-            let fails = |target: &crate::health::Target| failing.iter().any(|f| ip(f) == target.address.ip());
+            let fails = |target: &tidegate_model::health::Target| {
+                failing.iter().any(|f| ip(f) == target.address.ip())
+            };
             world.verdicts = targets.into_iter().filter(fails).collect();
         })
     };

@@ -46,7 +46,7 @@ impl Pooled {
              net_null0, addresses: [10.0.0.1/16]}}]}}\npools:\n{}",
             pools.iter().map(in_config).collect::<String>()
         );
-        let loaded = crate::config::parse(&config, "gateway.yaml", std::path::Path::new("."), 4);
+        let loaded = tidegate_model::config::parse(&config, "gateway.yaml", std::path::Path::new("."), 4);
         let configured = loaded.config.unwrap_or_else(|| panic!("{}", loaded.report)).pools;
         self.by_config.both(|world| world.settings.pools.clone_from(&configured));
         self.by_objects.both(|world| world.settings.pools.clear());

@@ -25,7 +25,7 @@ pools:
 
 /// What the objects come to.
 fn spec(objects: &Objects) -> tidegate_core::snapshot::SnapshotSpec {
-    let loaded = crate::config::parse(GATEWAY, "gateway.yaml", std::path::Path::new("."), 2);
+    let loaded = tidegate_model::config::parse(GATEWAY, "gateway.yaml", std::path::Path::new("."), 2);
     let config = loaded.config.unwrap_or_else(|| panic!("{}", loaded.report));
     let settings = assemble::settings(&config, assemble::offline_interfaces(&config));
     let outcome = reconcile(&Input {

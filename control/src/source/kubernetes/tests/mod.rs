@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use test_apiserver::{Options, TestApiServer};
+use tidegate_model::objects::{ObjectKey, Service};
 
 use super::*;
-use crate::model::{ObjectKey, Service};
 
 /// Every wait of a test: a failure, not a measure.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
+use tidegate_model::yaml::Node;
 
 use super::*;
-use crate::yaml::Node;
 
 fn read(kind: &str, object: &Value) -> (Object, Vec<String>) {
     let node: Node = serde_json::from_value(object.clone()).expect("a tree");
@@ -337,7 +337,7 @@ fn nodes_pods_namespaces_and_pools_keep_what_is_sound() {
 
 #[test]
 fn a_pool_whose_limits_cannot_be_read_gives_nothing_to_anybody() {
-    let labels: crate::model::Labels = [("team".to_owned(), "a".to_owned())].into();
+    let labels: tidegate_model::objects::Labels = [("team".to_owned(), "a".to_owned())].into();
     let whole = json!({
         "metadata": {"name": "p"},
         "spec": {

@@ -112,7 +112,7 @@ pub fn health_protocol(word: &str) -> Word<HealthProtocol> {
 /// Reads a path with its query, as it goes into the request line.
 pub fn health_path(text: &str) -> Option<Arc<str>> {
     let well_formed = text.starts_with('/') && !text.contains('#') && text.len() <= 1024;
-    (well_formed && text.parse::<hyper::http::uri::PathAndQuery>().is_ok()).then(|| text.into())
+    (well_formed && text.parse::<http::uri::PathAndQuery>().is_ok()).then(|| text.into())
 }
 
 /// Reads a bound on what Services may ask for.

@@ -26,7 +26,7 @@ type Chunk<K, V> = Arc<Vec<(K, V)>>;
 /// See the module.
 ///
 /// ```
-/// use tidegate::shared_map::SharedMap;
+/// use tidegate_model::shared_map::SharedMap;
 /// let before: SharedMap<&str, u32> = [("b", 2), ("a", 1)].into_iter().collect();
 /// let mut after = before.clone();
 /// after.insert("a", 3);

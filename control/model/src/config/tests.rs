@@ -8,7 +8,7 @@ use tidegate_core::wire::MacAddr;
 
 use super::*;
 use crate::health::Rules;
-use crate::model::{Expression, Labels, Operator};
+use crate::objects::{Expression, Labels, Operator};
 
 const FULL: &str = include_str!("../../tests/fixtures/config/full.yaml");
 const DESIGN: &str = include_str!("../../tests/fixtures/config/design.yaml");
@@ -688,7 +688,7 @@ fn own_addresses_are_those_of_interfaces_snat_and_tunnels() {
 
 #[test]
 fn the_daemonset_gives_every_node_a_gateway_of_its_own_name_and_addresses() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/daemonset/gateway.yaml");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/daemonset/gateway.yaml");
     let text = std::fs::read_to_string(path).expect("readable");
     let on_node = |name: &'static str, ips: &'static str| {
         let environment = move |variable: &str| match variable {

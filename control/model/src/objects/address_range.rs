@@ -37,7 +37,7 @@ impl AddressRange {
 
     /// The same range to a later last address, which must be of its family.
     #[must_use]
-    pub(crate) fn up_to(self, last: IpAddr) -> Self {
+    pub fn up_to(self, last: IpAddr) -> Self {
         debug_assert_eq!(IpFamily::of(last), self.family(), "a range is of one family");
         Self { last: self.last.max(last), ..self }
     }
@@ -68,7 +68,7 @@ impl AddressRange {
 }
 
 /// An address as a number of its family's width.
-pub(crate) fn number(ip: IpAddr) -> u128 {
+pub fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(v4) => u128::from(u32::from(v4)),
         IpAddr::V6(v6) => u128::from(v6),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Merge;
 use crate::diagnostic::{Diagnostic, Location};
-use crate::model::{
+use crate::objects::{
     AddressType, EndpointPort, EndpointSlice, Endpoints, Pod, Protocol, ServicePort, TargetPort,
 };
 

@@ -40,7 +40,7 @@ pub struct Fault {
 /// Reads all documents of `text`.
 ///
 /// ```
-/// let parsed = tidegate::yaml::parse("a: 1\n---\n{\"b\": [2]}\n");
+/// let parsed = tidegate_model::yaml::parse("a: 1\n---\n{\"b\": [2]}\n");
 /// assert!(parsed.faults.is_empty());
 /// assert_eq!(parsed.documents[1].entry("b").expect("it has one").at.column, 2);
 /// ```

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::dataplane::once;
-use crate::model::{Expression, Labels, Operator, Selector};
-use crate::pools::{AddressRange, Pool};
+use crate::objects::{AddressRange, Expression, Labels, Operator, Pool, Selector};
 use crate::yaml::{Field, Fields, Unknown, text};
 
 /// Reads `pools`. The keys of each: `name` (unique), `addresses` (CIDRs and ranges `a-b`, at least
@@ -39,7 +38,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> Vec<Pool> {
 ///
 /// A value that cannot be read gives less than any that can: an `AddressPool` that an older API server let in must not
 /// give more than was meant.
-pub(crate) fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, String)>) -> Pool {
+pub fn pool(fields: &Fields<'_>, name: String, seen: &mut Vec<(AddressRange, String)>) -> Pool {
     let flag = |key, absent, broken| fields.get(key).map_or(absent, |f| f.boolean().unwrap_or(broken));
     Pool {
         name,
@@ -109,7 +108,7 @@ fn unusable(ip: IpAddr) -> Option<&'static str> {
     match ip {
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("IPv4-mapped"),
         IpAddr::V4(v4) if v4.is_broadcast() => Some("broadcast"),
-        _ => crate::model::refused_endpoint(ip),
+        _ => crate::objects::refused_endpoint(ip),
     }
 }
 

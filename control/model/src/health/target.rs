@@ -138,7 +138,7 @@ impl Target {
     /// The check of an address.
     ///
     /// ```
-    /// use tidegate::health::{Check, Probe, Rules, Target};
+    /// use tidegate_model::health::{Check, Probe, Rules, Target};
     /// let probe = Probe::new(Check::Https { path: "/readyz".into() }, Rules::default());
     /// let target = Target::new("192.0.2.7:6443".parse().unwrap(), &probe.into());
     /// assert_eq!(target.to_string(), "https://192.0.2.7:6443/readyz");

@@ -51,7 +51,7 @@ impl Selector {
     /// Reads the text form that `kubectl -l` takes; the requirements are separated by commas and must all hold.
     ///
     /// ```
-    /// use tidegate::model::{Labels, Selector};
+    /// use tidegate_model::objects::{Labels, Selector};
     /// let selector = Selector::parse("disk=ssd, zone in (a, b)").expect("it is one");
     /// assert!(selector.matches(&Labels::from([("disk".into(), "ssd".into()), ("zone".into(), "b".into())])));
     /// assert!(Selector::parse("disk=ssd=fast").is_none());

@@ -79,10 +79,10 @@ impl Origin {
 }
 
 /// The hash of the empty path (FNV-1a's offset basis).
-pub(crate) const PATH_START: u64 = 0xcbf2_9ce4_8422_2325;
+pub const PATH_START: u64 = 0xcbf2_9ce4_8422_2325;
 
 /// Continues the hash of a path by `more` (FNV-1a, so hashing in pieces equals hashing the whole).
-pub(crate) fn path_hash(so_far: u64, more: &str) -> u64 {
+pub fn path_hash(so_far: u64, more: &str) -> u64 {
     more.bytes().fold(so_far, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 

@@ -22,16 +22,14 @@ mod stored;
 #[cfg(test)]
 mod tests;
 
-pub use address_range::AddressRange;
-pub(crate) use address_range::number;
+pub use address_range::{AddressRange, number};
 pub use choice::{Choice, Viewpoint, choose};
 pub use endpoints::{
     AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, ObjectRef,
     SERVICE_NAME_LABEL, Subset,
 };
 pub use namespace::{Namespace, Node};
-pub use origin::Origin;
-pub(crate) use origin::{PATH_START, path_hash};
+pub use origin::{Origin, PATH_START, path_hash};
 pub use pod::{ContainerPort, Pod};
 pub use pool::{AddressPool, AddressPoolStatus, Pool};
 pub use resolve::{

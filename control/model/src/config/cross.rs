@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::{ForwardingMode, GatewayConfig};
 use crate::diagnostic::Diagnostic;
-use crate::model::AddressRange;
+use crate::objects::AddressRange;
 use crate::yaml::Sheet;
 
 pub(super) fn check(sheet: &Sheet, config: &GatewayConfig) {

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 
 use super::{Entry, Node, Position, ScalarKind, Value, parse, path_step, text};
 use crate::diagnostic::{Diagnostic, Location, Report, Severity};
-use crate::model::{Labels, Origin, Port};
+use crate::objects::{Labels, Origin, Port};
 
 /// Collects the faults of one file while it is decoded.
 #[derive(Debug)]

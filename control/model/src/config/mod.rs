@@ -29,7 +29,7 @@ pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
     HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
 };
-pub(crate) use pools::pool;
+pub use pools::pool;
 pub use services::{
     FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,
     ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, UnservedPorts, VENDORS, Word, forwarding,
@@ -41,8 +41,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use crate::diagnostic::{Diagnostic, Location, Report};
-use crate::model::Origin;
-use crate::pools::Pool;
+use crate::objects::{Origin, Pool};
 use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
 
 /// `apiVersion` of the configuration.

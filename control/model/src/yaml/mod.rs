@@ -22,7 +22,7 @@ pub use scalar::{Scalar, ScalarKind};
 
 use std::sync::Arc;
 
-use crate::model::{Origin, PATH_START, path_hash};
+use crate::objects::{Origin, PATH_START, path_hash};
 
 /// Deepest nesting taken; Kubernetes objects reach about 20.
 pub const DEPTH_MAX: usize = 64;

@@ -63,7 +63,7 @@ impl fmt::Display for Severity {
 /// One fault. Prints as `path:line:column: error: what; accepted: ...`.
 ///
 /// ```
-/// use tidegate::diagnostic::{Diagnostic, Location};
+/// use tidegate_model::diagnostic::{Diagnostic, Location};
 /// let fault = Diagnostic::error("port 0 is out of range")
 ///     .accepting("1 to 65535")
 ///     .at(Location::new("web.yaml", 7, 11));

@@ -56,7 +56,7 @@ impl fmt::Display for Failure {
 pub struct Standing {
     /// Why it fails, where it does.
     pub failure: Option<Failure>,
-    /// How often its thresholds were raised because it flaps, 0 to [`DAMPING_MAX`](super::DAMPING_MAX).
+    /// How often its thresholds were raised because it flaps, 0 to 3.
     pub damping: u8,
     /// What a node's health-check node port told last: its number of ready endpoints of the Service, capped at
     /// 65535. Known from the first answer on, failing answers (503 with weight 0: the last endpoint left) included.
@@ -66,7 +66,7 @@ pub struct Standing {
 /// What is known of all targets.
 ///
 /// ```
-/// use tidegate::health::{Check, Failure, Probe, Rules, Standing, Target, Verdicts};
+/// use tidegate_model::health::{Check, Failure, Probe, Rules, Standing, Target, Verdicts};
 /// let probe = Probe::new(Check::Tcp, Rules::default()).into();
 /// let target = Target::new("192.0.2.7:80".parse().unwrap(), &probe);
 /// assert!(!Verdicts::default().fails(&target));
@@ -128,7 +128,7 @@ impl Verdicts {
     }
 
     /// Puts down what is known of a target now.
-    pub(super) fn set(&mut self, target: &Target, standing: Standing) {
+    pub fn set(&mut self, target: &Target, standing: Standing) {
         let standings = Arc::make_mut(&mut self.standings);
         let before = if standing == Standing::default() {
             standings.remove(target)
