@@ -131,7 +131,7 @@ pub struct Outcome {
     pub reconcile_at: Option<Duration>,
 }
 
-/// A health-check node port and what it answers (kubernetes.md, section 4).
+/// A health-check node port and what it answers (`docs/kubernetes.md`, section 4).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HealthCheckNodePort {
     /// Where to listen.

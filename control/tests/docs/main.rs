@@ -1,5 +1,6 @@
-//! What the documents of the repository say of its files: links, citations and names exist.
+//! What the documents of the repository say of its files: links, citations, names and tests exist.
 
 mod citations;
+mod conformance;
 mod names;
 mod repository;

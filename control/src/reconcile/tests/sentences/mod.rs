@@ -1,8 +1,8 @@
 //! The rules of `docs/kubernetes.md` as tests: YAML in, the desired state out, by both sources.
 //!
 //! [`Both`] reads a manifest as the directory source and as the API source do, reconciles both, and asserts that they
-//! come to the same; where in a file something was written is all that may differ. `control/README.md` says which
-//! sentence is stated where.
+//! come to the same; where in a file something was written is all that may differ. `docs/conformance.md` says which
+//! rule is stated where.
 
 mod affinity;
 mod aliases;
