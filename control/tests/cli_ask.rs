@@ -180,7 +180,7 @@ impl AdminBackend for Daemon {
     async fn drain(&self, target: DrainTarget) -> Result<DrainAnswer, AdminError> {
         let mut drained = self.drained.lock().expect("no test panics with the lock");
         drained.push(target.to_string());
-        Ok(DrainAnswer { target: target.to_string(), backends: 2, drained: drained.clone() })
+        Ok(DrainAnswer { target: target.to_string(), backends: 2, drained: drained.clone(), not_kept: None })
     }
 
     async fn undrain(&self, target: DrainTarget) -> Result<DrainAnswer, AdminError> {
@@ -189,7 +189,7 @@ impl AdminBackend for Daemon {
             return Err(AdminError::NotFound(format!("{target} is not drained")));
         };
         drained.remove(at);
-        Ok(DrainAnswer { target: target.to_string(), backends: 0, drained: drained.clone() })
+        Ok(DrainAnswer { target: target.to_string(), backends: 0, drained: drained.clone(), not_kept: None })
     }
 
     async fn reload(&self) -> Result<ReloadAnswer, AdminError> {

@@ -31,7 +31,8 @@ pub struct Status {
     pub healthy: bool,
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
-    /// Another gateway of the same name; a state that cannot be published; interfaces and taps that cannot carry packets; since when.
+    /// Another gateway of the same name; a state that cannot be published; interfaces and taps that cannot carry packets;
+    /// what is not on disk and a restart would not know; since when.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
     /// Generation of the newest desired state.
@@ -468,6 +469,9 @@ pub struct DrainAnswer {
     pub backends: usize,
     /// All that is drained now.
     pub drained: Vec<String>,
+    /// Why a restart of the gateway would not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_kept: Option<String>,
 }
 
 /// `POST /v1/reload`.

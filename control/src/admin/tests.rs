@@ -113,7 +113,7 @@ impl AdminBackend for Daemon {
     async fn drain(&self, target: DrainTarget) -> Result<DrainAnswer, AdminError> {
         let mut drained = self.drained.lock().expect("no panic");
         drained.push(target.to_string());
-        Ok(DrainAnswer { target: target.to_string(), backends: 1, drained: drained.clone() })
+        Ok(DrainAnswer { target: target.to_string(), backends: 1, drained: drained.clone(), not_kept: None })
     }
 
     async fn undrain(&self, target: DrainTarget) -> Result<DrainAnswer, AdminError> {
@@ -121,7 +121,7 @@ impl AdminBackend for Daemon {
         let at = drained.iter().position(|d| *d == target.to_string());
         let at = at.ok_or_else(|| AdminError::NotFound(format!("{target} is not drained")))?;
         drained.remove(at);
-        Ok(DrainAnswer { target: target.to_string(), backends: 1, drained: drained.clone() })
+        Ok(DrainAnswer { target: target.to_string(), backends: 1, drained: drained.clone(), not_kept: None })
     }
 
     async fn reload(&self) -> Result<ReloadAnswer, AdminError> {

@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 
 use super::output::Style;
 use super::{ExplainArgs, OutputArgs, SOCKET, cluster, tables};
-use crate::admin::api::{BackendRow, ServiceView};
+use crate::admin::api::{BackendRow, DrainAnswer, ServiceView};
 use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
 use crate::admin::{Client, ClientError};
 use crate::explain::Packet;
@@ -173,12 +173,14 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
                 let answer = client(&common.socket).drain(&target).await?;
                 let done = tables::drained(&target, "drained", answer.backends);
                 print_change(common.output.style(), out, &answer, &done)?;
+                warn_not_kept(&answer);
             }
             Question::Undrain(Target { target, common }) => {
                 common.socket.of_gateway("drains")?;
                 let answer = client(&common.socket).undrain(&target).await?;
                 let done = tables::drained(&target, "undrained", answer.backends);
                 print_change(common.output.style(), out, &answer, &done)?;
+                warn_not_kept(&answer);
             }
             Question::Metrics(socket) => {
                 socket.of_gateway("metrics")?;
@@ -187,6 +189,13 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
         }
         Ok(out.flush()?)
     })
+}
+
+/// Warns of a drain that a restart would not know.
+fn warn_not_kept(answer: &DrainAnswer) {
+    if let Some(why) = &answer.not_kept {
+        eprintln!("Warning: {why}");
+    }
 }
 
 /// `explain --socket`.

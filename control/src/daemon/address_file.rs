@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
@@ -39,8 +40,17 @@ pub(super) struct AddressFile {
     /// What was to be saved last.
     tried: Arc<Allocations>,
     under_way: Option<JoinHandle<io::Result<()>>>,
-    /// Why the last save failed, and when it is tried again.
-    failed: Option<(String, Instant)>,
+    failed: Option<Failed>,
+}
+
+/// No save has succeeded since one failed.
+#[derive(Debug)]
+struct Failed {
+    why: String,
+    /// When the first of the failures in a row was.
+    since: Timestamp,
+    /// When it is tried again.
+    again: Instant,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -98,20 +108,32 @@ impl AddressFile {
 
     /// When a save that failed is to be tried again.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.failed.as_ref().map(|(_, again)| *again)
+        self.failed.as_ref().map(|failed| failed.again)
+    }
+
+    /// Why the addresses on disk are not the newest, for people.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let Failed { why, since, .. } = self.failed.as_ref()?;
+        let since = Timestamp::from_second(since.as_second()).unwrap_or(*since);
+        let path = self.path.display();
+        Some(format!(
+            "the addresses of Services are not saved since {since}, a restart may give others: {path}: {why}"
+        ))
     }
 
     /// Sees to it that these are on disk, within a limit.
     pub(super) async fn save(&mut self, allocations: &Arc<Allocations>) {
-        let waits = self.failed.as_ref().is_some_and(|(_, again)| *again > Instant::now());
-        if Arc::ptr_eq(&self.saved, allocations) || waits && Arc::ptr_eq(&self.tried, allocations) {
-            return;
+        match &self.failed {
+            None if Arc::ptr_eq(&self.saved, allocations) => return,
+            None if *self.saved == **allocations => {
+                self.saved = Arc::clone(allocations);
+                return;
+            }
+            Some(failed) if failed.again > Instant::now() && Arc::ptr_eq(&self.tried, allocations) => return,
+            // After a failure nobody knows what is on disk, and only a save that succeeds ends the tries.
+            None | Some(_) => {}
         }
         self.tried = Arc::clone(allocations);
-        if *self.saved == **allocations {
-            self.saved = Arc::clone(allocations);
-            return;
-        }
         let until = Instant::now() + SAVE_MAX;
         if let Some(before) = self.under_way.take_if(|before| !before.is_finished()) {
             // The disk hangs: nothing is gained by a second write.
@@ -137,13 +159,14 @@ impl AddressFile {
     }
 
     fn fail(&mut self, why: String) {
-        if self.failed.as_ref().is_none_or(|(before, _)| *before != why) {
+        if self.failed.as_ref().is_none_or(|failed| failed.why != why) {
             tracing::warn!(
                 "{}: the addresses of Services are not saved, a restart may give others: {why}",
                 self.path.display()
             );
         }
-        self.failed = Some((why, Instant::now() + RETRY));
+        let since = self.failed.as_ref().map_or_else(Timestamp::now, |failed| failed.since);
+        self.failed = Some(Failed { why, since, again: Instant::now() + RETRY });
     }
 }
 
@@ -289,9 +312,28 @@ mod tests {
         first.save(&allocations(1)).await;
         assert!(first.due().is_some());
         fs::remove_file(&blocked).expect("ours");
-        first.failed.as_mut().expect("it failed").1 = Instant::now();
+        first.failed.as_mut().expect("it failed").again = Instant::now();
         first.save(&allocations(1)).await;
-        assert!(first.due().is_none());
+        assert!(first.due().is_none() && first.trouble().is_none());
         assert_eq!(file(&blocked.join("state")).load(), allocations(1));
+    }
+
+    /// What was saved last is asked for again: that must not leave the gateway busy with tries that are always due.
+    #[tokio::test]
+    async fn a_failed_save_is_over_with_the_next_that_succeeds_whatever_that_saves() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let state = directory.path().join("state");
+        let mut first = file(&state);
+        first.save(&allocations(1)).await;
+        fs::rename(&state, directory.path().join("away")).expect("ours");
+        fs::write(&state, "").expect("ours");
+        first.save(&allocations(2)).await;
+        let told = first.trouble().expect("it is told");
+        assert!(told.contains("a restart may give others") && told.contains(".addresses: "), "{told}");
+        fs::remove_file(&state).expect("ours");
+        // The Service of the failed save is gone again.
+        first.save(&allocations(1)).await;
+        assert_eq!((first.due(), first.trouble()), (None, None));
+        assert_eq!(file(&state).load(), allocations(1));
     }
 }

@@ -51,11 +51,20 @@ const APPLY_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) enum Command {
     /// No new flows for a backend, or for all of a node. The answer: all that is drained now.
-    Drain(DrainTarget, oneshot::Sender<Vec<String>>),
+    Drain(DrainTarget, oneshot::Sender<Drained>),
     /// New flows again. The answer: all that is drained still, or `None` where it was not drained.
-    Undrain(DrainTarget, oneshot::Sender<Option<Vec<String>>>),
+    Undrain(DrainTarget, oneshot::Sender<Option<Drained>>),
     /// Read configuration and manifests again.
     Reload(oneshot::Sender<ReloadAnswer>),
+}
+
+/// What is drained now.
+#[derive(Debug)]
+pub(super) struct Drained {
+    /// All of it.
+    pub(super) targets: Vec<String>,
+    /// Why a restart would not know it.
+    pub(super) not_kept: Option<String>,
 }
 
 /// See the module.
@@ -176,7 +185,7 @@ impl Controller {
     pub(super) fn due(&self) -> Option<Instant> {
         let reconcile_at = self.reconcile_at.map(|at| self.started + at);
         let save_at = self.addresses.as_ref().and_then(AddressFile::due);
-        reconcile_at.into_iter().chain(self.offer_at).chain(save_at).min()
+        reconcile_at.into_iter().chain(self.offer_at).chain(save_at).chain(self.drained.due()).min()
     }
 
     /// This is known of the other gateways now.
@@ -236,8 +245,11 @@ impl Controller {
         }
     }
 
-    fn drained(&self) -> Vec<String> {
-        self.drained.targets().iter().map(ToString::to_string).collect()
+    fn drained(&self) -> Drained {
+        Drained {
+            targets: self.drained.targets().iter().map(ToString::to_string).collect(),
+            not_kept: self.drained.trouble().map(str::to_owned),
+        }
     }
 
     /// Reads the configuration again. What is refused, or cannot change while the gateway runs, changes nothing.
@@ -286,6 +298,9 @@ impl Controller {
             // Before anybody can use one of them: a restart gives them to the same Services.
             addresses.save(&self.memory.allocations).await;
         }
+        self.drained.keep_again();
+        let addresses = self.addresses.as_ref().and_then(AddressFile::trouble);
+        self.state.leave_unsaved(addresses, self.drained.trouble().map(str::to_owned));
         let problems = self.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
         let is_forwarded = self.is_published(&outcome.spec);
         if is_forwarded && self.dataplane.applied_generation() >= self.generation {

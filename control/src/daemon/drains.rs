@@ -3,23 +3,34 @@
 //! The file has one target in a line. It is `drained` in `source.kubernetes.stateDirectory`, with the gateway's name,
 //! or beside the admin socket where there is no such directory.
 //!
-//! Invariant: a file that cannot be written or read is told in the log and stops nothing.
+//! Invariant: a file that cannot be written or read is told, in the log, by [`Drains::trouble`] and to whoever drains,
+//! and stops nothing. It is tried again until it is written.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use tidegate_model::config::{GatewayConfig, SourceConfig};
 
 use crate::reconcile::DrainTarget;
 use crate::state_file;
 
+/// A file that could not be written is tried again after this.
+const RETRY: Duration = Duration::from_secs(10);
+
 /// The targets, and where they are kept.
 #[derive(Debug)]
 pub(super) struct Drains {
     targets: BTreeSet<DrainTarget>,
     path: PathBuf,
+    /// What is wrong with the file.
+    trouble: Option<String>,
+    /// When it is to be written again.
+    again: Option<Instant>,
 }
 
 impl Drains {
@@ -29,11 +40,17 @@ impl Drains {
     }
 
     fn read(path: PathBuf) -> Self {
+        let mut trouble = None;
         let text = match fs::read(&path) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => {
-                tracing::error!(path = %path.display(), %error, "what operators had drained is not known: drain it again");
+                let told = format!(
+                    "what operators had drained is not known, drain it again: {}: {error}",
+                    path.display()
+                );
+                tracing::error!("{told}");
+                trouble = Some(told);
                 String::new()
             }
         };
@@ -47,7 +64,7 @@ impl Drains {
                 Err(error) => tracing::warn!("{}:{line}: {error}; the line is left out", path.display()),
             }
         }
-        Self { targets, path }
+        Self { targets, path, trouble, again: None }
     }
 
     /// What is drained now.
@@ -71,9 +88,34 @@ impl Drains {
         was_drained
     }
 
-    fn keep(&self) {
-        if let Err(error) = self.write() {
-            tracing::error!(path = %self.path.display(), %error, "what is drained is not kept across a restart");
+    /// Why a restart would not know what is drained now, for people.
+    pub(super) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    /// When the file is to be written again.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.again
+    }
+
+    /// Writes the file again, where that failed and it is time.
+    pub(super) fn keep_again(&mut self) {
+        if self.again.is_some_and(|at| at <= Instant::now()) {
+            self.keep();
+        }
+    }
+
+    fn keep(&mut self) {
+        let trouble = self.write().err().map(|error| {
+            format!("what is drained is not kept across a restart: {}: {error}", self.path.display())
+        });
+        self.again = trouble.is_some().then(|| Instant::now() + RETRY);
+        if trouble != self.trouble {
+            match &trouble {
+                Some(trouble) => tracing::error!("{trouble}"),
+                None => tracing::info!("what is drained is kept across a restart again"),
+            }
+            self.trouble = trouble;
         }
     }
 
@@ -119,5 +161,27 @@ mod tests {
 
         fs::write(&path, b"node-3\n\xff\xfe bad\n\n10.0.0.9\n").expect("a file");
         assert_eq!(Drains::read(path).targets(), &BTreeSet::from([target("node-3"), target("10.0.0.9")]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_that_is_not_kept_is_told_and_kept_as_soon_as_the_disk_can() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let state = directory.path().join("state");
+        fs::write(&state, "").expect("ours");
+        let path = state.join("edge.drained");
+        let mut drains = Drains::read(path.clone());
+        assert!(drains.trouble().is_some_and(|told| told.contains("drain it again")), "{drains:?}");
+        drains.insert(target("node-3"));
+        assert!(
+            drains.trouble().is_some_and(|told| told.contains("not kept across a restart")),
+            "{drains:?}"
+        );
+        fs::remove_file(&state).expect("ours");
+        drains.keep_again();
+        assert!(drains.trouble().is_some(), "not before it is time");
+        tokio::time::advance(RETRY).await;
+        drains.keep_again();
+        assert_eq!((drains.trouble(), drains.due()), (None, None));
+        assert_eq!(Drains::read(path).targets(), &BTreeSet::from([target("node-3")]));
     }
 }

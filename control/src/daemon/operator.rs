@@ -16,7 +16,7 @@ use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
 use tokio::sync::{mpsc, oneshot};
 
-use super::controller::Command;
+use super::controller::{Command, Drained};
 use super::flows::{self, Listing};
 use super::refused;
 use super::state::{Round, State, timestamp};
@@ -95,7 +95,8 @@ impl AdminBackend for Operator {
                         self.state.name
                     )
                 });
-                taken.into_iter().chain(failure).chain(health.degraded).collect()
+                let unsaved = self.state.unsaved().into_iter().filter_map(|(_, why)| why);
+                taken.into_iter().chain(failure).chain(health.degraded).chain(unsaved).collect()
             },
             generation_desired: generations.desired,
             generation_applied: generations.applied,
@@ -239,14 +240,16 @@ impl AdminBackend for Operator {
                 "no backend or node {target}; accepted: what `tidegate backends` lists"
             )));
         }
-        let drained = self.ask(|answer| Command::Drain(target.clone(), answer)).await?;
-        Ok(api::DrainAnswer { target: target.to_string(), backends, drained })
+        let Drained { targets, not_kept } = self.ask(|answer| Command::Drain(target.clone(), answer)).await?;
+        Ok(api::DrainAnswer { target: target.to_string(), backends, drained: targets, not_kept })
     }
 
     async fn undrain(&self, target: DrainTarget) -> Result<api::DrainAnswer, AdminError> {
         let backends = self.with_round(|round| covered(round, &target));
         match self.ask(|answer| Command::Undrain(target.clone(), answer)).await? {
-            Some(drained) => Ok(api::DrainAnswer { target: target.to_string(), backends, drained }),
+            Some(Drained { targets, not_kept }) => {
+                Ok(api::DrainAnswer { target: target.to_string(), backends, drained: targets, not_kept })
+            }
             None => Err(AdminError::NotFound(format!(
                 "{target} is not drained; accepted: what `tidegate status` lists as drained"
             ))),

@@ -87,6 +87,8 @@ pub(super) struct State {
     refused_configuration: RwLock<Option<String>>,
     /// `admin.metricsPerBackend`.
     metrics_per_backend: AtomicBool,
+    /// Why addresses of Services, and what operators have drained, are not on disk.
+    unsaved: RwLock<(Option<String>, Option<String>)>,
     source: watch::Receiver<SourceState>,
     /// What is written to the cluster, where the objects come from one.
     cluster: OnceLock<Arc<cluster::Counts>>,
@@ -116,6 +118,7 @@ impl State {
             leaving: AtomicBool::new(false),
             refused_configuration: RwLock::new(None),
             metrics_per_backend: AtomicBool::new(true),
+            unsaved: RwLock::default(),
             source,
             cluster: OnceLock::new(),
             name_taken: OnceLock::new(),
@@ -163,6 +166,17 @@ impl State {
     /// Why the configuration that was read last is not in force.
     pub(super) fn refused_configuration(&self) -> Option<String> {
         self.refused_configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// These are not on disk, for these reasons: addresses of Services, and what operators have drained.
+    pub(super) fn leave_unsaved(&self, addresses: Option<String>, drained: Option<String>) {
+        *self.unsaved.write().unwrap_or_else(PoisonError::into_inner) = (addresses, drained);
+    }
+
+    /// What a restart would not know, by the word that metrics have for it, with why.
+    pub(super) fn unsaved(&self) -> [(&'static str, Option<String>); 3] {
+        let (addresses, drained) = self.unsaved.read().unwrap_or_else(PoisonError::into_inner).clone();
+        [("addresses", addresses), ("drained", drained), ("objects", self.source_state().unsaved)]
     }
 
     /// A publication failed. Whether that is news: the first in a row, or for another reason than the last.
@@ -269,6 +283,7 @@ impl State {
             pools: outcome.map_or(&[], |outcome| &outcome.pools),
             generations: self.generations(),
             configuration_refused: self.refused_configuration().is_some(),
+            unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
             publish_failures: self.publish_failures.load(Ordering::Relaxed),
             timings: &self.timings,
             health_checks: &self.checks.read(),

@@ -87,6 +87,9 @@ pub struct SourceState {
     pub failures: u64,
     /// Files of objects on disk that could not be read, since the start.
     pub corrupt_files: u64,
+    /// Why the newest objects are not on disk, where they should be: a restart without the API server would go by older
+    /// ones.
+    pub unsaved: Option<String>,
 }
 
 impl SourceState {
@@ -114,6 +117,7 @@ impl SourceState {
             kept: Arc::from([]),
             failures: 0,
             corrupt_files: 0,
+            unsaved: None,
         }
     }
 }

@@ -360,6 +360,12 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help = "1 while the configuration that was read last is refused and the one before is in force.";
     page.gauge("tidegate_configuration_refused", help, [])
         .sample([], usize::from(sample.configuration_refused));
+    let help = "1 while what a restart would need is not on disk: addresses of Services, what operators have drained, the \
+                last objects.";
+    let mut unsaved = page.gauge("tidegate_state_unsaved", help, ["state"]);
+    for (what, is_unsaved) in sample.unsaved {
+        unsaved.sample([what], usize::from(*is_unsaved));
+    }
     let help = "Manifest files with errors whose last good state is kept.";
     page.gauge("tidegate_source_stale_files", help, []).sample([], sample.stale_files.len());
     let since = sample.stale_files.iter().map(|file| file.since).min();

@@ -57,6 +57,8 @@ pub struct Sample<'a> {
     pub generations: Generations,
     /// Whether the configuration that was read last is not in force.
     pub configuration_refused: bool,
+    /// What a restart would not know, by what it is: whether it is not on disk.
+    pub unsaved: &'a [(&'static str, bool)],
     /// Desired states that could not be published.
     pub publish_failures: u64,
     /// How long updates took.

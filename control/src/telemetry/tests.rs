@@ -175,6 +175,7 @@ impl World {
             pools: &self.pools,
             generations: Generations { desired: 8, applied: 7 },
             configuration_refused: true,
+            unsaved: &[("addresses", false), ("objects", true)],
             publish_failures: 3,
             timings: &self.timings,
             health_checks: &[("success", 21), ("failure", 2)],
@@ -480,6 +481,8 @@ fn values_are_those_of_the_sample() {
     check("external_ip_denied", &[], 2.0);
     check("source_stale_files", &[], 2.0);
     check("configuration_refused", &[], 1.0);
+    check("state_unsaved", &[("state", "addresses")], 0.0);
+    check("state_unsaved", &[("state", "objects")], 1.0);
     check("source_stale_since_seconds", &[], 1_700_000_000.0);
     check("source_connected", &[], 0.0);
     check("source_connected_since_seconds", &[], 1_700_000_200.0);

@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use tidegate::netlab::GatewayOptions;
 use tidegate::netlab::gateway::manifests_of;
 use tidegate::netlab::manifests::put;
+use tidegate::netlab::{GatewayOptions, wait_for};
 
 use crate::world::{World, alone, lab};
+
+/// A save that failed is tried again every ten seconds.
+const SAVED: Duration = Duration::from_secs(40);
 
 fn service(name: &str) -> String {
     format!(
@@ -87,4 +91,18 @@ fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gatew
     let differ = before.iter().filter(|(name, vips)| after[*name] != **vips).count();
     assert!(differ <= 1, "{before:?} {after:?}");
     assert!(world.gateway().log().contains("part of the file is damaged"));
+
+    // The disk takes nothing for a while: that is told, and tried again.
+    let beside = file.with_extension("new");
+    fs::create_dir(&beside).expect("ours");
+    put(&directory, "9.yaml", &service("s9")).expect("written");
+    let degraded = || {
+        let answer = world.gateway().ask(&["status", "-o", "json"]).expect("the gateway answers");
+        let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+        answer["degraded"].to_string()
+    };
+    world.wait_until("the failure to be told", || degraded().contains("not saved since").then_some(()));
+    fs::remove_dir(&beside).expect("ours");
+    let saved = wait_for("a save", SAVED, || (degraded() == "null").then_some(()));
+    saved.unwrap_or_else(|error| panic!("{error:#}"));
 }

@@ -1,5 +1,6 @@
 //! What is said is true: of a gateway that cannot do what it should, that is gone, or whose name is another's.
 
+use std::fs;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
@@ -88,6 +89,40 @@ fn a_publication_that_fails_is_told_everywhere_and_makes_the_gateway_unhealthy_a
             && status(&world)["degraded"].is_null();
         is_well.then_some(())
     });
+}
+
+#[test]
+fn what_cannot_be_saved_is_told_by_status_metrics_and_drain_until_it_is_saved() {
+    let world = shop();
+    let gateway = world.gateway("edge-1");
+    let state = world.directory().join("edge-1").join("state");
+    world.until("the first save", || state.join("edge-1.objects.jsonl").exists().then_some(()));
+    // Whatever is written is written here first.
+    let blocks = ["edge-1.objects.jsonl.new", "edge-1.new"].map(|name| state.join(name));
+    blocks.iter().for_each(|block| world.until("no save to be under way", || fs::create_dir(block).ok()));
+    let (done, warned) = gateway.drain("10.244.0.1:8080");
+    assert!(done.contains("drained"), "{done}");
+    assert!(warned.contains("not kept across a restart") && warned.contains("edge-1.drained"), "{warned}");
+    world.apply(&slice("web", &["10.244.0.2"]));
+    let degraded = || {
+        let degraded = gateway.ask("status").unwrap_or_default()["degraded"].clone();
+        degraded.as_array().into_iter().flatten().map(text).collect::<Vec<_>>()
+    };
+    let unsaved = |what: &str| {
+        let line = format!("tidegate_state_unsaved{{state=\"{what}\"}} 1");
+        world.http(9_001, "/metrics").is_some_and(|(_, page)| page.contains(&line))
+    };
+    world.until("both to be told", || {
+        let told = degraded();
+        let is_told = |what: &str| told.iter().any(|one| one.contains(what));
+        let shown = is_told("last objects are not saved since") && is_told("drained is not kept");
+        (shown && unsaved("objects") && unsaved("drained")).then_some(())
+    });
+    blocks.iter().for_each(|block| fs::remove_dir(block).expect("ours"));
+    world.within(2 * SEEN, "both to be saved", || degraded().is_empty().then_some(()));
+    assert!(!unsaved("objects") && !unsaved("drained"));
+    let drained = fs::read_to_string(state.join("edge-1.drained")).unwrap_or_default();
+    assert_eq!(drained, "10.244.0.1:8080\n");
 }
 
 #[test]

@@ -333,6 +333,15 @@ impl Gateway {
         serde_json::from_slice(&output.stdout).ok()
     }
 
+    /// Drains a target: what is answered, and what is warned of.
+    pub(crate) fn drain(&self, target: &str) -> (String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["drain", target, "--socket"]).arg(&self.socket);
+        let output = command.output().expect("it runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (text(&output.stdout), text(&output.stderr))
+    }
+
     /// `ip:port state` of every backend of a Service, sorted.
     pub(crate) fn backends(&self, service: &str) -> Vec<String> {
         let ports = self.service(service)["ports"].as_array().cloned().unwrap_or_default();

@@ -568,6 +568,7 @@ impl Hub {
             let contents = || contents(&self.stores, &self.server, &self.state, now);
             self.saver.save(self.state.connected, now, contents);
         }
+        self.state.unsaved = self.saver.trouble();
     }
 
     /// The end is near: what is not on disk goes there now.

@@ -2,10 +2,15 @@
 //!
 //! Used by the hub, which has the objects. Writing is done by `disk` on a thread of its own, one at a time; here is
 //! decided when. Without a state directory nothing is ever due.
+//!
+//! Invariant: a file that lacks the newest objects is never noted to be right. A save that failed is tried again until
+//! one succeeds, and [`Saver::trouble`] tells why meanwhile.
 
+use std::io;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use jiff::Timestamp;
 use tokio::sync::oneshot;
 
 use super::Tuning;
@@ -20,7 +25,18 @@ pub(super) struct Saver {
     /// Since when the disk is behind, and when it was last written.
     unsaved: Option<Instant>,
     saved: Option<Instant>,
-    under_way: Option<JoinHandle<()>>,
+    under_way: Option<JoinHandle<io::Result<Saved>>>,
+    /// Why the last save failed, and since when none has succeeded.
+    failed: Option<(String, Timestamp)>,
+}
+
+/// How a save ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Saved {
+    /// The file is right.
+    Right,
+    /// It was to be noted that it is, and it is not there.
+    Missing,
 }
 
 /// Who the thread gives way to.
@@ -34,7 +50,7 @@ enum Haste {
 
 impl Saver {
     pub(super) fn new(disk: Option<Disk>, tuning: Tuning, now: Instant) -> Self {
-        Self { disk, tuning, started: now, unsaved: None, saved: None, under_way: None }
+        Self { disk, tuning, started: now, unsaved: None, saved: None, under_way: None, failed: None }
     }
 
     /// The disk is behind.
@@ -42,14 +58,52 @@ impl Saver {
         self.unsaved.get_or_insert(now);
     }
 
+    /// Why the objects on disk are not the newest, since when, and where: for people.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let (why, since) = self.failed.as_ref()?;
+        let since = Timestamp::from_second(since.as_second()).unwrap_or(*since);
+        let path = self.disk.as_ref()?.path().display();
+        Some(format!("the last objects are not saved since {since}: {path}: {why}"))
+    }
+
+    /// Looks how a save that is over has ended. A save that failed leaves its objects to be saved.
+    fn look(&mut self, now: Instant) {
+        let Some(thread) = self.under_way.take_if(|thread| thread.is_finished()) else { return };
+        let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("the save ended early")));
+        self.ended(ended, now);
+    }
+
+    fn ended(&mut self, ended: io::Result<Saved>, now: Instant) {
+        if let Ok(Saved::Right) = ended {
+            if let (Some(_), Some(disk)) = (self.failed.take(), &self.disk) {
+                tracing::info!("{}: the last objects are saved again", disk.path().display());
+            }
+            return;
+        }
+        self.unsaved.get_or_insert(now);
+        let Err(error) = ended else { return };
+        let why = error.to_string();
+        let since = match self.failed.take() {
+            Some((before, since)) if before == why => since,
+            before => {
+                if let Some(disk) = &self.disk {
+                    tracing::warn!("{}: the last objects are not saved: {why}", disk.path().display());
+                }
+                before.map_or_else(Timestamp::now, |(_, since)| since)
+            }
+        };
+        self.failed = Some((why, since));
+    }
+
     /// When there is something to do, while everything is listed. `connected`: whether what is on disk can be
     /// confirmed.
     pub(super) fn due(&self, connected: bool) -> Option<Instant> {
         self.disk.as_ref()?;
-        let at = self.when(connected)?;
-        // While a save is under way its end is looked for with the next thing that happens.
-        let is_busy = self.under_way.as_ref().is_some_and(|thread| !thread.is_finished());
-        Some(if is_busy { at.max(Instant::now() + self.tuning.save_settle) } else { at })
+        if self.under_way.is_some() {
+            // Its end is looked for, soon enough to tell of a failure.
+            return Some(Instant::now() + self.tuning.save_settle);
+        }
+        self.when(connected)
     }
 
     fn when(&self, connected: bool) -> Option<Instant> {
@@ -67,23 +121,24 @@ impl Saver {
 
     /// Writes what changed if it is due, or notes that what is on disk is still right.
     pub(super) fn save(&mut self, connected: bool, now: Instant, contents: impl FnOnce() -> Contents) {
-        if self.under_way.as_ref().is_some_and(|thread| !thread.is_finished()) {
+        self.look(now);
+        if self.under_way.is_some() {
             return;
         }
-        self.under_way = None;
         let Some(disk) = self.disk.clone() else { return };
         let Some(at) = self.when(connected).filter(|at| *at <= now) else { return };
         tracing::trace!(late = ?now.duration_since(at), "the disk is due");
         self.saved = Some(now);
-        self.under_way = if self.unsaved.take().is_some() {
+        let started = if self.unsaved.take().is_some() {
             let contents = contents();
-            in_background(Haste::None, move || write(&disk, &contents))
+            in_background(Haste::None, move || written(&disk, &contents))
         } else {
-            in_background(Haste::None, move || {
-                // Without a file there was a warning already.
-                let _ = disk.confirm();
-            })
+            in_background(Haste::None, move || confirmed(&disk))
         };
+        match started {
+            Ok(thread) => self.under_way = Some(thread),
+            Err(error) => self.ended(Err(error), now),
+        }
     }
 
     /// Writes what has not been written, whenever it was to be due; `done` hears of the end of it.
@@ -95,39 +150,53 @@ impl Saver {
     ) {
         let Some(disk) = self.disk.clone() else { return };
         let before = self.under_way.take();
-        let contents = self.unsaved.take().map(|_| contents());
-        self.under_way = in_background(Haste::Last, move || {
-            if let Some(before) = before {
-                // A panic there is no reason not to write here.
-                let _ = before.join();
-            }
-            match contents {
-                Some(contents) => write(&disk, &contents),
-                None if connected => {
-                    let _ = disk.confirm();
-                }
-                None => {}
+        // What is under way may fail: then all of it is written here.
+        let is_unsaved = self.unsaved.take().is_some();
+        let contents = (is_unsaved || before.is_some()).then(contents);
+        let started = in_background(Haste::Last, move || {
+            // A panic there is a reason to write here.
+            let is_written = before.is_some_and(|before| matches!(before.join(), Ok(Ok(Saved::Right))));
+            let ended = match contents {
+                Some(contents) if is_unsaved || !is_written => written(&disk, &contents),
+                _ if connected => confirmed(&disk),
+                _ => Ok(Saved::Right),
+            };
+            if let Err(error) = &ended {
+                tracing::warn!("{}: the last objects are not saved: {error}", disk.path().display());
             }
             // Whoever asked may have gone.
             let _ = done.send(());
+            ended
         });
+        match started {
+            Ok(thread) => self.under_way = Some(thread),
+            Err(error) => self.ended(Err(error), Instant::now()),
+        }
     }
 }
 
-fn write(disk: &Disk, contents: &Contents) {
-    if let Err(error) = disk.write(contents) {
-        tracing::warn!("{}: the last objects are not saved: {error}", disk.path().display());
+fn written(disk: &Disk, contents: &Contents) -> io::Result<Saved> {
+    disk.write(contents).map(|()| Saved::Right)
+}
+
+fn confirmed(disk: &Disk) -> io::Result<Saved> {
+    match disk.confirm() {
+        Ok(()) => Ok(Saved::Right),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Saved::Missing),
+        Err(error) => Err(error),
     }
 }
 
-fn in_background(haste: Haste, task: impl FnOnce() + Send + 'static) -> Option<JoinHandle<()>> {
+fn in_background(
+    haste: Haste,
+    task: impl FnOnce() -> io::Result<Saved> + Send + 'static,
+) -> io::Result<JoinHandle<io::Result<Saved>>> {
     let run = move || {
         if matches!(haste, Haste::None) {
             // On Linux this is the thread's own.
             let _ = rustix::process::setpriority_process(None, 19);
         }
-        task();
+        task()
     };
-    let thread = std::thread::Builder::new().name("tg-disk".to_owned()).spawn(run);
-    thread.inspect_err(|error| tracing::warn!("the last objects are not saved: no thread: {error}")).ok()
+    std::thread::Builder::new().name("tg-disk".to_owned()).spawn(run)
 }

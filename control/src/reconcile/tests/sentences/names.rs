@@ -138,6 +138,7 @@ fn metrics(outcome: &Outcome) -> String {
         pools: &outcome.pools,
         generations: crate::telemetry::Generations::default(),
         configuration_refused: false,
+        unsaved: &[],
         publish_failures: 0,
         timings: &Timings::default(),
         health_checks: &[],

@@ -155,6 +155,44 @@ async fn what_changed_last_is_on_disk_at_the_end_however_short_ago() {
 }
 
 #[tokio::test]
+async fn a_save_that_fails_is_told_and_tried_again_and_the_older_file_is_never_noted_to_be_right() {
+    let world = World::new();
+    saved(&world).await;
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    // The disk takes nothing new from here on, and what it has can still be touched.
+    let beside = file(&world).with_extension("jsonl.new");
+    eventually("no save to be under way", || fs::create_dir(&beside).is_ok()).await;
+    world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
+    let state = until_state(&source, "the failure", |s| s.unsaved.is_some()).await;
+    let told = state.unsaved.unwrap_or_default();
+    assert!(told.contains("edge.objects.jsonl") && told.contains("not saved since"), "{told}");
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(7200);
+    let open = fs::File::options().append(true).open(file(&world)).expect("it is there");
+    open.set_modified(long_ago).expect("it is ours");
+    tokio::time::sleep(quick().confirm_interval * 10).await;
+    let modified = fs::metadata(file(&world)).and_then(|m| m.modified()).expect("it is there");
+    assert_eq!(modified, long_ago, "a restart would take the older objects for the newest");
+    // Nothing changes but the disk.
+    fs::remove_dir(&beside).expect("ours");
+    until_state(&source, "a save", |s| s.unsaved.is_none()).await;
+    let text = fs::read_to_string(file(&world)).expect("it is there");
+    assert!(text.contains("10.0.1.9") && !text.contains("10.0.1.1"), "{text}");
+}
+
+#[tokio::test]
+async fn a_file_that_somebody_removed_is_written_anew() {
+    let world = World::new();
+    saved(&world).await;
+    let source = world.start();
+    until_state(&source, "a connection", |s| s.connected).await;
+    source.save().await;
+    fs::remove_dir_all(file(&world).parent().expect("it has one")).expect("ours");
+    eventually("the file", || file(&world).exists()).await;
+    assert!(source.state().borrow().unsaved.is_none());
+}
+
+#[tokio::test]
 async fn file_that_is_corrupt_is_counted_and_ignored() {
     let world = World::new();
     saved(&world).await;
