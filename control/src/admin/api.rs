@@ -31,7 +31,7 @@ pub struct Status {
     pub healthy: bool,
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
-    /// Another gateway of the same name; a state that cannot be published; interfaces and taps that cannot carry packets;
+    /// Another gateway of the same name; why this one cannot lead; a state that cannot be published; interfaces and taps that cannot carry packets;
     /// what is not on disk and a restart would not know; since when.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
@@ -103,11 +103,14 @@ pub struct SourceStatus {
 }
 
 /// How writing to the cluster goes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterStatus {
     /// Whether this gateway leads: it writes the status of Services.
     pub leads: bool,
+    /// The name of the gateway that leads; absent where none is known to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leader: Option<String>,
     /// Writes that wait.
     pub writes_pending: u64,
     /// Writes that failed, since the start.

@@ -308,9 +308,11 @@ pub(super) fn status(status: &Status, style: Style) -> String {
     let SourceStatus { kind, location, errors, since, last_error, .. } = &status.source;
     let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };
     fact("Source", format!("{kind} {location}{faults}"));
-    if let Some(cluster) = status.cluster {
+    if let Some(cluster) = &status.cluster {
         let waiting = format!("{} writes waiting, {} failed", cluster.writes_pending, cluster.writes_failed);
-        fact("Leader", if cluster.leads { format!("yes, {waiting}") } else { "no".to_owned() });
+        let other =
+            cluster.leader.as_deref().map_or_else(|| "none is known".to_owned(), |name| name.to_owned());
+        fact("Leader", if cluster.leads { format!("yes, {waiting}") } else { format!("no, {other}") });
     }
     if let Some(since) = since.as_ref().filter(|_| !status.source.connected) {
         let objects = if status.source.from_disk { "the objects on disk" } else { "the last objects" };

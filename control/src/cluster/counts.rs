@@ -1,6 +1,7 @@
 //! What the writing comes to, for metrics and status.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 /// Counters since the start, and how it stands now.
 #[derive(Debug, Default)]
@@ -14,6 +15,16 @@ pub struct Counts {
     events_sent: AtomicU64,
     events_dropped: AtomicU64,
     events_failed: AtomicU64,
+    standing: RwLock<Candidate>,
+}
+
+/// How this gateway stands in the election, for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Candidate {
+    /// The gateway that leads, by its name, as far as this one knows.
+    pub leader: Option<String>,
+    /// Why this one does not lead whatever the others do.
+    pub hindrance: Option<String>,
 }
 
 /// How a request ended.
@@ -69,6 +80,20 @@ impl Counts {
     pub(super) fn stands(&self, leads: bool, pending: usize) {
         self.leads.store(leads, Ordering::Relaxed);
         self.pending.store(pending as u64, Ordering::Relaxed);
+    }
+
+    /// This is how the gateway stands in the election.
+    pub(super) fn candidate(&self, candidate: Candidate) {
+        let mut standing = self.standing.write().unwrap_or_else(PoisonError::into_inner);
+        if *standing != candidate {
+            *standing = candidate;
+        }
+    }
+
+    /// How the gateway stands in the election.
+    #[must_use]
+    pub fn standing(&self) -> Candidate {
+        self.standing.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// All of it now.

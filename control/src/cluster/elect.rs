@@ -3,6 +3,7 @@
 //! One attempt each two seconds, each with a limit; [`Election`] decides, this only asks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -10,9 +11,12 @@ use kube::api::{Api, PostParams};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::lease::{Ask, Election, LEASE, RETRY, UNINSTALLED};
+use super::lease::{Ask, Election, LEASE, RENEW_DEADLINE, RETRY, UNINSTALLED};
 use super::request::{RequestError, within};
 use crate::source::kubernetes::Connector;
+
+/// Attempts that fail for less than this are no news: who leads goes on meanwhile.
+const FAILING_MIN: Duration = RENEW_DEADLINE;
 
 /// How it stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +27,8 @@ pub(super) struct Leadership {
     pub(super) holder: Option<String>,
     /// Whether the API server was asked, with whatever result.
     pub(super) is_asked: bool,
+    /// Why the lease cannot be read or written, where that has failed for [`FAILING_MIN`].
+    pub(super) trouble: Option<String>,
 }
 
 impl Leadership {
@@ -59,6 +65,7 @@ pub(super) async fn run(
 ) {
     let mut election = Election::new(identity, namespace.as_str());
     let mut told: Option<String> = None;
+    let mut failing: Option<Instant> = None;
     if stands.wait_for(|standing| *standing != Standing::NotYet).await.is_err() {
         return;
     }
@@ -77,7 +84,11 @@ pub(super) async fn run(
             }
             told = error;
         }
-        tell(&leadership, &election);
+        failing = told.as_ref().and(failing.or(Some(began)));
+        let is_lasting = failing.is_some_and(|since| since.elapsed() >= FAILING_MIN);
+        let trouble = told.as_ref().filter(|_| is_lasting);
+        let trouble = trouble.map(|error| format!("the lease {namespace}/{LEASE} cannot be had: {error}"));
+        tell(&leadership, &election, trouble);
         tokio::select! {
             () = sleep(RETRY.saturating_sub(began.elapsed())) => {}
             _ = stands.changed() => break,
@@ -85,7 +96,7 @@ pub(super) async fn run(
     }
     let is_clean = *stands.borrow() == Standing::Gone;
     let release = election.released(Timestamp::now());
-    tell(&leadership, &election);
+    tell(&leadership, &election, None);
     let Some(ask) = release else { return };
     if !is_clean {
         tracing::info!("the lease {namespace}/{LEASE} runs out by itself: a write may still be under way");
@@ -96,9 +107,9 @@ pub(super) async fn run(
     }
 }
 
-fn tell(leadership: &watch::Sender<Leadership>, election: &Election) {
+fn tell(leadership: &watch::Sender<Leadership>, election: &Election, trouble: Option<String>) {
     let holder = election.holder().map(str::to_owned);
-    let now = Leadership { until: election.leads_until(), holder, is_asked: true };
+    let now = Leadership { until: election.leads_until(), holder, is_asked: true, trouble };
     leadership.send_if_modified(|before| {
         let is_new = *before != now;
         if before.leads(Instant::now()) != now.leads(Instant::now()) {

@@ -32,6 +32,8 @@ pub mod reason {
     pub const UNAVAILABLE: &str = "UnAvailableLoadBalancer";
     /// Other gateways may still serve what was given back.
     pub const WAITING: &str = "WaitingForGateways";
+    /// No gateway leads, so nobody gives out addresses.
+    pub const NO_LEADER: &str = "WaitingForLeader";
     /// Somebody else writes the same status.
     pub const CONFLICTING: &str = "ConflictingController";
 }

@@ -91,6 +91,12 @@ impl Look {
         true
     }
 
+    /// Why nobody knows who there is: this gateway does not lead.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let error = self.error.as_ref().filter(|_| !self.is_known)?;
+        Some(format!("the other gateways cannot be listed: {error}"))
+    }
+
     /// Gateways that the leader says of that they are not heard of.
     pub(super) fn silent(&self) -> Vec<Silent> {
         let mut silent = self.peers.silent();

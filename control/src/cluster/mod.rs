@@ -33,6 +33,6 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use counts::{Counts, Reading};
+pub use counts::{Candidate, Counts, Reading};
 pub use fleet::{Fleet, Past};
 pub use run::ClusterWriter;

@@ -15,11 +15,12 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::counts::{Counts, Ended};
+use super::counts::{Candidate, Counts, Ended};
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::elect::{Leadership, Standing};
 use super::event::{Event, EventType, Regarding, reason};
 use super::fleet::Fleet;
+use super::lease::LEASE;
 use super::look::{self, Look};
 use super::modest::giving_way;
 use super::namesake::Namesake;
@@ -79,6 +80,8 @@ struct Term {
     /// A version of the Services after we had the lease: who held it before wrote nothing newer.
     since: Option<u64>,
     ask_at: Option<Instant>,
+    /// Why the version is not known, though it was asked for.
+    error: Option<String>,
 }
 
 pub(super) struct Writer {
@@ -95,6 +98,8 @@ pub(super) struct Writer {
     tells_namesake: bool,
     /// Whether we led when we last looked.
     led: bool,
+    /// Why we cannot lead, as last told.
+    hindrance: Option<String>,
     term: Term,
     memory: Memory,
     queue: Queue,
@@ -132,6 +137,7 @@ impl Writer {
             tells,
             refresh,
             led: false,
+            hindrance: None,
             term: Term::default(),
             memory: Memory::default(),
             queue: Queue::default(),
@@ -187,6 +193,7 @@ impl Writer {
     fn work(&mut self) -> Instant {
         let now = Instant::now();
         self.term(now);
+        self.stand(now);
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if is_due(self.plan_due) || is_due(self.plan_again) {
             self.plan(now);
@@ -225,6 +232,33 @@ impl Writer {
         ];
         let earliest = all.into_iter().flatten().filter(|at| *at > now).min();
         earliest.unwrap_or(now + HEARTBEAT)
+    }
+
+    /// Tells how we stand in the election.
+    fn stand(&mut self, now: Instant) {
+        let (holder, is_uninstalled, trouble) = {
+            let leadership = self.ears.leadership.borrow();
+            (leadership.holder.clone(), leadership.is_uninstalled(), leadership.trouble.clone())
+        };
+        let uninstalled = is_uninstalled.then(|| {
+            format!("Tidegate was uninstalled from the cluster: the Lease {LEASE} is of `tidegate uninstall`")
+        });
+        let taken = self.namesake.taken().map(|who| format!("another gateway has its name ({who})"));
+        let hindrance = if self.leads(now) {
+            None
+        } else {
+            let look = self.look.trouble();
+            taken.or(uninstalled).or(trouble).or(look).or_else(|| self.term.error.clone())
+        };
+        // What was seen last of a lease that cannot be read may be long ago.
+        let leader = holder.filter(|_| hindrance.is_none());
+        // It is followed by a word for the run: see `run`.
+        let leader = leader.and_then(|holder| Some(holder.rsplit_once('_')?.0.to_owned()));
+        self.counts.candidate(Candidate { leader, hindrance: hindrance.clone() });
+        if self.hindrance != hindrance {
+            self.hindrance = hindrance;
+            self.plan_soon();
+        }
     }
 
     fn holds_lease(&self, now: Instant) -> bool {
@@ -281,6 +315,7 @@ impl Writer {
             identity: &self.identity,
             peers: &peers,
             namesake: namesake.as_deref(),
+            hindrance: self.hindrance.as_deref(),
             // What a follower made of it is not what a leader writes: its next round is on its way.
             leads: leads && observation.decides,
             withdrawn,
@@ -450,6 +485,7 @@ impl Writer {
             withdrawn: 0,
             peers: &[],
             namesake: self.namesake.rival(now),
+            hindrance: self.hindrance.as_deref(),
             now: Timestamp::now(),
         };
         let mut status = gateway_status(&situation, &self.status.written);
@@ -543,7 +579,7 @@ impl Writer {
             {
                 Ok(version) => {
                     self.term.since = Some(version);
-                    self.term.ask_at = None;
+                    (self.term.ask_at, self.term.error) = (None, None);
                     // What the leader before wrote is seen without waiting for a bookmark.
                     let seen = self.ears.observations.borrow().as_ref().map_or(0, |o| o.version);
                     if seen < version {
@@ -552,7 +588,11 @@ impl Writer {
                     self.plan_soon();
                 }
                 Err(error) => {
-                    tracing::warn!("this gateway does not lead yet: the Services cannot be listed: {error}");
+                    let told = format!("the Services cannot be listed: {error}");
+                    if self.term.error.as_ref() != Some(&told) {
+                        tracing::warn!("this gateway does not lead yet: {told}");
+                    }
+                    self.term.error = Some(told);
                     self.term.ask_at = Some(now + TERM_AGAIN);
                 }
             },

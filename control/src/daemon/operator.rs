@@ -77,6 +77,7 @@ impl AdminBackend for Operator {
         let (health, generations) = (self.state.health(), self.state.generations());
         let stats = self.state.dataplane.stats();
         let neighbors = neighbors(&stats);
+        let candidate = self.state.candidate();
         let mut status = api::Status {
             name: self.state.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -95,13 +96,22 @@ impl AdminBackend for Operator {
                         self.state.name
                     )
                 });
+                let hindrance = candidate.hindrance.filter(|_| taken.is_none());
+                let hindrance = hindrance.map(|why| format!("this gateway cannot lead: {why}"));
                 let unsaved = self.state.unsaved().into_iter().filter_map(|(_, why)| why);
-                taken.into_iter().chain(failure).chain(health.degraded).chain(unsaved).collect()
+                taken
+                    .into_iter()
+                    .chain(hindrance)
+                    .chain(failure)
+                    .chain(health.degraded)
+                    .chain(unsaved)
+                    .collect()
             },
             generation_desired: generations.desired,
             generation_applied: generations.applied,
             cluster: self.state.cluster().map(|cluster| api::ClusterStatus {
                 leads: cluster.leads,
+                leader: candidate.leader.clone(),
                 writes_pending: cluster.pending,
                 writes_failed: cluster
                     .writes

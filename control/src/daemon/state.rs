@@ -147,6 +147,11 @@ impl State {
         self.cluster.get().map(|counts| counts.read())
     }
 
+    /// How the gateway stands in the election, where the objects come from a cluster.
+    pub(super) fn candidate(&self) -> cluster::Candidate {
+        self.cluster.get().map(|counts| counts.standing()).unwrap_or_default()
+    }
+
     /// How the source gets on.
     pub(super) fn source_state(&self) -> SourceState {
         self.source.borrow().clone()

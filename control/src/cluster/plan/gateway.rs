@@ -24,7 +24,7 @@ pub fn gateway_status(
     situation: &Situation<'_>,
     before: &crd::GatewayStatusStatus,
 ) -> crd::GatewayStatusStatus {
-    let Situation { observation, identity, leads, now, namesake, .. } = situation;
+    let Situation { observation, identity, leads, now, namesake, hindrance, .. } = situation;
     let outcome = &observation.outcome;
     let ports = || outcome.services.iter().flat_map(|service| &service.ports);
     let vips = outcome.services.iter().flat_map(|service| &service.vips).filter(|vip| vip.is_of_pool());
@@ -108,6 +108,13 @@ pub fn gateway_status(
                 failure.unwrap_or_default(),
             ),
             condition("NameUnique", namesake.is_none(), "Unique", "NameTaken", &unique),
+            condition(
+                "CanLead",
+                hindrance.is_none(),
+                "Candidate",
+                "CannotLead",
+                hindrance.unwrap_or_default(),
+            ),
             condition("InterfacesUp", observation.links_lost.is_empty(), "Up", "LinkLost", &lost),
         ],
     }

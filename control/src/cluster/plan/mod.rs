@@ -104,6 +104,8 @@ pub struct Situation<'a> {
     pub peers: &'a [Peer],
     /// Another process has this gateway's name: which, for people.
     pub namesake: Option<&'a str>,
+    /// Why this gateway does not lead whatever the others do, for people.
+    pub hindrance: Option<&'a str>,
     /// Now.
     pub now: Timestamp,
 }
@@ -273,6 +275,7 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
         planner.plan.writes.sort_by_key(urgency);
     } else {
         planner.memory.contests.clear();
+        planner.leaderless();
     }
     for finding in &observation.own_findings {
         let uid = observation.objects.services.get(&finding.object).map(|s| s.meta.uid.clone());
@@ -282,6 +285,8 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
     planner.finish()
 }
 
+/// Who leads needs less than this to give a Service an address, or to say why it has none.
+const LEADER_MAX: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
 /// A wait for other gateways that is shorter than this is no event.
 const WAIT_TOLD_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);
 
@@ -389,6 +394,35 @@ impl Planner<'_> {
             self.again_at(since + WAIT_TOLD_AFTER);
         }
         Some(names)
+    }
+
+    /// Nobody else may lead either: a Service that has waited for long, and has no word from anybody who leads, is told why
+    /// by those that cannot.
+    fn leaderless(&mut self) {
+        let Situation { observation, hindrance, now, .. } = self.situation;
+        let services = &observation.objects.services;
+        let is_told = |service: &Service| service.stored.condition(condition::ALLOCATED).is_some();
+        let mut waiting = BTreeMap::new();
+        for view in observation.outcome.services.iter().filter(|view| view.pending.is_some()) {
+            let Some(hindrance) = hindrance else { break };
+            let key = ObjectKey::new(view.namespace.as_str(), view.name.as_str());
+            let is_ours = observation.outcome.claimed.contains_key(&key);
+            let service = services.get(&key).filter(|service| is_ours && !is_told(service));
+            let Some(service) = service else { continue };
+            let since = self.memory.waiting.get(&key).copied().unwrap_or(*now);
+            if now.duration_since(since) >= LEADER_MAX {
+                let note = format!(
+                    "The Service waits for a gateway that leads, to give it an address. One that cannot lead says: \
+                     {hindrance}"
+                );
+                let regarding = Regarding::service(&key, service.meta.uid.as_str());
+                self.event(Event::new(EventType::Warning, regarding, reason::NO_LEADER, &note));
+            } else {
+                self.again_at(since + LEADER_MAX);
+            }
+            waiting.insert(key, since);
+        }
+        self.memory.waiting = waiting;
     }
 
     fn event(&mut self, event: Event) {

@@ -64,6 +64,7 @@ struct Cluster {
     version: u64,
     withdrawn: u64,
     leads: bool,
+    hindrance: Option<String>,
     unapplied: Arc<BTreeSet<ObjectKey>>,
     peers: Vec<Peer>,
     now: Timestamp,
@@ -93,6 +94,7 @@ impl Cluster {
             version: 7,
             withdrawn: 7,
             leads: true,
+            hindrance: None,
             unapplied: Arc::default(),
             peers: Vec::new(),
             now: Timestamp::from_second(1_000_000).expect("a time"),
@@ -187,6 +189,7 @@ impl Cluster {
             withdrawn: self.withdrawn,
             peers: &self.peers,
             namesake: None,
+            hindrance: self.hindrance.as_deref(),
             now: self.now,
         };
         // As if nothing had been settled: the same comes of it.
@@ -311,6 +314,35 @@ fn reasons(events: &[Event]) -> Vec<&str> {
 }
 
 #[test]
+fn a_service_that_nobody_leads_for_is_told_why_by_those_that_cannot_lead() {
+    let mut cluster = Cluster::new([service("web")]);
+    (cluster.leads, cluster.hindrance) = (false, Some("the lease cannot be had: 403".to_owned()));
+    let first = cluster.round();
+    assert_eq!(
+        (first.events, first.writes),
+        (vec![], vec![]),
+        "another one may lead, and be about to answer"
+    );
+    let again = first.again_at.expect("it is looked at again");
+    assert!(again > cluster.now && again <= cluster.now + SignedDuration::from_secs(60));
+    cluster.now = again;
+    let plan = cluster.round();
+    assert_eq!(reasons(&plan.events), ["WaitingForLeader"]);
+    assert!(plan.events[0].note.contains("the lease cannot be had: 403"), "{:?}", plan.events);
+    assert_eq!(cluster.round().events, [], "once");
+    // Somebody leads, and says why there is no address: the owner has an answer.
+    cluster.settings.pools.clear();
+    cluster.leads = true;
+    cluster.settle();
+    assert_eq!(cluster.condition("web", "Allocated"), "False AllocationFailed");
+    cluster.leads = false;
+    cluster.now += SignedDuration::from_secs(3600);
+    assert_eq!(cluster.round().events, []);
+    cluster.now += SignedDuration::from_secs(3600);
+    assert_eq!(cluster.round().events, []);
+}
+
+#[test]
 fn a_service_about_which_there_is_nothing_to_do_is_passed_over_until_something_about_it_changes() {
     let mut cluster = Cluster::new([service("web"), service("other")]);
     cluster.endpoint("web", "10.0.1.1");
@@ -385,6 +417,7 @@ fn who_follows_writes_nothing_and_tells_of_itself_alone() {
         withdrawn: 7,
         peers: &[],
         namesake: None,
+        hindrance: None,
         now: cluster.now,
     };
     let plan = plan(&situation, &mut Memory::default());
@@ -499,8 +532,10 @@ fn a_gateway_tells_what_it_serves_where_it_is_and_how_far_it_is() {
     let status_of = |observation: &Observation, before: &crd::GatewayStatusStatus| {
         let now = cluster.now;
         let (peers, namesake) = (&[][..], None);
+        let (leads, withdrawn, hindrance) = (false, 0, None);
+        let identity = &identity;
         let situation =
-            Situation { observation, identity: &identity, leads: false, withdrawn: 0, peers, namesake, now };
+            Situation { observation, identity, leads, withdrawn, peers, namesake, hindrance, now };
         gateway_status(&situation, before)
     };
     let status = status_of(&observation, &crd::GatewayStatusStatus::default());

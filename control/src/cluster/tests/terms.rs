@@ -26,6 +26,40 @@ async fn a_new_leader_lists_the_services_once_and_waits_for_no_bookmark() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_cannot_lead_says_why_wherever_somebody_looks_and_no_more_when_it_can() {
+    let cluster = Cluster::new();
+    cluster.server.faults().on("/leases/", Fault::ServerError(403));
+    cluster.service("web", &json!({}));
+    let gateway = cluster.gateway("edge-1");
+    let standing = || gateway.writer.counts().standing();
+    until("it to say so", || standing().hindrance.is_some()).await;
+    let why = standing().hindrance.unwrap_or_default();
+    assert!(why.contains("the lease kube-system/tidegate cannot be had: 403"), "{why}");
+    let can_lead = || {
+        let conditions = cluster.status_of("edge-1")["conditions"].clone();
+        let conditions = conditions.as_array().cloned().unwrap_or_default();
+        conditions.into_iter().find(|one| one["type"] == "CanLead").unwrap_or_default()
+    };
+    until("the condition", || can_lead()["status"] == "False").await;
+    assert!(can_lead()["message"].as_str().is_some_and(|message| message.contains("403")), "{}", can_lead());
+    // Not before half a minute: who else leads would have answered by then.
+    let is_told = async {
+        while !cluster.events("web").contains("WaitingForLeader") {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(3 * PATIENCE, is_told).await.expect("the Service is told");
+    cluster.server.faults().clear();
+    until("a leader", || gateway.leads()).await;
+    until("an address", || cluster.ingress("web").is_some()).await;
+    until("all of it to be well", || standing().hindrance.is_none() && can_lead()["status"] == "True").await;
+    let two = cluster.gateway("edge-2");
+    let of_two = || two.writer.counts().standing();
+    until("it to know who leads", || of_two().leader.as_deref() == Some("edge-1")).await;
+    assert_eq!(of_two().hindrance, None);
+}
+
+#[tokio::test]
 async fn the_lease_is_given_back_after_the_last_write_has_ended() {
     let cluster = Cluster::new();
     let gateway = cluster.gateway("edge-1");
