@@ -3,8 +3,11 @@
 //! An event that comes again, also after a restart and from another leader, finds its object by a name made of what it
 //! says, and is counted there: one line in `kubectl describe`, for as long as the API server keeps the object. Each object has a budget of its own, so that one that is never content does not drown
 //! the others, and there is one budget for all. What does not fit is dropped and counted: nobody waits for an event.
+//!
+//! What an event tells is told once for as long as it holds, so an event that an API server could not take for the time
+//! being (429, 5xx, no answer) is kept and sent again ([`Kept`]), for as long as an API server would keep it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event as KubeEvent;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -20,7 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use super::bucket::Bucket;
 use super::counts::{Counts, EventEnded};
 use super::event::{Event, cut};
-use super::request::within;
+use super::request::{self, RequestError, within};
 use crate::source::kubernetes::Connector;
 
 /// Events that wait.
@@ -37,6 +41,13 @@ const KNOWN_MAX: usize = 8192;
 const ATTEMPTS_MAX: usize = 4;
 /// Objects whose budget is remembered, before the full ones are forgotten.
 const OBJECTS_MAX: usize = 8192;
+/// Events that are kept to be sent again,
+const KEPT_MAX: usize = 1024;
+/// after this, which doubles with each attempt up to the second,
+const AGAIN_MIN: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+/// and for this long: an API server keeps events for an hour.
+const KEPT_FOR: Duration = Duration::from_secs(3600);
 /// `reportingController`.
 pub(super) const CONTROLLER: &str = "tidegate.dev/gateway";
 
@@ -61,6 +72,7 @@ impl Recorder {
             counts: Arc::clone(&counts),
             limits: Limits::default(),
             known: HashMap::new(),
+            kept: Kept::default(),
         };
         (Self { events, counts }, writer.run(told))
     }
@@ -108,35 +120,143 @@ struct Writer {
     limits: Limits,
     /// Events that are there, by name.
     known: HashMap<String, Known>,
+    kept: Kept,
+}
+
+/// An event on its way.
+#[derive(Debug, Clone)]
+struct Due {
+    event: Event,
+    /// When it happened, for people and by our clock.
+    happened: Timestamp,
+    since: Instant,
+    /// The pause before the next attempt.
+    pause: Duration,
+}
+
+impl Due {
+    fn new(event: Event) -> Self {
+        Self { event, happened: Timestamp::now(), since: Instant::now(), pause: AGAIN_MIN }
+    }
+}
+
+/// Events that are to be sent again, by when; pure.
+#[derive(Debug, Default)]
+struct Kept {
+    events: BTreeMap<(Instant, u64), Due>,
+    /// Of all that were ever kept, so that two of one time differ.
+    count: u64,
+}
+
+impl Kept {
+    /// When the next one is due.
+    fn due(&self) -> Option<Instant> {
+        self.events.keys().next().map(|(at, _)| *at)
+    }
+
+    fn take(&mut self) -> Option<Due> {
+        self.events.pop_first().map(|(_, due)| due)
+    }
+
+    /// Keeps an event whose attempt has failed, for at least `wait`; not for ever, and not more than there is room for.
+    fn keep(&mut self, due: Due, wait: Duration, now: Instant) -> bool {
+        if self.events.len() >= KEPT_MAX || now.duration_since(due.since) >= KEPT_FOR {
+            return false;
+        }
+        self.count += 1;
+        let at = now + due.pause.max(wait.min(AGAIN_MAX));
+        let pause = (due.pause * 2).min(AGAIN_MAX);
+        self.events.insert((at, self.count), Due { pause, ..due });
+        true
+    }
+}
+
+/// Why an event was not written.
+#[derive(Debug, thiserror::Error)]
+enum Unwritten {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("{0} was written by others meanwhile, again and again")]
+    Contested(String),
+}
+
+impl Unwritten {
+    /// How long to wait at least before it is sent again, if it is of use to send it again.
+    fn again_after(&self) -> Option<Duration> {
+        match self {
+            Self::Request(error) => match error.code() {
+                Some(429) => Some(error.retry_after()),
+                // The next client has other credentials.
+                Some(401 | 408) => Some(Duration::ZERO),
+                // Rights that are missing, a namespace that is being deleted, an object that is not legal.
+                Some(400..=499) => None,
+                _ => Some(Duration::ZERO),
+            },
+            Self::Contested(_) => Some(Duration::ZERO),
+        }
+    }
 }
 
 impl Writer {
     async fn run(mut self, mut told: mpsc::Receiver<Event>) {
-        while let Some(event) = told.recv().await {
-            if !self.limits.admits(&event.regarding.uid, Instant::now()) {
-                self.counts.event(EventEnded::Dropped);
-                continue;
-            }
+        loop {
+            let again = self.kept.due();
+            let again = async {
+                match again {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let due = tokio::select! {
+                event = told.recv() => {
+                    let Some(event) = event else { return };
+                    if !self.limits.admits(&event.regarding.uid, Instant::now()) {
+                        self.counts.event(EventEnded::Dropped);
+                        continue;
+                    }
+                    Due::new(event)
+                }
+                () = again => match self.kept.take() {
+                    Some(due) => due,
+                    None => continue,
+                },
+            };
             while let Err(at) = self.limits.all.take(Instant::now()) {
                 sleep_until(at).await;
             }
-            match self.write(&event).await {
+            match self.write(&due).await {
                 Ok(()) => self.counts.event(EventEnded::Sent),
                 Err(error) => {
-                    tracing::debug!("event {} of {}: {error}", event.reason, event.regarding.key);
-                    self.counts.event(EventEnded::Failed);
+                    let Event { reason, regarding, .. } = &due.event;
+                    tracing::debug!("event {reason} of {}: {error}", regarding.key);
+                    let wait = error.again_after();
+                    if wait.is_none_or(|wait| !self.kept.keep(due, wait, Instant::now())) {
+                        self.counts.event(EventEnded::Failed);
+                    }
                 }
             }
         }
     }
 
     /// Writes the event, or one more of its series.
-    async fn write(&mut self, event: &Event) -> Result<(), String> {
-        let connection = tokio::time::timeout(super::request::ANSWER_MAX, self.connector.connection()).await;
-        let connection =
-            connection.map_err(|_| "no client in time".to_owned())?.map_err(|e| e.to_string())?;
-        let api: Api<KubeEvent> = Api::namespaced(connection.client, namespace_of(event));
-        let object = event_object(event, &self.instance, Timestamp::now());
+    async fn write(&mut self, due: &Due) -> Result<(), Unwritten> {
+        let connection = tokio::time::timeout(request::ANSWER_MAX, self.connector.connection()).await;
+        let connection = connection.map_err(|_| RequestError::Timeout)?;
+        let connection = connection.map_err(|error| RequestError::Unconnected(error.to_string()))?;
+        let serial = connection.serial;
+        let written = self.write_by(connection.client, due).await;
+        if let Err(Unwritten::Request(error)) = &written
+            && error.code() == Some(401)
+        {
+            self.connector.refused(serial).await;
+        }
+        written
+    }
+
+    async fn write_by(&mut self, client: Client, due: &Due) -> Result<(), Unwritten> {
+        let event = &due.event;
+        let api: Api<KubeEvent> = Api::namespaced(client, namespace_of(event));
+        let object = event_object(event, &self.instance, due.happened);
         let name = object.metadata.name.clone().unwrap_or_default();
         if self.known.len() >= KNOWN_MAX {
             self.known.clear();
@@ -161,12 +281,12 @@ impl Writer {
                 Err(error) if error.code() == Some(409) => match within(api.get(&name)).await {
                     Ok(there) => drop(self.known.insert(name.clone(), Known::from(&there))),
                     Err(error) if error.code() == Some(404) => drop(self.known.remove(&name)),
-                    Err(error) => return Err(error.to_string()),
+                    Err(error) => return Err(error.into()),
                 },
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(error.into()),
             }
         }
-        Err(format!("{name} was written by others meanwhile, again and again"))
+        Err(Unwritten::Contested(name))
     }
 }
 
@@ -260,6 +380,27 @@ mod tests {
         assert_eq!(again.metadata.name, object.metadata.name, "of another gateway too");
         let other = event_object(&event("Assigned IP 203.0.113.6"), "edge-1", Timestamp::UNIX_EPOCH);
         assert_ne!(other.metadata.name, object.metadata.name);
+    }
+
+    #[test]
+    fn an_event_that_was_not_taken_is_sent_again_with_growing_pauses_and_not_for_ever() {
+        let start = Instant::now();
+        let mut kept = Kept::default();
+        assert!(kept.keep(Due { since: start, ..Due::new(event("a")) }, Duration::ZERO, start));
+        let (mut now, mut attempts) = (start, 0);
+        while let Some(at) = kept.due() {
+            assert!(at >= now + AGAIN_MIN && at <= now + AGAIN_MAX, "{:?} after {attempts}", at - now);
+            now = at;
+            let due = kept.take().expect("it is due");
+            attempts += 1;
+            kept.keep(due, Duration::ZERO, now);
+        }
+        let (least, most) = (KEPT_FOR, KEPT_FOR + 2 * AGAIN_MAX);
+        assert!((least..=most).contains(&(now - start)) && attempts < 80, "{attempts} in {:?}", now - start);
+        let asked = Duration::from_secs(7);
+        assert!(kept.keep(Due::new(event("b")), asked, start) && kept.due() == Some(start + asked));
+        let all = (0..2 * KEPT_MAX).filter(|_| kept.keep(Due::new(event("c")), asked, start));
+        assert_eq!(all.count(), KEPT_MAX - 1);
     }
 
     #[test]

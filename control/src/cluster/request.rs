@@ -80,7 +80,8 @@ impl RequestError {
         }
     }
 
-    fn retry_after(&self) -> Duration {
+    /// How long a 429 asks to wait.
+    pub(super) fn retry_after(&self) -> Duration {
         let details = match self {
             Self::Client(kube::Error::Api(status)) => status.details.as_ref(),
             _ => None,

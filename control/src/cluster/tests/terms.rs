@@ -60,6 +60,20 @@ async fn a_gateway_that_cannot_lead_says_why_wherever_somebody_looks_and_no_more
 }
 
 #[tokio::test]
+async fn an_event_that_the_api_server_could_not_take_is_written_when_it_can() {
+    let cluster = Cluster::new();
+    let gateway = cluster.gateway("edge-1");
+    until("a leader", || gateway.leads()).await;
+    cluster.server.faults().on_next(2, "/events", Fault::TooManyRequests(1));
+    cluster.server.faults().on_next(2, "/events", Fault::ServerError(503));
+    // Nothing but the event tells its owner.
+    cluster.service("web", &json!({"annotations": {"tidegate.dev/table-size": "many"}}));
+    until("what is wrong to be told", || cluster.events("web").contains("InvalidValue")).await;
+    let reasons = ["EnsuringLoadBalancer", "IPAllocated", "EnsuredLoadBalancer"];
+    until("all the rest", || reasons.iter().all(|reason| cluster.events("web").contains(*reason))).await;
+}
+
+#[tokio::test]
 async fn the_lease_is_given_back_after_the_last_write_has_ended() {
     let cluster = Cluster::new();
     let gateway = cluster.gateway("edge-1");
