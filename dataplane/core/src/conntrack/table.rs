@@ -386,12 +386,11 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     /// Notes a packet: its time and the state that it leaves.
-    #[inline]
+    #[inline(always)]
     pub(super) fn touch(&mut self, place: Place, state: State, now: Now) {
         let was = self.state(place).is_some_and(State::is_opening);
         if was != state.is_opening() {
-            let flow = self.flow_key(place);
-            self.count_opening(&flow, was, state.is_opening());
+            self.recount_opening(place, was);
         }
         let entry = self.entry_mut(place);
         entry[SEEN] = now.millis();
@@ -436,12 +435,19 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.remove(place, if over { EvictionReason::Expired } else { EvictionReason::Removed });
     }
 
+    /// Counts a flow that is no longer opening, or is again. Out of line: most packets change nothing here.
+    #[cold]
+    #[inline(never)]
+    fn recount_opening(&mut self, place: Place, was: bool) {
+        let flow = self.flow_key(place);
+        self.count_opening(&flow, was, !was);
+    }
+
     /// Removes an entry and nothing else, uncounted.
     pub(super) fn clear(&mut self, place: Place) {
         debug_assert!(!self.is_empty(place));
         if self.state(place).is_some_and(State::is_opening) {
-            let flow = self.flow_key(place);
-            self.count_opening(&flow, true, false);
+            self.recount_opening(place, true);
         }
         let key = self.key(place);
         *self.entry_mut(place) = [0; W];
