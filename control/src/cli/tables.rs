@@ -310,8 +310,7 @@ pub(super) fn status(status: &Status, style: Style) -> String {
     fact("Source", format!("{kind} {location}{faults}"));
     if let Some(cluster) = &status.cluster {
         let waiting = format!("{} writes waiting, {} failed", cluster.writes_pending, cluster.writes_failed);
-        let other =
-            cluster.leader.as_deref().map_or_else(|| "none is known".to_owned(), |name| name.to_owned());
+        let other = cluster.leader.as_deref().map_or_else(|| "none is known".to_owned(), str::to_owned);
         fact("Leader", if cluster.leads { format!("yes, {waiting}") } else { format!("no, {other}") });
     }
     if let Some(since) = since.as_ref().filter(|_| !status.source.connected) {
