@@ -83,8 +83,7 @@ impl AdminBackend for Operator {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             started: self.state.started.to_string(),
-            uptime_seconds: u64::try_from(Timestamp::now().duration_since(self.state.started).as_secs())
-                .unwrap_or(0),
+            uptime_seconds: self.state.uptime().as_secs(),
             healthy: health.healthy && !neighbors.is_full(),
             ready: health.ready,
             degraded: {

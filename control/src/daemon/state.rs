@@ -249,6 +249,11 @@ impl State {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
+    /// Since the start, whatever was done to the clock meanwhile.
+    pub(super) fn uptime(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
     /// What health ports and probes answer now.
     pub(super) fn health(&self) -> HealthReport {
         let Generations { desired, applied } = self.generations();

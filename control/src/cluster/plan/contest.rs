@@ -30,6 +30,13 @@ pub struct Contest {
     retried: bool,
 }
 
+impl Contest {
+    /// The clock was set back, to this time.
+    pub(super) fn set_back(&mut self, now: Timestamp) {
+        self.retry_at = self.retry_at.min(now + self.wait);
+    }
+}
+
 /// What a contest means for the write.
 pub(super) enum Stand {
     /// Nobody else writes.

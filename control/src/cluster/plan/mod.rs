@@ -125,6 +125,8 @@ pub struct Memory {
     asked: BTreeMap<ObjectKey, Asked>,
     /// Services that wait for other gateways: since when.
     waiting: BTreeMap<ObjectKey, Timestamp>,
+    /// When the last plan was made.
+    planned: Timestamp,
     /// The API server is from before Kubernetes 1.29 and refuses a status with `ipMode`.
     without_ip_mode: bool,
     /// Services about which there was nothing to do, with all that this followed from: while that is the same, they are
@@ -180,6 +182,17 @@ struct Asked {
 }
 
 impl Memory {
+    /// It is this time. Where the clock was set back, what began later than now begins now: nothing waits for longer than
+    /// it would have waited.
+    fn tick(&mut self, now: Timestamp) {
+        if now < self.planned {
+            self.waiting.values_mut().for_each(|since| *since = (*since).min(now));
+            self.asked.values_mut().for_each(|asked| asked.since = asked.since.min(now));
+            self.contests.values_mut().for_each(|contest| contest.set_back(now));
+        }
+        self.planned = now;
+    }
+
     /// From now on no `ipMode` is written. Whether that is news.
     pub fn leave_out_ip_mode(&mut self) -> bool {
         self.settled.clear();
@@ -244,6 +257,7 @@ pub struct Plan {
 /// Plans. Only the leader has writes, and events about more than itself.
 #[must_use]
 pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
+    memory.tick(situation.now);
     let mut planner = Planner {
         situation,
         memory,

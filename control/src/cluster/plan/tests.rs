@@ -343,6 +343,34 @@ fn a_service_that_nobody_leads_for_is_told_why_by_those_that_cannot_lead() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_makes_nobody_wait_for_longer() {
+    let hour = SignedDuration::from_hours(1);
+    let soon = |cluster: &Cluster, plan: &Plan| {
+        plan.again_at.is_some_and(|at| at <= cluster.now + SignedDuration::from_mins(2))
+    };
+    let mut cluster = Cluster::new([service("web")]);
+    (cluster.leads, cluster.hindrance) = (false, Some("the lease cannot be had: 403".to_owned()));
+    cluster.round();
+    cluster.now -= hour;
+    let waits = cluster.plan();
+    assert!(soon(&cluster, &waits), "{waits:?}");
+    cluster.now += SignedDuration::from_mins(1);
+    assert_eq!(reasons(&cluster.plan().events), ["WaitingForLeader"]);
+
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.settle();
+    cluster.stranger_writes("web", "198.51.100.1");
+    cluster.round();
+    cluster.now -= hour;
+    let yields = cluster.plan();
+    assert!(soon(&cluster, &yields), "{yields:?}");
+    cluster.now += SignedDuration::from_mins(3);
+    let again = cluster.plan();
+    let writes_address = |write: &Write| matches!(write, Write::ServiceStatus { ingress: Some(_), .. });
+    assert!(again.writes.iter().any(writes_address), "{again:?}");
+}
+
+#[test]
 fn a_service_about_which_there_is_nothing_to_do_is_passed_over_until_something_about_it_changes() {
     let mut cluster = Cluster::new([service("web"), service("other")]);
     cluster.endpoint("web", "10.0.1.1");
