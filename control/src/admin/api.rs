@@ -207,6 +207,9 @@ impl NeighborsStatus {
     }
 }
 
+/// The reason of the finding that the configuration which was read last has errors.
+pub const CONFIGURATION_REFUSED: &str = "ConfigurationRefused";
+
 /// What was asked for and not granted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -5,38 +5,11 @@
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
 
+use super::words::EventReason;
 use crate::reconcile::{Asker, Finding};
 
 /// Longest note that an API server takes, in bytes.
 const NOTE_BYTES_MAX: usize = 1024;
-
-/// Reasons of events that tell what was done; those of what was refused are of [`crate::reconcile::Reason`].
-pub mod reason {
-    /// A Service got an address.
-    pub const IP_ALLOCATED: &str = "IPAllocated";
-    /// An AddressPool is deleted, and Services hold addresses of it.
-    pub const POOL_IN_USE: &str = "PoolInUse";
-    /// A Service has none any more, or another one.
-    pub const CLEAR_ASSIGNMENT: &str = "ClearAssignment";
-    /// A Service is taken up.
-    pub const ENSURING: &str = "EnsuringLoadBalancer";
-    /// All of its ports are served.
-    pub const ENSURED: &str = "EnsuredLoadBalancer";
-    /// They are served in another way than before.
-    pub const UPDATED: &str = "UpdatedLoadBalancer";
-    /// A deleted Service is let go.
-    pub const DELETED: &str = "DeletedLoadBalancer";
-    /// Not all of its ports are served, or its status cannot be written.
-    pub const SYNC_FAILED: &str = "SyncLoadBalancerFailed";
-    /// A port without a backend.
-    pub const UNAVAILABLE: &str = "UnAvailableLoadBalancer";
-    /// Other gateways may still serve what was given back.
-    pub const WAITING: &str = "WaitingForGateways";
-    /// No gateway leads, so nobody gives out addresses.
-    pub const NO_LEADER: &str = "WaitingForLeader";
-    /// Somebody else writes the same status.
-    pub const CONFLICTING: &str = "ConflictingController";
-}
 
 /// Whether an event needs attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,8 +88,13 @@ pub struct Event {
 impl Event {
     /// An event whose note is cut to what an API server takes.
     #[must_use]
-    pub fn new(event_type: EventType, regarding: Regarding, reason: &'static str, note: &str) -> Self {
-        Self { event_type, regarding, reason, note: cut(note, NOTE_BYTES_MAX) }
+    pub fn new(
+        event_type: EventType,
+        regarding: Regarding,
+        reason: impl Into<EventReason>,
+        note: &str,
+    ) -> Self {
+        Self { event_type, regarding, reason: reason.into().as_str(), note: cut(note, NOTE_BYTES_MAX) }
     }
 
     /// What was asked for and not granted, with what would be.
@@ -131,7 +109,7 @@ impl Event {
         let event_type = match diagnostic.severity {
             Severity::Error | Severity::Warning => EventType::Warning,
         };
-        Self::new(event_type, regarding, finding.reason.as_str(), &note)
+        Self::new(event_type, regarding, finding.reason, &note)
     }
 }
 

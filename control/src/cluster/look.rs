@@ -18,6 +18,7 @@ use super::namesake::NAME_UNIQUE;
 use super::own_status::heartbeat_time;
 use super::peers::{Gone, Peers, Silent};
 use super::request::{RequestError, with_client, within};
+use super::words::condition_reason;
 use crate::pools::FIELD_MANAGER;
 use crate::source::kubernetes::Connector;
 
@@ -187,7 +188,7 @@ async fn tell_once(connector: &Connector, name: &str, who: &str) -> Result<(), R
     conditions.push(Condition {
         kind: NAME_UNIQUE.to_owned(),
         status: "False".to_owned(),
-        reason: "NameTaken".to_owned(),
+        reason: condition_reason::NAME_TAKEN.as_str().to_owned(),
         message: format!("another process has the name of this gateway: {who}"),
         observed_generation: 0,
         last_transition_time: heartbeat_time(),

@@ -5,7 +5,7 @@
 //! `writer` has [`plan`] compare it with what the API server has, `queue` lets the writes through at a bearable rate,
 //! `request` sends them; `record` writes the [`event`]s. `elect` asks for the [`lease`], `look` at the other gateways
 //! (`peers`), `own_status` tells of this one, `namesake` whether its name is another's too, and [`Past`] holds back
-//! addresses for them. [`crd`] are the kinds that the gateway brings along; [`uninstall`] takes all of it back.
+//! addresses for them. [`words`] are what programs match in all of it. [`crd`] are the kinds that the gateway brings along; [`uninstall`] takes all of it back.
 //!
 //! Invariant: nothing here is waited for by the forwarding side, whatever the API server does.
 //! Invariant: Services and AddressPools are written by the leader alone, its own `GatewayStatus` by every gateway.
@@ -28,6 +28,7 @@ mod record;
 mod request;
 mod run;
 pub mod uninstall;
+pub mod words;
 mod writer;
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::own_status::HEARTBEAT;
+use super::words::{condition_reason, condition_type};
 
 /// A living gateway writes its heartbeat within this time.
 pub(super) const SUSPECT_MAX: Duration = HEARTBEAT.saturating_add(Duration::from_secs(3));
@@ -24,7 +25,7 @@ pub(super) const SUSPECT_MAX: Duration = HEARTBEAT.saturating_add(Duration::from
 const RIVAL_MAX: Duration = Duration::from_secs(60);
 
 /// The condition by which a gateway that has found its name taken tells the one that has it.
-pub(super) const NAME_UNIQUE: &str = "NameUnique";
+pub(super) const NAME_UNIQUE: &str = condition_type::NAME_UNIQUE.as_str();
 
 /// See the module.
 #[derive(Debug)]
@@ -115,7 +116,10 @@ impl Namesake {
 
     fn hear_rival(&mut self, status: Option<&GatewayStatusStatus>, now: Instant) {
         let said = status.and_then(|status| {
-            status.conditions.iter().find(|c| c.kind == NAME_UNIQUE && c.reason == "NameTaken")
+            status
+                .conditions
+                .iter()
+                .find(|c| c.kind == NAME_UNIQUE && c.reason == condition_reason::NAME_TAKEN.as_str())
         });
         let Some(said) = said else { return };
         let is_old = self.rival.as_ref().is_some_and(|(_, at, _)| *at == said.last_transition_time);

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::request::{self, RequestError, with_client, within};
+use super::words::{condition_reason, condition_type};
 use crate::pools::FIELD_MANAGER;
 use crate::source::kubernetes::Connector;
 
@@ -132,8 +133,13 @@ impl OwnStatus {
         status.last_heartbeat = Some(heartbeat_time());
         status.vips.clear();
         status.vip_count = 0;
-        for condition in status.conditions.iter_mut().filter(|c| c.kind == "Ready" && c.status == "True") {
-            (condition.status, condition.reason) = ("False".to_owned(), "Stopped".to_owned());
+        for condition in status
+            .conditions
+            .iter_mut()
+            .filter(|c| c.kind == condition_type::READY.as_str() && c.status == "True")
+        {
+            (condition.status, condition.reason) =
+                ("False".to_owned(), condition_reason::STOPPED.as_str().to_owned());
             condition.last_transition_time = heartbeat_time();
         }
         Some(status)

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::own_status::heartbeat_time;
 use super::plan::Peer;
+use super::words::{condition_reason, condition_type};
 
 /// A gateway that is not heard of for this long holds nobody up.
 pub(super) const LIVE: Duration = Duration::from_secs(40);
@@ -90,7 +91,10 @@ impl Peers {
         said.map(|(name, status)| Peer {
             name: name.to_owned(),
             applied: status.applied_resource_version.parse().unwrap_or(0),
-            is_ready: status.conditions.iter().any(|c| c.kind == "Ready" && c.status == "True"),
+            is_ready: status
+                .conditions
+                .iter()
+                .any(|c| c.kind == condition_type::READY.as_str() && c.status == "True"),
             is_connected: status.source_connected,
             not_programmed: status.not_programmed.iter().cloned().collect(),
             without_backends: status.without_backends.iter().cloned().collect(),
@@ -121,7 +125,7 @@ impl Peers {
                 (status.leader, status.source_connected) = (false, false);
                 for condition in status.conditions.iter_mut().filter(|c| c.status != "Unknown") {
                     condition.status = "Unknown".to_owned();
-                    condition.reason = "NoHeartbeat".to_owned();
+                    condition.reason = condition_reason::NO_HEARTBEAT.as_str().to_owned();
                     condition.message = format!("nothing was heard of the gateway since {heard}");
                     condition.last_transition_time = heartbeat_time();
                 }

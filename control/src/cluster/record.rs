@@ -361,11 +361,12 @@ fn hash(event: &Event) -> u64 {
 mod tests {
     use super::*;
     use crate::cluster::event::{EventType, Regarding};
+    use crate::cluster::words::event_reason;
     use tidegate_model::objects::ObjectKey;
 
     fn event(note: &str) -> Event {
         let key = ObjectKey::new("shop", "web");
-        Event::new(EventType::Normal, Regarding::service(&key, "u1"), "IPAllocated", note)
+        Event::new(EventType::Normal, Regarding::service(&key, "u1"), event_reason::IP_ALLOCATED, note)
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::counts::{Candidate, Counts, Ended};
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::elect::{Leadership, Standing};
-use super::event::{Event, EventType, Regarding, reason};
+use super::event::{Event, EventType, Regarding};
 use super::fleet::Fleet;
 use super::lease::LEASE;
 use super::look::{self, Look};
@@ -30,6 +30,7 @@ use super::plan::{Identity, Memory, Observation, Plan, Situation, Write, gateway
 use super::queue::{Answer, Job, Next, Queue, Seen, Target};
 use super::record::Recorder;
 use super::request::{self, RequestError, with_client};
+use super::words::event_reason;
 use crate::source::SourceState;
 use crate::source::kubernetes::Connector;
 
@@ -619,7 +620,7 @@ impl Writer {
         let uid = self.uid_of(key);
         let note = format!("Error syncing load balancer: {error}");
         let regarding = Regarding::service(key, uid);
-        self.recorder.record(Event::new(EventType::Warning, regarding, reason::SYNC_FAILED, &note));
+        self.recorder.record(Event::new(EventType::Warning, regarding, event_reason::SYNC_FAILED, &note));
     }
 
     fn uid_of(&self, key: &ObjectKey) -> String {

@@ -296,7 +296,7 @@ impl Operator {
 fn refused_configuration(name: &str, message: String) -> api::FindingView {
     api::FindingView {
         object: format!("GatewayConfig/{name}"),
-        reason: "ConfigurationRefused".to_owned(),
+        reason: api::CONFIGURATION_REFUSED.to_owned(),
         severity: "error".to_owned(),
         location: None,
         message,

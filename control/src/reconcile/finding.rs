@@ -57,7 +57,7 @@ pub enum Reason {
 impl Reason {
     /// The name of the event.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::AllocationFailed => "AllocationFailed",
             Self::FamilyFallback => "FamilyFallback",

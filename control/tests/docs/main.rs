@@ -1,6 +1,8 @@
-//! What the documents of the repository say of its files: links, citations, names and tests exist.
+//! What the documents of the repository say is so: links, citations, names and tests exist, and every word of the code that
+//! operators meet is explained.
 
 mod citations;
 mod conformance;
 mod names;
 mod repository;
+mod troubleshooting;

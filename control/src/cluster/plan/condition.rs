@@ -11,14 +11,14 @@ use super::Planner;
 use super::peer::Around;
 use super::service::OfService;
 use crate::cluster::event::cut;
+use crate::cluster::words::{ConditionReason, ConditionType, condition_reason, condition_type};
 pub(super) use crate::pools::ALLOCATED;
-use crate::pools::{HOLDS, Held, Holdings, record};
+use crate::pools::{Held, Holdings, record};
 use crate::reconcile::Reason;
 use crate::reconcile::view::{BackendViewState, PortView, ServiceView, VipView};
 
-pub(super) const PROGRAMMED: &str = "tidegate.dev/Programmed";
-pub(super) const HEALTHY: &str = "tidegate.dev/Healthy";
-pub(super) const CONFLICTED: &str = "tidegate.dev/Conflicted";
+pub(super) const PROGRAMMED: &str = condition_type::PROGRAMMED.as_str();
+pub(super) const HEALTHY: &str = condition_type::HEALTHY.as_str();
 
 /// Of our own, by this prefix.
 pub(super) const PREFIX: &str = "tidegate.dev/";
@@ -29,13 +29,13 @@ const MESSAGE_BYTES_MAX: usize = 1024;
 /// What a condition says, without since when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Said {
-    pub(super) kind: &'static str,
+    pub(super) kind: ConditionType,
     pub(super) status: &'static str,
-    pub(super) reason: &'static str,
+    pub(super) reason: ConditionReason,
     pub(super) message: String,
 }
 
-fn said(kind: &'static str, is: Option<bool>, reason: &'static str, message: impl Into<String>) -> Said {
+fn said(kind: ConditionType, is: Option<bool>, reason: ConditionReason, message: impl Into<String>) -> Said {
     let status = match is {
         Some(true) => "True",
         Some(false) => "False",
@@ -76,30 +76,45 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
     let has_load_balancer = view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
     if of.claimed && !has_load_balancer {
         let failed = message_of(Reason::AllocationFailed).is_some();
-        let reason = if failed { Reason::AllocationFailed.as_str() } else { "Pending" };
+        let reason = if failed { condition_reason::ALLOCATION_FAILED } else { condition_reason::PENDING };
         let mut why = view.pending.clone().unwrap_or_else(|| "waits for an address".to_owned());
         if let Some(names) = beside.waits_for {
             why = format!("{why}; not yet: {names}");
         }
-        return said(ALLOCATED, Some(false), reason, why);
+        return said(condition_type::ALLOCATED, Some(false), reason, why);
     }
     if !view.vips.iter().any(VipView::is_of_pool) {
         let why = message_of(Reason::ExternalIpDenied).unwrap_or_else(|| "no address is granted".to_owned());
-        return said(ALLOCATED, Some(false), Reason::ExternalIpDenied.as_str(), why);
+        return said(condition_type::ALLOCATED, Some(false), condition_reason::EXTERNAL_IP_DENIED, why);
     }
     let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());
     let shown = of_pools.map(|vip| format!("{} from pool {}", vip.address, vip.pool));
-    said(ALLOCATED, Some(true), "Allocated", shown.collect::<Vec<_>>().join(", "))
+    said(
+        condition_type::ALLOCATED,
+        Some(true),
+        condition_reason::ALLOCATED,
+        shown.collect::<Vec<_>>().join(", "),
+    )
 }
 
 fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> Said {
     // Node ports and cluster IPs may be served; who waits for an address asks for that.
     let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
     if view.vips.is_empty() || waits {
-        return said(PROGRAMMED, Some(false), "NoAddress", "there is no address to serve");
+        return said(
+            condition_type::PROGRAMMED,
+            Some(false),
+            condition_reason::NO_ADDRESS,
+            "there is no address to serve",
+        );
     }
     if let Some(why) = &view.refused {
-        return said(PROGRAMMED, Some(false), "PortsNotProgrammed", why.clone());
+        return said(
+            condition_type::PROGRAMMED,
+            Some(false),
+            condition_reason::PORTS_NOT_PROGRAMMED,
+            why.clone(),
+        );
     }
     let refused: BTreeSet<String> = view
         .ports
@@ -108,7 +123,12 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
         .collect();
     if !refused.is_empty() {
         let shown: Vec<String> = refused.into_iter().collect();
-        return said(PROGRAMMED, Some(false), "PortsNotProgrammed", shown.join("; "));
+        return said(
+            condition_type::PROGRAMMED,
+            Some(false),
+            condition_reason::PORTS_NOT_PROGRAMMED,
+            shown.join("; "),
+        );
     }
     if of.unapplied {
         let why = match beside.failure {
@@ -117,22 +137,22 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
             }
             None => "the workers have not applied it yet".to_owned(),
         };
-        return said(PROGRAMMED, Some(false), "NotApplied", why);
+        return said(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_APPLIED, why);
     }
     let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
     let modes: Vec<&str> = modes.into_iter().collect();
     let served = format!("every port is served by {}{}", modes.join(", "), beside.around.shown());
     // One that is not ready gets no packets.
     if !beside.around.not_serving.is_empty() {
-        return said(PROGRAMMED, Some(false), "NotOnEveryGateway", served);
+        return said(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_ON_EVERY_GATEWAY, served);
     }
     // Served, but not as the Service asks to be.
     match of.findings.iter().find(|f| f.reason == Reason::ClientAddressLost) {
         Some(finding) => {
             let message = format!("{served}; {}", finding.diagnostic.what);
-            said(PROGRAMMED, Some(true), Reason::ClientAddressLost.as_str(), message)
+            said(condition_type::PROGRAMMED, Some(true), condition_reason::CLIENT_ADDRESS_LOST, message)
         }
-        None => said(PROGRAMMED, Some(true), "Programmed", served),
+        None => said(condition_type::PROGRAMMED, Some(true), condition_reason::PROGRAMMED, served),
     }
 }
 
@@ -144,7 +164,7 @@ fn healthy(view: &ServiceView, around: &Around) -> Said {
         notes.extend(port.note.as_deref());
     }
     if up.is_empty() {
-        return said(HEALTHY, None, "NoPorts", "no port is served");
+        return said(condition_type::HEALTHY, None, condition_reason::NO_PORTS, "no port is served");
     }
     let down: Vec<String> = up.into_iter().filter_map(|(port, up)| (!up).then_some(port)).collect();
     if down.is_empty() && !around.without_backends.is_empty() {
@@ -152,27 +172,47 @@ fn healthy(view: &ServiceView, around: &Around) -> Said {
         let names = around.without_backends.join(", ");
         let shown =
             format!("every port has a backend on {with} of {gateways} gateways; a port has none on {names}");
-        return said(HEALTHY, Some(false), "NoBackendsOnSomeGateways", shown);
+        return said(
+            condition_type::HEALTHY,
+            Some(false),
+            condition_reason::NO_BACKENDS_ON_SOME_GATEWAYS,
+            shown,
+        );
     }
     if down.is_empty() {
-        return said(HEALTHY, Some(true), "BackendsUp", "every port has a backend that takes flows");
+        return said(
+            condition_type::HEALTHY,
+            Some(true),
+            condition_reason::BACKENDS_UP,
+            "every port has a backend that takes flows",
+        );
     }
     let mut message = format!("no backend takes flows on {}", down.join(", "));
     for note in notes {
         message.push_str(&format!("; {note}"));
     }
-    said(HEALTHY, Some(false), "NoBackends", message)
+    said(condition_type::HEALTHY, Some(false), condition_reason::NO_BACKENDS, message)
 }
 
 fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> Said {
     if let Some(who) = contested {
         let message =
             format!("field manager {who:?} writes status.loadBalancer too; it is left alone for now");
-        return said(CONFLICTED, Some(true), "ConflictingController", message);
+        return said(
+            condition_type::CONFLICTED,
+            Some(true),
+            condition_reason::CONFLICTING_CONTROLLER,
+            message,
+        );
     }
     match of.findings.iter().find(|f| f.reason == Reason::Conflict) {
-        Some(finding) => said(CONFLICTED, Some(true), "PortConflict", finding.diagnostic.what.clone()),
-        None => said(CONFLICTED, Some(false), "NoConflict", ""),
+        Some(finding) => said(
+            condition_type::CONFLICTED,
+            Some(true),
+            condition_reason::PORT_CONFLICT,
+            finding.diagnostic.what.clone(),
+        ),
+        None => said(condition_type::CONFLICTED, Some(false), condition_reason::NO_CONFLICT, ""),
     }
 }
 
@@ -181,7 +221,8 @@ pub(super) fn holds(held: Option<&Holdings>, view: &ServiceView) -> Option<Said>
     // What it gives back is in no view any more.
     let is_shown = |held: &&Held| view.vips.iter().any(|vip| vip.address == held.address);
     let held: Vec<Held> = held?.held.iter().filter(is_shown).cloned().collect();
-    (!held.is_empty()).then(|| said(HOLDS, Some(true), "Recorded", record(&held)))
+    (!held.is_empty())
+        .then(|| said(condition_type::HOLDS, Some(true), condition_reason::RECORDED, record(&held)))
 }
 
 /// `80/TCP`.
@@ -207,6 +248,7 @@ impl Planner<'_> {
         generation: i64,
     ) -> Condition {
         let Said { kind, status, reason, message } = said;
+        let kind = kind.as_str();
         let before = stored.iter().find(|c| c.kind == kind && c.status == status);
         let since = before.and_then(|c| c.last_transition);
         let slot = (key.clone(), kind.to_owned());
@@ -218,9 +260,13 @@ impl Planner<'_> {
         Condition {
             kind: kind.to_owned(),
             status: status.to_owned(),
-            reason: reason.to_owned(),
+            reason: reason.as_str().to_owned(),
             // What is held is for programs, and is bounded where it is made.
-            message: if kind == HOLDS { message } else { cut(&message, MESSAGE_BYTES_MAX) },
+            message: if kind == condition_type::HOLDS.as_str() {
+                message
+            } else {
+                cut(&message, MESSAGE_BYTES_MAX)
+            },
             observed_generation: generation,
             last_transition: Some(since),
         }

@@ -8,6 +8,7 @@ use tidegate_model::objects::{Condition, ObjectKey};
 use super::Situation;
 use super::pool::of_model;
 use crate::cluster::crd;
+use crate::cluster::words::{ConditionReason, ConditionType, condition_reason, condition_type};
 use crate::reconcile::view::{BackendViewState, ServiceView};
 
 /// VIPs that are listed at most, for people to look at: as many as the schema takes.
@@ -32,13 +33,14 @@ pub fn gateway_status(
     let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let generation = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let lost = observation.links_lost.join("; ");
-    let condition = |kind: &str, holds: bool, yes: &str, no: &str, message: &str| {
+    let condition = |kind: ConditionType, holds: bool, [yes, no]: [ConditionReason; 2], message: &str| {
+        let kind = kind.as_str();
         let status = if holds { "True" } else { "False" };
         let had = before.conditions.iter().find(|c| c.kind == kind && c.status == status);
         let mut condition = of_model(&Condition {
             kind: kind.to_owned(),
             status: status.to_owned(),
-            reason: if holds { yes } else { no }.to_owned(),
+            reason: if holds { yes } else { no }.as_str().to_owned(),
             message: message.to_owned(),
             observed_generation: 0,
             last_transition: jiff::Timestamp::from_second(now.as_second()).ok(),
@@ -98,24 +100,42 @@ pub fn gateway_status(
         without_backends: listed(&lacks_backends),
         stopped: false,
         conditions: vec![
-            condition("Ready", observation.ready, "Forwarding", "NotReady", &lost),
-            condition("SourceConnected", observation.source_connected, "Connected", "Disconnected", ""),
             condition(
-                "Published",
+                condition_type::READY,
+                observation.ready,
+                [condition_reason::FORWARDING, condition_reason::NOT_READY],
+                &lost,
+            ),
+            condition(
+                condition_type::SOURCE_CONNECTED,
+                observation.source_connected,
+                [condition_reason::CONNECTED, condition_reason::DISCONNECTED],
+                "",
+            ),
+            condition(
+                condition_type::PUBLISHED,
                 failure.is_none(),
-                "Published",
-                "PublishFailed",
+                [condition_reason::PUBLISHED, condition_reason::PUBLISH_FAILED],
                 failure.unwrap_or_default(),
             ),
-            condition("NameUnique", namesake.is_none(), "Unique", "NameTaken", &unique),
             condition(
-                "CanLead",
+                condition_type::NAME_UNIQUE,
+                namesake.is_none(),
+                [condition_reason::UNIQUE, condition_reason::NAME_TAKEN],
+                &unique,
+            ),
+            condition(
+                condition_type::CAN_LEAD,
                 hindrance.is_none(),
-                "Candidate",
-                "CannotLead",
+                [condition_reason::CANDIDATE, condition_reason::CANNOT_LEAD],
                 hindrance.unwrap_or_default(),
             ),
-            condition("InterfacesUp", observation.links_lost.is_empty(), "Up", "LinkLost", &lost),
+            condition(
+                condition_type::INTERFACES_UP,
+                observation.links_lost.is_empty(),
+                [condition_reason::UP, condition_reason::LINK_LOST],
+                &lost,
+            ),
         ],
     }
 }

@@ -37,7 +37,8 @@ use jiff::Timestamp;
 use tidegate_model::objects::{Condition, Ingress, ObjectKey, Objects, Service};
 
 use super::crd;
-use super::event::{Event, EventType, Regarding, reason};
+use super::event::{Event, EventType, Regarding};
+use super::words::event_reason;
 use crate::reconcile::view::ServiceView;
 use crate::reconcile::{Asker, Finding, Outcome};
 
@@ -403,7 +404,7 @@ impl Planner<'_> {
         if now.duration_since(since) >= WAIT_TOLD_AFTER {
             let note = format!("Waiting until every gateway has withdrawn what was given back: {names}");
             let regarding = Regarding::service(key, service.meta.uid.as_str());
-            self.event(Event::new(EventType::Normal, regarding, reason::WAITING, &note));
+            self.event(Event::new(EventType::Normal, regarding, event_reason::WAITING, &note));
         } else {
             self.again_at(since + WAIT_TOLD_AFTER);
         }
@@ -430,7 +431,7 @@ impl Planner<'_> {
                      {hindrance}"
                 );
                 let regarding = Regarding::service(&key, service.meta.uid.as_str());
-                self.event(Event::new(EventType::Warning, regarding, reason::NO_LEADER, &note));
+                self.event(Event::new(EventType::Warning, regarding, event_reason::NO_LEADER, &note));
             } else {
                 self.again_at(since + LEADER_MAX);
             }

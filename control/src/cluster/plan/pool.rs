@@ -5,7 +5,8 @@ use tidegate_model::objects::{AddressPool, Condition};
 use super::condition::{Said, same};
 use super::{Planner, Write};
 use crate::cluster::crd;
-use crate::cluster::event::{Event, EventType, Regarding, reason};
+use crate::cluster::event::{Event, EventType, Regarding};
+use crate::cluster::words::{ConditionReason, condition_reason, condition_type, event_reason};
 use crate::pools::PoolUsage;
 use crate::reconcile::{Finding, Reason};
 
@@ -22,19 +23,21 @@ impl Planner<'_> {
         let is_used = !findings.iter().any(|f| f.reason == Reason::PoolNotAccepted && pool.faults.is_empty());
         let usage = usage.filter(|_| is_used);
         let shown = |n: u128| i64::try_from(n).unwrap_or(i64::MAX);
-        let condition = |kind, holds: bool, reason: &'static str, finding: Option<&&Finding>| Said {
+        let condition = |kind, holds: bool, reason: ConditionReason, finding: Option<&&Finding>| Said {
             kind,
             status: if holds { "True" } else { "False" },
             reason,
             message: finding.map(|f| f.diagnostic.what.clone()).unwrap_or_default(),
         };
         let accepted = match not_accepted {
-            None => condition("Accepted", true, "Accepted", None),
-            Some(_) => condition("Accepted", false, "NotAccepted", not_accepted),
+            None => condition(condition_type::ACCEPTED, true, condition_reason::ACCEPTED, None),
+            Some(_) => {
+                condition(condition_type::ACCEPTED, false, condition_reason::NOT_ACCEPTED, not_accepted)
+            }
         };
         let overlaps = match overlaps {
-            None => condition("Overlaps", false, "NoOverlap", None),
-            Some(_) => condition("Overlaps", true, "Overlaps", overlaps),
+            None => condition(condition_type::OVERLAPS, false, condition_reason::NO_OVERLAP, None),
+            Some(_) => condition(condition_type::OVERLAPS, true, condition_reason::OVERLAPS, overlaps),
         };
         let in_use = in_use(pool, usage);
         let is_deleted = pool.meta.deletion_time.is_some();
@@ -50,7 +53,7 @@ impl Planner<'_> {
         }
         if is_used && is_deleted {
             let regarding = Regarding::address_pool(key, pool.meta.uid.as_str());
-            self.event(Event::new(EventType::Warning, regarding, reason::POOL_IN_USE, &in_use.message));
+            self.event(Event::new(EventType::Warning, regarding, event_reason::POOL_IN_USE, &in_use.message));
         }
         let stored = &pool.status;
         let conditions: Vec<Condition> = [accepted, overlaps, in_use]
@@ -70,21 +73,29 @@ impl Planner<'_> {
 
 /// The condition that says whether Services hold addresses of the pool, which, and what that keeps from happening.
 fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> Said {
-    let said = |status, reason, message| Said { kind: "InUse", status, reason, message };
+    let said = |status, reason, message| Said { kind: condition_type::IN_USE, status, reason, message };
     let Some(usage) = usage.filter(|usage| usage.users > 0) else {
-        return said("False", "NotInUse", String::new());
+        return said("False", condition_reason::NOT_IN_USE, String::new());
     };
     let by = usage.used_by();
     if pool.meta.deletion_time.is_some() {
         let how = "they keep their addresses, and it gives out none; it is gone when they have given them back \
                    (spec.forceRelease: true takes them back)";
-        return said("True", "DeletionWaits", format!("Services hold addresses of it: {by}; {how}"));
+        return said(
+            "True",
+            condition_reason::DELETION_WAITS,
+            format!("Services hold addresses of it: {by}; {how}"),
+        );
     }
     if usage.outside > 0 {
         let outside = format!("{} of them are not in spec.addresses any more and stay", usage.outside);
-        return said("True", "HeldOutside", format!("Services hold addresses of it: {by}; {outside}"));
+        return said(
+            "True",
+            condition_reason::HELD_OUTSIDE,
+            format!("Services hold addresses of it: {by}; {outside}"),
+        );
     }
-    said("True", "Held", format!("Services hold addresses of it: {by}"))
+    said("True", condition_reason::HELD, format!("Services hold addresses of it: {by}"))
 }
 
 /// A condition as the kinds of our own have it.

@@ -8,7 +8,8 @@ use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::contest::Stand;
 use super::peer::Around;
 use super::{Asked, Planner, Write};
-use crate::cluster::event::{Event, EventType, Regarding, reason};
+use crate::cluster::event::{Event, EventType, Regarding};
+use crate::cluster::words::{EventReason, PortError, condition_reason, event_reason, port_error};
 use crate::pools::FIELD_MANAGER;
 use crate::reconcile::view::ServiceView;
 use crate::reconcile::{Finding, Reason};
@@ -54,7 +55,7 @@ impl Planner<'_> {
             let has_address = view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
             match (has_address, stored.is_finalized_by_us()) {
                 (true, false) => {
-                    self.note(of, EventType::Normal, reason::ENSURING, "Ensuring load balancer");
+                    self.note(of, EventType::Normal, event_reason::ENSURING, "Ensuring load balancer");
                     self.finalizer(service, true);
                 }
                 (false, true) => self.lost(of, view),
@@ -78,7 +79,7 @@ impl Planner<'_> {
         if self.waits_for_others(of.service) {
             return;
         }
-        self.note(of, EventType::Normal, reason::DELETED, "Deleted load balancer");
+        self.note(of, EventType::Normal, event_reason::DELETED, "Deleted load balancer");
         self.finalizer(of.service, false);
     }
 
@@ -131,7 +132,7 @@ impl Planner<'_> {
     /// Takes what is ours out of a status.
     fn clear(&mut self, of: &OfService<'_>) {
         self.forget_times(&of.service.meta.key);
-        self.note(of, EventType::Normal, reason::CLEAR_ASSIGNMENT, "The address is given back");
+        self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, "The address is given back");
         self.plan.writes.push(Write::ServiceStatus {
             service: of.service.meta.key.clone(),
             uid: of.service.meta.uid.clone(),
@@ -218,26 +219,26 @@ impl Planner<'_> {
                  one controller alone should have spec.loadBalancerClass {:?}",
                 of.service.load_balancer_class.as_deref().unwrap_or_default()
             );
-            return self.note(of, EventType::Warning, reason::CONFLICTING, &note);
+            return self.note(of, EventType::Warning, event_reason::CONFLICTING, &note);
         }
         let is_new = |ingress: &Ingress| !stored.ingress.iter().any(|had| had.ip == ingress.ip);
         for ip in wanted.iter().filter(|ingress| is_new(ingress)).filter_map(|ingress| ingress.ip) {
             let pool = view.vips.iter().find(|vip| vip.address == ip).map_or("", |vip| vip.pool.as_str());
             let note = format!("Assigned IP {ip} from pool {pool}");
-            self.note(of, EventType::Normal, reason::IP_ALLOCATED, &note);
+            self.note(of, EventType::Normal, event_reason::IP_ALLOCATED, &note);
         }
         let ours = stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
         if wanted.is_empty() && ours && !stored.ingress.is_empty() {
             let why = view.pending.as_deref().unwrap_or("the Service asks for none any more");
             let note = format!("The address is given back: {why}");
-            self.note(of, EventType::Normal, reason::CLEAR_ASSIGNMENT, &note);
+            self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, &note);
         } else if ours {
             let given: Vec<String> = wanted.iter().filter_map(|w| w.ip).map(|ip| ip.to_string()).collect();
             let is_gone = |ip: &IpAddr| !wanted.iter().any(|ingress| ingress.ip == Some(*ip));
             for ip in stored.ingress.iter().filter_map(|had| had.ip).filter(is_gone) {
                 let note =
                     format!("The address {ip} is given back: the Service has {} now", given.join(", "));
-                self.note(of, EventType::Normal, reason::CLEAR_ASSIGNMENT, &note);
+                self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, &note);
             }
         }
         let before = |kind: &str| stored.condition(kind);
@@ -253,27 +254,29 @@ impl Planner<'_> {
                         self.note(
                             of,
                             EventType::Normal,
-                            reason::ENSURED,
+                            event_reason::ENSURED,
                             &format!("Ensured load balancer: {ips}"),
                         );
                     } else if self.asked(of.service).is_news {
                         self.note(
                             of,
                             EventType::Normal,
-                            reason::UPDATED,
+                            event_reason::UPDATED,
                             &format!("Updated load balancer: {ips}"),
                         );
                     }
                     self.asked(of.service).is_news = false;
                 }
                 PROGRAMMED
-                    if matches!(condition.reason.as_str(), "PortsNotProgrammed" | "NotOnEveryGateway")
+                    if [condition_reason::PORTS_NOT_PROGRAMMED, condition_reason::NOT_ON_EVERY_GATEWAY]
+                        .iter()
+                        .any(|failed| condition.reason == failed.as_str())
                         && !is(was, "False") =>
                 {
-                    self.note(of, EventType::Warning, reason::SYNC_FAILED, &condition.message);
+                    self.note(of, EventType::Warning, event_reason::SYNC_FAILED, &condition.message);
                 }
                 HEALTHY if condition.status == "False" && !is(was, "False") => {
-                    self.note(of, EventType::Warning, reason::UNAVAILABLE, &condition.message);
+                    self.note(of, EventType::Warning, event_reason::UNAVAILABLE, &condition.message);
                 }
                 _ => {}
             }
@@ -285,7 +288,7 @@ impl Planner<'_> {
         self.plan.writes.push(Write::Finalizer { service: key, uid, present });
     }
 
-    fn note(&mut self, of: &OfService<'_>, event_type: EventType, reason: &'static str, note: &str) {
+    fn note(&mut self, of: &OfService<'_>, event_type: EventType, reason: EventReason, note: &str) {
         self.event(Event::new(event_type, of.regarding(), reason, note));
     }
 }
@@ -300,7 +303,7 @@ fn ingress(view: &ServiceView, findings: &[&Finding], knows_ip_mode: bool) -> Ve
         let status = |port: &&crate::reconcile::view::PortView| IngressPort {
             port: port.port,
             protocol: port.protocol.clone(),
-            error: port.refused.as_ref().map(|why| error_of(why, findings).to_owned()),
+            error: port.refused.as_ref().map(|why| error_of(why, findings).as_str().to_owned()),
         };
         Ingress {
             ip: Some(vip.address),
@@ -313,14 +316,14 @@ fn ingress(view: &ServiceView, findings: &[&Finding], knows_ip_mode: bool) -> Ve
     .collect()
 }
 
-/// The word for a port that is not served; words of providers have their domain in front (core/v1 `PortStatus`).
-fn error_of(why: &str, findings: &[&Finding]) -> &'static str {
+/// The word for a port that is not served.
+fn error_of(why: &str, findings: &[&Finding]) -> PortError {
     let about = |reason: Reason| findings.iter().any(|f| f.reason == reason);
     if about(Reason::NotSupported) && why.contains("not supported") {
-        "tidegate.dev/NotSupported"
+        port_error::NOT_SUPPORTED
     } else if about(Reason::Conflict) && why.contains("another Service") {
-        "tidegate.dev/Conflict"
+        port_error::CONFLICT
     } else {
-        "tidegate.dev/PortNotProgrammed"
+        port_error::PORT_NOT_PROGRAMMED
     }
 }
