@@ -41,6 +41,8 @@ fn listeners(config: &GatewayConfig) -> (&Path, Option<SocketAddr>, Option<Socke
 
 #[cfg(test)]
 mod tests {
+    use tidegate_model::config::keys::{Change, KEYS};
+
     use super::*;
 
     fn config(rest: &str) -> GatewayConfig {
@@ -73,5 +75,25 @@ mod tests {
     fn what_is_made_at_the_start_is_named() {
         let changed = config("  idle: poll\nadmin: {listen: '127.0.0.1:9999'}\n");
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), ["dataplane.idle", "admin"]);
+    }
+
+    /// Everything else of `admin` is opened at the start.
+    const RELOADED_OF_ADMIN: &str = "admin.metricsPerBackend";
+
+    #[test]
+    fn the_table_of_keys_says_restart_for_what_a_reload_refuses_and_reload_for_the_rest() {
+        let full = include_str!("../../model/tests/fixtures/config/full.yaml");
+        let full = tidegate_model::config::parse(full, "gateway.yaml", std::path::Path::new("."), 2).config;
+        let mut parts = fixed_parts_that_differ(&config(""), &full.expect("the fixture is valid"));
+        // Never another one: there is nothing to choose.
+        parts.push("announce");
+        assert_eq!(parts.len(), 10, "every part differs: {parts:?}");
+        for key in KEYS.iter().filter(|key| !["apiVersion", "kind"].contains(&key.path)) {
+            let is_below = |part: &&str| {
+                key.path.strip_prefix(*part).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
+            };
+            let is_fixed = parts.iter().any(is_below) && key.path != RELOADED_OF_ADMIN;
+            assert_eq!(key.change == Change::Restart, is_fixed, "{}", key.path);
+        }
     }
 }

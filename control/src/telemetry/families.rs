@@ -25,30 +25,30 @@ use crate::source::SourceState;
 
 /// What runs here.
 pub(super) fn build(page: &mut Exposition, version: &str) {
-    let help = "1, with the version of the binary as a label.";
+    let help = "Always 1; the label is the version of the binary.";
     page.gauge("tidegate_build_info", help, ["version"]).sample([version], true);
 }
 
 /// Links of interfaces, and of the taps that mirror them for the kernel.
 pub(super) fn links(page: &mut Exposition, links: &[InterfaceLink]) {
     let is_up = |state: LinkState| state == LinkState::Up;
-    let help = "1 while the interface has a link; at 0 the gateway is not ready.";
+    let help = "1 while the interface has a link, else 0; the gateway is not ready while it is 0.";
     let mut up = page.gauge("tidegate_interface_up", help, ["interface"]);
     for link in links {
         up.sample([&link.name], is_up(link.port.state));
     }
-    let help = "Changes of the link's state (up, down, no carrier, gone), since the start.";
+    let help = "Changes of the interface's link state (up, down, no carrier, gone) since the start.";
     let mut transitions = page.counter("tidegate_interface_transitions_total", help, ["interface"]);
     for link in links {
         transitions.sample([&link.name], link.port.transitions);
     }
     let taps = || links.iter().filter_map(|link| link.tap.as_ref().map(|(_, tap)| (&link.name, tap)));
-    let help = "1 while the tap that gives the kernel the interface's packets is up.";
+    let help = "1 while the tap by which the kernel sends and receives on the interface is up, else 0.";
     let mut up = page.gauge("tidegate_tap_up", help, ["interface"]);
     for (name, tap) in taps() {
         up.sample([name], is_up(tap.state));
     }
-    let help = "Changes of the tap's state, since the start.";
+    let help = "Changes of the link state of the interface's tap since the start.";
     let mut transitions = page.counter("tidegate_tap_transitions_total", help, ["interface"]);
     for (name, tap) in taps() {
         transitions.sample([name], tap.transitions);
@@ -62,12 +62,16 @@ pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
         None => Cow::Owned(at.to_string()),
     };
     let labels = ["interface", "direction"];
-    let mut packets = page.counter("tidegate_packets_total", "Frames received and sent by workers.", labels);
+    let mut packets =
+        page.counter("tidegate_packets_total", "Frames that workers received (rx) and sent (tx).", labels);
     for (at, one) in stats.interfaces.iter().enumerate() {
         packets.sample([&name(at), "rx"], one.rx_packets).sample([&name(at), "tx"], one.tx_packets);
     }
-    let mut bytes =
-        page.counter("tidegate_bytes_total", "Bytes of frames received and sent by workers.", labels);
+    let mut bytes = page.counter(
+        "tidegate_bytes_total",
+        "Bytes of the frames that workers received (rx) and sent (tx).",
+        labels,
+    );
     for (at, one) in stats.interfaces.iter().enumerate() {
         bytes.sample([&name(at), "rx"], one.rx_bytes).sample([&name(at), "tx"], one.tx_bytes);
     }
@@ -87,43 +91,45 @@ pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
     for why in DropReason::all() {
         drops.sample([why.as_str()], by_reason[why.index()]);
     }
-    let help = "Frames sent, by reason: forwarded, or answers of the gateway itself.";
+    let help = "Frames sent, by reason: forwarded packets, and answers of the gateway itself.";
     let mut transmits = page.counter("tidegate_transmits_total", help, ["reason"]);
     for (why, count) in &stats.transmits {
         transmits.sample([why.as_str()], *count);
     }
-    let mut punts =
-        page.counter("tidegate_punts_total", "Frames meant for the kernel, by reason.", ["reason"]);
+    let mut punts = page.counter("tidegate_punts_total", "Frames for the kernel, by reason.", ["reason"]);
     for (why, count) in &stats.punts {
         punts.sample([why.as_str()], *count);
     }
-    let help = "Frames handed from a worker to the one that has their flow.";
+    let help = "Frames passed from the worker that received them to the worker that has their flow.";
     page.counter("tidegate_hand_overs_total", help, []).sample([], stats.hand_overs);
 
     let slow = &stats.slow_path;
-    page.counter("tidegate_kernel_packets_total", "Frames exchanged with the kernel.", ["direction"])
-        .sample(["to_kernel"], slow.to_kernel)
-        .sample(["from_kernel"], slow.from_kernel);
-    let help = "Frames to or from the kernel that were lost for want of room.";
+    page.counter(
+        "tidegate_kernel_packets_total",
+        "Frames given to the kernel and received from it, by direction.",
+        ["direction"],
+    )
+    .sample(["to_kernel"], slow.to_kernel)
+    .sample(["from_kernel"], slow.from_kernel);
+    let help = "Frames to and from the kernel that were lost because a queue was full or no buffer was free, by direction.";
     page.counter("tidegate_kernel_drops_total", help, ["direction"])
         .sample(["to_kernel"], slow.to_kernel_dropped)
         .sample(["from_kernel"], slow.from_kernel_dropped);
-    let help = "ARP and neighbour discovery requests, probes and announcements made.";
+    let help = "ARP and neighbour discovery requests, probes and announcements that the gateway sent.";
     page.counter("tidegate_neighbor_frames_total", help, []).sample([], slow.neighbor_frames);
-    let help = "Neighbours that only packets want, not taken in because all those of the link and family are in use.";
+    let help = "Neighbours that only packets asked for and that were not added, because all on-demand entries of the link and family were in use.";
     page.counter("tidegate_neighbors_refused_total", help, []).sample([], slow.neighbors_refused);
-    let help = "Neighbours that only packets want, given up for newer ones.";
+    let help = "Neighbours that only packets asked for and that were removed to make room for newer ones.";
     page.counter("tidegate_neighbors_evicted_total", help, []).sample([], slow.neighbors_evicted);
-    let help =
-        "Entries of the neighbour table: next hops of backends and routes, and those that only packets want.";
+    let help = "Entries of the neighbour table, by kind: next hops of backends and routes, and entries that only packets asked for (on_demand).";
     page.gauge("tidegate_neighbors", help, ["kind"])
         .sample(["next_hop"], stats.neighbors.next_hops)
         .sample(["on_demand"], stats.neighbors.on_demand);
-    let help = "Entries of each kind that the neighbour table has room for.";
+    let help = "Entries that the neighbour table has room for, by kind.";
     page.gauge("tidegate_neighbors_max", help, ["kind"])
         .sample(["next_hop"], stats.neighbors.next_hops_max)
         .sample(["on_demand"], stats.neighbors.on_demand_max);
-    let help = "Frames for the kernel, by class: passed on, dropped over the rate, dropped at a full queue.";
+    let help = "Frames for the kernel, by class and result: passed on, over the rate of the class, or dropped at a full queue.";
     let mut family = page.counter("tidegate_punts_by_class_total", help, ["class", "result"]);
     for (class, count) in &stats.punt_classes {
         family
@@ -133,54 +139,58 @@ pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
     }
     let help = "Frames of the kernel and of neighbour resolution that workers sent.";
     page.counter("tidegate_injected_packets_total", help, []).sample([], slow.injected);
-    let help = "Those that the transmit queue did not take.";
+    let help = "Frames of the kernel and of neighbour resolution that were dropped because the transmit queue was full.";
     page.counter("tidegate_injected_drops_total", help, []).sample([], slow.injected_dropped);
 }
 
 /// Workers and their flows.
 pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
     let workers: Vec<_> = stats.workers.iter().map(|one| (one.worker.to_string(), one)).collect();
-    let mut gauge = page.gauge("tidegate_worker_up", "1 while the worker is in its loop.", ["worker"]);
+    let mut gauge = page.gauge("tidegate_worker_up", "1 while the worker runs, else 0.", ["worker"]);
     for (worker, one) in &workers {
         gauge.sample([worker], one.state == WorkerState::Running);
     }
-    let help = "Share of the worker's time with work, 0 to 1, over the last second or more.";
+    let help = "Share of time in which the worker had work, from 0 to 1, over the last second or longer.";
     let mut gauge = page.gauge("tidegate_worker_busy_ratio", help, ["worker"]);
     for (worker, one) in &workers {
         gauge.sample([worker], one.busy_ratio);
     }
-    let help = "CPU cycles a frame while there was work, over the last second or more; 0 without traffic.";
+    let help =
+        "CPU cycles for each frame while there was work, over the last second or longer; 0 without traffic.";
     let mut gauge = page.gauge("tidegate_worker_cycles_per_packet", help, ["worker"]);
     for (worker, one) in &workers {
         gauge.sample([worker], one.cycles_per_packet);
     }
-    let mut counter =
-        page.counter("tidegate_worker_packets_total", "Frames through the worker's pipeline.", ["worker"]);
+    let mut counter = page.counter(
+        "tidegate_worker_packets_total",
+        "Frames that went through the worker's pipeline.",
+        ["worker"],
+    );
     for (worker, one) in &workers {
         counter.sample([worker], one.frames);
     }
-    let help = "News for neighbour resolution that the worker could not pass on; it comes again.";
+    let help = "Requests of the worker for neighbour resolution that were lost because a queue was full; the next packet repeats them.";
     let mut counter = page.counter("tidegate_neighbor_events_lost_total", help, ["worker"]);
     for (worker, one) in &workers {
         counter.sample([worker], one.neighbor_events_lost);
     }
-    let mut gauge = page.gauge("tidegate_flows", "Flows that the worker remembers.", ["worker"]);
+    let mut gauge = page.gauge("tidegate_flows", "Flows in the worker's flow tables.", ["worker"]);
     for (worker, one) in &workers {
         gauge.sample([worker], one.flows);
     }
-    let help = "Flows that left their table, by reason.";
+    let help = "Flows removed from a flow table, by reason.";
     let mut counter = page.counter("tidegate_flow_evictions_total", help, ["reason"]);
     for (why, count) in &stats.evictions {
         counter.sample([why.as_str()], *count);
     }
-    let help = "New flows not remembered: every flow that would have to make way was established.";
+    let help = "New flows without an entry in the flow table, because every flow that could make way was established.";
     page.counter("tidegate_flows_refused_total", help, []).sample([], stats.flows_refused);
-    let help = "Resets and ICMP errors not sent because of the limit on answers of their kind.";
+    let help = "Resets and ICMP errors that were not sent because of the rate limit of their kind.";
     let mut counter = page.counter("tidegate_answers_suppressed_total", help, ["kind"]);
     for (kind, count) in &stats.answers_suppressed {
         counter.sample([kind.as_str()], *count);
     }
-    let help = "Path MTUs of tunnels learnt from ICMP errors, each time that one became smaller.";
+    let help = "Times that an ICMP error made the path MTU of a tunnel smaller.";
     page.counter("tidegate_path_mtus_learnt_total", help, []).sample([], stats.path_mtus_learnt);
 }
 
@@ -202,12 +212,12 @@ pub(super) fn services(page: &mut Exposition, stats: &[ServiceStats]) {
         *packets += one.packets;
         *bytes += one.bytes;
     }
-    let help = "Packets forwarded for the service port, over all its VIPs; replies too where they pass here.";
+    let help = "Packets forwarded for the service port over all its VIPs, with the replies that pass through the gateway.";
     let mut family = page.counter("tidegate_service_packets_total", help, PORT_LABELS);
     for (key, (packets, _)) in &ports {
         family.sample(*key, *packets);
     }
-    let help = "Bytes of their IP packets.";
+    let help = "Bytes of the IP packets forwarded for the service port over all its VIPs, with the replies that pass through the gateway.";
     let mut family = page.counter("tidegate_service_bytes_total", help, PORT_LABELS);
     for (key, (_, bytes)) in &ports {
         family.sample(*key, *bytes);
@@ -224,7 +234,8 @@ pub(super) fn service_info(page: &mut Exposition, services: &[std::sync::Arc<Ser
             ports.insert(key, app_protocol);
         }
     }
-    let help = "1 for each service port that has an appProtocol, with it as a label.";
+    let help =
+        "Always 1, for each service port that has an appProtocol; the label app_protocol is its value.";
     let labels = ["namespace", "service", "port", "protocol", "app_protocol"];
     let mut family = page.gauge("tidegate_service_info", help, labels);
     for ([namespace, service, port, protocol], app_protocol) in &ports {
@@ -245,7 +256,7 @@ pub(super) fn backends(
             *connections.entry((port_key(port), backend)).or_default() += one.connections;
         }
     }
-    let help = "New flows given to the backend.";
+    let help = "New flows that were assigned to the backend.";
     let mut family = page.counter("tidegate_backend_connections_total", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), count) in &connections {
         family.sample([namespace, service, port, protocol, backend], *count);
@@ -262,7 +273,7 @@ pub(super) fn backends(
             }
         }
     }
-    let help = "1 while the backend takes new flows; 0 while it only keeps those that it has.";
+    let help = "1 while the backend takes new flows; 0 while it keeps only the flows that it has.";
     let mut family = page.gauge("tidegate_backend_up", help, BACKEND_LABELS);
     for (([namespace, service, port, protocol], backend), up) in &up {
         family.sample([namespace, service, port, protocol, backend], *up);
@@ -302,18 +313,16 @@ pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
         checks.sample([result], *count);
     }
     let load = &sample.check_load;
-    let help = "Health checks that began more than their interval too late.";
+    let help = "Health checks that began later than they were due by more than their interval.";
     page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
     let help = "Health checks under way.";
     page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.under_way);
-    let help =
-        "What is checked, by state; a damped target, which flaps, is counted in one of the others too.";
+    let help = "Targets of health checks, by state; a damped target, which flaps, is also counted as passing or failing.";
     page.gauge("tidegate_health_targets", help, ["state"])
         .sample(["passing"], load.targets.saturating_sub(load.failing))
         .sample(["failing"], load.failing)
         .sample(["damped"], load.damped);
-    let help =
-        "By what all intervals are multiplied so that no more checks begin in a second than may; 1 is none.";
+    let help = "Largest factor by which the check intervals of a namespace are stretched to stay within the limit of checks a second; 1 while none is.";
     page.gauge("tidegate_health_interval_stretch_ratio", help, []).sample([], load.stretch);
 
     let mut open: BTreeMap<PortKey<'_>, bool> = BTreeMap::new();
@@ -323,7 +332,7 @@ pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
             *open.entry(key).or_default() |= port.fail_open;
         }
     }
-    let help = "1 while all backends of the service port fail their checks on one of its VIPs and none is set aside.";
+    let help = "1 while all backends of the service port fail their checks on one of its VIPs and none is set aside, else 0.";
     let mut family = page.gauge("tidegate_health_fail_open", help, PORT_LABELS);
     for (key, open) in &open {
         family.sample(*key, *open);
@@ -332,19 +341,22 @@ pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
 
 /// The control plane.
 pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
-    let help = "Generation of the newest snapshot, and the one that every worker has applied.";
+    let help =
+        "Generation of the newest desired state, and of the state that every worker has applied, by kind.";
     page.gauge("tidegate_snapshot_generation", help, ["kind"])
         .sample(["desired"], sample.generations.desired)
         .sample(["applied"], sample.generations.applied);
-    let help = "Desired states that could not be published: the last good one keeps forwarding.";
+    let help =
+        "Desired states that could not be published to the workers; the last good state keeps forwarding.";
     page.counter("tidegate_publish_failures_total", help, []).sample([], sample.publish_failures);
-    let help = "Time of one reconcile, from its inputs to a snapshot given to the workers, or refused.";
+    let help =
+        "Time of one reconcile, from its inputs to a snapshot that was published to the workers or refused.";
     page.histogram("tidegate_sync_duration_seconds", help, &sample.timings.sync);
-    let help = "Time from a change seen by the source to its application by every worker.";
+    let help = "Time from when the source saw a change until every worker had applied it.";
     page.histogram("tidegate_network_programming_duration_seconds", help, &sample.timings.programming);
 
-    let help = "Addresses of the pool, by state; reserved ones are the gateway's own, outside ones are held by Services \
-                and not in the pool any more.";
+    let help = "Addresses of the pool, by state: assigned to Services, free, reserved because they are the gateway's own, or \
+                outside: held by Services and no longer in the pool.";
     let mut pools = page.gauge("tidegate_pool_addresses", help, ["pool", "state"]);
     for one in sample.pools {
         pools
@@ -354,14 +366,15 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
             .sample([&one.pool, "outside"], one.outside);
     }
     let denied = sample.findings.iter().filter(|one| one.reason == Reason::ExternalIpDenied).count();
-    let help = "External IPs that Services ask for now and no pool authorises.";
+    let help = "External IPs that Services ask for now and that no pool authorises.";
     page.gauge("tidegate_external_ip_denied", help, []).sample([], denied);
 
-    let help = "1 while the configuration that was read last is refused and the one before is in force.";
+    let help =
+        "1 while the configuration that was read last is refused and the previous one is in force, else 0.";
     page.gauge("tidegate_configuration_refused", help, [])
         .sample([], usize::from(sample.configuration_refused));
-    let help = "1 while what a restart would need is not on disk: addresses of Services, what operators have drained, the \
-                last objects.";
+    let help = "1 while state that a restart needs is not on disk, by state: addresses of Services, what operators have \
+                drained, the last objects.";
     let mut unsaved = page.gauge("tidegate_state_unsaved", help, ["state"]);
     for (what, is_unsaved) in sample.unsaved {
         unsaved.sample([what], usize::from(*is_unsaved));
@@ -370,7 +383,7 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_source_stale_files", help, []).sample([], sample.stale_files.len());
     let since = sample.stale_files.iter().map(|file| file.since).min();
     let since = since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
-    let help = "Unix time at which the first of them turned bad; 0 while there is none.";
+    let help = "Unix time since when a manifest file has had errors, of the file that has had them for longest; 0 while no file has errors.";
     page.gauge("tidegate_source_stale_since_seconds", help, [])
         .sample([], since.map_or(0.0, |since| since.as_secs_f64()));
 
@@ -384,21 +397,21 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
 
 /// The API server, or the directory, which is always there.
 fn source(page: &mut Exposition, source: &SourceState) {
-    let help = "1 while the source of objects answers; at 0 the gateway goes on with the last ones.";
+    let help = "1 while the source of objects answers; at 0 the gateway forwards by the last objects.";
     page.gauge("tidegate_source_connected", help, []).sample([], source.connected);
-    let help = "Unix time since which the source answers, or does not.";
+    let help = "Unix time of the last change between a source that answers and one that does not.";
     page.gauge("tidegate_source_connected_since_seconds", help, []).sample([], seconds(Some(source.since)));
-    let help =
-        "Unix time at which the objects were last known to be those of the source; 0 before the first time.";
+    let help = "Unix time at which the objects were last known to be up to date with the source; 0 before the first time.";
     let synced = source.last_sync(Timestamp::now());
     page.gauge("tidegate_source_last_sync_timestamp_seconds", help, []).sample([], seconds(synced));
     let help = "Attempts to read from the API server that failed.";
     page.counter("tidegate_source_failures_total", help, []).sample([], source.failures);
-    let help = "1 while the objects are those that were on disk at the start.";
+    let help = "1 while the gateway forwards by objects that it read from disk at the start, else 0.";
     page.gauge("tidegate_source_from_disk", help, []).sample([], source.from_disk);
     let help = "Files of objects on disk that could not be used at the start.";
     page.counter("tidegate_source_corrupt_files_total", help, []).sample([], source.corrupt_files);
-    let help = "Objects that the API server lost, or has older, and that are kept for apiLossGrace.";
+    let help =
+        "Objects that the API server lost, or has in an older version, and that are kept for apiLossGrace.";
     let mut kept = page.gauge("tidegate_source_kept_objects", help, ["kind"]);
     for one in &*source.kept {
         kept.sample([one.kind], one.count);
@@ -411,16 +424,16 @@ fn seconds(at: Option<Timestamp>) -> f64 {
 
 /// What is written to the cluster.
 pub(super) fn cluster(page: &mut Exposition, cluster: &crate::cluster::Reading) {
-    let help = "1 while this gateway leads: it writes the status of Services.";
+    let help = "1 while this gateway leads and writes the status of Services, else 0.";
     page.gauge("tidegate_leader", help, []).sample([], cluster.leads);
-    let help = "Writes to Services and AddressPools that wait.";
+    let help = "Writes to Services and AddressPools that wait to be sent.";
     page.gauge("tidegate_cluster_writes_pending", help, []).sample([], cluster.pending);
     let help = "Writes to Services and AddressPools, by result.";
     let mut writes = page.counter("tidegate_cluster_writes_total", help, ["result"]);
     for (result, count) in cluster.writes {
         writes.sample([result], count);
     }
-    let help = "Events, by what became of them; dropped ones were over their budget.";
+    let help = "Events about objects of the cluster, by result; dropped ones were over their rate limit.";
     let mut events = page.counter("tidegate_events_total", help, ["result"]);
     for (result, count) in cluster.events {
         events.sample([result], count);
@@ -429,15 +442,17 @@ pub(super) fn cluster(page: &mut Exposition, cluster: &crate::cluster::Reading) 
 
 /// The process, by the names that client libraries agree on.
 pub(super) fn process(page: &mut Exposition, process: &Process) {
-    let help = "User and system CPU time spent; workers that poll spend all of theirs.";
+    let help = "User and system CPU time in seconds; a worker that polls uses all of its core.";
     page.counter("process_cpu_seconds_total", help, []).sample([], process.cpu_seconds);
-    page.gauge("process_resident_memory_bytes", "Resident memory.", []).sample([], process.resident_bytes);
-    page.gauge("process_virtual_memory_bytes", "Virtual memory.", []).sample([], process.virtual_bytes);
+    page.gauge("process_resident_memory_bytes", "Resident memory in bytes.", [])
+        .sample([], process.resident_bytes);
+    page.gauge("process_virtual_memory_bytes", "Virtual memory in bytes.", [])
+        .sample([], process.virtual_bytes);
     page.gauge("process_open_fds", "Open file descriptors.", []).sample([], process.open_fds);
     if let Some(max) = process.max_fds {
         page.gauge("process_max_fds", "Limit of open file descriptors.", []).sample([], max);
     }
     page.gauge("process_threads", "Threads.", []).sample([], process.threads);
-    let help = "Start of the process, Unix time.";
+    let help = "Unix time at which the process started.";
     page.gauge("process_start_time_seconds", help, []).sample([], process.start_time_seconds);
 }

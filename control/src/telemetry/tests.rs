@@ -1,5 +1,7 @@
 //! Pages made from a hand-made sample, read back by a parser that forgives nothing.
 
+mod document;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};

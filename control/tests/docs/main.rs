@@ -2,6 +2,7 @@
 //! operators meet is explained.
 
 mod citations;
+mod configuration;
 mod conformance;
 mod names;
 mod repository;

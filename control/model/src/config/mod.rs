@@ -2,7 +2,7 @@
 //!
 //! [`load`] reads a file, [`parse`] a text; both give every fault in one report. The raw form is the YAML
 //! tree, the validated one [`GatewayConfig`]: whoever holds one need not check it again. One file per section
-//! of the configuration; each key is documented at the field that it becomes.
+//! of the configuration; each key is documented at the field that it becomes, and for operators in [`keys`].
 //!
 //! Nothing here looks at devices, addresses of the host or manifests: the same file gives the same result on
 //! any machine, but for the default of `dataplane.idle`, which depends on the number of cores given.
@@ -14,6 +14,7 @@ mod cross;
 mod dataplane;
 mod expand;
 mod health;
+pub mod keys;
 mod pools;
 mod services;
 mod source;

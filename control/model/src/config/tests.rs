@@ -1,5 +1,7 @@
 //! Claims about the configuration: every key, its default, and every fault with its place.
 
+mod keys;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -1,0 +1,159 @@
+//! The table of keys against the decoders: the same keys, and defaults and examples that are what it says.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::*;
+use crate::config::keys::{KEYS, Key, KeyDefault};
+use crate::yaml::{Entry, Node, Scalar, ScalarKind, Value};
+
+/// A key that no decoder asks for, and that is not near one.
+const NOBODY: &str = "zzqqzzqqzzqqzzqq";
+
+/// Puts a key that nobody asks for into every mapping.
+fn plant(node: &mut Node) {
+    match &mut node.value {
+        Value::Sequence(items) => items.iter_mut().for_each(plant),
+        Value::Mapping(entries) => {
+            entries.iter_mut().for_each(|entry| plant(&mut entry.node));
+            let scalar = Scalar { text: "x".to_owned(), kind: ScalarKind::Text };
+            let node = Node { at: node.at, value: Value::Scalar(scalar) };
+            entries.push(Entry { key: NOBODY.to_owned(), at: node.at, node });
+        }
+        Value::Scalar(_) => {}
+    }
+}
+
+/// Every key that the decoders ask for when they read this text, by the messages about a key that they do not know: they
+/// list the keys that are.
+fn asked_for(text: &str) -> BTreeSet<String> {
+    let sheet = Sheet::new("gateway.yaml");
+    let mut root = sheet.documents(text).remove(0);
+    plant(&mut root);
+    decode(&sheet, &root, Path::new("."), 4);
+    let mut keys = BTreeSet::new();
+    let unknown = format!("unknown key {NOBODY:?}");
+    for fault in sheet.into_report().iter() {
+        let Some(place) = fault.what.strip_prefix(&unknown) else { continue };
+        let parent = place.strip_prefix(" in ").map_or(String::new(), |path| format!("{}.", any_item(path)));
+        let accepted = fault.accepted.as_deref().expect("the known keys are listed");
+        if accepted != "no key" {
+            keys.extend(accepted.split(", ").map(|key| format!("{parent}{key}")));
+        }
+    }
+    keys
+}
+
+/// `a[0].b` as `a[].b`.
+fn any_item(path: &str) -> String {
+    let mut steps = path.split('[');
+    let first = steps.next().unwrap_or_default().to_owned();
+    steps
+        .fold(first, |path, step| format!("{path}[{}", step.trim_start_matches(|c: char| c.is_ascii_digit())))
+}
+
+#[test]
+fn the_table_has_every_key_that_the_decoders_read_and_no_other() {
+    let kubernetes = format!("{HEAD}source: {{kubernetes: {{default: true}}}}\n");
+    let read: BTreeSet<String> = asked_for(FULL).into_iter().chain(asked_for(&kubernetes)).collect();
+    assert!(
+        read.contains("source.kubernetes.default") && read.contains("dataplane.interfaces[].mtu"),
+        "{read:?}"
+    );
+    let table: BTreeSet<&str> = KEYS.iter().map(|key| key.path).collect();
+    assert_eq!(table.len(), KEYS.len(), "each key once");
+    let is_above = |above: &str, below: &str| {
+        below.strip_prefix(above).is_some_and(|rest| rest.starts_with('.') || rest.starts_with("[]"))
+    };
+    let is_selector = |key: &&Key| key.kind == "label selector";
+    for key in &read {
+        let is_section = table.iter().any(|path| is_above(key, path));
+        let is_of_selector = KEYS.iter().filter(is_selector).any(|one| is_above(one.path, key));
+        assert!(
+            table.contains(key.as_str()) || is_section || is_of_selector,
+            "{key} is read, and config/keys.rs has no line for it"
+        );
+    }
+    for path in table {
+        assert!(read.contains(path), "config/keys.rs has {path}, and no decoder reads it");
+    }
+}
+
+/// A configuration in which every list has an item, and what hangs together fits whatever one key is.
+fn base() -> Json {
+    json!({
+        "apiVersion": "tidegate.dev/v1alpha1",
+        "kind": "GatewayConfig",
+        "dataplane": {
+            "interfaces": [
+                {"name": "uplink", "device": "net_null0"},
+                {"name": "other", "device": "net_null1", "addresses": ["10.9.0.1/16"]},
+            ],
+            "routes": [{"to": "0.0.0.0/0", "via": "10.9.0.3"}],
+            "neighbors": [{"ip": "10.9.0.3", "mac": "02:00:00:00:00:03"}],
+        },
+        "pools": [{"name": "public", "addresses": ["203.0.113.0/28"]}],
+    })
+}
+
+/// The mapping that has the last step of a path, made where it is missing, and that step.
+fn parent<'a, 'p>(root: &'a mut Json, path: &'p str) -> (&'a mut Map<String, Json>, &'p str) {
+    let (above, last) = path.rsplit_once('.').unwrap_or(("", path));
+    let mut at = root;
+    for step in above.split('.').filter(|step| !step.is_empty()) {
+        at = match step.strip_suffix("[]") {
+            Some(list) => &mut at[list][0],
+            None => at.as_object_mut().expect("a mapping").entry(step).or_insert_with(|| json!({})),
+        };
+    }
+    (at.as_object_mut().expect("a mapping"), last)
+}
+
+/// The configuration with a key at this value, which is YAML, or without the key.
+fn with(path: &str, value: Option<&str>) -> GatewayConfig {
+    let mut root = base();
+    let (mapping, last) = parent(&mut root, path);
+    mapping.remove(last);
+    if value.is_some() {
+        mapping.insert(last.to_owned(), json!("THE VALUE"));
+    }
+    let text = root.to_string().replace("\"THE VALUE\"", &format!(" {}", value.unwrap_or_default()));
+    let loaded = parse(&text, "gateway.yaml", Path::new("/etc/tidegate"), 2);
+    let config = loaded.config.unwrap_or_else(|| panic!("{path}: {value:?}: {}", loaded.report));
+    // Where each key was written differs.
+    GatewayConfig { origin: Origin::unknown(), ..config }
+}
+
+#[test]
+fn the_defaults_of_the_table_are_those_of_keys_that_are_left_out() {
+    for key in KEYS {
+        if let KeyDefault::Value(default) = key.default {
+            assert_eq!(with(key.path, Some(default)), with(key.path, None), "{}", key.path);
+        }
+    }
+}
+
+#[test]
+fn the_examples_of_the_table_are_accepted_and_differ_from_the_defaults() {
+    for key in KEYS {
+        let Some(example) = key.example else { continue };
+        let without = match key.default {
+            KeyDefault::Required => GatewayConfig { origin: Origin::unknown(), ..valid(&base().to_string()) },
+            _ => with(key.path, None),
+        };
+        assert_ne!(with(key.path, Some(example)), without, "{}", key.path);
+    }
+}
+
+#[test]
+fn meanings_are_sentences_in_one_line_of_a_table() {
+    for key in KEYS {
+        let Key { path, meaning, kind, .. } = key;
+        assert!(
+            meaning.ends_with('.') && meaning.starts_with(|c: char| c.is_uppercase() || c == '`'),
+            "{path}"
+        );
+        assert!(!meaning.contains(['|', '\n']) && !kind.contains(['|', '\n']), "{path}");
+    }
+}
