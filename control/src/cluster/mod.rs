@@ -27,6 +27,7 @@ mod queue;
 mod record;
 mod request;
 mod run;
+mod turns;
 pub mod uninstall;
 pub mod words;
 mod writer;

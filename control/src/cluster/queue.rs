@@ -3,9 +3,12 @@
 //! Pure: time is an argument, requests are sent by `run`. Each plan replaces the one before, so nothing old is ever
 //! sent. What was taken by the API server is not sent again until the object is seen to have changed.
 //!
+//! Namespaces take turns ([`Turns`]): the Services of one, however many they are and however often they change, do not
+//! delay the status of another's. Within a namespace the order is that of the plan.
+//!
 //! Invariant: at most one request for a target is under way.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +17,7 @@ use tokio::time::Instant;
 
 use super::bucket::Bucket;
 use super::plan::Write;
+use super::turns::Turns;
 
 /// Writes at once, and one more in each interval: 50 a second at first.
 const BURST: u32 = 100;
@@ -26,6 +30,8 @@ const INTERVAL_STEP: u32 = 200;
 const QUICK: Duration = Duration::from_millis(100);
 /// Requests under way.
 const UNDER_WAY_MAX: usize = 16;
+/// Those of one namespace: where the API server is slow with these, by a webhook, others go on.
+const UNDER_WAY_OF_NAMESPACE_MAX: usize = UNDER_WAY_MAX / 4 * 3;
 /// The status of one pool is written no sooner after the last time: while Services come, its figures change with each.
 const POOL_PAUSE: Duration = Duration::from_secs(3);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -49,6 +55,14 @@ impl Target {
             Write::ServiceStatus { service, .. } => Self::Status(service.clone()),
             Write::PoolStatus { pool, .. } => Self::Pool(pool.clone()),
             Write::PoolFinalizer { pool, .. } => Self::PoolFinalizer(pool.clone()),
+        }
+    }
+
+    /// Whose turn it takes; empty for what is of no namespace.
+    fn namespace(&self) -> &str {
+        match self {
+            Self::Finalizer(service) | Self::Status(service) => &service.namespace,
+            Self::Pool(_) | Self::PoolFinalizer(_) => "",
         }
     }
 }
@@ -104,7 +118,7 @@ pub(super) enum Next {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Queue {
-    order: VecDeque<Target>,
+    order: Turns<Target>,
     jobs: BTreeMap<Target, Job>,
     /// With when they were sent.
     under_way: BTreeMap<Target, (Job, Instant)>,
@@ -123,7 +137,7 @@ pub(super) struct Queue {
 impl Default for Queue {
     fn default() -> Self {
         Self {
-            order: VecDeque::new(),
+            order: Turns::default(),
             jobs: BTreeMap::new(),
             under_way: BTreeMap::new(),
             stands: BTreeSet::new(),
@@ -157,7 +171,7 @@ impl Queue {
             if is_sent(self.done.get(&target)) {
                 continue;
             }
-            self.order.push_back(target.clone());
+            self.order.push(target.namespace(), target.clone());
             self.jobs.insert(target, job);
         }
         self.done.retain(|target, _| planned.contains(target));
@@ -183,28 +197,31 @@ impl Queue {
             return if self.jobs.is_empty() { Next::Nothing } else { Next::At(until) };
         }
         let mut earliest: Option<Instant> = None;
-        for at in 0..self.order.len() {
-            let target = &self.order[at];
+        let Self { order, under_way, pauses, settling, .. } = &*self;
+        let may_go = |namespace: &str| {
+            let of_namespace = under_way.keys().filter(|target| target.namespace() == namespace);
+            of_namespace.count() < UNDER_WAY_OF_NAMESPACE_MAX
+        };
+        let found = order.find(may_go, |target| {
             // What is under way in an older version ends first.
-            if self.under_way.contains_key(target) {
-                continue;
+            if under_way.contains_key(target) {
+                return false;
             }
-            let pause = self.pauses.get(target).map(|(not_before, _)| not_before);
-            let not_before = pause.into_iter().chain(self.settling.get(target)).max();
-            if let Some(not_before) = not_before.filter(|not_before| now < **not_before) {
-                earliest = Some(earliest.map_or(*not_before, |e| e.min(*not_before)));
-                continue;
-            }
-            if let Err(at) = self.bucket.take(now) {
-                return Next::At(at);
-            }
-            let target = self.order.remove(at).expect("the index is within");
-            let job = self.jobs.remove(&target).expect("each in the order has a job");
-            self.under_way.insert(target.clone(), (job.clone(), now));
-            self.stands.insert(target.clone());
-            return Next::Send(target, job.write);
+            let pause = pauses.get(target).map(|(not_before, _)| not_before);
+            let not_before = pause.into_iter().chain(settling.get(target)).max();
+            let Some(not_before) = not_before.filter(|not_before| now < **not_before) else { return true };
+            earliest = Some(earliest.map_or(*not_before, |e| e.min(*not_before)));
+            false
+        });
+        let Some(place) = found else { return earliest.map_or(Next::Nothing, Next::At) };
+        if let Err(at) = self.bucket.take(now) {
+            return Next::At(at);
         }
-        earliest.map_or(Next::Nothing, Next::At)
+        let target = self.order.take(place).expect("it was found there");
+        let job = self.jobs.remove(&target).expect("each in the order has a job");
+        self.under_way.insert(target.clone(), (job.clone(), now));
+        self.stands.insert(target.clone());
+        Next::Send(target, job.write)
     }
 
     /// A request ended.
@@ -230,7 +247,7 @@ impl Queue {
         }
         // Unless a newer plan has something else there, or nothing: nothing old is sent again.
         if stands {
-            self.order.push_back(target.clone());
+            self.order.push(target.namespace(), target.clone());
             self.jobs.insert(target.clone(), job);
         }
     }
@@ -253,11 +270,18 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
     use tidegate_model::objects::Metadata;
 
     fn job(n: usize, present: bool) -> Job {
-        let key = ObjectKey::new("default", format!("s{n}"));
+        // Of many namespaces: each has its own share of what is under way.
+        job_in(&format!("n{}", n % 10), n, present)
+    }
+
+    fn job_in(namespace: &str, n: usize, present: bool) -> Job {
+        let key = ObjectKey::new(namespace, format!("s{n}"));
         let seen = Seen::Service(Arc::new(Service::new(Metadata::new(key.clone()))));
         Job { write: Write::Finalizer { service: key, uid: "u".into(), present }, seen }
     }
@@ -322,6 +346,38 @@ mod tests {
         assert_eq!(send(&mut queue, now), None);
         queue.ended(&sent[0], &Answer::Done, now);
         assert_eq!(send(&mut queue, now), Some(sent[0].clone()));
+    }
+
+    #[test]
+    fn the_services_of_one_namespace_however_many_and_restless_do_not_delay_those_of_another() {
+        let start = Instant::now();
+        let mut queue = Queue::default();
+        let mut sent = Vec::new();
+        // Each of ten thousand Services changes before each plan, and what they give back is more urgent than what the
+        // other namespace asks for.
+        for step in 0..20_u64 {
+            let now = start + Duration::from_millis(100 * step);
+            let restless = (0..10_000).map(|n| job_in("a", n, false));
+            queue.replace(restless.chain([job_in("shop", 0, true)]));
+            while let Some(target) = send(&mut queue, now) {
+                sent.push(target.namespace().to_owned());
+                queue.ended(&target, &Answer::Done, now);
+            }
+        }
+        let first = sent.iter().position(|namespace| namespace == "shop");
+        assert!(first.is_some_and(|at| at < 2), "{first:?} of {}", sent.len());
+    }
+
+    #[test]
+    fn requests_of_one_namespace_that_are_never_answered_leave_room_for_another() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        queue.replace((0..100).map(|n| job_in("slow", n, true)));
+        let slow = std::iter::from_fn(|| send(&mut queue, now)).count();
+        assert_eq!(slow, UNDER_WAY_OF_NAMESPACE_MAX);
+        queue.replace((0..100).map(|n| job_in("slow", n, true)).chain([job_in("shop", 0, true)]));
+        let next = send(&mut queue, now).expect("there is room");
+        assert_eq!(next.namespace(), "shop");
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Writes events, at a rate that an API server can bear, the same one once with a count.
 //!
 //! An event that comes again, also after a restart and from another leader, finds its object by a name made of what it
-//! says, and is counted there: one line in `kubectl describe`, for as long as the API server keeps the object. Each object has a budget of its own, so that one that is never content does not drown
-//! the others, and there is one budget for all. What does not fit is dropped and counted: nobody waits for an event.
+//! says, and is counted there: one line in `kubectl describe`, for as long as the API server keeps the object. Each
+//! object has a budget of its own, so that one that is never content does not drown the others, and there is one budget
+//! for all, in which namespaces take turns ([`Turns`]). What does not fit is dropped and counted, of the namespace that
+//! has the most: nobody waits for an event, and nobody's events make those of another namespace late or lost.
 //!
 //! What an event tells is told once for as long as it holds, so an event that an API server could not take for the time
 //! being (429, 5xx, no answer) is kept and sent again ([`Kept`]), for as long as an API server would keep it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -18,17 +20,18 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::bucket::Bucket;
 use super::counts::{Counts, EventEnded};
-use super::event::{Event, cut};
+use super::event::{Event, Regarding, cut};
 use super::request::{self, RequestError, within};
+use super::turns::Turns;
 use crate::source::kubernetes::Connector;
 
 /// Events that wait.
-pub(super) const WAITING_MAX: usize = 4096;
+const WAITING_MAX: usize = 4096;
 /// Of one object: a burst, and one more in each interval; as the API server's own clients have it.
 const OBJECT_BURST: u32 = 25;
 const OBJECT_INTERVAL: Duration = Duration::from_secs(300);
@@ -51,21 +54,21 @@ const KEPT_FOR: Duration = Duration::from_secs(3600);
 /// `reportingController`.
 pub(super) const CONTROLLER: &str = "tidegate.dev/gateway";
 
-/// Where events go; they are written in the background until all handles are gone.
+/// Where events go; they are written in the background.
 #[derive(Debug, Clone)]
 pub(super) struct Recorder {
-    events: mpsc::Sender<Event>,
+    waiting: Arc<Waiting>,
     counts: Arc<Counts>,
 }
 
 impl Recorder {
-    /// A recorder, and the task that writes.
+    /// A recorder, and the task that writes, until it is aborted.
     pub(super) fn new(
         connector: Arc<Connector>,
         instance: String,
         counts: Arc<Counts>,
     ) -> (Self, impl Future<Output = ()> + Send) {
-        let (events, told) = mpsc::channel(WAITING_MAX);
+        let waiting = Arc::<Waiting>::default();
         let writer = Writer {
             connector,
             instance,
@@ -74,13 +77,51 @@ impl Recorder {
             known: HashMap::new(),
             kept: Kept::default(),
         };
-        (Self { events, counts }, writer.run(told))
+        (Self { waiting: Arc::clone(&waiting), counts }, writer.run(waiting))
     }
 
-    /// Takes an event, or drops it.
+    /// Takes an event. Where too many wait, one of the namespace that has the most is dropped.
     pub(super) fn record(&self, event: Event) {
-        if self.events.try_send(event).is_err() {
+        if self.waiting.push(event).is_some() {
             self.counts.event(EventEnded::Dropped);
+        }
+    }
+}
+
+/// Events that wait.
+#[derive(Debug, Default)]
+struct Waiting {
+    events: Mutex<Turns<Event>>,
+    news: Notify,
+}
+
+impl Waiting {
+    /// Takes an event; gives one that is dropped for want of room.
+    fn push(&self, event: Event) -> Option<Event> {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let namespace = event.regarding.key.namespace.clone();
+        events.push(&namespace, event);
+        let dropped = if events.len() > WAITING_MAX { events.drop_of_largest() } else { None };
+        drop(events);
+        self.news.notify_one();
+        dropped
+    }
+
+    /// The next event.
+    fn pop(&self) -> Option<Event> {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = events.find(|_| true, |_| true)?;
+        events.take(place)
+    }
+
+    /// The next event, once there is one.
+    async fn next(&self) -> Event {
+        loop {
+            // A note that comes between the look and the wait is kept.
+            match self.pop() {
+                Some(event) => return event,
+                None => self.news.notified().await,
+            }
         }
     }
 }
@@ -89,27 +130,52 @@ impl Recorder {
 #[derive(Debug)]
 struct Limits {
     all: Bucket,
-    objects: HashMap<String, Bucket>,
+    /// By namespace, none of them empty, and uid.
+    objects: BTreeMap<String, HashMap<String, Bucket>>,
+    /// How many there are.
+    count: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { all: Bucket::new(BURST, INTERVAL), objects: HashMap::new() }
+        Self { all: Bucket::new(BURST, INTERVAL), objects: BTreeMap::new(), count: 0 }
     }
 }
 
 impl Limits {
     /// Whether the object has budget for one more event; takes it.
-    fn admits(&mut self, uid: &str, now: Instant) -> bool {
-        if self.objects.len() >= OBJECTS_MAX {
-            self.objects.retain(|_, bucket| !bucket.is_full(now));
-        }
-        if self.objects.len() >= OBJECTS_MAX && !self.objects.contains_key(uid) {
+    fn admits(&mut self, namespace: &str, uid: &str, now: Instant) -> bool {
+        let is_known = self.objects.get(namespace).is_some_and(|objects| objects.contains_key(uid));
+        if !is_known && !self.has_room(namespace, now) {
             return false;
         }
+        let objects = self.objects.entry(namespace.to_owned()).or_default();
         let bucket =
-            self.objects.entry(uid.to_owned()).or_insert_with(|| Bucket::new(OBJECT_BURST, OBJECT_INTERVAL));
+            objects.entry(uid.to_owned()).or_insert_with(|| Bucket::new(OBJECT_BURST, OBJECT_INTERVAL));
+        self.count += usize::from(!is_known);
         bucket.take(now).is_ok()
+    }
+
+    /// Whether one more object of the namespace can be remembered. The namespace with the most forgets one for another.
+    fn has_room(&mut self, namespace: &str, now: Instant) -> bool {
+        if self.count < OBJECTS_MAX {
+            return true;
+        }
+        self.objects.retain(|_, objects| {
+            objects.retain(|_, bucket| !bucket.is_full(now));
+            !objects.is_empty()
+        });
+        self.count = self.objects.values().map(HashMap::len).sum();
+        if self.count < OBJECTS_MAX {
+            return true;
+        }
+        let largest = self.objects.iter_mut().max_by_key(|(_, objects)| objects.len());
+        let Some((_, objects)) = largest.filter(|(largest, _)| *largest != namespace) else { return false };
+        if let Some(uid) = objects.keys().next().cloned() {
+            objects.remove(&uid);
+            self.count -= 1;
+        }
+        true
     }
 }
 
@@ -198,7 +264,7 @@ impl Unwritten {
 }
 
 impl Writer {
-    async fn run(mut self, mut told: mpsc::Receiver<Event>) {
+    async fn run(mut self, waiting: Arc<Waiting>) {
         loop {
             let again = self.kept.due();
             let again = async {
@@ -208,9 +274,9 @@ impl Writer {
                 }
             };
             let due = tokio::select! {
-                event = told.recv() => {
-                    let Some(event) = event else { return };
-                    if !self.limits.admits(&event.regarding.uid, Instant::now()) {
+                event = waiting.next() => {
+                    let Regarding { key, uid, .. } = &event.regarding;
+                    if !self.limits.admits(&key.namespace, uid, Instant::now()) {
                         self.counts.event(EventEnded::Dropped);
                         continue;
                     }
@@ -360,7 +426,7 @@ fn hash(event: &Event) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::event::{EventType, Regarding};
+    use crate::cluster::event::EventType;
     use crate::cluster::words::event_reason;
     use tidegate_model::objects::ObjectKey;
 
@@ -381,6 +447,36 @@ mod tests {
         assert_eq!(again.metadata.name, object.metadata.name, "of another gateway too");
         let other = event_object(&event("Assigned IP 203.0.113.6"), "edge-1", Timestamp::UNIX_EPOCH);
         assert_ne!(other.metadata.name, object.metadata.name);
+    }
+
+    fn event_of(namespace: &str, name: usize) -> Event {
+        let key = ObjectKey::new(namespace, format!("s{name}"));
+        let regarding = Regarding::service(&key, format!("u{name}"));
+        Event::new(EventType::Normal, regarding, event_reason::IP_ALLOCATED, "x")
+    }
+
+    #[test]
+    fn events_of_one_namespace_make_those_of_another_neither_late_nor_lost() {
+        let waiting = Waiting::default();
+        let dropped = (0..3 * WAITING_MAX).filter_map(|n| waiting.push(event_of("noisy", n))).count();
+        assert_eq!(dropped, 2 * WAITING_MAX);
+        for n in 0..10 {
+            let dropped = waiting.push(event_of("shop", n)).expect("there is no room");
+            assert_eq!(dropped.regarding.key.namespace, "noisy");
+        }
+        let next: Vec<Event> = std::iter::from_fn(|| waiting.pop()).take(20).collect();
+        assert_eq!(next.iter().filter(|event| event.regarding.key.namespace == "shop").count(), 10);
+    }
+
+    #[test]
+    fn more_objects_than_are_remembered_in_one_namespace_take_no_budget_from_another() {
+        let now = Instant::now();
+        let mut limits = Limits::default();
+        let noisy = (0..OBJECTS_MAX + 100).filter(|n| limits.admits("noisy", &n.to_string(), now)).count();
+        assert_eq!(noisy, OBJECTS_MAX);
+        assert!((0..100).all(|n| limits.admits("shop", &n.to_string(), now)));
+        assert_eq!(limits.count, OBJECTS_MAX);
+        assert_eq!(limits.objects.values().map(HashMap::len).sum::<usize>(), OBJECTS_MAX);
     }
 
     #[test]
@@ -409,10 +505,10 @@ mod tests {
         let start = Instant::now();
         let mut limits = Limits::default();
         let admitted =
-            |limits: &mut Limits, uid: &str, n| (0..n).filter(|_| limits.admits(uid, start)).count();
+            |limits: &mut Limits, uid: &str, n| (0..n).filter(|_| limits.admits("shop", uid, start)).count();
         assert_eq!(admitted(&mut limits, "noisy", 100), 25);
         assert_eq!(admitted(&mut limits, "quiet", 3), 3);
-        assert!(limits.admits("noisy", start + OBJECT_INTERVAL));
-        assert!(!limits.admits("noisy", start + OBJECT_INTERVAL));
+        assert!(limits.admits("shop", "noisy", start + OBJECT_INTERVAL));
+        assert!(!limits.admits("shop", "noisy", start + OBJECT_INTERVAL));
     }
 }

@@ -14,6 +14,7 @@ mod node;
 mod odd_objects;
 mod pools;
 mod rights;
+mod tenancy;
 mod truth;
 mod uninstall;
 mod world;
