@@ -8,7 +8,7 @@
 //! So a chosen address never stands in the way of a requested one, unless it was given out before the request
 //! was made: first come keeps. Who has its turn, and in which order, is up to [`Allocator`](super::Allocator).
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -110,7 +110,13 @@ pub(super) struct Allocation {
     pub(super) ledger: Ledger,
     /// Addresses that a namespace holds in a pool.
     held: BTreeMap<(usize, String), u32>,
-    pub(super) authority: Authority,
+    authority: Authority,
+    /// Pools and families that were found to have no free address, until one may be free again. Without it each of
+    /// thousands of Services that wait for a full pool would look through all of it, at every change of any Service.
+    full: RefCell<BTreeSet<(usize, IpFamily)>>,
+    /// How often a pool was looked through.
+    #[cfg(test)]
+    pub(super) searches: Cell<usize>,
     /// In the order of the pools.
     usage: Vec<PoolUsage>,
     /// Of the Service whose turn it is.
@@ -151,6 +157,9 @@ impl Allocation {
             ledger: Ledger::default(),
             held: BTreeMap::new(),
             authority,
+            full: RefCell::default(),
+            #[cfg(test)]
+            searches: Cell::default(),
             usage,
             footprint: Footprint::default(),
             hangs: Cell::new(false),
@@ -171,6 +180,7 @@ impl Allocation {
         for ip in &footprint.claims {
             self.ledger.release(*ip, service);
             if !self.ledger.is_held(*ip) {
+                self.full.get_mut().clear();
                 self.count(*ip, |assigned| assigned - 1);
             }
         }
@@ -183,9 +193,31 @@ impl Allocation {
     /// Other addresses that nobody may have.
     pub(super) fn reserve(&mut self, reserved: BTreeMap<IpAddr, Holder>) {
         self.reserved = reserved;
+        self.full.get_mut().clear();
         for (usage, pool) in self.usage.iter_mut().zip(&self.pools) {
             usage.reserved = reserved_in(pool, &self.reserved);
         }
+    }
+
+    /// Who decides, and which addresses other gateways still serve.
+    pub(super) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// Another authority.
+    pub(super) fn heed(&mut self, authority: Authority) {
+        self.authority = authority;
+        self.full.get_mut().clear();
+    }
+
+    /// Whether no address of this pool and family was free when it was last looked through, and none has become free.
+    pub(super) fn is_known_full(&self, pool: usize, family: IpFamily) -> bool {
+        self.full.borrow().contains(&(pool, family))
+    }
+
+    /// No address of this pool and family is free.
+    pub(super) fn found_full(&self, pool: usize, family: IpFamily) {
+        self.full.borrow_mut().insert((pool, family));
     }
 
     /// How full the pools are.
@@ -300,11 +332,20 @@ impl Allocation {
         ip: IpAddr,
         chosen: &[(usize, IpAddr)],
     ) -> bool {
+        self.pools[pool].quota_per_namespace.is_some()
+            && !self.ledger.namespace_holds(&applicant.key().namespace, ip)
+            && self.over_quota_by_any(pool, applicant, chosen)
+    }
+
+    /// Whether an address that its namespace does not hold yet would exceed the quota of it, whichever that is.
+    pub(super) fn over_quota_by_any(
+        &self,
+        pool: usize,
+        applicant: &Applicant<'_>,
+        chosen: &[(usize, IpAddr)],
+    ) -> bool {
         let Some(quota) = self.pools[pool].quota_per_namespace else { return false };
         let namespace = &applicant.key().namespace;
-        if self.ledger.namespace_holds(namespace, ip) {
-            return false;
-        }
         let held = self.held.get(&(pool, namespace.clone())).copied().unwrap_or(0) as usize;
         let chosen = chosen.iter().filter(|(at, _)| *at == pool).count();
         let over = held + chosen >= quota as usize;

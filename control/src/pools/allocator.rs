@@ -222,7 +222,8 @@ impl Allocator {
         &mut self,
         applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>,
     ) {
-        let Allocation { pools, reserved, authority, .. } = &self.allocation;
+        let Allocation { pools, reserved, .. } = &self.allocation;
+        let authority = self.allocation.authority();
         let second = Self::new(pools.clone(), reserved.clone(), authority.clone());
         let mut second = second.resuming(&self.allocations);
         let services: Vec<ObjectKey> = self.granted.keys().cloned().collect();
@@ -250,12 +251,12 @@ impl Allocator {
     /// Other addresses that other gateways still serve; the Services that this may touch, for [`Self::update`].
     /// `None` where somebody else decides now, or this gateway anew: then everything is.
     pub fn heed(&mut self, authority: &Authority) -> Option<Vec<ObjectKey>> {
-        if self.allocation.authority == *authority {
+        if *self.allocation.authority() == *authority {
             return Some(Vec::new());
         }
         let decides = |authority: &Authority| matches!(authority, Authority::Decides { .. });
-        (decides(&self.allocation.authority) && decides(authority)).then(|| {
-            self.allocation.authority = authority.clone();
+        (decides(self.allocation.authority()) && decides(authority)).then(|| {
+            self.allocation.heed(authority.clone());
             self.hanging.iter().cloned().collect()
         })
     }
@@ -282,6 +283,14 @@ impl Allocator {
     #[must_use]
     pub fn usage(&self) -> Vec<PoolUsage> {
         self.users.complete(self.allocation.usage())
+    }
+}
+
+#[cfg(test)]
+impl Allocator {
+    /// How often a pool was looked through so far.
+    pub(super) fn searches(&self) -> usize {
+        self.allocation.searches.get()
     }
 }
 

@@ -19,7 +19,7 @@ impl Allocation {
         if !applicant.wants_load_balancer || granted.pending.is_some() {
             return;
         }
-        let waits_for = match self.authority {
+        let waits_for = match self.authority() {
             Authority::Follows => Some("the leading gateway to give it an address"),
             Authority::Waits => Some("every gateway to say that it serves nothing that was given back"),
             Authority::Decides { .. } => None,
@@ -128,15 +128,14 @@ impl Allocation {
                 why.push(format!("the selectors of pool {name} do not match"));
             } else if let Some(ip) = self.shared_address(at, applicant, family) {
                 return Ok((at, ip));
+            } else if self.over_quota_by_any(at, applicant, chosen) {
+                // Before any address is looked for: Services beyond a quota may be thousands.
+                why.push(self.quota_reached(at, applicant));
             } else if let Some(ip) = self
                 .last_address(at, applicant, family)
                 .or_else(|| self.unheld_address(at, applicant, family))
             {
-                if self.over_quota(at, applicant, ip, chosen) {
-                    why.push(self.quota_reached(at, applicant));
-                } else {
-                    return Ok((at, ip));
-                }
+                return Ok((at, ip));
             } else {
                 self.hangs();
                 why.push(format!("pool {name} is full"));
@@ -163,12 +162,17 @@ impl Allocation {
     /// at all of it, the first free one of a sequence of places that follows from the Service's name, and from where
     /// that ends, in order.
     fn unheld_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
+        if self.is_known_full(pool, family) {
+            return None;
+        }
+        #[cfg(test)]
+        self.searches.set(self.searches.get() + 1);
         let span = &self.spans[pool][usize::from(family == IpFamily::V6)];
         let taken = self.ledger.held_count() + self.reserved.len() + self.withheld_count();
         let probes_max = (taken + 1) as u128;
         let service = stable_hash(applicant.key());
         let is_free = |ip: &IpAddr| self.is_free(*ip);
-        span.bands().into_iter().find_map(|band| {
+        let found = span.bands().into_iter().find_map(|band| {
             if band.size <= RANKED_MAX {
                 let all = (0..band.size).filter_map(|i| span.at(band.start + i)).filter(is_free);
                 return all.max_by_key(|ip| rank(service, *ip));
@@ -180,7 +184,11 @@ impl Allocation {
             let rest =
                 || (0..probes).filter_map(|i| span.at(band.start + (from + i) % band.size)).find(is_free);
             first.or_else(rest)
-        })
+        });
+        if found.is_none() {
+            self.found_full(pool, family);
+        }
+        found
     }
 
     /// Whether nobody holds the address, and anybody may.

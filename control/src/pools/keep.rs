@@ -291,7 +291,7 @@ impl Allocation {
     /// it: other gateways serve it until the status says something else.
     pub(super) fn hold_lost(&mut self, applicant: &Applicant<'_>, granted: &Granted) {
         let service = applicant.service;
-        if !applicant.wants_load_balancer || self.authority == Authority::Follows {
+        if !applicant.wants_load_balancer || *self.authority() == Authority::Follows {
             return;
         }
         let written = service.ingress_ips.iter().copied().filter(|_| applicant.had.status_is_ours);

@@ -11,7 +11,7 @@ use super::allocate::{Allocation, Applicant, Granted, describe, failed};
 impl Allocation {
     /// Pass 2: addresses that the applicant names.
     pub(super) fn grant_requested(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
-        let decides = matches!(self.authority, Authority::Decides { .. });
+        let decides = matches!(self.authority(), Authority::Decides { .. });
         if !applicant.wants_load_balancer || applicant.requested.is_empty() || !decides {
             return;
         }

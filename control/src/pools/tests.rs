@@ -341,3 +341,48 @@ fn an_address_is_held_until_the_status_of_who_loses_it_says_something_else() {
     let written = run(&pools, &[requesting(&old, "203.0.113.7"), requesting(&web, "203.0.113.6")]);
     assert_eq!(addresses(&written, "default", "web"), [ip("203.0.113.6")]);
 }
+
+/// Very many Services of one namespace, and how often pools are looked through for them when all come, when one of
+/// another namespace comes, and when the one that came first goes; how many have an address at the end.
+fn searches_for_many(pool: Pool) -> ([usize; 3], usize) {
+    const MANY: usize = 1_000;
+    let mut services: BTreeMap<ObjectKey, Service> = (0..MANY)
+        .map(|n| created(service("many", &format!("s{n}")), i64::try_from(n).expect("a small number")))
+        .map(|service| (service.meta.key.clone(), service))
+        .collect();
+    let mut allocator = Allocator::new(vec![pool], BTreeMap::new(), Authority::default());
+    let mut searches = Vec::new();
+    let mut update = |services: &BTreeMap<ObjectKey, Service>, changed: Vec<ObjectKey>| {
+        let before = allocator.searches();
+        allocator.update(changed, |key, had| {
+            let applicant = applicant(services.get(key)?);
+            Some(Applicant { had: adopted(applicant.service, had, &Authority::default()), ..applicant })
+        });
+        searches.push(allocator.searches() - before);
+        allocator.granted().values().filter(|granted| !granted.load_balancer.is_empty()).count()
+    };
+    update(&services, services.keys().cloned().collect());
+    let other = created(service("other", "web"), 2_000);
+    services.insert(other.meta.key.clone(), other.clone());
+    update(&services, vec![other.meta.key]);
+    let first = ObjectKey::new("many", "s0");
+    services.remove(&first);
+    update(&services, vec![first.clone()]);
+    let served = update(&services, vec![first]);
+    (searches[..3].try_into().expect("there are that many"), served)
+}
+
+#[test]
+fn a_full_pool_is_not_looked_through_for_each_of_thousands_of_services_that_wait_for_it() {
+    let (searches, served) = searches_for_many(pool("public", &["203.0.113.0/28"]));
+    assert!(searches[0] <= 17 && searches[1..].iter().all(|n| *n <= 2), "{searches:?}");
+    assert_eq!(served, 16, "what is given back is given out again");
+}
+
+#[test]
+fn no_pool_is_looked_through_for_services_beyond_their_quota() {
+    let pool = Pool { quota_per_namespace: Some(3), ..pool("public", &["203.0.113.0/24"]) };
+    let (searches, served) = searches_for_many(pool);
+    assert!(searches[0] <= 3 && searches[1..].iter().all(|n| *n <= 1), "{searches:?}");
+    assert_eq!(served, 4);
+}
