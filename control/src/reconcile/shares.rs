@@ -23,15 +23,19 @@ pub struct Demand {
     pub frontends: usize,
     /// Backends, counted on each service port.
     pub backends: usize,
+    /// Slots of Maglev tables that Services ask for by annotation, beyond what the configuration gives them anyway. A
+    /// slot is two bytes, and some ten nanoseconds at each change of backends.
+    pub slots: usize,
 }
 
 impl Demand {
-    /// What all Services may have: all service ports of the tables, and three quarters of the backends. The rest is for
-    /// backends that have left and keep their flows.
-    pub const MAX: Self = Self { frontends: limits::SERVICES_MAX, backends: limits::BACKENDS_MAX / 4 * 3 };
+    /// What all Services may have: all service ports of the tables, three quarters of the backends (the rest is for
+    /// backends that have left and keep their flows), and 256 MiB of tables beyond those of the configuration.
+    pub const MAX: Self =
+        Self { frontends: limits::SERVICES_MAX, backends: limits::BACKENDS_MAX / 4 * 3, slots: 1 << 27 };
 
     fn fits(&self, max: &Self) -> bool {
-        self.frontends <= max.frontends && self.backends <= max.backends
+        self.frontends <= max.frontends && self.backends <= max.backends && self.slots <= max.slots
     }
 }
 
@@ -39,6 +43,7 @@ impl AddAssign for Demand {
     fn add_assign(&mut self, other: Self) {
         self.frontends += other.frontends;
         self.backends += other.backends;
+        self.slots += other.slots;
     }
 }
 
@@ -46,6 +51,7 @@ impl SubAssign for Demand {
     fn sub_assign(&mut self, other: Self) {
         self.frontends -= other.frontends;
         self.backends -= other.backends;
+        self.slots -= other.slots;
     }
 }
 
@@ -103,8 +109,11 @@ impl Shares {
 
     fn surplus(&self, max: &Demand) -> BTreeSet<ObjectKey> {
         let (mut total, mut refused) = (self.total, BTreeSet::new());
-        let sides: [(Side, usize); 2] =
-            [(|demand| demand.frontends, max.frontends), (|demand| demand.backends, max.backends)];
+        let sides: [(Side, usize); 3] = [
+            (|demand| demand.frontends, max.frontends),
+            (|demand| demand.backends, max.backends),
+            (|demand| demand.slots, max.slots),
+        ];
         for (side, max) in sides {
             // By namespace, the newest last.
             let mut namespaces: BTreeMap<&str, OfNamespace<'_>> = BTreeMap::new();
@@ -153,17 +162,17 @@ mod tests {
         shares.refused.iter().map(ToString::to_string).collect()
     }
 
-    const MAX: Demand = Demand { frontends: 10, backends: 100 };
+    const MAX: Demand = Demand { frontends: 10, backends: 100, slots: 1_000 };
 
     #[test]
     fn the_newest_services_of_the_largest_namespace_are_refused_and_come_back_when_there_is_room() {
         let mut shares = Shares::default();
         for n in 0..10 {
-            shares.set(&meta("greedy", &format!("s{n}"), n), Demand { frontends: 1, backends: 10 });
+            shares.set(&meta("greedy", &format!("s{n}"), n), Demand { frontends: 1, backends: 10, slots: 0 });
         }
         assert!(shares.settle(&MAX).is_empty());
         // The victim is the newest of all, and asks for less than the other namespace has.
-        shares.set(&meta("victim", "web", 1_000), Demand { frontends: 1, backends: 15 });
+        shares.set(&meta("victim", "web", 1_000), Demand { frontends: 1, backends: 15, slots: 0 });
         let changed = shares.settle(&MAX);
         assert_eq!(refused(&shares), ["greedy/s8", "greedy/s9"]);
         assert_eq!(changed.len(), 2);
@@ -178,12 +187,12 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_served_fits_and_nobody_below_an_equal_share_is_refused(
-            demands in prop::collection::vec((0_u8..4, 0_usize..4, 0_usize..60), 1..40),
+            demands in prop::collection::vec((0_u8..4, 0_usize..4, 0_usize..60, 0_usize..400), 1..40),
         ) {
             let mut shares = Shares::default();
-            for (n, (namespace, frontends, backends)) in demands.iter().enumerate() {
+            for (n, (namespace, frontends, backends, slots)) in demands.iter().enumerate() {
                 let meta = meta(&format!("n{namespace}"), &format!("s{n}"), n as i64);
-                shares.set(&meta, Demand { frontends: *frontends, backends: *backends });
+                shares.set(&meta, Demand { frontends: *frontends, backends: *backends, slots: *slots });
             }
             shares.settle(&MAX);
             let mut served = Demand::default();
@@ -197,7 +206,9 @@ mod tests {
             prop_assert!(served.fits(&MAX), "{served:?}");
             let many = asked.len();
             for (name, asked) in asked {
-                if asked.frontends <= MAX.frontends / many && asked.backends <= MAX.backends / many {
+                let share =
+                    Demand { frontends: MAX.frontends / many, backends: MAX.backends / many, slots: MAX.slots / many };
+                if asked.fits(&share) {
                     prop_assert!(shares.refused.iter().all(|key| key.namespace != name), "{name}");
                 }
             }

@@ -8,13 +8,14 @@
 
 use std::collections::HashSet;
 
-use tidegate_model::config::Target;
+use tidegate_model::config::{Scheduler, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ENDPOINTS_MAX, Service, ServiceEndpoints, TrafficPolicy};
 
 use super::Plan;
 use super::finding::{Finding, Reason};
 use super::frontends::Frontends;
+use super::options::{Options, key};
 use super::settings::Settings;
 use super::shares::Demand;
 
@@ -28,6 +29,10 @@ pub(super) const BACKENDS_MAX: usize = ENDPOINTS_MAX;
 /// Backends of one service port: the packet path counts them in 16 bits.
 pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_core::limits::BACKENDS_PER_SERVICE_MAX;
 
+/// Slots of the Maglev tables that one Service asks for by annotation, beyond what the configuration gives it anyway:
+/// 128 tables of the usual size, 12 of the largest.
+pub(super) const SLOTS_MAX: usize = 1 << 23;
+
 /// What is wrong with the size of a Service, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TooLarge {
@@ -39,7 +44,7 @@ pub(super) struct TooLarge {
 impl TooLarge {
     /// All Services together ask for more than `max`, and those of this namespace for the most.
     pub(super) fn of_all(namespace: &str, max: &Demand) -> Self {
-        let Demand { frontends, backends } = max;
+        let Demand { frontends, backends, slots } = max;
         Self {
             why: format!(
                 "all Services together ask for more than the gateway's tables hold, and namespace {namespace} for \
@@ -47,7 +52,8 @@ impl TooLarge {
             ),
             field: "spec.ports".to_owned(),
             accepted: format!(
-                "at most {frontends} service ports and {backends} backends of all Services together"
+                "at most {frontends} service ports, {backends} backends and {slots} slots of Maglev tables (by \
+                 annotation) of all Services together"
             ),
         }
     }
@@ -105,7 +111,23 @@ pub(super) fn demand(
             });
         }
         let addresses = frontends.addresses_of(port);
-        demand += Demand { frontends: addresses, backends: addresses * candidates };
+        // Ports with the same backends share a table: those of one port on its addresses, of each family.
+        let tables = if candidates == 0 { 0 } else { addresses.min(2) };
+        let slots = tables * slots_beyond_default(settings, plan.options);
+        demand += Demand { frontends: addresses, backends: addresses * candidates, slots };
+    }
+    if demand.slots > SLOTS_MAX {
+        return Err(TooLarge {
+            why: format!(
+                "its annotations ask for {} slots of Maglev tables over all of its ports",
+                demand.slots
+            ),
+            field: format!("metadata.annotations[{}]", key::TABLE_SIZE),
+            accepted: format!(
+                "at most {SLOTS_MAX} for one Service: fewer ports, smaller tables, or {} rendezvous",
+                key::SCHEDULER
+            ),
+        });
     }
     if let Some(count) = endpoints.too_many {
         demand.backends = count;
@@ -125,6 +147,17 @@ pub(super) fn is_local_alone(settings: &Settings, service: &Service) -> bool {
     let is_local = |policy: TrafficPolicy| policy == TrafficPolicy::Local;
     is_local(service.external_traffic_policy)
         && (!settings.own_cluster_ips || is_local(service.internal_traffic_policy))
+}
+
+/// Slots of a Maglev table of the Service, where it asks for a table, or a larger one, than the configuration gives it.
+/// What the operator gives to all is the operator's to count.
+fn slots_beyond_default(settings: &Settings, options: &Options) -> usize {
+    let slots = |scheduler, size: u32| match scheduler {
+        Scheduler::Maglev => size as usize,
+        Scheduler::Rendezvous => 0,
+    };
+    let default = slots(settings.scheduler, settings.table_size);
+    slots(options.scheduler, options.table_size).saturating_sub(default)
 }
 
 /// How many backends that have left one port of a Service are kept for their flows, beside those that are `listed`: as

@@ -277,8 +277,11 @@ fn make(world: &mut World, edit: &Edit, last: Option<&Outcome>) {
             world.settings.zone = zone.map(|n| format!("z{n}"));
         }
         Edit::Limits(limits) => {
-            world.settings.limits =
-                limits.map_or(Demand::MAX, |(frontends, backends)| Demand { frontends, backends });
+            world.settings.limits = limits.map_or(Demand::MAX, |(frontends, backends)| Demand {
+                frontends,
+                backends,
+                ..Demand::MAX
+            });
         }
         Edit::Relist => {
             let again = objects.services.iter().map(|(k, s)| (k.clone(), Arc::new(Service::clone(s))));

@@ -116,6 +116,56 @@ fn ports_times_addresses_are_counted_before_they_are_built() {
     refused_alone(&outcome, "its ports and addresses make up to 1057800 service ports");
 }
 
+/// A Service with this many ports, each of which asks for a Maglev table of the largest size.
+fn with_large_tables(name: &str, ports: u16) -> Service {
+    let asking = annotated(service(name), "tidegate.dev/scheduler", "maglev");
+    let mut asking = annotated(asking, "tidegate.dev/table-size", "655373");
+    asking.ports = (1..=ports).map(|n| service_port(&format!("p{n}"), Protocol::Tcp, n, n)).collect();
+    asking
+}
+
+/// Three endpoints for each of its ports.
+fn behind_large_tables(name: &str, ports: u16) -> Vec<EndpointSlice> {
+    let names: Vec<String> = (1..=ports).map(|n| format!("p{n}")).collect();
+    let ports: Vec<(&str, Protocol, u16)> =
+        (1..=ports).zip(&names).map(|(n, name)| (name.as_str(), Protocol::Tcp, n)).collect();
+    many_endpoints(name, &ports, 3)
+}
+
+#[test]
+fn maglev_tables_that_annotations_ask_for_are_counted_before_they_are_built() {
+    let mut slices = behind_large_tables("huge", 300);
+    slices.push(http("other", vec![endpoint("10.200.0.1")]));
+    let mut world = World::new(vec![with_large_tables("huge", 300), service("other")], slices);
+    let outcome = world.look();
+    refused_alone(&outcome, "its annotations ask for 196611900 slots of Maglev tables over all of its ports");
+    // What the configuration gives to all is the operator's to count.
+    world.settings.scheduler = tidegate_model::config::Scheduler::Maglev;
+    world.settings.table_size = 655_373;
+    assert_eq!(left_out(&world.look()), [] as [&str; 0]);
+}
+
+#[test]
+fn maglev_tables_of_one_namespace_in_many_services_leave_room_for_those_of_another() {
+    let of = |namespace: &str, n: i64| {
+        let mut one = with_large_tables(&format!("{namespace}-{n}"), 12);
+        namespace.clone_into(&mut one.meta.key.namespace);
+        one.meta.creation_time = jiff::Timestamp::from_second(n).ok();
+        let mut slices = behind_large_tables(&one.meta.key.name, 12);
+        slices.iter_mut().for_each(|slice| namespace.clone_into(&mut slice.meta.key.namespace));
+        (one, slices)
+    };
+    let all: Vec<_> = (0..20).map(|n| of("greedy", n)).chain([of("victim", 1_000)]).collect();
+    let slices = all.iter().flat_map(|(_, slices)| slices.clone()).collect();
+    let mut world = World::new(all.into_iter().map(|(one, _)| one).collect(), slices);
+    world.settings.pools[0].ranges =
+        vec!["203.0.113.0/24".parse::<ipnet::IpNet>().expect("a network").into()];
+    let left_out = left_out(&world.look());
+    // 134,217,728 slots are 17 times those of such a Service.
+    assert_eq!(left_out.len(), 4, "{left_out:?}");
+    assert!(left_out.iter().all(|name| name.starts_with("greedy-1")), "{left_out:?}");
+}
+
 #[test]
 fn a_service_that_shrinks_below_a_limit_is_programmed_again() {
     let mut world =
