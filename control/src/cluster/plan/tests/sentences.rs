@@ -153,7 +153,7 @@ fn a_local_service_whose_clients_addresses_are_lost_is_told_so_by_an_event_and_b
     assert_eq!(both.condition("web", "Programmed"), format!("{served}{lost}"));
 
     both.both(|cluster| {
-        cluster.settings.forwarding_local = Some(tidegate_model::config::ForwardingMode::Nat)
+        cluster.settings.forwarding_local = Some(tidegate_model::config::ForwardingMode::Nat);
     });
     both.settle();
     assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is served by nat");
