@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
-use tidegate_core::limits::{INTERFACES_MAX, ROUTES_MAX, WORKERS_MAX};
+use tidegate_core::limits::{INTERFACES_MAX, WORKERS_MAX};
 use tidegate_core::snapshot::TunnelPrefix;
 use tidegate_core::wire::MacAddr;
 
@@ -269,11 +269,7 @@ fn is_interface_name(name: &str) -> bool {
 fn routes(parent: &Fields<'_>) -> Vec<Route> {
     let mut seen = BTreeMap::new();
     let mut decoded = Vec::new();
-    for (at, item) in parent.items("routes").into_iter().enumerate() {
-        if at == ROUTES_MAX {
-            item.error(format_args!("is route {}", at + 1), format!("at most {ROUTES_MAX} routes"));
-            break;
-        }
+    for item in parent.items("routes") {
         let Some(fields) = item.fields() else { continue };
         let to = fields.required("to", text::CIDR).and_then(|f| {
             let to = f.network()?;
