@@ -6,7 +6,7 @@ use std::fmt;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -72,10 +72,13 @@ impl Daemon {
         let config = directory.join("gateway.yaml");
         let kubeconfig = gateway_kubeconfig(&directory).display().to_string();
         fs::write(&config, yaml(plan, &kubeconfig, &directory.join("tidegate.sock").display().to_string()))?;
-        let arguments = ["run".to_owned(), "-c".to_owned(), config.display().to_string()];
+        // What is published is said at this level only.
+        let level = "RUST_LOG=info,tidegate::daemon::controller=debug".to_owned();
+        let tidegate = lab.plan().tidegate.display().to_string();
+        let arguments = [level, tidegate, "run".to_owned(), "-c".to_owned(), config.display().to_string()];
         let started = Timestamp::now();
-        let tidegate = &lab.plan().tidegate;
-        let mut process = LabProcess::start(&namespace, &directory, "gateway", tidegate, &arguments)?;
+        let env = Path::new("/usr/bin/env");
+        let mut process = LabProcess::start(&namespace, &directory, "gateway", env, &arguments)?;
         let ready = namespace.enter(|| {
             wait_for("/readyz", SYNCED, || {
                 let is_ready = ask(HEALTHZ, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
