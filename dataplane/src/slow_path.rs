@@ -122,6 +122,11 @@ impl Default for Memory {
 /// The device of a tap was deleted.
 struct TapGone;
 
+/// Counts a frame as passed on, or as dropped.
+fn count(is_passed: bool, passed: &Counter, dropped: &Counter) {
+    if is_passed { passed } else { dropped }.add(1);
+}
+
 /// What the thread is made of.
 pub struct SlowPath<S: FrameSource> {
     /// Queues from and to the workers.
@@ -212,12 +217,12 @@ impl<S: FrameSource> SlowPath<S> {
                     && let Some(packet) = self.probes.inward(&mut punted.frame)
                 {
                     let taken = device.send(packet).is_ok();
-                    if taken { &self.counters.to_kernel } else { &self.counters.to_kernel_dropped }.add(1);
+                    count(taken, &self.counters.to_kernel, &self.counters.to_kernel_dropped);
                     continue;
                 }
                 let tap = self.taps.get(usize::from(punted.interface)).and_then(Option::as_ref);
                 let taken = tap.is_some_and(|tap| tap.send(punted.frame.bytes_mut()).is_ok());
-                if taken { &self.counters.to_kernel } else { &self.counters.to_kernel_dropped }.add(1);
+                count(taken, &self.counters.to_kernel, &self.counters.to_kernel_dropped);
             }
         }
         worked
@@ -230,7 +235,7 @@ impl<S: FrameSource> SlowPath<S> {
             match device.receive(buffer) {
                 Ok(Some(bytes)) => {
                     let sent = self.send_probe(bytes, now);
-                    if sent { &self.counters.from_kernel } else { &self.counters.from_kernel_dropped }.add(1);
+                    count(sent, &self.counters.from_kernel, &self.counters.from_kernel_dropped);
                 }
                 Ok(None) => return n > 0,
                 Err(error) if Tap::is_gone(&error) => {
@@ -338,7 +343,7 @@ impl<S: FrameSource> SlowPath<S> {
                     }
                     self.exchange.own.note(now, frame);
                     let sent = self.inject(interface, frame);
-                    if sent { &self.counters.from_kernel } else { &self.counters.from_kernel_dropped }.add(1);
+                    count(sent, &self.counters.from_kernel, &self.counters.from_kernel_dropped);
                 }
                 Ok(None) => return Ok(n > 0),
                 Err(error) if Tap::is_gone(&error) => return Err(TapGone),
@@ -410,12 +415,7 @@ impl<S: FrameSource> SlowPath<S> {
             match action {
                 Action::Send { interface, frame } => {
                     let sent = self.inject(*interface, frame);
-                    if sent {
-                        &self.counters.neighbor_frames
-                    } else {
-                        &self.counters.neighbor_frames_dropped
-                    }
-                    .add(1);
+                    count(sent, &self.counters.neighbor_frames, &self.counters.neighbor_frames_dropped);
                 }
                 Action::Conflict { interface, address, mac, defended } => {
                     let mac = mac.map_or_else(|| "unknown".to_owned(), |mac| mac.to_string());
