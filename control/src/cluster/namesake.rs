@@ -84,11 +84,7 @@ impl Namesake {
         let other = status.filter(|status| {
             !status.instance.is_empty() && status.instance != self.instance && !status.stopped
         });
-        let who = |status: &GatewayStatusStatus| {
-            let node =
-                if status.node.is_empty() { String::new() } else { format!(" on node {}", status.node) };
-            format!("instance {}{node}, which has {}", status.instance, status.addresses.join(", "))
-        };
+        let who = |status: &GatewayStatusStatus| described(&status.instance, &status.node, &status.addresses);
         match (&self.state, other) {
             (State::Taken { .. }, _) => {}
             // Both found nobody: one of them stays, whoever looks.
@@ -128,6 +124,12 @@ impl Namesake {
             self.rival = Some((who.to_owned(), said.last_transition_time.clone(), now));
         }
     }
+}
+
+/// A gateway by what tells it from another of its name, for people. `node`: empty off the cluster.
+pub(super) fn described(instance: &str, node: &str, addresses: &[String]) -> String {
+    let node = if node.is_empty() { String::new() } else { format!(" on node {node}") };
+    format!("instance {instance}{node}, which has {}", addresses.join(", "))
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use super::fleet::Fleet;
 use super::lease::LEASE;
 use super::look::{self, Look};
 use super::modest::giving_way;
-use super::namesake::Namesake;
+use super::namesake::{self, Namesake};
 use super::own_status::{self, HEARTBEAT, Over, OwnStatus, Written};
 use super::peers::Gone;
 use super::plan::{Identity, Memory, Observation, Plan, Situation, Write, gateway_status, plan};
@@ -465,10 +465,8 @@ impl Writer {
         if !self.tells_namesake {
             self.tells_namesake = true;
             let addresses: Vec<String> = observation.own_addresses.iter().map(ToString::to_string).collect();
-            let node =
-                self.identity.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
-            let ours =
-                format!("instance {}{node}, which has {}", self.identity.instance, addresses.join(", "));
+            let node = self.identity.node.as_deref().unwrap_or_default();
+            let ours = namesake::described(&self.identity.instance, node, &addresses);
             let (connector, name) = (Arc::clone(&self.connector), name.clone());
             self.asks.spawn(async move {
                 Done::NamesakeTold(look::tell_namesake(&connector, &name, &ours).await)
