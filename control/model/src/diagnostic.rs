@@ -109,6 +109,15 @@ impl Diagnostic {
         self
     }
 
+    /// Where and what, without what would be accepted.
+    #[must_use]
+    pub fn placed(&self) -> String {
+        match &self.location {
+            Some(place) => format!("{place}: {}", self.what),
+            None => self.what.clone(),
+        }
+    }
+
     /// Order of reports: by place (faults without a place first), then errors before warnings, then text.
     fn order(&self) -> (&Option<Location>, Severity, &str, &Option<String>) {
         (&self.location, self.severity, &self.what, &self.accepted)

@@ -1,5 +1,7 @@
 //! Objects that are not used at all, among those that are: nothing that an operator wrote is left out of an answer.
 
+use tidegate_model::diagnostic::Diagnostic;
+
 use crate::admin::api;
 use crate::source::RefusedObject;
 
@@ -44,17 +46,13 @@ pub(super) fn described(refused: &RefusedObject) -> String {
 
 /// All faults of an object in one line, without what would be accepted.
 fn why(refused: &RefusedObject) -> String {
-    let fault = |fault: &tidegate_model::diagnostic::Diagnostic| match &fault.location {
-        Some(place) => format!("{place}: {}", fault.what),
-        None => fault.what.clone(),
-    };
-    refused.faults.iter().map(fault).collect::<Vec<_>>().join("; ")
+    refused.faults.iter().map(Diagnostic::placed).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_model::diagnostic::{Diagnostic, Location};
+    use tidegate_model::diagnostic::Location;
     use tidegate_model::objects::ObjectKey;
 
     fn refused(kind: &'static str, name: &str, service: &str, what: &str) -> RefusedObject {

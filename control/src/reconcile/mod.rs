@@ -223,11 +223,7 @@ fn one_service(
     let mut programmed =
         programme::programme(context, plan, &granted, endpoints, too_large, &mut drains, &mut findings);
     let slice_faults = endpoints.slice_faults.iter().map(|(_, fault)| fault);
-    let not_used = meta.faults.iter().chain(slice_faults);
-    let not_used = not_used.map(|fault| match &fault.location {
-        Some(place) => format!("{place}: {}", fault.what),
-        None => fault.what.clone(),
-    });
+    let not_used = meta.faults.iter().chain(slice_faults).map(Diagnostic::placed);
     let unmatched = endpoints.unmatched.iter().map(|diagnostic| diagnostic.what.clone());
     programmed.view.warnings = not_used.chain(unmatched).collect();
     let listener = health_check_node_port(plan.service).map(|port| {
