@@ -80,7 +80,7 @@ pub(super) async fn run(
         if error != told {
             match &error {
                 Some(error) => tracing::warn!("the lease {namespace}/{LEASE}: {error}"),
-                None => tracing::info!("the lease {namespace}/{LEASE} is had again"),
+                None => tracing::info!("the lease {namespace}/{LEASE} can be written again"),
             }
             told = error;
         }
@@ -164,7 +164,7 @@ async fn attempt(connector: &Connector, namespace: &str, election: &mut Election
 enum Refused {
     #[error("it is not there")]
     NotFound,
-    #[error("somebody else was faster")]
+    #[error("somebody else wrote it first")]
     Conflict,
     #[error("{0}")]
     Other(String),

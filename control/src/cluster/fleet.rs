@@ -1,4 +1,4 @@
-//! What the rounds have to know of the other gateways, and which addresses nobody gets for their sake.
+//! What the rounds have to know of the other gateways, and which addresses are withheld because of them.
 //!
 //! The daemon keeps a [`Past`] and shows it the Services before each round; with the [`Fleet`], which the writer tells,
 //! it says who decides on addresses and which of them are withheld. An address that a Service gave back is given to
@@ -52,8 +52,8 @@ pub struct Past {
 
 impl Past {
     /// The source has these Services, of this version ([`SourceUpdate::version`](crate::source::SourceUpdate::version));
-    /// the last round gave these addresses, which may not be in a status yet. Nothing is taken up without a version: what
-    /// changed meanwhile counts as of the next one.
+    /// the last round gave these addresses, which may not be in a status yet. Without a version nothing is recorded:
+    /// what changed meanwhile counts as of the next one.
     pub fn see(
         &mut self,
         services: &SharedMap<ObjectKey, Arc<Service>>,

@@ -116,7 +116,7 @@ impl Election {
         self.seen = Some((lease, began));
     }
 
-    /// Somebody else was faster: what we have seen is old. Until a look says otherwise we lead as before.
+    /// Somebody else wrote the lease first: what we have seen is old. Until a look says otherwise we lead as before.
     pub fn refused(&mut self) {
         if let Some((lease, _)) = &mut self.seen {
             // Not ours any more as far as we know: the next attempt looks first.
@@ -228,7 +228,7 @@ mod tests {
         }
     }
 
-    /// Some wall clock that moves; by how much is nobody's business.
+    /// A wall clock that moves. No test depends on by how much.
     fn wall() -> Timestamp {
         use std::sync::atomic::{AtomicU64, Ordering};
         static TICKS: AtomicU64 = AtomicU64::new(0);

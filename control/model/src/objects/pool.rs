@@ -84,8 +84,8 @@ impl Pool {
 pub struct AddressPool {
     /// Name, labels, origin.
     pub meta: Metadata,
-    /// What it offers. Ranges that are not understood are left out and told in `faults`; a pool that was sound before
-    /// goes on as it was.
+    /// What it offers. Ranges that are not understood are left out and told in `faults`; a pool that was valid before
+    /// keeps its last valid state.
     pub pool: Pool,
     /// What of its spec cannot be used; only an API server without our schema lets such an object in.
     pub faults: Vec<Diagnostic>,
