@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
+use tidegate_model::time::whole_seconds;
 use tokio::time::Instant;
 
 use super::crd::{GatewayStatus, GatewayStatusStatus};
@@ -148,8 +149,7 @@ impl OwnStatus {
 
 /// Now, in whole seconds.
 pub(super) fn heartbeat_time() -> String {
-    let now = Timestamp::now();
-    Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
+    whole_seconds(Timestamp::now()).to_string()
 }
 
 /// The resourceVersion of what was written.

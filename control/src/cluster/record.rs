@@ -4,7 +4,7 @@
 //! says, and is counted there: one line in `kubectl describe`, for as long as the API server keeps the object. Each
 //! object has a budget of its own, so that one that is never content does not drown the others, and there is one budget
 //! for all, in which namespaces take turns ([`Turns`]). What does not fit is dropped and counted, of the namespace that
-//! has the most: nobody waits for an event, and nobody's events make those of another namespace late or lost.
+//! has the most. Nothing waits for an event, and the events of one namespace do not delay or drop those of another.
 //!
 //! What an event tells is told once for as long as it holds, so an event that an API server could not take for the time
 //! being (429, 5xx, no answer) is kept and sent again ([`Kept`]), for as long as an API server would keep it.
@@ -20,6 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
+use tidegate_model::fnv::{self, fnv1a};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -420,7 +421,7 @@ fn event_object(event: &Event, instance: &str, now: Timestamp) -> KubeEvent {
 fn hash(event: &Event) -> u64 {
     let parts = [event.event_type.as_str(), event.reason, &event.regarding.uid, &event.note];
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+    fnv1a(fnv::START, bytes)
 }
 
 #[cfg(test)]

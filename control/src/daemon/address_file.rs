@@ -15,8 +15,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tidegate_model::fnv::{self, fnv1a};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
+use tidegate_model::time::whole_seconds;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -114,7 +116,7 @@ impl AddressFile {
     /// Why the addresses on disk are not the newest, for people.
     pub(super) fn trouble(&self) -> Option<String> {
         let Failed { why, since, .. } = self.failed.as_ref()?;
-        let since = Timestamp::from_second(since.as_second()).unwrap_or(*since);
+        let since = whole_seconds(*since);
         let path = self.path.display();
         Some(format!(
             "the addresses of Services are not saved since {since}, a restart may give others: {path}: {why}"
@@ -234,10 +236,8 @@ fn summed(value: &impl Serialize) -> io::Result<String> {
     Ok(format!("{:016x} {json}", hash(json.as_bytes())))
 }
 
-/// FNV-1a.
 fn hash(bytes: &[u8]) -> u64 {
-    let step = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3);
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+    fnv1a(fnv::START, bytes.iter().copied())
 }
 
 #[cfg(test)]

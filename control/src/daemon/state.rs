@@ -13,6 +13,7 @@ use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::objects::ObjectKey;
+use tidegate_model::time::whole_seconds;
 use tokio::sync::watch;
 
 use crate::cluster;
@@ -57,7 +58,7 @@ pub(super) struct PublishFailure {
 
 impl std::fmt::Display for PublishFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let since = Timestamp::from_second(self.since.as_second()).unwrap_or(self.since);
+        let since = whole_seconds(self.since);
         write!(
             f,
             "the newest state cannot be published since {since}, the last good one is forwarded: {}",
@@ -310,6 +311,5 @@ impl State {
 
 /// In whole seconds, as people and conditions have it.
 pub(super) fn timestamp(at: std::time::SystemTime) -> Timestamp {
-    let at = Timestamp::try_from(at).unwrap_or_default();
-    Timestamp::from_second(at.as_second()).unwrap_or(at)
+    whole_seconds(Timestamp::try_from(at).unwrap_or_default())
 }

@@ -17,6 +17,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_model::fnv::{self, fnv1a};
+
 use super::runner::{Answer, CheckResult};
 use super::shares::{Class, ShareIndex, Shares};
 use super::{Check, Failure, Limits, Probe, Rules, Standing, Tally, Target, Targets};
@@ -410,16 +412,12 @@ fn place(seed: u64, address: SocketAddr) -> u64 {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,
     };
-    mix(seed ^ fnv(ip.octets().into_iter().chain(address.port().to_be_bytes())))
+    mix(seed ^ fnv1a(fnv::START, ip.octets().into_iter().chain(address.port().to_be_bytes())))
 }
 
 /// The seed of a gateway's name.
 pub(super) fn seed_of(name: &str) -> u64 {
-    fnv(name.bytes())
-}
-
-fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    fnv1a(fnv::START, name.bytes())
 }
 
 /// The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).

@@ -8,6 +8,7 @@
 use std::net::IpAddr;
 
 use tidegate_model::diagnostic::Severity;
+use tidegate_model::fnv::{self, fnv1a};
 use tidegate_model::objects::{IpFamily, IpFamilyPolicy, ObjectKey, number};
 
 use super::allocate::{Allocation, Applicant, Granted, failed};
@@ -211,9 +212,8 @@ const PROBES: u64 = 64;
 /// FNV-1a of `namespace/name`, finished so that all bits depend on all of it. Fixed: gateways of different
 /// versions must agree.
 fn stable_hash(key: &ObjectKey) -> u64 {
-    let fold = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
     let bytes = key.namespace.bytes().chain([b'/']).chain(key.name.bytes());
-    mixed(bytes.fold(0xcbf2_9ce4_8422_2325, fold))
+    mixed(fnv1a(fnv::START, bytes))
 }
 
 /// Every bit of the result depends on all bits (the finalizer of MurmurHash3). Fixed, like [`stable_hash`].

@@ -14,6 +14,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::diagnostic::Location;
+use crate::fnv::{self, fnv1a};
 
 /// Places of an object's fields. Cheap to clone; takes no part in equality.
 #[derive(Clone, Default)]
@@ -78,12 +79,12 @@ impl Origin {
     }
 }
 
-/// The hash of the empty path (FNV-1a's offset basis).
-pub const PATH_START: u64 = 0xcbf2_9ce4_8422_2325;
+/// The hash of the empty path.
+pub const PATH_START: u64 = fnv::START;
 
-/// Continues the hash of a path by `more` (FNV-1a, so hashing in pieces equals hashing the whole).
+/// Continues the hash of a path by `more`.
 pub fn path_hash(so_far: u64, more: &str) -> u64 {
-    more.bytes().fold(so_far, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+    fnv1a(so_far, more.bytes())
 }
 
 /// `a.b[c.d/e]` -> `a.b` -> `a` -> ``. A key in brackets may hold dots.

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_model::objects::{Condition, ObjectKey};
+use tidegate_model::time::whole_seconds;
 
 use super::Planner;
 use super::peer::Around;
@@ -254,7 +255,7 @@ impl Planner<'_> {
         let slot = (key.clone(), kind.to_owned());
         let remembered = self.memory.since.get(&slot).filter(|(was, _)| was == status).map(|(_, at)| *at);
         // Whole seconds: that is what the API keeps.
-        let now = jiff::Timestamp::from_second(self.situation.now.as_second()).unwrap_or(self.situation.now);
+        let now = whole_seconds(self.situation.now);
         let since = since.or(remembered).unwrap_or(now);
         self.memory.since.insert(slot, (status.to_owned(), since));
         Condition {

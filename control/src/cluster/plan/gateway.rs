@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use tidegate_model::objects::{Condition, ObjectKey};
+use tidegate_model::time::whole_seconds;
 
 use super::Situation;
 use super::pool::of_model;
@@ -43,7 +44,7 @@ pub fn gateway_status(
             reason: if holds { yes } else { no }.as_str().to_owned(),
             message: message.to_owned(),
             observed_generation: 0,
-            last_transition: jiff::Timestamp::from_second(now.as_second()).ok(),
+            last_transition: Some(whole_seconds(*now)),
         });
         if let Some(had) = had {
             condition.last_transition_time.clone_from(&had.last_transition_time);

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use tidegate_model::objects::PATH_START;
+use tidegate_model::fnv::{self, fnv1a};
 use tidegate_model::yaml::Node;
 
 use super::history::Point;
@@ -122,7 +122,7 @@ impl Disk {
         };
         let confirmed = file.metadata().and_then(|m| m.modified()).map_err(|e| e.to_string())?;
         let mut lines = BufReader::new(file).split(b'\n');
-        let mut hash = PATH_START;
+        let mut hash = fnv::START;
         let mut next = |hash: &mut u64| -> Result<(Vec<u8>, u64), String> {
             let line = lines.next().ok_or("it ends too early")?.map_err(|e| e.to_string())?;
             let before = *hash;
@@ -174,7 +174,7 @@ impl Disk {
             let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
             // One that was left over has the mode that it had.
             file.set_permissions(Permissions::from_mode(0o600))?;
-            let mut out = Hashing { out: BufWriter::new(file), hash: PATH_START };
+            let mut out = Hashing { out: BufWriter::new(file), hash: fnv::START };
             out.line(&serde_json::to_vec(&head(contents))?)?;
             for (kind, version, content, left) in &contents.objects {
                 let left = left.map(|left| format!("\"left\":{},", left.as_secs())).unwrap_or_default();
@@ -243,8 +243,7 @@ impl<W: Write> Hashing<W> {
 
 /// FNV-1a over the line and its end.
 fn hashed(hash: u64, line: &[u8]) -> u64 {
-    let step = |h: u64, b: &u8| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3);
-    line.iter().chain(b"\n").fold(hash, step)
+    fnv1a(hash, line.iter().chain(b"\n").copied())
 }
 
 fn parse<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> {

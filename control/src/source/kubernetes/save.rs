@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use jiff::Timestamp;
+use tidegate_model::time::whole_seconds;
 use tokio::sync::oneshot;
 
 use super::Tuning;
@@ -61,7 +62,7 @@ impl Saver {
     /// Why the objects on disk are not the newest, since when, and where: for people.
     pub(super) fn trouble(&self) -> Option<String> {
         let (why, since) = self.failed.as_ref()?;
-        let since = Timestamp::from_second(since.as_second()).unwrap_or(*since);
+        let since = whole_seconds(*since);
         let path = self.disk.as_ref()?.path().display();
         Some(format!("the last objects are not saved since {since}: {path}: {why}"))
     }
