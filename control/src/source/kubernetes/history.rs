@@ -11,12 +11,18 @@
 //! however long, so the outage says nothing. There the cluster and the version decide alone
 //! ([`Heard::continuity_with_disk`]).
 //!
-//! Not told apart: a backup a few seconds old whose server has written more since than was lost. What it lacks is
-//! believed to be deleted.
+//! A version alone says little where a backup is a few seconds old: its server has soon written more than was lost. So
+//! a watch that is taken up after a fault also looks for the newest change that it was told ([`Newest`]). On the same
+//! history the API server has that object at that version, or the watch tells what became of it since.
+//!
+//! Not told apart: a backup that lacks nothing of a kind but its bookmarks, and one that is found only after an outage
+//! that is too long to take a watch up, or by an expired watch (410), whose server has written more since than was
+//! lost. What such a server lacks is believed to be deleted.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tidegate_model::objects::ObjectKey;
 
 use super::retain::Continuity;
 
@@ -71,9 +77,66 @@ impl Heard {
     }
 }
 
+/// The newest change of a kind that was told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Newest {
+    pub(super) key: ObjectKey,
+    /// `resourceVersion` of the object, or of its deletion.
+    pub(super) version: u64,
+    /// Whether the object was there, or was deleted.
+    pub(super) is_there: bool,
+}
+
+/// Whether an API server's history has a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Had {
+    Yes,
+    /// Only if a watch from that change on tells of the same object once more.
+    IfExplained,
+    No,
+}
+
+impl Newest {
+    /// The newer one of two, where there are two.
+    pub(super) fn note(last: &mut Option<Self>, key: &ObjectKey, version: u64, is_there: bool) {
+        if version != 0 && last.as_ref().is_none_or(|last| last.version <= version) {
+            *last = Some(Self { key: key.clone(), version, is_there });
+        }
+    }
+
+    /// Whether a history has the change whose API server has the object at this version now, or does not have it.
+    pub(super) fn had_by(&self, now: Option<u64>) -> Had {
+        match now {
+            // A version that does not compare.
+            Some(0) => Had::Yes,
+            Some(now) if now < self.version => Had::No,
+            Some(now) if now == self.version && self.is_there => Had::Yes,
+            None if !self.is_there => Had::Yes,
+            Some(_) | None => Had::IfExplained,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_newest_change_is_in_a_history_that_has_it_or_explains_what_became_of_it() {
+        let mut newest = None;
+        let key = ObjectKey::new("shop", "web");
+        Newest::note(&mut newest, &key, 0, true);
+        assert_eq!(newest, None, "a version that does not compare");
+        Newest::note(&mut newest, &key, 7, true);
+        Newest::note(&mut newest, &ObjectKey::new("shop", "api"), 5, true);
+        let there = newest.clone().expect("noted");
+        assert_eq!(there, Newest { key: key.clone(), version: 7, is_there: true });
+        let had = |newest: &Newest| [None, Some(0), Some(6), Some(7), Some(8)].map(|now| newest.had_by(now));
+        assert_eq!(had(&there), [Had::IfExplained, Had::Yes, Had::No, Had::Yes, Had::IfExplained]);
+        Newest::note(&mut newest, &key, 7, false);
+        let deleted = newest.expect("noted");
+        assert_eq!(had(&deleted), [Had::Yes, Had::Yes, Had::No, Had::IfExplained, Had::IfExplained]);
+    }
 
     fn point(cluster: &str, version: u64) -> Point {
         Point { cluster: cluster.to_owned(), version }

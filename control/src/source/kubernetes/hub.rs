@@ -282,6 +282,8 @@ impl Hub {
                 }
             }
             Event::Told(index, Told::Bookmark(version)) => self.stores[index].retain.bookmark(version),
+            // Nothing that was heard is continued by the next list.
+            Event::OtherHistory(index) => self.stores[index].heard = None,
             Event::Forbidden(index, why) => self.forbidden(index, why, now),
             Event::Absent(index, server, point) => self.absent(index, server, point, now),
             Event::Up(index, server) => {

@@ -77,6 +77,8 @@ struct Tuning {
     retry_after_max: Duration,
     /// A watch that could not be taken up for longer is not: everything is listed.
     resume_max: Duration,
+    /// A watch that is taken up has this long to tell what became of the newest change.
+    explanation: Duration,
     /// A kind that the API server does not have is asked for this often.
     absent: Duration,
     /// The objects on disk are used when the API server has not answered for this long, or fails.
@@ -102,6 +104,7 @@ impl Default for Tuning {
             backoff_max: Duration::from_secs(30),
             retry_after_max: Duration::from_secs(120),
             resume_max: Duration::from_secs(60),
+            explanation: Duration::from_secs(5),
             absent: Duration::from_secs(60),
             boot_wait: Duration::from_secs(5),
             save_settle: Duration::from_secs(2),

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::Tuning;
 use super::connect::{Connection, Connector};
-use super::history::Point;
+use super::history::{Had, Newest, Point};
 use super::kinds::{KINDS, Kind, KindIndex};
 use super::object::{Received, version_number};
 use super::pulse::Pulse;
@@ -39,6 +39,8 @@ pub(super) enum Event {
     Down(KindIndex, String),
     /// The API server does not let us read a kind that is optional.
     Forbidden(KindIndex, String),
+    /// What the API server has is not what follows on what was told.
+    OtherHistory(KindIndex),
 }
 
 impl Event {
@@ -50,7 +52,8 @@ impl Event {
             | Self::Up(index, _)
             | Self::Absent(index, ..)
             | Self::Down(index, _)
-            | Self::Forbidden(index, _) => *index,
+            | Self::Forbidden(index, _)
+            | Self::OtherHistory(index) => *index,
         }
     }
 }
@@ -69,6 +72,7 @@ pub(super) struct Reflector {
     backoff: Backoff,
     /// Whose objects were listed.
     cluster: String,
+    newest: Option<Newest>,
     /// Since when every attempt failed.
     lost: Option<Instant>,
 }
@@ -116,6 +120,7 @@ impl Reflector {
             refresh,
             backoff,
             cluster: String::new(),
+            newest: None,
             lost: None,
         }
     }
@@ -171,6 +176,9 @@ impl Reflector {
                     let told = if self.kind.optional && fault.is_forbidden() {
                         pause = pause.max(self.tuning.absent);
                         self.tell(Event::Forbidden(self.index, fault.to_string())).await
+                    } else if fault.is_other_history() {
+                        tracing::warn!(kind = self.kind.name, "{fault}: everything is listed");
+                        self.tell(Event::OtherHistory(self.index)).await
                     } else if fault.is_expired() {
                         Ok(())
                     } else {
@@ -228,6 +236,8 @@ impl Reflector {
         match list_all(&connection, self.kind, self.tuning.answer).await {
             Ok((items, version)) => {
                 let point = Point { cluster: self.cluster.clone(), version: version_number(&version) };
+                self.newest = None;
+                items.iter().for_each(|i| Newest::note(&mut self.newest, &i.key, i.version, true));
                 self.tell(Event::Listed(self.index, items, point)).await?;
                 Ok(version)
             }
@@ -259,6 +269,48 @@ impl Reflector {
         }
     }
 
+    /// Whether the API server is of the history that was watched up to version `before`: a watch from a version that is
+    /// still to come, or of another history, would tell nothing of it. What this gives back the watch has to explain.
+    async fn compare(&self, connection: &Connection, before: u64) -> Result<Option<Newest>, Fault> {
+        let cluster = wire::cluster(connection, self.tuning.answer).await?;
+        if cluster != self.cluster {
+            return Err(Fault::OtherCluster);
+        }
+        // Where a watch ended in order nothing was restored since.
+        let newest = self.newest.as_ref().filter(|_| self.lost.is_some());
+        let (now, had) = match newest {
+            None => (wire::version(connection, self.kind, self.tuning.answer).await?, Had::Yes),
+            Some(newest) => {
+                let (now, object) =
+                    wire::version_of(connection, self.kind, &newest.key, self.tuning.answer).await?;
+                (now, newest.had_by(object))
+            }
+        };
+        if now != 0 && now < before {
+            return Err(Fault::Backwards { before, now });
+        }
+        match (newest, had) {
+            (Some(newest), Had::No) => Err(forgotten(newest)),
+            (Some(newest), Had::IfExplained) => Ok(Some(newest.clone())),
+            _ => Ok(None),
+        }
+    }
+
+    /// Remembers the newest change.
+    fn note(&mut self, told: &Told) {
+        match told {
+            Told::Applied(received) => Newest::note(&mut self.newest, &received.key, received.version, true),
+            // Of these kinds, objects that are left out count as deleted, and the API server has them.
+            Told::Deleted(identity) if self.kind.only.is_some() => {
+                self.newest.take_if(|newest| newest.key == identity.key);
+            }
+            Told::Deleted(identity) => {
+                Newest::note(&mut self.newest, &identity.key, identity.version, false);
+            }
+            Told::Bookmark(_) => {}
+        }
+    }
+
     async fn follow(
         &mut self,
         connection: Connection,
@@ -268,27 +320,25 @@ impl Reflector {
     ) -> Result<(), End> {
         let fault = |fault| End::Fault(fault, None);
         let before = version_number(version);
-        if resumed {
-            // A watch from a version that is still to come, or of another history, would tell nothing of it.
-            let cluster = wire::cluster(&connection, self.tuning.answer).await.map_err(fault)?;
-            if cluster != self.cluster {
-                return Err(fault(Fault::OtherCluster));
-            }
-            let now = wire::version(&connection, self.kind, self.tuning.answer).await.map_err(fault)?;
-            if now != 0 && now < before {
-                return Err(fault(Fault::Backwards { before, now }));
-            }
-        }
+        let mut unexplained = match resumed {
+            true => self.compare(&connection, before).await.map_err(fault)?,
+            false => None,
+        };
         let (low, high) = self.tuning.watch_seconds;
         let seconds = low + random() % (high - low).max(1);
         let opened = Watch::open(&connection, self.kind, version, seconds, self.tuning.answer).await;
         let mut watch = opened.map_err(fault)?;
         self.lost = None;
         self.tell(Event::Up(self.index, connection.server.clone())).await?;
+        let explained_by = Instant::now() + self.tuning.explanation;
         loop {
             let serial = connection.serial;
             let told = tokio::select! {
                 told = watch.next(self.tuning.silence) => told.map_err(fault)?,
+                () = tokio::time::sleep_until(explained_by), if unexplained.is_some() => {
+                    let newest = unexplained.take().expect("looked at just now");
+                    return Err(fault(forgotten(&newest)));
+                }
                 () = self.pulse.lost(serial) => return Err(fault(Fault::Dead)),
                 () = refreshed(self.refresh.as_deref()) => return Err(End::Refresh),
             };
@@ -301,9 +351,18 @@ impl Reflector {
                 *version = now.to_string();
             }
             *useless = 0;
+            if unexplained.as_ref().is_some_and(|newest| told.key() == Some(&newest.key)) {
+                unexplained = None;
+            }
+            self.note(&told);
             self.tell(Event::Told(self.index, told)).await?;
         }
     }
+}
+
+/// The fault that a history lacks a change.
+fn forgotten(newest: &Newest) -> Fault {
+    Fault::Forgotten { key: newest.key.to_string(), version: newest.version }
 }
 
 /// Until a list is asked for.

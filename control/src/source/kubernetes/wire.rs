@@ -12,6 +12,7 @@ use hyper::{Request, Response, StatusCode};
 use kube::client::Body;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use tidegate_model::objects::ObjectKey;
 use tidegate_model::yaml::Node;
 use tokio::time::timeout;
 
@@ -58,6 +59,9 @@ pub(super) enum Fault {
     /// The watch tells of a time before its beginning.
     #[error("the API server went back in time: version {now} after {before}")]
     Backwards { before: u64, now: u64 },
+    /// A change that a watch told is not in its history, whatever its version is.
+    #[error("the API server went back in time: it has not got version {version} of {key}")]
+    Forgotten { key: String, version: u64 },
     /// Another history altogether: its versions say nothing about ours.
     #[error("the API server is of another cluster than before")]
     OtherCluster,
@@ -66,7 +70,12 @@ pub(super) enum Fault {
 impl Fault {
     /// The version that was asked for is too old: only a list helps.
     pub(super) fn is_expired(&self) -> bool {
-        matches!(self, Self::Refused { code: 410, .. } | Self::Backwards { .. } | Self::OtherCluster)
+        matches!(self, Self::Refused { code: 410, .. }) || self.is_other_history()
+    }
+
+    /// What the API server lacks says nothing of what was deleted.
+    pub(super) fn is_other_history(&self) -> bool {
+        matches!(self, Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster)
     }
 
     /// The API server does not let us read it.
@@ -105,6 +114,21 @@ pub(super) async fn version(connection: &Connection, kind: &Kind, wait: Duration
     let uri = uri(kind, &[("limit", "1".to_owned())]);
     let list = heads(connection, uri, METADATA_LIST, wait).await?;
     Ok(version_number(&list.metadata.resource_version))
+}
+
+/// The same, and the version of one object where the API server has it. A list of one name needs no other rights than
+/// the list of all.
+pub(super) async fn version_of(
+    connection: &Connection,
+    kind: &Kind,
+    key: &ObjectKey,
+    wait: Duration,
+) -> Result<(u64, Option<u64>), Fault> {
+    let name = [("fieldSelector", format!("metadata.name={}", key.name))];
+    let uri = uri_in(kind, &key.namespace, &name);
+    let list = heads(connection, uri, METADATA_LIST, wait).await?;
+    let object = list.items.first().map(|item| version_number(&item.metadata.resource_version));
+    Ok((version_number(&list.metadata.resource_version), object))
 }
 
 /// The metadata of a list and of its items.
@@ -178,6 +202,15 @@ pub(super) enum Told {
 }
 
 impl Told {
+    /// The object that changed.
+    pub(super) fn key(&self) -> Option<&ObjectKey> {
+        match self {
+            Self::Applied(received) => Some(&received.key),
+            Self::Deleted(identity) => Some(&identity.key),
+            Self::Bookmark(_) => None,
+        }
+    }
+
     pub(super) fn version(&self) -> u64 {
         match self {
             Self::Applied(received) => received.version,
@@ -247,10 +280,19 @@ impl Watch {
 
 /// Of the objects of a kind.
 fn uri(kind: &Kind, query: &[(&str, String)]) -> String {
+    uri_in(kind, "", query)
+}
+
+/// Of the objects of a kind in a namespace; all where it is empty.
+fn uri_in(kind: &Kind, namespace: &str, query: &[(&str, String)]) -> String {
     let selector = ("labelSelector", kind.labels.to_owned());
     let selector = Some(&selector).filter(|(_, labels)| !labels.is_empty());
     let pairs = query.iter().chain(selector).map(|(key, value)| format!("{key}={}", encoded(value)));
-    format!("{}?{}", kind.path, pairs.collect::<Vec<_>>().join("&"))
+    let query = pairs.collect::<Vec<_>>().join("&");
+    match kind.path.rsplit_once('/').filter(|_| !namespace.is_empty()) {
+        Some((api, plural)) => format!("{api}/namespaces/{}/{plural}?{query}", encoded(namespace)),
+        None => format!("{}?{query}", kind.path),
+    }
 }
 
 async fn send(

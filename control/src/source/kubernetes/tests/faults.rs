@@ -403,6 +403,85 @@ async fn api_server_that_comes_back_older_takes_nothing_back_within_the_grace_ti
     assert_eq!(endpoints(&update, "web-1"), ["10.0.1.9"]);
 }
 
+/// Writes that no watch of the gateway tells.
+fn write_more(world: &World, count: usize) {
+    for n in 0..count {
+        let map =
+            format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: busy}}, data: {{n: \"{n}\"}}}}");
+        world.server.apply(&map).expect("legal");
+    }
+}
+
+#[tokio::test]
+async fn a_backup_whose_server_has_written_more_since_than_was_lost_takes_nothing_back() {
+    for last in ["a Service made", "an endpoint changed", "a Service deleted"] {
+        // No bookmark tells how far the versions were.
+        let world = World::with(Options::default());
+        world.apply_web();
+        world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+        let backup = world.server.snapshot();
+        // The pause before the next attempt is long enough for more writes.
+        let tuning = Tuning {
+            explanation: Duration::from_millis(300),
+            silence: Duration::from_secs(60),
+            backoff_first: Duration::from_millis(500),
+            ..quick()
+        };
+        let source = world.start_tuned(tuning);
+        until_state(&source, "a connection", |s| s.connected).await;
+        match last {
+            "a Service made" => drop(world.server.apply(&manifest("db", "10.0.3.1")).expect("legal")),
+            "an endpoint changed" => drop(world.server.apply(&slice("web", "10.0.1.9")).expect("legal")),
+            _ => drop(world.server.delete("v1", "Service", "shop", "api")),
+        }
+        let followed = |u: &SourceUpdate| match last {
+            "a Service made" => service(u, "db").is_some() && endpoints(u, "db-1") == ["10.0.3.1"],
+            "an endpoint changed" => endpoints(u, "web-1") == ["10.0.1.9"],
+            _ => service(u, "api").is_none(),
+        };
+        until(&source, "what was lost afterwards", followed).await;
+        world.server.restart_from(&backup).expect("it can be told");
+        write_more(&world, 100);
+        if last == "a Service deleted" {
+            // The backup has it: it was not told of since, so it is new.
+            until(&source, "the Service of the backup", |u| service(u, "api").is_some()).await;
+            continue;
+        }
+        let kept = |s: &SourceState, kind| s.kept.iter().find(|k| k.kind == kind).map(|k| k.count);
+        until_state(&source, last, |s| {
+            s.connected
+                && kept(s, "EndpointSlice") == Some(1)
+                && (last == "an endpoint changed" || kept(s, "Service") == Some(1))
+        })
+        .await;
+        assert!(followed(&source.updates().borrow()), "{last}");
+    }
+}
+
+#[tokio::test]
+async fn a_change_during_a_loss_that_the_watch_explains_is_followed_without_a_list() {
+    let world = World::with(Options::default());
+    world.apply_web();
+    world.server.apply(&manifest("api", "10.0.2.1")).expect("legal");
+    let explanation = Duration::from_millis(300);
+    let source = world.start_tuned(Tuning { explanation, silence: Duration::from_secs(60), ..quick() });
+    until_state(&source, "a connection", |s| s.connected).await;
+    world.server.refuse_connections(true).expect("it can be told");
+    until_state(&source, "the loss", |s| !s.connected).await;
+    // The newest of each kind.
+    world.server.delete("v1", "Service", "shop", "api");
+    world.server.apply(&slice("api", "10.0.2.9")).expect("legal");
+    world.server.forget_requests();
+    world.server.refuse_connections(false).expect("it can be told");
+    until(&source, "both changes", |u| service(u, "api").is_none() && endpoints(u, "api-1") == ["10.0.2.9"])
+        .await;
+    tokio::time::sleep(2 * explanation).await;
+    let requests = world.server.requests();
+    let lists = requests.iter().filter(|r| r.query.contains("limit=500")).map(|r| &r.path);
+    assert_eq!(lists.collect::<Vec<_>>(), Vec::<&String>::new());
+    assert!(source.state().borrow().kept.is_empty());
+}
+
 #[tokio::test]
 async fn nothing_expires_while_the_api_server_is_away() {
     let mut world = World::new();
