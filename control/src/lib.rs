@@ -17,6 +17,5 @@ mod http;
 pub mod netlab;
 pub mod pools;
 pub mod reconcile;
-pub mod source;
 mod state_file;
 pub mod telemetry;

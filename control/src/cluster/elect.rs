@@ -8,12 +8,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, PostParams};
+use tidegate_source::kubernetes::Connector;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::lease::{Ask, Election, LEASE, RENEW_DEADLINE, RETRY, UNINSTALLED};
 use super::request::{RequestError, within};
-use crate::source::kubernetes::Connector;
 
 /// Attempts that fail for less than this are no news: who leads goes on meanwhile.
 const FAILING_MIN: Duration = RENEW_DEADLINE;

@@ -51,7 +51,7 @@ pub struct Past {
 }
 
 impl Past {
-    /// The source has these Services, of this version ([`SourceUpdate::version`](crate::source::SourceUpdate::version));
+    /// The source has these Services, of this version ([`SourceUpdate::version`](tidegate_source::SourceUpdate::version));
     /// the last round gave these addresses, which may not be in a status yet. Without a version nothing is recorded:
     /// what changed meanwhile counts as of the next one.
     pub fn see(

@@ -11,6 +11,7 @@ use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions,
 };
 use serde_json::{Value, json};
+use tidegate_source::kubernetes::Connector;
 use tokio::time::Instant;
 
 use super::crd::{Condition, GatewayStatus, GatewayStatusSpec, GatewayStatusStatus};
@@ -20,7 +21,6 @@ use super::peers::{Gone, Peers, Silent};
 use super::request::{RequestError, with_client, within};
 use super::words::condition_reason;
 use crate::pools::FIELD_MANAGER;
-use crate::source::kubernetes::Connector;
 
 /// The other gateways are looked at this often,
 const CALM: Duration = Duration::from_secs(10);

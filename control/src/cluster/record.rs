@@ -21,6 +21,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 use tidegate_model::fnv::{self, fnv1a};
+use tidegate_source::kubernetes::Connector;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -29,7 +30,6 @@ use super::counts::{Counts, EventEnded};
 use super::event::{Event, Regarding, cut};
 use super::request::{self, RequestError, within};
 use super::turns::Turns;
-use crate::source::kubernetes::Connector;
 
 /// Events that wait.
 const WAITING_MAX: usize = 4096;

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_source::SourceState;
+use tidegate_source::kubernetes::Connector;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
@@ -17,8 +19,6 @@ use super::fleet::Fleet;
 use super::plan::{Identity, Observation};
 use super::record::Recorder;
 use super::writer::{Ears, Tells, Writer};
-use crate::source::SourceState;
-use crate::source::kubernetes::Connector;
 
 /// Longest farewell.
 const LEAVE_MAX: Duration = Duration::from_millis(1500);

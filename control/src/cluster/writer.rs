@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tidegate_model::objects::ObjectKey;
+use tidegate_source::SourceState;
+use tidegate_source::kubernetes::Connector;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -31,8 +33,6 @@ use super::queue::{Answer, Job, Next, Queue, Seen, Target};
 use super::record::Recorder;
 use super::request::{self, RequestError, with_client};
 use super::words::event_reason;
-use crate::source::SourceState;
-use crate::source::kubernetes::Connector;
 
 /// Plans are made no more often than this.
 const SETTLE: Duration = Duration::from_millis(100);

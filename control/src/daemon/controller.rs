@@ -19,6 +19,7 @@ use tidegate_model::config::{self, GatewayConfig};
 use tidegate_model::diagnostic::{Diagnostic, Report, Severity};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::ObjectKey;
+use tidegate_source::SourceUpdate;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
@@ -35,7 +36,6 @@ use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
 use crate::reconcile::{
     DrainTarget, Finding, HealthCheckNodePort, Input, Memory, Outcome, Reconciler, Settings,
 };
-use crate::source::SourceUpdate;
 
 /// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
 /// `/healthz` then tells.

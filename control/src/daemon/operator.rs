@@ -14,6 +14,7 @@ use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
+use tidegate_source::SourceState;
 use tokio::sync::{mpsc, oneshot};
 
 use super::controller::{Command, Drained};
@@ -25,7 +26,6 @@ use crate::admin::{AdminBackend, AdminError, api};
 use crate::explain::{Circumstances, Explanation, Packet, explain, refusal};
 use crate::pools::PoolUsage;
 use crate::reconcile::{DrainTarget, Reason};
-use crate::source::SourceState;
 
 /// How long a listing waits for a worker.
 const FLOWS_WAIT: Duration = Duration::from_millis(200);

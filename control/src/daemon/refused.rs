@@ -1,9 +1,9 @@
 //! Objects that are not used at all, among those that are: nothing that an operator wrote is left out of an answer.
 
 use tidegate_model::diagnostic::Diagnostic;
+use tidegate_source::RefusedObject;
 
 use crate::admin::api;
-use crate::source::RefusedObject;
 
 /// `services` with those that are refused, sorted by namespace and name. What else is refused of a Service, such as an
 /// EndpointSlice, is among its warnings.

@@ -8,6 +8,9 @@ use std::time::Duration;
 use anyhow::Context;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
 use tidegate_model::config::{GatewayConfig, SourceConfig};
+use tidegate_source::directory::{Changes, DirectorySource, Watch};
+use tidegate_source::kubernetes::{self, KubernetesSource};
+use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::{mpsc, watch};
 
 use super::address_file::AddressFile;
@@ -18,9 +21,6 @@ use crate::admin::Server;
 use crate::assemble;
 use crate::cluster::ClusterWriter;
 use crate::health_check_node_port::probes::Probes;
-use crate::source::directory::{Changes, DirectorySource, Watch};
-use crate::source::kubernetes::{self, KubernetesSource};
-use crate::source::{SourceState, SourceUpdate};
 use crate::telemetry::{self, Listener};
 
 /// The disk is waited for this long at the end.

@@ -14,13 +14,13 @@ use tidegate_dataplane::gateway::Dataplane;
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::time::whole_seconds;
+use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
 use crate::cluster;
 use crate::health::CheckCounts;
 use crate::health_check_node_port::{HealthReport, ProxyHealth};
 use crate::reconcile::{DrainTarget, Outcome};
-use crate::source::{SourceState, SourceUpdate};
 use crate::telemetry::{self, Generations, Process, Sample, Timings};
 
 /// An update that the workers have not taken up after this long makes the gateway unhealthy: twice kube-proxy's

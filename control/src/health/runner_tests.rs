@@ -7,7 +7,6 @@ use std::sync::Mutex;
 use tokio::net::TcpListener;
 
 use tidegate_core::snapshot::ForwardingMode;
-
 use tidegate_model::health::AtVip;
 
 use super::super::{Check, NetworkProber, Probe, Rules};

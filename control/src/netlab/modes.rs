@@ -128,7 +128,7 @@ pub fn manifests_for_bulk(servers: &[u8]) -> Vec<Manifest> {
 mod tests {
     use super::*;
     use crate::netlab::manifests::{Claim, node, put};
-    use crate::source::directory::DirectorySource;
+    use tidegate_source::directory::DirectorySource;
 
     #[test]
     fn every_manifest_of_the_lab_is_accepted_without_a_word() {

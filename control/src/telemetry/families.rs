@@ -16,12 +16,12 @@ use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{
     InterfaceLink, LinkState, ServiceStats, SnatPortStats, Stats, WorkerState,
 };
+use tidegate_source::SourceState;
 
 use super::exposition::Exposition;
 use super::{Process, Sample};
 use crate::reconcile::Reason;
 use crate::reconcile::view::{BackendViewState, ServiceView};
-use crate::source::SourceState;
 
 /// What runs here.
 pub(super) fn build(page: &mut Exposition, version: &str) {

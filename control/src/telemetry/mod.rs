@@ -24,12 +24,12 @@ pub use serve::{Listener, serve};
 pub use timings::Timings;
 
 use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, SnatPortStats, Stats};
+use tidegate_source::{SourceState, StaleFile};
 
 use crate::health::CheckLoad;
 use crate::pools::PoolUsage;
 use crate::reconcile::Finding;
 use crate::reconcile::view::ServiceView;
-use crate::source::{SourceState, StaleFile};
 use exposition::Exposition;
 
 /// All that one page is made of.

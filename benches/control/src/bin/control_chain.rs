@@ -17,13 +17,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use test_apiserver::{Options, TestApiServer};
-use tidegate::source::kubernetes::KubernetesSource;
 use tidegate_control_bench::cluster::{self, Variant};
 use tidegate_control_bench::gateway::{Gateway, crew};
 use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
 use tidegate_model::config::{KubernetesConfig, LOAD_BALANCER_CLASS};
 use tidegate_model::objects::Objects;
+use tidegate_source::kubernetes::KubernetesSource;
 use world::Size;
 
 /// The daemon's.

@@ -8,9 +8,9 @@ use std::path::Path;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::AddressPool;
 use tidegate_model::yaml::{Node, Sheet, Value};
+use tidegate_source::kubernetes::testing::address_pool_of;
 
 use super::GatewayStatus;
-use crate::source::kubernetes::testing::address_pool_of;
 
 /// One object and what is said of it.
 struct Case {

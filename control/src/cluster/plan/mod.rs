@@ -47,7 +47,7 @@ use crate::reconcile::{Asker, Finding, Outcome};
 pub struct Observation {
     /// What the source has.
     pub objects: Arc<Objects>,
-    /// The version of its Services: [`SourceUpdate::version`](crate::source::SourceUpdate::version).
+    /// The version of its Services: [`SourceUpdate::version`](tidegate_source::SourceUpdate::version).
     pub version: u64,
     /// That of the newest Services that all workers forward by.
     pub version_applied: u64,

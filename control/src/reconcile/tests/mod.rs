@@ -158,7 +158,7 @@ pub(super) fn read(yaml: &str) -> Objects {
 pub(super) fn load(yaml: &str) -> (Objects, tidegate_model::diagnostic::Report) {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::write(directory.path().join("objects.yaml"), yaml).expect("a file");
-    crate::source::directory::DirectorySource::load(directory.path())
+    tidegate_source::directory::DirectorySource::load(directory.path())
 }
 
 /// A world that is reconciled again and again.

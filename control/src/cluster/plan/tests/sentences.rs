@@ -17,11 +17,11 @@ impl Both {
     fn new(yaml: &str) -> Self {
         let files = tempfile::tempdir().expect("a directory");
         std::fs::write(files.path().join("objects.yaml"), yaml).expect("a file");
-        let (objects, report) = crate::source::directory::DirectorySource::load(files.path());
+        let (objects, report) = tidegate_source::directory::DirectorySource::load(files.path());
         assert!(!report.has_errors(), "{report}");
         let mut both = Self { directory: Cluster::new([]), api: Cluster::new([]) };
         both.directory.objects = objects;
-        both.api.objects = crate::source::kubernetes::testing::objects_of(yaml);
+        both.api.objects = tidegate_source::kubernetes::testing::objects_of(yaml);
         both
     }
 

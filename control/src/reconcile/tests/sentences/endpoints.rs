@@ -88,7 +88,7 @@ fn legacy_endpoints_are_accepted_from_a_directory_and_a_cut_at_1000_is_a_warning
     assert_eq!(states(only(&outcome)), ["10.1.0.1:8080 active", "10.1.0.2:8080 down"]);
     let message = &messages(&outcome)[0];
     assert!(message.contains("warning: Endpoints default/web were cut at 1000 addresses"), "{message}");
-    let at_the_server = crate::source::kubernetes::testing::objects_of(&legacy);
+    let at_the_server = tidegate_source::kubernetes::testing::objects_of(&legacy);
     assert!(at_the_server.endpoints.is_empty(), "nobody asks an API server for them: it has slices");
 }
 

@@ -155,7 +155,7 @@ fn served_for_every_service_with_type_load_balancer_external_traffic_policy_loca
             world.objects = objects;
             world.look().health_check_node_ports.len()
         };
-        let api = outcome(crate::source::kubernetes::testing::objects_of(&web(spec)));
+        let api = outcome(tidegate_source::kubernetes::testing::objects_of(&web(spec)));
         let directory = outcome(read(&web(spec)));
         assert_eq!((api, directory), (0, usize::from(spec.contains("Local"))), "{why}");
     }
@@ -358,7 +358,7 @@ fn of_two_services_with_one_health_check_node_port_the_first_keeps_it_and_the_ot
     let (objects, report) = load(&yaml);
     let directory = outcome(objects);
     assert!(report.errors().any(|fault| fault.what.contains("30500")), "{report}");
-    let api = outcome(crate::source::kubernetes::testing::objects_of(&yaml));
+    let api = outcome(tidegate_source::kubernetes::testing::objects_of(&yaml));
     assert_eq!(directory.health_check_node_ports[0], api.health_check_node_ports[0]);
     assert_eq!(api.health_check_node_ports.len(), 1);
     assert_eq!(api.health_check_node_ports[0].service.name, "a");

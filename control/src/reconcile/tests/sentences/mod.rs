@@ -47,7 +47,7 @@ impl Both {
     /// The objects are these from now on.
     pub(super) fn now_is(&mut self, yaml: &str) {
         self.directory.objects = read(yaml);
-        self.api.objects = crate::source::kubernetes::testing::objects_of(yaml);
+        self.api.objects = tidegate_source::kubernetes::testing::objects_of(yaml);
     }
 
     /// Changes both gateways.
@@ -115,7 +115,7 @@ fn said(outcome: &Outcome) -> BTreeSet<Said> {
 /// directory as they are there, and the others too, and names the object of each fault that it tells.
 pub(super) fn refused(yaml: &str) -> Vec<String> {
     let (directory, in_files) = load(yaml);
-    let (api, of_server) = crate::source::kubernetes::testing::received(yaml);
+    let (api, of_server) = tidegate_source::kubernetes::testing::received(yaml);
     for (key, service) in &directory.services {
         assert_eq!(api.services.get(key), Some(service));
     }

@@ -126,7 +126,7 @@ fn app_protocol_is_only_a_hint() {
 
 /// The page of `/metrics` of a gateway that came to this and forwarded nothing yet.
 fn metrics(outcome: &Outcome) -> String {
-    let source = crate::source::SourceState::connected_since(jiff::Timestamp::UNIX_EPOCH);
+    let source = tidegate_source::SourceState::connected_since(jiff::Timestamp::UNIX_EPOCH);
     render(&Sample {
         version: "1",
         interfaces: &[],
@@ -163,7 +163,7 @@ fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_even
                 0}]\nendpoints: [{addresses: [010.1.0.01]}, {addresses: [nonsense]}]\n---\napiVersion: v1\nkind: Node\nmetadata: \
                 {name: n1}\nspec: {podCIDRs: [nonsense]}\n";
     let mut world = World::new(vec![], vec![]);
-    (world.objects, _) = crate::source::kubernetes::testing::received(yaml);
+    (world.objects, _) = tidegate_source::kubernetes::testing::received(yaml);
     let outcome = world.look();
     let spec = only(&outcome);
     assert_eq!((spec.key.vip, states(spec)), (ip("203.0.113.9"), vec!["10.1.0.1:8080 active".to_owned()]));

@@ -171,7 +171,7 @@ fn a_node_port_that_two_services_name_belongs_to_the_one_created_first() {
     let directory = serving(objects);
     let fault = report.errors().next().expect("it is told where the file is read");
     assert!(fault.what.contains("30080") && fault.location.is_some(), "{fault}");
-    let api = serving(crate::source::kubernetes::testing::objects_of(&yaml));
+    let api = serving(tidegate_source::kubernetes::testing::objects_of(&yaml));
     assert_eq!(directory.spec, api.spec);
     assert_eq!(only(&api).name, "web");
     let conflict = &api.findings[0];
@@ -192,7 +192,8 @@ fn a_health_check_node_port_comes_before_a_node_port_of_the_same_number() {
     let yaml = node_port("web", 30_080, "") + checked;
     let (objects, report) = load(&yaml);
     assert_eq!(report.errors().count(), 1, "{report}");
-    let (directory, api) = (serving(objects), serving(crate::source::kubernetes::testing::objects_of(&yaml)));
+    let (directory, api) =
+        (serving(objects), serving(tidegate_source::kubernetes::testing::objects_of(&yaml)));
     assert_eq!(
         (&directory.spec, &directory.health_check_node_ports),
         (&api.spec, &api.health_check_node_ports)

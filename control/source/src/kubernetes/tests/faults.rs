@@ -669,7 +669,7 @@ async fn pools_whose_definition_vanishes_stay_and_the_source_says_that_it_lost_t
     let pool = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public}\nspec: {addresses: \
                 [203.0.113.0/28]}\n";
     let definition =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubernetes/crds/tidegate.dev_addresspools.yaml");
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kubernetes/crds/tidegate.dev_addresspools.yaml");
     world.server.apply(&std::fs::read_to_string(definition).expect("a definition")).expect("legal");
     world.server.apply(pool).expect("legal");
     world.apply_web();

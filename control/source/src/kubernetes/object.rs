@@ -10,7 +10,7 @@ use tidegate_model::objects::{AddressPool, ObjectKey};
 use tidegate_model::yaml::{Entry, Node, Value};
 
 use super::kinds::Kind;
-use crate::source::manifest::{self, Object};
+use crate::manifest::{self, Object};
 
 /// What of `metadata` is kept; `resourceVersion` lies beside the object.
 const METADATA: [&str; 10] = [

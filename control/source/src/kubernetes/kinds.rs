@@ -6,7 +6,7 @@
 use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::yaml::Node;
 
-use crate::source::manifest::Object;
+use crate::manifest::Object;
 
 /// A kind that is listed and watched in all namespaces.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Where the desired state comes from: a directory of manifests, or the API server.
+//! Where the desired state comes from: a directory of manifests, or the API server (connection, watches, retention).
 //!
 //! Every source fills the one [`tidegate_model::objects::Objects`] with objects that are defaulted and valid, and gives it out as
 //! [`SourceUpdate`]s, so that nobody after it needs to know which source it was. What cannot be taken is in a report,
@@ -6,6 +6,8 @@
 //!
 //! Invariant: the same objects give equal [`Objects`], whichever source they came through ([`manifest`] decodes for
 //! both).
+//!
+//! May depend on: `tidegate-model`. May not: what is decided from the objects (`tidegate-policy`), the dataplane.
 
 pub mod directory;
 pub mod kubernetes;

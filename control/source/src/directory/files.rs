@@ -24,8 +24,8 @@ use tidegate_model::yaml::{self, Sheet};
 
 use super::assemble::assemble;
 use super::listing::{Found, Listing, Signature};
-use crate::source::manifest::{self, Object};
-use crate::source::{RefusedObject, StaleFile};
+use crate::manifest::{self, Object};
+use crate::{RefusedObject, StaleFile};
 
 /// Largest file read: 64 MiB.
 const FILE_BYTES_MAX: u64 = 64 << 20;

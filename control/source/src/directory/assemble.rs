@@ -7,7 +7,7 @@ use tidegate_model::objects::{Metadata, Objects};
 use tidegate_model::shared_map::SharedMap;
 
 use super::node_ports;
-use crate::source::manifest::Object;
+use crate::manifest::Object;
 
 /// Puts objects together. Of an object in two places the one whose place comes first stays, and both places
 /// are named in an error.

@@ -26,7 +26,7 @@ use tidegate_model::objects::{
 };
 use tidegate_model::yaml::{Field, Fields, Node, Sheet, Unknown, text};
 
-use crate::source::RefusedObject;
+use crate::RefusedObject;
 
 /// An object of a kind that the gateway reads; shared, so that putting files together copies none.
 #[derive(Debug, Clone, PartialEq)]

@@ -11,10 +11,10 @@ use tidegate_model::yaml::{Node, Sheet};
 
 use super::kinds::KINDS;
 use super::object::Received;
-use crate::source::manifest::Object;
+use crate::manifest::Object;
 
 /// What becomes of an AddressPool, and what is told of it.
-pub(crate) fn address_pool_of(document: &Node) -> (Option<Arc<AddressPool>>, Report) {
+pub fn address_pool_of(document: &Node) -> (Option<Arc<AddressPool>>, Report) {
     let kind = KINDS.iter().find(|kind| kind.name == "AddressPool").expect("it is watched");
     let received = Received::new(kind, document.clone()).expect("an object with a name");
     let Some(Object::AddressPool(pool)) = received.content.object() else { return (None, received.report) };
@@ -22,14 +22,14 @@ pub(crate) fn address_pool_of(document: &Node) -> (Option<Arc<AddressPool>>, Rep
 }
 
 /// The objects that the watches would have of these, which have to be sound.
-pub(crate) fn objects_of(yaml: &str) -> Objects {
+pub fn objects_of(yaml: &str) -> Objects {
     let (objects, report) = received(yaml);
     assert!(!report.has_errors(), "{report}");
     objects
 }
 
 /// The objects that the watches would have, and all that of them cannot be used.
-pub(crate) fn received(yaml: &str) -> (Objects, Report) {
+pub fn received(yaml: &str) -> (Objects, Report) {
     let mut objects = Objects::default();
     let mut report = Report::new();
     let sheet = Sheet::new("objects.yaml");

@@ -23,8 +23,8 @@ mod retain;
 mod save;
 mod wire;
 
-#[cfg(test)]
-pub(crate) mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 

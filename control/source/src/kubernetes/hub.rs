@@ -27,7 +27,7 @@ use super::reflect::Event;
 use super::retain::{Continuity, Item, Retain};
 use super::save::Saver;
 use super::wire::Told;
-use crate::source::{KeptObjects, SourceState, SourceUpdate};
+use crate::{KeptObjects, SourceState, SourceUpdate};
 
 /// Events taken before what they came to is given out.
 const EVENTS_AT_ONCE: usize = 4096;

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use super::Changes;
 use super::files::Files;
-use crate::source::SourceUpdate;
+use crate::SourceUpdate;
 
 /// Changes are taken together until this long passes without another.
 const QUIET: Duration = Duration::from_millis(10);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tidegate_model::objects::{ObjectKey, Objects};
 
 use super::*;
-use crate::source::SourceUpdate;
+use crate::SourceUpdate;
 
 fn service(name: &str, port: u16) -> String {
     format!(
@@ -466,7 +466,7 @@ fn objects_that_are_refused_are_listed_unless_an_earlier_state_is_in_use() {
     let first = watch.updates().borrow().clone();
     assert_eq!(names(&first.objects), ["api"]);
     let listed = |update: &SourceUpdate| {
-        let one = |r: &crate::source::RefusedObject| {
+        let one = |r: &crate::RefusedObject| {
             assert!(!r.faults.is_empty());
             (r.kind, r.key.name.clone(), r.service.as_ref().map(|s| s.name.clone()))
         };
