@@ -14,7 +14,7 @@ pub mod gateway;
 pub mod links;
 pub mod neighbors;
 pub mod path_mtu_log;
-pub mod probe;
+pub mod probe_device;
 pub mod publish;
 pub mod punt;
 pub mod rate;

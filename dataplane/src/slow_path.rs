@@ -27,6 +27,7 @@ use tidegate_core::snapshot::SnapshotSpec;
 use tidegate_core::wire::arp::{self, ArpOperation};
 use tidegate_core::wire::ndp::{self, Ndp};
 use tidegate_core::wire::{Addr, Parsed, SmallFrame};
+use tidegate_probe::Probes;
 
 use crate::clock::Clock;
 use crate::drivers::FrameSource;
@@ -34,8 +35,7 @@ use crate::links::{LinkState, Links};
 use crate::neighbors;
 use crate::neighbors::resolver::{Action, Resolver, Surroundings};
 use crate::path_mtu_log::PathMtuLog;
-use crate::probe::Probes;
-use crate::probe::device::ProbeDevice;
+use crate::probe_device::ProbeDevice;
 use crate::punt::class::PuntClass;
 use crate::punt::routes::{Routes, TapRoutes};
 use crate::punt::tap::Tap;

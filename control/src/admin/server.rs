@@ -8,6 +8,7 @@ use std::sync::Arc;
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use serde::Serialize;
+use tidegate_http::{Answer, Limits};
 use tokio::task::JoinHandle;
 
 use super::api::ErrorAnswer;
@@ -15,7 +16,6 @@ use super::flows_query::FlowsQuery;
 use super::socket::{self, SocketFile};
 use super::{AdminBackend, AdminError, query};
 use crate::explain::{Packet, Transport};
-use crate::http::{self, Answer, Limits};
 use crate::reconcile::DrainTarget;
 
 /// Paths that are read.
@@ -38,7 +38,7 @@ impl Server {
     /// When another daemon answers at the path, or the file system refuses.
     pub fn start(path: &Path, backend: Arc<impl AdminBackend>) -> io::Result<Self> {
         let (listener, file) = socket::bind(path)?;
-        let task = tokio::spawn(http::serve(listener, Limits::COMMANDS, move |request| {
+        let task = tokio::spawn(tidegate_http::serve(listener, Limits::COMMANDS, move |request| {
             answer(backend.clone(), request)
         }));
         Ok(Self { _file: file, task })
@@ -90,7 +90,7 @@ async fn route(
         "flows" => ok(&backend.flows(FlowsQuery::parse(query)?).await?),
         "drops" => ok(&backend.drops()),
         "pools" => ok(&backend.pools()),
-        "metrics" => http::text(StatusCode::OK, backend.metrics()),
+        "metrics" => tidegate_http::text(StatusCode::OK, backend.metrics()),
         "explain" => ok(&backend.explain(&packet(query)?)?),
         "drain" => changed(backend.drain(target(query)?)).await?,
         "undrain" => changed(backend.undrain(target(query)?)).await?,
@@ -137,5 +137,5 @@ fn ok(value: &impl Serialize) -> Answer {
 
 fn json(status: StatusCode, value: &impl Serialize) -> Answer {
     let body = serde_json::to_vec(value).expect("answers have text keys and finite numbers");
-    http::with_type(status, "application/json", Bytes::from(body))
+    tidegate_http::with_type(status, "application/json", Bytes::from(body))
 }

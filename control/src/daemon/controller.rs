@@ -15,15 +15,18 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use tidegate_core::snapshot::{Problem, SharedService, SnapshotSpec};
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_health::Checker;
+use tidegate_health::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
 use tidegate_model::config::{self, GatewayConfig};
 use tidegate_model::diagnostic::{Diagnostic, Report, Severity};
-use tidegate_model::health::Verdicts;
+use tidegate_model::health::{HealthCheckNodePort, Verdicts};
 use tidegate_model::objects::ObjectKey;
 use tidegate_source::SourceUpdate;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::address_file::AddressFile;
+use super::bind_failure;
 use super::drains::Drains;
 use super::state::{Round, State};
 use super::{logging, reload};
@@ -31,11 +34,7 @@ use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::cluster::plan::Observation;
 use crate::cluster::{ClusterWriter, Fleet, Past};
-use crate::health::Checker;
-use crate::health_check_node_port::{Bind, BindFailure, HealthCheckNodePorts};
-use crate::reconcile::{
-    DrainTarget, Finding, HealthCheckNodePort, Input, Memory, Outcome, Reconciler, Settings,
-};
+use crate::reconcile::{DrainTarget, Finding, Input, Memory, Outcome, Reconciler, Settings};
 
 /// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
 /// `/healthz` then tells.
@@ -359,7 +358,7 @@ impl Controller {
         let own = failures.borrow();
         let own = own.iter().map(|failure| {
             let service = manifests.objects.services.get(&failure.service);
-            failure.finding(service.map(AsRef::as_ref))
+            bind_failure::finding(failure, service.map(AsRef::as_ref))
         });
         cluster.offer(Observation {
             objects: Arc::clone(&manifests.objects),
@@ -460,7 +459,7 @@ impl Controller {
         let findings = outcome.findings.iter().map(|finding| finding.diagnostic.clone());
         let unbound_findings = unbound.iter().map(|failure| {
             let service = manifests.objects.services.get(&failure.service);
-            failure.finding(service.map(AsRef::as_ref)).diagnostic
+            bind_failure::finding(failure, service.map(AsRef::as_ref)).diagnostic
         });
         let left_out = problems.iter().map(|problem| Diagnostic::warning(problem.to_string()));
         let now: BTreeSet<Diagnostic> = manifests

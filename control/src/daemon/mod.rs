@@ -8,6 +8,7 @@
 //! signal ends the process.
 
 mod address_file;
+mod bind_failure;
 mod controller;
 mod drains;
 mod flows;
@@ -27,6 +28,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_health::health_check_node_port::BindFailure;
+use tidegate_health::{Checker, Limits, NetworkProber};
 use tidegate_model::config::{self, GatewayConfig};
 use tidegate_model::health::Verdicts;
 use tidegate_source::{SourceState, SourceUpdate};
@@ -35,8 +38,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::cluster::Fleet;
-use crate::health::{Checker, Limits, NetworkProber};
-use crate::health_check_node_port::BindFailure;
 use controller::{Command, Controller};
 use start::Source;
 use state::State;

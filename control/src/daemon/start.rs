@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
+use tidegate_health::health_check_node_port::probes::Probes;
 use tidegate_model::config::{GatewayConfig, SourceConfig};
 use tidegate_source::directory::{Changes, DirectorySource, Watch};
 use tidegate_source::kubernetes::{self, KubernetesSource};
@@ -20,7 +21,6 @@ use super::state::State;
 use crate::admin::Server;
 use crate::assemble;
 use crate::cluster::ClusterWriter;
-use crate::health_check_node_port::probes::Probes;
 use crate::telemetry::{self, Listener};
 
 /// The disk is waited for this long at the end.

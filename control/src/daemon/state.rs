@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use tidegate_core::snapshot::Problem;
 use tidegate_dataplane::gateway::Dataplane;
+use tidegate_health::CheckCounts;
+use tidegate_health::health_check_node_port::{HealthReport, ProxyHealth};
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::time::whole_seconds;
@@ -18,8 +20,6 @@ use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
 use crate::cluster;
-use crate::health::CheckCounts;
-use crate::health_check_node_port::{HealthReport, ProxyHealth};
 use crate::reconcile::{DrainTarget, Outcome};
 use crate::telemetry::{self, Generations, Process, Sample, Timings};
 

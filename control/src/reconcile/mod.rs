@@ -66,7 +66,7 @@ use std::time::Duration;
 
 use tidegate_core::snapshot::{RouteSpec, SharedService, SnapshotSpec};
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::health::{Target, Targets, Verdicts};
+use tidegate_model::health::{HealthCheckNodePort, Target, Targets, Verdicts};
 use tidegate_model::objects::{
     IpFamily, ObjectKey, Objects, Port, Service, ServiceEndpoints, ServiceType, TrafficPolicy,
 };
@@ -129,17 +129,6 @@ pub struct Outcome {
     pub memory: Memory,
     /// When to call again though nothing changes: the next drain ends then.
     pub reconcile_at: Option<Duration>,
-}
-
-/// A health-check node port and what it answers (`docs/kubernetes.md`, section 4).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HealthCheckNodePort {
-    /// Where to listen.
-    pub port: Port,
-    /// Whose.
-    pub service: ObjectKey,
-    /// Distinct addresses of ready local endpoints.
-    pub local_endpoints: usize,
 }
 
 /// Makes the desired state.

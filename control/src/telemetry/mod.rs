@@ -24,9 +24,9 @@ pub use serve::{Listener, serve};
 pub use timings::Timings;
 
 use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, SnatPortStats, Stats};
+use tidegate_health::CheckLoad;
 use tidegate_source::{SourceState, StaleFile};
 
-use crate::health::CheckLoad;
 use crate::pools::PoolUsage;
 use crate::reconcile::Finding;
 use crate::reconcile::view::ServiceView;

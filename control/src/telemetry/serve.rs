@@ -12,11 +12,11 @@ use std::sync::Arc;
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
+use tidegate_http::{Answer, Limits};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::exposition;
-use crate::http::{self, Answer, Limits};
 
 /// A listener at work; it ends when this is dropped, and every connection of it.
 #[derive(Debug)]
@@ -51,8 +51,9 @@ pub async fn serve(
     let listener = TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;
     let render = Arc::new(render);
-    let task =
-        tokio::spawn(http::serve(listener, Limits::SCRAPES, move |request| answer(request, render.clone())));
+    let task = tokio::spawn(tidegate_http::serve(listener, Limits::SCRAPES, move |request| {
+        answer(request, render.clone())
+    }));
     Ok(Listener { address, task })
 }
 
@@ -61,17 +62,17 @@ async fn answer<R: Fn() -> String + Send + Sync + 'static>(
     render: Arc<R>,
 ) -> Answer {
     if request.uri().path() != "/metrics" {
-        return http::text(StatusCode::NOT_FOUND, "404: metrics are at /metrics\n");
+        return tidegate_http::text(StatusCode::NOT_FOUND, "404: metrics are at /metrics\n");
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let mut answer = http::text(StatusCode::METHOD_NOT_ALLOWED, "405: GET\n");
+        let mut answer = tidegate_http::text(StatusCode::METHOD_NOT_ALLOWED, "405: GET\n");
         answer.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return answer;
     }
     match tokio::task::spawn_blocking(move || render()).await {
-        Ok(page) => http::with_type(StatusCode::OK, exposition::CONTENT_TYPE, page.into()),
+        Ok(page) => tidegate_http::with_type(StatusCode::OK, exposition::CONTENT_TYPE, page.into()),
         // It panicked; the scrape shows it, forwarding goes on.
-        Err(_) => http::text(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be made\n"),
+        Err(_) => tidegate_http::text(StatusCode::INTERNAL_SERVER_ERROR, "500: the page could not be made\n"),
     }
 }
 

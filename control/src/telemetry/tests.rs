@@ -16,12 +16,12 @@ use tidegate_dataplane::gateway::{
     ServiceStats, SlowPathStats, SnatPortStats, Stats, WorkerState, WorkerStats,
 };
 use tidegate_dataplane::punt::class::PuntClass;
+use tidegate_health::CheckLoad;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::ObjectKey;
 use tidegate_source::{KeptObjects, SourceState, StaleFile};
 
 use super::*;
-use crate::health::CheckLoad;
 use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
 use crate::reconcile::{Asker, Reason};
 

@@ -25,6 +25,7 @@ use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Pipeline, PipelineConfig};
 use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
 use tidegate_core::wire::Family;
+use tidegate_probe::Probes;
 
 use super::ledger::Ledger;
 use super::member::{Member, OnFailure, WorkerState, confine, join, spawn};
@@ -32,8 +33,7 @@ use super::snat_usage::SnatUsage;
 use crate::clock::Clock;
 use crate::drivers::{FrameSource, PortQueue};
 use crate::links::Links;
-use crate::probe::Probes;
-use crate::probe::device::ProbeDevice;
+use crate::probe_device::ProbeDevice;
 use crate::publish::Publisher;
 use crate::punt::tap::Tap;
 use crate::slow_path::{Outside, SlowPath, SlowPathCounters};

@@ -3,8 +3,9 @@
 //! [`Asked`] are the two gateways of [`Both`] with their real listeners: that of the directory on 127.0.0.1, that of
 //! the API server on 127.0.0.2.
 
+use tidegate_health::health_check_node_port::{Bind, HealthCheckNodePorts, ProxyHealth};
+
 use super::*;
-use crate::health_check_node_port::{Bind, HealthCheckNodePorts, ProxyHealth};
 use jiff::Timestamp;
 use std::sync::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

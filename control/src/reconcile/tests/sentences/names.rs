@@ -142,7 +142,7 @@ fn metrics(outcome: &Outcome) -> String {
         publish_failures: 0,
         timings: &Timings::default(),
         health_checks: &[],
-        check_load: crate::health::CheckLoad::default(),
+        check_load: tidegate_health::CheckLoad::default(),
         stale_files: &[],
         source: &source,
         cluster: None,

@@ -1,10 +1,11 @@
 //! Section 4, the probes: `/healthz`, `/livez` and `/readyz` of both gateways over loopback, with what their objects say
 //! of the node that they are on.
 
+use tidegate_health::health_check_node_port::ProxyHealth;
+use tidegate_health::health_check_node_port::probes::Probes;
+
 use super::health_check_node_ports::{LOOPBACK, TIMEOUT, until};
 use super::*;
-use crate::health_check_node_port::ProxyHealth;
-use crate::health_check_node_port::probes::Probes;
 use jiff::Timestamp;
 
 /// Both gateways' probes, after a change of what they know of their node.

@@ -3,6 +3,8 @@
 //! Header names go out as Go writes them (`X-Content-Type-Options`): some clients compare bytes. What is asked and
 //! answered is the callers' business; here are the [`Limits`] that keep one of them from taking the process down.
 //!
+//! May depend on: nothing of Tidegate.
+//!
 //! Invariant: connections are bounded in number and in time, and end with their server. A client that only holds
 //! connections open keeps nobody out: a new connection takes the place of the oldest one without a request under way.
 
@@ -38,18 +40,18 @@ const ROOM_POLL: Duration = Duration::from_millis(50);
 
 /// What one listener spends on its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Connections at once.
-    pub(crate) connections_max: usize,
+    pub connections_max: usize,
     /// Connections at once of one source address; none where all may be of one.
-    pub(crate) per_source_max: Option<usize>,
+    pub per_source_max: Option<usize>,
     /// How long each lives.
-    pub(crate) life: Life,
+    pub life: Life,
 }
 
 /// How long a connection lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Life {
+pub enum Life {
     /// For any number of requests; this is the time for a request's head to arrive, from the end of the one before.
     KeptAlive(Duration),
     /// For one request, and all of it takes no longer than this.
@@ -58,29 +60,29 @@ pub(crate) enum Life {
 
 impl Limits {
     /// For the commands, which come by the admin socket: its file decides who may connect.
-    pub(crate) const COMMANDS: Self =
+    pub const COMMANDS: Self =
         Self { connections_max: 256, per_source_max: None, life: Life::KeptAlive(Duration::from_secs(60)) };
     /// For probes of kubelets and load balancers: anyone who reaches the node can connect.
-    pub(crate) const PROBES: Self = Self {
+    pub const PROBES: Self = Self {
         connections_max: 256,
         per_source_max: Some(32),
         life: Life::OneRequest(Duration::from_secs(5)),
     };
     /// For scrapes, which are seconds apart and large.
-    pub(crate) const SCRAPES: Self =
+    pub const SCRAPES: Self =
         Self { connections_max: 16, per_source_max: None, life: Life::OneRequest(Duration::from_secs(30)) };
 }
 
 /// An answer with its whole body.
-pub(crate) type Answer = Response<Full<Bytes>>;
+pub type Answer = Response<Full<Bytes>>;
 
 /// A plain text.
-pub(crate) fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     with_type(status, "text/plain; charset=utf-8", body.into())
 }
 
 /// An answer of any type.
-pub(crate) fn with_type(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
+pub fn with_type(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
     let mut answer = Response::new(Full::new(body));
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
@@ -90,7 +92,8 @@ pub(crate) fn with_type(status: StatusCode, content_type: &'static str, body: By
 }
 
 /// A listener of either kind.
-pub(crate) trait Accept: Send + 'static {
+pub trait Accept: Send + 'static {
+    /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// The next connection, and the address that it is from; none for a local socket.
     fn accept_stream(&self) -> impl Future<Output = io::Result<(Self::Stream, Option<IpAddr>)>> + Send;
@@ -111,7 +114,7 @@ impl Accept for UnixListener {
 }
 
 /// Serves until it is dropped; its connections end with it.
-pub(crate) async fn serve<F, Fut>(listener: impl Accept, limits: Limits, handler: F)
+pub async fn serve<F, Fut>(listener: impl Accept, limits: Limits, handler: F)
 where
     F: Fn(Request<Incoming>) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Answer> + Send + 'static,

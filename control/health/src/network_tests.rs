@@ -269,7 +269,7 @@ async fn a_nodes_health_check_node_port_tells_its_weight_with_503_too() {
 #[tokio::test]
 async fn the_gateways_own_health_check_node_port_satisfies_its_check() {
     use crate::health_check_node_port::answer;
-    use crate::reconcile::HealthCheckNodePort;
+    use tidegate_model::health::HealthCheckNodePort;
     use tidegate_model::objects::{ObjectKey, Port};
     for (local_endpoints, result) in
         [(2, CheckResult::Success), (0, CheckResult::Failure(Failure::Status(503)))]

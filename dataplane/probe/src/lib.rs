@@ -2,13 +2,16 @@
 //! that clients' packets take (link address or tunnel).
 //!
 //! A health check opens a socket between two addresses that only this host knows, [`Ends::near`] and [`Ends::far`], on a
-//! device of its own ([`device`]). The slow path takes the kernel's packets from there, makes the gateway's own
+//! device of its own (`probe_device` of `tidegate-dataplane`). The slow path takes the kernel's packets from there, makes the gateway's own
 //! address their source and the VIP their destination, and sends them to the backend; what comes back from the VIP goes
 //! the same way in reverse. The near port tells the connections apart. So the kernel needs no route to a VIP, and rules
 //! of the host for VIPs (those of a kube-proxy, say) have no part in a check.
 //!
 //! Workers know nothing of it, but that a packet from a VIP to an own address goes to the slow path if it answers
 //! something that the host has sent.
+//!
+//! May depend on: `tidegate-core`. Health checks open flows here, and the slow path of `tidegate-dataplane` moves their
+//! packets; neither needs the other for it.
 //!
 //! Invariant: no packet leaves for a VIP, or comes in from one, but those of an open [`Flow`].
 
@@ -26,8 +29,6 @@ use tidegate_core::routes::Routes;
 use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec, Snapshot, TunnelPrefix};
 use tidegate_core::wire::rewrite::Endpoint;
 use tidegate_core::wire::{Addr, Family, Headers, MacAddr, Parsed, VlanId, proto, quote};
-
-pub mod device;
 
 #[cfg(test)]
 mod tests;
@@ -132,12 +133,13 @@ impl Probes {
         lock(&self.device).clone()
     }
 
-    pub(crate) fn set_device(&self, name: Option<&str>) {
+    /// Sockets of probes are bound to this device from now on; without one probes cannot be done.
+    pub fn set_device(&self, name: Option<&str>) {
         *lock(&self.device) = name.map(Arc::from);
     }
 
     /// Ways follow from this forwarding state from now on.
-    pub(crate) fn follow(&self, interfaces: &[InterfaceSpec], snapshot: &Snapshot) {
+    pub fn follow(&self, interfaces: &[InterfaceSpec], snapshot: &Snapshot) {
         let tunnel_sources = [Family::V4, Family::V6].map(|family| snapshot.tunnel_source(family).copied());
         let net = Net { interfaces: interfaces.to_vec(), routes: snapshot.routes().clone(), tunnel_sources };
         *lock(&self.net) = Arc::new(net);
@@ -187,13 +189,13 @@ impl Probes {
     }
 
     /// Whether there is any.
-    pub(crate) fn any(&self) -> bool {
+    pub fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
     /// Makes a packet of the kernel's, in a frame with any link addresses, one to the VIP, and says by which interface it
     /// leaves. `mac` gives the link address of a next hop. None: it is of no probe, or its next hop is not known.
-    pub(crate) fn outward<F: Frame>(
+    pub fn outward<F: Frame>(
         &self,
         frame: &mut F,
         mac: impl FnOnce(InterfaceIndex, &Addr) -> Option<MacAddr>,
@@ -226,7 +228,7 @@ impl Probes {
 
     /// Makes a frame from the wire that answers a probe, or is an error about one, what the probe's socket expects. The
     /// bytes of its packet, without the Ethernet header. None: it is another's, and as it came.
-    pub(crate) fn inward<'f, F: Frame>(&self, frame: &'f mut F) -> Option<&'f [u8]> {
+    pub fn inward<'f, F: Frame>(&self, frame: &'f mut F) -> Option<&'f [u8]> {
         let Ok(Parsed::Ip(mut h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
         let quoted = quote::parse(frame.bytes(), &h).ok()?;
         let (local, remote, key_of) = match &quoted {

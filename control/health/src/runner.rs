@@ -141,7 +141,7 @@ impl CheckCounts {
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// use tidegate::health::{Checker, Limits, NetworkProber};
+/// use tidegate_health::{Checker, Limits, NetworkProber};
 /// use tidegate_model::health::Verdicts;
 /// let checker = Checker::start(NetworkProber::new(), Limits::default(), "edge-1");
 /// assert_eq!(*checker.verdicts().borrow(), Verdicts::default());

@@ -12,15 +12,14 @@ use std::time::Duration;
 use ipnet::IpNet;
 use rustix::io::Errno;
 use socket2::{Domain, Socket, Type};
-use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{ObjectKey, Service};
+use tidegate_http::{Limits, serve};
+use tidegate_model::health::HealthCheckNodePort;
+use tidegate_model::objects::ObjectKey;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::{HealthReport, answer};
-use crate::http::{Limits, serve};
-use crate::reconcile::{Asker, Finding, HealthCheckNodePort, Reason};
 
 /// From one attempt to bind to the next.
 const RETRY: Duration = Duration::from_secs(5);
@@ -63,30 +62,6 @@ pub struct BindFailure {
     pub address: SocketAddr,
     /// What the system said.
     pub error: String,
-}
-
-impl BindFailure {
-    /// The finding `FailedToStartServiceHealthcheck`; `service` is where its place comes from, if it is still
-    /// there.
-    #[must_use]
-    pub fn finding(&self, service: Option<&Service>) -> Finding {
-        let what = format!(
-            "healthCheckNodePort {} of Service {} cannot be served on {}: {}; it is tried again",
-            self.address.port(),
-            self.service,
-            self.address.ip(),
-            self.error
-        );
-        let place = service.and_then(|s| s.meta.origin.field("spec.healthCheckNodePort"));
-        Finding {
-            object: self.service.clone(),
-            kind: Asker::Service,
-            reason: Reason::FailedToStartServiceHealthcheck,
-            diagnostic: Diagnostic::error(what)
-                .accepting("a port that nothing else on this host has")
-                .at(place),
-        }
-    }
 }
 
 /// Serves health-check node ports until it is dropped.

@@ -24,7 +24,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, SignatureScheme};
 use tidegate_core::wire::proto;
-use tidegate_dataplane::probe::{Flow, Probes, Way};
+use tidegate_probe::{Flow, Probes, Way};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio_rustls::TlsConnector;

@@ -2,10 +2,10 @@
 
 use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};
+use tidegate_http::{Answer, text, with_type};
+use tidegate_model::health::HealthCheckNodePort;
 
 use super::HealthReport;
-use crate::http::{Answer, text, with_type};
-use crate::reconcile::HealthCheckNodePort;
 
 const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 

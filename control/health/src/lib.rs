@@ -1,14 +1,19 @@
-//! Active health checks: which endpoints answer.
+//! Health checks: those that the gateway makes (which endpoints answer), and those that it answers
+//! ([`health_check_node_port`]).
 //!
 //! `reconcile` says what to check ([`Target`]), the [`Checker`] checks it on tokio and tells what it found
 //! ([`Verdicts`]), and the daemon reconciles again. [`Tally`] is the rule of thresholds, `schedule` that of turns;
 //! neither has a clock or a socket. Checks go out by the kernel, like any connection of this host; those of DSR backends
 //! go through the dataplane to the VIP, as clients' packets do.
 //!
+//! May depend on: `tidegate-model` (targets and verdicts), `tidegate-probe` (checks at a VIP), `tidegate-http`. May not:
+//! what follows from a verdict (`tidegate-policy`), the dataplane.
+//!
 //! Invariant: a target that was never checked passes. A gateway that starts forwards at once by what Kubernetes
 //! says, and takes out what it then finds failing.
 //! Invariant: a fault of the gateway itself (no file descriptor, no local port) says nothing about a target.
 
+pub mod health_check_node_port;
 mod limits;
 mod network;
 mod runner;

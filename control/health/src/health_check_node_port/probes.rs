@@ -4,11 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tidegate_http::{Limits, serve};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::{HealthReport, answer};
-use crate::http::{Limits, serve};
 
 /// Serves the probes until it is dropped.
 #[derive(Debug)]

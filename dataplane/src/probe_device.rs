@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use ipnet::IpNet;
 use tidegate_core::wire::Family;
 use tidegate_core::wire::ethernet::{HEADER_LEN, ether_type};
+use tidegate_probe::Ends;
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-use super::Ends;
 use crate::punt::netlink::Netlink;
 
 /// Names that are tried: another gateway in this network namespace may have the first ones.
