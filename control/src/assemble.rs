@@ -10,8 +10,7 @@ use tidegate_dataplane::topology;
 use tidegate_model::config::{
     GatewayConfig, Idle, Interface, OtherFamily, SourceConfig, UnknownFlows, UnservedPorts,
 };
-
-use crate::reconcile::{Demand, Settings};
+use tidegate_policy::reconcile::{Demand, Settings};
 
 /// The dataplane of a configuration, without a word on failures.
 #[must_use]
@@ -97,7 +96,7 @@ pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Setti
         load_balancer_class: config.source.load_balancer_class().to_owned(),
         endpoints_of_operator: matches!(config.source, SourceConfig::Directory(_)),
         claims_unclassed: config.source.claims_classless(),
-        authority: crate::pools::Authority::default(),
+        authority: tidegate_policy::pools::Authority::default(),
         limits: Demand::MAX,
         other_gateways: std::sync::Arc::default(),
     }

@@ -11,8 +11,8 @@ use tempfile::TempDir;
 use tidegate::admin::api::*;
 use tidegate::admin::flows_query::FlowsQuery;
 use tidegate::admin::{AdminBackend, AdminError, Server};
-use tidegate::explain::{Explanation, Packet, Step};
-use tidegate::reconcile::DrainTarget;
+use tidegate_policy::explain::{Explanation, Packet, Step};
+use tidegate_policy::reconcile::DrainTarget;
 
 #[derive(Default)]
 struct Daemon {

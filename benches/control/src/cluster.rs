@@ -8,8 +8,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use serde_json::{Value, json};
-use tidegate::pools::FIELD_MANAGER;
 use tidegate_model::objects::{Endpoint, EndpointSlice, FINALIZER};
+use tidegate_policy::pools::FIELD_MANAGER;
 
 use crate::world::{self, PODS_PER_NODE, Size};
 

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tidegate::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::MemoryFrame;
 use tidegate_core::snapshot::SnapshotSpec;
@@ -14,6 +13,7 @@ use tidegate_dataplane::gateway::{Crew, CrewConfig};
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Objects;
+use tidegate_policy::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 
 use crate::world;
 

@@ -8,7 +8,6 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use tidegate::reconcile::Settings;
 use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, RouteSpec};
 use tidegate_core::wire::MacAddr;
 use tidegate_model::objects::{
@@ -16,6 +15,7 @@ use tidegate_model::objects::{
     ObjectRef, Objects, Pool, Port, Protocol, SERVICE_NAME_LABEL, Service, ServicePort, ServiceType,
     TargetPort,
 };
+use tidegate_policy::reconcile::Settings;
 
 /// Endpoints in a slice at most: the default of the endpoint slice controller.
 const SLICE_MAX: usize = 100;

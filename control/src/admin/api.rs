@@ -6,10 +6,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
+use tidegate_policy::pools::PoolUsage;
+use tidegate_policy::reconcile::Finding;
 
-use crate::pools::PoolUsage;
-use crate::reconcile::Finding;
-pub use crate::reconcile::view::{
+pub use tidegate_policy::reconcile::view::{
     BackendView, BackendViewState, BackendWhy, HealthState, HealthView, PortView, ServiceView, VipView,
 };
 

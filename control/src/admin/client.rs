@@ -11,6 +11,8 @@ use hyper::header::HOST;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tidegate_policy::explain::{Explanation, Packet};
+use tidegate_policy::reconcile::DrainTarget;
 use tokio::net::UnixStream;
 
 use super::api::{
@@ -19,8 +21,6 @@ use super::api::{
 };
 use super::flows_query::FlowsQuery;
 use super::query;
-use crate::explain::{Explanation, Packet};
-use crate::reconcile::DrainTarget;
 
 /// Longest wait for an answer: a reload reads all manifests.
 const TIMEOUT: Duration = Duration::from_secs(30);

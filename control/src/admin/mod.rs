@@ -9,7 +9,7 @@
 //! | `GET /v1/status`, `services`, `backends`, `drops`, `pools` | [`api`] |
 //! | `GET /v1/flows?service=S&backend=B&client=A&limit=N` | [`api::FlowsAnswer`] |
 //! | `GET /v1/metrics` | Prometheus text |
-//! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](crate::explain::Explanation) |
+//! | `GET /v1/explain?proto=tcp&src=A:P&dst=VIP:P` | [`Explanation`](tidegate_policy::explain::Explanation) |
 //! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`api::DrainAnswer`] |
 //! | `POST /v1/reload` | [`api::ReloadAnswer`] |
 //!
@@ -30,8 +30,9 @@ pub use server::Server;
 
 use std::future::Future;
 
-use crate::explain::{Explanation, Packet};
-use crate::reconcile::DrainTarget;
+use tidegate_policy::explain::{Explanation, Packet};
+use tidegate_policy::reconcile::DrainTarget;
+
 use flows_query::FlowsQuery;
 
 /// What the daemon answers. Reading never waits for a worker; the three changes return when they are decided,

@@ -9,14 +9,14 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, StatusCode};
 use serde::Serialize;
 use tidegate_http::{Answer, Limits};
+use tidegate_policy::explain::{Packet, Transport};
+use tidegate_policy::reconcile::DrainTarget;
 use tokio::task::JoinHandle;
 
 use super::api::ErrorAnswer;
 use super::flows_query::FlowsQuery;
 use super::socket::{self, SocketFile};
 use super::{AdminBackend, AdminError, query};
-use crate::explain::{Packet, Transport};
-use crate::reconcile::DrainTarget;
 
 /// Paths that are read.
 const READ: &str = "GET /v1/status, services, backends, flows, drops, pools, metrics, explain";

@@ -90,11 +90,11 @@ impl AdminBackend for Daemon {
     }
 
     fn pools(&self) -> PoolsAnswer {
-        let usage = crate::pools::PoolUsage {
+        let usage = tidegate_policy::pools::PoolUsage {
             pool: "wide".into(),
             total: u128::MAX,
             assigned: 1,
-            ..crate::pools::PoolUsage::default()
+            ..tidegate_policy::pools::PoolUsage::default()
         };
         PoolsAnswer { pools: vec![PoolView::from(&usage)] }
     }

@@ -11,14 +11,14 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use tidegate_policy::explain::Packet;
+use tidegate_policy::reconcile::DrainTarget;
 
 use super::output::Style;
 use super::{ExplainArgs, OutputArgs, SOCKET, cluster, tables};
 use crate::admin::api::{BackendRow, DrainAnswer, ServiceView};
 use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
 use crate::admin::{Client, ClientError};
-use crate::explain::Packet;
-use crate::reconcile::DrainTarget;
 
 /// What can be asked.
 #[derive(Debug, Subcommand)]

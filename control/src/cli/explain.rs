@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::snapshot::Snapshot;
+use tidegate_policy::explain::{Circumstances, Explanation, Packet, explain, refusal};
 
 use super::{ExplainArgs, OutputArgs, REFUSED, load};
-use crate::explain::{Circumstances, Explanation, Packet, explain, refusal};
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let packet = Packet { protocol: args.proto, source: args.src, destination: args.dst };

@@ -15,11 +15,11 @@ use tidegate_model::config::{self, GatewayConfig, SourceConfig};
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{ObjectKey, Objects};
+use tidegate_policy::reconcile::{Input, Memory, Outcome, reconcile};
 use tidegate_source::directory::DirectorySource;
 use tidegate_source::kubernetes;
 
 use crate::assemble;
-use crate::reconcile::{Input, Memory, Outcome, reconcile};
 
 /// What the files come to.
 pub(super) struct Offline {

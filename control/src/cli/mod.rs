@@ -27,8 +27,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use tidegate_policy::explain::Transport;
 
-use crate::explain::Transport;
 use output::{Format, Style};
 
 /// Exit code for input that is refused.

@@ -8,13 +8,13 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use jiff::Timestamp;
+use tidegate_policy::reconcile::DrainTarget;
 
 use super::output::{Format, Style, Table, age};
 use crate::admin::api::{
     BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowRow, FlowsAnswer, HealthState, HealthView,
     NeighborsStatus, PoolView, PortView, ServiceView, SourceStatus, Status,
 };
-use crate::reconcile::DrainTarget;
 
 /// `services`. `now` is what ages count to.
 pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {

@@ -4,9 +4,9 @@
 
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
+use tidegate_policy::reconcile::{Asker, Finding};
 
 use super::words::EventReason;
-use crate::reconcile::{Asker, Finding};
 
 /// Longest note that an API server takes, in bytes.
 const NOTE_BYTES_MAX: usize = 1024;

@@ -17,8 +17,7 @@ use std::sync::Arc;
 
 use tidegate_model::objects::{ObjectKey, Service};
 use tidegate_model::shared_map::SharedMap;
-
-use crate::pools::{Allocations, Authority, Holdings};
+use tidegate_policy::pools::{Allocations, Authority, Holdings};
 
 /// What is known of all gateways at one API server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -263,7 +262,7 @@ mod tests {
 
     /// A leader's memory of what it gave; the Services are there, without a status.
     fn memory(given: &[(usize, u8, u32)]) -> Arc<Allocations> {
-        let held = |n: u8| Holdings::new("", vec![crate::pools::Held::of_status(ip(n))]);
+        let held = |n: u8| Holdings::new("", vec![tidegate_policy::pools::Held::of_status(ip(n))]);
         let of = |(_, address, name): &(usize, u8, u32)| {
             (ObjectKey::new("shop", format!("s{}", name * 2 + u32::from(*address))), held(*address))
         };

@@ -11,6 +11,7 @@ use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions,
 };
 use serde_json::{Value, json};
+use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_source::kubernetes::Connector;
 use tokio::time::Instant;
 
@@ -20,7 +21,6 @@ use super::own_status::heartbeat_time;
 use super::peers::{Gone, Peers, Silent};
 use super::request::{RequestError, with_client, within};
 use super::words::condition_reason;
-use crate::pools::FIELD_MANAGER;
 
 /// The other gateways are looked at this often,
 const CALM: Duration = Duration::from_secs(10);

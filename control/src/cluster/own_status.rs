@@ -12,13 +12,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use tidegate_model::time::whole_seconds;
+use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_source::kubernetes::Connector;
 use tokio::time::Instant;
 
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::request::{self, RequestError, with_client, within};
 use super::words::{condition_reason, condition_type};
-use crate::pools::FIELD_MANAGER;
 
 /// A status without news is written this often.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);

@@ -11,6 +11,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use tidegate_model::objects::{Condition, FINALIZER, Ingress};
+use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_source::kubernetes::Connector;
 use tokio::time::timeout;
 
@@ -18,7 +19,6 @@ use super::counts::Ended;
 use super::crd::{self, AddressPool};
 use super::plan::Write;
 use super::queue::Answer;
-use crate::pools::FIELD_MANAGER;
 
 /// Longest wait for an answer. With the renewal deadline of the lease it makes no more than the lease's duration: what
 /// a leader sends last is over before the next one begins.

@@ -12,13 +12,13 @@ use test_apiserver::{Fault, Options, TestApiServer};
 use tidegate_model::config::KubernetesConfig;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Pool;
+use tidegate_policy::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 use tidegate_source::kubernetes::KubernetesSource;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::plan::Observation;
 use super::{ClusterWriter, Past, crd};
-use crate::reconcile::{Input, Memory, Outcome, Reconciler, Settings};
 
 /// Longest wait for anything; it takes a tenth of a second where nothing hangs.
 const PATIENCE: Duration = Duration::from_secs(30);

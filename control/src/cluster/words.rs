@@ -5,8 +5,8 @@
 //! condition cannot be written with a word that is not listed here. `docs/troubleshooting.md` explains every word, and
 //! `tests/docs.rs` compares it with the lists `ALL`.
 
-use crate::pools;
-use crate::reconcile::Reason;
+use tidegate_policy::pools;
+use tidegate_policy::reconcile::Reason;
 
 macro_rules! words {
     ($(#[$doc:meta])* $type:ident in $(#[$mdoc:meta])* $module:ident { $($(#[$wdoc:meta])* $name:ident = $text:expr,)+ }) => {

@@ -19,10 +19,10 @@ use tidegate_model::fnv::{self, fnv1a};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
 use tidegate_model::time::whole_seconds;
+use tidegate_policy::pools::{Allocations, Held, Holdings};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::pools::{Allocations, Held, Holdings};
 use crate::state_file;
 
 /// Changes whenever the lines mean something else. Lines of another format are lost, like damaged ones.

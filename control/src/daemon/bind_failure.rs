@@ -3,8 +3,7 @@
 use tidegate_health::health_check_node_port::BindFailure;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Service;
-
-use crate::reconcile::{Asker, Finding, Reason};
+use tidegate_policy::reconcile::{Asker, Finding, Reason};
 
 /// The finding `FailedToStartServiceHealthcheck`; `service` is where its place comes from, if it is still there.
 pub(super) fn finding(failure: &BindFailure, service: Option<&Service>) -> Finding {

@@ -21,6 +21,7 @@ use tidegate_model::config::{self, GatewayConfig};
 use tidegate_model::diagnostic::{Diagnostic, Report, Severity};
 use tidegate_model::health::{HealthCheckNodePort, Verdicts};
 use tidegate_model::objects::ObjectKey;
+use tidegate_policy::reconcile::{DrainTarget, Finding, Input, Memory, Outcome, Reconciler, Settings};
 use tidegate_source::SourceUpdate;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -34,7 +35,6 @@ use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::cluster::plan::Observation;
 use crate::cluster::{ClusterWriter, Fleet, Past};
-use crate::reconcile::{DrainTarget, Finding, Input, Memory, Outcome, Reconciler, Settings};
 
 /// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
 /// `/healthz` then tells.

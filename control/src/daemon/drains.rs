@@ -12,11 +12,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tidegate_model::config::{GatewayConfig, SourceConfig};
+use tidegate_policy::reconcile::DrainTarget;
 use tokio::time::Instant;
 
-use tidegate_model::config::{GatewayConfig, SourceConfig};
-
-use crate::reconcile::DrainTarget;
 use crate::state_file;
 
 /// A file that could not be written is tried again after this.

@@ -15,11 +15,11 @@ use tidegate_core::snapshot::Snapshot;
 use tidegate_core::wire::Addr;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_dataplane::worker::FlowFilter;
+use tidegate_policy::explain::{KnownFlow, Packet};
 
 use crate::admin::AdminError;
 use crate::admin::api::FlowRow;
 use crate::admin::flows_query::{BackendName, FlowsQuery, ServiceName};
-use crate::explain::{KnownFlow, Packet};
 
 /// How long a listing waits for the workers: a table of a million flows takes one a tenth of it.
 const LISTING_MAX: Duration = Duration::from_secs(2);

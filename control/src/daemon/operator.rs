@@ -14,6 +14,9 @@ use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{LinkState, LinkStatus, WorkerState};
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
+use tidegate_policy::explain::{Circumstances, Explanation, Packet, explain, refusal};
+use tidegate_policy::pools::PoolUsage;
+use tidegate_policy::reconcile::{DrainTarget, Reason};
 use tidegate_source::SourceState;
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,9 +26,6 @@ use super::refused;
 use super::state::{Round, State, timestamp};
 use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
-use crate::explain::{Circumstances, Explanation, Packet, explain, refusal};
-use crate::pools::PoolUsage;
-use crate::reconcile::{DrainTarget, Reason};
 
 /// How long a listing waits for a worker.
 const FLOWS_WAIT: Duration = Duration::from_millis(200);

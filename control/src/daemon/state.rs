@@ -16,11 +16,11 @@ use tidegate_health::health_check_node_port::{HealthReport, ProxyHealth};
 use tidegate_model::config::GatewayConfig;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::time::whole_seconds;
+use tidegate_policy::reconcile::{DrainTarget, Outcome};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
 use crate::cluster;
-use crate::reconcile::{DrainTarget, Outcome};
 use crate::telemetry::{self, Generations, Process, Sample, Timings};
 
 /// An update that the workers have not taken up after this long makes the gateway unhealthy: twice kube-proxy's

@@ -16,12 +16,12 @@ use tidegate_core::verdict::DropReason;
 use tidegate_dataplane::gateway::{
     InterfaceLink, LinkState, ServiceStats, SnatPortStats, Stats, WorkerState,
 };
+use tidegate_policy::reconcile::Reason;
+use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 use tidegate_source::SourceState;
 
 use super::exposition::Exposition;
 use super::{Process, Sample};
-use crate::reconcile::Reason;
-use crate::reconcile::view::{BackendViewState, ServiceView};
 
 /// What runs here.
 pub(super) fn build(page: &mut Exposition, version: &str) {

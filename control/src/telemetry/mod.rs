@@ -25,11 +25,11 @@ pub use timings::Timings;
 
 use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, SnatPortStats, Stats};
 use tidegate_health::CheckLoad;
+use tidegate_policy::pools::PoolUsage;
+use tidegate_policy::reconcile::Finding;
+use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_source::{SourceState, StaleFile};
 
-use crate::pools::PoolUsage;
-use crate::reconcile::Finding;
-use crate::reconcile::view::ServiceView;
 use exposition::Exposition;
 
 /// All that one page is made of.
@@ -47,7 +47,7 @@ pub struct Sample<'a> {
     pub service_stats: &'a [ServiceStats],
     /// Local ports of `fullnat` in use, by SNAT address and backend.
     pub snat_ports: &'a [SnatPortStats],
-    /// The Services of the last [`Outcome`](crate::reconcile::Outcome), for the states of their backends.
+    /// The Services of the last [`Outcome`](tidegate_policy::reconcile::Outcome), for the states of their backends.
     pub services: &'a [std::sync::Arc<ServiceView>],
     /// Its findings.
     pub findings: &'a [Finding],

@@ -19,11 +19,11 @@ use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_health::CheckLoad;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::ObjectKey;
+use tidegate_policy::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
+use tidegate_policy::reconcile::{Asker, Reason};
 use tidegate_source::{KeptObjects, SourceState, StaleFile};
 
 use super::*;
-use crate::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
-use crate::reconcile::{Asker, Reason};
 
 /// A page, read back.
 #[derive(Debug, Default)]
@@ -508,6 +508,24 @@ fn timings_land_in_their_buckets() {
     assert_eq!(bucket("network_programming_duration_seconds", "60"), 1.0);
     assert_eq!(bucket("network_programming_duration_seconds", "+Inf"), 2.0);
     assert_eq!(page.value("tidegate_network_programming_duration_seconds_sum", &[]), 120.018);
+}
+
+#[test]
+fn the_app_protocol_of_a_service_port_is_a_label_whatever_it_is() {
+    for app_protocol in ["kubernetes.io/h2c", "example.com/unheard-of"] {
+        let mut world = world();
+        Arc::make_mut(&mut world.services[0]).ports[0].app_protocol = Some(app_protocol.into());
+        let (namespace, name) = (world.services[0].namespace.clone(), world.services[0].name.clone());
+        let labels = [
+            ("namespace", namespace.as_str()),
+            ("service", name.as_str()),
+            ("port", "http"),
+            ("protocol", "TCP"),
+            ("app_protocol", app_protocol),
+        ];
+        assert_eq!(world.page().value("tidegate_service_info", &labels), 1.0);
+    }
+    assert_eq!(world().page().of("tidegate_service_info").count(), 0);
 }
 
 #[test]

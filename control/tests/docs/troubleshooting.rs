@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 
 use tidegate::admin::api::{BackendWhy, CONFIGURATION_REFUSED};
 use tidegate::cluster::words::{ConditionReason, ConditionType, EventReason, PortError};
-use tidegate::reconcile::Reason;
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::verdict::{AnswerKind, PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::Malformed;
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_model::health::Failure;
+use tidegate_policy::reconcile::Reason;
 
 use crate::repository::root;
 

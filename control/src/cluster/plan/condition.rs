@@ -7,16 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_model::objects::{Condition, ObjectKey};
 use tidegate_model::time::whole_seconds;
+use tidegate_policy::pools::{Held, Holdings, record};
+use tidegate_policy::reconcile::Reason;
+use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView, VipView};
 
 use super::Planner;
 use super::peer::Around;
 use super::service::OfService;
 use crate::cluster::event::cut;
 use crate::cluster::words::{ConditionReason, ConditionType, condition_reason, condition_type};
-pub(super) use crate::pools::ALLOCATED;
-use crate::pools::{Held, Holdings, record};
-use crate::reconcile::Reason;
-use crate::reconcile::view::{BackendViewState, PortView, ServiceView, VipView};
+pub(super) use tidegate_policy::pools::ALLOCATED;
 
 pub(super) const PROGRAMMED: &str = condition_type::PROGRAMMED.as_str();
 pub(super) const HEALTHY: &str = condition_type::HEALTHY.as_str();

@@ -7,10 +7,10 @@
 
 use jiff::{SignedDuration, Timestamp};
 use tidegate_model::objects::{Ingress, Service};
+use tidegate_policy::pools::FIELD_MANAGER;
 
 use super::Planner;
 use super::condition::ALLOCATED;
-use crate::pools::FIELD_MANAGER;
 
 const WAIT_MIN: SignedDuration = SignedDuration::from_mins(1);
 const WAIT_MAX: SignedDuration = SignedDuration::from_hours(1);

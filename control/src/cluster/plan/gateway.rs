@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use tidegate_model::objects::{Condition, ObjectKey};
 use tidegate_model::time::whole_seconds;
+use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 
 use super::Situation;
 use super::pool::of_model;
 use crate::cluster::crd;
 use crate::cluster::words::{ConditionReason, ConditionType, condition_reason, condition_type};
-use crate::reconcile::view::{BackendViewState, ServiceView};
 
 /// VIPs that are listed at most, for people to look at: as many as the schema takes.
 pub const VIPS_MAX: usize = 1024;

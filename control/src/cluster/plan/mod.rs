@@ -35,12 +35,12 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use tidegate_model::objects::{Condition, Ingress, ObjectKey, Objects, Service};
+use tidegate_policy::reconcile::view::ServiceView;
+use tidegate_policy::reconcile::{Asker, Finding, Outcome};
 
 use super::crd;
 use super::event::{Event, EventType, Regarding};
 use super::words::event_reason;
-use crate::reconcile::view::ServiceView;
-use crate::reconcile::{Asker, Finding, Outcome};
 
 /// What one round of the controller came to.
 #[derive(Debug, Clone)]

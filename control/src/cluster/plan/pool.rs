@@ -1,14 +1,14 @@
 //! The status of AddressPools: how full they are, and whether they are used.
 
 use tidegate_model::objects::{AddressPool, Condition};
+use tidegate_policy::pools::PoolUsage;
+use tidegate_policy::reconcile::{Finding, Reason};
 
 use super::condition::{Said, same};
 use super::{Planner, Write};
 use crate::cluster::crd;
 use crate::cluster::event::{Event, EventType, Regarding};
 use crate::cluster::words::{ConditionReason, condition_reason, condition_type, event_reason};
-use crate::pools::PoolUsage;
-use crate::reconcile::{Finding, Reason};
 
 impl Planner<'_> {
     /// Plans for one AddressPool.

@@ -3,6 +3,9 @@
 use std::net::IpAddr;
 
 use tidegate_model::objects::{Condition, Ingress, IngressPort, Service};
+use tidegate_policy::pools::FIELD_MANAGER;
+use tidegate_policy::reconcile::view::ServiceView;
+use tidegate_policy::reconcile::{Finding, Reason};
 
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::contest::Stand;
@@ -10,9 +13,6 @@ use super::peer::Around;
 use super::{Asked, Planner, Write};
 use crate::cluster::event::{Event, EventType, Regarding};
 use crate::cluster::words::{EventReason, PortError, condition_reason, event_reason, port_error};
-use crate::pools::FIELD_MANAGER;
-use crate::reconcile::view::ServiceView;
-use crate::reconcile::{Finding, Reason};
 
 /// A Service with what the last round made of it.
 pub(super) struct OfService<'a> {
@@ -300,7 +300,7 @@ fn ingress(view: &ServiceView, findings: &[&Finding], knows_ip_mode: bool) -> Ve
         let ports: Vec<_> = view.ports.iter().filter(|port| port.vip == vip.address).collect();
         let is_dsr = ports.iter().any(|port| port.mode.starts_with("dsr"));
         let any_refused = ports.iter().any(|port| port.refused.is_some());
-        let status = |port: &&crate::reconcile::view::PortView| IngressPort {
+        let status = |port: &&tidegate_policy::reconcile::view::PortView| IngressPort {
             port: port.port,
             protocol: port.protocol.clone(),
             error: port.refused.as_ref().map(|why| error_of(why, findings).as_str().to_owned()),

@@ -14,10 +14,10 @@ use tidegate_model::objects::{
     AddressPool, AddressPoolStatus, AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice,
     FINALIZER, Metadata, Pool, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
 };
+use tidegate_policy::pools::{Authority, FIELD_MANAGER};
+use tidegate_policy::reconcile::{Input, Reason, Reconciler, Settings};
 
 use super::*;
-use crate::pools::{Authority, FIELD_MANAGER};
-use crate::reconcile::{Input, Reason, Reconciler, Settings};
 
 fn ip(s: &str) -> IpAddr {
     s.parse().expect("tests use valid addresses")
@@ -58,7 +58,7 @@ struct Cluster {
     settings: Settings,
     objects: Objects,
     reconciler: Reconciler,
-    reconciled: crate::reconcile::Memory,
+    reconciled: tidegate_policy::reconcile::Memory,
     memory: Memory,
     /// The version of the Services, and that which every gateway has applied.
     version: u64,
@@ -89,7 +89,7 @@ impl Cluster {
             settings,
             objects: Objects::default(),
             reconciler: Reconciler::default(),
-            reconciled: crate::reconcile::Memory::default(),
+            reconciled: tidegate_policy::reconcile::Memory::default(),
             memory: Memory::default(),
             version: 7,
             withdrawn: 7,

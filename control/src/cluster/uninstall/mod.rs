@@ -19,12 +19,12 @@ use k8s_openapi::api::core::v1::Service;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use serde_json::Value;
+use tidegate_policy::pools::FIELD_MANAGER;
 use tidegate_source::kubernetes::Connector;
 use tokio::task::JoinSet;
 
 use super::crd::AddressPool;
 use super::request::{RequestError, within};
-use crate::pools::FIELD_MANAGER;
 use gateways::{Before, Gateway, Gateways, Hold};
 use traces::{Kind, Traces};
 

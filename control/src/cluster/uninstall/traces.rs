@@ -6,8 +6,7 @@
 
 use serde_json::{Map, Value, json};
 use tidegate_model::objects::ObjectKey;
-
-use crate::pools::FIELD_MANAGER;
+use tidegate_policy::pools::FIELD_MANAGER;
 
 /// Finalizers and conditions of ours begin with this.
 const PREFIX: &str = "tidegate.dev/";

@@ -3,9 +3,10 @@
 //! Only an API server can be written to. What is to be written follows from objects alone, so objects that were read
 //! from a directory have to come to the same plan: [`Both`] asserts it with each step.
 
+use tidegate_policy::reconcile::{Asker, Reason};
+
 use super::*;
 use crate::cluster::event::EventType;
-use crate::reconcile::{Asker, Reason};
 
 /// One cluster, its objects read by both sources.
 struct Both {

@@ -2,7 +2,6 @@
 //! told.
 
 use super::*;
-use crate::telemetry::{Sample, Timings, render};
 use tidegate_core::snapshot::Protocol as CoreProtocol;
 
 /// A Service with this name and these ports, as YAML flow sequences hold them.
@@ -101,18 +100,13 @@ fn the_key_of_a_service_port_is_port_and_protocol() {
 }
 
 #[test]
-fn app_protocol_is_shown_in_status_and_metrics_and_unknown_values_are_legal() {
+fn app_protocol_is_shown_in_status_and_unknown_values_are_legal() {
     for app_protocol in ["kubernetes.io/h2c", "example.com/unheard-of"] {
         let yaml = web("").replace("name: http,", &format!("name: http, appProtocol: {app_protocol},"));
         let outcome = Both::new(&yaml).look();
         assert_eq!(outcome.services[0].ports[0].app_protocol.as_deref(), Some(app_protocol));
         assert_eq!(messages(&outcome), [] as [String; 0]);
-        let labels = r#"namespace="default",service="web",port="http",protocol="TCP""#;
-        let line = format!("tidegate_service_info{{{labels},app_protocol=\"{app_protocol}\"}} 1");
-        let page = metrics(&outcome);
-        assert!(page.lines().any(|one| one == line), "{page}");
     }
-    assert!(!metrics(&Both::new(&web("")).look()).contains("tidegate_service_info{"));
 }
 
 #[test]
@@ -122,35 +116,6 @@ fn app_protocol_is_only_a_hint() {
     let hinted = web("").replace("name: http,", "name: http, appProtocol: https,");
     let hinted = Both::new(&(hinted + &endpoints)).look();
     assert_eq!((&hinted.spec, &hinted.targets), (&plain.spec, &plain.targets));
-}
-
-/// The page of `/metrics` of a gateway that came to this and forwarded nothing yet.
-fn metrics(outcome: &Outcome) -> String {
-    let source = tidegate_source::SourceState::connected_since(jiff::Timestamp::UNIX_EPOCH);
-    render(&Sample {
-        version: "1",
-        interfaces: &[],
-        links: &[],
-        stats: &tidegate_dataplane::gateway::Stats::default(),
-        service_stats: &[],
-        services: &outcome.services,
-        findings: &outcome.findings,
-        pools: &outcome.pools,
-        generations: crate::telemetry::Generations::default(),
-        configuration_refused: false,
-        unsaved: &[],
-        publish_failures: 0,
-        timings: &Timings::default(),
-        health_checks: &[],
-        check_load: tidegate_health::CheckLoad::default(),
-        stale_files: &[],
-        source: &source,
-        cluster: None,
-        packet_buffers: (0, 0),
-        process: None,
-        snat_ports: &[],
-        per_backend: true,
-    })
 }
 
 #[test]
