@@ -7,7 +7,6 @@
 pub mod admin;
 pub mod assemble;
 pub mod cli;
-pub mod cluster;
 pub mod daemon;
 pub mod demo;
 pub mod netlab;

@@ -12,10 +12,10 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition as KubeCondition;
 use kube::Resource;
 use kube::api::{Api, ListParams};
+use tidegate_cluster::crd::{AddressPool, Condition, GatewayStatus};
 use tidegate_source::kubernetes::Connector;
 
 use super::output::{Style, Table, age};
-use crate::cluster::crd::{AddressPool, Condition, GatewayStatus};
 
 /// A client by this kubeconfig, or by the default one.
 async fn client(kubeconfig: Option<PathBuf>) -> Result<kube::Client, String> {

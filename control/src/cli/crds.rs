@@ -6,8 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-
-use crate::cluster::crd;
+use tidegate_cluster::crd;
 
 #[derive(Debug, Args)]
 pub(super) struct CrdsArgs {

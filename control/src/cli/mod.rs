@@ -17,9 +17,6 @@ pub mod output;
 mod replay;
 mod tables;
 mod uninstall;
-mod yaml;
-
-pub(crate) use yaml::to_string as to_yaml;
 
 use std::ffi::OsStr;
 use std::net::SocketAddr;

@@ -12,8 +12,6 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::yaml;
-
 /// `-o`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Format {
@@ -66,7 +64,9 @@ impl Style {
     /// When `out` does not take it.
     pub fn print_data<T: Serialize>(self, out: &mut impl Write, value: &T) -> io::Result<()> {
         match self.format {
-            Format::Yaml => out.write_all(yaml::to_string(&serde_json::to_value(value)?).as_bytes()),
+            Format::Yaml => {
+                out.write_all(tidegate_model::yaml::emit::to_string(&serde_json::to_value(value)?).as_bytes())
+            }
             _ => writeln!(out, "{}", serde_json::to_string_pretty(value)?),
         }
     }

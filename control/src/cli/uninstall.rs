@@ -10,11 +10,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use tidegate_cluster::lease::{LEASE, UNINSTALLED};
+use tidegate_cluster::uninstall::{Options, Uninstalled, uninstall};
 use tidegate_model::config::{self, KubernetesConfig, SourceConfig};
 use tidegate_source::kubernetes::Connector;
-
-use crate::cluster::lease::{LEASE, UNINSTALLED};
-use crate::cluster::uninstall::{Options, Uninstalled, uninstall};
 
 #[derive(Debug, Args)]
 pub(super) struct UninstallArgs {

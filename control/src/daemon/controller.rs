@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
+use tidegate_cluster::plan::Observation;
+use tidegate_cluster::{ClusterWriter, Fleet, Past};
 use tidegate_core::snapshot::{Problem, SharedService, SnapshotSpec};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::Checker;
@@ -33,8 +35,6 @@ use super::state::{Round, State};
 use super::{logging, reload};
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
-use crate::cluster::plan::Observation;
-use crate::cluster::{ClusterWriter, Fleet, Past};
 
 /// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
 /// `/healthz` then tells.

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use tidegate_cluster::Fleet;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::health_check_node_port::BindFailure;
 use tidegate_health::{Checker, Limits, NetworkProber};
@@ -37,7 +38,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::cluster::Fleet;
 use controller::{Command, Controller};
 use start::Source;
 use state::State;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use tidegate_cluster::ClusterWriter;
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig};
 use tidegate_health::health_check_node_port::probes::Probes;
 use tidegate_model::config::{GatewayConfig, SourceConfig};
@@ -20,7 +21,6 @@ use super::operator::Operator;
 use super::state::State;
 use crate::admin::Server;
 use crate::assemble;
-use crate::cluster::ClusterWriter;
 use crate::telemetry::{self, Listener};
 
 /// The disk is waited for this long at the end.

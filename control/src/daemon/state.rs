@@ -20,7 +20,6 @@ use tidegate_policy::reconcile::{DrainTarget, Outcome};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
-use crate::cluster;
 use crate::telemetry::{self, Generations, Process, Sample, Timings};
 
 /// An update that the workers have not taken up after this long makes the gateway unhealthy: twice kube-proxy's
@@ -92,7 +91,7 @@ pub(super) struct State {
     unsaved: RwLock<(Option<String>, Option<String>)>,
     source: watch::Receiver<SourceState>,
     /// What is written to the cluster, where the objects come from one.
-    cluster: OnceLock<Arc<cluster::Counts>>,
+    cluster: OnceLock<Arc<tidegate_cluster::Counts>>,
     name_taken: OnceLock<watch::Receiver<Option<String>>>,
 }
 
@@ -127,7 +126,7 @@ impl State {
     }
 
     /// These are the counts of what is written to the cluster.
-    pub(super) fn writes(&self, counts: Arc<cluster::Counts>) {
+    pub(super) fn writes(&self, counts: Arc<tidegate_cluster::Counts>) {
         // Told once, at the start.
         let _ = self.cluster.set(counts);
     }
@@ -144,7 +143,7 @@ impl State {
     }
 
     /// What is written to the cluster, where the objects come from one.
-    pub(super) fn cluster(&self) -> Option<cluster::Reading> {
+    pub(super) fn cluster(&self) -> Option<tidegate_cluster::Reading> {
         self.cluster.get().map(|counts| counts.read())
     }
 

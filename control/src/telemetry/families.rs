@@ -423,7 +423,7 @@ fn seconds(at: Option<Timestamp>) -> f64 {
 }
 
 /// What is written to the cluster.
-pub(super) fn cluster(page: &mut Exposition, cluster: &crate::cluster::Reading) {
+pub(super) fn cluster(page: &mut Exposition, cluster: &tidegate_cluster::Reading) {
     let help = "1 while this gateway leads and writes the status of Services, else 0.";
     page.gauge("tidegate_leader", help, []).sample([], cluster.leads);
     let help = "Writes to Services and AddressPools that wait to be sent.";

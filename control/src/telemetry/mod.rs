@@ -72,7 +72,7 @@ pub struct Sample<'a> {
     /// How the source gets on.
     pub source: &'a SourceState,
     /// What is written to the cluster; `None` leaves its families out.
-    pub cluster: Option<crate::cluster::Reading>,
+    pub cluster: Option<tidegate_cluster::Reading>,
     /// (In all, free), as `Dataplane::buffers` tells.
     pub packet_buffers: (u32, u32),
     /// The process itself; `None` leaves its families out.

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use tidegate::admin::api::{BackendWhy, CONFIGURATION_REFUSED};
-use tidegate::cluster::words::{ConditionReason, ConditionType, EventReason, PortError};
+use tidegate_cluster::words::{ConditionReason, ConditionType, EventReason, PortError};
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::verdict::{AnswerKind, PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::Malformed;

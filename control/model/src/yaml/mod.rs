@@ -8,6 +8,7 @@
 //! repeat (values and bytes) have limits; the time is linear in the size of the text.
 
 mod decode;
+pub mod emit;
 mod json;
 mod parse;
 mod scalar;

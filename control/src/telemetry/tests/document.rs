@@ -26,7 +26,7 @@ fn whole_page() -> String {
         threads: 1,
         start_time_seconds: 1.0,
     };
-    let cluster = Some(crate::cluster::Counts::default().read());
+    let cluster = Some(tidegate_cluster::Counts::default().read());
     render(&Sample { snat_ports: &snat_ports, process: Some(&process), cluster, ..world.sample() })
 }
 

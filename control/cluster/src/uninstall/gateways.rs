@@ -11,10 +11,10 @@ use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, PostP
 use tokio::time::{Instant, sleep};
 
 use super::{UninstallError, failed};
-use crate::cluster::crd::GatewayStatus;
-use crate::cluster::lease::{LEASE, UNINSTALLED};
-use crate::cluster::peers::LIVE;
-use crate::cluster::request::within;
+use crate::crd::GatewayStatus;
+use crate::lease::{LEASE, UNINSTALLED};
+use crate::peers::LIVE;
+use crate::request::within;
 
 /// Between two looks at the gateways.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);

@@ -22,7 +22,7 @@ struct Case {
 }
 
 fn cases() -> Vec<Case> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/scripts/crd-cases.yaml");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/scripts/crd-cases.yaml");
     let sheet = Sheet::new(path.display().to_string());
     let documents = sheet.documents(&std::fs::read_to_string(&path).expect("the table is there"));
     assert_eq!(sheet.errors(), 0, "{}", sheet.into_report());

@@ -6,9 +6,9 @@ use tidegate_policy::reconcile::{Finding, Reason};
 
 use super::condition::{Said, same};
 use super::{Planner, Write};
-use crate::cluster::crd;
-use crate::cluster::event::{Event, EventType, Regarding};
-use crate::cluster::words::{ConditionReason, condition_reason, condition_type, event_reason};
+use crate::crd;
+use crate::event::{Event, EventType, Regarding};
+use crate::words::{ConditionReason, condition_reason, condition_type, event_reason};
 
 impl Planner<'_> {
     /// Plans for one AddressPool.

@@ -9,8 +9,8 @@ use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 
 use super::Situation;
 use super::pool::of_model;
-use crate::cluster::crd;
-use crate::cluster::words::{ConditionReason, ConditionType, condition_reason, condition_type};
+use crate::crd;
+use crate::words::{ConditionReason, ConditionType, condition_reason, condition_type};
 
 /// VIPs that are listed at most, for people to look at: as many as the schema takes.
 pub const VIPS_MAX: usize = 1024;

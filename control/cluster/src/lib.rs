@@ -1,11 +1,14 @@
 //! What the gateway writes to a cluster: status, conditions, finalizers and events of Services, the status of its
 //! own kinds, and the lease that says who of several gateways writes.
 //!
-//! Reading is `source::kubernetes`. The way of a write: the daemon offers each round to the [`ClusterWriter`];
+//! Reading is `tidegate_source::kubernetes`. The way of a write: the daemon offers each round to the [`ClusterWriter`];
 //! `writer` has [`plan`] compare it with what the API server has, `queue` lets the writes through at a bearable rate,
 //! `request` sends them; `record` writes the [`event`]s. `elect` asks for the [`lease`], `look` at the other gateways
 //! (`peers`), `own_status` tells of this one, `namesake` whether its name is another's too, and [`Past`] holds back
 //! addresses for them. [`words`] are what programs match in all of it. [`crd`] are the kinds that the gateway brings along; [`uninstall`] takes all of it back.
+//!
+//! May depend on: `tidegate-model`, `tidegate-source` (the connection, and what state the source is in), `tidegate-policy`
+//! (what the writes follow from). May not: health checks, the dataplane.
 //!
 //! Invariant: nothing here is waited for by the forwarding side, whatever the API server does.
 //! Invariant: Services and AddressPools are written by the leader alone, its own `GatewayStatus` by every gateway.

@@ -263,7 +263,7 @@ mod tests {
         let ready = |mut one: GatewayStatus| {
             let status = one.status.get_or_insert_default();
             (status.leader, status.generation_applied) = (true, 3);
-            status.conditions = vec![crate::cluster::crd::Condition {
+            status.conditions = vec![crate::crd::Condition {
                 kind: "Ready".into(),
                 status: "True".into(),
                 reason: "Forwarding".into(),

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// The document, with a newline at its end.
 #[must_use]
-pub(crate) fn to_string(value: &Value) -> String {
+pub fn to_string(value: &Value) -> String {
     let mut text = String::new();
     match value {
         Value::Object(_) | Value::Array(_) if !is_empty(value) => block(&mut text, value, 0),

@@ -411,7 +411,7 @@ mod tests {
                 status: Default::default(),
                 faults: Vec::new(),
             };
-            let status = crate::cluster::crd::AddressPoolStatus {
+            let status = crate::crd::AddressPoolStatus {
                 used: i64::try_from(step).expect("a small number"),
                 ..Default::default()
             };

@@ -11,8 +11,8 @@ use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
 use super::contest::Stand;
 use super::peer::Around;
 use super::{Asked, Planner, Write};
-use crate::cluster::event::{Event, EventType, Regarding};
-use crate::cluster::words::{EventReason, PortError, condition_reason, event_reason, port_error};
+use crate::event::{Event, EventType, Regarding};
+use crate::words::{EventReason, PortError, condition_reason, event_reason, port_error};
 
 /// A Service with what the last round made of it.
 pub(super) struct OfService<'a> {

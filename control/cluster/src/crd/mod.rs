@@ -59,7 +59,13 @@ pub fn definitions() -> Vec<(&'static str, CustomResourceDefinition)> {
 pub fn manifests() -> Vec<(&'static str, String)> {
     let written = |(file, crd): (&'static str, CustomResourceDefinition)| {
         let value = serde_json::to_value(crd).expect("a definition is JSON");
-        (file, format!("# Written by `tidegate crds`; do not edit.\n{}", crate::cli::to_yaml(&value)))
+        (
+            file,
+            format!(
+                "# Written by `tidegate crds`; do not edit.\n{}",
+                tidegate_model::yaml::emit::to_string(&value)
+            ),
+        )
     };
     definitions().into_iter().map(written).collect()
 }
@@ -73,7 +79,7 @@ mod tests {
     use super::*;
 
     fn files() -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/crds")
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/crds")
     }
 
     #[test]

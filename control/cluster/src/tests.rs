@@ -226,7 +226,7 @@ mod terms;
 #[tokio::test]
 async fn the_rights_of_the_base_are_enough_to_lead_and_to_write() {
     let cluster = Cluster::new();
-    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubernetes/base");
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kubernetes/base");
     for file in ["namespace.yaml", "rbac.yaml", "lease.yaml"] {
         let text = std::fs::read_to_string(format!("{base}/{file}")).expect("a manifest");
         cluster.server.apply(&text).expect("legal");

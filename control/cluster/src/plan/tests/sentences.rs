@@ -6,7 +6,7 @@
 use tidegate_policy::reconcile::{Asker, Reason};
 
 use super::*;
-use crate::cluster::event::EventType;
+use crate::event::EventType;
 
 /// One cluster, its objects read by both sources.
 struct Both {

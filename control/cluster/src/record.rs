@@ -427,8 +427,8 @@ fn hash(event: &Event) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::event::EventType;
-    use crate::cluster::words::event_reason;
+    use crate::event::EventType;
+    use crate::words::event_reason;
     use tidegate_model::objects::ObjectKey;
 
     fn event(note: &str) -> Event {

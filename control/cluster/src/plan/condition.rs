@@ -14,8 +14,8 @@ use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView, 
 use super::Planner;
 use super::peer::Around;
 use super::service::OfService;
-use crate::cluster::event::cut;
-use crate::cluster::words::{ConditionReason, ConditionType, condition_reason, condition_type};
+use crate::event::cut;
+use crate::words::{ConditionReason, ConditionType, condition_reason, condition_type};
 pub(super) use tidegate_policy::pools::ALLOCATED;
 
 pub(super) const PROGRAMMED: &str = condition_type::PROGRAMMED.as_str();
