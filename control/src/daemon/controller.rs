@@ -29,7 +29,6 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::address_file::AddressFile;
-use super::bind_failure;
 use super::drains::Drains;
 use super::state::{Round, State};
 use super::{logging, reload};
@@ -358,7 +357,12 @@ impl Controller {
         let own = failures.borrow();
         let own = own.iter().map(|failure| {
             let service = manifests.objects.services.get(&failure.service);
-            bind_failure::finding(failure, service.map(AsRef::as_ref))
+            Finding::of_unopened_port(
+                &failure.service,
+                failure.address,
+                &failure.error,
+                service.map(AsRef::as_ref),
+            )
         });
         cluster.offer(Observation {
             objects: Arc::clone(&manifests.objects),
@@ -459,7 +463,13 @@ impl Controller {
         let findings = outcome.findings.iter().map(|finding| finding.diagnostic.clone());
         let unbound_findings = unbound.iter().map(|failure| {
             let service = manifests.objects.services.get(&failure.service);
-            bind_failure::finding(failure, service.map(AsRef::as_ref)).diagnostic
+            Finding::of_unopened_port(
+                &failure.service,
+                failure.address,
+                &failure.error,
+                service.map(AsRef::as_ref),
+            )
+            .diagnostic
         });
         let left_out = problems.iter().map(|problem| Diagnostic::warning(problem.to_string()));
         let now: BTreeSet<Diagnostic> = manifests

@@ -8,7 +8,6 @@
 //! signal ends the process.
 
 mod address_file;
-mod bind_failure;
 mod controller;
 mod drains;
 mod flows;

@@ -148,7 +148,7 @@ impl State {
     }
 
     /// How the gateway stands in the election, where the objects come from a cluster.
-    pub(super) fn candidate(&self) -> cluster::Candidate {
+    pub(super) fn candidate(&self) -> tidegate_cluster::Candidate {
         self.cluster.get().map(|counts| counts.standing()).unwrap_or_default()
     }
 

@@ -4,8 +4,10 @@
 
 use std::net::IpAddr;
 
+use std::net::SocketAddr;
+
 use tidegate_model::diagnostic::{Diagnostic, Severity};
-use tidegate_model::objects::{Metadata, ObjectKey};
+use tidegate_model::objects::{Metadata, ObjectKey, Service};
 
 use crate::pools::{Problem, ProblemKind};
 
@@ -132,6 +134,31 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// `FailedToStartServiceHealthcheck`: the health-check node port of a Service cannot be opened at this address;
+    /// `service` is where its place comes from, if it is still there.
+    #[must_use]
+    pub fn of_unopened_port(
+        key: &ObjectKey,
+        address: SocketAddr,
+        error: &str,
+        service: Option<&Service>,
+    ) -> Self {
+        let what = format!(
+            "healthCheckNodePort {} of Service {key} cannot be served on {}: {error}; it is tried again",
+            address.port(),
+            address.ip(),
+        );
+        let place = service.and_then(|s| s.meta.origin.field("spec.healthCheckNodePort"));
+        Self {
+            object: key.clone(),
+            kind: Asker::Service,
+            reason: Reason::FailedToStartServiceHealthcheck,
+            diagnostic: Diagnostic::error(what)
+                .accepting("a port that nothing else on this host has")
+                .at(place),
+        }
+    }
+
     /// A finding about the value at `field` of a Service.
     pub(super) fn at(meta: &Metadata, field: &str, reason: Reason, diagnostic: Diagnostic) -> Self {
         Self::of(Asker::Service, meta, field, reason, diagnostic)

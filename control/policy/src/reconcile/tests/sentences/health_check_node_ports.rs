@@ -331,7 +331,7 @@ async fn a_port_that_cannot_be_bound_is_an_event_failed_to_start_service_healthc
         let failed =
             tokio::time::timeout(Duration::from_secs(10), failures.wait_for(|list| !list.is_empty()));
         let failure = failed.await.expect("it is told").expect("the task lives")[0].clone();
-        let finding = failure.finding(None);
+        let finding = Finding::of_unopened_port(&failure.service, failure.address, &failure.error, None);
         assert_eq!(finding.reason.as_str(), "FailedToStartServiceHealthcheck");
         let expected =
             format!("healthCheckNodePort {number} of Service default/unlucky cannot be served on {own}: ");
