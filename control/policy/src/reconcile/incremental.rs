@@ -42,7 +42,7 @@ use crate::pools::Granted;
 ///
 /// ```
 /// use std::{collections::BTreeSet, time::Duration};
-/// use tidegate::reconcile::{Input, Memory, Reconciler, Settings, reconcile};
+/// use tidegate_policy::reconcile::{Input, Memory, Reconciler, Settings, reconcile};
 /// use tidegate_model::{health::Verdicts, objects::Objects};
 /// let (settings, objects) = (Settings::default(), Objects::default());
 /// let (verdicts, drained, memory) = (Verdicts::default(), BTreeSet::new(), Memory::default());
