@@ -8,8 +8,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use serde_json::{Value, json};
-use tidegate_model::objects::{Endpoint, EndpointSlice, FINALIZER};
-use tidegate_policy::pools::FIELD_MANAGER;
+use tidegate_model::objects::{Endpoint, EndpointSlice, FINALIZER, Protocol};
+use tidegate_policy::pools::{FIELD_MANAGER, Held, record};
 
 use crate::world::{self, PODS_PER_NODE, Size};
 
@@ -91,6 +91,9 @@ pub fn service(n: usize, variant: Variant) -> Value {
     }
     if variant.is_settled {
         let ip = vip(n);
+        let proto = if is_udp(n) { Protocol::Udp } else { Protocol::Tcp };
+        let held =
+            Held { pool: POOL_NAME.to_owned(), ports: Some(vec![(proto, PORT)]), ..Held::of_status(ip) };
         let condition = |kind: &str, status: &str, reason: &str, message: String| {
             json!({
                 "type": format!("tidegate.dev/{kind}"), "status": status, "reason": reason, "message": message,
@@ -110,6 +113,7 @@ pub fn service(n: usize, variant: Variant) -> Value {
                 condition("Programmed", "True", "Programmed", "every port is served by fullnat".to_owned()),
                 condition("Healthy", "True", "BackendsUp", "every port has a backend that takes flows".to_owned()),
                 condition("Conflicted", "False", "NoConflict", String::new()),
+                condition("Holds", "True", "Recorded", record(&[held])),
             ],
         });
     }

@@ -28,6 +28,8 @@ const FILLED: Duration = Duration::from_secs(300);
 const SYNCED: Duration = Duration::from_secs(120);
 /// 20,000 writes at 50 a second, and more.
 const SETTLED: Duration = Duration::from_secs(900);
+/// Looks in a row, one a second, at which there was nothing to write.
+const QUIET: u32 = 5;
 /// `dataplane.memory.sizeMiB`.
 const MEMORY_MIB: u32 = 64;
 const METRICS: &str = "127.0.0.1:9469";
@@ -130,21 +132,21 @@ impl Daemon {
     /// When that does not come.
     pub(crate) fn settle(&self) -> Result<()> {
         let began = Instant::now();
-        loop {
+        // The first plan of what to write is made some time after the first state.
+        let mut quiet = 0;
+        while quiet < QUIET {
             let page = self.metrics()?;
-            if page.value("tidegate_leader") == 1.0 && page.value("tidegate_cluster_writes_pending") == 0.0 {
-                break;
-            }
+            let leads = page.value("tidegate_leader") == 1.0;
+            let is_quiet = leads && page.value("tidegate_cluster_writes_pending") == 0.0;
+            quiet = if is_quiet { quiet + 1 } else { 0 };
             if began.elapsed() > SETTLED {
                 bail!("writes are pending still:\n{}", self.process.log_tail(10));
             }
             std::thread::sleep(Duration::from_secs(1));
         }
         let page = self.metrics()?;
-        let done = page.value("tidegate_cluster_writes_total{result=\"ok\"}");
+        let done = page.value("tidegate_cluster_writes_total{result=\"success\"}");
         println!("leads and has nothing more to write after {:.0?}; {done} writes so far", began.elapsed());
-        // Its watches settle, and what it saves is saved.
-        std::thread::sleep(Duration::from_secs(5));
         Ok(())
     }
 
@@ -317,7 +319,7 @@ dataplane:
   flowTable: {{entriesPerCore: 65536}}
   interfaces:
     - name: uplink
-      device: "net_af_packet0,iface=eth0,qpairs=1,framecnt=4096"
+      device: "net_af_packet0,iface=eth0,qpairs=1,framecnt=4096,framesz=2048"
       addresses: ["{clients}/24", "{servers}/24"]
       mac: "{mac}"
   routes: [{{to: "0.0.0.0/0", via: "{router}"}}]

@@ -91,7 +91,8 @@ impl Traffic {
         let to: Vec<SocketAddr> = services.map(|ip| SocketAddr::new(ip, PORT)).collect();
         let namespace = lab.client().clone();
         let (clients, sink, listener) = namespace.enter(|| {
-            let clients = (0..CLIENTS).map(|n| {
+            // Not the first address: the default route goes there, and nothing is taken from a router's own address.
+            let clients = (1..=CLIENTS).map(|n| {
                 let from = plan_of_lab::client(plan_of_lab::Family::V4, n);
                 UdpSocket::bind(SocketAddr::new(from, 20_000))
             });
