@@ -40,7 +40,7 @@ use crate::punt::class::PuntClass;
 use crate::punt::routes::{Routes, TapRoutes};
 use crate::punt::tap::Tap;
 use crate::worker::Exchange;
-use crate::worker::idle::Level;
+use crate::worker::idle::Gauge;
 
 /// The longest that this thread sleeps.
 pub const WAIT_MAX: Duration = Duration::from_millis(4);
@@ -70,9 +70,9 @@ pub struct SlowPathCounters {
     /// Those for which there was no memory or no room.
     pub neighbor_frames_dropped: Counter,
     /// Neighbours that only packets want, not taken in because all those of the link and family are in use.
-    pub neighbors_refused: Level,
+    pub neighbors_refused: Gauge,
     /// Neighbours that only packets want, given up for newer ones.
-    pub neighbors_evicted: Level,
+    pub neighbors_evicted: Gauge,
 }
 
 /// What a forwarding state says about the world outside of it.

@@ -12,11 +12,11 @@ use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::ethernet;
 use tidegate_dataplane::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource};
 use tidegate_dataplane::gateway::{
-    Crew, CrewConfig, Dataplane, DataplaneConfig, InterfaceConfig, StartError, interface_specs,
+    Dataplane, DataplaneConfig, InterfaceConfig, StartError, WorkerPool, WorkerPoolConfig, interface_specs,
 };
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 
-fn crew(port: &mut Port, pool: &PktPool) -> Crew<DpdkFrame> {
+fn worker_pool(port: &mut Port, pool: &PktPool) -> WorkerPool<DpdkFrame> {
     let queues = port.start(&PortConfig::default(), pool).unwrap();
     let queues = queues
         .rx
@@ -24,7 +24,7 @@ fn crew(port: &mut Port, pool: &PktPool) -> Crew<DpdkFrame> {
         .zip(queues.tx)
         .map(|(rx, tx)| vec![DpdkQueue::new(rx, tx, pool.clone())])
         .collect();
-    let config = CrewConfig {
+    let config = WorkerPoolConfig {
         places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
         idle: Idle::Adaptive,
         flow_entries: 1024,
@@ -35,7 +35,7 @@ fn crew(port: &mut Port, pool: &PktPool) -> Crew<DpdkFrame> {
         main_cpus: Vec::new(),
     };
     let enter = |_: &WorkerPlace| dpdk::Lcore::register(testing::eal()).map_err(|error| error.to_string());
-    Crew::start(&config, queues, DpdkSource(pool.clone()), vec![None], &spec(1), enter, None).unwrap()
+    WorkerPool::start(&config, queues, DpdkSource(pool.clone()), vec![None], &spec(1), enter, None).unwrap()
 }
 
 fn pool() -> PktPool {
@@ -48,7 +48,7 @@ fn frames_cross_a_ring_port_and_every_mbuf_comes_home() {
     let level = Level::of(&pool);
     let (mut inside, mut outside) = testing::port_pair(testing::eal(), 1, 256).unwrap();
     let mut wire = outside.start(&PortConfig::default(), &pool).unwrap();
-    let mut crew = crew(&mut inside, &pool);
+    let mut worker_pool = worker_pool(&mut inside, &pool);
 
     let kinds = [syn(4000, VIP_L2), stray(), syn(4001, "192.0.2.100"), syn(9, "192.0.2.200")];
     let (mut burst, mut got) = (Burst::<32>::new(), Burst::<32>::new());
@@ -67,19 +67,19 @@ fn frames_cross_a_ring_port_and_every_mbuf_comes_home() {
             assert_eq!(ethernet::destination(mbuf.data()), BACKEND);
         }
     }
-    let received = || crew.stats().interfaces[0].rx_packets;
+    let received = || worker_pool.stats().interfaces[0].rx_packets;
     wait_until("all received", || {
         back += wire.rx[0].rx(&mut got) as u64;
         got.clear();
         received() == sent
     });
-    crew.stop();
+    worker_pool.stop();
     while wire.rx[0].rx(&mut got) > 0 {
         back += got.len() as u64;
         got.clear();
     }
 
-    let stats = crew.stats();
+    let stats = worker_pool.stats();
     let count = |why: TransmitReason| stats.transmits.iter().find(|(reason, _)| *reason == why).unwrap().1;
     let ends = stats.transmits.iter().map(|(_, n)| n).sum::<u64>()
         + stats.punts.iter().map(|(_, n)| n).sum::<u64>()
@@ -91,7 +91,7 @@ fn frames_cross_a_ring_port_and_every_mbuf_comes_home() {
     let punted: u64 = punts.map(|(_, n)| n).sum();
     assert!(punted > 0 && stats.slow_path.to_kernel_dropped <= punted);
 
-    drop((crew, wire));
+    drop((worker_pool, wire));
     inside.stop().unwrap();
     outside.stop().unwrap();
     drop((inside, outside));
@@ -104,15 +104,15 @@ fn a_flood_beyond_every_queue_leaks_nothing() {
     let level = Level::of(&pool);
     // net_null makes frames of zeroes as fast as they are taken: all of them are the kernel's, which has no tap here.
     let mut port = Port::attach(testing::eal(), "net_null,size=60").unwrap();
-    let mut crew = crew(&mut port, &pool);
-    wait_until("a flood", || crew.stats().interfaces[0].rx_packets > 20_000);
-    crew.stop();
-    let stats = crew.stats();
+    let mut worker_pool = worker_pool(&mut port, &pool);
+    wait_until("a flood", || worker_pool.stats().interfaces[0].rx_packets > 20_000);
+    worker_pool.stop();
+    let stats = worker_pool.stats();
     let dropped: u64 = stats.drops.iter().map(|(_, n)| n).sum();
     let punted: u64 = stats.punts.iter().map(|(_, n)| n).sum();
     assert_eq!(stats.interfaces[0].rx_packets, dropped + punted);
     assert!(stats.drops.iter().any(|&(why, n)| why == Refusal::PuntQueueFull.into() || n == 0));
-    drop(crew);
+    drop(worker_pool);
     port.stop().unwrap();
     drop(port);
     level.assert_restored();

@@ -17,7 +17,7 @@ use tidegate_core::testing::Builder;
 use tidegate_core::wire::arp::{ArpOperation, ArpPacket};
 use tidegate_core::wire::{MacAddr, Parsed, VlanId, ethernet, parse};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
-use tidegate_dataplane::gateway::{Crew, CrewConfig};
+use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
 use tidegate_dataplane::punt::tap::{Tap, TapConfig};
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 
@@ -60,7 +60,7 @@ fn inside() {
     }
 
     let (wire, ends) = memory::port(1, 64);
-    let config = CrewConfig {
+    let config = WorkerPoolConfig {
         places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
         idle: Idle::Adaptive,
         flow_entries: 1024,
@@ -83,9 +83,10 @@ fn inside() {
     first.neighbors.extend(known.map(|ip| NeighborSpec { ip, mac: BACKEND }));
     let queues = ends.into_iter().map(|end| vec![end]).collect();
     let enter = |_: &WorkerPlace| Ok::<(), String>(());
-    let mut crew = Crew::start(&config, queues, Heap, vec![Some(tap)], &first, enter, None).unwrap();
+    let mut worker_pool =
+        WorkerPool::start(&config, queues, Heap, vec![Some(tap)], &first, enter, None).unwrap();
 
-    the_kernels_routes_follow(&crew, &first);
+    the_kernels_routes_follow(&worker_pool, &first);
 
     let server = UdpSocket::bind("192.0.2.2:7").unwrap();
     let question = Builder::udp("192.0.2.51:4000", "192.0.2.2:7")
@@ -130,14 +131,14 @@ fn inside() {
         assert_eq!(ethernet::destination(first.bytes()), BACKEND);
     }
 
-    let stats = crew.stats().slow_path;
+    let stats = worker_pool.stats().slow_path;
     assert!(stats.to_kernel >= 2 && stats.from_kernel >= 2, "{stats:?}");
-    crew.stop();
-    assert!(!std::path::Path::new("/sys/class/net/tg-uplink").exists(), "the tap goes with the crew");
+    worker_pool.stop();
+    assert!(!std::path::Path::new("/sys/class/net/tg-uplink").exists(), "the tap goes with the worker pool");
 }
 
 /// The kernel has the routes of the first forwarding state, and then those of the next ones.
-fn the_kernels_routes_follow(crew: &Crew<MemoryFrame>, first: &SnapshotSpec) {
+fn the_kernels_routes_follow(worker_pool: &WorkerPool<MemoryFrame>, first: &SnapshotSpec) {
     let has = |arguments: &[&str], wanted: &str| iproute(arguments).contains(wanted);
     wait_until("the first routes", || {
         has(&["route"], "198.51.100.0/24 via 192.0.2.1 dev tg-uplink proto static metric 4096")
@@ -153,7 +154,7 @@ fn the_kernels_routes_follow(crew: &Crew<MemoryFrame>, first: &SnapshotSpec) {
     let nodes = nodes.iter().map(|(to, via)| (to.as_str(), via.as_str()));
     let kept = [("198.51.100.0/24", "192.0.2.1"), ("10.0.0.0/24", "192.0.2.9")];
     next.routes = routes(&kept.into_iter().chain(nodes).collect::<Vec<_>>());
-    crew.publish(&next).unwrap();
+    worker_pool.publish(&next).unwrap();
     wait_until("the routes of the next state", || {
         let said = iproute(&["route"]);
         said.matches("10.244.").count() == 250
@@ -165,7 +166,7 @@ fn the_kernels_routes_follow(crew: &Crew<MemoryFrame>, first: &SnapshotSpec) {
     let said = iproute(&["route"]);
     assert_eq!(said.matches("10.0.0.0/24").count(), 1, "the router was replaced:\n{said}");
     assert!(said.contains("198.51.100.0/24") && said.contains("10.9.0.0/16"), "{said}");
-    crew.publish(&SnapshotSpec { generation: 3, ..first.clone() }).unwrap();
+    worker_pool.publish(&SnapshotSpec { generation: 3, ..first.clone() }).unwrap();
     wait_until("the first routes again", || !has(&["route"], "10.244.") && has(&["-6", "route"], "default"));
 }
 

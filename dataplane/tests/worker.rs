@@ -22,12 +22,12 @@ use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::{MacAddr, Parsed, arp, ethernet, parse, tcp};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::drivers::{FrameBatch, PortQueue};
-use tidegate_dataplane::gateway::{Crew, CrewConfig, OnFailure, WorkerState};
+use tidegate_dataplane::gateway::{OnFailure, WorkerPool, WorkerPoolConfig, WorkerState};
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 use tidegate_dataplane::worker::FlowFilter;
 use tidegate_dataplane::worker::mailbox::HANDED_OVER_MAX;
-use tidegate_dataplane::worker::parking::FRAMES_PER_NEIGHBOR;
+use tidegate_dataplane::worker::pending_neighbor::FRAMES_PER_NEIGHBOR;
 
 fn bench(workers: u8, depth: usize) -> Bench {
     Bench::of(&spec(1), workers, depth)
@@ -316,11 +316,11 @@ fn frames_that_waited_too_long_and_those_without_room_are_dropped_for_their_reas
 fn frames_that_wait_at_the_end_are_counted_and_freed() {
     let (wire, ends) = memory::port(1, 64);
     let queues = ends.into_iter().map(|end| vec![end]).collect();
-    let mut crew = start_with(&alone(), 1, queues, None);
+    let mut worker_pool = start_with(&alone(), 1, queues, None);
     assert!(wire.offer(0, &syn(4000, VIP_L2)) && wire.offer(0, &syn(4001, VIP_L2)));
-    wait_until("both received", || crew.stats().interfaces[0].rx_packets == 2);
-    crew.stop();
-    let drops = crew.stats().drops;
+    wait_until("both received", || worker_pool.stats().interfaces[0].rx_packets == 2);
+    worker_pool.stop();
+    let drops = worker_pool.stats().drops;
     let unresolved = drops.iter().find(|(why, _)| *why == Refusal::NeighborUnresolved.into());
     assert_eq!(unresolved.map(|(_, count)| *count), Some(2));
 }
@@ -329,7 +329,7 @@ fn frames_that_wait_at_the_end_are_counted_and_freed() {
 fn the_first_packet_to_a_neighbour_arrives_once_that_one_has_answered() {
     let (wire, ends) = memory::port(1, 64);
     let queues = ends.into_iter().map(|end| vec![end]).collect();
-    let mut crew = start_with(&alone(), 1, queues, None);
+    let mut worker_pool = start_with(&alone(), 1, queues, None);
     assert!(wire.offer(0, &syn(4000, VIP_L2)));
     let mut forwarded = None;
     wait_until("forwarded", || {
@@ -346,24 +346,32 @@ fn the_first_packet_to_a_neighbour_arrives_once_that_one_has_answered() {
     });
     assert_eq!(ethernet::destination(forwarded.unwrap().bytes()), BACKEND);
     wait_until("counted", || {
-        crew.stats().transmits.iter().any(|&(why, count)| why == TransmitReason::Forward && count == 1)
+        worker_pool.stats().transmits.iter().any(|&(why, count)| why == TransmitReason::Forward && count == 1)
     });
-    crew.stop();
-    assert!(crew.stats().drops.iter().all(|(_, count)| *count == 0), "{:?}", crew.stats().drops);
+    worker_pool.stop();
+    assert!(
+        worker_pool.stats().drops.iter().all(|(_, count)| *count == 0),
+        "{:?}",
+        worker_pool.stats().drops
+    );
 }
 
-fn crew(workers: u8, depth: usize, on_failure: Option<&OnFailure>) -> (MemoryPort, Crew<MemoryFrame>) {
+fn worker_pool(
+    workers: u8,
+    depth: usize,
+    on_failure: Option<&OnFailure>,
+) -> (MemoryPort, WorkerPool<MemoryFrame>) {
     let (wire, ends) = memory::port(usize::from(workers), depth);
     let queues = ends.into_iter().map(|end| vec![end]).collect();
-    let crew = start(workers, queues, on_failure);
-    (wire, crew)
+    let worker_pool = start(workers, queues, on_failure);
+    (wire, worker_pool)
 }
 
 fn start<Q: PortQueue<Frame = MemoryFrame> + 'static>(
     workers: u8,
     queues: Vec<Vec<Q>>,
     on_failure: Option<&OnFailure>,
-) -> Crew<MemoryFrame> {
+) -> WorkerPool<MemoryFrame> {
     start_with(&spec(1), workers, queues, on_failure)
 }
 
@@ -372,8 +380,8 @@ fn start_with<Q: PortQueue<Frame = MemoryFrame> + 'static>(
     workers: u8,
     queues: Vec<Vec<Q>>,
     on_failure: Option<&OnFailure>,
-) -> Crew<MemoryFrame> {
-    let config = CrewConfig {
+) -> WorkerPool<MemoryFrame> {
+    let config = WorkerPoolConfig {
         places: (0..workers)
             .map(|worker| WorkerPlace { worker, core: usize::from(worker), numa: None })
             .collect(),
@@ -386,13 +394,13 @@ fn start_with<Q: PortQueue<Frame = MemoryFrame> + 'static>(
         main_cpus: Vec::new(),
     };
     let enter = |_: &WorkerPlace| Ok::<(), String>(());
-    Crew::start(&config, queues, Heap, vec![None], first, enter, on_failure).unwrap()
+    WorkerPool::start(&config, queues, Heap, vec![None], first, enter, on_failure).unwrap()
 }
 
 #[test]
 fn states_published_under_load_lose_no_frame_and_are_applied_by_all() {
     // Deeper than all that is offered: nothing is dropped for lack of room.
-    let (wire, crew) = crew(2, 8192, None);
+    let (wire, worker_pool) = worker_pool(2, 8192, None);
     let mut offered = 0_u64;
     let mut taken = 0_u64;
     for generation in 2..=60 {
@@ -405,41 +413,41 @@ fn states_published_under_load_lose_no_frame_and_are_applied_by_all() {
         let mut next = spec(generation);
         let state = if generation % 2 == 0 { BackendState::Draining } else { BackendState::Active };
         next.services[1].backends[0].state = state;
-        let published = crew.publish(&next).unwrap();
+        let published = worker_pool.publish(&next).unwrap();
         assert_eq!((published.generation, published.problems.len()), (generation, 0));
     }
-    wait_until("applied", || crew.applied_generation() == 60);
+    wait_until("applied", || worker_pool.applied_generation() == 60);
     wait_until("everything sent", || {
         taken += (0..2).map(|queue| u64::from(wire.take(queue).is_some())).sum::<u64>();
         taken == offered
     });
-    let stats = crew.stats();
+    let stats = worker_pool.stats();
     let forwarded = stats.transmits.iter().find(|(why, _)| *why == TransmitReason::Forward).unwrap().1;
     assert_eq!((stats.interfaces[0].rx_packets, forwarded), (offered, offered));
     assert_eq!(stats.drops.iter().map(|(_, count)| count).sum::<u64>(), 0);
-    let services = crew.service_stats();
+    let services = worker_pool.service_stats();
     let direct = services.iter().find(|service| service.name == "direct").unwrap();
     assert_eq!(direct.packets, offered, "counted across all generations");
-    assert!(crew.healthy());
+    assert!(worker_pool.healthy());
 }
 
 #[test]
 fn a_spec_that_cannot_be_is_refused_and_the_last_one_stays() {
-    let (_wire, crew) = crew(1, 8, None);
+    let (_wire, worker_pool) = worker_pool(1, 8, None);
     let mut bad = spec(2);
     bad.services.push(bad.services[0].clone());
-    let error = crew.publish(&bad).unwrap_err().to_string();
+    let error = worker_pool.publish(&bad).unwrap_err().to_string();
     assert!(error.contains("two services"), "{error}");
-    assert!(crew.publish(&spec(1)).unwrap_err().to_string().contains("generation 1"));
+    assert!(worker_pool.publish(&spec(1)).unwrap_err().to_string().contains("generation 1"));
     let mut two = spec(3);
     two.interfaces.push(interface(GATEWAY));
-    assert!(crew.publish(&two).unwrap_err().to_string().contains("2 interfaces"));
-    assert_eq!(crew.published_generation(), 1);
+    assert!(worker_pool.publish(&two).unwrap_err().to_string().contains("2 interfaces"));
+    assert_eq!(worker_pool.published_generation(), 1);
 }
 
 #[test]
 fn ports_in_use_are_counted_by_snat_address_and_backend_while_the_worker_runs() {
-    let (wire, crew) = crew(2, 256, None);
+    let (wire, worker_pool) = worker_pool(2, 256, None);
     for n in 0..100 {
         assert!(wire.offer(n as usize % 2, &syn(2000 + n, VIP_FULLNAT)));
         assert!(wire.offer(n as usize % 2, &syn(2000 + n, VIP_L2)));
@@ -449,37 +457,37 @@ fn ports_in_use_are_counted_by_snat_address_and_backend_while_the_worker_runs() 
         sent += (0..2).map(|queue| usize::from(wire.take(queue).is_some())).sum::<usize>();
         sent == 200
     });
-    let ports = crew.snat_ports(std::time::Duration::from_secs(20));
+    let ports = worker_pool.snat_ports(std::time::Duration::from_secs(20));
     assert_eq!(ports.len(), 1, "{ports:?}");
     let opening = ports[0].ports.iter().find(|(phase, _)| *phase == Phase::Opening);
     assert_eq!(opening, Some(&(Phase::Opening, 100)), "the first reading is of now");
     assert_eq!(ports[0].address, ip(SNAT).into());
     assert_eq!(ports[0].ports.iter().map(|(_, count)| count).sum::<u64>(), 100);
-    let services = crew.service_stats();
+    let services = worker_pool.service_stats();
     let translated = services.iter().find(|service| service.name == "translated").unwrap();
     assert_eq!(ports[0].backend, translated.backends[0].id);
     // Who does not wait gets the last count, and the next one is of now again.
-    assert_eq!(crew.snat_ports(std::time::Duration::ZERO), ports);
-    assert_eq!(crew.snat_ports(std::time::Duration::from_secs(20)), ports);
+    assert_eq!(worker_pool.snat_ports(std::time::Duration::ZERO), ports);
+    assert_eq!(worker_pool.snat_ports(std::time::Duration::from_secs(20)), ports);
 }
 
 #[test]
 fn flows_are_listed_while_the_worker_runs_and_one_is_found_among_many_of_its_client() {
-    let (wire, crew) = crew(1, 256, None);
+    let (wire, worker_pool) = worker_pool(1, 256, None);
     for n in 0..100 {
         assert!(wire.offer(0, &syn(2000 + n, VIP_L2)));
     }
     wait_until("forwarded", || wire.take(0).is_some() && wire.waiting(0) == 0);
     let timeout = std::time::Duration::from_secs(20);
-    wait_until("all flows", || crew.flows(&FlowFilter::default(), 1000, timeout).0.len() == 100);
-    assert_eq!(crew.flows(&FlowFilter::default(), 10, timeout).0.len(), 10);
+    wait_until("all flows", || worker_pool.flows(&FlowFilter::default(), 1000, timeout).0.len() == 100);
+    assert_eq!(worker_pool.flows(&FlowFilter::default(), 10, timeout).0.len(), 10);
     let stranger = FlowFilter { client: Some(ip("198.51.100.1").into()), ..FlowFilter::default() };
-    assert_eq!(crew.flows(&stranger, 10, timeout), (Vec::new(), 0));
-    let (all, _) = crew.flows(&FlowFilter::default(), 1000, timeout);
+    assert_eq!(worker_pool.flows(&stranger, 10, timeout), (Vec::new(), 0));
+    let (all, _) = worker_pool.flows(&FlowFilter::default(), 1000, timeout);
     let of_service = FlowFilter { services: Some([all[0].service].into()), ..FlowFilter::default() };
-    assert_eq!(crew.flows(&of_service, 1000, timeout).0.len(), 100);
+    assert_eq!(worker_pool.flows(&of_service, 1000, timeout).0.len(), 100);
     let to_backend = FlowFilter { backends: Some([all[0].backend].into()), ..of_service };
-    assert_eq!(crew.flows(&to_backend, 1000, timeout).0.len(), 100);
+    assert_eq!(worker_pool.flows(&to_backend, 1000, timeout).0.len(), 100);
     // However many flows its client has, one is found within a limit of one.
     for flow in &all {
         let one = FlowFilter {
@@ -487,23 +495,23 @@ fn flows_are_listed_while_the_worker_runs_and_one_is_found_among_many_of_its_cli
             client_port: Some(flow.client_port),
             ..FlowFilter::default()
         };
-        let (found, _) = crew.flows(&one, 1, timeout);
+        let (found, _) = worker_pool.flows(&one, 1, timeout);
         assert_eq!(found.iter().map(|found| found.client_port).collect::<Vec<_>>(), [flow.client_port]);
     }
     let to_none = FlowFilter { backends: Some([].into()), ..FlowFilter::default() };
-    assert_eq!(crew.flows(&to_none, 1000, timeout).0, []);
-    wait_until("the gauge", || crew.stats().workers[0].flows == 100);
+    assert_eq!(worker_pool.flows(&to_none, 1000, timeout).0, []);
+    wait_until("the gauge", || worker_pool.stats().workers[0].flows == 100);
 }
 
 #[test]
 fn stopping_ends_every_thread_and_frees_what_waits() {
-    let (wire, mut crew) = crew(2, 64, None);
+    let (wire, mut worker_pool) = worker_pool(2, 64, None);
     assert!(wire.offer(0, &stray()));
     wait_until("received", || wire.waiting(0) == 0);
-    crew.stop();
-    assert!(crew.worker_states().all(|state| state == WorkerState::Stopped));
-    assert!(crew.exchange().punts.is_empty());
-    crew.stop();
+    worker_pool.stop();
+    assert!(worker_pool.worker_states().all(|state| state == WorkerState::Stopped));
+    assert!(worker_pool.exchange().punts.is_empty());
+    worker_pool.stop();
 }
 
 /// A queue whose driver fails at the third look.
@@ -531,11 +539,11 @@ fn a_worker_that_panics_is_noticed_told_and_holds_nothing_up() {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let listener = Arc::clone(&heard);
     let on_failure: OnFailure = Arc::new(move |failure| listener.lock().unwrap().push(failure.clone()));
-    let mut crew = start(1, vec![vec![Broken(Arc::default())]], Some(&on_failure));
-    wait_until("noticed", || !crew.healthy() && !heard.lock().unwrap().is_empty());
-    assert_eq!(crew.worker_states().collect::<Vec<_>>(), [WorkerState::Failed]);
+    let mut worker_pool = start(1, vec![vec![Broken(Arc::default())]], Some(&on_failure));
+    wait_until("noticed", || !worker_pool.healthy() && !heard.lock().unwrap().is_empty());
+    assert_eq!(worker_pool.worker_states().collect::<Vec<_>>(), [WorkerState::Failed]);
     assert_eq!(heard.lock().unwrap()[0].message, "the device is on fire");
-    crew.publish(&spec(2)).unwrap();
-    assert_eq!(crew.applied_generation(), 2, "no live worker has anything older");
-    crew.stop();
+    worker_pool.publish(&spec(2)).unwrap();
+    assert_eq!(worker_pool.applied_generation(), 2, "no live worker has anything older");
+    worker_pool.stop();
 }

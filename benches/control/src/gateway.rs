@@ -9,7 +9,7 @@ use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::MemoryFrame;
 use tidegate_core::snapshot::SnapshotSpec;
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
-use tidegate_dataplane::gateway::{Crew, CrewConfig};
+use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::Objects;
@@ -21,11 +21,11 @@ use crate::world;
 ///
 /// # Errors
 /// When the threads cannot be made.
-pub fn crew(core: usize) -> Result<(Crew<MemoryFrame>, MemoryPort)> {
+pub fn worker_pool(core: usize) -> Result<(WorkerPool<MemoryFrame>, MemoryPort)> {
     let cpus = std::thread::available_parallelism()?.get();
     let others: Vec<usize> = (0..cpus).filter(|&cpu| cpu != core).collect();
     pin(&others);
-    let config = CrewConfig {
+    let config = WorkerPoolConfig {
         places: vec![WorkerPlace { worker: 0, core, numa: None }],
         idle: Idle::Adaptive,
         flow_entries: 65_536,
@@ -41,8 +41,8 @@ pub fn crew(core: usize) -> Result<(Crew<MemoryFrame>, MemoryPort)> {
         pin(&[place.core]);
         Ok::<(), String>(())
     };
-    let crew = Crew::start(&config, vec![ends], Heap, vec![None], &first, enter, None)?;
-    Ok((crew, wire))
+    let worker_pool = WorkerPool::start(&config, vec![ends], Heap, vec![None], &first, enter, None)?;
+    Ok((worker_pool, wire))
 }
 
 /// Keeps this thread, and those that it makes, on these CPUs, where the system lets it.
@@ -61,7 +61,7 @@ pub struct Gateway<'a> {
     pub objects: Objects,
     memory: Memory,
     reconciler: Reconciler,
-    crew: &'a Crew<MemoryFrame>,
+    worker_pool: &'a WorkerPool<MemoryFrame>,
     last: Option<Outcome>,
     generation: u64,
     began: Instant,
@@ -85,13 +85,13 @@ pub struct Stages {
 impl<'a> Gateway<'a> {
     /// With nothing published.
     #[must_use]
-    pub fn new(objects: Objects, crew: &'a Crew<MemoryFrame>) -> Self {
+    pub fn new(objects: Objects, worker_pool: &'a WorkerPool<MemoryFrame>) -> Self {
         Self {
             settings: world::settings(),
             objects,
             memory: Memory::default(),
             reconciler: Reconciler::default(),
-            crew,
+            worker_pool,
             last: None,
             generation: 0,
             began: Instant::now(),
@@ -118,19 +118,19 @@ impl<'a> Gateway<'a> {
         // As in the daemon.
         if !self.last.as_ref().is_some_and(|last| last.spec.says_the_same(&outcome.spec)) {
             self.generation += 1;
-            let published = self.crew.publish(&outcome.spec).context("not published")?;
+            let published = self.worker_pool.publish(&outcome.spec).context("not published")?;
             if let Some(problem) = published.problems.first() {
                 bail!("not all is programmed: {problem}");
             }
         }
         let given = Instant::now();
-        while self.crew.applied_generation() < self.generation {
+        while self.worker_pool.applied_generation() < self.generation {
             std::thread::sleep(Duration::from_micros(50));
         }
         let applied = Instant::now();
         // As in the daemon, what nobody needs any more is let go when the workers have the new state.
         self.last = Some(outcome);
-        self.crew.reclaim();
+        self.worker_pool.reclaim();
         Ok(Stages {
             reconcile: reconciled - start,
             publish: given - reconciled,

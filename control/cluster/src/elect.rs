@@ -44,7 +44,7 @@ impl Leadership {
 
 /// Whether this gateway asks for the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum Candidacy {
     /// It does not know yet whether its name is its own.
     NotYet,
     /// It does.
@@ -61,15 +61,15 @@ pub(super) async fn run(
     namespace: String,
     identity: String,
     leadership: watch::Sender<Leadership>,
-    mut stands: watch::Receiver<Standing>,
+    mut stands: watch::Receiver<Candidacy>,
 ) {
     let mut election = Election::new(identity, namespace.as_str());
     let mut told: Option<String> = None;
     let mut failing: Option<Instant> = None;
-    if stands.wait_for(|standing| *standing != Standing::NotYet).await.is_err() {
+    if stands.wait_for(|standing| *standing != Candidacy::NotYet).await.is_err() {
         return;
     }
-    while *stands.borrow() == Standing::Candidate {
+    while *stands.borrow() == Candidacy::Candidate {
         let began = Instant::now();
         let attempt = tokio::select! {
             attempt = attempt(&connector, &namespace, &mut election) => attempt,
@@ -94,7 +94,7 @@ pub(super) async fn run(
             _ = stands.changed() => break,
         }
     }
-    let is_clean = *stands.borrow() == Standing::Gone;
+    let is_clean = *stands.borrow() == Candidacy::Gone;
     let release = election.released(Timestamp::now());
     tell(&leadership, &election, None);
     let Some(ask) = release else { return };

@@ -4,7 +4,7 @@
 
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;
-use tidegate_policy::reconcile::{Asker, Finding};
+use tidegate_policy::reconcile::{Finding, ObjectKind};
 
 use super::words::EventReason;
 
@@ -57,7 +57,7 @@ impl Regarding {
 
     /// Whoever a finding is about.
     #[must_use]
-    pub fn asker(kind: Asker, key: &ObjectKey, uid: impl Into<String>) -> Self {
+    pub fn asker(kind: ObjectKind, key: &ObjectKey, uid: impl Into<String>) -> Self {
         Self { kind: kind.as_str(), key: key.clone(), uid: uid.into() }
     }
 

@@ -43,7 +43,7 @@ pub struct Election {
 /// What to ask the API server for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ask {
-    /// Look at the lease.
+    /// PeerPoll at the lease.
     Get,
     /// Make it, ours.
     Create(Box<Lease>),

@@ -3,8 +3,8 @@
 //!
 //! Reading is `tidegate_source::kubernetes`. The way of a write: the daemon offers each round to the [`ClusterWriter`];
 //! `writer` has [`plan`] compare it with what the API server has, `queue` lets the writes through at a bearable rate,
-//! `request` sends them; `record` writes the [`event`]s. `elect` asks for the [`lease`], `look` at the other gateways
-//! (`peers`), `own_status` tells of this one, `namesake` whether its name is another's too, and [`Past`] holds back
+//! `request` sends them; `record` writes the [`event`]s. `elect` asks for the [`lease`], `peer_poll` at the other gateways
+//! (`peers`), `own_status` tells of this one, `namesake` whether its name is another's too, and [`ReleaseTracker`] holds back
 //! addresses for them. [`words`] are what programs match in all of it. [`crd`] are the kinds that the gateway brings along; [`uninstall`] takes all of it back.
 //!
 //! May depend on: `tidegate-model`, `tidegate-source` (the connection, and what state the source is in), `tidegate-policy`
@@ -18,16 +18,16 @@ mod counts;
 pub mod crd;
 mod elect;
 pub mod event;
-mod fleet;
 pub mod lease;
-mod look;
 mod modest;
 mod namesake;
 mod own_status;
+mod peer_poll;
 mod peers;
 pub mod plan;
 mod queue;
 mod record;
+mod releases;
 mod request;
 mod run;
 mod turns;
@@ -39,5 +39,5 @@ mod writer;
 mod tests;
 
 pub use counts::{Candidate, Counts, Reading};
-pub use fleet::{Fleet, Past};
+pub use releases::{PeerReleases, ReleaseTracker};
 pub use run::ClusterWriter;

@@ -14,11 +14,11 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::counts::Counts;
-use super::elect::{self, Leadership, Standing};
-use super::fleet::Fleet;
+use super::elect::{self, Candidacy, Leadership};
 use super::plan::{Identity, Observation};
 use super::record::Recorder;
-use super::writer::{Ears, Tells, Writer};
+use super::releases::PeerReleases;
+use super::writer::{Inputs, Tells, Writer};
 
 /// Longest farewell.
 const LEAVE_MAX: Duration = Duration::from_millis(1500);
@@ -27,7 +27,7 @@ const LEAVE_MAX: Duration = Duration::from_millis(1500);
 #[derive(Debug)]
 pub struct ClusterWriter {
     observed: watch::Sender<Option<Observation>>,
-    fleet: watch::Receiver<Fleet>,
+    fleet: watch::Receiver<PeerReleases>,
     name_taken: watch::Receiver<Option<String>>,
     ends: watch::Sender<bool>,
     counts: Arc<Counts>,
@@ -55,8 +55,8 @@ impl ClusterWriter {
             Identity { name: name.to_owned(), instance: instance(), node: node.map(str::to_owned) };
         let counts = Arc::<Counts>::default();
         let (observed, observations) = watch::channel(None);
-        let (tells_fleet, fleet) = watch::channel(Fleet::default());
-        let (stands, standing) = watch::channel(Standing::NotYet);
+        let (tells_fleet, fleet) = watch::channel(PeerReleases::default());
+        let (stands, standing) = watch::channel(Candidacy::NotYet);
         let (tells_name, name_taken) = watch::channel(None);
         let (ends, leaves) = watch::channel(false);
         let (is_over, ended) = watch::channel(false);
@@ -65,10 +65,17 @@ impl ClusterWriter {
             Recorder::new(Arc::clone(connector), identity.name.clone(), Arc::clone(&counts));
         let holder = format!("{}_{}", identity.name, identity.instance);
         let election = elect::run(Arc::clone(connector), namespace.to_owned(), holder, leading, standing);
-        let ears = Ears { observations, source, leadership, leaves };
+        let inputs = Inputs { observations, source, leadership, leaves };
         let tells = Tells { fleet: tells_fleet, standing: stands, name_taken: tells_name };
-        let writer =
-            Writer::new(Arc::clone(connector), identity, Arc::clone(&counts), recorder, ears, tells, refresh);
+        let writer = Writer::new(
+            Arc::clone(connector),
+            identity,
+            Arc::clone(&counts),
+            recorder,
+            inputs,
+            tells,
+            refresh,
+        );
         let writing = async move {
             // The lease is given back when nothing is written any more.
             tokio::join!(writer.run(), election);
@@ -85,7 +92,7 @@ impl ClusterWriter {
 
     /// What is known of the other gateways, and who decides on addresses.
     #[must_use]
-    pub fn fleet(&self) -> watch::Receiver<Fleet> {
+    pub fn fleet(&self) -> watch::Receiver<PeerReleases> {
         self.fleet.clone()
     }
 

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::plan::Observation;
-use super::{ClusterWriter, Past, crd};
+use super::{ClusterWriter, ReleaseTracker, crd};
 
 /// Longest wait for anything; it takes a tenth of a second where nothing hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -114,7 +114,7 @@ impl Cluster {
         let (hold, mut released) = watch::channel(false);
         let task = tokio::spawn(async move {
             let (mut reconciler, mut memory) = (Reconciler::default(), Memory::default());
-            let (mut generation, mut past) = (0, Past::default());
+            let (mut generation, mut past) = (0, ReleaseTracker::default());
             loop {
                 if released.wait_for(|is_held| !is_held).await.is_err() {
                     return;
@@ -219,7 +219,7 @@ fn settings_of(range: &str) -> Settings {
     Settings { pools: vec![pool], snat_addresses: vec![snat], claims_unclassed: false, ..Settings::default() }
 }
 
-mod fleet;
+mod releases;
 mod terms;
 
 /// The rights that are installed are those that the writing needs: its stories run with them alone.

@@ -1,6 +1,6 @@
 //! The task that writes: takes the newest round, plans, sends, and plans again with whatever changes.
 //!
-//! `queue` says what may be sent when, `look` and `own_status` keep the times of the other requests; all of them run in
+//! `queue` says what may be sent when, `peer_poll` and `own_status` keep the times of the other requests; all of them run in
 //! the background and come back as [`Done`].
 //!
 //! Invariant: the lead is looked at before every single write, and a plan of a gateway that does not lead has none.
@@ -19,18 +19,18 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::counts::{Candidate, Counts, Ended};
 use super::crd::{GatewayStatus, GatewayStatusStatus};
-use super::elect::{Leadership, Standing};
+use super::elect::{Candidacy, Leadership};
 use super::event::{Event, EventType, Regarding};
-use super::fleet::Fleet;
 use super::lease::LEASE;
-use super::look::{self, Look};
 use super::modest::giving_way;
 use super::namesake::{self, Namesake};
 use super::own_status::{self, HEARTBEAT, Over, OwnStatus, Written};
+use super::peer_poll::{self, PeerPoll};
 use super::peers::Gone;
 use super::plan::{Identity, Memory, Observation, Plan, Situation, Write, gateway_status, plan};
 use super::queue::{Answer, Job, Next, Queue, Seen, Target};
 use super::record::Recorder;
+use super::releases::PeerReleases;
 use super::request::{self, RequestError, with_client};
 use super::words::event_reason;
 
@@ -42,7 +42,7 @@ const WRITES_END_MAX: Duration = Duration::from_secs(1);
 const TERM_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the task listens to.
-pub(super) struct Ears {
+pub(super) struct Inputs {
     pub(super) observations: watch::Receiver<Option<Observation>>,
     pub(super) source: watch::Receiver<SourceState>,
     pub(super) leadership: watch::Receiver<Leadership>,
@@ -51,8 +51,8 @@ pub(super) struct Ears {
 
 /// What the task tells.
 pub(super) struct Tells {
-    pub(super) fleet: watch::Sender<Fleet>,
-    pub(super) standing: watch::Sender<Standing>,
+    pub(super) fleet: watch::Sender<PeerReleases>,
+    pub(super) standing: watch::Sender<Candidacy>,
     /// Another gateway has this one's name.
     pub(super) name_taken: watch::Sender<Option<String>>,
 }
@@ -90,7 +90,7 @@ pub(super) struct Writer {
     identity: Identity,
     counts: Arc<Counts>,
     recorder: Recorder,
-    ears: Ears,
+    inputs: Inputs,
     tells: Tells,
     /// Asks the source to list the Services.
     refresh: Arc<Notify>,
@@ -104,7 +104,7 @@ pub(super) struct Writer {
     term: Term,
     memory: Memory,
     queue: Queue,
-    look: Look,
+    peer_poll: PeerPoll,
     status: OwnStatus,
     /// Requests that change what is the leader's, and all others.
     writes: JoinSet<Done>,
@@ -121,20 +121,20 @@ impl Writer {
         identity: Identity,
         counts: Arc<Counts>,
         recorder: Recorder,
-        ears: Ears,
+        inputs: Inputs,
         tells: Tells,
         refresh: Arc<Notify>,
     ) -> Self {
         let now = Instant::now();
         Self {
-            look: Look::new(&identity.name, now),
+            peer_poll: PeerPoll::new(&identity.name, now),
             namesake: Namesake::new(&identity.instance),
             tells_namesake: false,
             connector,
             identity,
             counts,
             recorder,
-            ears,
+            inputs,
             tells,
             refresh,
             led: false,
@@ -157,9 +157,9 @@ impl Writer {
             let wake = self.work();
             tokio::select! {
                 biased;
-                _ = self.ears.leaves.changed() => break,
-                Ok(()) = self.ears.observations.changed() => self.plan_soon(),
-                Ok(()) = self.ears.leadership.changed() => self.plan_soon(),
+                _ = self.inputs.leaves.changed() => break,
+                Ok(()) = self.inputs.observations.changed() => self.plan_soon(),
+                Ok(()) = self.inputs.leadership.changed() => self.plan_soon(),
                 Some(done) = self.writes.join_next() => self.joined(done),
                 Some(done) = self.asks.join_next() => self.joined(done),
                 () = sleep_until(wake) => {}
@@ -171,8 +171,8 @@ impl Writer {
         // The next leader may begin as soon as the lease is given back: nothing of ours may arrive after that.
         let ended = async { while self.writes.join_next().await.is_some() {} };
         let standing = match timeout(WRITES_END_MAX, ended).await {
-            Ok(()) => Standing::Gone,
-            Err(_) => Standing::Cut,
+            Ok(()) => Candidacy::Gone,
+            Err(_) => Candidacy::Cut,
         };
         self.tells.standing.send_replace(standing);
         let Some(status) = self.status.farewell() else { return };
@@ -207,12 +207,12 @@ impl Writer {
         if !leads {
             self.queue.clear();
         }
-        if is_due(self.look.due()) {
+        if is_due(self.peer_poll.due()) {
             self.look(now);
         }
         let next = if leads { self.send_all(now) } else { None };
         let (is_uninstalled, is_asked) = {
-            let leadership = self.ears.leadership.borrow();
+            let leadership = self.inputs.leadership.borrow();
             (leadership.is_uninstalled(), leadership.is_asked)
         };
         if is_uninstalled {
@@ -221,13 +221,13 @@ impl Writer {
             self.heartbeat(now);
         }
         self.counts.stands(leads, self.queue.len());
-        let until = self.ears.leadership.borrow().until.filter(|until| *until > now);
+        let until = self.inputs.leadership.borrow().until.filter(|until| *until > now);
         let all = [
             self.plan_due,
             self.plan_again,
             next,
             until,
-            self.look.due(),
+            self.peer_poll.due(),
             self.status.due(),
             self.term.ask_at,
         ];
@@ -238,7 +238,7 @@ impl Writer {
     /// Tells how we stand in the election.
     fn stand(&mut self, now: Instant) {
         let (holder, is_uninstalled, trouble) = {
-            let leadership = self.ears.leadership.borrow();
+            let leadership = self.inputs.leadership.borrow();
             (leadership.holder.clone(), leadership.is_uninstalled(), leadership.trouble.clone())
         };
         let uninstalled = is_uninstalled.then(|| {
@@ -248,7 +248,7 @@ impl Writer {
         let hindrance = if self.leads(now) {
             None
         } else {
-            let look = self.look.trouble();
+            let look = self.peer_poll.trouble();
             taken.or(uninstalled).or(trouble).or(look).or_else(|| self.term.error.clone())
         };
         // What was seen last of a lease that cannot be read may be long ago.
@@ -263,12 +263,15 @@ impl Writer {
     }
 
     fn holds_lease(&self, now: Instant) -> bool {
-        self.ears.leadership.borrow().leads(now)
+        self.inputs.leadership.borrow().leads(now)
     }
 
     /// Whether we lead, and know enough to.
     fn leads(&self, now: Instant) -> bool {
-        self.look.is_known && self.namesake.is_free() && self.term.since.is_some() && self.holds_lease(now)
+        self.peer_poll.is_known
+            && self.namesake.is_free()
+            && self.term.since.is_some()
+            && self.holds_lease(now)
     }
 
     /// Asks for the version to lead from, where the lease is ours and it is not known.
@@ -285,13 +288,13 @@ impl Writer {
         // An answer that takes longer is waited for; one that never comes is asked for again.
         self.term.ask_at = Some(now + request::ANSWER_MAX + TERM_AGAIN);
         let (connector, number) = (Arc::clone(&self.connector), self.term.number);
-        self.asks.spawn(async move { Done::Term(number, look::services_version(&connector).await) });
+        self.asks.spawn(async move { Done::Term(number, peer_poll::services_version(&connector).await) });
     }
 
     /// The newest round, and how the source gets on now.
     fn observation(&self) -> Option<Observation> {
-        let observation = self.ears.observations.borrow().clone()?;
-        let source_connected = self.ears.source.borrow().connected;
+        let observation = self.inputs.observations.borrow().clone()?;
+        let source_connected = self.inputs.source.borrow().connected;
         Some(Observation { source_connected, ..observation })
     }
 
@@ -304,12 +307,12 @@ impl Writer {
     fn plan(&mut self, now: Instant) {
         (self.plan_due, self.plan_again) = (None, None);
         let leads = self.leads(now);
-        let withdrawn = self.look.peers.withdrawn();
+        let withdrawn = self.peer_poll.peers.withdrawn();
         let observation = self.observation();
         self.tell_fleet(leads, withdrawn, observation.as_ref());
         let Some(observation) = observation else { return };
         let wall = Timestamp::now();
-        let peers = self.look.peers.live();
+        let peers = self.peer_poll.peers.live();
         let namesake = self.namesake.rival(now).map(str::to_owned);
         let situation = Situation {
             observation: &observation,
@@ -347,7 +350,7 @@ impl Writer {
         });
         let is_withheld = observation.waits_for.is_some_and(|version| version > withdrawn);
         if leads && (waits_for_peers || is_withheld) {
-            self.look.hasten(now);
+            self.peer_poll.hasten(now);
         }
         self.plan_not_before = now + now.elapsed() * 20;
     }
@@ -355,7 +358,7 @@ impl Writer {
     /// Tells the rounds what they have to know of the others: all changes but a progress that nothing waits for.
     fn tell_fleet(&self, leads: bool, withdrawn: u64, observation: Option<&Observation>) {
         let decides_since = self.term.since.filter(|_| leads).unwrap_or(0);
-        let addresses = self.look.peers.addresses();
+        let addresses = self.peer_poll.peers.addresses();
         let waits = observation.is_none_or(|observation| observation.waits_for.is_some());
         self.tells.fleet.send_if_modified(|told| {
             let is_progress = withdrawn > told.withdrawn;
@@ -391,7 +394,7 @@ impl Writer {
             Write::PoolStatus { pool, .. } => format!("the status of AddressPool {pool}"),
             Write::PoolFinalizer { pool, .. } => format!("the finalizer of AddressPool {pool}"),
         };
-        let (connector, leadership) = (Arc::clone(&self.connector), self.ears.leadership.clone());
+        let (connector, leadership) = (Arc::clone(&self.connector), self.inputs.leadership.clone());
         self.writes.spawn(async move {
             let result = with_client(&connector, |client| async {
                 // The client may have taken its time.
@@ -406,32 +409,33 @@ impl Writer {
 
     /// Looks at the other gateways.
     fn look(&mut self, now: Instant) {
-        self.look.begin(now);
+        self.peer_poll.begin(now);
         let connector = Arc::clone(&self.connector);
-        let own_applied = self.ears.observations.borrow().as_ref().map_or(0, |o| o.version_applied);
+        let own_applied = self.inputs.observations.borrow().as_ref().map_or(0, |o| o.version_applied);
         let wrote = self.status.is_written();
-        self.asks.spawn(async move { Done::Gateways(own_applied, wrote, look::gateways(&connector).await) });
+        self.asks
+            .spawn(async move { Done::Gateways(own_applied, wrote, peer_poll::gateways(&connector).await) });
     }
 
     /// Says of gateways that are not heard of that they are not, and deletes what is left of those that are gone for good.
     fn tend(&mut self) {
-        for silent in self.look.silent() {
-            let (connector, leadership) = (Arc::clone(&self.connector), self.ears.leadership.clone());
+        for silent in self.peer_poll.silent() {
+            let (connector, leadership) = (Arc::clone(&self.connector), self.inputs.leadership.clone());
             self.writes.spawn(async move {
                 let name = silent.name.clone();
                 if !leadership.borrow().leads(Instant::now()) {
                     return Done::Marked(name, Err(RequestError::Timeout));
                 }
-                Done::Marked(name, look::mark(&connector, silent).await)
+                Done::Marked(name, peer_poll::mark(&connector, silent).await)
             });
         }
-        for gone in self.look.gone() {
-            let (connector, leadership) = (Arc::clone(&self.connector), self.ears.leadership.clone());
+        for gone in self.peer_poll.gone() {
+            let (connector, leadership) = (Arc::clone(&self.connector), self.inputs.leadership.clone());
             self.writes.spawn(async move {
                 if !leadership.borrow().leads(Instant::now()) {
                     return Done::Forgotten(gone, Err(RequestError::Timeout));
                 }
-                let result = look::forget(&connector, gone.clone()).await;
+                let result = peer_poll::forget(&connector, gone.clone()).await;
                 Done::Forgotten(gone, result)
             });
         }
@@ -439,15 +443,15 @@ impl Writer {
 
     /// The gateways were listed: whether another one has our name.
     fn know_ourselves(&mut self, wrote: bool, now: Instant) {
-        self.namesake.seen(self.look.peers.own(), wrote, now);
+        self.namesake.seen(self.peer_poll.peers.own(), wrote, now);
         if self.namesake.is_undecided() {
-            self.look.hasten(now);
+            self.peer_poll.hasten(now);
         }
         let taken = self.namesake.taken().map(str::to_owned);
         let standing = match (&taken, self.namesake.is_free()) {
-            (Some(_), _) => Standing::Cut,
-            (None, true) => Standing::Candidate,
-            (None, false) => Standing::NotYet,
+            (Some(_), _) => Candidacy::Cut,
+            (None, true) => Candidacy::Candidate,
+            (None, false) => Candidacy::NotYet,
         };
         let is_news =
             self.tells.standing.send_if_modified(|told| std::mem::replace(told, standing) != standing);
@@ -461,7 +465,7 @@ impl Writer {
             );
         }
         // With the addresses of this one, by which a person finds it: known after the first round.
-        let Some(observation) = self.observation() else { return self.look.hasten(now) };
+        let Some(observation) = self.observation() else { return self.peer_poll.hasten(now) };
         if !self.tells_namesake {
             self.tells_namesake = true;
             let addresses: Vec<String> = observation.own_addresses.iter().map(ToString::to_string).collect();
@@ -469,7 +473,7 @@ impl Writer {
             let ours = namesake::described(&self.identity.instance, node, &addresses);
             let (connector, name) = (Arc::clone(&self.connector), name.clone());
             self.asks.spawn(async move {
-                Done::NamesakeTold(look::tell_namesake(&connector, &name, &ours).await)
+                Done::NamesakeTold(peer_poll::tell_namesake(&connector, &name, &ours).await)
             });
         }
     }
@@ -530,7 +534,7 @@ impl Writer {
                 }
             }
             Done::Gateways(own_applied, wrote, result) => {
-                if self.look.ended(result, own_applied, now) {
+                if self.peer_poll.ended(result, own_applied, now) {
                     self.know_ourselves(wrote, now);
                     if self.leads(now) {
                         self.tend();
@@ -580,7 +584,7 @@ impl Writer {
                     self.term.since = Some(version);
                     (self.term.ask_at, self.term.error) = (None, None);
                     // What the leader before wrote is seen without waiting for a bookmark.
-                    let seen = self.ears.observations.borrow().as_ref().map_or(0, |o| o.version);
+                    let seen = self.inputs.observations.borrow().as_ref().map_or(0, |o| o.version);
                     if seen < version {
                         self.refresh.notify_one();
                     }
@@ -604,7 +608,7 @@ impl Writer {
                     self.plan_soon();
                 }
                 if self.status.ended(*status, result, now) {
-                    self.look.hasten(now);
+                    self.peer_poll.hasten(now);
                 }
             }
         }
@@ -622,7 +626,7 @@ impl Writer {
     }
 
     fn uid_of(&self, key: &ObjectKey) -> String {
-        let observation = self.ears.observations.borrow();
+        let observation = self.inputs.observations.borrow();
         let service = observation.as_ref().and_then(|o| o.objects.services.get(key));
         service.map(|s| s.meta.uid.clone()).unwrap_or_default()
     }

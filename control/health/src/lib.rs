@@ -22,7 +22,7 @@ mod shares;
 mod tally;
 
 use tidegate_model::health::{
-    Check, Failure, Probe, Rules, Standing, Target, Targets, UDP_SILENCE_MAX, Verdicts,
+    Check, Failure, HealthStatus, Probe, Rules, Target, Targets, UDP_SILENCE_MAX, Verdicts,
 };
 
 pub use limits::Limits;

@@ -21,7 +21,7 @@ use tidegate_model::fnv::{self, fnv1a};
 
 use super::runner::{Answer, CheckResult};
 use super::shares::{Class, ShareIndex, Shares};
-use super::{Check, Failure, Limits, Probe, Rules, Standing, Tally, Target, Targets};
+use super::{Check, Failure, HealthStatus, Limits, Probe, Rules, Tally, Target, Targets};
 
 /// What a target may cost here, the set that names it included. Checks under way cost what tasks and sockets do.
 #[cfg(test)]
@@ -79,7 +79,7 @@ struct Slot {
     /// Has a time; else it waits or is under way.
     is_timed: bool,
     tally: Tally,
-    standing: Standing,
+    standing: HealthStatus,
 }
 
 impl Slot {
@@ -90,7 +90,7 @@ impl Slot {
 }
 
 /// What is known of a target now.
-pub(super) type Change = (Target, Standing);
+pub(super) type Change = (Target, HealthStatus);
 
 impl Schedule {
     pub(super) fn new(limits: Limits, seed: u64) -> Self {
@@ -257,7 +257,7 @@ impl Schedule {
         slot.target = None;
         self.free.push(index);
         self.shares.leave(slot.share, checks_an_hour(target));
-        (slot.standing != Standing::default()).then(|| (target.clone(), Standing::default()))
+        (slot.standing != HealthStatus::default()).then(|| (target.clone(), HealthStatus::default()))
     }
 
     fn time(&mut self, entry: Entry, target: &Target, interval: u64) {
@@ -387,8 +387,8 @@ fn class(target: &Target) -> Class {
     if target.probe.check.is_tls() { Class::Tls } else { Class::Plain }
 }
 
-fn failing(failure: Option<Failure>) -> Standing {
-    Standing { failure, ..Standing::default() }
+fn failing(failure: Option<Failure>) -> HealthStatus {
+    HealthStatus { failure, ..HealthStatus::default() }
 }
 
 fn checks_an_hour(target: &Target) -> u64 {

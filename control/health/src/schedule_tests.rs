@@ -146,7 +146,7 @@ proptest! {
         let mut now = Duration::ZERO;
         let mut under_way: Vec<(Ticket, Target)> = Vec::new();
         // What a reader of the changes knows.
-        let mut standings: BTreeMap<Target, Standing> = BTreeMap::new();
+        let mut standings: BTreeMap<Target, HealthStatus> = BTreeMap::new();
         for step in steps {
             match step {
                 Step::Wait(ms) => now += Duration::from_millis(ms),
@@ -172,7 +172,7 @@ proptest! {
             let distinct: BTreeSet<_> = live.iter().map(|(_, target)| target).collect();
             prop_assert_eq!(distinct.len(), live.len());
             for (target, standing) in &standings {
-                let kept = wanted.contains(target) || *standing == Standing::default();
+                let kept = wanted.contains(target) || *standing == HealthStatus::default();
                 prop_assert!(kept, "{target} is gone and stands as {standing:?}");
             }
         }

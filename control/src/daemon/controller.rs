@@ -14,7 +14,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use jiff::Timestamp;
 use tidegate_cluster::plan::Observation;
-use tidegate_cluster::{ClusterWriter, Fleet, Past};
+use tidegate_cluster::{ClusterWriter, PeerReleases, ReleaseTracker};
 use tidegate_core::snapshot::{Problem, SharedService, SnapshotSpec};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::Checker;
@@ -96,18 +96,18 @@ pub(super) struct Controller {
     started: Instant,
     /// What is written to the cluster, where the objects come from one.
     cluster: Option<ClusterWriter>,
-    fleet: Fleet,
-    past: Past,
+    fleet: PeerReleases,
+    releases: ReleaseTracker,
     /// The version of the newest Services that all workers forward by.
     version_applied: u64,
     /// When the last round is to be offered to it again.
     offer_at: Option<Instant>,
-    told: Told,
+    told: Logged,
 }
 
 /// What has been logged.
 #[derive(Default)]
-struct Told {
+struct Logged {
     /// What is still true.
     faults: BTreeSet<Diagnostic>,
     /// What that was made of.
@@ -153,11 +153,11 @@ impl Controller {
             reconciler: Reconciler::default(),
             started: Instant::now(),
             cluster,
-            fleet: Fleet::default(),
-            past: Past::default(),
+            fleet: PeerReleases::default(),
+            releases: ReleaseTracker::default(),
             version_applied: 0,
             offer_at: None,
-            told: Told::default(),
+            told: Logged::default(),
             listening: Arc::default(),
             has_kube_proxy: false,
         }
@@ -187,7 +187,7 @@ impl Controller {
     }
 
     /// This is known of the other gateways now.
-    pub(super) fn heed(&mut self, fleet: &Fleet) {
+    pub(super) fn set_peers(&mut self, fleet: &PeerReleases) {
         if self.fleet != *fleet {
             self.fleet = fleet.clone();
         }
@@ -219,12 +219,12 @@ impl Controller {
     }
 
     /// This is what the checks found out.
-    pub(super) fn hear(&mut self, verdicts: Verdicts) {
+    pub(super) fn set_verdicts(&mut self, verdicts: Verdicts) {
         self.verdicts = verdicts;
     }
 
     /// Does what the operator asks; in force with the next round.
-    pub(super) fn obey(&mut self, command: Command) {
+    pub(super) fn execute(&mut self, command: Command) {
         // Whoever asked may have gone: then nobody waits for the answer.
         match command {
             Command::Drain(target, answer) => {
@@ -288,7 +288,7 @@ impl Controller {
     pub(super) async fn apply(&mut self, seen: Option<std::time::Instant>) {
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
-        self.look_around(&manifests);
+        self.check_surroundings(&manifests);
         let outcome = Arc::new(self.reconcile(&manifests));
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
@@ -331,13 +331,13 @@ impl Controller {
     }
 
     /// Who decides on addresses in this round, and which of them nobody gets for the sake of other gateways.
-    fn look_around(&mut self, manifests: &SourceUpdate) {
+    fn check_surroundings(&mut self, manifests: &SourceUpdate) {
         if self.cluster.is_none() {
             return;
         }
         let (services, given) = (&manifests.objects.services, &self.memory.allocations);
-        self.past.see(services, given, manifests.version, &self.fleet);
-        self.settings.authority = self.past.authority(&self.fleet);
+        self.releases.see(services, given, manifests.version, &self.fleet);
+        self.settings.authority = self.releases.authority(&self.fleet);
         self.settings.other_gateways = Arc::clone(&self.fleet.addresses);
     }
 
@@ -373,7 +373,7 @@ impl Controller {
             unapplied: Arc::clone(unapplied),
             publish_failure: self.state.publish_failure().map(|failure| failure.why),
             decides: self.fleet.leads,
-            waits_for: self.past.waits_for(&self.fleet),
+            waits_for: self.releases.waits_for(&self.fleet),
             own_addresses: self.settings.own_addresses(),
             generation_desired: generations.desired,
             generation_applied: generations.applied,
@@ -481,7 +481,7 @@ impl Controller {
             .chain(left_out)
             .collect();
         now.difference(&told.faults).for_each(logging::diagnostic);
-        *told = Told {
+        *told = Logged {
             faults: now,
             findings: Arc::clone(&outcome.findings),
             report: Arc::clone(&manifests.report),

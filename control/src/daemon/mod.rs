@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidegate_cluster::Fleet;
+use tidegate_cluster::PeerReleases;
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::health_check_node_port::BindFailure;
 use tidegate_health::{Checker, Limits, NetworkProber};
@@ -54,7 +54,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long the gateway goes on forwarding after the end was asked for: those who look at `/readyz` have this time to
 /// send their packets elsewhere.
-const FAREWELL: Duration = Duration::from_secs(1);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the gateway of the configuration at `path` until a signal ends it.
 ///
@@ -83,14 +83,14 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
 }
 
 /// What the loop listens to.
-struct Ears {
+struct Inputs {
     source: Source,
     manifests: watch::Receiver<SourceUpdate>,
     /// When the change of the manifests that it woke up for was seen.
     seen: Option<std::time::Instant>,
     verdicts: watch::Receiver<Verdicts>,
     unbound: watch::Receiver<Vec<BindFailure>>,
-    fleet: watch::Receiver<Fleet>,
+    fleet: watch::Receiver<PeerReleases>,
     name_taken: watch::Receiver<Option<String>>,
     kube_proxy: watch::Receiver<bool>,
     commands: mpsc::Receiver<Command>,
@@ -138,7 +138,7 @@ async fn serve(
     let fleet = match &cluster {
         Some(cluster) => cluster.fleet(),
         // Nobody else reads the directory.
-        None => watch::Sender::new(Fleet::default()).subscribe(),
+        None => watch::Sender::new(PeerReleases::default()).subscribe(),
     };
     let name_taken = match &cluster {
         Some(cluster) => cluster.name_taken(),
@@ -155,7 +155,7 @@ async fn serve(
     if let Some(addresses) = addresses {
         controller.resume(addresses);
     }
-    let mut ears = Ears {
+    let mut inputs = Inputs {
         manifests: source.updates(),
         seen: None,
         source,
@@ -172,39 +172,39 @@ async fn serve(
         interrupt: signal(SignalKind::interrupt())?,
     };
 
-    controller.take(ears.manifests.borrow_and_update().clone());
-    controller.heed(&ears.fleet.borrow_and_update());
-    controller.share_node(*ears.kube_proxy.borrow_and_update());
+    controller.take(inputs.manifests.borrow_and_update().clone());
+    controller.set_peers(&inputs.fleet.borrow_and_update());
+    controller.share_node(*inputs.kube_proxy.borrow_and_update());
     controller.apply(None).await;
     let started = Instant::now();
     let mut pace = Pace::begin();
     let mut supervisor = Supervisor::of_environment();
-    let source_state = ears.source.state();
+    let source_state = inputs.source.state();
     let tell = |supervisor: &mut Supervisor| {
         let health = state.health();
         supervisor.tell(health.ready, || waits_for(&source_state.borrow(), &health.degraded));
     };
     tell(&mut supervisor);
-    match ears.manifests.borrow().revision {
+    match inputs.manifests.borrow().revision {
         0 => tracing::info!(gateway = controller.config().name, "waiting for the first objects"),
         _ => tracing::info!(gateway = controller.config().name, "forwarding"),
     }
     let (code, farewell) = loop {
         let mut seen = None;
-        match ears.next(controller.due().into_iter().chain(supervisor.due()).min()).await {
+        match inputs.next(controller.due().into_iter().chain(supervisor.due()).min()).await {
             Wake::Changed => {
-                seen = ears.seen.take();
+                seen = inputs.seen.take();
                 sleep_until(pace.next()).await;
             }
-            Wake::Command(command) => controller.obey(command),
+            Wake::Command(command) => controller.execute(command),
             Wake::Reload => {
                 controller.reload();
-                ears.source.reload();
+                inputs.source.reload();
             }
             Wake::End => {
-                let is_taken = ears.name_taken.borrow().is_some();
+                let is_taken = inputs.name_taken.borrow().is_some();
                 let code = if is_taken { ExitCode::from(NAME_TAKEN) } else { ExitCode::SUCCESS };
-                break (code, FAREWELL);
+                break (code, SHUTDOWN_GRACE);
             }
             Wake::NameTaken if started.elapsed() < NAME_TAKEN_ENDS => {
                 tracing::error!("the process ends: its metadata.name is another gateway's");
@@ -219,10 +219,10 @@ async fn serve(
                 break (ExitCode::FAILURE, Duration::ZERO);
             }
         }
-        controller.take(ears.manifests.borrow_and_update().clone());
-        controller.hear(ears.verdicts.borrow_and_update().clone());
-        controller.heed(&ears.fleet.borrow_and_update());
-        controller.share_node(*ears.kube_proxy.borrow_and_update());
+        controller.take(inputs.manifests.borrow_and_update().clone());
+        controller.set_verdicts(inputs.verdicts.borrow_and_update().clone());
+        controller.set_peers(&inputs.fleet.borrow_and_update());
+        controller.share_node(*inputs.kube_proxy.borrow_and_update());
         let began = Instant::now();
         controller.apply(seen).await;
         pace.ended(began);
@@ -236,14 +236,14 @@ async fn serve(
     let forwarding = async {
         tokio::select! {
             () = tokio::time::sleep(farewell) => {}
-            _ = ears.terminate.recv() => {}
-            _ = ears.interrupt.recv() => {}
+            _ = inputs.terminate.recv() => {}
+            _ = inputs.interrupt.recv() => {}
         }
     };
     // What takes its time is done meanwhile.
-    tokio::join!(forwarding, controller.leave_cluster(), ears.source.save());
+    tokio::join!(forwarding, controller.leave_cluster(), inputs.source.save());
     // From here on packets find nobody until the next process: nothing waits.
-    drop((listeners, controller, ears, state));
+    drop((listeners, controller, inputs, state));
     stop(dataplane).await;
     tracing::info!("stopped");
     Ok(code)
@@ -271,7 +271,7 @@ async fn stop(dataplane: Arc<Dataplane>) {
     }
 }
 
-impl Ears {
+impl Inputs {
     /// Waits for something to happen, or for `due`.
     async fn next(&mut self, due: Option<Instant>) -> Wake {
         let due = async {

@@ -127,13 +127,13 @@ impl State {
 
     /// These are the counts of what is written to the cluster.
     pub(super) fn writes(&self, counts: Arc<tidegate_cluster::Counts>) {
-        // Told once, at the start.
+        // Logged once, at the start.
         let _ = self.cluster.set(counts);
     }
 
     /// By this it is known who else has the gateway's name.
     pub(super) fn may_lose_name(&self, taken: watch::Receiver<Option<String>>) {
-        // Told once, at the start.
+        // Logged once, at the start.
         let _ = self.name_taken.set(taken);
     }
 

@@ -1,6 +1,6 @@
 //! What clients of the lab do: HTTP by curl, connections that stay, datagrams, throughput, and a steady load.
 //!
-//! Every answer names the backend and the client as the backend saw it ([`Told`]), so a caller can count where
+//! Every answer names the backend and the client as the backend saw it ([`BackendAnswer`]), so a caller can count where
 //! connections landed and which source address arrived there.
 
 use super::namespace::{Namespace, output_of};
@@ -23,14 +23,14 @@ pub const SILENCE: Duration = Duration::from_secs(3);
 
 /// What a backend says in its first line: `NAME client=ADDRESS:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct BackendAnswer {
     /// The backend's name.
     pub backend: String,
     /// The source of the packet as the backend saw it.
     pub client: SocketAddr,
 }
 
-impl Told {
+impl BackendAnswer {
     /// Reads `NAME client=ADDRESS:PORT REST`; IPv6 addresses with or without brackets (nginx writes none).
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
@@ -44,7 +44,7 @@ impl Told {
 
 /// How many answers each backend gave.
 #[must_use]
-pub fn spread(told: &[Told]) -> BTreeMap<String, usize> {
+pub fn spread(told: &[BackendAnswer]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for one in told {
         *counts.entry(one.backend.clone()).or_default() += 1;
@@ -58,7 +58,7 @@ pub struct Answers {
     /// How many were asked.
     pub asked: usize,
     /// What came back.
-    pub told: Vec<Told>,
+    pub told: Vec<BackendAnswer>,
     /// What was said about those that did not.
     pub errors: String,
 }
@@ -77,7 +77,7 @@ pub fn curl_many(from: &Namespace, url: &str, asked: usize, options: &[&str]) ->
         .output()
         .context("cannot run curl")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let told = text.lines().filter_map(Told::parse).collect();
+    let told = text.lines().filter_map(BackendAnswer::parse).collect();
     Ok(Answers { asked, told, errors: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
 }
 
@@ -136,7 +136,7 @@ fn iperf(from: &Namespace, server: &Server, to: SocketAddr, options: &[&str]) ->
 #[derive(Debug)]
 pub struct Tell {
     /// What the backend said when it accepted.
-    pub told: Told,
+    pub told: BackendAnswer,
     stream: BufReader<TcpStream>,
     pings: u32,
 }
@@ -168,7 +168,7 @@ impl Tell {
         stream.set_nodelay(true)?;
         let mut stream = BufReader::new(stream);
         let line = read_line(&mut stream)?;
-        let told = Told::parse(&line).with_context(|| format!("unexpected first line `{line}`"))?;
+        let told = BackendAnswer::parse(&line).with_context(|| format!("unexpected first line `{line}`"))?;
         Ok(Self { told, stream, pings: 0 })
     }
 
@@ -241,7 +241,7 @@ fn read_line(stream: &mut BufReader<TcpStream>) -> Result<String> {
 ///
 /// # Errors
 /// When no answer came within [`PATIENCE`], or one that does not carry `text`.
-pub fn udp_ask(from: &Namespace, source: SocketAddr, to: SocketAddr, text: &str) -> Result<Told> {
+pub fn udp_ask(from: &Namespace, source: SocketAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
     from.enter(|| udp_ask_here(source, to, text))
 }
 
@@ -249,7 +249,7 @@ pub fn udp_ask(from: &Namespace, source: SocketAddr, to: SocketAddr, text: &str)
 ///
 /// # Errors
 /// As [`udp_ask`].
-pub fn udp_ask_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<Told> {
+pub fn udp_ask_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<BackendAnswer> {
     udp_ask_within(PATIENCE, source, to, text)
 }
 
@@ -257,7 +257,12 @@ pub fn udp_ask_here(source: SocketAddr, to: SocketAddr, text: &str) -> Result<To
 ///
 /// # Errors
 /// As [`udp_ask`].
-pub fn udp_ask_within(patience: Duration, source: SocketAddr, to: SocketAddr, text: &str) -> Result<Told> {
+pub fn udp_ask_within(
+    patience: Duration,
+    source: SocketAddr,
+    to: SocketAddr,
+    text: &str,
+) -> Result<BackendAnswer> {
     let socket = UdpSocket::bind(source).with_context(|| format!("source {source}"))?;
     // Connected: an answer from any other address than the VIP is no answer.
     socket.connect(to)?;
@@ -269,7 +274,8 @@ pub fn udp_ask_within(patience: Duration, source: SocketAddr, to: SocketAddr, te
         match socket.send(text.as_bytes()).and_then(|_| socket.recv(&mut buffer)) {
             Ok(length) => {
                 let answer = String::from_utf8_lossy(&buffer[..length]);
-                let told = Told::parse(&answer).with_context(|| format!("unexpected answer `{answer}`"))?;
+                let told =
+                    BackendAnswer::parse(&answer).with_context(|| format!("unexpected answer `{answer}`"))?;
                 ensure!(answer.ends_with(text), "asked `{text}`, heard `{answer}`");
                 return Ok(told);
             }
@@ -383,12 +389,18 @@ mod tests {
     #[test]
     fn the_first_line_is_read_with_and_without_brackets() {
         let expected =
-            |client: &str| Told { backend: "backend-2".to_owned(), client: client.parse().unwrap() };
-        assert_eq!(Told::parse("backend-2 client=192.0.2.7:80"), Some(expected("192.0.2.7:80")));
-        assert_eq!(Told::parse("backend-2 client=2001:db8::10:4242"), Some(expected("[2001:db8::10]:4242")));
-        assert_eq!(Told::parse("backend-2 client=[2001:db8::1]:9 text"), Some(expected("[2001:db8::1]:9")));
+            |client: &str| BackendAnswer { backend: "backend-2".to_owned(), client: client.parse().unwrap() };
+        assert_eq!(BackendAnswer::parse("backend-2 client=192.0.2.7:80"), Some(expected("192.0.2.7:80")));
+        assert_eq!(
+            BackendAnswer::parse("backend-2 client=2001:db8::10:4242"),
+            Some(expected("[2001:db8::10]:4242"))
+        );
+        assert_eq!(
+            BackendAnswer::parse("backend-2 client=[2001:db8::1]:9 text"),
+            Some(expected("[2001:db8::1]:9"))
+        );
         for broken in ["", "backend-2", "backend-2 client=", "backend-2 client=x:1", "<html> client"] {
-            assert_eq!(Told::parse(broken), None, "{broken}");
+            assert_eq!(BackendAnswer::parse(broken), None, "{broken}");
         }
     }
 }

@@ -58,7 +58,7 @@ impl Lab {
         let id = format!("tg{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         cleanup::register(&id);
         // From here on a failure must undo what stands: dropping this does.
-        let mut standing = Standing { id: Some(id.clone()) };
+        let mut standing = UnfinishedLab { id: Some(id.clone()) };
 
         let directory = lab_directory(&id);
         fs::create_dir(&directory).with_context(|| directory.display().to_string())?;
@@ -151,11 +151,11 @@ impl Drop for Lab {
 }
 
 /// A lab under construction.
-struct Standing {
+struct UnfinishedLab {
     id: Option<String>,
 }
 
-impl Drop for Standing {
+impl Drop for UnfinishedLab {
     fn drop(&mut self) {
         if let Some(id) = &self.id {
             cleanup::tear_down(id);

@@ -384,7 +384,7 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let since = sample.stale_files.iter().map(|file| file.since).min();
     let since = since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
     let help = "Unix time since when a manifest file has had errors, of the file that has had them for longest; 0 while no file has errors.";
-    page.gauge("tidegate_source_stale_since_seconds", help, [])
+    page.gauge("tidegate_source_stale_timestamp_seconds", help, [])
         .sample([], since.map_or(0.0, |since| since.as_secs_f64()));
 
     source(page, sample.source);
@@ -400,7 +400,8 @@ fn source(page: &mut Exposition, source: &SourceState) {
     let help = "1 while the source of objects answers; at 0 the gateway forwards by the last objects.";
     page.gauge("tidegate_source_connected", help, []).sample([], source.connected);
     let help = "Unix time of the last change between a source that answers and one that does not.";
-    page.gauge("tidegate_source_connected_since_seconds", help, []).sample([], seconds(Some(source.since)));
+    page.gauge("tidegate_source_connected_timestamp_seconds", help, [])
+        .sample([], seconds(Some(source.since)));
     let help = "Unix time at which the objects were last known to be up to date with the source; 0 before the first time.";
     let synced = source.last_sync(Timestamp::now());
     page.gauge("tidegate_source_last_sync_timestamp_seconds", help, []).sample([], seconds(synced));

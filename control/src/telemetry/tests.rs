@@ -20,7 +20,7 @@ use tidegate_health::CheckLoad;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::ObjectKey;
 use tidegate_policy::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
-use tidegate_policy::reconcile::{Asker, Reason};
+use tidegate_policy::reconcile::{ObjectKind, Reason};
 use tidegate_source::{KeptObjects, SourceState, StaleFile};
 
 use super::*;
@@ -211,7 +211,7 @@ fn worker(worker: u8, state: WorkerState) -> WorkerStats {
 
 fn finding(reason: Reason) -> Finding {
     let object = ObjectKey { namespace: "default".into(), name: "web".into() };
-    Finding { object, kind: Asker::Service, reason, diagnostic: Diagnostic::error("refused".to_owned()) }
+    Finding { object, kind: ObjectKind::Service, reason, diagnostic: Diagnostic::error("refused".to_owned()) }
 }
 
 /// `shop/web:http` on one VIP.
@@ -485,9 +485,9 @@ fn values_are_those_of_the_sample() {
     check("configuration_refused", &[], 1.0);
     check("state_unsaved", &[("state", "addresses")], 0.0);
     check("state_unsaved", &[("state", "objects")], 1.0);
-    check("source_stale_since_seconds", &[], 1_700_000_000.0);
+    check("source_stale_timestamp_seconds", &[], 1_700_000_000.0);
     check("source_connected", &[], 0.0);
-    check("source_connected_since_seconds", &[], 1_700_000_200.0);
+    check("source_connected_timestamp_seconds", &[], 1_700_000_200.0);
     check("source_last_sync_timestamp_seconds", &[], 1_700_000_300.0);
     check("source_failures_total", &[], 4.0);
     check("source_from_disk", &[], 1.0);
@@ -662,7 +662,7 @@ fn nothing_stale_is_zero_not_absent() {
     world.stale_files.clear();
     let page = world.page();
     assert_eq!(page.value("tidegate_source_stale_files", &[]), 0.0);
-    assert_eq!(page.value("tidegate_source_stale_since_seconds", &[]), 0.0);
+    assert_eq!(page.value("tidegate_source_stale_timestamp_seconds", &[]), 0.0);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use crate::repository::{File, files, headings};
 
 /// Where the tests of a letter are: below directories of these names.
 const PLACES: [(&str, &[&str]); 11] = [
-    ("S", &["reconcile/tests/sentences"]),
-    ("SD", &["reconcile/tests/sentences"]),
+    ("S", &["reconcile/tests/conformance"]),
+    ("SD", &["reconcile/tests/conformance"]),
     ("R", &["reconcile"]),
     ("M", &["model", "source", "config"]),
     ("P", &["pools"]),

@@ -113,7 +113,7 @@ pub(crate) fn exchange(
         // A late answer to an earlier one is passed over.
         let Some(head) = answer.strip_suffix(data) else { continue };
         let head = String::from_utf8_lossy(head).into_owned();
-        let told = tidegate::netlab::client::Told::parse(&head)?;
+        let told = tidegate::netlab::client::BackendAnswer::parse(&head)?;
         let backend = told.backend.rsplit('-').next()?.parse().ok()?;
         return Some((backend, told.client));
     }

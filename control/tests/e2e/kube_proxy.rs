@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use test_apiserver::{ADMIN_TOKEN, Options, TestApiServer};
 use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, GATEWAY_FOR_SERVERS, TELL_PORT, client};
-use tidegate::netlab::client::{Tell, Told, udp_ask};
+use tidegate::netlab::client::{BackendAnswer, Tell, udp_ask};
 use tidegate::netlab::manifests::{Manifest, PortSpec};
 use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::process::LabProcess;
@@ -92,7 +92,7 @@ fn serves(family: Family) {
                 if is_local(&service) { &[(1, 2), (2, 1)] } else { &[(1, 1), (2, 1), (3, 1)] };
             wait_until_weighted(&cluster.world, path, weights);
             let tells = cluster.connections(path, 60);
-            let told: Vec<Told> = tells.iter().map(|tell| tell.told.clone()).collect();
+            let told: Vec<BackendAnswer> = tells.iter().map(|tell| tell.told.clone()).collect();
             let datagrams = cluster.datagrams(path, 60);
             for (told, of) in [(&told, 1), (&datagrams, 2)] {
                 assert_every_pod_answered(&name, told, &cluster.pods);
@@ -113,7 +113,7 @@ fn serves(family: Family) {
         for service in cluster.services.iter().filter(|service| is_local(service)) {
             let path = cluster.path(service);
             wait_until_weighted(&cluster.world, path, &[(1, 2)]);
-            let told: Vec<Told> =
+            let told: Vec<BackendAnswer> =
                 cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
             assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{told:?}");
         }
@@ -263,7 +263,7 @@ impl Cluster {
         })
     }
 
-    fn datagrams(&self, path: ModePath, count: u8) -> Vec<Told> {
+    fn datagrams(&self, path: ModePath, count: u8) -> Vec<BackendAnswer> {
         let source = SocketAddr::new(client(path.family, 2), 0);
         let from = self.world.lab.client();
         (0..count)

@@ -6,7 +6,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, SERVER_PREFIX, TELL_PORT};
-use tidegate::netlab::client::{Tell, Told, curl_many, spread};
+use tidegate::netlab::client::{BackendAnswer, Tell, curl_many, spread};
 use tidegate::netlab::{Lab, wait_for};
 
 #[test]
@@ -29,7 +29,10 @@ fn servers_answer_as_the_vip_straight_to_the_client() {
         let source = SocketAddr::new(plan::client(family, 3), 0);
         let mut tell = Tell::connect(lab.client(), source, SocketAddr::new(vip, TELL_PORT)).unwrap();
         tell.ping().unwrap();
-        assert_eq!(tell.told, Told { backend: "backend-2".to_owned(), client: tell.local().unwrap() });
+        assert_eq!(
+            tell.told,
+            BackendAnswer { backend: "backend-2".to_owned(), client: tell.local().unwrap() }
+        );
     }
 }
 

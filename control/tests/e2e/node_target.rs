@@ -3,12 +3,12 @@
 
 use crate::nodes::expect::{assert_every_pod_answered, masqueraded_by, seen, wait_until_weighted};
 use crate::nodes::health::{HealthPort, Says};
-use crate::nodes::proxy::{Policy, ProxyPort, programme};
+use crate::nodes::proxy::{Policy, ProxyPort, program};
 use crate::nodes::{self, POD_ECHO_PORT, POD_TELL_PORT, Pod, Return};
 use crate::world::{World, alone, assert_alive, lab_with};
 use std::net::{IpAddr, SocketAddr};
 use tidegate::netlab::addresses::{self as plan, ECHO_PORT, Family, TELL_PORT, client};
-use tidegate::netlab::client::{Tell, Told, spread, udp_ask};
+use tidegate::netlab::client::{BackendAnswer, Tell, spread, udp_ask};
 use tidegate::netlab::manifests::{EndpointState, Manifest, PortSpec};
 use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::{GatewayOptions, Lab};
@@ -37,7 +37,7 @@ impl Cluster {
         let lab = lab_with(NODES, Vec::new());
         let pods = nodes::start(&lab, &PODS, back);
         let services: Vec<Manifest> = modes.iter().map(|mode| service(mode, policy, pods.iter())).collect();
-        programme(&lab, NODES, &proxy_ports(&services, policy, &pods));
+        program(&lab, NODES, &proxy_ports(&services, policy, &pods));
         let health = health_ports(&lab, modes, policy);
         let world = World::over(lab, GatewayOptions::default(), &services, &nodes::node_objects(NODES));
         let cluster = Self { health, pods, policy, services, world };
@@ -85,7 +85,7 @@ impl Cluster {
     }
 
     /// Sends `count` datagrams, each from a port of its own.
-    fn datagrams(&self, path: ModePath, count: u8) -> Vec<Told> {
+    fn datagrams(&self, path: ModePath, count: u8) -> Vec<BackendAnswer> {
         let source = SocketAddr::new(client(path.family, 2), 0);
         let ask = |n| {
             udp_ask(self.world.lab.client(), source, path.echo(), &format!("datagram {n}"))
@@ -105,7 +105,7 @@ fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
             let name = format!("{} {}", path.label(), path.family);
             wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 1), (3, 1)]);
             let tells = cluster.connections(path, 60);
-            let told: Vec<Told> = tells.iter().map(|tell| tell.told.clone()).collect();
+            let told: Vec<BackendAnswer> = tells.iter().map(|tell| tell.told.clone()).collect();
             assert_every_pod_answered(&name, &told, &cluster.pods);
             // The proxy masquerades: Pods see the node that took the packet, also the one that has no Pod.
             assert_eq!(masqueraded_by(path, NODES, &told), [1, 2, 3].into(), "{name}: TCP");
@@ -123,7 +123,7 @@ fn policy_cluster_every_node_takes_a_share_and_reaches_pods_of_other_nodes() {
         cluster.health("", 3).say(Says::SICK);
         for path in cluster.paths() {
             wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 1)]);
-            let told: Vec<Told> =
+            let told: Vec<BackendAnswer> =
                 cluster.connections(path, 30).iter().map(|tell| tell.told.clone()).collect();
             assert_eq!(masqueraded_by(path, NODES, &told), [1, 2].into(), "{} {}", path.label(), path.family);
         }
@@ -142,7 +142,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
             // Two Pods, one Pod; the node that has none is not there, though its proxy would drop what comes.
             wait_until_weighted(&cluster.world, path, &[(1, 2), (2, 1)]);
             let tells = cluster.connections(path, 90);
-            let told: Vec<Told> = tells.iter().map(|tell| tell.told.clone()).collect();
+            let told: Vec<BackendAnswer> = tells.iter().map(|tell| tell.told.clone()).collect();
             assert_every_pod_answered(&name, &told, &cluster.pods);
             // 90 draws of 2/3: five standard deviations are 22.4.
             let first = told.iter().filter(|told| told.backend.starts_with("pod-1-")).count();
@@ -168,7 +168,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
         for path in cluster.paths() {
             let name = format!("{} {}", path.label(), path.family);
             wait_until_weighted(&cluster.world, path, &[(1, 1), (2, 9)]);
-            let told: Vec<Told> =
+            let told: Vec<BackendAnswer> =
                 cluster.connections(path, 60).iter().map(|tell| tell.told.clone()).collect();
             let second = told.iter().filter(|told| told.backend.starts_with("pod-2-")).count();
             // 60 draws of 9/10: five standard deviations are 11.6.
@@ -182,7 +182,7 @@ fn policy_local_nodes_take_by_their_weight_header_and_pods_see_the_client() {
         }
         for path in cluster.paths() {
             wait_until_weighted(&cluster.world, path, &[(1, 1)]);
-            let told: Vec<Told> =
+            let told: Vec<BackendAnswer> =
                 cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
             assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{:?}", spread(&told));
         }
@@ -221,7 +221,8 @@ fn policy_local_a_node_whose_pods_terminate_keeps_its_connections_and_gets_no_ne
     }
     for path in cluster.paths() {
         wait_until_weighted(&cluster.world, path, &[(1, 2)]);
-        let told: Vec<Told> = cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
+        let told: Vec<BackendAnswer> =
+            cluster.connections(path, 20).iter().map(|tell| tell.told.clone()).collect();
         assert!(told.iter().all(|told| told.backend.starts_with("pod-1-")), "{:?}", spread(&told));
     }
     assert_alive("while the Pods of a node terminate", &mut open);

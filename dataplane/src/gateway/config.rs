@@ -8,10 +8,10 @@ use ipnet::IpNet;
 use tidegate_core::limits::FLOW_SHARE_PERCENT;
 use tidegate_core::wire::MacAddr;
 
-use super::crew::CrewError;
-use super::member::OnFailure;
+use super::worker_handle::OnFailure;
+use super::worker_pool::WorkerPoolError;
 use crate::links::lock::LockError;
-use crate::punt::silence::SilenceError;
+use crate::punt::sysctl_guard::SysctlGuardError;
 use crate::punt::tap::TapError;
 use crate::topology::{Idle, TopologyError};
 
@@ -149,8 +149,8 @@ pub enum StartError {
     Tap(#[from] TapError),
     /// The kernel's own ear on the port.
     #[error(transparent)]
-    Silence(#[from] SilenceError),
+    SysctlGuard(#[from] SysctlGuardError),
     /// The threads.
     #[error(transparent)]
-    Crew(#[from] CrewError),
+    WorkerPool(#[from] WorkerPoolError),
 }

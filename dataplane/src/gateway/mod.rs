@@ -1,7 +1,7 @@
 //! The facade that the control plane uses: a gateway over DPDK ports, from start to orderly stop.
 //!
 //! [`Dataplane::start`] brings up DPDK, ports, taps and threads; [`Dataplane::publish`] hands a forwarding state to the
-//! workers; everything else reads. What is behind it and does not know DPDK is the [`crew`].
+//! workers; everything else reads. What is behind it and does not know DPDK is the [`worker_pool`].
 //!
 //! Invariant: nothing here waits for a worker without a bound, but [`Dataplane::stop`], which waits for one turn of
 //! each worker's loop. After it, or after a failed start, no thread, port, tap or packet memory is left.
@@ -23,38 +23,38 @@ use crate::links::lock::DeviceLock;
 use crate::links::record;
 use crate::links::{Device, Ground, Life, WatchThread, Watched, WatchedPort, open_port};
 use crate::punt::class::PuntClass;
-use crate::punt::silence::Silence;
+use crate::punt::sysctl_guard::SysctlGuard;
 use crate::punt::tap::{Tap, TapConfig};
 use crate::topology::{self, Machine, Plan, PortOffer};
 use crate::worker::fragment_room::HELD_MAX;
 use crate::worker::mailbox::{HANDED_OVER_MAX, INJECTED_MAX};
-use crate::worker::parking::PARKED_MAX;
+use crate::worker::pending_neighbor::PARKED_MAX;
 
 pub mod config;
-pub mod crew;
 mod ledger;
-pub mod member;
 pub mod snat_usage;
 pub mod stats;
+pub mod worker_handle;
+pub mod worker_pool;
 
 pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links};
 pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
-pub use crew::{Crew, CrewConfig, CrewError, PublishError, Published};
 pub use dpdk::Memory;
-pub use member::{OnFailure, WorkerFailure, WorkerState};
 pub use snat_usage::SnatPortStats;
 pub use stats::{
     BackendStats, InterfaceStats, NeighborUsage, PuntClassStats, ServiceStats, SlowPathStats, Stats,
     WorkerStats,
 };
+pub use worker_handle::{OnFailure, WorkerFailure, WorkerState};
+pub use worker_pool::{PublishError, Published, WorkerPool, WorkerPoolConfig, WorkerPoolError};
 
-/// A running gateway. What a [`Crew`] does, it does too.
+/// A running gateway. What a [`WorkerPool`] does, it does too.
 ///
 /// Ends in this order: no port is opened or closed any more, the threads end, the ports are closed.
 #[derive(Debug)]
 pub struct Dataplane {
     watch: Option<WatchThread>,
-    crew: Crew<DpdkFrame>,
+    worker_pool: WorkerPool<DpdkFrame>,
     interfaces: Vec<InterfaceState>,
     warnings: Vec<String>,
     main_cpus: Vec<usize>,
@@ -101,7 +101,7 @@ impl Dataplane {
                 devargs: renamed(&device_string(one, config), &port.info().name),
                 pool: large.as_ref().filter(|_| takes_large_frames(&one.device)).unwrap_or(&pool).clone(),
                 life: Life::Open(port),
-                silence: silence(&one.device, &device, lock.as_ref())?,
+                sysctl_guard: sysctl_guard(&one.device, &device, lock.as_ref())?,
                 device,
                 bound,
                 gates: gates[n].clone(),
@@ -117,7 +117,7 @@ impl Dataplane {
         for (interface, tap) in interfaces.iter_mut().zip(&taps) {
             interface.tap = tap.as_ref().map(|tap| tap.name().to_owned());
         }
-        let crew_config = CrewConfig {
+        let crew_config = WorkerPoolConfig {
             places: plan.workers,
             idle: config.idle,
             flow_entries: config.flow_entries_per_core,
@@ -139,20 +139,20 @@ impl Dataplane {
             }
         };
         let source = DpdkSource(pool.clone());
-        let crew =
-            Crew::start(&crew_config, queues, source, taps, &first, enter, config.on_failure.as_ref())?;
+        let worker_pool =
+            WorkerPool::start(&crew_config, queues, source, taps, &first, enter, config.on_failure.as_ref())?;
         for warning in &plan.warnings {
             tracing::warn!("{warning}");
         }
         let (warnings, main_cpus) = (plan.warnings, plan.main_cpus);
         if let Some(tell) = config.on_link_change.clone() {
-            crew.links().on_change(Box::new(move || tell()));
+            worker_pool.links().on_change(Box::new(move || tell()));
         }
         let ground = Ground { eal: eal.clone() };
-        let links = Arc::clone(crew.links());
+        let links = Arc::clone(worker_pool.links());
         let watched = Watched { ports: watched, taps: tap_names, links, ground };
         let watch = WatchThread::start(watched, main_cpus.clone()).map_err(StartError::Watch)?;
-        Ok(Self { watch: Some(watch), crew, interfaces, warnings, main_cpus, pool })
+        Ok(Self { watch: Some(watch), worker_pool, interfaces, warnings, main_cpus, pool })
     }
 
     /// The ports, as they turned out: the control plane takes MAC addresses and MTUs from here.
@@ -188,17 +188,17 @@ impl Dataplane {
 impl Drop for Dataplane {
     fn drop(&mut self) {
         let watched = self.watch.take().and_then(WatchThread::end);
-        self.crew.stop();
+        self.worker_pool.stop();
         // No worker holds a queue any more: the ports close here.
         drop(watched);
     }
 }
 
 impl Deref for Dataplane {
-    type Target = Crew<DpdkFrame>;
+    type Target = WorkerPool<DpdkFrame>;
 
-    fn deref(&self) -> &Crew<DpdkFrame> {
-        &self.crew
+    fn deref(&self) -> &WorkerPool<DpdkFrame> {
+        &self.worker_pool
     }
 }
 
@@ -242,10 +242,14 @@ fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
 }
 
 /// Keeps the kernel quiet on an interface that it shares with a port.
-fn silence(devargs: &str, device: &Device, lock: Option<&DeviceLock>) -> Result<Option<Silence>, StartError> {
+fn sysctl_guard(
+    devargs: &str,
+    device: &Device,
+    lock: Option<&DeviceLock>,
+) -> Result<Option<SysctlGuard>, StartError> {
     Ok(match (device, lock) {
-        (Device::Kernel(name), Some(lock)) if Silence::is_needed(devargs) => {
-            Some(Silence::begin(name, lock.record())?)
+        (Device::Kernel(name), Some(lock)) if SysctlGuard::is_needed(devargs) => {
+            Some(SysctlGuard::begin(name, lock.record())?)
         }
         _ => None,
     })

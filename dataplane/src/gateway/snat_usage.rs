@@ -14,7 +14,7 @@ use tidegate_core::ids::BackendId;
 use tidegate_core::snapshot::{ForwardingMode, Snapshot};
 use tidegate_core::wire::{Addr, Family};
 
-use super::crew::Crew;
+use super::worker_pool::WorkerPool;
 use crate::worker::{Question, SnatPorts, SnatQuestion};
 
 /// Pairs of a SNAT address and a backend that are counted; those beyond are left out.
@@ -86,7 +86,7 @@ impl Counting {
     }
 }
 
-impl<F> Crew<F> {
+impl<F> WorkerPool<F> {
     /// Local ports in use now. Where the workers do not finish the count within `wait`: those of the last count that
     /// they finished, none before the first.
     #[must_use]

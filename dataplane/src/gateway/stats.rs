@@ -15,8 +15,8 @@ use tidegate_core::snapshot::ServiceKey;
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, TransmitReason};
 use tidegate_core::wire::Addr;
 
-use super::crew::Crew;
-use super::member::{Member, WorkerState};
+use super::worker_handle::{WorkerHandle, WorkerState};
+use super::worker_pool::WorkerPool;
 use crate::punt::class::{ClassCounters, PuntClass};
 
 /// Everything. See the module.
@@ -154,13 +154,13 @@ pub struct BackendStats {
     pub connections: u64,
 }
 
-impl<F> Crew<F> {
+impl<F> WorkerPool<F> {
     /// What was counted since the start.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let members = self.members();
+        let handles = self.handles();
         let sum = |count: &dyn Fn(&crate::worker::Shared) -> u64| {
-            members.iter().map(|member| count(&member.shared)).sum()
+            handles.iter().map(|handle| count(&handle.shared)).sum()
         };
         let interface = |index: InterfaceIndex| InterfaceStats {
             rx_packets: sum(&|shared| shared.counters.interface(index).rx_packets.value()),
@@ -194,7 +194,7 @@ impl<F> Crew<F> {
                 .map(|&why| (why, sum(&|shared| shared.counters.punts(why))))
                 .collect(),
             hand_overs: sum(&|shared| shared.counters.hand_overs()),
-            workers: members.iter().map(Member::stats).collect(),
+            workers: handles.iter().map(WorkerHandle::stats).collect(),
             evictions: EvictionReason::ALL
                 .iter()
                 .map(|&why| (why, sum(&|shared| shared.turns.evictions[why as usize].value())))

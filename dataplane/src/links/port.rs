@@ -2,7 +2,7 @@
 //!
 //! A packet socket is bound to the interface that it was opened on, not to its name: an interface that is deleted and
 //! made anew needs a new socket. So the port is closed as soon as the name stands for nothing or for another interface,
-//! and opened again as it was at the start (queues, address, MTU, silence of the kernel). Workers let go of their queues
+//! and opened again as it was at the start (queues, address, MTU, settings of the kernel). Workers let go of their queues
 //! in between by their [`Gate`]s; flows, services and neighbours stay.
 //! Only devices that are interfaces of the kernel are opened again. The link of others is asked of their driver.
 //!
@@ -20,7 +20,7 @@ use super::lock::{DeviceLock, LockError};
 use super::{LinkState, Links};
 use crate::drivers::dpdk::QueuePair;
 use crate::drivers::gate::Gate;
-use crate::punt::silence::Silence;
+use crate::punt::sysctl_guard::SysctlGuard;
 
 /// Pause between two attempts to open a port whose device is there.
 const RETRY: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ pub(crate) struct WatchedPort {
     /// The MTU in use.
     pub(crate) mtu: u16,
     /// Keeps the kernel quiet on it.
-    pub(crate) silence: Option<Silence>,
+    pub(crate) sysctl_guard: Option<SysctlGuard>,
     /// Keeps other gateways off it.
     pub(crate) lock: Option<DeviceLock>,
     /// No attempt to open it before.
@@ -172,8 +172,8 @@ impl WatchedPort {
                         return true;
                     }
                     drop(port);
-                    if let Some(silence) = self.silence.take() {
-                        silence.forget();
+                    if let Some(sysctl_guard) = self.sysctl_guard.take() {
+                        sysctl_guard.forget();
                     }
                 }
                 Life::Closed => {
@@ -195,7 +195,7 @@ impl WatchedPort {
                         }
                         Err(fault) => {
                             // The kernel may have the interface until the next attempt.
-                            self.silence = None;
+                            self.sysctl_guard = None;
                             links.set_port(interface, LinkState::Gone, Some(fault));
                             return false;
                         }
@@ -258,10 +258,10 @@ impl WatchedPort {
 
     fn open(&mut self, ground: &Ground) -> Result<Port, String> {
         if let (Device::Kernel(name), Some(lock)) = (&self.device, &self.lock)
-            && Silence::is_needed(&self.devargs)
+            && SysctlGuard::is_needed(&self.devargs)
         {
-            let silence = Silence::begin(name, lock.record()).map_err(|error| error.to_string())?;
-            self.silence = Some(silence);
+            let sysctl_guard = SysctlGuard::begin(name, lock.record()).map_err(|error| error.to_string())?;
+            self.sysctl_guard = Some(sysctl_guard);
         }
         let failed = |error: PortError| error.to_string();
         let mut port = Port::attach(&ground.eal, &self.devargs).map_err(failed)?;

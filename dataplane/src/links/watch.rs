@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::kernel::{Events, Kernel};
 use super::port::{Ground, WatchedPort};
 use super::{LinkState, Links};
-use crate::gateway::member::confine;
+use crate::gateway::worker_handle::confine;
 
 /// The longest that it sleeps.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

@@ -10,5 +10,5 @@ pub mod class;
 pub mod netlink;
 pub mod own;
 pub mod routes;
-pub mod silence;
+pub mod sysctl_guard;
 pub mod tap;

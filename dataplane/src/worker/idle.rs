@@ -99,20 +99,20 @@ pub struct LoopCounters {
     /// Frames for the kernel, by their class.
     pub punts: [ClassCounters; PuntClass::COUNT],
     /// Flows remembered now.
-    pub flows: Level,
+    pub flows: Gauge,
     /// Flows that left their tables, by [`EvictionReason`].
-    pub evictions: [Level; EvictionReason::COUNT],
+    pub evictions: [Gauge; EvictionReason::COUNT],
     /// New flows not taken in.
-    pub flows_refused: Level,
+    pub flows_refused: Gauge,
     /// Answers that a limit suppressed, by [`AnswerKind`].
-    pub answers_suppressed: [Level; AnswerKind::COUNT],
+    pub answers_suppressed: [Gauge; AnswerKind::COUNT],
 }
 
 /// A number that its one writer sets, anyone reads.
 #[derive(Debug, Default)]
-pub struct Level(AtomicU64);
+pub struct Gauge(AtomicU64);
 
-impl Level {
+impl Gauge {
     /// Sets it.
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);

@@ -64,7 +64,7 @@ impl<F> Mailbox<F> {
     /// # Errors
     /// When the ring is full: gives it back.
     #[inline]
-    pub fn hand_over(&self, arrival: Arrival, frame: F) -> Result<(), F> {
+    pub fn redirect(&self, arrival: Arrival, frame: F) -> Result<(), F> {
         self.handed_over.push((arrival, frame)).map_err(|(_, frame)| frame)?;
         self.wake();
         Ok(())
@@ -209,7 +209,7 @@ mod tests {
         assert!(!mailbox.begin_sleep());
         assert_eq!(mailbox.inject(0, 8), Err(8));
         let arrival = Arrival::HandedOver(1);
-        mailbox.hand_over(arrival, 9).unwrap();
+        mailbox.redirect(arrival, 9).unwrap();
         assert_eq!((mailbox.next_injected(), mailbox.next_handed_over()), (Some((0, 7)), Some((arrival, 9))));
         assert!(mailbox.is_empty());
     }

@@ -6,7 +6,7 @@
 //! Callers: [`crate::gateway`] makes workers and runs each on a thread of its own; tests run them on [`drivers::memory`].
 //!
 //! Invariant: a frame received is counted as exactly one of transmitted, punted, handed over or dropped; one that waits
-//! for the link address of its next hop ([`parking`]) or for the first fragment of its datagram ([`fragment_room`])
+//! for the link address of its next hop ([`pending_neighbor`]) or for the first fragment of its datagram ([`fragment_room`])
 //! once it has stopped waiting.
 //! Invariant: no lock, no allocation, no system call per packet (`drivers` may enter the kernel inside theirs).
 //!
@@ -39,7 +39,7 @@ pub mod fragment_room;
 pub mod idle;
 pub mod mailbox;
 pub mod news;
-pub mod parking;
+pub mod pending_neighbor;
 pub mod questions;
 
 pub use idle::LoopCounters;
@@ -48,8 +48,8 @@ pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion}
 
 use fragment_room::FragmentRoom;
 use idle::Backoff;
-use news::{News, Told};
-use parking::{Parking, Released};
+use news::{News, Recent};
+use pending_neighbor::{PendingNeighborQueue, Released};
 
 /// What is published to workers: one forwarding state, and where each worker counts.
 #[derive(Debug)]
@@ -145,11 +145,11 @@ pub struct Worker<Q: PortQueue> {
     /// A frame that was handed over in another way than the batch being made.
     held: Option<(Arrival, Q::Frame)>,
     /// Frames whose next hop is being asked for.
-    parking: Parking<Q::Frame>,
+    pending_neighbor: PendingNeighborQueue<Q::Frame>,
     /// Fragments whose first fragment was not seen yet.
     fragments: FragmentRoom<HeldFragment<Q::Frame>>,
     /// What the resolver was told last.
-    told: Told,
+    told: Recent,
     /// What may go to the kernel.
     punt_rates: PuntRates,
     /// The listing being made.
@@ -220,9 +220,9 @@ impl<Q: PortQueue> Worker<Q> {
             sending,
             too_long: ArrayVec::new(),
             held: None,
-            parking: Parking::default(),
+            pending_neighbor: PendingNeighborQueue::default(),
             fragments: FragmentRoom::default(),
-            told: Told::default(),
+            told: Recent::default(),
             punt_rates,
             asked: None,
             turn: 0,
@@ -251,7 +251,7 @@ impl<Q: PortQueue> Worker<Q> {
                 started = resumed;
             }
         }
-        let waiting = self.parking.clear();
+        let waiting = self.pending_neighbor.clear();
         self.give_up(waiting);
         let now = self.parts.clock.now();
         while let Some(held) = self.fragments.pop() {
@@ -278,7 +278,7 @@ impl<Q: PortQueue> Worker<Q> {
             self.answer(now);
             worked = true;
         }
-        if !self.parking.is_empty() {
+        if !self.pending_neighbor.is_empty() {
             worked |= self.unpark(now);
         }
         while let Some(held) = self.fragments.expire(now) {
@@ -348,7 +348,8 @@ impl<Q: PortQueue> Worker<Q> {
 
     #[inline]
     fn dispatch(&mut self, now: Now, arrival: Arrival, may_wait: MayWait) {
-        let Self { parts, received, out, sending, too_long, parking, fragments, punt_rates, .. } = self;
+        let Self { parts, received, out, sending, too_long, pending_neighbor, fragments, punt_rates, .. } =
+            self;
         let interface = arrival.interface();
         let any_oversized = !out.oversized.is_empty();
         let may_hold = may_wait == MayWait::Yes && !out.unknown_fragments.is_empty();
@@ -382,7 +383,7 @@ impl<Q: PortQueue> Worker<Q> {
                 },
                 Verdict::HandOver(worker) => {
                     let mailbox = &parts.exchange.mailboxes[usize::from(worker)];
-                    match mailbox.hand_over(arrival.handed_over(), frame) {
+                    match mailbox.redirect(arrival.handed_over(), frame) {
                         Ok(()) => verdict,
                         Err(_) => Refusal::HandOverRingFull.into(),
                     }
@@ -390,7 +391,11 @@ impl<Q: PortQueue> Worker<Q> {
                 Verdict::Drop(_) => {
                     let wanted = out.unresolved.iter().find(|one| usize::from(one.frame) == n);
                     match wanted.filter(|_| may_wait != MayWait::No) {
-                        Some(one) if parking.park((one.interface, one.addr), arrival, frame, now).is_ok() => {
+                        Some(one)
+                            if pending_neighbor
+                                .park((one.interface, one.addr), arrival, frame, now)
+                                .is_ok() =>
+                        {
                             continue;
                         }
                         _ => verdict,
@@ -548,7 +553,7 @@ impl<Q: PortQueue> Worker<Q> {
     #[cold]
     fn unpark(&mut self, now: Now) -> bool {
         let mut any = false;
-        while let Some(released) = self.parking.release(now, &self.parts.neighbors) {
+        while let Some(released) = self.pending_neighbor.release(now, &self.parts.neighbors) {
             any = true;
             let mut frames = match released {
                 Released::Resolved(frames) => frames.into_iter().peekable(),

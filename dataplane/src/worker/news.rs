@@ -61,15 +61,15 @@ impl News {
 
 /// What one worker told last, by a hash of whom it is about.
 #[derive(Debug)]
-pub struct Told(Box<[Option<(NeighborEvent, Now)>]>);
+pub struct Recent(Box<[Option<(NeighborEvent, Now)>]>);
 
-impl Default for Told {
+impl Default for Recent {
     fn default() -> Self {
         Self(vec![None; REMEMBERED].into())
     }
 }
 
-impl Told {
+impl Recent {
     /// Whether this has not been told just now; from now on it has.
     pub fn is_new(&mut self, now: Now, event: NeighborEvent) -> bool {
         let (NeighborEvent::Wanted { interface, addr }
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn equal_news_is_told_once_in_a_while_and_other_news_at_once() {
-        let mut told = Told::default();
+        let mut told = Recent::default();
         let moved = |last| NeighborEvent::Seen {
             interface: 0,
             addr: Addr::v4([192, 0, 2, 1]),

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use test_apiserver::{Options, TestApiServer};
 use tidegate_control_bench::cluster::{self, Variant};
-use tidegate_control_bench::gateway::{Gateway, crew};
+use tidegate_control_bench::gateway::{Gateway, worker_pool};
 use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
 use tidegate_model::config::{KubernetesConfig, LOAD_BALANCER_CLASS};
@@ -142,7 +142,7 @@ impl Drop for Server {
 fn gateway(plan: &Plan) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let mut server = Server::start(plan, directory.path())?;
-    let (crew, wire) = crew(plan.core)?;
+    let (worker_pool, wire) = worker_pool(plan.core)?;
     let began = weight::anonymous()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let config = KubernetesConfig {
@@ -154,7 +154,7 @@ fn gateway(plan: &Plan) -> Result<()> {
         state_directory: Some(directory.path().to_owned()),
         lease_namespace: "kube-system".to_owned(),
     };
-    let mut gateway = Gateway::new(Objects::default(), &crew);
+    let mut gateway = Gateway::new(Objects::default(), &worker_pool);
     let asked = Instant::now();
     let source = {
         let _inside = runtime.enter();
@@ -235,7 +235,7 @@ fn gateway(plan: &Plan) -> Result<()> {
     times.sort_unstable();
     let round = |per_mille: usize| times[(times.len() - 1) * per_mille / 1000].as_secs_f64() * 1e3;
     println!("\n{} rounds, {:.1} ms at the median, {:.1} at p99", times.len(), round(500), round(990));
-    let stats = crew.stats();
+    let stats = worker_pool.stats();
     let drops: Vec<_> = stats.drops.iter().filter(|(_, count)| *count > 0).collect();
     println!("packets meanwhile: {counts:?}, dropped by the worker: {drops:?}");
     println!("memory of the process at the end: {:.1} MB", (weight::anonymous()? - began) as f64 / 1e6);

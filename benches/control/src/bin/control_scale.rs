@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use tidegate_control_bench::gateway::{Gateway, Stages, crew};
+use tidegate_control_bench::gateway::{Gateway, Stages, worker_pool};
 use tidegate_control_bench::traffic::Traffic;
 use tidegate_control_bench::{weight, world};
 use tidegate_model::objects::{EndpointSlice, Node};
@@ -37,11 +37,11 @@ fn main() -> Result<()> {
             ),
         }
     }
-    let (crew, wire) = crew(core)?;
+    let (worker_pool, wire) = worker_pool(core)?;
     let began = weight::anonymous()?;
     let objects = world::objects(size);
     let with_objects = weight::anonymous()?;
-    let mut gateway = Gateway::new(objects, &crew);
+    let mut gateway = Gateway::new(objects, &worker_pool);
 
     println!("{} Services, {} endpoints\n", size.services, size.all());
     println!("| stage | first state | one change: median | p99 | most |\n|---|---|---|---|---|");
@@ -79,7 +79,7 @@ fn main() -> Result<()> {
             (bytes as f64 / 1e6, bytes / size.all() as u64, bytes / size.services as u64);
         println!("| {what} | {mb:.1} | {endpoints} | {services} |");
     }
-    let stats = crew.stats();
+    let stats = worker_pool.stats();
     let drops: Vec<_> = stats.drops.iter().filter(|(_, count)| *count > 0).collect();
     println!("\npackets meanwhile: {counts:?}, dropped by the worker: {drops:?}");
     println!("resident in all, flow tables included: {:.1} MB", weight::resident()? as f64 / 1e6);

@@ -29,20 +29,25 @@ const MESSAGE_BYTES_MAX: usize = 1024;
 
 /// What a condition says, without since when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct NewCondition {
     pub(super) kind: ConditionType,
     pub(super) status: &'static str,
     pub(super) reason: ConditionReason,
     pub(super) message: String,
 }
 
-fn said(kind: ConditionType, is: Option<bool>, reason: ConditionReason, message: impl Into<String>) -> Said {
+fn said(
+    kind: ConditionType,
+    is: Option<bool>,
+    reason: ConditionReason,
+    message: impl Into<String>,
+) -> NewCondition {
     let status = match is {
         Some(true) => "True",
         Some(false) => "False",
         None => "Unknown",
     };
-    Said { kind, status, reason, message: message.into() }
+    NewCondition { kind, status, reason, message: message.into() }
 }
 
 /// What counts beside the Service and its view.
@@ -60,7 +65,7 @@ pub(super) fn of_service(
     view: &ServiceView,
     contested: Option<&str>,
     beside: &Circumstances<'_>,
-) -> Vec<Said> {
+) -> Vec<NewCondition> {
     vec![
         allocated(of, view, beside),
         programmed(of, view, beside),
@@ -69,7 +74,7 @@ pub(super) fn of_service(
     ]
 }
 
-fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> Said {
+fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> NewCondition {
     let message_of = |reason: Reason| {
         let finding = of.findings.iter().find(|f| f.reason == reason);
         finding.map(|f| f.diagnostic.what.clone())
@@ -98,7 +103,7 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
     )
 }
 
-fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> Said {
+fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> NewCondition {
     // Node ports and cluster IPs may be served; who waits for an address asks for that.
     let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
     if view.vips.is_empty() || waits {
@@ -157,7 +162,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
     }
 }
 
-fn healthy(view: &ServiceView, around: &Around) -> Said {
+fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
     let mut up: BTreeMap<String, bool> = BTreeMap::new();
     let mut notes: BTreeSet<&str> = BTreeSet::new();
     for port in view.ports.iter().filter(|port| port.refused.is_none()) {
@@ -195,7 +200,7 @@ fn healthy(view: &ServiceView, around: &Around) -> Said {
     said(condition_type::HEALTHY, Some(false), condition_reason::NO_BACKENDS, message)
 }
 
-fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> Said {
+fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
     if let Some(who) = contested {
         let message =
             format!("field manager {who:?} writes status.loadBalancer too; it is left alone for now");
@@ -218,7 +223,7 @@ fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> Said {
 }
 
 /// What the Service holds, for gateways that start or begin to follow; nothing where it holds nothing.
-pub(super) fn holds(held: Option<&Holdings>, view: &ServiceView) -> Option<Said> {
+pub(super) fn holds(held: Option<&Holdings>, view: &ServiceView) -> Option<NewCondition> {
     // What it gives back is in no view any more.
     let is_shown = |held: &&Held| view.vips.iter().any(|vip| vip.address == held.address);
     let held: Vec<Held> = held?.held.iter().filter(is_shown).cloned().collect();
@@ -245,10 +250,10 @@ impl Planner<'_> {
         &mut self,
         key: &ObjectKey,
         stored: &[Condition],
-        said: Said,
+        said: NewCondition,
         generation: i64,
     ) -> Condition {
-        let Said { kind, status, reason, message } = said;
+        let NewCondition { kind, status, reason, message } = said;
         let kind = kind.as_str();
         let before = stored.iter().find(|c| c.kind == kind && c.status == status);
         let since = before.and_then(|c| c.last_transition);

@@ -16,18 +16,18 @@
 //! every live gateway has withdrawn.
 
 mod condition;
-mod contest;
 mod gateway;
 mod peer;
 mod pool;
 mod service;
+mod status_conflict;
 
 #[cfg(test)]
 mod tests;
 
-pub use contest::Contest;
 pub use gateway::{ADDRESSES_MAX, SERVICES_MAX, VIPS_MAX, gateway_status};
 pub use peer::Peer;
+pub use status_conflict::StatusConflict;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tidegate_model::objects::{Condition, Ingress, ObjectKey, Objects, Service};
 use tidegate_policy::reconcile::view::ServiceView;
-use tidegate_policy::reconcile::{Asker, Finding, Outcome};
+use tidegate_policy::reconcile::{Finding, ObjectKind, Outcome};
 
 use super::crd;
 use super::event::{Event, EventType, Regarding};
@@ -117,7 +117,7 @@ pub struct Memory {
     /// Since when conditions are as they are, for what is written and not seen yet.
     pub(super) since: BTreeMap<(ObjectKey, String), (String, Timestamp)>,
     /// Statuses that somebody else writes.
-    pub(super) contests: BTreeMap<ObjectKey, Contest>,
+    pub(super) contests: BTreeMap<ObjectKey, StatusConflict>,
     /// Events that were told and are still true.
     told: BTreeSet<Event>,
     /// Services that give their addresses back, by uid: the version in which they were first seen to.
@@ -271,7 +271,7 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
         let views = observation.outcome.services.iter();
         let views: BTreeMap<(&str, &str), &Arc<ServiceView>> =
             views.map(|view| ((view.namespace.as_str(), view.name.as_str()), view)).collect();
-        let mut findings: BTreeMap<(Asker, &ObjectKey), Vec<&Finding>> = BTreeMap::new();
+        let mut findings: BTreeMap<(ObjectKind, &ObjectKey), Vec<&Finding>> = BTreeMap::new();
         for finding in observation.outcome.findings.iter() {
             findings.entry((finding.kind, &finding.object)).or_default().push(finding);
         }
@@ -279,10 +279,10 @@ pub fn plan(situation: &Situation<'_>, memory: &mut Memory) -> Plan {
         for (key, service) in &observation.objects.services {
             let view = views.get(&(key.namespace.as_str(), key.name.as_str())).copied();
             let claimed = observation.outcome.claimed.contains_key(key);
-            planner.service_unless_settled(service, view, of(Asker::Service, key), claimed);
+            planner.service_unless_settled(service, view, of(ObjectKind::Service, key), claimed);
         }
         for pool in observation.objects.address_pools.values() {
-            planner.pool(pool, of(Asker::AddressPool, &pool.meta.key));
+            planner.pool(pool, of(ObjectKind::AddressPool, &pool.meta.key));
         }
         for ((kind, key), findings) in &findings {
             planner.of_others(*kind, key, findings);
@@ -446,13 +446,13 @@ impl Planner<'_> {
 
     /// Nothing is written on Pods, Nodes and EndpointSlices; what they asked for and did not get is told there all the
     /// same.
-    fn of_others(&mut self, kind: Asker, key: &ObjectKey, findings: &[&Finding]) {
+    fn of_others(&mut self, kind: ObjectKind, key: &ObjectKey, findings: &[&Finding]) {
         let objects = &self.situation.observation.objects;
         let meta = match kind {
-            Asker::Pod => objects.pods.get(key).map(|pod| &pod.meta),
-            Asker::Node => objects.nodes.get(&key.name).map(|node| &node.meta),
-            Asker::EndpointSlice => objects.endpoint_slices.get(key).map(|slice| &slice.meta),
-            Asker::Service | Asker::AddressPool => None,
+            ObjectKind::Pod => objects.pods.get(key).map(|pod| &pod.meta),
+            ObjectKind::Node => objects.nodes.get(&key.name).map(|node| &node.meta),
+            ObjectKind::EndpointSlice => objects.endpoint_slices.get(key).map(|slice| &slice.meta),
+            ObjectKind::Service | ObjectKind::AddressPool => None,
         };
         let Some(meta) = meta else { return };
         for finding in findings {

@@ -4,7 +4,7 @@ use tidegate_model::objects::{AddressPool, Condition};
 use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{Finding, Reason};
 
-use super::condition::{Said, same};
+use super::condition::{NewCondition, same};
 use super::{Planner, Write};
 use crate::crd;
 use crate::event::{Event, EventType, Regarding};
@@ -23,12 +23,13 @@ impl Planner<'_> {
         let is_used = !findings.iter().any(|f| f.reason == Reason::PoolNotAccepted && pool.faults.is_empty());
         let usage = usage.filter(|_| is_used);
         let shown = |n: u128| i64::try_from(n).unwrap_or(i64::MAX);
-        let condition = |kind, holds: bool, reason: ConditionReason, finding: Option<&&Finding>| Said {
-            kind,
-            status: if holds { "True" } else { "False" },
-            reason,
-            message: finding.map(|f| f.diagnostic.what.clone()).unwrap_or_default(),
-        };
+        let condition =
+            |kind, holds: bool, reason: ConditionReason, finding: Option<&&Finding>| NewCondition {
+                kind,
+                status: if holds { "True" } else { "False" },
+                reason,
+                message: finding.map(|f| f.diagnostic.what.clone()).unwrap_or_default(),
+            };
         let accepted = match not_accepted {
             None => condition(condition_type::ACCEPTED, true, condition_reason::ACCEPTED, None),
             Some(_) => {
@@ -72,8 +73,9 @@ impl Planner<'_> {
 }
 
 /// The condition that says whether Services hold addresses of the pool, which, and what that keeps from happening.
-fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> Said {
-    let said = |status, reason, message| Said { kind: condition_type::IN_USE, status, reason, message };
+fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
+    let said =
+        |status, reason, message| NewCondition { kind: condition_type::IN_USE, status, reason, message };
     let Some(usage) = usage.filter(|usage| usage.users > 0) else {
         return said("False", condition_reason::NOT_IN_USE, String::new());
     };

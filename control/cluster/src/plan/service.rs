@@ -8,8 +8,8 @@ use tidegate_policy::reconcile::view::ServiceView;
 use tidegate_policy::reconcile::{Finding, Reason};
 
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
-use super::contest::Stand;
 use super::peer::Around;
+use super::status_conflict::StatusOwnership;
 use super::{Asked, Planner, Write};
 use crate::event::{Event, EventType, Regarding};
 use crate::words::{EventReason, PortError, condition_reason, event_reason, port_error};
@@ -148,13 +148,13 @@ impl Planner<'_> {
         // Forbidden unless the type is LoadBalancer, and the class is ours.
         let knows_ip_mode = !self.memory.without_ip_mode;
         let wanted = if of.claimed { ingress(view, of.findings, knows_ip_mode) } else { Vec::new() };
-        let stand = if wanted.is_empty() { Stand::Alone } else { self.stand(service, &wanted) };
+        let stand = if wanted.is_empty() { StatusOwnership::Alone } else { self.stand(service, &wanted) };
         if !wanted.is_empty() {
             self.won(service, &wanted);
         }
         let contested = match &stand {
-            Stand::Alone => None,
-            Stand::Yields(who) => Some(who.as_str()),
+            StatusOwnership::Alone => None,
+            StatusOwnership::Yields(who) => Some(who.as_str()),
         };
         let Asked { version, since, .. } = *self.asked(service);
         let around = Around::new(self.situation, key, version, since);

@@ -1,6 +1,6 @@
 //! Stories about what is written: each round reconciles, plans, and has an API server of a few lines take the writes.
 
-mod sentences;
+mod conformance;
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! Claims about the probes and about who listens where. What health-check node ports answer, from objects to bytes
-//! over loopback, is stated in `reconcile/tests/sentences/health_check_node_ports.rs`.
+//! over loopback, is stated in `reconcile/tests/conformance/health_check_node_ports.rs`.
 
 use jiff::Timestamp;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -13,4 +13,4 @@ mod verdicts;
 pub use node_port::HealthCheckNodePort;
 pub use target::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target, UDP_SILENCE_MAX};
 pub use targets::Targets;
-pub use verdicts::{Failure, Standing, Verdicts};
+pub use verdicts::{Failure, HealthStatus, Verdicts};

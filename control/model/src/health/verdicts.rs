@@ -53,7 +53,7 @@ impl fmt::Display for Failure {
 
 /// What is known of one target. The default is that of a target that was never checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct HealthStatus {
     /// Why it fails, where it does.
     pub failure: Option<Failure>,
     /// How often its thresholds were raised because it flaps, 0 to 3.
@@ -66,16 +66,16 @@ pub struct Standing {
 /// What is known of all targets.
 ///
 /// ```
-/// use tidegate_model::health::{Check, Failure, Probe, Rules, Standing, Target, Verdicts};
+/// use tidegate_model::health::{Check, Failure, Probe, Rules, HealthStatus, Target, Verdicts};
 /// let probe = Probe::new(Check::Tcp, Rules::default()).into();
 /// let target = Target::new("192.0.2.7:80".parse().unwrap(), &probe);
 /// assert!(!Verdicts::default().fails(&target));
-/// let refused = Standing { failure: Some(Failure::Refused), ..Standing::default() };
+/// let refused = HealthStatus { failure: Some(Failure::Refused), ..HealthStatus::default() };
 /// assert!(Verdicts::from_iter([(target.clone(), refused)]).fails(&target));
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdicts {
-    standings: Arc<BTreeMap<Target, Standing>>,
+    standings: Arc<BTreeMap<Target, HealthStatus>>,
     failing: usize,
     damped: usize,
 }
@@ -83,7 +83,7 @@ pub struct Verdicts {
 impl Verdicts {
     /// What is known of a target.
     #[must_use]
-    pub fn of(&self, target: &Target) -> Standing {
+    pub fn of(&self, target: &Target) -> HealthStatus {
         self.standings.get(target).copied().unwrap_or_default()
     }
 
@@ -93,7 +93,7 @@ impl Verdicts {
         self.of(target).failure.is_some()
     }
 
-    /// The weight that a node told; see [`Standing::weight`].
+    /// The weight that a node told; see [`HealthStatus::weight`].
     #[must_use]
     pub fn weight(&self, target: &Target) -> Option<u16> {
         self.of(target).weight
@@ -122,15 +122,15 @@ impl Verdicts {
         if Arc::ptr_eq(&self.standings, &other.standings) {
             return BTreeSet::new();
         }
-        let differs = |(target, _): &(&Target, &Standing)| self.of(target) != other.of(target);
+        let differs = |(target, _): &(&Target, &HealthStatus)| self.of(target) != other.of(target);
         let both = self.standings.iter().chain(other.standings.iter());
         both.filter(differs).map(|(target, _)| target.clone()).collect()
     }
 
     /// Puts down what is known of a target now.
-    pub fn set(&mut self, target: &Target, standing: Standing) {
+    pub fn set(&mut self, target: &Target, standing: HealthStatus) {
         let standings = Arc::make_mut(&mut self.standings);
-        let before = if standing == Standing::default() {
+        let before = if standing == HealthStatus::default() {
             standings.remove(target)
         } else {
             standings.insert(target.clone(), standing)
@@ -143,8 +143,8 @@ impl Verdicts {
     }
 }
 
-impl FromIterator<(Target, Standing)> for Verdicts {
-    fn from_iter<I: IntoIterator<Item = (Target, Standing)>>(standings: I) -> Self {
+impl FromIterator<(Target, HealthStatus)> for Verdicts {
+    fn from_iter<I: IntoIterator<Item = (Target, HealthStatus)>>(standings: I) -> Self {
         let mut verdicts = Self::default();
         standings.into_iter().for_each(|(target, standing)| verdicts.set(&target, standing));
         verdicts
@@ -154,7 +154,7 @@ impl FromIterator<(Target, Standing)> for Verdicts {
 /// Targets that fail, each by a timeout.
 impl FromIterator<Target> for Verdicts {
     fn from_iter<I: IntoIterator<Item = Target>>(targets: I) -> Self {
-        let standing = Standing { failure: Some(Failure::Timeout), ..Standing::default() };
+        let standing = HealthStatus { failure: Some(Failure::Timeout), ..HealthStatus::default() };
         targets.into_iter().map(|target| (target, standing)).collect()
     }
 }
@@ -174,9 +174,9 @@ mod tests {
         let old: Verdicts = [target(1), target(2)].into_iter().collect();
         let mut new = old.clone();
         assert!(old.differing(&new).is_empty());
-        new.set(&target(1), Standing::default());
-        new.set(&target(2), Standing { damping: 1, ..old.of(&target(2)) });
-        new.set(&target(3), Standing { weight: Some(4), ..Standing::default() });
+        new.set(&target(1), HealthStatus::default());
+        new.set(&target(2), HealthStatus { damping: 1, ..old.of(&target(2)) });
+        new.set(&target(3), HealthStatus { weight: Some(4), ..HealthStatus::default() });
         let expected = BTreeSet::from([target(1), target(2), target(3)]);
         assert_eq!((old.differing(&new), new.differing(&old)), (expected.clone(), expected));
         assert_eq!((new.failing_count(), new.damped_count(), new.weight(&target(3))), (1, 1, Some(4)));

@@ -176,7 +176,7 @@ pub struct KnownFlow {
 /// Goes through the decision for the first packet of a flow.
 #[must_use]
 pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -> Explanation {
-    let mut told = Told::new(snapshot, packet);
+    let mut told = Draft::new(snapshot, packet);
     if let Err((verdict, reason)) = decide(snapshot, about, packet, &mut told) {
         told.end(verdict, reason);
     }
@@ -204,7 +204,7 @@ fn decide(
     snapshot: &Snapshot,
     about: Circumstances<'_>,
     packet: &Packet,
-    told: &mut Told,
+    told: &mut Draft,
 ) -> Result<(), (&'static str, &'static str)> {
     let (src, dst) = (Addr::from(packet.source.ip()), Addr::from(packet.destination.ip()));
     let (proto, port) = (packet.protocol.0.number(), packet.destination.port());
@@ -259,7 +259,7 @@ fn unserved(
     src: &Addr,
     packet: &Packet,
     kind: Option<AddressKind>,
-    told: &mut Told,
+    told: &mut Draft,
 ) -> (&'static str, &'static str) {
     let to_group = matches!(
         snapshot.source_fault(&packet.destination.ip().into()),
@@ -309,7 +309,7 @@ fn choose<'s>(
     about: Circumstances<'_>,
     packet: &Packet,
     (service, info): (&Service, &ServiceInfo),
-    told: &mut Told,
+    told: &mut Draft,
 ) -> Result<&'s Backend, (&'static str, &'static str)> {
     let pinned = about.known_flow.and_then(|flow| find(snapshot, info, flow.backend));
     told.step("flow", text::flow(about.known_flow, pinned.is_some(), about.silent_workers));
@@ -394,7 +394,7 @@ fn deliver(
     about: Circumstances<'_>,
     packet: &Packet,
     (service, backend): (&Service, &Backend),
-    told: &mut Told,
+    told: &mut Draft,
 ) -> Result<(), (&'static str, &'static str)> {
     let neighbors = about.neighbors;
     told.step("mode", text::mode(snapshot, service, backend, packet));
@@ -429,9 +429,9 @@ fn overhead(service: &Service, backend: &Backend) -> u16 {
 }
 
 /// The explanation as it grows.
-struct Told(Explanation);
+struct Draft(Explanation);
 
-impl Told {
+impl Draft {
     fn new(snapshot: &Snapshot, packet: &Packet) -> Self {
         Self(Explanation {
             packet: *packet,

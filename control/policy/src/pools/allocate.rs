@@ -205,7 +205,7 @@ impl Allocation {
     }
 
     /// Another authority.
-    pub(super) fn heed(&mut self, authority: Authority) {
+    pub(super) fn set_authority(&mut self, authority: Authority) {
         self.authority = authority;
         self.full.get_mut().clear();
     }

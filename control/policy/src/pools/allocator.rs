@@ -250,13 +250,13 @@ impl Allocator {
 
     /// Other addresses that other gateways still serve; the Services that this may touch, for [`Self::update`].
     /// `None` where somebody else decides now, or this gateway anew: then everything is.
-    pub fn heed(&mut self, authority: &Authority) -> Option<Vec<ObjectKey>> {
+    pub fn set_authority(&mut self, authority: &Authority) -> Option<Vec<ObjectKey>> {
         if *self.allocation.authority() == *authority {
             return Some(Vec::new());
         }
         let decides = |authority: &Authority| matches!(authority, Authority::Decides { .. });
         (decides(self.allocation.authority()) && decides(authority)).then(|| {
-            self.allocation.heed(authority.clone());
+            self.allocation.set_authority(authority.clone());
             self.hanging.iter().cloned().collect()
         })
     }

@@ -14,7 +14,7 @@ use tidegate_model::objects::{Labels, ObjectKey, SliceIndex};
 use tidegate_model::shared_map::SharedMap;
 
 use super::contested::{Claims, Contested};
-use super::finding::{Asker, Finding};
+use super::finding::{Finding, ObjectKind};
 use super::incremental::Planned;
 use super::pod_routes::pod_routes;
 use super::pools_of::pools_of;
@@ -98,9 +98,9 @@ impl Addresses {
             self.of_nodes = faults_of_nodes(input);
             moved.findings = true;
         }
-        let heeded = self.allocator.heed(&input.settings.authority);
+        let authority_changed = self.allocator.set_authority(&input.settings.authority);
         let mut regranted: BTreeMap<ObjectKey, Option<Granted>> = BTreeMap::new();
-        if changed.pools || heeded.is_none() {
+        if changed.pools || authority_changed.is_none() {
             let mut findings = Vec::new();
             let allocations = Arc::clone(self.allocator.allocations());
             let anew = allocator(input, slices, &allocations, &mut findings);
@@ -113,7 +113,7 @@ impl Addresses {
         } else if changed.reserved {
             applicants.extend(self.allocator.reserve(reserved(input.settings, input.objects, slices)));
         }
-        applicants.extend(heeded.into_iter().flatten());
+        applicants.extend(authority_changed.into_iter().flatten());
         let applicant =
             |key: &ObjectKey, remembered: Option<&Holdings>| applicant(input, plans, key, remembered);
         let told = self.allocator.update(applicants, applicant);
@@ -161,7 +161,7 @@ impl Addresses {
 
 fn faults_of_nodes(input: &Input<'_>) -> Vec<Finding> {
     let nodes = input.objects.nodes.values();
-    nodes.flat_map(|node| Finding::of_faults(Asker::Node, &node.meta)).collect()
+    nodes.flat_map(|node| Finding::of_faults(ObjectKind::Node, &node.meta)).collect()
 }
 
 fn allocator(

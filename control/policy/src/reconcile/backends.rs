@@ -19,8 +19,8 @@ use super::drain::Drains;
 use super::finding::{Finding, Reason};
 use super::frontends::{Frontend, Via};
 use super::health_options::{self, NodeCheck};
-use super::judged::{self, Judged, Witnesses};
-use super::programme::{Context, obstacle};
+use super::health_result::{self, HealthResult, TcpEvidence};
+use super::program::{Context, obstacle};
 use super::size_limits;
 use super::view::{BackendView, BackendViewState, BackendWhy, HealthView};
 use super::weights::{WEIGHT, Weights};
@@ -57,7 +57,7 @@ pub(super) fn backends(
     i: usize,
     frontend: &Frontend,
     candidates: &Candidates<'_>,
-    witnesses: &Witnesses,
+    evidence: &TcpEvidence,
     drains: &mut Drains,
     findings: &mut Vec<Finding>,
 ) -> Backends {
@@ -107,13 +107,14 @@ pub(super) fn backends(
                 weight,
                 says_none: told == Some(0),
                 drained: context.input.drained.iter().any(|d| d.covers(ip, number.get(), node)),
-                judged: Judged::new(target, witnesses, port.protocol, ip, verdicts),
+                judged: HealthResult::new(target, evidence, port.protocol, ip, verdicts),
             }
         })
         .collect();
     leave_a_failing_zone(&mut candidates);
     let would_take = candidates.iter().filter(|c| c.is_chosen && c.would_take());
-    let fail_open = judged::fails_open(settings.health.fail_open, would_take.map(Candidate::is_set_aside));
+    let fail_open =
+        health_result::fails_open(settings.health.fail_open, would_take.map(Candidate::is_set_aside));
 
     let only_elsewhere =
         (choice == Choice::OnlyElsewhere).then(|| elsewhere(frontend, viewpoint.node, endpoints));
@@ -201,7 +202,7 @@ struct Candidate<'a> {
     /// on with those: where every node says it, none is set aside for it.
     says_none: bool,
     drained: bool,
-    judged: Judged,
+    judged: HealthResult,
 }
 
 impl Candidate<'_> {

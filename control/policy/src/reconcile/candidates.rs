@@ -18,7 +18,7 @@ use super::Plan;
 use super::finding::Finding;
 use super::frontends::{Frontend, Via};
 use super::nodes::{self, Wish};
-use super::programme::{Context, Obstacle};
+use super::program::{Context, Obstacle};
 use super::weights::Weights;
 
 /// The candidates of one frontend.

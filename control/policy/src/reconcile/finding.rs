@@ -93,7 +93,7 @@ impl std::fmt::Display for Reason {
 
 /// The kinds of objects that ask for something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Asker {
+pub enum ObjectKind {
     /// For addresses, and in its annotations.
     Service,
     /// For its endpoints to be used.
@@ -106,7 +106,7 @@ pub enum Asker {
     Node,
 }
 
-impl Asker {
+impl ObjectKind {
     /// The kind in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -126,7 +126,7 @@ pub struct Finding {
     /// The object that it is about.
     pub object: ObjectKey,
     /// Its kind.
-    pub kind: Asker,
+    pub kind: ObjectKind,
     /// The kind of refusal.
     pub reason: Reason,
     /// What, where, and what would be accepted.
@@ -151,7 +151,7 @@ impl Finding {
         let place = service.and_then(|s| s.meta.origin.field("spec.healthCheckNodePort"));
         Self {
             object: key.clone(),
-            kind: Asker::Service,
+            kind: ObjectKind::Service,
             reason: Reason::FailedToStartServiceHealthcheck,
             diagnostic: Diagnostic::error(what)
                 .accepting("a port that nothing else on this host has")
@@ -161,12 +161,12 @@ impl Finding {
 
     /// A finding about the value at `field` of a Service.
     pub(super) fn at(meta: &Metadata, field: &str, reason: Reason, diagnostic: Diagnostic) -> Self {
-        Self::of(Asker::Service, meta, field, reason, diagnostic)
+        Self::of(ObjectKind::Service, meta, field, reason, diagnostic)
     }
 
     /// A finding about the value at `field` of an object of this kind.
     pub(super) fn of(
-        kind: Asker,
+        kind: ObjectKind,
         meta: &Metadata,
         field: &str,
         reason: Reason,
@@ -176,12 +176,12 @@ impl Finding {
     }
 
     /// What of an object cannot be used: see [`Metadata::faults`].
-    pub(super) fn of_faults(kind: Asker, meta: &Metadata) -> impl Iterator<Item = Self> {
+    pub(super) fn of_faults(kind: ObjectKind, meta: &Metadata) -> impl Iterator<Item = Self> {
         meta.faults.iter().map(move |fault| Self::of_fault(kind, &meta.key, fault))
     }
 
     /// One of them.
-    pub(super) fn of_fault(kind: Asker, object: &ObjectKey, fault: &Diagnostic) -> Self {
+    pub(super) fn of_fault(kind: ObjectKind, object: &ObjectKey, fault: &Diagnostic) -> Self {
         let reason = Reason::InvalidValue;
         Self { object: object.clone(), kind, reason, diagnostic: fault.clone() }
     }

@@ -13,7 +13,7 @@ use tidegate_model::objects::{ObjectKey, Port, Protocol, Service, ServicePort};
 
 use super::contested::{Contest, Contested};
 use super::finding::{Finding, Reason};
-use super::programme::core_protocol;
+use super::program::core_protocol;
 use super::settings::Settings;
 use super::view::VipView;
 use crate::pools::Granted;

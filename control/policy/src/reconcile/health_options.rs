@@ -192,7 +192,7 @@ impl Checks {
     ///
     /// `health-check-port` belongs to the Service's check: with `udp` it is a UDP port, and TCP ports are checked at
     /// their own. With a check by TCP or HTTP it speaks for UDP ports too; without one these are judged by the
-    /// TCP ports beside them ([`Witnesses`](super::judged::Witnesses)).
+    /// TCP ports beside them ([`TcpEvidence`](super::health_result::TcpEvidence)).
     pub(super) fn target(
         &self,
         protocol: Protocol,

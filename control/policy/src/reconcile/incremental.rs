@@ -1,4 +1,4 @@
-//! [`Reconciler`]: [`reconcile`](super::reconcile) that remembers what each Service came to, and does again only those
+//! [`Reconciler`]: [`reconcile`](super::reconcile) that caches the result for each Service, and computes only those anew
 //! whose inputs changed.
 //!
 //! What changed is found by comparing with the inputs of the last call: [`SharedMap::diff`](tidegate_model::shared_map::SharedMap::diff)
@@ -25,14 +25,14 @@ use tidegate_model::shared_map::Difference;
 
 use super::addresses::{Addresses, Changed, Moved};
 use super::checkable::Checkable;
+use super::dependencies::{Changes, Dependencies};
 use super::finding::Finding;
 use super::frontends::Frontends;
 use super::options::Options;
-use super::programme::Context;
+use super::program::Context;
 use super::shares::Shares;
 use super::size_limits::{self, TooLarge};
 use super::sums::Sums;
-use super::touched::{Interest, Touches};
 use super::{
     DrainTarget, Input, Memory, Outcome, Plan, Served, Settings, gateway, one_service, plan, reserved,
 };
@@ -114,7 +114,7 @@ pub(super) struct Entry {
     /// Those of its options and of [`Served`].
     pub(super) findings: Vec<Finding>,
     pub(super) deadline: Option<Duration>,
-    interest: Interest,
+    dependencies: Dependencies,
 }
 
 impl Reconciler {
@@ -122,41 +122,41 @@ impl Reconciler {
     #[must_use]
     pub fn reconcile(&mut self, input: &Input<'_>) -> Outcome {
         // Taken out, so that a panic half-way leaves nothing half-done to go on from.
-        let (mut last, mut again) = match self.last.take().filter(|last| last.goes_on(input)) {
+        let (mut last, mut dirty) = match self.last.take().filter(|last| last.goes_on(input)) {
             Some(mut last) => {
-                let again = last.changed(input);
-                (last, again)
+                let dirty = last.changed(input);
+                (last, dirty)
             }
-            None => (Last::new(input), Again::everything(input)),
+            None => (Last::new(input), Dirty::everything(input)),
         };
-        let replanned = last.plan(input, &again.services);
-        let moved = last.allocate(input, &replanned, &mut again);
-        again.services.extend(moved);
-        last.serve(input, &again.services);
-        last.taken_up = again.services.len();
+        let replanned = last.plan(input, &dirty.services);
+        let moved = last.allocate(input, &replanned, &mut dirty);
+        dirty.services.extend(moved);
+        last.serve(input, &dirty.services);
+        last.taken_up = dirty.services.len();
         let outcome = last.outcome(input);
         self.last = Some(last);
         outcome
     }
 
-    /// How many Services the last call took up again: those that the changes could touch, and no others.
+    /// How many Services the last call computed anew: those that the changes could touch, and no others.
     #[must_use]
     pub fn taken_up(&self) -> usize {
         self.last.as_ref().map_or(0, |last| last.taken_up)
     }
 }
 
-/// What is to be done again.
+/// What has to be computed anew.
 #[derive(Debug, Default)]
-struct Again {
-    /// Services to be served again.
+struct Dirty {
+    /// Services to be served anew.
     services: BTreeSet<ObjectKey>,
     /// Services that may ask for other addresses.
     applicants: BTreeSet<ObjectKey>,
     circumstances: Changed,
 }
 
-impl Again {
+impl Dirty {
     fn everything(input: &Input<'_>) -> Self {
         let services: BTreeSet<ObjectKey> = input.objects.services.keys().cloned().collect();
         let remembered = input.memory.allocations.by_service.keys().cloned();
@@ -193,41 +193,41 @@ impl Last {
             && Arc::ptr_eq(&self.memory.allocations, &input.memory.allocations)
     }
 
-    /// What is to be done again as the inputs changed; takes the new inputs over.
-    fn changed(&mut self, input: &Input<'_>) -> Again {
-        let mut again = Again::default();
+    /// What has to be computed anew because the inputs changed. Takes the new inputs over.
+    fn changed(&mut self, input: &Input<'_>) -> Dirty {
+        let mut dirty = Dirty::default();
         let (old, new) = (&self.objects, input.objects);
-        again.services.extend(old.services.diff(&new.services).map(|d| d.key.clone()));
+        dirty.services.extend(old.services.diff(&new.services).map(|d| d.key.clone()));
         // Also of a Service that is none of ours: its finalizer may hold an address.
-        again.applicants.extend(again.services.iter().cloned());
-        again.services.extend(old.endpoints.diff(&new.endpoints).map(|d| d.key.clone()));
+        dirty.applicants.extend(dirty.services.iter().cloned());
+        dirty.services.extend(old.endpoints.diff(&new.endpoints).map(|d| d.key.clone()));
         for change in old.endpoint_slices.diff(&new.endpoint_slices) {
-            again.services.extend(self.slices.replace(change.before, change.after));
+            dirty.services.extend(self.slices.replace(change.before, change.after));
         }
-        again.circumstances.reserved =
-            again.services.contains(&reserved::api_server()) || old.api_servers != new.api_servers;
-        again.circumstances.pools = old.address_pools != new.address_pools;
-        self.namespaces(input, &mut again);
+        dirty.circumstances.reserved =
+            dirty.services.contains(&reserved::api_server()) || old.api_servers != new.api_servers;
+        dirty.circumstances.pools = old.address_pools != new.address_pools;
+        self.namespaces(input, &mut dirty);
 
-        let mut touches = Touches::default();
+        let mut changes = Changes::default();
         for change in old.nodes.diff(&new.nodes) {
-            touches.node(&change);
-            again.circumstances.reserved |= differs(&change, |node| (&node.internal_ips, &node.external_ips));
-            again.circumstances.node_faults |= differs(&change, |node| &node.meta.faults);
-            again.circumstances.pod_routes |= input.settings.pod_routes == PodRoutes::Node
+            changes.node(&change);
+            dirty.circumstances.reserved |= differs(&change, |node| (&node.internal_ips, &node.external_ips));
+            dirty.circumstances.node_faults |= differs(&change, |node| &node.meta.faults);
+            dirty.circumstances.pod_routes |= input.settings.pod_routes == PodRoutes::Node
                 && differs(&change, |node| (&node.internal_ips, &node.pod_cidrs));
         }
         for change in old.pods.diff(&new.pods) {
-            touches.pod(&change);
-            again.services.extend(self.fed_by(&change));
+            changes.pod(&change);
+            dirty.services.extend(self.fed_by(&change));
         }
         let turned = self.verdicts.differing(input.verdicts);
-        turned.iter().for_each(|target| touches.address(target.address.ip()));
+        turned.iter().for_each(|target| changes.address(target.address.ip()));
         let drained = self.drained.symmetric_difference(input.drained);
-        drained.for_each(|target| touches.drain(target));
-        again.services.extend(self.touched(touches));
+        drained.for_each(|target| changes.drain(target));
+        dirty.services.extend(self.touched(changes));
         let due = self.sums.deadlines.iter().take_while(|(deadline, _)| *deadline <= input.now);
-        again.services.extend(due.map(|(_, key)| key.clone()));
+        dirty.services.extend(due.map(|(_, key)| key.clone()));
 
         self.objects = new.clone();
         self.verdicts = input.verdicts.clone();
@@ -237,11 +237,11 @@ impl Last {
         if self.settings.authority != input.settings.authority {
             self.settings.authority = input.settings.authority.clone();
         }
-        again
+        dirty
     }
 
     /// Services may ask for other addresses where a pool's selector judges the labels of their namespace otherwise.
-    fn namespaces(&self, input: &Input<'_>, again: &mut Again) {
+    fn namespaces(&self, input: &Input<'_>, dirty: &mut Dirty) {
         let (old, new) = (&self.objects, input.objects);
         for change in old.namespaces.diff(&new.namespaces) {
             let [was, is] = [old, new].map(|objects| objects.namespace_labels(change.key));
@@ -251,7 +251,7 @@ impl Last {
                 let of_namespace = self.plans.range(ObjectKey::new(change.key.as_str(), "")..);
                 let of_namespace =
                     of_namespace.map(|(key, _)| key).take_while(|k| k.namespace == *change.key);
-                again.applicants.extend(of_namespace.cloned());
+                dirty.applicants.extend(of_namespace.cloned());
             }
         }
     }
@@ -273,15 +273,15 @@ impl Last {
         services.filter(move |(_, entry)| selects(&entry.service)).map(|(key, _)| key.clone())
     }
 
-    fn touched(&self, touches: Touches) -> Vec<ObjectKey> {
-        touches
-            .meet(self.served.iter().map(|(key, entry)| (key, &entry.interest)))
+    fn touched(&self, changes: Changes) -> Vec<ObjectKey> {
+        changes
+            .meet(self.served.iter().map(|(key, entry)| (key, &entry.dependencies)))
             .into_iter()
             .cloned()
             .collect()
     }
 
-    /// Step 1 again for these; those whose plan is another.
+    /// Step 1 anew for these; those whose plan is another.
     fn plan(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) -> BTreeSet<ObjectKey> {
         let mut replanned = BTreeSet::new();
         for key in services {
@@ -320,28 +320,28 @@ impl Last {
         replanned
     }
 
-    /// Step 2 again, where its inputs changed; the Services to which its result matters.
+    /// Step 2 anew where its inputs changed; the Services to which its result matters.
     fn allocate(
         &mut self,
         input: &Input<'_>,
         replanned: &BTreeSet<ObjectKey>,
-        again: &mut Again,
+        dirty: &mut Dirty,
     ) -> Vec<ObjectKey> {
-        let mut applicants = std::mem::take(&mut again.applicants);
+        let mut applicants = std::mem::take(&mut dirty.applicants);
         applicants.extend(replanned.iter().cloned());
         let (plans, slices) = (&self.plans, &self.slices);
-        let moved = self.addresses.update(input, plans, slices, replanned, applicants, again.circumstances);
+        let moved = self.addresses.update(input, plans, slices, replanned, applicants, dirty.circumstances);
         let Moved { services, vips, findings } = moved;
         if findings {
             self.sums.listed_findings = None;
         }
-        let mut touches = Touches::default();
-        vips.into_iter().for_each(|ip| touches.address(ip));
-        let touched = self.touched(touches);
+        let mut changes = Changes::default();
+        vips.into_iter().for_each(|ip| changes.address(ip));
+        let touched = self.touched(changes);
         services.into_iter().chain(touched).collect()
     }
 
-    /// Steps 3 and 4 again for these, and for those for which there is room now, or no longer.
+    /// Steps 3 and 4 anew for these, and for those for which there is room now, or no longer.
     fn serve(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) {
         let own_addresses = input.settings.own_addresses();
         let Self { addresses, slices, plans, served, sums, shares, .. } = self;
@@ -462,12 +462,12 @@ impl Entry {
         let forwarded = served.specs.iter().flat_map(|spec| &spec.backends).map(|backend| backend.address);
         let left = served.drains.addresses();
         let addresses: BTreeSet<IpAddr> = checked.chain(forwarded).chain(left).collect();
-        let interest = Interest::new(context, &planned.plan(), endpoints, addresses.into_iter());
+        let dependencies = Dependencies::new(context, &planned.plan(), endpoints, addresses.into_iter());
         Self {
             service: Arc::clone(&planned.service),
             findings: planned.findings.iter().chain(&served.findings).cloned().collect(),
             deadline: served.drains.next_deadline(),
-            interest,
+            dependencies,
             served,
         }
     }

@@ -7,7 +7,7 @@
 //! 1. [`plan`]: whether a Service concerns us, and what its annotations ask for ([`options`](options::options));
 //! 2. [`Allocator`](crate::pools::Allocator): which addresses each Service has (`addresses`);
 //! 3. [`EndpointIndex::resolve`](tidegate_model::objects::EndpointIndex::resolve): who answers for each of its ports;
-//! 4. [`one_service`]: ports on addresses, with backends and their states ([`programme`](programme::programme));
+//! 4. [`one_service`]: ports on addresses, with backends and their states ([`program`](program::program));
 //! 5. [`one_owner_each`]: health-check node ports.
 //!
 //! Steps 1, 3 and 4 are about one Service at a time. [`Reconciler`] keeps what they gave, and takes them again for
@@ -27,25 +27,25 @@ mod candidates;
 mod checkable;
 mod client_address;
 mod contested;
+mod dependencies;
 mod drain;
 mod finding;
 mod frontends;
 mod health_options;
+mod health_result;
 mod incremental;
-mod judged;
 mod leaving;
 mod nodes;
 mod options;
 mod pod_routes;
 mod pools_of;
-mod programme;
+mod program;
 mod reserved;
 mod settings;
 mod shares;
 mod size_limits;
 mod source_ranges;
 mod sums;
-mod touched;
 pub mod view;
 mod weights;
 
@@ -53,7 +53,7 @@ mod weights;
 mod tests;
 
 pub use drain::{DrainTarget, Drains};
-pub use finding::{Asker, Finding, Reason};
+pub use finding::{Finding, ObjectKind, Reason};
 pub use incremental::Reconciler;
 pub use leaving::Leavings;
 pub use settings::Settings;
@@ -74,7 +74,7 @@ use tidegate_model::shared_map::SharedMap;
 
 use crate::pools::{Allocations, Granted, PoolUsage};
 use options::Options;
-use programme::Context;
+use program::Context;
 use size_limits::TooLarge;
 use view::ServiceView;
 
@@ -158,7 +158,7 @@ fn plan(
     if !asks || service.not_for_proxies().is_some() || service.meta.deletion_time.is_some() {
         return None;
     }
-    findings.extend(Finding::of_faults(Asker::Service, &service.meta));
+    findings.extend(Finding::of_faults(ObjectKind::Service, &service.meta));
     Some((options::options(service, settings, findings), wants_load_balancer))
 }
 
@@ -199,18 +199,19 @@ fn one_service(
     let about = |reason, diagnostics: &[Diagnostic]| {
         let finding = |d: &Diagnostic| {
             let (object, diagnostic) = (meta.key.clone(), d.clone());
-            Finding { object, kind: Asker::Service, reason, diagnostic }
+            Finding { object, kind: ObjectKind::Service, reason, diagnostic }
         };
         diagnostics.iter().map(finding).collect::<Vec<_>>()
     };
     findings.extend(about(Reason::EndpointRefused, &endpoints.findings));
     findings.extend(about(Reason::NoMatchingPort, &endpoints.unmatched));
     let of_slices = endpoints.slice_faults.iter();
-    findings.extend(of_slices.map(|(slice, fault)| Finding::of_fault(Asker::EndpointSlice, slice, fault)));
+    findings
+        .extend(of_slices.map(|(slice, fault)| Finding::of_fault(ObjectKind::EndpointSlice, slice, fault)));
     status_addresses(plan, granted, &mut findings);
     let granted = pending(plan, granted);
     let mut programmed =
-        programme::programme(context, plan, &granted, endpoints, too_large, &mut drains, &mut findings);
+        program::program(context, plan, &granted, endpoints, too_large, &mut drains, &mut findings);
     let slice_faults = endpoints.slice_faults.iter().map(|(_, fault)| fault);
     let not_used = meta.faults.iter().chain(slice_faults).map(Diagnostic::placed);
     let unmatched = endpoints.unmatched.iter().map(|diagnostic| diagnostic.what.clone());

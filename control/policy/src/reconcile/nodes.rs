@@ -5,7 +5,7 @@
 //! shares. The label `node.kubernetes.io/exclude-from-external-load-balancers` and the Service's
 //! `tidegate.dev/backend-node-selector` take nodes out; readiness flips and cordons do not: health checks decide.
 //!
-//! Pure; called by `programme` for each VIP. What comes out is [`ResolvedEndpoint`]s, so that everything after
+//! Pure; called by `program` for each VIP. What comes out is [`ResolvedEndpoint`]s, so that everything after
 //! treats nodes like endpoints.
 
 use std::collections::BTreeMap;

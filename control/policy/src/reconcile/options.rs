@@ -16,7 +16,7 @@ use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Labels, Metadata, Selector, Service};
 use tidegate_model::yaml::text;
 
-use super::aliases::{self, Said};
+use super::aliases::{self, AliasValue};
 use super::client_address;
 use super::finding::{Finding, Reason};
 use super::health_options::{Checks, HealthOptions};
@@ -220,8 +220,8 @@ impl Reader<'_> {
             let enabled = compat.contains(alias.vendor);
             let unless_ours = |ours: &str| !annotations.contains_key(ours);
             match meaning {
-                Said::Nothing => {}
-                Said::Ignored(why, accepted) => self.ignored(annotation, &why, accepted),
+                AliasValue::Nothing => {}
+                AliasValue::Ignored(why, accepted) => self.ignored(annotation, &why, accepted),
                 _ if !enabled => {
                     let why = format!("{} is not in services.compat", alias.vendor);
                     self.ignored(
@@ -230,7 +230,7 @@ impl Reader<'_> {
                         "services.compat with it, or annotations of tidegate.dev/",
                     );
                 }
-                Said::Ours(ours, translated) if unless_ours(ours) => match said.get(ours) {
+                AliasValue::Ours(ours, translated) if unless_ours(ours) => match said.get(ours) {
                     Some((first, before)) if *before != translated => {
                         let why = format!("it contradicts the annotation {first}");
                         self.ignored(annotation, &why, "one of the two");
@@ -243,11 +243,13 @@ impl Reader<'_> {
                         said.insert(ours, (annotation, translated));
                     }
                 },
-                Said::Ours(..) => {}
-                Said::Internal => internal = Some(annotation.as_str()),
-                Said::Invalid(accepted) => self.invalid(annotation, value, &accepted),
-                Said::InvalidPort(accepted) => self.invalid_port(options, annotation, value, &accepted),
-                Said::InvalidAddress(accepted) => self.invalid_address(options, annotation, value, &accepted),
+                AliasValue::Ours(..) => {}
+                AliasValue::Internal => internal = Some(annotation.as_str()),
+                AliasValue::Invalid(accepted) => self.invalid(annotation, value, &accepted),
+                AliasValue::InvalidPort(accepted) => self.invalid_port(options, annotation, value, &accepted),
+                AliasValue::InvalidAddress(accepted) => {
+                    self.invalid_address(options, annotation, value, &accepted);
+                }
             }
         }
         internal

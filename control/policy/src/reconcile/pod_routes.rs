@@ -13,7 +13,7 @@ use tidegate_model::config::PodRoutes;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{IpFamily, Node};
 
-use super::finding::{Asker, Finding, Reason};
+use super::finding::{Finding, ObjectKind, Reason};
 use super::nodes::Nodes;
 use super::settings::Settings;
 
@@ -52,7 +52,7 @@ pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<
                     let diagnostic = Diagnostic::warning(what).accepting(accepted);
                     let field = format!("spec.podCIDRs[{i}]");
                     let reason = Reason::PodRouteRefused;
-                    findings.push(Finding::of(Asker::Node, &node.meta, &field, reason, diagnostic));
+                    findings.push(Finding::of(ObjectKind::Node, &node.meta, &field, reason, diagnostic));
                 }
             }
         }

@@ -4,7 +4,7 @@ use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Pool;
 
 use super::Input;
-use super::finding::{Asker, Finding, Reason};
+use super::finding::{Finding, ObjectKind, Reason};
 use crate::pools::{self, PoolFault};
 
 /// All pools, those of the configuration first.
@@ -14,7 +14,7 @@ pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Po
     for object in objects.values() {
         let not_accepted = object.faults.iter().map(|fault| Finding {
             object: object.meta.key.clone(),
-            kind: Asker::AddressPool,
+            kind: ObjectKind::AddressPool,
             reason: Reason::PoolNotAccepted,
             diagnostic: fault.clone(),
         });
@@ -42,7 +42,7 @@ pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Po
                     .accepting("ranges without an address in common"),
                 ),
             };
-            findings.push(Finding::of(Asker::AddressPool, &object.meta, field, reason, diagnostic));
+            findings.push(Finding::of(ObjectKind::AddressPool, &object.meta, field, reason, diagnostic));
         }
     }
     pools

@@ -1,6 +1,6 @@
 //! Who may come in by a LoadBalancer VIP: `loadBalancerSourceRanges` as the dataplane is given them.
 //!
-//! Pure leaf of `programme`. The ranges filter LoadBalancer VIPs only: node ports and externalIPs are open to everyone,
+//! Pure leaf of `program`. The ranges filter LoadBalancer VIPs only: node ports and externalIPs are open to everyone,
 //! but for an address that is a LoadBalancer VIP as well. Which of field and annotation counts is decided where
 //! manifests are read.
 

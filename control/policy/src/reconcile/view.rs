@@ -1,6 +1,6 @@
 //! What the desired state looks like to people: the answers of `services` and `backends`.
 //!
-//! Values with serde only, filled by `programme`; the admin socket passes them on as they are, so the field
+//! Values with serde only, filled by `program`; the admin socket passes them on as they are, so the field
 //! names are what `-o json` shows.
 
 use std::net::IpAddr;

@@ -6,7 +6,7 @@
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Metadata, Node, Objects, ResolvedEndpoint};
 
-use super::finding::{Asker, Finding, Reason};
+use super::finding::{Finding, ObjectKind, Reason};
 use super::options::{annotation_field, key};
 
 /// Weight of an endpoint that says nothing.
@@ -23,17 +23,18 @@ impl Weights<'_> {
     pub(super) fn of_endpoint(&self, endpoint: &ResolvedEndpoint, findings: &mut Vec<Finding>) -> u16 {
         let pod = endpoint.pod.as_ref().and_then(|key| self.objects.pods.get(key));
         let node = endpoint.node.as_ref().and_then(|name| self.objects.nodes.get(name));
-        let both = [pod.map(|pod| (Asker::Pod, &pod.meta)), node.map(|node| (Asker::Node, &node.meta))];
+        let both =
+            [pod.map(|pod| (ObjectKind::Pod, &pod.meta)), node.map(|node| (ObjectKind::Node, &node.meta))];
         both.into_iter().flatten().find_map(|(kind, meta)| said(kind, meta, findings)).unwrap_or(WEIGHT)
     }
 
     /// The weight of a node as a backend of its own.
     pub(super) fn of_node(&self, node: &Node, findings: &mut Vec<Finding>) -> u16 {
-        said(Asker::Node, &node.meta, findings).unwrap_or(WEIGHT)
+        said(ObjectKind::Node, &node.meta, findings).unwrap_or(WEIGHT)
     }
 }
 
-fn said(kind: Asker, meta: &Metadata, findings: &mut Vec<Finding>) -> Option<u16> {
+fn said(kind: ObjectKind, meta: &Metadata, findings: &mut Vec<Finding>) -> Option<u16> {
     let value = meta.annotations.get(key::WEIGHT)?;
     if let Ok(weight) = value.trim().parse() {
         return Some(weight);

@@ -26,7 +26,7 @@ use super::object::{Content, Identity, Received};
 use super::reflect::Event;
 use super::retain::{Continuity, Item, Retain};
 use super::save::Saver;
-use super::wire::Told;
+use super::wire::WatchEvent;
 use crate::{KeptObjects, SourceState, SourceUpdate};
 
 /// Events taken before what they came to is given out.
@@ -247,7 +247,7 @@ impl Hub {
         let kept = self.stores[index].retain.kept().len();
         match &event {
             Event::Listed(SERVICE, _, point) => self.version = point.version,
-            Event::Told(SERVICE, told) => self.version = self.version.max(told.version()),
+            Event::Watched(SERVICE, told) => self.version = self.version.max(told.version()),
             _ => {}
         }
         self.believe(event, now);
@@ -263,25 +263,27 @@ impl Hub {
     }
 
     fn believe(&mut self, event: Event, now: Instant) {
-        if let Event::Told(index, told) = &event
+        if let Event::Watched(index, told) = &event
             && let Some(heard) = &mut self.stores[*index].heard
         {
             heard.tell(told.version(), now);
         }
         match event {
             Event::Listed(index, received, point) => self.listed(index, received, point, now),
-            Event::Told(index, Told::Applied(received)) => {
+            Event::Watched(index, WatchEvent::Applied(received)) => {
                 let (key, item) = self.item(index, *received);
                 if self.stores[index].retain.applied(&key, item) {
                     self.show_changed(index, &key, now);
                 }
             }
-            Event::Told(index, Told::Deleted(Identity { key, uid, version })) => {
+            Event::Watched(index, WatchEvent::Deleted(Identity { key, uid, version })) => {
                 if self.stores[index].retain.deleted(&key, &uid, version) {
                     self.show_changed(index, &key, now);
                 }
             }
-            Event::Told(index, Told::Bookmark(version)) => self.stores[index].retain.bookmark(version),
+            Event::Watched(index, WatchEvent::Bookmark(version)) => {
+                self.stores[index].retain.bookmark(version);
+            }
             // Nothing that was heard is continued by the next list.
             Event::OtherHistory(index) => self.stores[index].heard = None,
             Event::Forbidden(index, why) => self.forbidden(index, why, now),

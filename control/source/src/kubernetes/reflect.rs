@@ -22,7 +22,7 @@ use super::history::{Had, Newest, Point};
 use super::kinds::{KINDS, Kind, KindIndex};
 use super::object::{Received, version_number};
 use super::pulse::Pulse;
-use super::wire::{self, Fault, Told, Watch};
+use super::wire::{self, Fault, Watch, WatchEvent};
 
 /// What a reflector tells the hub.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) enum Event {
     /// All that there is, as of this point.
     Listed(KindIndex, Vec<Received>, Point),
     /// From a watch.
-    Told(KindIndex, Told),
+    Watched(KindIndex, WatchEvent),
     /// A watch stands.
     Up(KindIndex, String),
     /// The API server does not have the kind; of this cluster.
@@ -48,7 +48,7 @@ impl Event {
     pub(super) fn kind(&self) -> KindIndex {
         match self {
             Self::Listed(index, ..)
-            | Self::Told(index, _)
+            | Self::Watched(index, _)
             | Self::Up(index, _)
             | Self::Absent(index, ..)
             | Self::Down(index, _)
@@ -297,17 +297,19 @@ impl Reflector {
     }
 
     /// Remembers the newest change.
-    fn note(&mut self, told: &Told) {
+    fn note(&mut self, told: &WatchEvent) {
         match told {
-            Told::Applied(received) => Newest::note(&mut self.newest, &received.key, received.version, true),
+            WatchEvent::Applied(received) => {
+                Newest::note(&mut self.newest, &received.key, received.version, true);
+            }
             // Of these kinds, objects that are left out count as deleted, and the API server has them.
-            Told::Deleted(identity) if self.kind.only.is_some() => {
+            WatchEvent::Deleted(identity) if self.kind.only.is_some() => {
                 self.newest.take_if(|newest| newest.key == identity.key);
             }
-            Told::Deleted(identity) => {
+            WatchEvent::Deleted(identity) => {
                 Newest::note(&mut self.newest, &identity.key, identity.version, false);
             }
-            Told::Bookmark(_) => {}
+            WatchEvent::Bookmark(_) => {}
         }
     }
 
@@ -355,7 +357,7 @@ impl Reflector {
                 unexplained = None;
             }
             self.note(&told);
-            self.tell(Event::Told(self.index, told)).await?;
+            self.tell(Event::Watched(self.index, told)).await?;
         }
     }
 }

@@ -192,7 +192,7 @@ pub(super) async fn list(
 
 /// What a watch tells.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum WatchEvent {
     /// `ADDED` or `MODIFIED`.
     Applied(Box<Received>),
     /// `DELETED`, at a version.
@@ -201,7 +201,7 @@ pub(super) enum Told {
     Bookmark(u64),
 }
 
-impl Told {
+impl WatchEvent {
     /// The object that changed.
     pub(super) fn key(&self) -> Option<&ObjectKey> {
         match self {
@@ -252,7 +252,7 @@ impl Watch {
 
     /// The next event; `None` when the API server ended the watch in order. What is lost of an event that was cut
     /// comes again in the next watch.
-    pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<Told>, Fault> {
+    pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<WatchEvent>, Fault> {
         loop {
             if let Some(at) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') {
                 let end = self.searched + at;
@@ -388,7 +388,7 @@ fn encoded(value: &str) -> String {
     text
 }
 
-fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<Told>, Fault> {
+fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>, Fault> {
     #[derive(Deserialize)]
     struct Event {
         r#type: String,
@@ -401,17 +401,17 @@ fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<Told>, Fault> {
     match &*event.r#type {
         // As if it were gone: it was there before this change, or never.
         "ADDED" | "MODIFIED" if kind.only.is_some_and(|only| !only(&event.object)) => {
-            Ok(sound(identity(kind, &event.object)).map(Told::Deleted))
+            Ok(sound(identity(kind, &event.object)).map(WatchEvent::Deleted))
         }
         "ADDED" | "MODIFIED" => {
             let received = sound(Received::new(kind, event.object));
-            Ok(received.map(|received| Told::Applied(Box::new(received))))
+            Ok(received.map(|received| WatchEvent::Applied(Box::new(received))))
         }
-        "DELETED" => Ok(sound(identity(kind, &event.object)).map(Told::Deleted)),
+        "DELETED" => Ok(sound(identity(kind, &event.object)).map(WatchEvent::Deleted)),
         "BOOKMARK" => {
             let metadata = event.object.entry("metadata").and_then(|e| e.node.entry("resourceVersion"));
             let version = metadata.map_or(0, |e| e.node.text().map_or(0, version_number));
-            Ok(Some(Told::Bookmark(version)))
+            Ok(Some(WatchEvent::Bookmark(version)))
         }
         "ERROR" => {
             let text = serde_json::to_vec(&event.object).unwrap_or_default();

@@ -5,7 +5,7 @@ use crate::world::{APPLIED, World};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use tidegate::netlab::addresses as plan;
-use tidegate::netlab::client::{Told, spread};
+use tidegate::netlab::client::{BackendAnswer, spread};
 use tidegate::netlab::modes::ModePath;
 use tidegate::netlab::wait_for;
 
@@ -31,13 +31,13 @@ fn active(port: &serde_json::Value) -> impl Iterator<Item = (String, u64)> + '_ 
     active.filter_map(|b| Some((b["address"].as_str()?.to_owned(), b["weight"].as_u64()?)))
 }
 
-pub(crate) fn seen(told: &[Told]) -> BTreeSet<IpAddr> {
+pub(crate) fn seen(told: &[BackendAnswer]) -> BTreeSet<IpAddr> {
     told.iter().map(|told| told.client.ip()).collect()
 }
 
 /// The nodes whose proxies masqueraded: a packet to a Pod of the node itself leaves by the bridge, one to another
 /// node by the link. 0 stands for anybody else.
-pub(crate) fn masqueraded_by(path: ModePath, nodes: u8, told: &[Told]) -> BTreeSet<u8> {
+pub(crate) fn masqueraded_by(path: ModePath, nodes: u8, told: &[BackendAnswer]) -> BTreeSet<u8> {
     let node = |address: IpAddr| {
         (1..=nodes)
             .find(|n| [plan::server(path.family, *n), pod_address(path.family, *n, 0)].contains(&address))
@@ -45,7 +45,7 @@ pub(crate) fn masqueraded_by(path: ModePath, nodes: u8, told: &[Told]) -> BTreeS
     seen(told).into_iter().map(|address| node(address).unwrap_or(0)).collect()
 }
 
-pub(crate) fn assert_every_pod_answered(name: &str, told: &[Told], pods: &[Pod]) {
+pub(crate) fn assert_every_pod_answered(name: &str, told: &[BackendAnswer], pods: &[Pod]) {
     let expected: BTreeSet<String> = pods.iter().map(Pod::name).collect();
     let answered: BTreeSet<String> = spread(told).into_keys().collect();
     assert_eq!(answered, expected, "{name}: {:?}", spread(told));

@@ -38,7 +38,7 @@ pub(crate) struct ProxyPort {
 }
 
 /// Puts the rules for `ports` on every node of the lab, in the stead of those that are there.
-pub(crate) fn programme(lab: &Lab, nodes: u8, ports: &[ProxyPort]) {
+pub(crate) fn program(lab: &Lab, nodes: u8, ports: &[ProxyPort]) {
     for n in 1..=nodes {
         for family in Family::BOTH {
             let of_family: Vec<&ProxyPort> =

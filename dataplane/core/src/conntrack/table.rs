@@ -15,7 +15,7 @@
 
 use super::counts::{Counts, Load};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
-use super::tcp_state::{CLOSED_MS, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, Standing, State};
+use super::tcp_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, State};
 use super::{EvictionReason, First, FlowCounters};
 use crate::limits::{FLOW_PRESSURE, FLOW_SHARE_PERCENT};
 use crate::now::Now;
@@ -47,7 +47,7 @@ pub(super) struct Place(usize);
 /// What there is to say about an entry, or about the pair that it is part of.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Vitality {
-    pub(super) standing: Standing,
+    pub(super) standing: FlowStatus,
     pub(super) idle_ms: u32,
 }
 

@@ -107,14 +107,14 @@ pub(super) enum Worth {
 
 /// What the states of a flow's directions amount to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Standing {
+pub(super) struct FlowStatus {
     pub(super) phase: Phase,
     pub(super) worth: Worth,
     /// How long the flow may be idle; never longer than the idle timeout of its service.
     pub(super) timeout_ms: u32,
 }
 
-impl Standing {
+impl FlowStatus {
     fn new(phase: Phase, worth: Worth, timeout_ms: u32, idle: IdleTimeout) -> Self {
         Self { phase, worth, timeout_ms: timeout_ms.min(idle.millis()) }
     }
@@ -218,8 +218,8 @@ impl State {
     }
 
     /// What a flow amounts to of which only the client is seen.
-    pub(super) fn alone(self, idle: IdleTimeout) -> Standing {
-        let of = |phase, worth, timeout_ms| Standing::new(phase, worth, timeout_ms, idle);
+    pub(super) fn alone(self, idle: IdleTimeout) -> FlowStatus {
+        let of = |phase, worth, timeout_ms| FlowStatus::new(phase, worth, timeout_ms, idle);
         match self {
             Self::TcpClosed => of(Phase::Closed, Worth::Closed, CLOSED_MS),
             Self::TcpClosing => of(Phase::Closing, Worth::Closing, CLOSING_MS),
@@ -234,8 +234,8 @@ impl State {
 
     /// What client and server make together. TCP is established when both have shown so, datagrams when the backend
     /// has answered; TCP is over when both have said so.
-    pub(super) fn of_both(client: Self, server: Self, idle: IdleTimeout) -> Standing {
-        let of = |phase, worth, timeout_ms| Standing::new(phase, worth, timeout_ms, idle);
+    pub(super) fn of_both(client: Self, server: Self, idle: IdleTimeout) -> FlowStatus {
+        let of = |phase, worth, timeout_ms| FlowStatus::new(phase, worth, timeout_ms, idle);
         if !client.is_tcp() {
             return if server == Self::DatagramOpening {
                 of(Phase::Opening, Worth::Unanswered, UNANSWERED_MS)

@@ -182,9 +182,9 @@ proptest! {
             let granted = allocator.granted().clone();
             let mut changed: BTreeSet<ObjectKey> = steps.iter().filter_map(|step| world.take(step)).collect();
             changed.extend(allocator.reserve(world.reserved.clone()));
-            let heeded = allocator.heed(&world.authority);
-            let goes_on = heeded.is_some();
-            match heeded {
+            let authority_changed = allocator.set_authority(&world.authority);
+            let goes_on = authority_changed.is_some();
+            match authority_changed {
                 Some(touched) => changed.extend(touched),
                 None => {
                     changed.extend(world.wants.keys().chain(before.by_service.keys()).cloned());

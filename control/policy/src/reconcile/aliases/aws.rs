@@ -8,7 +8,7 @@ use tidegate_model::health::Rules;
 use tidegate_model::objects::Labels;
 
 use super::super::options::key;
-use super::{Said, boolean, number};
+use super::{AliasValue, boolean, number};
 
 macro_rules! key_of {
     ($rest:literal) => {
@@ -81,123 +81,129 @@ fn interval(annotations: &Labels) -> u32 {
     written.unwrap_or(INTERVAL)
 }
 
-pub(super) fn proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match value {
-        "*" => Said::Ours(key::PROXY_PROTOCOL, "v1".into()),
+        "*" => AliasValue::Ours(key::PROXY_PROTOCOL, "v1".into()),
         // Backends that expect the header would take the client's first bytes for it.
-        _ => Said::InvalidPort("\"*\"".into()),
+        _ => AliasValue::InvalidPort("\"*\"".into()),
     }
 }
 
-pub(super) fn draining_enabled<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn draining_enabled<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match boolean(value) {
-        Some(true) => Said::Nothing,
-        Some(false) => Said::Ours(key::DRAIN_TIMEOUT, "0s".into()),
-        None => Said::Invalid("true, false".into()),
+        Some(true) => AliasValue::Nothing,
+        Some(false) => AliasValue::Ours(key::DRAIN_TIMEOUT, "0s".into()),
+        None => AliasValue::Invalid("true, false".into()),
     }
 }
 
-pub(super) fn draining_timeout<'a>(value: &'a str, annotations: &'a Labels) -> Said<'a> {
+pub(super) fn draining_timeout<'a>(value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
     if annotations.get(DRAINING_ENABLED).map(|v| v.trim()) != Some("true") {
         let why = "aws-load-balancer-connection-draining-enabled is not \"true\"";
-        return Said::Ignored(why.into(), "the two together");
+        return AliasValue::Ignored(why.into(), "the two together");
     }
     seconds(key::DRAIN_TIMEOUT, value, 1, 3600)
 }
 
-pub(super) fn idle_timeout<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn idle_timeout<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     seconds(key::IDLE_TIMEOUT_TCP, value, 1, 4000)
 }
 
-pub(super) fn healthy_threshold<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn healthy_threshold<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     threshold(key::HEALTHY_THRESHOLD, value)
 }
 
-pub(super) fn unhealthy_threshold<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn unhealthy_threshold<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     threshold(key::UNHEALTHY_THRESHOLD, value)
 }
 
-fn threshold<'a>(ours: &'static str, value: &'a str) -> Said<'a> {
+fn threshold<'a>(ours: &'static str, value: &'a str) -> AliasValue<'a> {
     match number(value, &(2..=10)) {
-        Some(_) => Said::Ours(ours, value.into()),
-        None => Said::Invalid("a number, 2 to 10".into()),
+        Some(_) => AliasValue::Ours(ours, value.into()),
+        None => AliasValue::Invalid("a number, 2 to 10".into()),
     }
 }
 
-pub(super) fn health_interval<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn health_interval<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     seconds(key::HEALTH_INTERVAL, value, 5, 300)
 }
 
-pub(super) fn health_timeout<'a>(value: &'a str, annotations: &'a Labels) -> Said<'a> {
+pub(super) fn health_timeout<'a>(value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
     let interval = interval(annotations);
     match number(value, &(2..=60)) {
-        Some(timeout) if timeout < interval => Said::Ours(key::HEALTH_TIMEOUT, format!("{timeout}s").into()),
-        _ => Said::Invalid(
+        Some(timeout) if timeout < interval => {
+            AliasValue::Ours(key::HEALTH_TIMEOUT, format!("{timeout}s").into())
+        }
+        _ => AliasValue::Invalid(
             format!("seconds, 2 to 60, less than the interval of {interval}; the default is {TIMEOUT}")
                 .into(),
         ),
     }
 }
 
-pub(super) fn health_protocol<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
-    Said::Ours(key::HEALTH_PROTOCOL, value.to_ascii_lowercase().into())
+pub(super) fn health_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    AliasValue::Ours(key::HEALTH_PROTOCOL, value.to_ascii_lowercase().into())
 }
 
-pub(super) fn health_port<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn health_port<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     // The port of the endpoint itself.
-    if value == "traffic-port" { Said::Nothing } else { Said::Ours(key::HEALTH_PORT, value.into()) }
-}
-
-pub(super) fn health_path<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
-    Said::Ours(key::HEALTH_PATH, value.into())
-}
-
-/// `key=value,key=value`; the syntax of selectors contains it.
-pub(super) fn target_node_labels<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
-    let pair = |p: &str| p.split_once('=').is_some_and(|(k, v)| !k.trim().is_empty() && !v.contains('='));
-    if value.split(',').all(pair) {
-        Said::Ours(key::BACKEND_NODE_SELECTOR, value.into())
+    if value == "traffic-port" {
+        AliasValue::Nothing
     } else {
-        Said::InvalidPort("labels of nodes such as disk=ssd,zone=a".into())
+        AliasValue::Ours(key::HEALTH_PORT, value.into())
     }
 }
 
-pub(super) fn target_type<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn health_path<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    AliasValue::Ours(key::HEALTH_PATH, value.into())
+}
+
+/// `key=value,key=value`; the syntax of selectors contains it.
+pub(super) fn target_node_labels<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    let pair = |p: &str| p.split_once('=').is_some_and(|(k, v)| !k.trim().is_empty() && !v.contains('='));
+    if value.split(',').all(pair) {
+        AliasValue::Ours(key::BACKEND_NODE_SELECTOR, value.into())
+    } else {
+        AliasValue::InvalidPort("labels of nodes such as disk=ssd,zone=a".into())
+    }
+}
+
+pub(super) fn target_type<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match value {
-        "ip" => Said::Ours(key::TARGET, "pod".into()),
-        "instance" => Said::Ours(key::TARGET, "node".into()),
-        _ => Said::Invalid("ip, instance".into()),
+        "ip" => AliasValue::Ours(key::TARGET, "pod".into()),
+        "instance" => AliasValue::Ours(key::TARGET, "node".into()),
+        _ => AliasValue::Invalid("ip, instance".into()),
     }
 }
 
 /// A network load balancer is what the gateway is.
-pub(super) fn balancer_type<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn balancer_type<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match value {
-        "nlb" | "external" => Said::Nothing,
-        "nlb-ip" => Said::Ours(key::TARGET, "pod".into()),
-        _ => Said::Invalid("nlb, nlb-ip, external".into()),
+        "nlb" | "external" => AliasValue::Nothing,
+        "nlb-ip" => AliasValue::Ours(key::TARGET, "pod".into()),
+        _ => AliasValue::Invalid("nlb, nlb-ip, external".into()),
     }
 }
 
-pub(super) fn access_log<'a>(_: &'a str, _: &'a Labels) -> Said<'a> {
-    Said::Ignored("a flow log is not supported yet".into(), "no annotation")
+pub(super) fn access_log<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    AliasValue::Ignored("a flow log is not supported yet".into(), "no annotation")
 }
 
-pub(super) fn cross_zone<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn cross_zone<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match boolean(value) {
         // Every ready endpoint takes flows, unless all carry hints.
-        Some(true) => Said::Nothing,
-        Some(false) => Said::Ignored(
+        Some(true) => AliasValue::Nothing,
+        Some(false) => AliasValue::Ignored(
             "flows are kept in a zone by the hints of EndpointSlices".into(),
             "spec.trafficDistribution: PreferClose",
         ),
-        None => Said::Invalid("true, false".into()),
+        None => AliasValue::Invalid("true, false".into()),
     }
 }
 
-fn seconds(ours: &'static str, value: &str, min: u32, max: u32) -> Said<'static> {
+fn seconds(ours: &'static str, value: &str, min: u32, max: u32) -> AliasValue<'static> {
     match number(value, &(min..=max)) {
-        Some(n) => Said::Ours(ours, format!("{n}s").into()),
-        None => Said::Invalid(format!("seconds, {min} to {max}").into()),
+        Some(n) => AliasValue::Ours(ours, format!("{n}s").into()),
+        None => AliasValue::Invalid(format!("seconds, {min} to {max}").into()),
     }
 }

@@ -4,22 +4,22 @@
 
 use tidegate_model::objects::Labels;
 
-use super::{Said, boolean};
+use super::{AliasValue, boolean};
 
-pub(super) fn yes_or_no<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn yes_or_no<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     said(boolean(value), "true, false")
 }
 
 /// AWS took `0.0.0.0/0`, and in the end everything but `false`, for yes.
-pub(super) fn aws<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn aws<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match value {
-        "0.0.0.0/0" => Said::Internal,
-        "" => Said::Nothing,
+        "0.0.0.0/0" => AliasValue::Internal,
+        "" => AliasValue::Nothing,
         _ => said(boolean(value), "true, false"),
     }
 }
 
-pub(super) fn gcp<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn gcp<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let internal = match value.to_ascii_lowercase().as_str() {
         "internal" => Some(true),
         "external" => Some(false),
@@ -28,7 +28,7 @@ pub(super) fn gcp<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
     said(internal, "Internal, External")
 }
 
-pub(super) fn ibm<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn ibm<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let internal = match value {
         "private" => Some(true),
         "public" => Some(false),
@@ -37,7 +37,7 @@ pub(super) fn ibm<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
     said(internal, "private, public")
 }
 
-pub(super) fn alibaba<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn alibaba<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     let internal = match value {
         "intranet" => Some(true),
         "internet" => Some(false),
@@ -47,14 +47,14 @@ pub(super) fn alibaba<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
 }
 
 /// Tencent's names a subnet; any subnet is an internal one.
-pub(super) fn tke<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
-    if value.is_empty() { Said::Nothing } else { Said::Internal }
+pub(super) fn tke<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    if value.is_empty() { AliasValue::Nothing } else { AliasValue::Internal }
 }
 
-fn said(internal: Option<bool>, accepted: &'static str) -> Said<'static> {
+fn said(internal: Option<bool>, accepted: &'static str) -> AliasValue<'static> {
     match internal {
-        Some(true) => Said::Internal,
-        Some(false) => Said::Nothing,
-        None => Said::InvalidAddress(accepted.into()),
+        Some(true) => AliasValue::Internal,
+        Some(false) => AliasValue::Nothing,
+        None => AliasValue::InvalidAddress(accepted.into()),
     }
 }

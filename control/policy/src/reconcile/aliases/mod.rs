@@ -1,6 +1,6 @@
 //! Annotations of other load balancers, and what each of them says in ours (`docs/compat.md`).
 //!
-//! A table of keys, each with a pure function from the value as written to [`Said`]; the vendors' own rules (ranges,
+//! A table of keys, each with a pure function from the value as written to [`AliasValue`]; the vendors' own rules (ranges,
 //! defaults, spellings of yes and no) are in `aws`, `tke` and `internal`. `options` applies what they say, for the
 //! vendors in `services.compat` only, and names in a finding whatever has no effect.
 //!
@@ -24,7 +24,7 @@ pub(super) use aws::{ALL_OF_HEALTH_CHECKS, classic_defaults, probe_defaults};
 
 /// What the value of an alias says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Said<'a> {
+pub(super) enum AliasValue<'a> {
     /// The same as this annotation of ours with this value.
     Ours(&'static str, Cow<'a, str>),
     /// What the gateway does anyway.
@@ -52,11 +52,11 @@ pub(super) struct Alias {
 }
 
 /// From the value, and the other annotations of the Service, to what it says.
-type Read = for<'a> fn(&'a str, &'a Labels) -> Said<'a>;
+type Read = for<'a> fn(&'a str, &'a Labels) -> AliasValue<'a>;
 
 impl Alias {
     /// What a value says, beside the other annotations of the Service.
-    pub(super) fn read<'a>(&self, value: &'a str, annotations: &'a Labels) -> Said<'a> {
+    pub(super) fn read<'a>(&self, value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
         (self.read)(value.trim(), annotations)
     }
 }
@@ -128,20 +128,20 @@ pub(super) const ALIASES: &[Alias] = &[
     alias("alibaba", "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-", unsupported),
 ];
 
-fn addresses<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
-    Said::Ours(key::LOAD_BALANCER_IPS, value.into())
+fn addresses<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    AliasValue::Ours(key::LOAD_BALANCER_IPS, value.into())
 }
 
-fn pool<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
-    Said::Ours(key::ADDRESS_POOL, value.into())
+fn pool<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    AliasValue::Ours(key::ADDRESS_POOL, value.into())
 }
 
-fn shared<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
-    Said::Ours(key::ALLOW_SHARED_IP, value.into())
+fn shared<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    AliasValue::Ours(key::ALLOW_SHARED_IP, value.into())
 }
 
-fn unsupported<'a>(_: &'a str, _: &'a Labels) -> Said<'a> {
-    Said::Ignored("it is not supported".into(), "annotations of tidegate.dev/")
+fn unsupported<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    AliasValue::Ignored("it is not supported".into(), "annotations of tidegate.dev/")
 }
 
 /// A whole number in a range.

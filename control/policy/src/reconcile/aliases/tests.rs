@@ -4,28 +4,28 @@ use super::*;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
 
-fn said(annotation: &str, value: &str, others: &[(&str, &str)]) -> Said<'static> {
+fn said(annotation: &str, value: &str, others: &[(&str, &str)]) -> AliasValue<'static> {
     let annotations: Labels = others.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     let alias = known(annotation).unwrap_or_else(|| panic!("{annotation} is known"));
     match alias.read(value, &annotations) {
-        Said::Ours(ours, translated) => Said::Ours(ours, translated.into_owned().into()),
-        Said::Nothing => Said::Nothing,
-        Said::Internal => Said::Internal,
-        Said::Ignored(why, accepted) => Said::Ignored(why, accepted),
-        Said::Invalid(accepted) => Said::Invalid(accepted),
-        Said::InvalidPort(accepted) => Said::InvalidPort(accepted),
-        Said::InvalidAddress(accepted) => Said::InvalidAddress(accepted),
+        AliasValue::Ours(ours, translated) => AliasValue::Ours(ours, translated.into_owned().into()),
+        AliasValue::Nothing => AliasValue::Nothing,
+        AliasValue::Internal => AliasValue::Internal,
+        AliasValue::Ignored(why, accepted) => AliasValue::Ignored(why, accepted),
+        AliasValue::Invalid(accepted) => AliasValue::Invalid(accepted),
+        AliasValue::InvalidPort(accepted) => AliasValue::InvalidPort(accepted),
+        AliasValue::InvalidAddress(accepted) => AliasValue::InvalidAddress(accepted),
     }
 }
 
-fn ours(key: &'static str, value: &'static str) -> Said<'static> {
-    Said::Ours(key, value.into())
+fn ours(key: &'static str, value: &'static str) -> AliasValue<'static> {
+    AliasValue::Ours(key, value.into())
 }
 
 #[test]
 fn an_exact_key_is_found_before_the_prefix_that_contains_it() {
-    assert_eq!(said(&format!("{AWS}internal"), "true", &[]), Said::Internal);
-    assert!(matches!(said(&format!("{AWS}eip-allocations"), "x", &[]), Said::Ignored(..)));
+    assert_eq!(said(&format!("{AWS}internal"), "true", &[]), AliasValue::Internal);
+    assert!(matches!(said(&format!("{AWS}eip-allocations"), "x", &[]), AliasValue::Ignored(..)));
     assert_eq!(said("lbipam.cilium.io/ips", "192.0.2.1", &[]), ours(key::LOAD_BALANCER_IPS, "192.0.2.1"));
     assert!(known("kubectl.kubernetes.io/last-applied-configuration").is_none());
     assert!(known("tidegate.dev/forwarding").is_none());
@@ -55,13 +55,13 @@ fn all_eight_spellings_of_internal_are_told_from_their_negation_and_from_nonsens
             "extranet",
         ),
     ] {
-        assert_eq!(said(key, yes, &[]), Said::Internal, "{key}");
-        assert_eq!(said(key, no, &[]), Said::Nothing, "{key}");
-        assert!(matches!(said(key, nonsense, &[]), Said::InvalidAddress(_)), "{key}: {nonsense}");
+        assert_eq!(said(key, yes, &[]), AliasValue::Internal, "{key}");
+        assert_eq!(said(key, no, &[]), AliasValue::Nothing, "{key}");
+        assert!(matches!(said(key, nonsense, &[]), AliasValue::InvalidAddress(_)), "{key}: {nonsense}");
     }
     let subnet = "service.kubernetes.io/qcloud-loadbalancer-internal-subnetid";
-    assert_eq!(said(subnet, "subnet-1", &[]), Said::Internal);
-    assert_eq!(said(subnet, "", &[]), Said::Nothing);
+    assert_eq!(said(subnet, "subnet-1", &[]), AliasValue::Internal);
+    assert_eq!(said(subnet, "", &[]), AliasValue::Nothing);
 }
 
 #[test]
@@ -77,14 +77,14 @@ fn numbers_of_aws_have_the_ranges_of_aws() {
         let enabled = format!("{AWS}connection-draining-enabled");
         let others = [(enabled.as_str(), "true")];
         for fine in [first, last] {
-            let expected = Said::Ours(to, format!("{fine}{unit}").into());
+            let expected = AliasValue::Ours(to, format!("{fine}{unit}").into());
             assert_eq!(said(&annotation, &fine.to_string(), &others), expected, "{annotation}");
         }
         let low = (first - 1).to_string();
         for faulty in [low.as_str(), &(last + 1).to_string(), "", "5s", "+5", "many"] {
             let result = said(&annotation, faulty, &others);
             assert!(
-                matches!(&result, Said::Invalid(accepted) if accepted.contains(&format!("{first} to {last}"))),
+                matches!(&result, AliasValue::Invalid(accepted) if accepted.contains(&format!("{first} to {last}"))),
                 "{annotation}: {faulty}: {result:?}"
             );
         }
@@ -96,12 +96,12 @@ fn a_check_of_aws_ends_before_the_next_begins() {
     let (timeout, interval) = (format!("{AWS}healthcheck-timeout"), format!("{AWS}healthcheck-interval"));
     assert_eq!(said(&timeout, "9", &[]), ours(key::HEALTH_TIMEOUT, "9s"));
     assert!(
-        matches!(said(&timeout, "10", &[]), Said::Invalid(_)),
+        matches!(said(&timeout, "10", &[]), AliasValue::Invalid(_)),
         "the interval is 10 where none is written"
     );
     assert_eq!(said(&timeout, "60", &[(&interval, "61")]), ours(key::HEALTH_TIMEOUT, "60s"));
-    assert!(matches!(said(&timeout, "61", &[(&interval, "300")]), Said::Invalid(_)));
-    assert!(matches!(said(&timeout, "1", &[]), Said::Invalid(_)));
+    assert!(matches!(said(&timeout, "61", &[(&interval, "300")]), AliasValue::Invalid(_)));
+    assert!(matches!(said(&timeout, "1", &[]), AliasValue::Invalid(_)));
 }
 
 #[test]
@@ -109,10 +109,10 @@ fn draining_counts_where_it_is_enabled() {
     let (enabled, timeout) =
         (format!("{AWS}connection-draining-enabled"), format!("{AWS}connection-draining-timeout"));
     assert_eq!(said(&enabled, "false", &[]), ours(key::DRAIN_TIMEOUT, "0s"));
-    assert_eq!(said(&enabled, "true", &[]), Said::Nothing);
-    assert!(matches!(said(&enabled, "yes", &[]), Said::Invalid(_)));
+    assert_eq!(said(&enabled, "true", &[]), AliasValue::Nothing);
+    assert!(matches!(said(&enabled, "yes", &[]), AliasValue::Invalid(_)));
     for others in [&[][..], &[(enabled.as_str(), "false")]] {
-        assert!(matches!(said(&timeout, "60", others), Said::Ignored(..)));
+        assert!(matches!(said(&timeout, "60", others), AliasValue::Ignored(..)));
     }
 }
 
@@ -120,21 +120,21 @@ fn draining_counts_where_it_is_enabled() {
 fn words_of_aws_say_what_ours_say() {
     let aws = |rest: &str, value: &str| said(&format!("{AWS}{rest}"), value, &[]);
     assert_eq!(aws("proxy-protocol", "*"), ours(key::PROXY_PROTOCOL, "v1"));
-    assert!(matches!(aws("proxy-protocol", "80"), Said::InvalidPort(_)));
+    assert!(matches!(aws("proxy-protocol", "80"), AliasValue::InvalidPort(_)));
     let labels = "disk=ssd, zone=a";
     assert_eq!(aws("target-node-labels", labels), ours(key::BACKEND_NODE_SELECTOR, labels));
-    assert!(matches!(aws("target-node-labels", "disk"), Said::InvalidPort(_)));
-    assert_eq!(aws("type", "nlb"), Said::Nothing);
+    assert!(matches!(aws("target-node-labels", "disk"), AliasValue::InvalidPort(_)));
+    assert_eq!(aws("type", "nlb"), AliasValue::Nothing);
     assert_eq!(aws("type", "nlb-ip"), ours(key::TARGET, "pod"));
-    assert!(matches!(aws("type", "clb"), Said::Invalid(_)));
+    assert!(matches!(aws("type", "clb"), AliasValue::Invalid(_)));
     assert_eq!(aws("nlb-target-type", "instance"), ours(key::TARGET, "node"));
     for log in ["access-log-enabled", "access-log-emit-interval", "access-log-s3-bucket-name"] {
-        assert!(matches!(aws(log, "true"), Said::Ignored(..)), "{log}");
+        assert!(matches!(aws(log, "true"), AliasValue::Ignored(..)), "{log}");
     }
-    assert_eq!(aws("cross-zone-load-balancing-enabled", "true"), Said::Nothing);
-    assert!(matches!(aws("cross-zone-load-balancing-enabled", "false"), Said::Ignored(..)));
+    assert_eq!(aws("cross-zone-load-balancing-enabled", "true"), AliasValue::Nothing);
+    assert!(matches!(aws("cross-zone-load-balancing-enabled", "false"), AliasValue::Ignored(..)));
     assert_eq!(aws("healthcheck-protocol", "HTTP"), ours(key::HEALTH_PROTOCOL, "http"));
-    assert_eq!(aws("healthcheck-port", "traffic-port"), Said::Nothing);
+    assert_eq!(aws("healthcheck-port", "traffic-port"), AliasValue::Nothing);
 }
 
 #[test]
@@ -145,16 +145,16 @@ fn annotations_of_tke_say_what_ours_say() {
         tke("qcloud-loadbalancer-backends-label", selector),
         ours(key::BACKEND_NODE_SELECTOR, selector)
     );
-    assert_eq!(tke("local-svc-only-bind-node-with-pod", "true"), Said::Nothing);
-    assert!(matches!(tke("local-svc-only-bind-node-with-pod", "false"), Said::Ignored(..)));
-    assert!(matches!(tke("local-svc-only-bind-node-with-pod", "1"), Said::Invalid(_)));
+    assert_eq!(tke("local-svc-only-bind-node-with-pod", "true"), AliasValue::Nothing);
+    assert!(matches!(tke("local-svc-only-bind-node-with-pod", "false"), AliasValue::Ignored(..)));
+    assert!(matches!(tke("local-svc-only-bind-node-with-pod", "1"), AliasValue::Invalid(_)));
     assert_eq!(
         tke("qcloud-loadbalancer-internet-max-bandwidth-out", "2000"),
         ours(key::MAX_BANDWIDTH, "2000M")
     );
     for faulty in ["0", "2001", "10M"] {
         let result = tke("qcloud-loadbalancer-internet-max-bandwidth-out", faulty);
-        assert!(matches!(result, Said::InvalidPort(_)), "{faulty}");
+        assert!(matches!(result, AliasValue::InvalidPort(_)), "{faulty}");
     }
 }
 
@@ -176,6 +176,6 @@ fn addresses_pools_and_sharing_keys_of_the_other_three_pass_as_they_are() {
         "lbipam.cilium.io/sharing-cross-namespace",
         "kube-vip.io/egress",
     ] {
-        assert!(matches!(said(annotation, "x", &[]), Said::Ignored(..)), "{annotation}");
+        assert!(matches!(said(annotation, "x", &[]), AliasValue::Ignored(..)), "{annotation}");
     }
 }

@@ -3,7 +3,7 @@
 use tidegate_model::objects::Labels;
 
 use super::super::options::key;
-use super::{Said, boolean, number};
+use super::{AliasValue, boolean, number};
 
 pub(super) const PREFIX: &str = "service.kubernetes.io/qcloud-loadbalancer-";
 pub(super) const BACKENDS_LABEL: &str = "service.kubernetes.io/qcloud-loadbalancer-backends-label";
@@ -12,26 +12,26 @@ pub(super) const BANDWIDTH: &str = "service.kubernetes.io/qcloud-loadbalancer-in
 pub(super) const INTERNAL_SUBNET: &str = "service.kubernetes.io/qcloud-loadbalancer-internal-subnetid";
 
 /// A label selector of the nodes that are backends.
-pub(super) fn backends_label<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
-    Said::Ours(key::BACKEND_NODE_SELECTOR, value.into())
+pub(super) fn backends_label<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
+    AliasValue::Ours(key::BACKEND_NODE_SELECTOR, value.into())
 }
 
 /// With policy Local only nodes with endpoints are backends in any case.
-pub(super) fn only_nodes_with_pods<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn only_nodes_with_pods<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match boolean(value) {
-        Some(true) => Said::Nothing,
-        Some(false) => Said::Ignored(
+        Some(true) => AliasValue::Nothing,
+        Some(false) => AliasValue::Ignored(
             "with externalTrafficPolicy Local a node without endpoints would drop what it is sent".into(),
             "true, or externalTrafficPolicy: Cluster",
         ),
-        None => Said::Invalid("true, false".into()),
+        None => AliasValue::Invalid("true, false".into()),
     }
 }
 
 /// Mbit/s, 1 to 2000. Without a limit the line that it protects is open.
-pub(super) fn bandwidth<'a>(value: &'a str, _: &'a Labels) -> Said<'a> {
+pub(super) fn bandwidth<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match number(value, &(1..=2000)) {
-        Some(megabits) => Said::Ours(key::MAX_BANDWIDTH, format!("{megabits}M").into()),
-        None => Said::InvalidPort("Mbit/s, 1 to 2000".into()),
+        Some(megabits) => AliasValue::Ours(key::MAX_BANDWIDTH, format!("{megabits}M").into()),
+        None => AliasValue::InvalidPort("Mbit/s, 1 to 2000".into()),
     }
 }

@@ -1,6 +1,6 @@
 //! Health checks: what annotations ask for, what is refused, who is judged by what, and fail open.
 
-use tidegate_model::health::{Failure, Standing};
+use tidegate_model::health::{Failure, HealthStatus};
 
 use super::*;
 
@@ -81,7 +81,7 @@ fn udp_ports_without_a_check_of_their_own_are_judged_by_the_checked_tcp_ports_be
 #[test]
 fn all_checked_backends_of_a_service_port_failing_at_once_means_none_is_set_aside() {
     let mut world = web(&[]);
-    let refused = Standing { failure: Some(Failure::Refused), ..Standing::default() };
+    let refused = HealthStatus { failure: Some(Failure::Refused), ..HealthStatus::default() };
     world.verdicts = world.look().targets.into_iter().map(|target| (target, refused)).collect();
     let outcome = world.look();
     assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active", "10.0.1.2:8080 active"]);
@@ -188,7 +188,7 @@ fn dsr_backends_are_checked_at_each_vip_and_those_of_other_modes_at_their_own_ad
         // Each VIP has its own verdict.
         let failing = world.look().targets.into_iter().take(1).collect::<Vec<_>>();
         world.settings.health.fail_open = false;
-        let not_on_vip = Standing { failure: Some(Failure::NotOnVip), ..Standing::default() };
+        let not_on_vip = HealthStatus { failure: Some(Failure::NotOnVip), ..HealthStatus::default() };
         world.verdicts = failing.into_iter().map(|target| (target, not_on_vip)).collect();
         let outcome = world.look();
         let mut found: Vec<_> = outcome.spec.services.iter().flat_map(|service| states(service)).collect();
@@ -241,7 +241,7 @@ fn the_health_check_node_port_of_an_appliance_counts_no_endpoint_that_fails_open
 #[test]
 fn the_view_tells_failures_and_damping() {
     let mut world = web(&[]);
-    let flaps = Standing { failure: Some(Failure::Status(503)), damping: 2, weight: None };
+    let flaps = HealthStatus { failure: Some(Failure::Status(503)), damping: 2, weight: None };
     world.verdicts = world.look().targets.into_iter().take(1).map(|target| (target, flaps)).collect();
     let outcome = world.look();
     let health: Vec<_> = outcome.services[0].ports[0].backends.iter().map(|b| &b.health).collect();

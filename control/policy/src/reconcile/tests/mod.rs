@@ -1,12 +1,12 @@
 //! Stories about Services: each ends in an assertion on the outcome. Here the world that they start from.
 
 mod client_address;
+mod conformance;
 mod health;
 mod incremental;
 mod lifecycle;
 mod order;
 mod refusals;
-mod sentences;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::super::tcp_state::{Standing, State, Worth};
+use super::super::tcp_state::{FlowStatus, State, Worth};
 use super::*;
 
 /// One step. Keys come from a small set, so that steps meet.
@@ -113,7 +113,7 @@ struct Flow {
 }
 
 impl Flow {
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> FlowStatus {
         match self.server {
             Some((_, server)) => State::of_both(self.client.state, server.state, self.idle),
             None => self.client.state.alone(self.idle),

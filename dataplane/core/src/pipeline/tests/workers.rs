@@ -24,13 +24,13 @@ fn steerings() -> [Steering; 2] {
 }
 
 /// The workers of one gateway, and the way that frames take between them.
-struct Crew {
+struct WorkerPool {
     labs: Vec<Lab>,
     held: Vec<(usize, Arrival, FragmentKey, Vec<u8>)>,
     most_hand_overs: u8,
 }
 
-impl Crew {
+impl WorkerPool {
     fn new(mode: ForwardingMode, steering: &Steering) -> Self {
         let services =
             [(VIPS[0], ["10.0.0.1:53", "10.0.0.2:53"]), (VIPS[1], ["[fd00::1]:53", "[fd00::2]:53"])];
@@ -96,7 +96,7 @@ fn queue(steering: &Steering, src: SocketAddr, dst: SocketAddr, otherwise: usize
 fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_parts_arrive() {
     for steering in steerings() {
         for (n, vip) in (0..24).flat_map(|n| VIPS.map(|vip| (n, vip))) {
-            let mut crew = Crew::new(ForwardingMode::FullNat, &steering);
+            let mut worker_pool = WorkerPool::new(ForwardingMode::FullNat, &steering);
             let vip: SocketAddr = vip.parse().unwrap();
             let host = if vip.is_ipv4() { ip("198.51.100.7") } else { ip("2001:db8::7") };
             let client = SocketAddr::new(host, 40_000 + n as u16);
@@ -109,30 +109,34 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
             order.rotate_left(n % 3);
             let mut sent = Vec::new();
             if n % 2 == 0 {
-                sent = crew.sent(
+                sent = worker_pool.sent(
                     queue(&steering, client, vip, n % 3),
                     &whole(10).build(),
                     TransmitReason::Forward,
                 );
             }
             for (at, part) in order.into_iter().enumerate() {
-                sent.extend(crew.sent((at + n / 3) % 3, &parts[part], TransmitReason::Forward));
+                sent.extend(worker_pool.sent((at + n / 3) % 3, &parts[part], TransmitReason::Forward));
             }
-            let last = crew.sent(
+            let last = worker_pool.sent(
                 queue(&steering, client, vip, (n + 1) % 3),
                 &whole(10).build(),
                 TransmitReason::Forward,
             );
             sent.extend(last);
             assert_eq!(sent.len(), 4 + usize::from(n % 2 == 0), "all arrived");
-            assert!(crew.held.is_empty() && crew.most_hand_overs <= 2, "{}", crew.most_hand_overs);
+            assert!(
+                worker_pool.held.is_empty() && worker_pool.most_hand_overs <= 2,
+                "{}",
+                worker_pool.most_hand_overs
+            );
             let all: Vec<Headers> = sent.iter().map(|frame| headers(frame)).collect();
             let local = all.last().unwrap();
             for h in &all {
                 assert_eq!((h.src, h.dst), (local.src, local.dst));
                 assert!(h.is_later_fragment() || h.src_port == local.src_port, "{h:?}");
             }
-            let flows: usize = crew.labs.iter().map(|lab| lab.pipeline.flows().live()).sum();
+            let flows: usize = worker_pool.labs.iter().map(|lab| lab.pipeline.flows().live()).sum();
             assert_eq!(flows, 1);
 
             // And back, with the fragments at any worker.
@@ -144,7 +148,7 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
             let parts = builder::fragments(&answer, 78, 512);
             order.rotate_left(n / 3 % 3);
             for (at, part) in order.into_iter().enumerate() {
-                back.extend(crew.sent((at + n / 6) % 3, &parts[part], TransmitReason::Reply));
+                back.extend(worker_pool.sent((at + n / 6) % 3, &parts[part], TransmitReason::Reply));
             }
             assert_eq!(back.len(), 3);
             for frame in &back {
@@ -160,14 +164,14 @@ fn whole_and_fragmented_datagrams_of_a_flow_have_one_snat_port_wherever_their_pa
 fn fragments_at_different_workers_follow_their_first_in_every_mode() {
     for (steering, mode) in steerings().iter().flat_map(|s| ForwardingMode::ALL.map(|mode| (s, mode))) {
         for n in 0..12_usize {
-            let mut crew = Crew::new(mode, steering);
+            let mut worker_pool = WorkerPool::new(mode, steering);
             let client = SocketAddr::new(ip("198.51.100.7"), 40_000 + n as u16);
             let whole = Builder::udp(client, VIPS[0]).dont_fragment(false).payload_len(1200);
             let parts = builder::fragments(&whole.mac(ROUTER_MAC, GATEWAY_MAC).build(), n as u32, 512);
             let mut sent = Vec::new();
             for (at, part) in parts.iter().enumerate() {
                 let at = if n % 2 == 0 { at } else { 2 - at };
-                sent.extend(crew.sent((at + n) % 3, part, TransmitReason::Forward));
+                sent.extend(worker_pool.sent((at + n) % 3, part, TransmitReason::Forward));
             }
             assert_eq!(sent.len(), 3, "{mode}");
             assert!(sent.iter().all(|frame| frame[..12] == sent[0][..12]), "{mode}: one backend");
@@ -186,13 +190,13 @@ fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
     };
     for (steering, mode) in steerings().iter().flat_map(|s| ForwardingMode::ALL.map(|mode| (s, mode))) {
         for (n, vip) in (0..12_usize).flat_map(|n| VIPS.map(|vip| (n, vip))) {
-            let mut crew = Crew::new(mode, steering);
+            let mut worker_pool = WorkerPool::new(mode, steering);
             let vip: SocketAddr = vip.parse().unwrap();
             let host = if vip.is_ipv4() { ip("198.51.100.7") } else { ip("2001:db8::7") };
             let client = SocketAddr::new(host, 40_000 + n as u16);
             let there = Builder::udp(client, vip).mac(ROUTER_MAC, GATEWAY_MAC).build();
-            let sent = crew.sent(queue(steering, client, vip, n % 3), &there, TransmitReason::Forward);
-            for lab in &mut crew.labs {
+            let sent = worker_pool.sent(queue(steering, client, vip, n % 3), &there, TransmitReason::Forward);
+            for lab in &mut worker_pool.labs {
                 // The hash leads elsewhere from now on: only the worker that has the flow knows its backend.
                 let of_vip = usize::from(vip.is_ipv6());
                 lab.change(|spec| {
@@ -204,7 +208,7 @@ fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
             }
             let about_answer = Builder::udp(vip, client).packet();
             for at in 0..3 {
-                let fates = crew.receive(at, &too_big(vip, &about_answer));
+                let fates = worker_pool.receive(at, &too_big(vip, &about_answer));
                 let frame = fates[0].sent(TransmitReason::IcmpError);
                 assert_eq!(frame[..6], sent[0][..6], "{mode}: to the backend of the flow, from worker {at}");
             }
@@ -216,7 +220,7 @@ fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
                 (SocketAddr::new(h.src.ip(), h.src_port), SocketAddr::new(h.dst.ip(), h.dst_port));
             let about_request = Builder::udp(from, to).packet();
             for at in 0..3 {
-                let fates = crew.receive(at, &too_big(from, &about_request));
+                let fates = worker_pool.receive(at, &too_big(from, &about_request));
                 let h = headers(fates[0].sent(TransmitReason::IcmpError));
                 assert_eq!(h.dst.ip(), client.ip(), "{mode}: to the client, from worker {at}");
             }
@@ -227,18 +231,18 @@ fn icmp_errors_reach_the_worker_that_has_the_flow_from_any_other() {
 #[test]
 fn an_icmp_error_about_no_flow_ends_after_every_worker_was_asked() {
     for mode in ForwardingMode::ALL {
-        let mut crew = Crew::new(mode, &Steering::Partition);
+        let mut worker_pool = WorkerPool::new(mode, &Steering::Partition);
         let quoted = Builder::udp(VIPS[0], "198.51.100.7:40000").packet();
         let error = Builder::icmp(ip("192.0.2.1"), ip("203.0.113.5"), 3, 4, [0, 0, 5, 0]);
         let error = error.payload(&quoted).mac(ROUTER_MAC, GATEWAY_MAC).build();
         for at in 0..3 {
-            let fates = crew.receive(at, &error);
+            let fates = worker_pool.receive(at, &error);
             match mode.is_dsr() {
                 // Where its packets go, if they go anywhere.
                 true => drop(fates[0].sent(TransmitReason::IcmpError)),
                 false => assert_eq!(fates[0].refused(), Refusal::IcmpErrorUnknown),
             }
         }
-        assert!(crew.most_hand_overs < WORKERS);
+        assert!(worker_pool.most_hand_overs < WORKERS);
     }
 }

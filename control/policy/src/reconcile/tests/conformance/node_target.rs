@@ -1,6 +1,6 @@
 //! Target `node` (sections 2 to 5): which nodes, by which address and port, with which weight, and what they are asked.
 
-use tidegate_model::health::{Failure, Standing};
+use tidegate_model::health::{Failure, HealthStatus};
 
 use super::packets::{Gateways, headers};
 use super::*;
@@ -227,15 +227,15 @@ fn each_nodes_health_check_node_port_is_probed_with_local_or_its_proxys_healthz_
 fn the_weight_header_that_a_node_answers_is_the_nodes_weight() {
     let both = cluster("dsr-l2", LOCAL);
     let first = both.look().targets.first().expect("there are two").clone();
-    let told = |standing: Standing| {
+    let told = |standing: HealthStatus| {
         let first = first.clone();
         cluster("dsr-l2", LOCAL)
             .with(move |world| world.verdicts = [(first.clone(), standing)].into_iter().collect())
             .look()
     };
-    let tells = |weight| Standing { weight: Some(weight), ..Default::default() };
+    let tells = |weight| HealthStatus { weight: Some(weight), ..Default::default() };
     assert_eq!(weights(only(&told(tells(5)))), ["10.0.1.1:80 5", "10.0.1.2:80 1"]);
-    let failing = Standing { failure: Some(Failure::Status(503)), ..tells(0) };
+    let failing = HealthStatus { failure: Some(Failure::Status(503)), ..tells(0) };
     assert_eq!(states(only(&told(failing))), ["10.0.1.1:80 down", "10.0.1.2:80 active"]);
 }
 
@@ -249,10 +249,10 @@ fn nodes_that_all_say_they_have_no_endpoint_keep_the_weights_of_those_that_termi
     let all = [leaving("10.1.0.1", "a"), leaving("10.1.0.2", "a"), leaving("10.1.1.1", "b")];
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     let mut both = Both::new(&(to_nodes("dsr-l2", LOCAL, "") + &slice_of_web("s", "IPv4", &all) + &nodes()));
-    let none = Standing { weight: Some(0), ..Default::default() };
-    let failing = Standing { failure: Some(Failure::Status(503)), ..none };
+    let none = HealthStatus { weight: Some(0), ..Default::default() };
+    let failing = HealthStatus { failure: Some(Failure::Status(503)), ..none };
     let targets: Vec<_> = both.look().targets.iter().cloned().collect();
-    let told = |standing: Standing, of: &[tidegate_model::health::Target]| -> Verdicts {
+    let told = |standing: HealthStatus, of: &[tidegate_model::health::Target]| -> Verdicts {
         of.iter().map(|target| (target.clone(), standing)).collect()
     };
     // kube-proxy counts ready ones, and goes on with those that serve.
@@ -282,15 +282,15 @@ fn a_new_local_service_is_no_warning_before_its_nodes_have_failed_their_checks()
             + &nodes()),
     );
     let targets: Vec<_> = both.look().targets.iter().cloned().collect();
-    let told = |standing: Standing| -> Verdicts {
+    let told = |standing: HealthStatus| -> Verdicts {
         targets.iter().map(|target| (target.clone(), standing)).collect()
     };
     let warns = |both: &Both| both.look().findings.iter().any(|f| f.reason == Reason::HealthFailOpen);
     // Their proxies have not heard of the Service yet.
-    let none = Standing { weight: Some(0), ..Default::default() };
+    let none = HealthStatus { weight: Some(0), ..Default::default() };
     both.both(|world| world.verdicts = told(none));
     assert!(both.look().services[0].ports[0].fail_open && !warns(&both));
     // Nor after as many answers as it takes.
-    both.both(|world| world.verdicts = told(Standing { failure: Some(Failure::Status(503)), ..none }));
+    both.both(|world| world.verdicts = told(HealthStatus { failure: Some(Failure::Status(503)), ..none }));
     assert!(warns(&both));
 }

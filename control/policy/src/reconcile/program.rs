@@ -30,7 +30,7 @@ use super::drain::Drains;
 use super::finding::{Finding, Reason};
 use super::frontends::{Frontend, Frontends, Via};
 use super::health_options;
-use super::judged::Witnesses;
+use super::health_result::TcpEvidence;
 use super::settings::Settings;
 use super::size_limits::TooLarge;
 use super::source_ranges::Admission;
@@ -75,7 +75,7 @@ pub(super) struct Programmed {
 }
 
 /// Programmes one Service; none of its ports where it is `too_large`.
-pub(super) fn programme(
+pub(super) fn program(
     context: &Context<'_>,
     plan: &Plan<'_>,
     granted: &Granted,
@@ -108,7 +108,7 @@ pub(super) fn programme(
         forwardable: BTreeSet::new(),
     };
     // Endpoints that are asked at VIPs may do well at one of them and not at another.
-    let mut witnesses_at: BTreeMap<Option<Arc<AtVip>>, Witnesses> = BTreeMap::new();
+    let mut evidence_at: BTreeMap<Option<Arc<AtVip>>, TcpEvidence> = BTreeMap::new();
     let all_ports = &endpoints.ports;
     let mut unchecked = BTreeSet::new();
     for (i, port) in service.ports.iter().enumerate() {
@@ -121,13 +121,12 @@ pub(super) fn programme(
                 Err(why) => (Some(why), Backends::default()),
                 Ok(reached) => {
                     let at_vip = health_options::at_vip(context.settings(), plan.options, frontend.vip);
-                    let witnesses = witnesses_at.entry(at_vip).or_insert_with_key(|at_vip| {
+                    let evidence = evidence_at.entry(at_vip).or_insert_with_key(|at_vip| {
                         let may_be_checked = |one: &_| context.may_be_checked(one);
-                        Witnesses::new(&plan.options.checks, all_ports, at_vip.as_ref(), may_be_checked)
+                        TcpEvidence::new(&plan.options.checks, all_ports, at_vip.as_ref(), may_be_checked)
                     });
-                    let backends = backends::backends(
-                        context, plan, i, &frontend, &reached, witnesses, drains, findings,
-                    );
+                    let backends =
+                        backends::backends(context, plan, i, &frontend, &reached, evidence, drains, findings);
                     (None, backends)
                 }
             };

@@ -370,13 +370,13 @@ fn overlapping_pools_are_told_and_are_not_a_crash() {
     let outcome = pooled.step();
     let given: BTreeSet<IpAddr> = outcome.spec.services.iter().map(|s| s.key.vip).collect();
     assert_eq!(given.len(), 16, "each address once, whoever has it");
-    let told: Vec<(&str, Asker)> = outcome
+    let told: Vec<(&str, ObjectKind)> = outcome
         .findings
         .iter()
         .filter(|f| f.reason == Reason::PoolsOverlap)
         .map(|f| (f.object.name.as_str(), f.kind))
         .collect();
-    assert_eq!(told, [("a", Asker::AddressPool), ("b", Asker::AddressPool)]);
+    assert_eq!(told, [("a", ObjectKind::AddressPool), ("b", ObjectKind::AddressPool)]);
     // An object with the name of a pool of the configuration is not used, and says so.
     let taken = "apiVersion: tidegate.dev/v1alpha1\nkind: AddressPool\nmetadata: {name: public}\nspec: {addresses: \
                  [192.0.2.0/28]}\n";

@@ -1,6 +1,6 @@
 //! Section 5, as far as objects decide: classes, requested addresses, families, node ports, what is given back, nodes.
 //!
-//! What is written to an API server about it (status, conditions, events, finalizer) is in the sentences of
+//! What is written to an API server about it (status, conditions, events, finalizer) is in the conformance tests of
 //! `cluster/plan/tests/`.
 
 use super::*;

@@ -1,7 +1,7 @@
 //! What the gateway's checks say about endpoints: who is checked how, who fails, and when none is set aside.
 //!
 //! Pure, and per service port. A UDP port answers no handshake: without a check of its own it is judged by the
-//! checked TCP ports of the same endpoint and Service ([`Witnesses`]).
+//! checked TCP ports of the same endpoint and Service ([`TcpEvidence`]).
 //!
 //! Invariant: with [`HealthConfig::fail_open`](tidegate_model::config::HealthConfig::fail_open) checks never take the last
 //! endpoint away: Kubernetes calls it ready, and when all fail at once, the check or the way to them is the
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use tidegate_model::health::{AtVip, Standing, Target, Verdicts};
+use tidegate_model::health::{AtVip, HealthStatus, Target, Verdicts};
 use tidegate_model::objects::{PortEndpoints, Protocol, ResolvedEndpoint};
 
 use super::health_options::Checks;
@@ -21,9 +21,9 @@ use super::view::{HealthState, HealthView};
 ///
 /// A UDP port without a check of its own is taken as down when every TCP port of the same endpoint and Service fails.
 #[derive(Debug, Default)]
-pub(super) struct Witnesses(BTreeMap<IpAddr, Vec<Target>>);
+pub(super) struct TcpEvidence(BTreeMap<IpAddr, Vec<Target>>);
 
-impl Witnesses {
+impl TcpEvidence {
     /// Those of a Service whose ports resolve to `ports`.
     pub(super) fn new(
         checks: &Checks,
@@ -31,16 +31,16 @@ impl Witnesses {
         at_vip: Option<&Arc<AtVip>>,
         may_be_checked: impl Fn(&ResolvedEndpoint) -> bool,
     ) -> Self {
-        let mut witnesses = Self::default();
+        let mut evidence = Self::default();
         let has_udp = ports.iter().any(|port| port.protocol == Protocol::Udp);
         for port in ports.iter().filter(|port| has_udp && port.protocol == Protocol::Tcp) {
             for endpoint in port.endpoints.iter().filter(|one| one.ready && may_be_checked(one)) {
                 if let Some(target) = checks.target(port.protocol, endpoint.ip, endpoint.port, at_vip) {
-                    witnesses.0.entry(endpoint.ip).or_default().push(target);
+                    evidence.0.entry(endpoint.ip).or_default().push(target);
                 }
             }
         }
-        witnesses
+        evidence
     }
 
     fn all_fail(&self, ip: IpAddr, verdicts: &Verdicts) -> bool {
@@ -50,24 +50,24 @@ impl Witnesses {
 
 /// What is known of one endpoint of a service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Judged {
+pub(super) struct HealthResult {
     /// Its check; none where it has none of its own.
     pub(super) target: Option<Target>,
-    standing: Standing,
+    standing: HealthStatus,
     by_witnesses: bool,
 }
 
-impl Judged {
+impl HealthResult {
     /// Asks the verdicts about an endpoint that has this check.
     pub(super) fn new(
         target: Option<Target>,
-        witnesses: &Witnesses,
+        evidence: &TcpEvidence,
         protocol: Protocol,
         ip: IpAddr,
         verdicts: &Verdicts,
     ) -> Self {
-        let standing = target.as_ref().map_or_else(Standing::default, |target| verdicts.of(target));
-        let by_witnesses = target.is_none() && protocol == Protocol::Udp && witnesses.all_fail(ip, verdicts);
+        let standing = target.as_ref().map_or_else(HealthStatus::default, |target| verdicts.of(target));
+        let by_witnesses = target.is_none() && protocol == Protocol::Udp && evidence.all_fail(ip, verdicts);
         Self { target, standing, by_witnesses }
     }
 

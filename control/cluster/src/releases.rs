@@ -1,12 +1,12 @@
 //! What the rounds have to know of the other gateways, and which addresses are withheld because of them.
 //!
-//! The daemon keeps a [`Past`] and shows it the Services before each round; with the [`Fleet`], which the writer tells,
+//! The daemon keeps a [`ReleaseTracker`] and shows it the Services before each round; with the [`PeerReleases`], which the writer tells,
 //! it says who decides on addresses and which of them are withheld. An address that a Service gave back is given to
 //! another one when every live gateway has applied the version of the Services in which it was given back: they say in
 //! their `GatewayStatus` how far they are, whatever the number of addresses.
 //!
 //! Who follows remembers the last version in which anything was given back; who decides remembers it by address, so
-//! that one address holds up no other. [`Fleet::decides_since`] stands for what happened before a gateway decided.
+//! that one address holds up no other. [`PeerReleases::decides_since`] stands for what happened before a gateway decided.
 //!
 //! Invariant: an address that no Service names and that is not remembered was given back in `settled_since` or before,
 //! or before this gateway began to decide.
@@ -21,7 +21,7 @@ use tidegate_policy::pools::{Allocations, Authority, Holdings};
 
 /// What is known of all gateways at one API server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Fleet {
+pub struct PeerReleases {
     /// Whether this gateway leads: decides on addresses.
     pub leads: bool,
     /// The version of Services that every live gateway has applied, this one too.
@@ -34,7 +34,7 @@ pub struct Fleet {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Past {
+pub struct ReleaseTracker {
     services: SharedMap<ObjectKey, Arc<Service>>,
     given: Arc<Allocations>,
     /// Of the Services seen last; 0 while it is not known.
@@ -49,7 +49,7 @@ pub struct Past {
     settled_since: u64,
 }
 
-impl Past {
+impl ReleaseTracker {
     /// The source has these Services, of this version ([`SourceUpdate::version`](tidegate_source::SourceUpdate::version));
     /// the last round gave these addresses, which may not be in a status yet. Without a version nothing is recorded:
     /// what changed meanwhile counts as of the next one.
@@ -58,7 +58,7 @@ impl Past {
         services: &SharedMap<ObjectKey, Arc<Service>>,
         given: &Arc<Allocations>,
         version: u64,
-        fleet: &Fleet,
+        fleet: &PeerReleases,
     ) {
         if version == 0 {
             self.version = 0;
@@ -117,7 +117,7 @@ impl Past {
 
     /// Who decides in a round on the Services that were seen last, and which addresses are withheld.
     #[must_use]
-    pub fn authority(&self, fleet: &Fleet) -> Authority {
+    pub fn authority(&self, fleet: &PeerReleases) -> Authority {
         if !fleet.leads {
             Authority::Follows
         } else if self.version == 0 || fleet.withdrawn < self.everything_since(fleet) {
@@ -129,13 +129,13 @@ impl Past {
 
     /// The version that every gateway has to apply before nothing is withheld; `None` when they have.
     #[must_use]
-    pub fn waits_for(&self, fleet: &Fleet) -> Option<u64> {
+    pub fn waits_for(&self, fleet: &PeerReleases) -> Option<u64> {
         let newest = self.given_back.values().copied().max().unwrap_or(0);
         let newest = newest.max(self.everything_since(fleet));
         (fleet.leads && fleet.withdrawn < newest).then_some(newest)
     }
 
-    fn everything_since(&self, fleet: &Fleet) -> u64 {
+    fn everything_since(&self, fleet: &PeerReleases) -> u64 {
         self.settled_since.max(fleet.decides_since)
     }
 }
@@ -172,11 +172,11 @@ mod tests {
         having.iter().map(service).collect()
     }
 
-    fn leads(withdrawn: u64) -> Fleet {
-        Fleet { leads: true, withdrawn, ..Fleet::default() }
+    fn leads(withdrawn: u64) -> PeerReleases {
+        PeerReleases { leads: true, withdrawn, ..PeerReleases::default() }
     }
 
-    fn withheld(past: &Past, fleet: &Fleet) -> Option<Vec<IpAddr>> {
+    fn withheld(past: &ReleaseTracker, fleet: &PeerReleases) -> Option<Vec<IpAddr>> {
         match past.authority(fleet) {
             Authority::Decides { withheld } => Some(withheld.into_iter().collect()),
             Authority::Waits | Authority::Follows => None,
@@ -184,10 +184,10 @@ mod tests {
     }
 
     /// (who has which address, version, what is known of the others)
-    type State<'a> = (&'a [(u32, u8)], u64, &'a Fleet);
+    type State<'a> = (&'a [(u32, u8)], u64, &'a PeerReleases);
 
-    fn seen(states: &[State<'_>]) -> Past {
-        let mut past = Past::default();
+    fn seen(states: &[State<'_>]) -> ReleaseTracker {
+        let mut past = ReleaseTracker::default();
         states.iter().for_each(|(having, version, fleet)| {
             past.see(&services(having), &Arc::default(), *version, fleet);
         });
@@ -235,12 +235,12 @@ mod tests {
 
     #[test]
     fn who_begins_to_lead_waits_for_what_was_given_back_before() {
-        let follows = Fleet::default();
+        let follows = PeerReleases::default();
         let past = seen(&[(&[(1, 1)], 10, &follows), (&[], 20, &follows)]);
         assert_eq!(past.authority(&follows), Authority::Follows);
         assert_eq!(past.authority(&leads(15)), Authority::Waits);
         assert_eq!(withheld(&past, &leads(20)), Some(vec![]));
-        let since = Fleet { decides_since: 30, ..leads(20) };
+        let since = PeerReleases { decides_since: 30, ..leads(20) };
         assert_eq!((past.authority(&since), past.waits_for(&since)), (Authority::Waits, Some(30)));
     }
 
@@ -290,7 +290,7 @@ mod tests {
                 all.collect::<SharedMap<_, _>>()
             };
             let mut applied = [1_usize; 3];
-            let mut pasts = [Past::default(), Past::default()];
+            let mut trackers = [ReleaseTracker::default(), ReleaseTracker::default()];
             let (mut leader, mut since) = (0, 1_u64);
             // What the leader gave and has not read back: version, address, Service.
             let mut given: Vec<(usize, u8, u32)> = vec![];
@@ -299,11 +299,11 @@ mod tests {
                 let slowest = *applied.iter().min().expect("three") as u64;
                 let fleet = |gateway: usize| {
                     let leads = gateway == leader;
-                    Fleet { leads, withdrawn: slowest, decides_since: if leads { since } else { 0 }, ..Fleet::default() }
+                    PeerReleases { leads, withdrawn: slowest, decides_since: if leads { since } else { 0 }, ..PeerReleases::default() }
                 };
                 // The leader reads no further than it has applied; its decisions are on that.
                 given.retain(|(version, ..)| applied[leader] < *version);
-                for (gateway, past) in pasts.iter_mut().enumerate() {
+                for (gateway, past) in trackers.iter_mut().enumerate() {
                     let version = applied[gateway];
                     let given = if gateway == leader { memory(&given) } else { Arc::default() };
                     past.see(&having(&history[version]), &given, version as u64, &fleet(gateway));
@@ -322,7 +322,7 @@ mod tests {
                     }
                     // A write of the leader on what it has seen and given; nobody else gives addresses away.
                     3 if history[applied[leader]][at].is_none() && given.iter().all(|(_, to, _)| *to != address) => {
-                        let may = withheld(&pasts[leader], &fleet(leader)).is_some_and(|w| !w.contains(&ip(address)));
+                        let may = withheld(&trackers[leader], &fleet(leader)).is_some_and(|w| !w.contains(&ip(address)));
                         if may {
                             prop_assert!(history[newest][at].is_none(), "it is given twice");
                             let mut next = history[newest];

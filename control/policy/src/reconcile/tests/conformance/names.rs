@@ -132,7 +132,7 @@ fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_even
     let outcome = world.look();
     let spec = only(&outcome);
     assert_eq!((spec.key.vip, states(spec)), (ip("203.0.113.9"), vec!["10.1.0.1:8080 active".to_owned()]));
-    let told: Vec<(Asker, String, &str)> = outcome
+    let told: Vec<(ObjectKind, String, &str)> = outcome
         .findings
         .iter()
         .filter(|f| f.reason == Reason::InvalidValue)
@@ -140,11 +140,11 @@ fn objects_from_an_api_server_are_never_refused_whole_and_a_bad_field_is_an_even
         .collect();
     let on = |kind, object: &str, field| (kind, object.to_owned(), field);
     for one in [
-        on(Asker::Service, "default/1st", "spec.loadBalancerIP"),
-        on(Asker::Service, "default/1st", "spec.ports[1].port"),
-        on(Asker::EndpointSlice, "default/s", "endpoints[1].addresses[0]"),
-        on(Asker::EndpointSlice, "default/s", "ports[1].port"),
-        on(Asker::Node, "n1", "spec.podCIDRs[0]"),
+        on(ObjectKind::Service, "default/1st", "spec.loadBalancerIP"),
+        on(ObjectKind::Service, "default/1st", "spec.ports[1].port"),
+        on(ObjectKind::EndpointSlice, "default/s", "endpoints[1].addresses[0]"),
+        on(ObjectKind::EndpointSlice, "default/s", "ports[1].port"),
+        on(ObjectKind::Node, "n1", "spec.podCIDRs[0]"),
     ] {
         assert!(told.contains(&one), "{one:?} in {told:?}");
     }

@@ -27,7 +27,7 @@ const SYSCTLS: [(&str, &str, &str); 4] = [
 #[error(
     "{interface}: cannot keep the kernel from answering there too: writing {value:?} to {path}: {source}"
 )]
-pub struct SilenceError {
+pub struct SysctlGuardError {
     /// The kernel interface.
     interface: String,
     /// What was being set.
@@ -40,13 +40,13 @@ pub struct SilenceError {
 
 /// The kernel keeps quiet on an interface for as long as this lives.
 #[derive(Debug)]
-pub struct Silence {
+pub struct SysctlGuard {
     /// What to write back, in the order in which it was changed.
     before: Vec<(PathBuf, String)>,
     record: Record,
 }
 
-impl Silence {
+impl SysctlGuard {
     /// Whether the kernel hears what a device hears: `net_af_packet` shares the interface with it.
     #[must_use]
     pub fn is_needed(device: &str) -> bool {
@@ -58,7 +58,7 @@ impl Silence {
     /// # Errors
     /// When a sysctl cannot be written (no root, a read-only /proc). One that the kernel does not have, such as
     /// those of IPv6 where that is compiled out, is passed over.
-    pub fn begin(interface: &str, record: &Record) -> Result<Self, SilenceError> {
+    pub fn begin(interface: &str, record: &Record) -> Result<Self, SysctlGuardError> {
         let left = record.read().sysctls;
         let (mut before, mut changes) = (Vec::new(), Vec::new());
         for (family, name, value) in SYSCTLS {
@@ -72,10 +72,10 @@ impl Silence {
                 before.push(left.clone());
             }
         }
-        let silence = Self { before, record: record.clone() };
-        silence.remember();
+        let guard = Self { before, record: record.clone() };
+        guard.remember();
         for (path, value) in changes {
-            std::fs::write(&path, value).map_err(|source| SilenceError {
+            std::fs::write(&path, value).map_err(|source| SysctlGuardError {
                 interface: interface.to_owned(),
                 path: path.display().to_string(),
                 value: value.to_owned(),
@@ -89,7 +89,7 @@ impl Silence {
                 "net.ipv4.conf.all.rp_filter is 2: the kernel may answer on the port as well; set it to 0"
             );
         }
-        Ok(silence)
+        Ok(guard)
     }
 
     /// The interface is gone, and with it all that was set: nothing is put back.
@@ -102,7 +102,7 @@ impl Silence {
     }
 }
 
-impl Drop for Silence {
+impl Drop for SysctlGuard {
     fn drop(&mut self) {
         for (path, value) in self.before.drain(..).rev() {
             // The interface may be gone by now; then there is nothing to put back.

@@ -1,6 +1,6 @@
 //! Looks at the other gateways: when, and what is asked of the API server for it.
 //!
-//! [`Look`] keeps the times and what came of the last look; `writer` sends the requests in the background. Every ten
+//! [`PeerPoll`] keeps the times and what came of the last look; `writer` sends the requests in the background. Every ten
 //! seconds, every second while something waits for other gateways.
 
 use std::time::Duration;
@@ -33,7 +33,7 @@ const GONE_MAX: usize = 8;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct PeerPoll {
     pub(super) peers: Peers,
     /// The API server has told who there is.
     pub(super) is_known: bool,
@@ -44,7 +44,7 @@ pub(super) struct Look {
     error: Option<String>,
 }
 
-impl Look {
+impl PeerPoll {
     pub(super) fn new(own_name: &str, now: Instant) -> Self {
         let peers = Peers::new(own_name, now);
         Self { peers, is_known: false, at: now, began: None, is_under_way: false, error: None }

@@ -1,6 +1,6 @@
-//! One worker of a crew, seen from outside: its thread's life, its state, its figures.
+//! One worker of a worker pool, seen from outside: its thread's life, its state, its figures.
 //!
-//! The [`super::crew`] starts them, asks them and waits for their end; nothing here knows what they forward.
+//! The [`super::worker_pool`] starts them, asks them and waits for their end; nothing here knows what they forward.
 //!
 //! Invariant: a thread that ends unasked leaves the state `Failed`, and the callback has been called.
 
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tidegate_core::ids::WorkerIndex;
 
-use super::crew::CrewError;
 use super::stats::{Reading, Window, WorkerStats};
+use super::worker_pool::WorkerPoolError;
 use crate::drivers::PortQueue;
 use crate::topology::WorkerPlace;
 use crate::worker::{Shared, Worker};
@@ -49,7 +49,7 @@ pub enum WorkerState {
 }
 
 /// One worker, seen from outside.
-pub(super) struct Member {
+pub(super) struct WorkerHandle {
     pub(super) place: WorkerPlace,
     pub(super) shared: Arc<Shared>,
     state: Arc<AtomicU8>,
@@ -63,12 +63,12 @@ pub(super) struct Readiness {
     answer: Receiver<Result<(), String>>,
 }
 
-impl Member {
+impl WorkerHandle {
     /// Starts the worker's thread. On it, `enter` is called first and what it gives is kept until the worker ends; `make`
     /// then makes the worker, so that its memory lies on its own NUMA node.
     ///
     /// # Errors
-    /// [`CrewError::Thread`].
+    /// [`WorkerPoolError::Thread`].
     pub(super) fn start<Q: PortQueue + 'static, G>(
         place: WorkerPlace,
         shared: Arc<Shared>,
@@ -76,14 +76,14 @@ impl Member {
         make: impl FnOnce() -> Worker<Q> + Send + 'static,
         stop: Arc<AtomicBool>,
         on_failure: Option<OnFailure>,
-    ) -> Result<(Self, Readiness), CrewError> {
+    ) -> Result<(Self, Readiness), WorkerPoolError> {
         let state = Arc::new(AtomicU8::new(WorkerState::Starting as u8));
         let life = Life { worker: place.worker, state: Arc::clone(&state), on_failure };
         let (tell, answer) = sync_channel(1);
         let body = move || life.live(&tell, enter, make, &stop);
         let thread = spawn(&format!("tg-worker-{}", place.worker), body)?;
-        let member = Self { place, shared, state, window: Window::default(), thread: Some(thread) };
-        Ok((member, Readiness { worker: place.worker, answer }))
+        let handle = Self { place, shared, state, window: Window::default(), thread: Some(thread) };
+        Ok((handle, Readiness { worker: place.worker, answer }))
     }
 
     /// Waits for the end of the worker, which was told to.
@@ -123,15 +123,15 @@ impl Readiness {
     /// Waits until the worker is in its loop.
     ///
     /// # Errors
-    /// [`CrewError::Worker`] when it is not, and says why.
-    pub(super) fn wait(self) -> Result<(), CrewError> {
+    /// [`WorkerPoolError::Worker`] when it is not, and says why.
+    pub(super) fn wait(self) -> Result<(), WorkerPoolError> {
         let message = match self.answer.recv_timeout(START_TIMEOUT) {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(message)) => message,
             Err(RecvTimeoutError::Timeout) => format!("not ready after {START_TIMEOUT:?}"),
             Err(RecvTimeoutError::Disconnected) => "it panicked while its tables were made".to_owned(),
         };
-        Err(CrewError::Worker { worker: self.worker, message })
+        Err(WorkerPoolError::Worker { worker: self.worker, message })
     }
 }
 
@@ -202,11 +202,14 @@ pub(crate) fn confine(cpus: &[usize]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, CrewError> {
+pub(super) fn spawn(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, WorkerPoolError> {
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(body)
-        .map_err(|source| CrewError::Thread { name: name.to_owned(), source })
+        .map_err(|source| WorkerPoolError::Thread { name: name.to_owned(), source })
 }
 
 pub(super) fn join(thread: Option<JoinHandle<()>>) {

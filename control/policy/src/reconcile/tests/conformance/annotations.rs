@@ -395,7 +395,7 @@ fn a_weight_that_is_not_understood_is_said_at_the_pod_and_at_the_node_that_say_i
         let [directory, api] = weighed(odd).each();
         let odd_one = only(&directory).backends.last().expect("four");
         assert_eq!((odd_one.weight, odd_one.state), (1, BackendState::Active));
-        let said: BTreeSet<(Asker, String)> =
+        let said: BTreeSet<(ObjectKind, String)> =
             api.findings.iter().map(|f| (f.kind, f.diagnostic.to_string())).collect();
         let message = |object: &str| {
             format!(
@@ -403,7 +403,7 @@ fn a_weight_that_is_not_understood_is_said_at_the_pod_and_at_the_node_that_say_i
                  accepted: a number, 0 (no new flows) to 65535"
             )
         };
-        let expected = [(Asker::Pod, message("Pod default/odd")), (Asker::Node, message("Node b"))];
+        let expected = [(ObjectKind::Pod, message("Pod default/odd")), (ObjectKind::Node, message("Node b"))];
         assert_eq!(said, BTreeSet::from(expected));
         let placed =
             directory.findings.iter().all(|f| f.diagnostic.location.as_ref().is_some_and(|l| l.line > 1));

@@ -33,7 +33,7 @@ pub type Parked<F> = (Arrival, F);
 
 /// See the module.
 #[derive(Debug)]
-pub struct Parking<F> {
+pub struct PendingNeighborQueue<F> {
     /// Never longer than its capacity at the start.
     waits: Vec<Wait<F>>,
     next_look: Now,
@@ -56,13 +56,13 @@ pub enum Released<F> {
     Expired(ArrayVec<Parked<F>, FRAMES_PER_NEIGHBOR>),
 }
 
-impl<F> Default for Parking<F> {
+impl<F> Default for PendingNeighborQueue<F> {
     fn default() -> Self {
         Self { waits: Vec::with_capacity(NEIGHBORS_MAX), next_look: Now(0) }
     }
 }
 
-impl<F> Parking<F> {
+impl<F> PendingNeighborQueue<F> {
     /// Whether nothing waits.
     #[inline]
     #[must_use]
@@ -139,45 +139,45 @@ mod tests {
 
     #[test]
     fn frames_come_back_in_order_once_their_neighbour_is_found() {
-        let (neighbors, mut parking) = (NeighborTable::with_capacity(8), Parking::default());
+        let (neighbors, mut pending) = (NeighborTable::with_capacity(8), PendingNeighborQueue::default());
         for frame in 0..3 {
-            parking.park(host(1), HERE, frame, Now(0)).unwrap();
-            parking.park(host(2), Arrival::HandedOver(0), 10 + frame, Now(0)).unwrap();
+            pending.park(host(1), HERE, frame, Now(0)).unwrap();
+            pending.park(host(2), Arrival::HandedOver(0), 10 + frame, Now(0)).unwrap();
         }
-        assert!(parking.release(Now(0), &neighbors).is_none());
+        assert!(pending.release(Now(0), &neighbors).is_none());
         let slot = neighbors.intern(0, host(2).1).unwrap();
         neighbors.learn(slot, MacAddr([2, 0, 0, 0, 0, 9]));
-        assert!(parking.release(Now(1), &neighbors).is_none(), "it has just looked");
+        assert!(pending.release(Now(1), &neighbors).is_none(), "it has just looked");
         let later = Now(0).plus(LOOK_EVERY);
-        let Some(Released::Resolved(frames)) = parking.release(later, &neighbors) else { panic!("found") };
+        let Some(Released::Resolved(frames)) = pending.release(later, &neighbors) else { panic!("found") };
         assert_eq!(frames[..], [10, 11, 12].map(|frame| (Arrival::HandedOver(0), frame)));
-        assert!(parking.release(later, &neighbors).is_none());
-        assert_eq!((parking.len(), parking.is_empty()), (3, false));
+        assert!(pending.release(later, &neighbors).is_none());
+        assert_eq!((pending.len(), pending.is_empty()), (3, false));
     }
 
     #[test]
     fn waiting_ends_after_a_second_counted_from_the_first_frame() {
-        let (neighbors, mut parking) = (NeighborTable::with_capacity(8), Parking::default());
-        parking.park(host(1), HERE, 1, Now(0)).unwrap();
-        parking.park(host(1), HERE, 2, Now(900_000_000)).unwrap();
-        assert!(parking.release(Now(999_999_999), &neighbors).is_none());
-        let Some(Released::Expired(frames)) = parking.release(Now(1_000_100_000), &neighbors) else {
+        let (neighbors, mut pending) = (NeighborTable::with_capacity(8), PendingNeighborQueue::default());
+        pending.park(host(1), HERE, 1, Now(0)).unwrap();
+        pending.park(host(1), HERE, 2, Now(900_000_000)).unwrap();
+        assert!(pending.release(Now(999_999_999), &neighbors).is_none());
+        let Some(Released::Expired(frames)) = pending.release(Now(1_000_100_000), &neighbors) else {
             panic!("over")
         };
-        assert_eq!((frames.len(), parking.is_empty()), (2, true));
+        assert_eq!((frames.len(), pending.is_empty()), (2, true));
     }
 
     #[test]
     fn neighbours_and_frames_of_each_are_bounded_and_what_has_no_room_is_given_back() {
-        let mut parking = Parking::default();
+        let mut pending = PendingNeighborQueue::default();
         for neighbor in 0..NEIGHBORS_MAX {
             for frame in 0..FRAMES_PER_NEIGHBOR {
-                parking.park(host(neighbor as u8), HERE, frame, Now(0)).unwrap();
+                pending.park(host(neighbor as u8), HERE, frame, Now(0)).unwrap();
             }
         }
-        assert_eq!(parking.park(host(0), HERE, 77, Now(0)), Err(77));
-        assert_eq!(parking.park(host(200), HERE, 78, Now(0)), Err(78));
-        assert_eq!(parking.waits.capacity(), NEIGHBORS_MAX, "no memory was asked for");
-        assert_eq!((parking.clear(), parking.is_empty()), (PARKED_MAX, true));
+        assert_eq!(pending.park(host(0), HERE, 77, Now(0)), Err(77));
+        assert_eq!(pending.park(host(200), HERE, 78, Now(0)), Err(78));
+        assert_eq!(pending.waits.capacity(), NEIGHBORS_MAX, "no memory was asked for");
+        assert_eq!((pending.clear(), pending.is_empty()), (PARKED_MAX, true));
     }
 }

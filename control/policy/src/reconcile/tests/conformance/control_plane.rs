@@ -121,7 +121,7 @@ fn what_cannot_be_a_route_is_said_at_the_node_and_the_others_stay() {
     ];
     assert_eq!(directory.findings.len(), expected.len(), "{:?}", messages(&directory));
     for (finding, (node, what, accepted)) in directory.findings.iter().zip(expected) {
-        assert_eq!((finding.reason, finding.kind), (Reason::PodRouteRefused, Asker::Node));
+        assert_eq!((finding.reason, finding.kind), (Reason::PodRouteRefused, ObjectKind::Node));
         assert_eq!(finding.object, ObjectKey::new("", node));
         assert_eq!(
             (finding.diagnostic.what.as_str(), finding.diagnostic.accepted.as_deref()),

@@ -3,7 +3,7 @@
 //! Only an API server can be written to. What is to be written follows from objects alone, so objects that were read
 //! from a directory have to come to the same plan: [`Both`] asserts it with each step.
 
-use tidegate_policy::reconcile::{Asker, Reason};
+use tidegate_policy::reconcile::{ObjectKind, Reason};
 
 use super::*;
 use crate::event::EventType;
@@ -519,8 +519,11 @@ fn a_value_that_is_not_understood_is_an_event_at_the_object_that_has_it() {
                   (no new flows) to 65535";
     let size = "annotation tidegate.dev/table-size: \"many\" is not understood, the default is used; accepted: a prime \
                 from 251 to 655373 such as 65537";
-    let expected =
-        [(Asker::Node, "u-node", weight), (Asker::Pod, "u-pod", weight), (Asker::Service, "u-svc", size)];
+    let expected = [
+        (ObjectKind::Node, "u-node", weight),
+        (ObjectKind::Pod, "u-pod", weight),
+        (ObjectKind::Service, "u-svc", size),
+    ];
     assert_eq!(about, expected.map(|(kind, uid, note)| (kind.as_str(), uid, note)).into());
     assert!(events.iter().all(|e| e.regarding.api_version() == "v1"));
 }

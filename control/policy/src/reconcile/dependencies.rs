@@ -1,8 +1,8 @@
-//! Which Services a change of something else can touch: of a node, a Pod, an address, a drain.
+//! Which Services depend on something else that changed: a node, a Pod, an address, a drain.
 //!
-//! What a Service came out of is noted as [`Interest`]: a list of [`Clue`]s (its endpoints' addresses, nodes and Pods,
-//! whatever else it forwards to), and which sides of a node matter to it. A change gives [`Touches`], and a Service is
-//! taken up again where they meet. Clues are hashes: two that collide cost a Service's second look, never a wrong answer.
+//! What the result for a Service depends on is noted as [`Dependencies`]: a list of [`DependencyKey`]s (its endpoints' addresses, nodes and Pods,
+//! whatever else it forwards to), and which sides of a node matter to it. A change gives [`Changes`], and a Service is
+//! computed anew where they meet. Keys are hashes: a collision costs one needless computation, never a wrong result.
 //!
 //! Invariant: what is not noted here and is no part of the Service itself does not show in what it comes to. Whoever
 //! lets a Service depend on something more adds it here (the property of `tests/incremental` tells).
@@ -18,12 +18,12 @@ use tidegate_model::shared_map::Difference;
 use super::Plan;
 use super::drain::DrainTarget;
 use super::options::key::WEIGHT;
-use super::programme::Context;
+use super::program::Context;
 use super::size_limits::is_local_alone;
 
 /// Something that a Service may have come out of.
 #[derive(Debug, Clone, Copy, Hash)]
-pub(super) enum Clue<'a> {
+pub(super) enum DependencyKey<'a> {
     /// An address: whether it is a VIP, fails its checks or is drained.
     Address(IpAddr),
     /// A node, by name.
@@ -32,7 +32,7 @@ pub(super) enum Clue<'a> {
     Pod(&'a ObjectKey),
 }
 
-impl Clue<'_> {
+impl DependencyKey<'_> {
     fn hashed(self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -56,15 +56,15 @@ const AS_TARGET: Sides = 1 << 3;
 
 /// What a Service came out of, beside itself and its slices.
 #[derive(Debug)]
-pub(super) struct Interest {
-    /// Hashes of its clues, sorted.
-    clues: Box<[u64]>,
+pub(super) struct Dependencies {
+    /// Hashes of its keys, sorted.
+    keys: Box<[u64]>,
     sides: Sides,
-    /// Whether any node matters, rather than those among the clues.
+    /// Whether any node matters, rather than those among the keys.
     every_node: bool,
 }
 
-impl Interest {
+impl Dependencies {
     /// That of a Service with these endpoints, which came to these addresses beside theirs.
     pub(super) fn new(
         context: &Context<'_>,
@@ -72,14 +72,14 @@ impl Interest {
         endpoints: &ServiceEndpoints,
         addresses: impl Iterator<Item = IpAddr>,
     ) -> Self {
-        let mut clues: Vec<u64> = addresses.map(|ip| Clue::Address(ip).hashed()).collect();
+        let mut keys: Vec<u64> = addresses.map(|ip| DependencyKey::Address(ip).hashed()).collect();
         for endpoint in endpoints.ports.iter().flat_map(|port| &port.endpoints) {
-            clues.push(Clue::Address(endpoint.ip).hashed());
-            clues.extend(endpoint.node.as_deref().map(|node| Clue::Node(node).hashed()));
-            clues.extend(endpoint.pod.as_ref().map(|pod| Clue::Pod(pod).hashed()));
+            keys.push(DependencyKey::Address(endpoint.ip).hashed());
+            keys.extend(endpoint.node.as_deref().map(|node| DependencyKey::Node(node).hashed()));
+            keys.extend(endpoint.pod.as_ref().map(|pod| DependencyKey::Pod(pod).hashed()));
         }
-        clues.sort_unstable();
-        clues.dedup();
+        keys.sort_unstable();
+        keys.dedup();
         let of_nodes = plan.options.target == Target::Node;
         let selects = plan.options.node_selector.is_some();
         let mut all = endpoints.ports.iter().flat_map(|port| &port.endpoints);
@@ -87,33 +87,33 @@ impl Interest {
         let sides = [(LABELS, selects), (AS_TARGET, of_nodes), (NETWORKS, asks_for_networks)];
         let sides = sides.iter().filter(|(_, matters)| *matters).map(|(side, _)| side);
         Self {
-            clues: clues.into(),
+            keys: keys.into(),
             sides: sides.fold(BESIDE | ZONE_AND_WEIGHT, |all, side| all | side),
             every_node: of_nodes && !is_local_alone(context.settings(), plan.service),
         }
     }
 }
 
-/// What changed, for [`Touches::meet`].
+/// What changed, for [`Changes::meet`].
 #[derive(Debug, Default)]
-pub(super) struct Touches {
-    /// Hashes of clues, with the sides that changed; sorted once [`Self::sorted`].
-    clues: Vec<(u64, Sides)>,
+pub(super) struct Changes {
+    /// Hashes of keys, with the sides that changed; sorted once [`Self::sorted`].
+    keys: Vec<(u64, Sides)>,
     /// Sides of any node that changed.
     of_nodes: Sides,
 }
 
-impl Touches {
+impl Changes {
     /// Something else is true of an address.
     pub(super) fn address(&mut self, ip: IpAddr) {
-        self.clues.push((Clue::Address(ip).hashed(), BESIDE));
+        self.keys.push((DependencyKey::Address(ip).hashed(), BESIDE));
     }
 
     /// A Pod is another; its part in `PodIndex` is not meant.
     pub(super) fn pod(&mut self, change: &Difference<'_, ObjectKey, Arc<Pod>>) {
         let weight = |pod: Option<&'_ Arc<Pod>>| pod.and_then(|pod| weight_of(&pod.meta)).map(str::to_owned);
         if weight(change.before) != weight(change.after) {
-            self.clues.push((Clue::Pod(change.key).hashed(), BESIDE));
+            self.keys.push((DependencyKey::Pod(change.key).hashed(), BESIDE));
         }
     }
 
@@ -144,37 +144,37 @@ impl Touches {
 
     fn sides_of_node(&mut self, name: &str, sides: Sides) {
         if sides != 0 {
-            self.clues.push((Clue::Node(name).hashed(), sides));
+            self.keys.push((DependencyKey::Node(name).hashed(), sides));
             self.of_nodes |= sides;
         }
     }
 
     /// Whether nothing changed.
     pub(super) fn is_empty(&self) -> bool {
-        self.clues.is_empty()
+        self.keys.is_empty()
     }
 
     /// Those of the Services that are touched.
-    pub(super) fn meet<'a, K>(mut self, services: impl Iterator<Item = (K, &'a Interest)>) -> Vec<K> {
+    pub(super) fn meet<'a, K>(mut self, services: impl Iterator<Item = (K, &'a Dependencies)>) -> Vec<K> {
         if self.is_empty() {
             return Vec::new();
         }
-        self.clues.sort_unstable();
-        services.filter(|(_, interest)| self.touch(interest)).map(|(service, _)| service).collect()
+        self.keys.sort_unstable();
+        services.filter(|(_, dependencies)| self.touch(dependencies)).map(|(service, _)| service).collect()
     }
 
-    /// For [`Self::meet`]: clues are sorted.
-    fn touch(&self, interest: &Interest) -> bool {
-        if interest.every_node && interest.sides & self.of_nodes != 0 {
+    /// For [`Self::meet`]: keys are sorted.
+    fn touch(&self, dependencies: &Dependencies) -> bool {
+        if dependencies.every_node && dependencies.sides & self.of_nodes != 0 {
             return true;
         }
-        let Interest { clues, sides, .. } = interest;
-        if self.clues.len() < clues.len() {
-            return self.clues.iter().any(|(clue, of)| sides & of != 0 && clues.binary_search(clue).is_ok());
+        let Dependencies { keys, sides, .. } = dependencies;
+        if self.keys.len() < keys.len() {
+            return self.keys.iter().any(|(clue, of)| sides & of != 0 && keys.binary_search(clue).is_ok());
         }
-        clues.iter().any(|clue| {
-            let from = self.clues.partition_point(|(other, _)| other < clue);
-            let same = self.clues[from..].iter().take_while(|(other, _)| other == clue);
+        keys.iter().any(|clue| {
+            let from = self.keys.partition_point(|(other, _)| other < clue);
+            let same = self.keys[from..].iter().take_while(|(other, _)| other == clue);
             same.into_iter().any(|(_, of)| sides & of != 0)
         })
     }

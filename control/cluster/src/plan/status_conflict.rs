@@ -17,7 +17,7 @@ const WAIT_MAX: SignedDuration = SignedDuration::from_hours(1);
 
 /// A status that somebody else writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Contest {
+pub struct StatusConflict {
     /// The other field manager.
     pub who: String,
     /// What its owner asked for when it began.
@@ -30,7 +30,7 @@ pub struct Contest {
     retried: bool,
 }
 
-impl Contest {
+impl StatusConflict {
     /// The clock was set back, to this time.
     pub(super) fn set_back(&mut self, now: Timestamp) {
         self.retry_at = self.retry_at.min(now + self.wait);
@@ -38,7 +38,7 @@ impl Contest {
 }
 
 /// What a contest means for the write.
-pub(super) enum Stand {
+pub(super) enum StatusOwnership {
     /// Nobody else writes.
     Alone,
     /// Left alone until the time is over.
@@ -47,7 +47,7 @@ pub(super) enum Stand {
 
 impl Planner<'_> {
     /// Whether the status of a Service may be written with these addresses now.
-    pub(super) fn stand(&mut self, service: &Service, wanted: &[Ingress]) -> Stand {
+    pub(super) fn stand(&mut self, service: &Service, wanted: &[Ingress]) -> StatusOwnership {
         let key = &service.meta.key;
         let stored = &service.stored;
         let now = self.situation.now;
@@ -57,15 +57,15 @@ impl Planner<'_> {
             if over {
                 self.memory.contests.remove(key);
             }
-            return Stand::Alone;
+            return StatusOwnership::Alone;
         }
         let stranger = stored.ingress_managers.iter().find(|manager| *manager != FIELD_MANAGER);
         let is_lost = !stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
         // Our condition tells that we wrote the status before: what we never wrote is taken over.
         let was_ours = stored.condition(ALLOCATED).is_some_and(|c| c.status == "True");
-        let Some(stranger) = stranger.filter(|_| is_lost && was_ours) else { return Stand::Alone };
+        let Some(stranger) = stranger.filter(|_| is_lost && was_ours) else { return StatusOwnership::Alone };
         let asked = self.asked(service).what;
-        let contest = self.memory.contests.entry(key.clone()).or_insert_with(|| Contest {
+        let contest = self.memory.contests.entry(key.clone()).or_insert_with(|| StatusConflict {
             who: stranger.clone(),
             asked,
             retry_at: now + WAIT_MIN,
@@ -83,11 +83,11 @@ impl Planner<'_> {
             (contest.asked, contest.retry_at) = (asked, now);
         }
         if now >= contest.retry_at {
-            return Stand::Alone;
+            return StatusOwnership::Alone;
         }
         let (at, who) = (contest.retry_at, contest.who.clone());
         self.again_at(at);
-        Stand::Yields(who)
+        StatusOwnership::Yields(who)
     }
 
     /// The contested status was written again, and the API server has it: if it differs later, it was lost again.

@@ -3,9 +3,9 @@
 //! [`super::Dataplane`] makes one over DPDK ports; tests make one over ports in memory. Control talks to it from any
 //! thread; its lock is control's own, workers never take it.
 //!
-//! Invariant: a worker that ends without being told to is noticed: its state says `Failed`, [`Crew::healthy`] is false,
+//! Invariant: a worker that ends without being told to is noticed: its state says `Failed`, [`WorkerPool::healthy`] is false,
 //! and the callback has been called with what it said.
-//! Invariant: after [`Crew::stop`] no thread is left and every frame has gone back to where it came from.
+//! Invariant: after [`WorkerPool::stop`] no thread is left and every frame has gone back to where it came from.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,8 +28,8 @@ use tidegate_core::wire::Family;
 use tidegate_probe::Probes;
 
 use super::ledger::Ledger;
-use super::member::{Member, OnFailure, WorkerState, confine, join, spawn};
 use super::snat_usage::SnatUsage;
+use super::worker_handle::{OnFailure, WorkerHandle, WorkerState, confine, join, spawn};
 use crate::clock::Clock;
 use crate::drivers::{FrameSource, PortQueue};
 use crate::links::Links;
@@ -42,7 +42,7 @@ use crate::worker::{Exchange, FlowFilter, FlowQuestion, Forwarding, Question, Sh
 
 /// How the threads are made.
 #[derive(Debug, Clone)]
-pub struct CrewConfig {
+pub struct WorkerPoolConfig {
     /// One place for each worker.
     pub places: Vec<WorkerPlace>,
     /// How they wait.
@@ -96,7 +96,7 @@ pub enum PublishError {
 
 /// Why the threads did not start.
 #[derive(Debug, thiserror::Error)]
-pub enum CrewError {
+pub enum WorkerPoolError {
     /// The first forwarding state does not compile.
     #[error(transparent)]
     Publish(#[from] PublishError),
@@ -123,7 +123,7 @@ pub enum CrewError {
 /// ```
 /// use tidegate_core::{forward::snat_ports::Steering, snapshot::{InterfaceSpec, SnapshotSpec}, wire::MacAddr};
 /// use tidegate_dataplane::drivers::memory::{self, Heap};
-/// use tidegate_dataplane::gateway::{Crew, CrewConfig};
+/// use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
 /// use tidegate_dataplane::topology::{Idle, WorkerPlace};
 ///
 /// let interface = InterfaceSpec {
@@ -134,7 +134,7 @@ pub enum CrewError {
 ///     addresses: vec!["192.0.2.2/24".parse()?],
 /// };
 /// let first = SnapshotSpec { interfaces: vec![interface], ..SnapshotSpec::default() };
-/// let config = CrewConfig {
+/// let config = WorkerPoolConfig {
 ///     places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
 ///     idle: Idle::Adaptive,
 ///     flow_entries: 1024,
@@ -146,15 +146,15 @@ pub enum CrewError {
 /// };
 /// let (wire, mut ends) = memory::port(1, 64);
 /// let enter = |_: &WorkerPlace| Ok::<(), String>(());
-/// let mut crew = Crew::start(&config, vec![vec![ends.remove(0)]], Heap, vec![None], &first, enter, None)?;
-/// crew.publish(&SnapshotSpec { generation: 1, ..first })?;
-/// assert!(crew.healthy() && wire.offer(0, &[0; 60]));
-/// crew.stop();
+/// let mut worker_pool = WorkerPool::start(&config, vec![vec![ends.remove(0)]], Heap, vec![None], &first, enter, None)?;
+/// worker_pool.publish(&SnapshotSpec { generation: 1, ..first })?;
+/// assert!(worker_pool.healthy() && wire.offer(0, &[0; 60]));
+/// worker_pool.stop();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Crew<F> {
+pub struct WorkerPool<F> {
     exchange: Arc<Exchange<F>>,
-    members: Vec<Member>,
+    handles: Vec<WorkerHandle>,
     slow_path: Option<JoinHandle<()>>,
     slow_path_alive: Arc<AtomicBool>,
     slow_path_counters: Arc<SlowPathCounters>,
@@ -179,25 +179,25 @@ pub(super) struct Control {
     outside: Outside,
 }
 
-impl<F> Crew<F> {
+impl<F> WorkerPool<F> {
     /// Starts the threads. `queues[worker][interface]` are the workers' queues; `first` is the forwarding state to
     /// begin with; `enter` is called by each worker's thread first (pin, register) and what it gives is kept until
     /// the worker ends.
     ///
     /// # Errors
-    /// [`CrewError`]; the threads already started have ended by then.
+    /// [`WorkerPoolError`]; the threads already started have ended by then.
     ///
     /// # Panics
     /// If there is not one list of queues for each place, all of one length.
     pub fn start<Q, S, E, G>(
-        config: &CrewConfig,
+        config: &WorkerPoolConfig,
         queues: Vec<Vec<Q>>,
         source: S,
         taps: Vec<Option<Tap>>,
         first: &SnapshotSpec,
         enter: E,
         on_failure: Option<&OnFailure>,
-    ) -> Result<Self, CrewError>
+    ) -> Result<Self, WorkerPoolError>
     where
         Q: PortQueue<Frame = F> + 'static,
         S: FrameSource<Frame = F> + 'static,
@@ -218,9 +218,9 @@ impl<F> Crew<F> {
         let outside = Outside::of(first, config.announce);
         let probes: Arc<Probes> = Arc::default();
         probes.follow(&first.interfaces, &publisher.current().snapshot);
-        let mut crew = Self {
+        let mut worker_pool = Self {
             exchange: Arc::new(Exchange::new(config.places.len())),
-            members: Vec::new(),
+            handles: Vec::new(),
             slow_path: None,
             slow_path_alive: Arc::new(AtomicBool::new(true)),
             slow_path_counters: Arc::default(),
@@ -236,23 +236,23 @@ impl<F> Crew<F> {
             snat_usage: SnatUsage::default(),
             clock: Clock::calibrated(),
         };
-        crew.outside.force_push(outside);
+        worker_pool.outside.force_push(outside);
         for (place, queues) in config.places.iter().zip(queues) {
-            crew.start_worker(config, *place, queues, enter.clone(), on_failure.cloned())?;
+            worker_pool.start_worker(config, *place, queues, enter.clone(), on_failure.cloned())?;
         }
         let mtu = first.interfaces.iter().map(|one| one.mtu).min().unwrap_or_default();
-        crew.start_slow_path(source, taps, mtu, config.main_cpus.clone())?;
-        Ok(crew)
+        worker_pool.start_slow_path(source, taps, mtu, config.main_cpus.clone())?;
+        Ok(worker_pool)
     }
 
     fn start_worker<Q, E, G>(
         &mut self,
-        config: &CrewConfig,
+        config: &WorkerPoolConfig,
         place: WorkerPlace,
         ports: Vec<Q>,
         enter: E,
         on_failure: Option<OnFailure>,
-    ) -> Result<(), CrewError>
+    ) -> Result<(), WorkerPoolError>
     where
         Q: PortQueue<Frame = F> + 'static,
         E: Fn(&WorkerPlace) -> Result<G, String> + Send + 'static,
@@ -293,10 +293,10 @@ impl<F> Crew<F> {
                 idle,
             })
         };
-        let (member, readiness) =
-            Member::start(place, shared, move || enter(&place), make, stop, on_failure)?;
-        // Before it is known to have started, so that the end of the crew waits for it in any case.
-        self.members.push(member);
+        let (handle, readiness) =
+            WorkerHandle::start(place, shared, move || enter(&place), make, stop, on_failure)?;
+        // Before it is known to have started, so that the end of the worker pool waits for it in any case.
+        self.handles.push(handle);
         readiness.wait()
     }
 
@@ -306,7 +306,7 @@ impl<F> Crew<F> {
         taps: Vec<Option<Tap>>,
         mtu: u16,
         cpus: Vec<usize>,
-    ) -> Result<(), CrewError>
+    ) -> Result<(), WorkerPoolError>
     where
         S: FrameSource<Frame = F> + 'static,
         F: Send + 'static,
@@ -404,13 +404,13 @@ impl<F> Crew<F> {
     /// Whether every worker is in its loop and the slow path lives.
     #[must_use]
     pub fn healthy(&self) -> bool {
-        self.members.iter().all(|member| member.state() == WorkerState::Running)
+        self.handles.iter().all(|handle| handle.state() == WorkerState::Running)
             && self.slow_path_alive.load(Ordering::Acquire)
     }
 
     /// The state of each worker.
     pub fn worker_states(&self) -> impl Iterator<Item = WorkerState> + '_ {
-        self.members.iter().map(Member::state)
+        self.handles.iter().map(WorkerHandle::state)
     }
 
     /// Looks at the forwarding state in use, for listings and `explain`. Holds up a publish while it runs.
@@ -490,9 +490,9 @@ impl<F> Crew<F> {
     /// Ends all threads and waits for them: workers first, each at the end of its turn, then the slow path.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        for (member, mailbox) in self.members.iter_mut().zip(&self.exchange.mailboxes) {
+        for (handle, mailbox) in self.handles.iter_mut().zip(&self.exchange.mailboxes) {
             mailbox.wake();
-            member.join();
+            handle.join();
         }
         self.stop_slow_path.store(true, Ordering::Release);
         join(self.slow_path.take());
@@ -508,8 +508,8 @@ impl<F> Crew<F> {
         &self.snat_usage
     }
 
-    pub(super) fn members(&self) -> &[Member] {
-        &self.members
+    pub(super) fn handles(&self) -> &[WorkerHandle] {
+        &self.handles
     }
 }
 
@@ -519,14 +519,14 @@ fn mtu_of_probes(least: u16) -> u16 {
     least.saturating_sub(overhead).max(1280)
 }
 
-impl<F> Drop for Crew<F> {
+impl<F> Drop for WorkerPool<F> {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-impl<F> std::fmt::Debug for Crew<F> {
+impl<F> std::fmt::Debug for WorkerPool<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Crew({} workers, {} ports)", self.members.len(), self.ports)
+        write!(f, "WorkerPool({} workers, {} ports)", self.handles.len(), self.ports)
     }
 }
