@@ -40,7 +40,7 @@ use crate::punt::class::PuntClass;
 use crate::punt::routes::{Routes, TapRoutes};
 use crate::punt::tap::Tap;
 use crate::worker::Exchange;
-use crate::worker::idle::Gauge;
+use crate::worker::counters::Gauge;
 
 /// The longest that this thread sleeps.
 pub const WAIT_MAX: Duration = Duration::from_millis(4);

@@ -1,4 +1,4 @@
-//! What a worker does when there is nothing to do, and what its time went to.
+//! What a worker does when there is nothing to do.
 //!
 //! `poll` spins. `adaptive` goes down in steps: some turns of spinning (a burst may be on its way), some of giving up
 //! the core to whoever wants it, then sleeps that double up to about a millisecond. The first turn with work
@@ -7,15 +7,9 @@
 //! Invariant: a sleep is bounded by [`SLEEP_MAX`], so a worker always comes by for snapshots and its end. The kernel's
 //! timer slack adds about 60 µs to each.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tidegate_core::conntrack::EvictionReason;
-use tidegate_core::counters::Counter;
-use tidegate_core::verdict::AnswerKind;
-
 use super::mailbox::Mailbox;
-use crate::punt::class::{ClassCounters, PuntClass};
 use crate::topology::Idle;
 
 /// The longest sleep asked for.
@@ -76,53 +70,6 @@ enum Step {
     Spin,
     Yield,
     Sleep(Duration),
-}
-
-/// Where a worker's cycles went, and what it did beside forwarding. Written by the worker, read by anyone.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub struct LoopCounters {
-    /// Cycles of turns that had work.
-    pub busy_cycles: Counter,
-    /// Cycles of turns that had none, sleep included.
-    pub idle_cycles: Counter,
-    /// Turns of the loop.
-    pub turns: Counter,
-    /// Frames that went through the pipeline.
-    pub frames: Counter,
-    /// Frames sent for the kernel and the resolver.
-    pub injected: Counter,
-    /// Those that the transmit queue did not take.
-    pub injected_dropped: Counter,
-    /// News for the resolver that found its queue full.
-    pub neighbor_events_lost: Counter,
-    /// Frames for the kernel, by their class.
-    pub punts: [ClassCounters; PuntClass::COUNT],
-    /// Flows remembered now.
-    pub flows: Gauge,
-    /// Flows that left their tables, by [`EvictionReason`].
-    pub evictions: [Gauge; EvictionReason::COUNT],
-    /// New flows not taken in.
-    pub flows_refused: Gauge,
-    /// Answers that a limit suppressed, by [`AnswerKind`].
-    pub answers_suppressed: [Gauge; AnswerKind::COUNT],
-}
-
-/// A number that its one writer sets, anyone reads.
-#[derive(Debug, Default)]
-pub struct Gauge(AtomicU64);
-
-impl Gauge {
-    /// Sets it.
-    pub fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    /// The value a moment ago.
-    #[must_use]
-    pub fn value(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ use crate::punt::class::{PuntClass, PuntRates, Punts};
 use crate::punt::own::OwnConnections;
 use crate::topology::Idle;
 
+pub mod counters;
 pub mod fragment_room;
 pub mod idle;
 pub mod mailbox;
@@ -42,7 +43,7 @@ pub mod news;
 pub mod pending_neighbor;
 pub mod questions;
 
-pub use idle::LoopCounters;
+pub use counters::LoopCounters;
 pub use mailbox::Mailbox;
 pub use questions::{FlowFilter, FlowQuestion, Question, SnatPorts, SnatQuestion};
 
