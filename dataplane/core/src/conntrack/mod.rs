@@ -41,12 +41,13 @@ use crate::now::Now;
 /// ```
 /// use tidegate_core::conntrack::{FlowKey, FlowTables, IdleTimeout, Packet, Phase};
 /// use tidegate_core::{ids::{BackendId, ServiceId}, now::Now, wire::{Addr, tcp::flags}};
+/// use std::time::Duration;
 ///
 /// let mut tables = FlowTables::new(1000, 0x5eed);
 /// let key = FlowKey::flow(ServiceId::new(3, 0), Addr::v4([198, 51, 100, 7]), 40_000);
 /// let hash = tables.hash(&key);
 /// let (syn, ack) = (Packet::Tcp(flags::SYN), Packet::Tcp(flags::ACK));
-/// let idle = IdleTimeout::new(IdleTimeout::DEFAULT_TCP);
+/// let idle = IdleTimeout::new(Duration::from_secs(7_440));
 /// assert!(tables.dsr.lookup(&key, hash, syn, Now(0)).is_none());
 /// tables.dsr.insert(&key, hash, BackendId::new(9, 0), syn, idle, Now(0)).expect("an empty table has room");
 /// let hit = tables.dsr.lookup(&key, hash, ack, Now(1_000_000)).expect("the flow is known");

@@ -305,14 +305,6 @@ pub struct IdleTimeout(u16);
 impl IdleTimeout {
     const SECONDS_MAX: u64 = 2_000_000;
 
-    /// What a service should use for TCP when nobody says: RFC 5382 asks 2 h 4 min of NATs; Kubernetes
-    /// proxies use 24 h (`nf_conntrack` `tcpEstablishedTimeout`); balancers 350 s to 900 s. Client
-    /// keep-alives of common servers stay below 900 s.
-    pub const DEFAULT_TCP: Duration = Duration::from_secs(900);
-
-    /// What a service should use for UDP when nobody says (RFC 4787 REQ-5: not below 2 minutes).
-    pub const DEFAULT_UDP: Duration = Duration::from_secs(120);
-
     /// The shortest timeout that can be kept and is not below `timeout`.
     #[must_use]
     pub fn new(timeout: Duration) -> Self {
@@ -419,7 +411,7 @@ mod tests {
 
     #[test]
     fn the_word_of_one_side_lowers_the_worth_of_a_flow_and_not_its_life() {
-        let idle = IdleTimeout::new(IdleTimeout::DEFAULT_TCP);
+        let idle = IdleTimeout::new(Duration::from_secs(900));
         let both = |a, b| State::of_both(a, b, idle);
         use State::{TcpClosed, TcpClosing, TcpEstablished, TcpOpening};
         for ended in [TcpClosing, TcpClosed] {
@@ -455,7 +447,7 @@ mod tests {
 
     #[test]
     fn the_entry_of_one_direction_is_over_no_later_than_the_flow() {
-        let idle = IdleTimeout::new(IdleTimeout::DEFAULT_TCP);
+        let idle = IdleTimeout::new(Duration::from_secs(900));
         for (a, b) in (1..8).flat_map(|a| (1..8).map(move |b| (a, b))) {
             let (Some(a), Some(b)) = (State::from_bits(a), State::from_bits(b)) else { continue };
             let both = State::of_both(a, b, idle).timeout_ms;
@@ -482,7 +474,7 @@ mod tests {
     #[test]
     fn no_state_outlives_the_idle_timeout_of_its_service() {
         let short = IdleTimeout::new(Duration::from_secs(5));
-        let long = IdleTimeout::new(IdleTimeout::DEFAULT_TCP);
+        let long = IdleTimeout::new(Duration::from_secs(900));
         assert_eq!(State::TcpClosing.alone(short).timeout_ms, 5000);
         assert_eq!(State::TcpOpening.alone(long).timeout_ms, OPENING_MS);
         assert_eq!(State::TcpClosed.alone(long).timeout_ms, CLOSED_MS);
