@@ -136,12 +136,6 @@ impl Eal {
         // SAFETY: returns a NUL-terminated string that lives as long as the process.
         unsafe { std::ffi::CStr::from_ptr(sys::rte_version()) }.to_string_lossy().into_owned()
     }
-
-    /// Changes from which level on DPDK logs.
-    pub fn set_log_level(&self, level: LogLevel) {
-        // SAFETY: stores a number; any thread, any time.
-        unsafe { sys::rte_log_set_global_level(level as u32) };
-    }
 }
 
 impl fmt::Debug for Eal {

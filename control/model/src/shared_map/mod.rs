@@ -91,12 +91,6 @@ impl<K, V> SharedMap<K, V> {
         self.iter().next()
     }
 
-    /// The pair with the greatest key.
-    #[must_use]
-    pub fn last_key_value(&self) -> Option<(&K, &V)> {
-        self.iter().next_back()
-    }
-
     /// Takes everything out.
     pub fn clear(&mut self) {
         *self = Self::new();

@@ -354,12 +354,6 @@ impl Snapshot {
         self.generations.backends.len()
     }
 
-    /// How long tables indexed by [`EndpointId::index`] have to be.
-    #[must_use]
-    pub fn endpoint_indices(&self) -> usize {
-        self.generations.endpoints.len()
-    }
-
     /// Distinct Maglev tables.
     #[must_use]
     pub fn tables(&self) -> usize {

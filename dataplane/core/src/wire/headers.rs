@@ -123,12 +123,6 @@ pub struct Headers {
 const _: () = assert!(size_of::<Headers>() <= 64, "Headers is meant to fit one cache line");
 
 impl Headers {
-    /// The ECN codepoint, 0 to 3 (RFC 3168).
-    #[inline]
-    pub const fn ecn(&self) -> u8 {
-        self.tos & 3
-    }
-
     /// Bytes of the IP packet, its header included: what an MTU is compared with.
     #[inline]
     pub const fn ip_len(&self) -> u16 {
