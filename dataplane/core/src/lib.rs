@@ -17,6 +17,7 @@ pub mod forward;
 pub mod fragments;
 pub mod frame;
 pub mod hash;
+pub mod histogram;
 pub mod ids;
 mod key_index;
 pub mod limits;
