@@ -115,6 +115,13 @@ impl AdminBackend for Daemon {
                 cycles_per_packet: 81.4,
                 flows: 3,
             }],
+            latencies: vec![LatencyStatus {
+                name: "worker-turn".into(),
+                count: 1000,
+                p50_us: 6.25,
+                p99_us: 12.0,
+                max_us: 1503.99,
+            }],
             ..Status::default()
         }
     }
@@ -331,6 +338,16 @@ fn status_flows_drops_and_pools_show_what_matters() {
     let pools = lab.shown("pools --no-headers");
     assert_eq!(pools, "public   16   16   0   Full\nold      16   12   4   Disabled\n");
     assert_eq!(lab.shown("metrics"), "tidegate_drops_total{reason=\"no_route\"} 2\n");
+}
+
+#[test]
+fn status_shows_latencies_in_microseconds_where_it_is_wide() {
+    let lab = Lab::new();
+    assert!(!lab.shown("status").contains("LATENCY"));
+    let wide = lab.shown("status -o wide");
+    let table = "LATENCY       COUNT   P50(us)   P99(us)   MAX(us)\nworker-turn   1000    6.2       12.0      1504.0\n";
+    assert!(wide.contains(table), "{wide}");
+    assert_eq!(lab.json("status -o json")["latencies"][0]["p99Us"], 12.0);
 }
 
 #[test]

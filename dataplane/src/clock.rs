@@ -52,10 +52,16 @@ impl Clock {
     #[must_use]
     pub fn at(&self, cycles: u64) -> Now {
         // Another core's counter may be behind the origin by a few cycles.
-        let since = cycles.saturating_sub(self.origin);
-        let nanos = (u128::from(since) * u128::from(self.scale)) >> 32;
+        Now(self.nanos(cycles.saturating_sub(self.origin)))
+    }
+
+    /// The nanoseconds that so many cycles take.
+    #[inline]
+    #[must_use]
+    pub fn nanos(&self, cycles: u64) -> u64 {
+        let nanos = (u128::from(cycles) * u128::from(self.scale)) >> 32;
         // 584 years of nanoseconds fit.
-        Now(nanos as u64)
+        nanos as u64
     }
 
     /// Cycles per second.

@@ -19,6 +19,7 @@ use crossbeam::queue::ArrayQueue;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_core::counters::Counter;
 use tidegate_core::frame::Frame;
+use tidegate_core::histogram::Recorder;
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
@@ -57,6 +58,8 @@ const FRAME_MAX: usize = 65_535 + 18;
 /// What this thread counts; anyone may read.
 #[derive(Debug, Default)]
 pub struct SlowPathCounters {
+    /// How long frames for the kernel waited in their queue, in nanoseconds.
+    pub punt_queue: Recorder,
     /// Frames given to the kernel.
     pub to_kernel: Counter,
     /// Frames that the kernel did not take, or that came by an interface without a tap.
@@ -211,6 +214,7 @@ impl<S: FrameSource> SlowPath<S> {
         for class in PuntClass::ALL {
             for _ in 0..class.per_turn() {
                 let Some(mut punted) = self.exchange.punts.pop(class) else { break };
+                self.counters.punt_queue.record(self.clock.now().0.saturating_sub(punted.queued.0));
                 worked = true;
                 if any_probe
                     && let Some(device) = &self.probe_device

@@ -131,7 +131,9 @@ fn inside() {
         assert_eq!(ethernet::destination(first.bytes()), BACKEND);
     }
 
+    let waits = worker_pool.stats().punt_queue;
     let stats = worker_pool.stats().slow_path;
+    assert!(waits.count() >= 2 && waits.sum() > 0, "{waits:?}");
     assert!(stats.to_kernel >= 2 && stats.from_kernel >= 2, "{stats:?}");
     worker_pool.stop();
     assert!(!std::path::Path::new("/sys/class/net/tg-uplink").exists(), "the tap goes with the worker pool");

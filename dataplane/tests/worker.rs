@@ -547,3 +547,43 @@ fn a_worker_that_panics_is_noticed_told_and_holds_nothing_up() {
     assert_eq!(worker_pool.applied_generation(), 2, "no live worker has anything older");
     worker_pool.stop();
 }
+
+#[test]
+fn turns_with_work_are_recorded_by_each_worker_and_turns_without_are_not() {
+    let (wire, worker_pool) = worker_pool(2, 64, None);
+    let frames = 200;
+    for n in 0..frames {
+        assert!(wire.offer(0, &syn(1024 + n, VIP_L2)));
+        wait_until("forwarded", || wire.take(0).is_some());
+    }
+    let turns = || worker_pool.stats().turns;
+    wait_until("the last turn is recorded", || {
+        turns()[0].count() > 0 && worker_pool.stats().workers[0].frames == 200
+    });
+    let turns = turns();
+    assert_eq!(turns.len(), 2);
+    // Each frame was offered alone; a turn may also have had a snapshot to check flows against.
+    assert!((1..=u64::from(frames) + 2).contains(&turns[0].count()), "{:?}", turns[0]);
+    assert!(turns[1].count() <= 2, "the other worker had nothing to do: {:?}", turns[1]);
+    for one in &turns {
+        let least = one.buckets().first().map_or(0, |&(nanos, _)| nanos);
+        let greatest = one.buckets().last().map_or(0, |&(nanos, _)| nanos);
+        // Buckets are up to 1/32 above what they count.
+        assert!(one.sum() <= greatest * one.count() && one.sum() * 32 >= least * one.count() * 31 - 64);
+    }
+}
+
+#[test]
+fn the_time_that_each_frame_for_the_kernel_waits_for_the_slow_path_is_recorded() {
+    let (wire, worker_pool) = worker_pool(1, 64, None);
+    for _ in 0..20 {
+        assert!(wire.offer(0, &stray()));
+    }
+    // There is no tap: the slow path takes them and drops them.
+    wait_until("taken", || worker_pool.stats().slow_path.to_kernel_dropped == 20);
+    let waits = worker_pool.stats().punt_queue;
+    assert_eq!(waits.count(), 20);
+    assert!(waits.sum() > 0, "the slow path is another thread: {waits:?}");
+    let longest = waits.buckets().last().map_or(0, |&(nanos, _)| nanos);
+    assert!(longest < 30_000_000_000, "{waits:?}");
+}

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tidegate_core::histogram::{Durations, Recorder};
 use tokio::sync::watch;
 use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -65,6 +66,8 @@ pub struct CheckCounts {
     success: AtomicU64,
     failure: AtomicU64,
     inconclusive: AtomicU64,
+    /// Written by the task of the checks.
+    round_trips: Recorder,
     late: AtomicU64,
     targets: AtomicU64,
     failing: AtomicU64,
@@ -103,6 +106,13 @@ impl CheckCounts {
         ]
     }
 
+    /// How long each check took that says something about its target, in nanoseconds: from its start to its result, or to
+    /// its timeout.
+    #[must_use]
+    pub fn round_trips(&self) -> Durations {
+        self.round_trips.read()
+    }
+
     /// How much there is to do.
     #[must_use]
     pub fn load(&self) -> CheckLoad {
@@ -117,7 +127,10 @@ impl CheckCounts {
         }
     }
 
-    fn count(&self, result: CheckResult) {
+    fn count(&self, result: CheckResult, took: Duration) {
+        if result != CheckResult::Inconclusive {
+            self.round_trips.record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        }
         let counter = match result {
             CheckResult::Success => &self.success,
             CheckResult::Failure(_) => &self.failure,
@@ -201,7 +214,7 @@ struct Runner<P> {
     prober: P,
     schedule: Schedule,
     began: Instant,
-    under_way: JoinSet<Answer>,
+    under_way: JoinSet<(Answer, Duration)>,
     tickets: HashMap<task::Id, Ticket>,
     verdicts: watch::Sender<Verdicts>,
     counts: Arc<CheckCounts>,
@@ -235,20 +248,20 @@ impl<P: Prober> Runner<P> {
                 }
             }
             while let Some((ticket, target)) = self.schedule.begin(self.began.elapsed()) {
-                let task = self.under_way.spawn(check(self.prober.clone(), target));
+                let task = self.under_way.spawn(timed(check(self.prober.clone(), target)));
                 self.tickets.insert(task.id(), ticket);
             }
             self.counts.note(&self.schedule, &self.verdicts.borrow());
         }
     }
 
-    fn end(&mut self, ended: Result<(task::Id, Answer), JoinError>) -> Option<Change> {
-        let (id, answer) = ended.unwrap_or_else(|panic| {
+    fn end(&mut self, ended: Result<(task::Id, (Answer, Duration)), JoinError>) -> Option<Change> {
+        let (id, (answer, took)) = ended.unwrap_or_else(|panic| {
             // A target must not be able to end the checks of all others.
             tracing::error!("a health check panicked: {panic}");
-            (panic.id(), CheckResult::Inconclusive.into())
+            (panic.id(), (CheckResult::Inconclusive.into(), Duration::ZERO))
         });
-        self.counts.count(answer.result);
+        self.counts.count(answer.result, took);
         let ticket = self.tickets.remove(&id).expect("each task has the ticket that it was begun with");
         self.schedule.end(ticket, answer, self.began.elapsed())
     }
@@ -260,6 +273,13 @@ impl<P: Prober> Runner<P> {
             });
         }
     }
+}
+
+/// A check with the time that it took.
+async fn timed(check: impl Future<Output = Answer>) -> (Answer, Duration) {
+    let began = Instant::now();
+    let answer = check.await;
+    (answer, began.elapsed())
 }
 
 async fn check(prober: impl Prober, target: Target) -> Answer {

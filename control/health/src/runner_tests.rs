@@ -490,3 +490,28 @@ async fn a_real_listener_passes_and_fails_when_it_is_gone() {
     assert_eq!(verdicts.borrow().failing().collect::<Vec<_>>(), [&goes_target]);
     assert!(checker.counts().read()[0].1 >= 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_time_of_each_check_is_recorded_and_one_without_an_answer_counts_with_its_timeout() {
+    let scripted = Scripted::default();
+    let (up, silent, refusing) =
+        (target("10.0.0.1:80", 1000), target("10.0.0.2:80", 1000), target("10.0.0.3:80", 1000));
+    scripted.answer(&refusing, REFUSED);
+    scripted.script().silences.insert(silent.address);
+    let checker = start(&scripted, Limits::default());
+    checker.set_targets(Targets::from_iter([up, silent, refusing]));
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let counts = checker.counts();
+    let [(_, success), (_, failure), (_, inconclusive)] = counts.read();
+    assert!(success > 5 && failure > 5, "{success} {failure}");
+    let round_trips = counts.round_trips();
+    assert_eq!((round_trips.count(), inconclusive), (success + failure, 0));
+    // The prober answers after 1 ms, the timeout is 500 ms; tokio's timer has milliseconds.
+    let millis = |&(nanos, count): &(u64, u64)| (nanos as f64 / 1e6, count);
+    let (quick, late): (Vec<_>, Vec<_>) =
+        round_trips.buckets().iter().map(millis).partition(|(millis, _)| *millis < 100.0);
+    assert!(quick.iter().all(|(millis, _)| (1.0..=3.2).contains(millis)), "{quick:?}");
+    assert!(late.iter().all(|(millis, _)| (500.0..=520.0).contains(millis)), "{late:?}");
+    let timeouts: u64 = late.iter().map(|(_, count)| count).sum();
+    assert!(timeouts > 2 && timeouts < round_trips.count(), "{round_trips:?}");
+}

@@ -46,6 +46,9 @@ pub struct Status {
     pub cluster: Option<ClusterStatus>,
     /// The workers.
     pub workers: Vec<WorkerStatus>,
+    /// How long the parts of the gateway take.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latencies: Vec<LatencyStatus>,
     /// The ports.
     pub interfaces: Vec<InterfaceStatus>,
     /// How full the neighbour table is.
@@ -133,6 +136,24 @@ pub struct WorkerStatus {
     pub cycles_per_packet: f64,
     /// Flows that it remembers.
     pub flows: u64,
+}
+
+/// How long one part of the gateway takes, since the start: within 4 %.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LatencyStatus {
+    /// `worker-turn`: a turn of a worker's loop that had work. `punt-queue`: a frame for the kernel in its queue.
+    /// `health-check`: from the start of a check to its result or timeout. `publication`: from when the workers were given a
+    /// snapshot until each of them forwards by it.
+    pub name: String,
+    /// How many were recorded.
+    pub count: u64,
+    /// The median, in microseconds.
+    pub p50_us: f64,
+    /// The 99th percentile, in microseconds.
+    pub p99_us: f64,
+    /// The longest, in microseconds.
+    pub max_us: f64,
 }
 
 /// One port.

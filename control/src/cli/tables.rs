@@ -290,7 +290,7 @@ pub(super) fn drained(target: &DrainTarget, done: &str, backends: usize) -> Stri
     }
 }
 
-/// `status`: the gateway as a whole, then its parts as tables. The findings show in full with `-o wide`.
+/// `status`: the gateway as a whole, then its parts as tables. `-o wide` adds latencies, and shows the findings in full.
 pub(super) fn status(status: &Status, style: Style) -> String {
     let mut text = String::new();
     let mut fact = |key: &str, value: String| {
@@ -344,6 +344,12 @@ pub(super) fn status(status: &Status, style: Style) -> String {
             w.flows.to_string(),
         ]);
     }
+    let mut latencies = Table::new(&["LATENCY", "COUNT", "P50(us)", "P99(us)", "MAX(us)"]);
+    for one in status.latencies.iter().filter(|_| style.format == Format::Wide) {
+        let micros = |value: f64| format!("{value:.1}");
+        let [p50, p99, max] = [one.p50_us, one.p99_us, one.max_us].map(micros);
+        latencies.row([one.name.clone(), one.count.to_string(), p50, p99, max]);
+    }
     let headers = [
         "INTERFACE",
         "DEVICE",
@@ -384,7 +390,7 @@ pub(super) fn status(status: &Status, style: Style) -> String {
             f.location.clone().unwrap_or_default(),
         ]);
     }
-    for table in [workers, interfaces, findings].into_iter().filter(|table| !table.is_empty()) {
+    for table in [workers, latencies, interfaces, findings].into_iter().filter(|table| !table.is_empty()) {
         text.push('\n');
         text.push_str(&table.render(style.format == Format::Wide, !style.no_headers));
     }

@@ -87,6 +87,8 @@ pub(super) struct Controller {
     /// The last round that every worker forwards by.
     applied: Option<Arc<Outcome>>,
     generation: u64,
+    /// Since when the workers have a snapshot that not each of them is known to forward by.
+    handed_over: Option<std::time::Instant>,
     reconcile_at: Option<Duration>,
     /// What the health-check node ports were told last.
     listening: Arc<[HealthCheckNodePort]>,
@@ -149,6 +151,7 @@ impl Controller {
             published: None,
             applied: None,
             generation: 0,
+            handed_over: None,
             reconcile_at: None,
             reconciler: Reconciler::default(),
             started: Instant::now(),
@@ -300,6 +303,8 @@ impl Controller {
         let addresses = self.addresses.as_ref().and_then(AddressFile::trouble);
         self.state.leave_unsaved(addresses, self.drained.trouble().map(str::to_owned));
         let problems = self.publish(&outcome).await.unwrap_or_else(|| self.state.problems());
+        // A worker may have been slow in an earlier round.
+        self.note_applied();
         let is_forwarded = self.is_published(&outcome.spec);
         if is_forwarded && self.dataplane.applied_generation() >= self.generation {
             self.version_applied = manifests.version;
@@ -423,8 +428,10 @@ impl Controller {
         }
         self.published = Some(Arc::clone(outcome));
         self.generation = spec.generation;
+        self.handed_over.get_or_insert(published.handed_over);
         self.state.desire(spec.generation);
-        self.applied().await;
+        self.wait_for_workers().await;
+        self.note_applied();
         let (generation, services) = (published.generation, spec.services.len());
         tracing::debug!(generation, services, "published");
         Some(published.problems)
@@ -435,7 +442,17 @@ impl Controller {
         self.published.as_ref().is_some_and(|last| last.spec.says_the_same(spec))
     }
 
-    async fn applied(&self) {
+    /// Records how long the workers took to apply what they were given, once each of them has. A snapshot that was
+    /// followed by another meanwhile counts together with it.
+    fn note_applied(&mut self) {
+        if self.dataplane.applied_generation() >= self.generation
+            && let Some(since) = self.handed_over.take()
+        {
+            self.state.applied(since.elapsed());
+        }
+    }
+
+    async fn wait_for_workers(&self) {
         let began = Instant::now();
         // A worker that is busy comes by within microseconds, one that sleeps within a millisecond.
         while began.elapsed() < APPLY_SOON {

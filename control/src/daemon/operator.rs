@@ -26,6 +26,7 @@ use super::refused;
 use super::state::{Round, State, timestamp};
 use crate::admin::flows_query::FlowsQuery;
 use crate::admin::{AdminBackend, AdminError, api};
+use crate::telemetry::Latency;
 
 /// How long a listing waits for a worker.
 const FLOWS_WAIT: Duration = Duration::from_millis(200);
@@ -120,6 +121,7 @@ impl AdminBackend for Operator {
                     .sum(),
             }),
             workers: stats.workers.iter().map(worker).collect(),
+            latencies: self.state.latencies(&stats).named().map(latency).into(),
             interfaces: self.interfaces(&stats),
             neighbors,
             source: source(&self.source, &self.state.source_state()),
@@ -339,6 +341,17 @@ fn worker(worker: &tidegate_dataplane::gateway::WorkerStats) -> api::WorkerStatu
         busy_ratio: worker.busy_ratio,
         cycles_per_packet: worker.cycles_per_packet,
         flows: worker.flows,
+    }
+}
+
+fn latency((name, latency): (&'static str, &Latency)) -> api::LatencyStatus {
+    let micros = |duration: Duration| duration.as_nanos() as f64 / 1000.0;
+    api::LatencyStatus {
+        name: name.to_owned(),
+        count: latency.count(),
+        p50_us: micros(latency.quantile(0.5)),
+        p99_us: micros(latency.quantile(0.99)),
+        max_us: micros(latency.max()),
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tidegate_core::snapshot::Problem;
-use tidegate_dataplane::gateway::Dataplane;
+use tidegate_dataplane::gateway::{Dataplane, Stats};
 use tidegate_health::CheckCounts;
 use tidegate_health::health_check_node_port::{HealthReport, ProxyHealth};
 use tidegate_model::config::GatewayConfig;
@@ -20,7 +20,7 @@ use tidegate_policy::reconcile::{DrainTarget, Outcome};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
-use crate::telemetry::{self, Generations, Process, Sample, Timings};
+use crate::telemetry::{self, Generations, Latencies, Process, Sample, Timings};
 
 /// An update that the workers have not taken up after this long makes the gateway unhealthy: twice kube-proxy's
 /// default sync period, as there.
@@ -223,6 +223,16 @@ impl State {
         *self.last.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(round));
     }
 
+    /// Every worker forwards by a snapshot, so long after it was given it. For the daemon's loop alone.
+    pub(super) fn applied(&self, took: Duration) {
+        self.timings.observe_publication(took);
+    }
+
+    /// How long the parts of the gateway take.
+    pub(super) fn latencies(&self, stats: &Stats) -> Latencies {
+        Latencies::merge(stats, &self.checks.round_trips(), &self.timings.publications())
+    }
+
     /// The last round.
     pub(super) fn last(&self) -> Option<Arc<Round>> {
         self.last.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -281,11 +291,12 @@ impl State {
         let interfaces: Vec<String> =
             self.dataplane.interfaces().iter().map(|interface| interface.name.clone()).collect();
         let per_backend = self.metrics_per_backend.load(Ordering::Relaxed);
+        let stats = self.dataplane.stats();
         telemetry::render(&Sample {
             version: env!("CARGO_PKG_VERSION"),
             interfaces: &interfaces,
             links: &self.dataplane.links().report(),
-            stats: &self.dataplane.stats(),
+            stats: &stats,
             service_stats: &self.dataplane.service_stats(),
             snat_ports: &if per_backend { self.dataplane.snat_ports(SNAT_PORTS_WAIT) } else { Vec::new() },
             services: outcome.map_or(&[], |outcome| &outcome.services),
@@ -296,6 +307,7 @@ impl State {
             unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
             publish_failures: self.publish_failures.load(Ordering::Relaxed),
             timings: &self.timings,
+            latencies: &self.latencies(&stats),
             health_checks: &self.checks.read(),
             check_load: self.checks.load(),
             stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),

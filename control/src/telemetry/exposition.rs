@@ -10,7 +10,7 @@
 
 use std::fmt::{Display, Formatter, Write as _};
 
-use super::timings::Histogram;
+use super::timings::Reading;
 
 /// The `Content-Type` of what is written.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -45,8 +45,7 @@ impl Exposition {
     }
 
     /// A histogram without labels of its own.
-    pub(super) fn histogram(&mut self, name: &'static str, help: &str, histogram: &Histogram) {
-        let reading = histogram.read();
+    pub(super) fn histogram(&mut self, name: &'static str, help: &str, reading: Reading) {
         self.header(name, "histogram", help);
         let text = &mut self.text;
         for (bound, count) in reading.cumulative {

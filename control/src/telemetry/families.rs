@@ -21,6 +21,7 @@ use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 use tidegate_source::SourceState;
 
 use super::exposition::Exposition;
+use super::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TURN};
 use super::{Process, Sample};
 
 /// What runs here.
@@ -194,6 +195,19 @@ pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
     page.counter("tidegate_path_mtus_learnt_total", help, []).sample([], stats.path_mtus_learnt);
 }
 
+/// Durations that workers, the slow path, the health checks and the daemon's loop recorded.
+pub(super) fn latencies(page: &mut Exposition, latencies: &Latencies) {
+    let help = "Time of one turn of a worker's loop that had work: receive a burst from each interface, process and send it.";
+    page.histogram("tidegate_worker_turn_seconds", help, latencies.worker_turn.reading(WORKER_TURN));
+    let help =
+        "Time that a frame for the kernel waited in a queue, from the worker until the slow path took it.";
+    page.histogram("tidegate_punt_queue_seconds", help, latencies.punt_queue.reading(PUNT_QUEUE));
+    let help = "Time from the start of a health check to its result; a check without an answer counts with its timeout.";
+    page.histogram("tidegate_health_check_seconds", help, latencies.health_check.reading(HEALTH_CHECK));
+    let help = "Time from when the workers were given a snapshot until every worker forwarded by it.";
+    page.histogram("tidegate_publication_seconds", help, latencies.publication.reading(PUBLICATION));
+}
+
 /// What makes a service port one series, whatever its VIPs.
 type PortKey<'a> = [&'a str; 4];
 
@@ -351,9 +365,9 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     page.counter("tidegate_publish_failures_total", help, []).sample([], sample.publish_failures);
     let help =
         "Time of one reconcile, from its inputs to a snapshot that was published to the workers or refused.";
-    page.histogram("tidegate_sync_duration_seconds", help, &sample.timings.sync);
+    page.histogram("tidegate_sync_duration_seconds", help, sample.timings.sync.read());
     let help = "Time from when the source saw a change until every worker had applied it.";
-    page.histogram("tidegate_network_programming_duration_seconds", help, &sample.timings.programming);
+    page.histogram("tidegate_network_programming_duration_seconds", help, sample.timings.programming.read());
 
     let help = "Addresses of the pool, by state: assigned to Services, free, reserved because they are the gateway's own, or \
                 outside: held by Services and no longer in the pool.";

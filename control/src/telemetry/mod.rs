@@ -11,6 +11,7 @@
 
 mod exposition;
 mod families;
+mod latency;
 mod process;
 mod serve;
 mod timings;
@@ -19,6 +20,7 @@ mod timings;
 mod tests;
 
 pub use exposition::CONTENT_TYPE;
+pub use latency::{Latencies, Latency};
 pub use process::Process;
 pub use serve::{Listener, serve};
 pub use timings::Timings;
@@ -63,6 +65,8 @@ pub struct Sample<'a> {
     pub publish_failures: u64,
     /// How long updates took.
     pub timings: &'a Timings,
+    /// How long turns of workers, waits of frames for the kernel, health checks and publications took.
+    pub latencies: &'a Latencies,
     /// Health checks by result, each result once.
     pub health_checks: &'a [(&'static str, u64)],
     /// How much there is to check.
@@ -98,6 +102,7 @@ pub fn render(sample: &Sample<'_>) -> String {
     families::frames(&mut page, sample.stats, sample.interfaces);
     families::links(&mut page, sample.links);
     families::workers(&mut page, sample.stats);
+    families::latencies(&mut page, sample.latencies);
     families::services(&mut page, sample.service_stats);
     families::service_info(&mut page, sample.services);
     if sample.per_backend {

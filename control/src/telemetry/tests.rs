@@ -8,6 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use jiff::Timestamp;
 use tidegate_core::conntrack::{EvictionReason, Phase};
+use tidegate_core::histogram::{Durations, Recorder};
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::snapshot::{Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
@@ -159,6 +160,7 @@ struct World {
     findings: Vec<Finding>,
     pools: Vec<PoolUsage>,
     timings: Timings,
+    latencies: Latencies,
     stale_files: Vec<StaleFile>,
     source: SourceState,
 }
@@ -180,6 +182,7 @@ impl World {
             unsaved: &[("addresses", false), ("objects", true)],
             publish_failures: 3,
             timings: &self.timings,
+            latencies: &self.latencies,
             health_checks: &[("success", 21), ("failure", 2)],
             check_load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
             stale_files: &self.stale_files,
@@ -261,6 +264,12 @@ fn port_view(vip: &str, backends: &[(&str, BackendViewState)]) -> PortView {
     }
 }
 
+fn recorded(nanos: &[u64]) -> Durations {
+    let recorder = Recorder::default();
+    nanos.iter().for_each(|&one| recorder.record(one));
+    recorder.read()
+}
+
 fn world() -> World {
     let interface = |n: u64| InterfaceStats {
         rx_packets: n,
@@ -277,6 +286,8 @@ fn world() -> World {
         punts: PuntReason::ALL.iter().map(|&why| (why, 200 + why.index() as u64)).collect(),
         hand_overs: 31,
         workers: vec![worker(0, WorkerState::Running), worker(1, WorkerState::Failed)],
+        turns: vec![recorded(&[1_500, 8_000]), recorded(&[8_000, 3_000_000])],
+        punt_queue: recorded(&[40_000, 4_500_000]),
         evictions: EvictionReason::ALL.iter().map(|&why| (why, 300 + why as u64)).collect(),
         flows_refused: 32,
         answers_suppressed: AnswerKind::ALL.iter().map(|&kind| (kind, 400 + kind.index() as u64)).collect(),
@@ -304,6 +315,9 @@ fn world() -> World {
     timings.observe_sync(Duration::from_micros(500));
     timings.observe_programming(Duration::from_millis(18));
     timings.observe_programming(Duration::from_secs(120));
+    timings.observe_publication(Duration::from_micros(300));
+    let round_trips = recorded(&[800_000, 1_000_000_000]);
+    let latencies = Latencies::merge(&stats, &round_trips, &timings.publications());
     let (active, down) = (BackendViewState::Active, BackendViewState::Down);
     World {
         interfaces: vec!["uplink".into()],
@@ -354,6 +368,7 @@ fn world() -> World {
             ..PoolUsage::default()
         }],
         timings,
+        latencies,
         stale_files: [1_700_000_100, 1_700_000_000]
             .map(|at| StaleFile { path: "a.yaml".into(), since: UNIX_EPOCH + Duration::from_secs(at) })
             .to_vec(),
@@ -402,6 +417,10 @@ fn every_promised_metric_is_on_the_page_with_its_kind() {
         ("snapshot_generation", "gauge"),
         ("sync_duration_seconds", "histogram"),
         ("network_programming_duration_seconds", "histogram"),
+        ("worker_turn_seconds", "histogram"),
+        ("punt_queue_seconds", "histogram"),
+        ("health_check_seconds", "histogram"),
+        ("publication_seconds", "histogram"),
         ("health_checks_total", "counter"),
         ("health_fail_open", "gauge"),
         ("pool_addresses", "gauge"),
@@ -508,6 +527,27 @@ fn timings_land_in_their_buckets() {
     assert_eq!(bucket("network_programming_duration_seconds", "60"), 1.0);
     assert_eq!(bucket("network_programming_duration_seconds", "+Inf"), 2.0);
     assert_eq!(page.value("tidegate_network_programming_duration_seconds_sum", &[]), 120.018);
+}
+
+#[test]
+fn what_workers_and_checks_recorded_is_on_the_page_as_histograms_over_all_workers() {
+    let page = world().page();
+    let bucket = |name: &str, le: &str| page.value(&format!("tidegate_{name}_bucket"), &[("le", le)]);
+    let total = |name: &str| {
+        let of = |part: &str| page.value(&format!("tidegate_{name}_{part}"), &[]);
+        (of("count"), of("sum"))
+    };
+    assert_eq!(
+        ["0.000001", "0.000002", "0.00001", "0.002", "0.005"].map(|le| bucket("worker_turn_seconds", le)),
+        [0.0, 1.0, 3.0, 3.0, 4.0]
+    );
+    assert_eq!(total("worker_turn_seconds"), (4.0, 0.003_017_5));
+    assert_eq!(["0.00002", "0.00005", "0.005"].map(|le| bucket("punt_queue_seconds", le)), [0.0, 1.0, 2.0]);
+    assert_eq!(total("punt_queue_seconds"), (2.0, 0.004_54));
+    assert_eq!(["0.0005", "0.001", "2"].map(|le| bucket("health_check_seconds", le)), [0.0, 1.0, 2.0]);
+    assert_eq!(total("health_check_seconds"), (2.0, 1.000_8));
+    assert_eq!(["0.0002", "0.0005", "5"].map(|le| bucket("publication_seconds", le)), [0.0, 1.0, 1.0]);
+    assert_eq!(total("publication_seconds"), (1.0, 0.000_3));
 }
 
 #[test]

@@ -8,9 +8,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tidegate_core::histogram::{Durations, Recorder};
+
 /// What the daemon measures of itself. One for the life of the process.
 #[derive(Debug)]
 pub struct Timings {
+    /// Written by the daemon's loop alone.
+    publication: Recorder,
     pub(super) sync: Histogram,
     pub(super) programming: Histogram,
 }
@@ -24,7 +28,11 @@ const PROGRAMMING: &[f64] =
 
 impl Default for Timings {
     fn default() -> Self {
-        Self { sync: Histogram::new(SYNC), programming: Histogram::new(PROGRAMMING) }
+        Self {
+            publication: Recorder::default(),
+            sync: Histogram::new(SYNC),
+            programming: Histogram::new(PROGRAMMING),
+        }
     }
 }
 
@@ -37,6 +45,17 @@ impl Timings {
     /// One change: from when the source saw it to when every worker has applied it.
     pub fn observe_programming(&self, took: Duration) {
         self.programming.observe(took);
+    }
+
+    /// One snapshot: from when the workers were given it to when each of them forwards by it. To be called by one thread at
+    /// a time.
+    pub fn observe_publication(&self, took: Duration) {
+        self.publication.record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// All publications, in nanoseconds.
+    pub(crate) fn publications(&self) -> Durations {
+        self.publication.read()
     }
 }
 

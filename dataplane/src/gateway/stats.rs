@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::counters::Counter;
+use tidegate_core::histogram::Durations;
 use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
 pub use tidegate_core::neighbors::Usage as NeighborUsage;
 use tidegate_core::snapshot::ServiceKey;
@@ -34,6 +35,10 @@ pub struct Stats {
     pub hand_overs: u64,
     /// By worker index.
     pub workers: Vec<WorkerStats>,
+    /// Turns of each worker's loop that had work, in nanoseconds; by worker index.
+    pub turns: Vec<Durations>,
+    /// How long frames for the kernel waited in their queue, in nanoseconds.
+    pub punt_queue: Durations,
     /// Flows that left their table, by reason.
     pub evictions: Vec<(EvictionReason, u64)>,
     /// New flows not taken in because all that could have made way were established.
@@ -170,6 +175,7 @@ impl<F> WorkerPool<F> {
             address_conflicts: sum(&|shared| shared.counters.interface(index).address_conflicts.value()),
         };
         let slow = self.slow_path_counters();
+        let nanos = |cycles| self.clock().nanos(cycles);
         let of_class = |class: PuntClass| {
             let count = |read: fn(&ClassCounters) -> &Counter| {
                 sum(&|shared| read(&shared.turns.punts[class as usize]).value())
@@ -195,6 +201,8 @@ impl<F> WorkerPool<F> {
                 .collect(),
             hand_overs: sum(&|shared| shared.counters.hand_overs()),
             workers: handles.iter().map(WorkerHandle::stats).collect(),
+            turns: handles.iter().map(|one| one.shared.turns.busy.read().convert(nanos)).collect(),
+            punt_queue: slow.punt_queue.read(),
             evictions: EvictionReason::ALL
                 .iter()
                 .map(|&why| (why, sum(&|shared| shared.turns.evictions[why as usize].value())))

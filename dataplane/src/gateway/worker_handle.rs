@@ -93,7 +93,7 @@ impl WorkerHandle {
 
     pub(super) fn stats(&self) -> WorkerStats {
         let turns = &self.shared.turns;
-        let (busy, idle) = (turns.busy_cycles.value(), turns.idle_cycles.value());
+        let (busy, idle) = (turns.busy.sum(), turns.idle_cycles.value());
         let frames = turns.frames.value();
         let (busy_ratio, cycles_per_packet) =
             self.window.ratios(Reading { at: Instant::now(), busy, idle, frames });

@@ -66,6 +66,8 @@ pub struct WorkerPoolConfig {
 pub struct Published {
     /// The generation that workers now take up.
     pub generation: u64,
+    /// When they were given it.
+    pub handed_over: Instant,
     /// What of the spec is left out, and why.
     pub problems: Vec<Problem>,
 }
@@ -374,6 +376,7 @@ impl<F> WorkerPool<F> {
         self.probes.follow(&spec.interfaces, &snapshot);
         let same_outside = snapshot.same_outside();
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
+        let handed_over = Instant::now();
         if !same_outside {
             let outside = Outside::of(spec, self.announce);
             if control.outside != outside {
@@ -381,7 +384,7 @@ impl<F> WorkerPool<F> {
                 control.outside = outside;
             }
         }
-        Ok(Published { generation: spec.generation, problems })
+        Ok(Published { generation: spec.generation, handed_over, problems })
     }
 
     /// The oldest generation that a live worker forwards by.
@@ -502,6 +505,10 @@ impl<F> WorkerPool<F> {
 
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     pub(super) fn snat_usage(&self) -> &SnatUsage {

@@ -239,11 +239,11 @@ mod tests {
         for n in 0..200_000 {
             let now = Now(n * 5_000);
             passed += u64::from(rates.take(PuntClass::Other, now));
-            let _ = punts.push(PuntClass::Other, Punted { interface: 0, frame: n });
+            let _ = punts.push(PuntClass::Other, Punted { interface: 0, frame: n, queued: now });
         }
         assert!((4_900..=5_600).contains(&passed), "{passed} of 200,000 in a second");
         assert!(rates.take(PuntClass::Answer, Now(1_000_000_000)));
-        assert!(punts.push(PuntClass::Answer, Punted { interface: 0, frame: 7 }).is_ok());
+        assert!(punts.push(PuntClass::Answer, Punted { interface: 0, frame: 7, queued: Now(0) }).is_ok());
         assert_eq!(punts.pop(PuntClass::Answer).map(|punted| punted.frame), Some(7));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::counters::Counter;
+use tidegate_core::histogram::Recorder;
 use tidegate_core::verdict::AnswerKind;
 
 use crate::punt::class::{ClassCounters, PuntClass};
@@ -14,8 +15,8 @@ use crate::punt::class::{ClassCounters, PuntClass};
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct LoopCounters {
-    /// Cycles of turns that had work.
-    pub busy_cycles: Counter,
+    /// Turns that had work, each with its cycles.
+    pub busy: Recorder,
     /// Cycles of turns that had none, sleep included.
     pub idle_cycles: Counter,
     /// Turns of the loop.

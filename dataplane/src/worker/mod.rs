@@ -68,6 +68,8 @@ pub struct Punted<F> {
     pub interface: InterfaceIndex,
     /// As it came.
     pub frame: F,
+    /// When it was queued.
+    pub queued: Now,
 }
 
 /// The queues by which workers reach everything else; one set for all workers.
@@ -242,7 +244,7 @@ impl<Q: PortQueue> Worker<Q> {
             let turns = &self.parts.shared.turns;
             turns.turns.add(1);
             if worked {
-                turns.busy_cycles.add(ended.saturating_sub(started));
+                turns.busy.record(ended.saturating_sub(started));
                 backoff.reset();
                 started = ended;
             } else {
@@ -378,7 +380,7 @@ impl<Q: PortQueue> Worker<Q> {
                     batch.why.push(Sending::Received(why));
                     continue;
                 }
-                Verdict::Punt(why) => match punt(parts, punt_rates, now, why, Punted { interface, frame }) {
+                Verdict::Punt(why) => match punt(parts, punt_rates, now, why, interface, frame) {
                     Ok(()) => verdict,
                     Err(refusal) => refusal.into(),
                 },
@@ -628,13 +630,10 @@ fn settle<Q: PortQueue>(
 ) {
     let HeldFragment { arrival, frame, verdict } = held;
     let end = match verdict {
-        Verdict::Punt(why) => {
-            let punted = Punted { interface: arrival.interface(), frame };
-            match punt(parts, punt_rates, now, why, punted) {
-                Ok(()) => verdict,
-                Err(refusal) => refusal.into(),
-            }
-        }
+        Verdict::Punt(why) => match punt(parts, punt_rates, now, why, arrival.interface(), frame) {
+            Ok(()) => verdict,
+            Err(refusal) => refusal.into(),
+        },
         other => other,
     };
     parts.shared.counters.record(end);
@@ -647,18 +646,21 @@ fn punt<Q: PortQueue>(
     rates: &mut PuntRates,
     now: Now,
     why: PuntReason,
-    punted: Punted<Q::Frame>,
+    interface: InterfaceIndex,
+    frame: Q::Frame,
 ) -> Result<(), Refusal> {
     // The gateway's own address is not for everyone who says to be a VIP.
-    if why == PuntReason::ProbeAnswer && !parts.exchange.own.is_answer(now, punted.frame.bytes()) {
+    if why == PuntReason::ProbeAnswer && !parts.exchange.own.is_answer(now, frame.bytes()) {
         return Err(Refusal::BadSource);
     }
-    let class = PuntClass::of(now, punted.frame.bytes(), &parts.exchange.own);
+    let class = PuntClass::of(now, frame.bytes(), &parts.exchange.own);
     let counters = &parts.shared.turns.punts[class as usize];
     if !rates.take(class, now) {
         counters.rate_limited.add(1);
         return Err(Refusal::PuntRateLimited);
     }
+    // Not the time of the turn: this frame may be the last of many.
+    let punted = Punted { interface, frame, queued: parts.clock.now() };
     if parts.exchange.punts.push(class, punted).is_err() {
         counters.queue_full.add(1);
         return Err(Refusal::PuntQueueFull);

@@ -1,0 +1,182 @@
+//! Durations that several threads recorded, merged into one distribution of each kind.
+//!
+//! Writers count in the buckets of [`tidegate_core::histogram`]; here these become an HDR histogram, which gives quantiles
+//! to `status -o wide` and cumulative counts to `/metrics`.
+//!
+//! Invariant: what is shown is at most 4 % above what was recorded, and never more than 1 % below it: 1/32 by the
+//! recorder's buckets, 1/128 by the histogram's. Counts and sums are exact.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use tidegate_core::histogram::Durations;
+use tidegate_dataplane::gateway::Stats;
+
+use super::timings::Reading;
+
+/// Decimal digits that the histogram tells apart; the buckets of the recorder tell less.
+const DIGITS: u8 = 2;
+
+/// Seconds. A burst of 32 packets takes some microseconds; a worker that the kernel interrupts takes milliseconds.
+pub(super) const WORKER_TURN: &[f64] =
+    &[1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 1e-1];
+
+/// Seconds. The slow path sleeps up to 4 ms.
+pub(super) const PUNT_QUEUE: &[f64] =
+    &[1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1, 1.0];
+
+/// Seconds. Timeouts are from 100 ms to a minute.
+pub(super) const HEALTH_CHECK: &[f64] =
+    &[1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0];
+
+/// Seconds. A worker under load takes a snapshot within one turn, a sleeping one within a millisecond.
+pub(super) const PUBLICATION: &[f64] =
+    &[5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0, 5.0];
+
+/// Every kind of duration that is recorded.
+#[derive(Debug)]
+pub struct Latencies {
+    /// Turns of the workers' loops that had work, over all workers.
+    pub worker_turn: Latency,
+    /// From when a worker queued a frame for the kernel until the slow path took it.
+    pub punt_queue: Latency,
+    /// From the start of a health check to its result or its timeout.
+    pub health_check: Latency,
+    /// From when the workers were given a snapshot until each of them forwards by it.
+    pub publication: Latency,
+}
+
+impl Latencies {
+    /// Merges what the dataplane, the health checks and the daemon's loop recorded.
+    #[must_use]
+    pub fn merge(stats: &Stats, health_checks: &Durations, publications: &Durations) -> Self {
+        Self {
+            worker_turn: Latency::merge(&stats.turns),
+            punt_queue: Latency::merge([&stats.punt_queue]),
+            health_check: Latency::merge([health_checks]),
+            publication: Latency::merge([publications]),
+        }
+    }
+
+    /// All of them with the names that `status` shows.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, &Latency); 4] {
+        [
+            ("worker-turn", &self.worker_turn),
+            ("punt-queue", &self.punt_queue),
+            ("health-check", &self.health_check),
+            ("publication", &self.publication),
+        ]
+    }
+}
+
+/// One kind of duration.
+#[derive(Debug)]
+pub struct Latency {
+    /// Nanoseconds.
+    histogram: Histogram<u64>,
+    sum: Duration,
+}
+
+impl Latency {
+    /// Adds up what several writers recorded, in nanoseconds.
+    fn merge<'a>(recorded: impl IntoIterator<Item = &'a Durations>) -> Self {
+        let mut histogram = Histogram::new(DIGITS).expect("hdrhistogram has up to 5 digits");
+        let mut sum = 0_u64;
+        for one in recorded {
+            for &(nanos, count) in one.buckets() {
+                histogram.record_n(nanos, count).expect("the histogram grows as far as it has to");
+            }
+            sum = sum.saturating_add(one.sum());
+        }
+        Self { histogram, sum: Duration::from_nanos(sum) }
+    }
+
+    /// How many were recorded.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    /// The duration that this part of all does not exceed; 0 where there is none. `part` is from 0 to 1.
+    #[must_use]
+    pub fn quantile(&self, part: f64) -> Duration {
+        Duration::from_nanos(self.histogram.value_at_quantile(part))
+    }
+
+    /// The longest; 0 where there is none.
+    #[must_use]
+    pub fn max(&self) -> Duration {
+        Duration::from_nanos(self.histogram.max())
+    }
+
+    /// Cumulative counts below bounds in seconds, ascending.
+    pub(super) fn reading(&self, bounds: &[f64]) -> Reading {
+        let nanos = |bound: f64| Duration::from_secs_f64(bound).as_nanos() as u64;
+        let upto = |&bound: &f64| (bound, self.histogram.count_between(0, nanos(bound)));
+        Reading { cumulative: bounds.iter().map(upto).collect(), count: self.count(), sum: self.sum }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::histogram::Recorder;
+
+    use super::*;
+
+    fn recorded(nanos: impl IntoIterator<Item = u64>) -> Durations {
+        let recorder = Recorder::default();
+        nanos.into_iter().for_each(|one| recorder.record(one));
+        recorder.read()
+    }
+
+    fn is_near(shown: Duration, nanos: u64) -> bool {
+        let (shown, exact) = (shown.as_nanos() as f64, nanos as f64);
+        (0.99 * exact..=1.04 * exact).contains(&shown)
+    }
+
+    #[test]
+    fn quantiles_of_two_workers_are_those_of_all_their_turns_within_four_percent() {
+        // A thousand turns of 1 to 1,000 µs, dealt to two workers.
+        let of = |odd: u64| recorded((1..=1000).filter(move |n| n % 2 == odd).map(|n| n * 1000));
+        let merged = Latency::merge([&of(0), &of(1)]);
+        assert_eq!(merged.count(), 1000);
+        assert_eq!(merged.reading(WORKER_TURN).sum, Duration::from_micros(500_500));
+        assert!(is_near(merged.quantile(0.5), 500_000), "{:?}", merged.quantile(0.5));
+        assert!(is_near(merged.quantile(0.99), 990_000), "{:?}", merged.quantile(0.99));
+        assert!(is_near(merged.max(), 1_000_000), "{:?}", merged.max());
+    }
+
+    #[test]
+    fn every_magnitude_is_shown_within_four_percent() {
+        for shift in 0..40 {
+            let nanos = 0xfe_dcba_9876 >> shift;
+            let merged = Latency::merge([&recorded([nanos])]);
+            assert!(is_near(merged.max(), nanos), "{nanos} is shown as {:?}", merged.max());
+        }
+    }
+
+    #[test]
+    fn what_was_never_recorded_is_zero() {
+        let none = Latency::merge([]);
+        assert_eq!((none.count(), none.quantile(0.99), none.max()), (0, Duration::ZERO, Duration::ZERO));
+        assert!(none.reading(PUBLICATION).cumulative.iter().all(|&(_, count)| count == 0));
+    }
+
+    #[test]
+    fn cumulative_counts_end_with_what_is_within_the_last_bound() {
+        let merged = Latency::merge([&recorded([500, 1_500, 1_500, 3_000_000, 9_000_000_000])]);
+        let reading = merged.reading(WORKER_TURN);
+        let upto =
+            |bound: f64| reading.cumulative.iter().find(|(le, _)| *le == bound).map(|(_, count)| *count);
+        assert_eq!([1e-6, 2e-6, 2e-3, 5e-3, 1e-1].map(upto), [1, 3, 3, 4, 4].map(Some));
+        assert_eq!((reading.count, reading.sum), (5, Duration::from_nanos(9_003_003_500)));
+    }
+
+    #[test]
+    fn bounds_ascend() {
+        for bounds in [WORKER_TURN, PUNT_QUEUE, HEALTH_CHECK, PUBLICATION] {
+            assert!(bounds.is_sorted_by(|a, b| a < b));
+        }
+    }
+}
