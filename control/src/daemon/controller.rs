@@ -30,6 +30,7 @@ use tokio::time::Instant;
 
 use super::address_file::AddressFile;
 use super::drains::Drains;
+use super::self_check::{SelfCheck, Subject};
 use super::state::{Round, State};
 use super::{logging, reload};
 use crate::admin::api::ReloadAnswer;
@@ -95,6 +96,7 @@ pub(super) struct Controller {
     /// The node has a kube-proxy, and these ports are its own.
     has_kube_proxy: bool,
     reconciler: Reconciler,
+    self_check: SelfCheck,
     started: Instant,
     /// What is written to the cluster, where the objects come from one.
     cluster: Option<ClusterWriter>,
@@ -132,6 +134,7 @@ impl Controller {
         let settings = settings(&config, &dataplane);
         let own = settings.interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::addr);
         let bind = Bind::new(&config.services.node_port_addresses, own);
+        let self_check = SelfCheck::new(Arc::clone(&state.comparisons));
         let health = Arc::clone(&state);
         let node_ports = HealthCheckNodePorts::start(&bind, move || health.health());
         Self {
@@ -154,6 +157,7 @@ impl Controller {
             handed_over: None,
             reconcile_at: None,
             reconciler: Reconciler::default(),
+            self_check,
             started: Instant::now(),
             cluster,
             fleet: PeerReleases::default(),
@@ -177,6 +181,11 @@ impl Controller {
         self.node_ports.failures()
     }
 
+    /// Changes when a comparison has found that an incremental result is wrong.
+    pub(super) fn differences(&self) -> watch::Receiver<()> {
+        self.self_check.found()
+    }
+
     /// The configuration in force.
     pub(super) fn config(&self) -> &GatewayConfig {
         &self.config
@@ -186,7 +195,10 @@ impl Controller {
     pub(super) fn due(&self) -> Option<Instant> {
         let reconcile_at = self.reconcile_at.map(|at| self.started + at);
         let save_at = self.addresses.as_ref().and_then(AddressFile::due);
-        reconcile_at.into_iter().chain(self.offer_at).chain(save_at).chain(self.drained.due()).min()
+        // Before the first objects there is no round to compare.
+        let compare_at = self.manifests.as_ref().and_then(|_| self.self_check.due(&self.config.self_check));
+        let all = [reconcile_at, self.offer_at, save_at, self.drained.due(), compare_at];
+        all.into_iter().flatten().min()
     }
 
     /// This is known of the other gateways now.
@@ -292,7 +304,8 @@ impl Controller {
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
         self.check_surroundings(&manifests);
-        let outcome = Arc::new(self.reconcile(&manifests));
+        self.heal();
+        let (outcome, subject) = self.reconcile(&manifests);
         self.reconcile_at = outcome.reconcile_at;
         self.memory = outcome.memory.clone();
         if let Some(addresses) = &mut self.addresses {
@@ -333,6 +346,10 @@ impl Controller {
         let (drained, ended) = (self.drained.targets().clone(), Timestamp::now());
         let round = Round { outcome, unapplied, problems, manifests, drained, ended };
         self.state.round(round, began.elapsed(), change);
+        // After all that others wait for.
+        if let Some(subject) = subject {
+            self.self_check.begin(subject);
+        }
     }
 
     /// Who decides on addresses in this round, and which of them nobody gets for the sake of other gateways.
@@ -389,8 +406,17 @@ impl Controller {
         });
     }
 
-    fn reconcile(&mut self, manifests: &SourceUpdate) -> Outcome {
-        self.reconciler.reconcile(&Input {
+    /// Where a comparison has found a difference, this round is computed from scratch. Who holds which address, and which
+    /// flows end when, is in `memory` and stays.
+    fn heal(&mut self) {
+        if !self.self_check.collect().is_empty() {
+            self.reconciler = Reconciler::default();
+        }
+    }
+
+    /// The desired state, and what to compare where a comparison is due.
+    fn reconcile(&mut self, manifests: &SourceUpdate) -> (Arc<Outcome>, Option<Subject>) {
+        let input = Input {
             settings: &self.settings,
             objects: &manifests.objects,
             verdicts: &self.verdicts,
@@ -398,7 +424,14 @@ impl Controller {
             memory: &self.memory,
             generation: self.generation + 1,
             now: self.started.elapsed(),
-        })
+        };
+        let outcome = Arc::new(self.reconciler.reconcile(&input));
+        if self.reconciler.taken_up() > 0 {
+            self.self_check.changed();
+        }
+        let is_due = self.self_check.is_due(&self.config.self_check);
+        let subject = is_due.then(|| Subject { round: self.reconciler.round(&input, &outcome) });
+        (outcome, subject)
     }
 
     /// Publishes a spec that differs from the last one, and waits for the workers to take it up. What they leave out;

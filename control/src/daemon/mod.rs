@@ -16,6 +16,7 @@ mod logging;
 mod operator;
 mod refused;
 mod reload;
+mod self_check;
 mod start;
 mod state;
 mod supervisor;
@@ -97,6 +98,8 @@ struct Inputs {
     failures: watch::Receiver<Option<String>>,
     /// An interface has changed its state: others are told that the gateway is ready, or not.
     links: watch::Receiver<()>,
+    /// A comparison has found that an incremental result is wrong: the next round is made from scratch.
+    differences: watch::Receiver<()>,
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
@@ -167,6 +170,7 @@ async fn serve(
         commands,
         failures,
         links,
+        differences: controller.differences(),
         hangup: signal(SignalKind::hangup())?,
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
@@ -298,6 +302,7 @@ impl Inputs {
             Ok(()) = self.verdicts.changed() => Wake::Changed,
             Ok(()) = self.unbound.changed() => Wake::Changed,
             Ok(()) = self.links.changed() => Wake::Changed,
+            Ok(()) = self.differences.changed() => Wake::Changed,
             Ok(()) = self.fleet.changed() => Wake::Changed,
             Ok(()) = self.kube_proxy.changed() => Wake::Changed,
             () = due => Wake::Changed,

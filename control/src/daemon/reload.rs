@@ -60,7 +60,7 @@ mod tests {
             "  routes: [{to: 0.0.0.0/0, via: 10.0.0.254}]\n  neighbors: [{ip: 10.0.0.9, mac: '02:00:00:00:00:09'}]\n\
              pools: [{name: public, addresses: [203.0.113.0/28]}]\nservices: {defaults: {drainTimeout: 5s}}\n\
              health: {protocol: https, path: /readyz, interval: 5s, failOpen: false}\n\
-             admin: {metricsPerBackend: false}\n",
+             admin: {metricsPerBackend: false}\nselfCheck: {interval: 1m}\n",
         );
         assert_eq!(fixed_parts_that_differ(&config(""), &changed), Vec::<&str>::new());
     }

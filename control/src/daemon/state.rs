@@ -20,6 +20,7 @@ use tidegate_policy::reconcile::{DrainTarget, Outcome};
 use tidegate_source::{SourceState, SourceUpdate};
 use tokio::sync::watch;
 
+use super::self_check::Comparisons;
 use crate::telemetry::{self, Generations, Latencies, Process, Sample, Timings};
 
 /// An update that the workers have not taken up after this long makes the gateway unhealthy: twice kube-proxy's
@@ -74,6 +75,8 @@ pub(super) struct State {
     pub(super) dataplane: Arc<Dataplane>,
     pub(super) started: Timestamp,
     checks: Arc<CheckCounts>,
+    /// Comparisons of incremental results with ones from scratch.
+    pub(super) comparisons: Arc<Comparisons>,
     timings: Timings,
     health: ProxyHealth,
     /// What the monotonic times of `health` count from.
@@ -108,6 +111,7 @@ impl State {
             dataplane,
             started,
             checks,
+            comparisons: Arc::default(),
             timings: Timings::default(),
             health: ProxyHealth::new(UPDATE_MAX, started),
             epoch: Instant::now(),
@@ -306,6 +310,7 @@ impl State {
             configuration_refused: self.refused_configuration().is_some(),
             unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
             publish_failures: self.publish_failures.load(Ordering::Relaxed),
+            comparisons: &self.comparisons.read(),
             timings: &self.timings,
             latencies: &self.latencies(&stats),
             health_checks: &self.checks.read(),

@@ -52,6 +52,8 @@ pub struct GatewayOptions {
     pub flow_entries: u32,
     /// Servers written down under `dataplane.neighbors`, from 1: all that `replay` resolves.
     pub static_servers: u8,
+    /// `selfCheck.enabled`; where on, a comparison every second.
+    pub self_check: bool,
 }
 
 impl Default for GatewayOptions {
@@ -70,6 +72,7 @@ impl Default for GatewayOptions {
             own_cluster_ips: false,
             flow_entries: 65_536,
             static_servers: 0,
+            self_check: true,
         }
     }
 }
@@ -129,7 +132,9 @@ pools:
   - {{name: on-link, addresses: {on_link}, autoAssign: false}}
 health: {{protocol: {protocol}, interval: {interval}ms, timeout: {timeout}ms, healthyThreshold: 1, unhealthyThreshold: {unhealthy}}}
 admin: {{socket: {socket}, listen: "127.0.0.1:9469", healthz: "127.0.0.1:10356"}}
+selfCheck: {{enabled: {self_check}, interval: 1s, changes: 1}}
 "#,
+            self_check = self.self_check,
             hugepages = self.hugepages,
             flow_entries = self.flow_entries,
             queues = self.cores.len(),

@@ -363,6 +363,17 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     let help =
         "Desired states that could not be published to the workers; the last good state keeps forwarding.";
     page.counter("tidegate_publish_failures_total", help, []).sample([], sample.publish_failures);
+    let help = "Comparisons of an incremental result with one computed from scratch, by layer.";
+    let mut made = page.counter("tidegate_incremental_comparisons_total", help, ["layer"]);
+    for (layer, count, _) in sample.comparisons {
+        made.sample([layer], *count);
+    }
+    let help = "Comparisons in which an incremental result differed from the one computed from scratch, by layer; above 0 \
+                there is a bug in the gateway.";
+    let mut differed = page.counter("tidegate_incremental_differences_total", help, ["layer"]);
+    for (layer, _, count) in sample.comparisons {
+        differed.sample([layer], *count);
+    }
     let help =
         "Time of one reconcile, from its inputs to a snapshot that was published to the workers or refused.";
     page.histogram("tidegate_sync_duration_seconds", help, sample.timings.sync.read());

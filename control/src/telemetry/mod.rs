@@ -63,6 +63,8 @@ pub struct Sample<'a> {
     pub unsaved: &'a [(&'static str, bool)],
     /// Desired states that could not be published.
     pub publish_failures: u64,
+    /// Comparisons of incremental results: (layer, made, found different), each layer once.
+    pub comparisons: &'a [(&'static str, u64, u64)],
     /// How long updates took.
     pub timings: &'a Timings,
     /// How long turns of workers, waits of frames for the kernel, health checks and publications took.

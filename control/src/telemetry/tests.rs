@@ -181,6 +181,7 @@ impl World {
             configuration_refused: true,
             unsaved: &[("addresses", false), ("objects", true)],
             publish_failures: 3,
+            comparisons: &[("reconcile", 5, 0), ("allocation", 5, 1)],
             timings: &self.timings,
             latencies: &self.latencies,
             health_checks: &[("success", 21), ("failure", 2)],

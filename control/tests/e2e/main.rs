@@ -28,6 +28,7 @@ mod path_mtu;
 mod reload;
 mod restart;
 mod rolling;
+mod self_check;
 mod source_ranges;
 mod tenancy;
 mod workers;

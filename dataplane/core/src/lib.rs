@@ -13,6 +13,7 @@ pub mod backend;
 mod chunked;
 pub mod conntrack;
 pub mod counters;
+pub mod difference;
 pub mod forward;
 pub mod fragments;
 pub mod frame;

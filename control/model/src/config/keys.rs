@@ -214,4 +214,11 @@ pub const KEYS: &[Key] = &[
         "The address of `/healthz`, `/livez` and `/readyz`."),
     key("admin.metricsPerBackend", "boolean", Value("true"), "false", Reload,
         "Series for each backend of each service port. Turn them off where they are too many for the scraper."),
+
+    key("selfCheck.enabled", "boolean", Value("true"), "false", Reload,
+        "Compare now and then what was computed incrementally with a computation from scratch, in the background \
+         ([troubleshooting.md](troubleshooting.md#the-log-reports-a-difference-of-an-incremental-result))."),
+    key("selfCheck.interval", "duration, 1s to 24h", Value("5m"), "10m", Reload, "From one comparison to the next."),
+    key("selfCheck.changes", "1 to 1000000", Value("1000"), "100", Reload,
+        "Start a comparison earlier, after this many updates that computed something anew."),
 ];

@@ -16,6 +16,7 @@ mod expand;
 mod health;
 pub mod keys;
 mod pools;
+mod self_check;
 mod services;
 mod source;
 
@@ -31,6 +32,7 @@ pub use health::{
     HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
 };
 pub use pools::pool;
+pub use self_check::SelfCheckConfig;
 pub use services::{
     FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,
     ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, UnservedPorts, VENDORS, Word, forwarding,
@@ -75,6 +77,8 @@ pub struct GatewayConfig {
     pub announce: AnnounceConfig,
     /// `admin`.
     pub admin: AdminConfig,
+    /// `selfCheck`.
+    pub self_check: SelfCheckConfig,
     /// Where each key was written: `pools[0].addresses[1]`.
     pub origin: Origin,
 }
@@ -203,6 +207,7 @@ fn decode(
         health: health::decode(&fields),
         announce: announce(&fields),
         admin: admin::decode(&fields),
+        self_check: self_check::decode(&fields),
         origin: sheet.origin(root),
     };
     fields.finish(Unknown::Refused);

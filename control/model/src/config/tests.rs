@@ -145,6 +145,10 @@ fn every_key_arrives_in_the_validated_configuration() {
             metrics_per_backend: false,
         }
     );
+    assert_eq!(
+        config.self_check,
+        SelfCheckConfig { enabled: false, interval: Duration::from_secs(600), changes: 100 }
+    );
 }
 
 #[test]
@@ -158,6 +162,8 @@ fn every_key_has_the_default_of_the_contract() {
     assert_eq!(left_out.health, written.health);
     assert_eq!(left_out.announce, written.announce);
     assert_eq!(left_out.admin, written.admin);
+    assert_eq!(left_out.self_check, SelfCheckConfig::default());
+    assert!(left_out.self_check.enabled);
     let (left_out, written) = (left_out.dataplane, written.dataplane);
     assert_eq!(left_out.cores, written.cores);
     assert_eq!(left_out.memory, written.memory);

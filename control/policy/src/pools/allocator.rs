@@ -32,7 +32,8 @@ const DEPARTED_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct Allocator {
     allocation: Allocation,
-    granted: BTreeMap<ObjectKey, Granted>,
+    /// Shared with whoever compares it, for as long as that takes.
+    granted: Arc<BTreeMap<ObjectKey, Granted>>,
     footprints: BTreeMap<ObjectKey, Footprint>,
     allocations: Arc<Allocations>,
     users: Users,
@@ -49,7 +50,7 @@ impl Allocator {
     pub fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, Holder>, authority: Authority) -> Self {
         Self {
             allocation: Allocation::new(pools, reserved, authority),
-            granted: BTreeMap::new(),
+            granted: Arc::default(),
             footprints: BTreeMap::new(),
             allocations: Arc::default(),
             users: Users::default(),
@@ -92,7 +93,7 @@ impl Allocator {
                 self.allocation.forget(&key, &footprint);
             }
             self.hanging.remove(&key);
-            before.insert(key.clone(), self.granted.remove(&key));
+            before.insert(key.clone(), Arc::make_mut(&mut self.granted).remove(&key));
             match applicant {
                 Some(applicant) => turns.push(Turn::new(applicant)),
                 None => self.depart(&key),
@@ -107,7 +108,7 @@ impl Allocator {
                 self.hanging.insert(key.clone());
             }
             self.footprints.insert(key.clone(), footprint);
-            self.granted.insert(key.clone(), granted);
+            Arc::make_mut(&mut self.granted).insert(key.clone(), granted);
         }
         let differs = |(key, was): &(ObjectKey, Option<Granted>)| self.granted.get(key) != was.as_ref();
         before.into_iter().filter(differs).map(|(key, _)| key).collect()
@@ -269,7 +270,7 @@ impl Allocator {
 
     /// By Service; one entry for each that takes part.
     #[must_use]
-    pub fn granted(&self) -> &BTreeMap<ObjectKey, Granted> {
+    pub fn granted(&self) -> &Arc<BTreeMap<ObjectKey, Granted>> {
         &self.granted
     }
 

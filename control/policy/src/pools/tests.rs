@@ -78,7 +78,7 @@ struct Allocated {
 impl Allocated {
     fn of(allocator: &Allocator) -> Self {
         Self {
-            granted: allocator.granted().clone(),
+            granted: BTreeMap::clone(allocator.granted()),
             allocations: Allocations::clone(allocator.allocations()),
             usage: allocator.usage(),
         }

@@ -139,10 +139,24 @@ impl Reconciler {
         outcome
     }
 
+    /// The addresses that Services have by the last call.
+    pub(super) fn granted(&self) -> Arc<BTreeMap<ObjectKey, Granted>> {
+        self.last.as_ref().map_or_else(Arc::default, |last| Arc::clone(last.addresses.allocator().granted()))
+    }
+
     /// How many Services the last call computed anew: those that the changes could touch, and no others.
     #[must_use]
     pub fn taken_up(&self) -> usize {
         self.last.as_ref().map_or(0, |last| last.taken_up)
+    }
+}
+
+/// Faults for the tests of the comparison: what a dependency that is missing here would lead to.
+#[cfg(test)]
+impl Reconciler {
+    /// The objects become those of `objects`, and nothing is computed anew for that.
+    pub(super) fn miss(&mut self, objects: &Objects) {
+        self.last.as_mut().expect("there was a call before").objects = objects.clone();
     }
 }
 

@@ -26,6 +26,7 @@ mod backends;
 mod candidates;
 mod checkable;
 mod client_address;
+mod compare;
 mod contested;
 mod dependencies;
 mod drain;
@@ -52,6 +53,7 @@ mod weights;
 #[cfg(test)]
 mod tests;
 
+pub use compare::{Compared, Round};
 pub use drain::{DrainTarget, Drains};
 pub use finding::{Finding, ObjectKind, Reason};
 pub use incremental::Reconciler;

@@ -179,7 +179,7 @@ proptest! {
         let mut allocator = anew(&world);
         for (round, (steps, settles)) in rounds.iter().enumerate() {
             let before = Arc::clone(allocator.allocations());
-            let granted = allocator.granted().clone();
+            let granted = Arc::clone(allocator.granted());
             let mut changed: BTreeSet<ObjectKey> = steps.iter().filter_map(|step| world.take(step)).collect();
             changed.extend(allocator.reserve(world.reserved.clone()));
             let authority_changed = allocator.set_authority(&world.authority);

@@ -8,6 +8,7 @@ use tidegate_model::objects::{
 use super::order::{arbitrary_endpoint, arbitrary_service};
 use super::*;
 use crate::pools::Authority;
+use crate::reconcile::Compared;
 use proptest::option::{of, weighted};
 use proptest::prelude::*;
 
@@ -332,6 +333,8 @@ proptest! {
             // Byte for byte, not only by what takes part in equality.
             prop_assert_eq!(format!("{outcome:#?}"), format!("{scratch:#?}"), "in round {}", round);
             prop_assert_eq!(&outcome, &scratch);
+            let compared = reconciler.round(&world.input(), &Arc::new(outcome.clone())).compare();
+            prop_assert_eq!(compared, Compared::default());
             world.memory = outcome.memory.clone();
             last = Some(outcome);
         }

@@ -1,6 +1,7 @@
 //! Stories about Services: each ends in an assertion on the outcome. Here the world that they start from.
 
 mod client_address;
+mod compare;
 mod conformance;
 mod health;
 mod incremental;

@@ -1,0 +1,137 @@
+//! [`Round`]: one round of a [`Reconciler`] with its inputs, to be compared with one computed from scratch.
+//!
+//! The daemon takes one now and then, and compares it in the background. Taking it costs some pointers: the inputs and
+//! the outcome share what they are made of with the reconciler. While it is kept, the reconciler copies what it changes.
+//!
+//! Invariant: a round in which no dependency was missed has no difference (tested over random histories).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::difference::{self, Difference};
+use tidegate_model::health::Verdicts;
+use tidegate_model::objects::{ObjectKey, Objects};
+
+use super::{DrainTarget, Input, Memory, Outcome, Reconciler, Settings};
+use crate::pools::Granted;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Round {
+    settings: Settings,
+    objects: Objects,
+    verdicts: Verdicts,
+    drained: BTreeSet<DrainTarget>,
+    memory: Memory,
+    generation: u64,
+    now: Duration,
+    outcome: Arc<Outcome>,
+    granted: Arc<BTreeMap<ObjectKey, Granted>>,
+}
+
+/// What a comparison found; nothing where all is as it has to be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Compared {
+    /// Which addresses Services have, and how full the pools are.
+    pub allocation: Vec<Difference>,
+    /// All else of the desired state. Empty where addresses differ: the rest follows from them.
+    pub reconcile: Vec<Difference>,
+}
+
+impl Reconciler {
+    /// The round that [`Self::reconcile`] just made of `input`, with what came of it.
+    #[must_use]
+    pub fn round(&self, input: &Input<'_>, outcome: &Arc<Outcome>) -> Round {
+        Round {
+            settings: input.settings.clone(),
+            objects: input.objects.clone(),
+            verdicts: input.verdicts.clone(),
+            drained: input.drained.clone(),
+            memory: input.memory.clone(),
+            generation: input.generation,
+            now: input.now,
+            outcome: Arc::clone(outcome),
+            granted: self.granted(),
+        }
+    }
+}
+
+impl Round {
+    /// Computes the round from scratch, and compares. Takes as long as the first round of a daemon.
+    #[must_use]
+    pub fn compare(&self) -> Compared {
+        let Self { settings, objects, verdicts, drained, memory, generation, now, .. } = self;
+        let (generation, now) = (*generation, *now);
+        let input = Input { settings, objects, verdicts, drained, memory, generation, now };
+        let mut scratch = Reconciler::default();
+        let outcome = scratch.reconcile(&input);
+        let allocation = allocation((&self.outcome, &self.granted), (&outcome, &scratch.granted()));
+        if !allocation.is_empty() {
+            return Compared { allocation, reconcile: Vec::new() };
+        }
+        Compared { allocation, reconcile: rest(&self.outcome, &outcome) }
+    }
+}
+
+type Grants = BTreeMap<ObjectKey, Granted>;
+
+fn allocation((outcome, granted): (&Outcome, &Grants), scratch: (&Outcome, &Grants)) -> Vec<Difference> {
+    let (other, other_granted) = scratch;
+    let [one, two] = [outcome, other].map(|outcome| &outcome.memory.allocations);
+    let found = [
+        difference::of_lists("granted", granted, other_granted),
+        difference::of_lists("memory.allocations.by_service", &one.by_service, &two.by_service),
+        difference::of_lists("memory.allocations.departed", &one.departed, &two.departed),
+        difference::of_lists("pools", &outcome.pools, &other.pools),
+        difference::of_lists("claimed", outcome.claimed.iter(), other.claimed.iter()),
+    ];
+    let found: Vec<Difference> = found.into_iter().flatten().collect();
+    let is_same = (granted, one, &outcome.pools) == (other_granted, two, &other.pools);
+    or_unequal(found, is_same)
+}
+
+/// All of an outcome but for what [`allocation`] compares. The pattern is complete, so that a new field is not forgotten.
+fn rest(outcome: &Outcome, scratch: &Outcome) -> Vec<Difference> {
+    let Outcome {
+        spec,
+        findings,
+        services,
+        targets,
+        health_check_node_ports,
+        pools: _,
+        claimed: _,
+        memory: Memory { allocations: _, drains, leavings },
+        reconcile_at,
+    } = outcome;
+    let bare = |outcome: &Outcome| {
+        let mut spec = outcome.spec.clone();
+        spec.services = Vec::new();
+        spec
+    };
+    let found = [
+        difference::of("spec without services", &bare(outcome), &bare(scratch)),
+        difference::of_lists("spec.services", &spec.services, &scratch.spec.services),
+        difference::of_lists("services", services, &scratch.services),
+        difference::of_lists("findings", findings.iter(), scratch.findings.iter()),
+        difference::of("targets", targets, &scratch.targets),
+        difference::of_lists(
+            "health_check_node_ports",
+            health_check_node_ports.iter(),
+            scratch.health_check_node_ports.iter(),
+        ),
+        difference::of("memory.drains", drains, &scratch.memory.drains),
+        difference::of("memory.leavings", leavings, &scratch.memory.leavings),
+        difference::of("reconcile_at", reconcile_at, &scratch.reconcile_at),
+    ];
+    or_unequal(found.into_iter().flatten().collect(), outcome == scratch)
+}
+
+/// What differs and shows no difference in its text is a difference as well.
+fn or_unequal(mut found: Vec<Difference>, is_same: bool) -> Vec<Difference> {
+    if found.is_empty() && !is_same {
+        let [incremental, from_scratch] = ["not equal, though its text is the same"; 2].map(str::to_owned);
+        found.push(Difference { part: "outcome".to_owned(), incremental, from_scratch });
+    }
+    found
+}

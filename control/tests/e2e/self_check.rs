@@ -1,0 +1,64 @@
+//! The running gateway compares what it computed incrementally with what it computes from scratch.
+
+use crate::world::{World, alone};
+use std::time::Duration;
+use tidegate::netlab::modes::{all_paths, manifests};
+use tidegate::netlab::{Gateway, GatewayOptions, server};
+
+const LAYERS: [&str; 2] = ["reconcile", "allocation"];
+
+fn comparisons(world: &World, layer: &str) -> f64 {
+    let labels = format!("layer=\"{layer}\"");
+    world.gateway().metric("tidegate_incremental_comparisons_total", &[&labels]).expect("/metrics answers")
+}
+
+/// Waits until every layer was compared this often from now on.
+fn wait_for_comparisons(world: &World, count: f64) {
+    for layer in LAYERS {
+        let before = comparisons(world, layer);
+        let what = format!("{count} comparisons of {layer}");
+        world.wait_until(&what, || (comparisons(world, layer) >= before + count).then_some(()));
+    }
+}
+
+#[test]
+fn a_gateway_compares_every_layer_finds_no_difference_and_stops_where_it_is_switched_off() {
+    let _turn = alone();
+    let mut world = World::start(3, GatewayOptions::default(), &manifests(&[1, 2, 3]));
+    // Backends come and go while it compares.
+    for servers in [&[1][..], &[1, 2], &[2, 3], &[1, 2, 3]] {
+        world.write(&manifests(servers));
+        for path in all_paths() {
+            world.wait_until_used(path, &server::name(servers[0]));
+        }
+        wait_for_comparisons(&world, 1.0);
+    }
+    let page = world.gateway().metrics().expect("/metrics answers");
+    for layer in LAYERS {
+        let series = format!("tidegate_incremental_differences_total{{layer=\"{layer}\"}} 0");
+        assert!(page.lines().any(|line| line == series), "{series}\n{page}");
+    }
+
+    let reload = |world: &mut World, self_check: bool| {
+        let count = |world: &World| world.gateway().log().matches("configuration reloaded").count();
+        let before = count(world);
+        let options = GatewayOptions { self_check, ..GatewayOptions::default() };
+        Gateway::configure(&world.lab, &options).expect("configuration written");
+        world.gateway_mut().reload();
+        world.wait_until("the reload", || (count(world) > before).then_some(()));
+    };
+    reload(&mut world, false);
+    // One may be under way still.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = LAYERS.map(|layer| comparisons(&world, layer));
+    world.write(&manifests(&[3]));
+    for path in all_paths() {
+        world.wait_until_used(path, &server::name(3));
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(LAYERS.map(|layer| comparisons(&world, layer)), before, "it is switched off");
+    reload(&mut world, true);
+    wait_for_comparisons(&world, 2.0);
+    assert_eq!(world.gateway().metric("tidegate_incremental_differences_total", &[]).unwrap(), 0.0);
+    assert!(!world.gateway().log().contains("an incremental result differs"));
+}
