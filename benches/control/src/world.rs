@@ -141,6 +141,7 @@ pub fn slices(size: Size, n: usize) -> impl Iterator<Item = EndpointSlice> {
                 app_protocol: None,
             }],
             endpoints: (from..to).map(|at| endpoint(n, first + at)).collect(),
+            left_out: None,
         }
     })
 }

@@ -12,6 +12,7 @@
 pub mod directory;
 pub mod kubernetes;
 mod manifest;
+mod slices;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub struct SourceUpdate {
     pub stale: Arc<[StaleFile]>,
     /// Objects that are not used at all, for their errors: of a directory alone.
     pub refused: Arc<[RefusedObject]>,
+    /// EndpointSlices whose endpoints are not kept, because they are beyond a limit.
+    pub slices_left_out: usize,
     /// When the change was first seen, for the time from change to programmed.
     pub seen: Instant,
 }

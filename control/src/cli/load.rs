@@ -39,7 +39,8 @@ pub(super) fn offline(path: &Path) -> Offline {
     let mut report = loaded.report;
     let objects = match &loaded.source {
         Some(SourceConfig::Directory(directory)) => {
-            let (objects, faults) = DirectorySource::load(&directory.path);
+            let (objects, faults) =
+                DirectorySource::load_within(&directory.path, directory.endpoint_slices_mib);
             report.merge(&faults);
             objects
         }

@@ -82,7 +82,8 @@ impl Source {
         match &config.source {
             SourceConfig::Directory(directory) => {
                 let changes = if directory.watch { Changes::Followed } else { Changes::AtReload };
-                let source = DirectorySource::watch(&directory.path, changes, directory.loss_grace)
+                let (path, mib) = (&directory.path, directory.endpoint_slices_mib);
+                let source = DirectorySource::watch(path, changes, directory.loss_grace, mib)
                     .context("cannot start the thread that reads the directory of manifests")?;
                 Ok(Self::Directory(source))
             }

@@ -316,6 +316,7 @@ impl State {
             health_checks: &self.checks.read(),
             check_load: self.checks.load(),
             stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
+            slices_left_out: last.as_ref().map_or(0, |round| round.manifests.slices_left_out),
             packet_buffers: self.dataplane.buffers(),
             source: &self.source_state(),
             cluster: self.cluster(),

@@ -412,6 +412,9 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_source_stale_timestamp_seconds", help, [])
         .sample([], since.map_or(0.0, |since| since.as_secs_f64()));
 
+    let help = "EndpointSlices whose endpoints are not kept, because a Service lists too many or a namespace is above its share.";
+    page.gauge("tidegate_source_endpoint_slices_left_out", help, []).sample([], sample.slices_left_out);
+
     source(page, sample.source);
 
     let (capacity, free) = sample.packet_buffers;

@@ -187,6 +187,7 @@ impl World {
             health_checks: &[("success", 21), ("failure", 2)],
             check_load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
             stale_files: &self.stale_files,
+            slices_left_out: 7,
             source: &self.source,
             cluster: None,
             packet_buffers: (1000, 400),
@@ -502,6 +503,7 @@ fn values_are_those_of_the_sample() {
     check("pool_addresses", &[("pool", "public"), ("state", "free")], (1_u128 << 70) as f64 - 4.0);
     check("external_ip_denied", &[], 2.0);
     check("source_stale_files", &[], 2.0);
+    check("source_endpoint_slices_left_out", &[], 7.0);
     check("configuration_refused", &[], 1.0);
     check("state_unsaved", &[("state", "addresses")], 0.0);
     check("state_unsaved", &[("state", "objects")], 1.0);

@@ -153,6 +153,7 @@ fn gateway(plan: &Plan) -> Result<()> {
         pod_weights: false,
         state_directory: Some(directory.path().to_owned()),
         lease_namespace: "kube-system".to_owned(),
+        endpoint_slices_mib: tidegate_model::config::ENDPOINT_SLICES_MIB,
     };
     let mut gateway = Gateway::new(Objects::default(), &worker_pool);
     let asked = Instant::now();

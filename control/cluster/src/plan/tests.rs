@@ -140,6 +140,7 @@ impl Cluster {
             address_type: AddressType::V4,
             ports: vec![port],
             endpoints: vec![endpoint],
+            left_out: None,
         };
         self.objects.endpoint_slices.insert(slice.meta.key.clone(), Arc::new(slice));
     }

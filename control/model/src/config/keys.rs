@@ -117,6 +117,8 @@ pub const KEYS: &[Key] = &[
     key("source.directory.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
         "Where it is recorded which Service has which addresses, so that they survive a restart. What cannot be saved is `DEGRADED` in \
          `tidegate status`, and tried again."),
+    key("source.directory.endpointSlicesMiB", "1 to 65536", Value("512"), "1024", Restart,
+        "As `source.kubernetes.endpointSlicesMiB`: the same objects are served from files and from an API server."),
     key("source.kubernetes.kubeconfig", "path, relative to this file", Value("\"\""), "kubeconfig", Restart,
         "How to reach the API server. `\"\"`: the first of `$KUBECONFIG`, `~/.kube/config` and the Pod's service account."),
     key("source.kubernetes.loadBalancerClass", "class name", Value("tidegate.dev/gateway"), "example.com/lb", Restart,
@@ -132,6 +134,10 @@ pub const KEYS: &[Key] = &[
     key("source.kubernetes.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
         "Where the last objects are kept, to forward by when the API server is down at the start, and what operators have drained. \
          What cannot be saved is `DEGRADED` in `tidegate status`, and tried again."),
+    key("source.kubernetes.endpointSlicesMiB", "1 to 65536", Value("512"), "1024", Restart,
+        "Memory for the EndpointSlices of all namespaces together, in MiB; an endpoint counts as 512 bytes and twice its texts. \
+         Beyond it namespaces have equal shares, and in a namespace above its share the slices of the newest Services are not kept: \
+         these Services are not programmed (`LimitExceeded`)."),
 
     key("services.defaults.forwarding", "`dsr-l2`, `dsr-ipip`, `nat`, `fullnat`", Value("fullnat"), "nat", Reload,
         "The forwarding mode of Services that name none."),

@@ -38,7 +38,7 @@ pub use services::{
     ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, UnservedPorts, VENDORS, Word, forwarding,
     scheduler, table_size, target,
 };
-pub use source::{DirectoryConfig, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
+pub use source::{DirectoryConfig, ENDPOINT_SLICES_MIB, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
 
 use std::num::NonZeroUsize;
 use std::path::Path;

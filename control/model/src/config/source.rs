@@ -18,6 +18,9 @@ const LOSS_GRACE: Duration = Duration::from_secs(60);
 /// Largest `apiLossGrace` and `lossGrace`: a week.
 const API_LOSS_GRACE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// Default of `endpointSlicesMiB`: some 800,000 endpoints.
+pub const ENDPOINT_SLICES_MIB: u32 = 512;
+
 /// Where control planes keep their leases, and there in every cluster; `deploy/kubernetes/base` gives the right to it.
 const LEASE_NAMESPACE: &str = "kube-system";
 
@@ -43,6 +46,8 @@ pub struct DirectoryConfig {
     /// `stateDirectory`: where it is kept which Service has which addresses, so that a restart gives each the same;
     /// `""` keeps none. Default `/var/lib/tidegate`.
     pub state_directory: Option<PathBuf>,
+    /// `endpointSlicesMiB`: as that of `source.kubernetes`.
+    pub endpoint_slices_mib: u32,
 }
 
 /// The validated `source.kubernetes` section.
@@ -68,6 +73,9 @@ pub struct KubernetesConfig {
     /// `leaseNamespace`: where the Lease `tidegate` is by which several gateways agree on who writes to the cluster;
     /// the same for all of them. Default `kube-system`.
     pub lease_namespace: String,
+    /// `endpointSlicesMiB`: memory for the EndpointSlices of all namespaces together, in MiB, 1 to 65536. Beyond it
+    /// namespaces have equal shares. Default 512.
+    pub endpoint_slices_mib: u32,
 }
 
 impl Default for KubernetesConfig {
@@ -80,6 +88,7 @@ impl Default for KubernetesConfig {
             pod_weights: false,
             state_directory: Some(PathBuf::from(STATE_DIRECTORY)),
             lease_namespace: LEASE_NAMESPACE.to_owned(),
+            endpoint_slices_mib: ENDPOINT_SLICES_MIB,
         }
     }
 }
@@ -91,6 +100,7 @@ impl SourceConfig {
             watch: true,
             loss_grace: LOSS_GRACE,
             state_directory: Some(PathBuf::from(STATE_DIRECTORY)),
+            endpoint_slices_mib: ENDPOINT_SLICES_MIB,
         })
     }
 
@@ -125,6 +135,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
     let mut watch = true;
     let mut loss_grace = LOSS_GRACE;
     let mut state_directory = Some(PathBuf::from(STATE_DIRECTORY));
+    let mut slices_mib = ENDPOINT_SLICES_MIB;
     section(&fields, "directory", |directory| {
         if let Some(field) = directory.get("path")
             && let Some(text) = field.string_where(|t| !t.trim().is_empty(), "the path of a directory")
@@ -140,6 +151,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
         if let Some(text) = path_of(directory, "stateDirectory", STATE_DIRECTORY_ACCEPTED) {
             state_directory = (!text.is_empty()).then(|| base.join(text));
         }
+        slices_mib = endpoint_slices_mib(directory);
         Some(())
     });
     let kubernetes = section(&fields, "kubernetes", |kubernetes| Some(decode_kubernetes(kubernetes, base)));
@@ -151,6 +163,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
         watch,
         loss_grace,
         state_directory,
+        endpoint_slices_mib: slices_mib,
     });
     // With both named there is no telling which was meant: the manifests are at least there to be checked.
     let source = if written("kubernetes") && !both {
@@ -167,6 +180,11 @@ const STATE_DIRECTORY_ACCEPTED: &str = "the path of a directory, or \"\" for non
 fn path_of<'a>(fields: &Fields<'a>, key: &'static str, accepted: &str) -> Option<&'a str> {
     let text = fields.get(key)?.string_where(|t| !t.contains('\0'), accepted)?;
     Some(text.trim())
+}
+
+fn endpoint_slices_mib(fields: &Fields<'_>) -> u32 {
+    let written = fields.get("endpointSlicesMiB").and_then(|field| field.integer(1..=65_536));
+    written.and_then(|mib| u32::try_from(mib).ok()).unwrap_or(ENDPOINT_SLICES_MIB)
 }
 
 fn decode_kubernetes(fields: &Fields<'_>, base: &Path) -> KubernetesConfig {
@@ -192,5 +210,6 @@ fn decode_kubernetes(fields: &Fields<'_>, base: &Path) -> KubernetesConfig {
             Some(text) => Some(base.join(text)),
         },
         lease_namespace: lease_namespace.map_or(defaults.lease_namespace, str::to_owned),
+        endpoint_slices_mib: endpoint_slices_mib(fields),
     }
 }

@@ -86,6 +86,7 @@ fn every_key_arrives_in_the_validated_configuration() {
             watch: false,
             loss_grace: Duration::from_secs(60),
             state_directory: Some(PathBuf::from("/var/lib/tidegate")),
+            endpoint_slices_mib: 512,
         })
     );
     assert_eq!(
@@ -371,7 +372,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "source: {kubernetes: {token: x}}",
-        "8:23: error: unknown key \"token\" in source.kubernetes; accepted: kubeconfig, loadBalancerClass, apiLossGrace, stateDirectory, leaseNamespace, default, podWeights",
+        "8:23: error: unknown key \"token\" in source.kubernetes; accepted: kubeconfig, loadBalancerClass, apiLossGrace, stateDirectory, leaseNamespace, default, podWeights, endpointSlicesMiB",
     ),
     ("source: {files: {}}", "8:10: error: unknown key \"files\" in source; accepted: directory, kubernetes"),
     (
@@ -620,7 +621,7 @@ fn the_kubernetes_source_has_defaults_for_every_key_and_paths_relative_to_the_fi
     assert!(!source("source: {kubernetes: {}}\n").claims_classless());
     let written = source(
         "source: {kubernetes: {kubeconfig: kc, loadBalancerClass: example.com/lb, default: true, \
-         apiLossGrace: 90s, podWeights: true, stateDirectory: '', leaseNamespace: edge}}\n",
+         apiLossGrace: 90s, podWeights: true, stateDirectory: '', leaseNamespace: edge, endpointSlicesMiB: 64}}\n",
     );
     let expected = KubernetesConfig {
         kubeconfig: Some("/etc/tidegate/kc".into()),
@@ -630,6 +631,7 @@ fn the_kubernetes_source_has_defaults_for_every_key_and_paths_relative_to_the_fi
         pod_weights: true,
         state_directory: None,
         lease_namespace: "edge".to_owned(),
+        endpoint_slices_mib: 64,
     };
     assert_eq!(written, SourceConfig::Kubernetes(expected));
     assert!(written.claims_classless());

@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use super::{Metadata, ObjectKey, Port, Protocol};
+use super::{Labels, Metadata, ObjectKey, Port, Protocol};
 
 /// The label that ties a slice to its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -19,11 +19,103 @@ pub struct EndpointSlice {
     pub address_type: AddressType,
     /// `ports`; they count for every endpoint of the slice.
     pub ports: Vec<EndpointPort>,
-    /// `endpoints` in the order written (origin paths `endpoints[i]`).
+    /// `endpoints` in the order written (origin paths `endpoints[i]`). Empty where they are [`left_out`](Self::left_out).
     pub endpoints: Vec<Endpoint>,
+    /// Set where the source does not keep the endpoints, because they are beyond a limit.
+    pub left_out: Option<LeftOut>,
 }
 
+/// What is known of a slice whose endpoints are not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeftOut {
+    /// How many endpoints it lists.
+    pub endpoints: usize,
+    /// [`EndpointSlice::size`] of the whole slice.
+    pub bytes: usize,
+    /// Why they are not kept.
+    pub why: NotKept,
+}
+
+/// Why the endpoints of a slice are not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NotKept {
+    /// The slices of its Service list more endpoints than one Service may have.
+    TooManyEndpoints,
+    /// The slices of its namespace are larger than the share of the namespace, and its Service is among the newest.
+    NamespaceShare,
+    /// They fit again, and the source has not read them yet.
+    Awaited,
+}
+
+/// Bytes that a slice, a port and an endpoint take in memory without their texts: decoded, and as the JSON that a source
+/// keeps beside that. A text counts twice.
+const SLICE_BYTES: usize = 1024;
+const PORT_BYTES: usize = 192;
+const ENDPOINT_BYTES: usize = 512;
+const HINT_BYTES: usize = 64;
+const FAULT_BYTES: usize = 512;
+/// Ports of a slice that is left out are kept up to this size, to count what the Service asks for.
+const LEFT_OUT_PORTS_BYTES_MAX: usize = 4096;
+
 impl EndpointSlice {
+    /// How many endpoints it lists, whether or not they are kept.
+    pub fn endpoint_count(&self) -> usize {
+        self.left_out.map_or(self.endpoints.len(), |left_out| left_out.endpoints)
+    }
+
+    /// Bytes that the whole slice takes in memory, by estimate; the same for equal slices of every source.
+    pub fn size(&self) -> usize {
+        if let Some(left_out) = self.left_out {
+            return left_out.bytes;
+        }
+        let meta = &self.meta;
+        let pairs = meta.labels.iter().chain(&meta.annotations);
+        let texts = meta.key.namespace.len() + meta.key.name.len() + meta.uid.len();
+        let texts = texts + pairs.map(|(key, value)| HINT_BYTES + key.len() + value.len()).sum::<usize>();
+        let endpoint = |endpoint: &Endpoint| {
+            let hints = endpoint.hint_zones.iter().chain(&endpoint.hint_nodes);
+            let target = endpoint.target_ref.as_ref();
+            let target = target.map_or(0, |t| t.kind.len() + t.key.namespace.len() + t.key.name.len());
+            let named = [&endpoint.node_name, &endpoint.zone].into_iter().flatten().map(String::len);
+            let texts = target + named.sum::<usize>();
+            ENDPOINT_BYTES + 2 * texts + hints.map(|hint| HINT_BYTES + 2 * hint.len()).sum::<usize>()
+        };
+        SLICE_BYTES
+            + 2 * texts
+            + meta.faults.len() * FAULT_BYTES
+            + self.ports_size()
+            + self.endpoints.iter().map(endpoint).sum::<usize>()
+    }
+
+    fn ports_size(&self) -> usize {
+        let port = |port: &EndpointPort| {
+            PORT_BYTES + 2 * (port.name.len() + port.app_protocol.as_ref().map_or(0, String::len))
+        };
+        self.ports.iter().map(port).sum()
+    }
+
+    /// The slice without its endpoints and all else that may be large: that it exists, for which Service, and how much
+    /// it lists.
+    pub fn left_out(&self, why: NotKept) -> Self {
+        let left_out = LeftOut { endpoints: self.endpoint_count(), bytes: self.size(), why };
+        let service = self.meta.labels.get(SERVICE_NAME_LABEL);
+        let labels = service.map(|name| (SERVICE_NAME_LABEL.to_owned(), name.clone()));
+        let meta = Metadata {
+            labels: labels.into_iter().collect(),
+            annotations: Labels::new(),
+            faults: Vec::new(),
+            ..self.meta.clone()
+        };
+        let keeps_ports = self.ports_size() <= LEFT_OUT_PORTS_BYTES_MAX;
+        Self {
+            meta,
+            address_type: self.address_type,
+            ports: if keeps_ports { self.ports.clone() } else { Vec::new() },
+            endpoints: Vec::new(),
+            left_out: Some(left_out),
+        }
+    }
+
     /// The Service it belongs to, by the label `kubernetes.io/service-name`.
     pub fn service(&self) -> Option<ObjectKey> {
         let name = self.meta.labels.get(SERVICE_NAME_LABEL).filter(|n| !n.is_empty())?;

@@ -25,8 +25,8 @@ mod tests;
 pub use address_range::{AddressRange, number};
 pub use choice::{Choice, Viewpoint, choose};
 pub use endpoints::{
-    AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, ObjectRef,
-    SERVICE_NAME_LABEL, Subset,
+    AddressType, Conditions, Endpoint, EndpointAddress, EndpointPort, EndpointSlice, Endpoints, LeftOut,
+    NotKept, ObjectRef, SERVICE_NAME_LABEL, Subset,
 };
 pub use namespace::{Namespace, Node};
 pub use origin::{Origin, PATH_START, path_hash};

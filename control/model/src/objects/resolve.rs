@@ -17,8 +17,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use super::{
-    AddressType, EndpointPort, EndpointSlice, Endpoints, IpFamily, Metadata, ObjectKey, Objects, Pod, Port,
-    Protocol, Service, ServicePort, TargetPort,
+    AddressType, EndpointPort, EndpointSlice, Endpoints, IpFamily, Metadata, NotKept, ObjectKey, Objects,
+    Pod, Port, Protocol, Service, ServicePort, TargetPort,
 };
 use crate::diagnostic::{Diagnostic, Location};
 
@@ -37,6 +37,9 @@ pub struct ServiceEndpoints {
     /// How many endpoints there would be over all ports, when they are more than [`ENDPOINTS_MAX`]: then the
     /// ports have none.
     pub too_many: Option<usize>,
+    /// The source does not keep the endpoints of its EndpointSlices: then the ports have none. Not set where they are
+    /// [`too_many`](Self::too_many).
+    pub not_kept: Option<NotKept>,
 }
 
 /// Endpoints of one Service over all its ports. Beyond that nothing is built of them.
@@ -244,6 +247,15 @@ impl<'a> EndpointIndex<'a> {
         if demand > ENDPOINTS_MAX {
             return ServiceEndpoints { too_many: Some(demand), ..merge.finish() };
         }
+        match self.not_kept(service, &merge) {
+            // Not all of its slices have its ports: what they list is too much all the same.
+            Some(NotKept::TooManyEndpoints) => {
+                let listed = self.slices.of(&service.meta.key).iter().map(|slice| slice.endpoint_count());
+                return ServiceEndpoints { too_many: Some(listed.sum()), ..merge.finish() };
+            }
+            Some(why) => return ServiceEndpoints { not_kept: Some(why), ..merge.finish() },
+            None => {}
+        }
         if let Some(slices) = self.slices.0.get(&service.meta.key) {
             slices.iter().for_each(|slice| merge.slice(slice));
             merge.unmatched_by_slices(slices);
@@ -271,7 +283,7 @@ impl<'a> EndpointIndex<'a> {
     /// listed.
     fn demand(&self, service: &Service, merge: &Merge<'_>) -> usize {
         if let Some(slices) = self.slices.0.get(&service.meta.key) {
-            return slices.iter().map(|s| s.endpoints.len() * merge.matching(&s.ports).len()).sum();
+            return slices.iter().map(|slice| slice.endpoint_count() * merge.ports_served(slice)).sum();
         }
         if let Some(endpoints) = self.objects.endpoints.get(&service.meta.key) {
             let subsets = endpoints.subsets.iter();
@@ -279,6 +291,13 @@ impl<'a> EndpointIndex<'a> {
             return listed.map(|(addresses, ports)| addresses * merge.matching(ports).len()).sum();
         }
         self.selected_pods(service).map(|pod| pod.ips.len() * service.ports.len()).sum()
+    }
+
+    /// Why the endpoints that slices list for ports of the Service are not there, if they are not.
+    fn not_kept(&self, service: &Service, merge: &Merge<'_>) -> Option<NotKept> {
+        let slices = self.slices.of(&service.meta.key).iter();
+        let asked_for = slices.filter(|slice| slice.endpoint_count() > 0 && merge.ports_served(slice) > 0);
+        asked_for.filter_map(|slice| slice.left_out).map(|left_out| left_out.why).min()
     }
 
     /// The objects that were indexed.
@@ -433,6 +452,15 @@ impl<'a> Merge<'a> {
         ports.iter().filter_map(same).collect()
     }
 
+    /// How many ports of the Service the endpoints of a slice serve. A slice that is left out may have lost its ports:
+    /// then one.
+    fn ports_served(&self, slice: &EndpointSlice) -> usize {
+        match slice.left_out {
+            Some(_) if slice.ports.is_empty() => 1,
+            _ => self.matching(&slice.ports).len(),
+        }
+    }
+
     fn add(&mut self, found: Vec<(usize, ResolvedEndpoint)>) {
         for (at, endpoint) in found {
             let key = (endpoint.ip, endpoint.port);
@@ -477,6 +505,7 @@ impl<'a> Merge<'a> {
             unmatched: self.unmatched,
             slice_faults: self.slice_faults,
             too_many: None,
+            not_kept: None,
         }
     }
 }

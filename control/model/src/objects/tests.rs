@@ -60,7 +60,13 @@ fn slice(name: &str, ports: &[(&str, Protocol, Option<u16>)], endpoints: Vec<End
         port: number.map(port),
         app_protocol: None,
     };
-    EndpointSlice { meta, address_type: AddressType::V4, ports: ports.iter().map(port).collect(), endpoints }
+    EndpointSlice {
+        meta,
+        address_type: AddressType::V4,
+        ports: ports.iter().map(port).collect(),
+        endpoints,
+        left_out: None,
+    }
 }
 
 fn pod(name: &str, address: &str, ready: bool) -> Pod {

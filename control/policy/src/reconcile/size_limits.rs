@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use tidegate_model::config::{Scheduler, Target};
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{ENDPOINTS_MAX, Service, ServiceEndpoints, TrafficPolicy};
+use tidegate_model::objects::{ENDPOINTS_MAX, NotKept, Service, ServiceEndpoints, TrafficPolicy};
 
 use super::Plan;
 use super::finding::{Finding, Reason};
@@ -58,6 +58,32 @@ impl TooLarge {
         }
     }
 
+    /// The source does not keep the endpoints of the Service.
+    fn of_slices(service: &Service, not_kept: NotKept) -> Self {
+        let namespace = &service.meta.key.namespace;
+        let why = match not_kept {
+            NotKept::TooManyEndpoints => {
+                "its EndpointSlices list more endpoints than one Service may have".to_owned()
+            }
+            NotKept::NamespaceShare => format!(
+                "the EndpointSlices of all namespaces together are larger than the gateway keeps, and those of \
+                 namespace {namespace} are larger than its share: those of its newest Services are not kept"
+            ),
+            NotKept::Awaited => {
+                "its EndpointSlices were too large, fit again, and are being read: at most 60 s from now"
+                    .to_owned()
+            }
+        };
+        Self {
+            why,
+            field: "metadata.namespace".to_owned(),
+            accepted: format!(
+                "at most {ENDPOINTS_MAX} endpoints for one Service, and EndpointSlices of all namespaces together up \
+                 to the size of endpointSlicesMiB in the configuration of the gateway"
+            ),
+        }
+    }
+
     /// The finding about it.
     pub(super) fn finding(&self, service: &Service) -> Finding {
         let what = format!("Service {} is not programmed: {}", service.meta.key, self.why);
@@ -92,6 +118,9 @@ pub(super) fn demand(
 ) -> Result<Demand, TooLarge> {
     if let Some(too_large) = plan.too_large {
         return Err(too_large.clone());
+    }
+    if let Some(not_kept) = endpoints.not_kept {
+        return Err(TooLarge::of_slices(plan.service, not_kept));
     }
     let mut demand = Demand::default();
     for (i, (port, resolved)) in plan.service.ports.iter().zip(&endpoints.ports).enumerate() {

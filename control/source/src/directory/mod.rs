@@ -21,8 +21,11 @@ mod tests;
 use std::path::Path;
 use std::time::Duration;
 
+use tidegate_model::config::ENDPOINT_SLICES_MIB;
 use tidegate_model::diagnostic::Report;
 use tidegate_model::objects::Objects;
+
+use crate::slices;
 
 pub use watch::Watch;
 
@@ -35,9 +38,15 @@ impl DirectorySource {
     ///
     /// An error in an object leaves that object out; an unreadable directory is an error of the report.
     pub fn load(path: &Path) -> (Objects, Report) {
+        Self::load_within(path, ENDPOINT_SLICES_MIB)
+    }
+
+    /// As [`load`](Self::load), with that much memory for EndpointSlices.
+    pub fn load_within(path: &Path, endpoint_slices_mib: u32) -> (Objects, Report) {
         let mut files = files::Files::new(path, Duration::ZERO);
         files.refresh();
-        let (objects, _, report) = files.assemble();
+        let (mut objects, _, mut report) = files.assemble();
+        slices::leave_out(&mut objects, endpoint_slices_mib, &mut report);
         (objects, report)
     }
 
@@ -45,13 +54,19 @@ impl DirectorySource {
     ///
     /// The first state is there on return. A change is published when no other change came for 10 ms, or after 1 s
     /// at the latest. With [`Changes::AtReload`] only [`Watch::reload`] looks at the directory again. `loss_grace`
-    /// is how long a file keeps its objects that was emptied, cannot be read, or is no file any more.
+    /// is how long a file keeps its objects that was emptied, cannot be read, or is no file any more;
+    /// `endpoint_slices_mib` is the memory for EndpointSlices.
     ///
     /// # Errors
     /// When the thread cannot be started. A directory that cannot be read or watched is no error but a fault
     /// in the report, and is tried again.
-    pub fn watch(path: &Path, changes: Changes, loss_grace: Duration) -> std::io::Result<Watch> {
-        watch::start(path, changes, loss_grace)
+    pub fn watch(
+        path: &Path,
+        changes: Changes,
+        loss_grace: Duration,
+        endpoint_slices_mib: u32,
+    ) -> std::io::Result<Watch> {
+        watch::start(path, changes, loss_grace, endpoint_slices_mib)
     }
 }
 

@@ -32,7 +32,7 @@ fn port_of(objects: &Objects, name: &str) -> Option<u16> {
 
 /// Follows a directory whose lost files keep their objects for an hour.
 fn follow(path: &Path) -> std::io::Result<Watch> {
-    DirectorySource::watch(path, Changes::Followed, Duration::from_secs(3600))
+    DirectorySource::watch(path, Changes::Followed, Duration::from_secs(3600), 512)
 }
 
 /// Looks at the newest state until `done`, for at most 20 s.
@@ -229,7 +229,7 @@ fn a_lost_file_gives_its_objects_up_after_the_grace_time() {
             let dir = tempfile::tempdir().unwrap();
             let a = dir.path().join("a.yaml");
             write(&a, &service("a", 80));
-            let watch = DirectorySource::watch(dir.path(), changes, Duration::ZERO).unwrap();
+            let watch = DirectorySource::watch(dir.path(), changes, Duration::ZERO, 512).unwrap();
             lose(&a);
             watch.reload();
             let gone = wait(&watch, how, |u| u.objects.services.is_empty());
@@ -243,7 +243,7 @@ fn without_watching_a_reload_keeps_the_last_good_state_of_a_bad_file() {
     let dir = tempfile::tempdir().unwrap();
     let a = dir.path().join("a.yaml");
     write(&a, &service("a", 80));
-    let watch = DirectorySource::watch(dir.path(), Changes::AtReload, Duration::from_secs(60)).unwrap();
+    let watch = DirectorySource::watch(dir.path(), Changes::AtReload, Duration::from_secs(60), 512).unwrap();
     write(&a, &service("a", 0));
     watch.reload();
     let bad = wait(&watch, "the fault", |u| u.report.has_errors());

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use super::Changes;
 use super::files::Files;
-use crate::SourceUpdate;
+use crate::{SourceUpdate, slices};
 
 /// Changes are taken together until this long passes without another.
 const QUIET: Duration = Duration::from_millis(10);
@@ -64,7 +64,12 @@ enum Wake {
     Stop,
 }
 
-pub(super) fn start(path: &Path, changes: Changes, loss_grace: Duration) -> io::Result<Watch> {
+pub(super) fn start(
+    path: &Path,
+    changes: Changes,
+    loss_grace: Duration,
+    endpoint_slices_mib: u32,
+) -> io::Result<Watch> {
     let (wake, woken) = channel();
     let mut files = Files::new(path, loss_grace);
     let mut notifier = (changes == Changes::Followed).then(|| Notifier::new(wake.clone()));
@@ -73,8 +78,8 @@ pub(super) fn start(path: &Path, changes: Changes, loss_grace: Duration) -> io::
         notifier.ensure(path);
     }
     files.refresh();
-    let (sender, updates) = watch::channel(update(&files, 1, Instant::now()));
-    let run = move || follow(&mut files, notifier.as_mut(), &woken, &sender);
+    let (sender, updates) = watch::channel(update(&files, endpoint_slices_mib, 1, Instant::now()));
+    let run = move || follow(&mut files, endpoint_slices_mib, notifier.as_mut(), &woken, &sender);
     let thread = std::thread::Builder::new().name("tidegate-source".to_owned()).spawn(run)?;
     Ok(Watch { updates, wake, thread: Some(thread) })
 }
@@ -82,6 +87,7 @@ pub(super) fn start(path: &Path, changes: Changes, loss_grace: Duration) -> io::
 /// The thread: waits, refreshes, publishes.
 fn follow(
     files: &mut Files,
+    endpoint_slices_mib: u32,
     mut notifier: Option<&mut Notifier>,
     woken: &Receiver<Wake>,
     sender: &watch::Sender<SourceUpdate>,
@@ -110,7 +116,7 @@ fn follow(
         };
         if changed {
             revision += 1;
-            sender.send_replace(update(files, revision, seen));
+            sender.send_replace(update(files, endpoint_slices_mib, revision, seen));
         }
     }
 }
@@ -128,8 +134,9 @@ fn settle(woken: &Receiver<Wake>, seen: Instant) -> bool {
     }
 }
 
-fn update(files: &Files, revision: u64, seen: Instant) -> SourceUpdate {
-    let (objects, refused, report) = files.assemble();
+fn update(files: &Files, endpoint_slices_mib: u32, revision: u64, seen: Instant) -> SourceUpdate {
+    let (mut objects, refused, mut report) = files.assemble();
+    let slices_left_out = slices::leave_out(&mut objects, endpoint_slices_mib, &mut report);
     SourceUpdate {
         revision,
         objects: Arc::new(objects),
@@ -138,6 +145,7 @@ fn update(files: &Files, revision: u64, seen: Instant) -> SourceUpdate {
         report: Arc::new(report),
         stale: files.stale().into(),
         refused: refused.into(),
+        slices_left_out,
         seen,
     }
 }

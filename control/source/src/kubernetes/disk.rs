@@ -1,7 +1,7 @@
 //! The last objects on disk, for a gateway that starts while the API server is down.
 //!
 //! A file of JSON lines: a head (format, API server, number of objects, the last word about each kind), one line an
-//! object (kind, version, trimmed object, how long it is kept if it is lost), and a foot with a hash of all lines before it. Written whole to a file beside it, flushed to disk, and put
+//! object (kind, version, trimmed object, how long it is kept if it is lost, what of it is left out), and a foot with a hash of all lines before it. Written whole to a file beside it, flushed to disk, and put
 //! in its place by rename, so that there is always one whole file. Its modification time tells when its objects were
 //! last known to be those of the API server.
 //!
@@ -18,6 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tidegate_model::fnv::{self, fnv1a};
+use tidegate_model::objects::{LeftOut, NotKept};
 use tidegate_model::yaml::Node;
 
 use super::history::Point;
@@ -92,7 +93,16 @@ struct Line {
     /// In seconds; counts while the API server answers.
     #[serde(default)]
     left: Option<u64>,
+    /// Of an EndpointSlice whose endpoints were not kept.
+    #[serde(default, rename = "leftOut")]
+    left_out: Option<LeftOutLine>,
     object: Node,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct LeftOutLine {
+    endpoints: usize,
+    bytes: usize,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -137,12 +147,18 @@ impl Disk {
         let mut objects = Vec::new();
         for _ in 0..head.objects {
             let (line, _) = next(&mut hash)?;
-            let Line { kind, version, left, object } = parse(&line)?;
+            let Line { kind, version, left, left_out, object } = parse(&line)?;
             // A kind that is not watched any more is passed over.
             let Some(kind) = kind_of(&kind) else { continue };
             // One that is of no use costs no other.
             let Ok(received) = Received::new(&KINDS[kind], object) else { continue };
-            let received = Received { version, ..received };
+            let content = match left_out {
+                Some(LeftOutLine { endpoints, bytes }) => {
+                    received.content.marked(LeftOut { endpoints, bytes, why: NotKept::Awaited })
+                }
+                None => received.content,
+            };
+            let received = Received { version, content, ..received };
             objects.push(SavedObject { kind, received, left: left.map(Duration::from_secs) });
         }
         let (line, hash) = next(&mut hash)?;
@@ -179,8 +195,16 @@ impl Disk {
             for (kind, version, content, left) in &contents.objects {
                 let left = left.map(|left| format!("\"left\":{},", left.as_secs())).unwrap_or_default();
                 let kind = KINDS[*kind].name;
+                let left_out = match content.slice().and_then(|slice| slice.left_out) {
+                    Some(LeftOut { endpoints, bytes, .. }) => {
+                        let line = serde_json::to_string(&LeftOutLine { endpoints, bytes })?;
+                        format!("\"leftOut\":{line},")
+                    }
+                    None => String::new(),
+                };
                 let mut line =
-                    format!("{{\"kind\":\"{kind}\",\"version\":{version},{left}\"object\":").into_bytes();
+                    format!("{{\"kind\":\"{kind}\",\"version\":{version},{left}{left_out}\"object\":")
+                        .into_bytes();
                 line.extend_from_slice(content.json());
                 line.push(b'}');
                 out.line(&line)?;

@@ -14,19 +14,21 @@ use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
 use tidegate_model::diagnostic::{Diagnostic, Report};
-use tidegate_model::objects::{ObjectKey, Objects};
+use tidegate_model::objects::{NotKept, ObjectKey, Objects};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::Tuning;
 use super::connect::Connector;
 use super::disk::{Contents, Disk, Saved, SavedObject};
+use super::fit::Slices;
 use super::history::{Heard, Point};
-use super::kinds::{KINDS, KindIndex, SERVICE};
+use super::kinds::{KINDS, KindIndex, SERVICE, SLICE};
 use super::object::{Content, Identity, Received};
 use super::reflect::Event;
 use super::retain::{Continuity, Item, Retain};
 use super::save::Saver;
 use super::wire::WatchEvent;
+use crate::slices::locked;
 use crate::{KeptObjects, SourceState, SourceUpdate};
 
 /// Events taken before what they came to is given out.
@@ -47,6 +49,7 @@ pub(super) struct Hub {
     tuning: Tuning,
     connector: Arc<Connector>,
     saver: Saver,
+    slices: Slices,
     to_save: mpsc::Receiver<oneshot::Sender<()>>,
     /// When the objects of the disk were last known to be those of the API server.
     confirmed: Option<SystemTime>,
@@ -103,11 +106,13 @@ impl Store {
 }
 
 impl Hub {
+    #[allow(clippy::too_many_arguments, reason = "each is of its own type, and there is one caller")]
     pub(super) fn new(
         grace: Duration,
         tuning: Tuning,
         connector: Arc<Connector>,
         disk: Option<Disk>,
+        slices: Slices,
         updates: watch::Sender<SourceUpdate>,
         states: watch::Sender<SourceState>,
         to_save: mpsc::Receiver<oneshot::Sender<()>>,
@@ -131,6 +136,7 @@ impl Hub {
             tuning,
             connector,
             saver: Saver::new(disk, tuning, now),
+            slices,
             to_save,
             confirmed: None,
             server: String::new(),
@@ -209,6 +215,7 @@ impl Hub {
                 Some(Some(event)) => {
                     self.take(event, now);
                     for _ in 1..EVENTS_AT_ONCE {
+                        self.fit(now);
                         let Ok(event) = events.try_recv() else { break };
                         self.take(event, now);
                     }
@@ -217,6 +224,7 @@ impl Hub {
             }
             self.tell_returned(&kept);
             self.expire(now);
+            self.fit(now);
             self.give(now);
             self.save(now);
             self.tell_state();
@@ -270,7 +278,10 @@ impl Hub {
         }
         match event {
             Event::Listed(index, received, point) => self.listed(index, received, point, now),
-            Event::Watched(index, WatchEvent::Applied(received)) => {
+            Event::Watched(index, WatchEvent::Applied(mut received)) => {
+                if let Some(why) = received.content.slice().and_then(|slice| self.slices.not_kept(slice)) {
+                    received.content = received.content.left_out(why);
+                }
                 let (key, item) = self.item(index, *received);
                 if self.stores[index].retain.applied(&key, item) {
                     self.show_changed(index, &key, now);
@@ -391,7 +402,8 @@ impl Hub {
         let Received { key, version, uid, content, report } = received;
         let content = content.after(self.stores[index].retain.shown(&key).and_then(Content::object));
         let place = (index, key.clone());
-        if report.is_empty() {
+        let is_left_out = content.slice().is_some_and(|slice| slice.left_out.is_some());
+        if report.is_empty() || is_left_out {
             self.reports.remove(&place);
         } else if self.reports.get(&place) != Some(&report) {
             self.reports.insert(place, report);
@@ -413,9 +425,32 @@ impl Hub {
         if shown.is_none() {
             self.reports.remove(&(index, key.clone()));
         }
+        if index == SLICE {
+            self.slices.shown(key, shown.and_then(Content::slice));
+        }
         match shown.and_then(Content::object) {
             Some(object) => (kind.put)(&mut self.objects, key, object),
             None => (kind.remove)(&mut self.objects, key),
+        }
+    }
+
+    /// Leaves the endpoints out of slices that are beyond a limit, and marks those that fit again.
+    fn fit(&mut self, now: Instant) {
+        for (key, not_kept) in self.slices.settle() {
+            let retain = &mut self.stores[SLICE].retain;
+            let before = retain.shown(&key).and_then(Content::slice);
+            let Some(before) = before.map(|slice| slice.left_out.map(|left_out| left_out.why)) else {
+                continue;
+            };
+            // What is there stays where it fits.
+            let why = not_kept.or(before.map(|_| NotKept::Awaited));
+            let Some(why) = why.filter(|why| before != Some(*why)) else { continue };
+            retain.edit(&key, |content| content.left_out(why));
+            self.reports.remove(&(SLICE, key.clone()));
+            self.show_changed(SLICE, &key, now);
+        }
+        if self.stores[SLICE].up {
+            self.slices.ask(self.tuning.refit, now);
         }
     }
 
@@ -480,6 +515,7 @@ impl Hub {
             report: Arc::new(self.report()),
             stale: Arc::from([]),
             refused: Arc::from([]),
+            slices_left_out: locked(&self.slices.budget).count_not_kept(),
             seen,
         });
     }
@@ -495,6 +531,7 @@ impl Hub {
     fn report(&self) -> Report {
         let mut report = Report::new();
         self.reports.values().for_each(|one| report.merge(one));
+        report.extend(locked(&self.slices.budget).told());
         for what in self.forbidden_kinds() {
             report.push(Diagnostic::warning(what).accepting("the rights of deploy/kubernetes"));
         }
@@ -592,7 +629,8 @@ impl Hub {
         });
         let boot = (!self.given && self.confirmed.is_some()).then(|| self.started + self.tuning.boot_wait);
         let save = self.is_listed().then(|| self.saver.due(self.state.connected)).flatten();
-        kept.chain(boot).chain(save).min()
+        let refit = self.slices.due().filter(|_| self.stores[SLICE].up);
+        kept.chain(boot).chain(save).chain(refit).min()
     }
 }
 

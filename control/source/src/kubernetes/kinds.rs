@@ -90,6 +90,8 @@ const METADATA: &[(&str, &[&str])] = &[("metadata", &[])];
 
 /// The place of Services in [`KINDS`].
 pub(super) const SERVICE: KindIndex = 0;
+/// The place of EndpointSlices.
+pub(super) const SLICE: KindIndex = 1;
 
 /// Nothing is given out before all of these were listed.
 pub(super) const KINDS: &[Kind] = &[

@@ -13,6 +13,7 @@
 
 mod connect;
 mod disk;
+mod fit;
 mod history;
 mod hub;
 mod kinds;
@@ -40,9 +41,11 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::{SourceState, SourceUpdate};
+use crate::slices::{self, SharedBudget, SliceBudget};
 use disk::{Disk, Saved};
+use fit::Slices;
 use hub::Hub;
-use kinds::{KINDS, Kind, KindIndex, SERVICE};
+use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE};
 use pulse::Pulse;
 use reflect::Reflector;
 
@@ -79,6 +82,8 @@ struct Tuning {
     resume_max: Duration,
     /// A watch that is taken up has this long to tell what became of the newest change.
     explanation: Duration,
+    /// EndpointSlices whose endpoints were not kept, and that fit again, are listed no more often than this.
+    refit: Duration,
     /// A kind that the API server does not have is asked for this often.
     absent: Duration,
     /// The objects on disk are used when the API server has not answered for this long, or fails.
@@ -105,6 +110,7 @@ impl Default for Tuning {
             retry_after_max: Duration::from_secs(120),
             resume_max: Duration::from_secs(60),
             explanation: Duration::from_secs(5),
+            refit: Duration::from_secs(60),
             absent: Duration::from_secs(60),
             boot_wait: Duration::from_secs(5),
             save_settle: Duration::from_secs(2),
@@ -144,11 +150,19 @@ impl KubernetesSource {
         let refresh = Arc::new(Notify::new());
         let disk = config.state_directory.as_deref().map(|directory| Disk::new(directory, gateway));
         let (saves, to_save) = mpsc::channel(1);
+        let slices = Slices::new(config.endpoint_slices_mib);
+        let notes = Notes {
+            nudge: nudge.clone(),
+            refresh: refresh.clone(),
+            refit: slices.refit.clone(),
+            budget: slices.budget.clone(),
+        };
         let mut hub = Hub::new(
             config.api_loss_grace,
             tuning,
             connector.clone(),
             disk.clone(),
+            slices,
             updates,
             states,
             to_save,
@@ -157,7 +171,6 @@ impl KubernetesSource {
         let (watched, left_out): (Vec<_>, Vec<_>) =
             indices.partition(|index| is_watched(config, &KINDS[*index]));
         left_out.into_iter().for_each(|index| hub.leave_out(index));
-        let notes = (nudge.clone(), refresh.clone());
         let run = run(hub, watched, disk, connector.clone(), notes, tuning);
         let task = tokio::spawn(run).abort_handle();
         Self { updates: updated, state, connector, nudge, refresh, saves, task }
@@ -214,12 +227,20 @@ fn is_watched(config: &KubernetesConfig, kind: &Kind) -> bool {
     kind.name != "Pod" || config.pod_weights
 }
 
+/// What the reflectors hear, and have in common with the hub.
+struct Notes {
+    nudge: Arc<Notify>,
+    refresh: Arc<Notify>,
+    refit: Arc<Notify>,
+    budget: SharedBudget,
+}
+
 async fn run(
     mut hub: Hub,
     watched: Vec<KindIndex>,
     disk: Option<Disk>,
     connector: Arc<Connector>,
-    (nudge, refresh): (Arc<Notify>, Arc<Notify>),
+    notes: Notes,
     tuning: Tuning,
 ) {
     if let Some(disk) = disk {
@@ -246,10 +267,14 @@ async fn run(
     let (pulse, asking) = Pulse::new(connector.clone(), tuning);
     tasks.spawn(asking);
     for index in watched {
-        let refresh = (index == SERVICE).then(|| refresh.clone());
-        let (events, nudge) = (events.clone(), nudge.clone());
+        let refresh = match index {
+            SERVICE => Some(notes.refresh.clone()),
+            SLICE => Some(notes.refit.clone()),
+            _ => None,
+        };
+        let (events, nudge, budget) = (events.clone(), notes.nudge.clone(), notes.budget.clone());
         let reflector =
-            Reflector::new(index, connector.clone(), tuning, events, nudge, pulse.clone(), refresh);
+            Reflector::new(index, connector.clone(), tuning, events, nudge, pulse.clone(), refresh, budget);
         tasks.spawn(reflector.run());
     }
     drop(events);
@@ -289,7 +314,8 @@ pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
                 "source.kubernetes: {why}; the objects on disk are used, of {}",
                 when.as_deref().unwrap_or("an unknown time")
             );
-            let (objects, mut report) = of_disk(saved);
+            let (mut objects, mut report) = of_disk(saved);
+            slices::leave_out(&mut objects, config.endpoint_slices_mib, &mut report);
             report.push(Diagnostic::warning(what).accepting("an API server that answers"));
             (objects, report)
         }
@@ -313,7 +339,8 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
     let (mut objects, mut report) = (Objects::default(), Report::new());
     objects.api_servers.clone_from(&connector.addresses());
     for kind in KINDS.iter().filter(|kind| is_watched(config, kind)) {
-        let listed = reflect::list_all(&connection, kind, tuning.answer);
+        let budget = (kind.name == KINDS[SLICE].name).then(|| SliceBudget::new(config.endpoint_slices_mib));
+        let listed = reflect::list_all(&connection, kind, budget, tuning.answer);
         let received = match tokio::time::timeout_at(until, listed).await.map_err(|_| limit())? {
             Ok((received, _)) => received,
             Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => Vec::new(),
@@ -333,6 +360,7 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
             }
         }
     }
+    slices::leave_out(&mut objects, config.endpoint_slices_mib, &mut report);
     Ok((objects, report))
 }
 
@@ -363,6 +391,7 @@ impl SourceUpdate {
             report: Arc::default(),
             stale: Arc::from([]),
             refused: Arc::from([]),
+            slices_left_out: 0,
             seen: Instant::now(),
         }
     }

@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
+use serde_json::json;
 use tidegate_model::diagnostic::Report;
-use tidegate_model::objects::{AddressPool, ObjectKey};
+use tidegate_model::objects::{AddressPool, EndpointSlice, LeftOut, NotKept, ObjectKey};
 use tidegate_model::yaml::{Entry, Node, Value};
 
-use super::kinds::Kind;
+use super::kinds::{KINDS, Kind, SLICE};
 use crate::manifest::{self, Object};
 
 /// What of `metadata` is kept; `resourceVersion` lies beside the object.
@@ -27,6 +28,9 @@ const METADATA: [&str; 10] = [
 ];
 /// The object again, as somebody applied it.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Faults of an EndpointSlice that are reported; one may have thousands.
+const SLICE_REPORT_MAX: usize = 8;
 
 /// What is remembered of an object. Equal when nothing that matters differs.
 #[derive(Debug, Clone)]
@@ -54,6 +58,29 @@ impl Content {
         }
     }
 
+    /// The EndpointSlice, where it is one.
+    pub(super) fn slice(&self) -> Option<&EndpointSlice> {
+        match self.object() {
+            Some(Object::EndpointSlice(slice)) => Some(slice),
+            _ => None,
+        }
+    }
+
+    /// An EndpointSlice without its endpoints; any other object as it is.
+    pub(super) fn left_out(&self, why: NotKept) -> Self {
+        let Some(slice) = self.slice() else { return self.clone() };
+        let slice = slice.left_out(why);
+        let json = serde_json::to_vec(&json_of(&slice)).unwrap_or_default();
+        Self(Arc::new((json.into(), Some(Object::EndpointSlice(Arc::new(slice))))))
+    }
+
+    /// An EndpointSlice that was read without its endpoints.
+    pub(super) fn marked(self, left_out: LeftOut) -> Self {
+        let Some(slice) = self.slice() else { return self };
+        let slice = EndpointSlice { left_out: Some(left_out), ..slice.clone() };
+        self.with(Object::EndpointSlice(Arc::new(slice)))
+    }
+
     /// The object; `None` where it is one that is for other proxies.
     pub(super) fn object(&self) -> Option<&Object> {
         self.0.1.as_ref()
@@ -62,10 +89,13 @@ impl Content {
 
 impl PartialEq for Content {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.json() == other.json() || {
-            let both = self.object().zip(other.object());
-            both.is_some_and(|(one, other)| one == other)
-        }
+        let left_out = |content: &Self| content.slice().and_then(|slice| slice.left_out);
+        Arc::ptr_eq(&self.0, &other.0)
+            || self.json() == other.json() && left_out(self) == left_out(other)
+            || {
+                let both = self.object().zip(other.object());
+                both.is_some_and(|(one, other)| one == other)
+            }
     }
 }
 
@@ -94,6 +124,12 @@ impl Received {
         // Of objects whose metadata alone is asked for the kind is another.
         let (object, report) = manifest::decode_stored(&node, kind.name, format!("{} {key}", kind.name));
         let content = Content(Arc::new((json.into(), object)));
+        let report = match content.slice() {
+            Some(_) if report.len() > SLICE_REPORT_MAX => {
+                report.iter().take(SLICE_REPORT_MAX).cloned().collect()
+            }
+            _ => report,
+        };
         Ok(Self { key, version, uid, content, report })
     }
 }
@@ -143,12 +179,66 @@ fn trim(kind: &Kind, node: &mut Node) {
             if let Some(annotations) = annotations.and_then(|e| self::entries(&mut e.node)) {
                 annotations.retain(|e| e.key != LAST_APPLIED);
             }
+        } else if kind.name == KINDS[SLICE].name && entry.key == "endpoints" {
+            trim_endpoints(&mut entry.node);
         } else if let Some((_, keys)) = kind.keep.iter().find(|(k, keys)| *k == entry.key && !keys.is_empty())
             && let Some(inner) = self::entries(&mut entry.node)
         {
             inner.retain(|e| keys.contains(&&*e.key));
         }
     }
+}
+
+/// Of the endpoints of a slice only what is read is kept: the addresses after the first alone may be 100 times as large.
+fn trim_endpoints(endpoints: &mut Node) {
+    let Value::Sequence(items) = &mut endpoints.value else { return };
+    for endpoint in items {
+        let Some(fields) = entries(endpoint) else { continue };
+        fields.retain(|e| !matches!(&*e.key, "hostname" | "deprecatedTopology"));
+        for field in fields {
+            match (&*field.key, &mut field.node.value) {
+                ("addresses", Value::Sequence(addresses)) => addresses.truncate(1),
+                ("targetRef", Value::Mapping(target)) => {
+                    target.retain(|e| matches!(&*e.key, "kind" | "namespace" | "name"));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The fields that are there.
+fn given(mut object: serde_json::Value) -> serde_json::Value {
+    if let Some(fields) = object.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    object
+}
+
+/// A slice that is left out, as an API server would have it.
+fn json_of(slice: &EndpointSlice) -> serde_json::Value {
+    let meta = &slice.meta;
+    let ports = slice.ports.iter().map(|port| {
+        given(json!({
+            "name": port.name,
+            "protocol": port.protocol.to_string(),
+            "port": port.port,
+            "appProtocol": port.app_protocol,
+        }))
+    });
+    json!({
+        "metadata": given(json!({
+            "name": meta.key.name,
+            "namespace": meta.key.namespace,
+            "uid": meta.uid,
+            "creationTimestamp": meta.creation_time.map(|at| at.to_string()),
+            "deletionTimestamp": meta.deletion_time.map(|at| at.to_string()),
+            "labels": meta.labels,
+        })),
+        "addressType": slice.address_type.as_str(),
+        "ports": ports.collect::<Vec<_>>(),
+        "endpoints": [],
+    })
 }
 
 /// Of who owns which fields only who owns the addresses of a Service is kept. Whether anything is left.

@@ -9,20 +9,23 @@
 //! Invariant: no wait without a limit, no loop without a pause: a request that failed, or a watch that ended at once,
 //! is followed by one.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_model::objects::ObjectKey;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::Tuning;
 use super::connect::{Connection, Connector};
 use super::history::{Had, Newest, Point};
-use super::kinds::{KINDS, Kind, KindIndex};
+use super::kinds::{KINDS, Kind, KindIndex, SLICE};
 use super::object::{Received, version_number};
 use super::pulse::Pulse;
-use super::wire::{self, Fault, Watch, WatchEvent};
+use super::wire::{self, Fault, PAGES, Watch, WatchEvent};
+use crate::slices::{SharedBudget, SliceBudget, locked};
 
 /// What a reflector tells the hub.
 #[derive(Debug)]
@@ -69,6 +72,8 @@ pub(super) struct Reflector {
     pulse: Pulse,
     /// Asks for a list.
     refresh: Option<Arc<Notify>>,
+    /// What is kept of EndpointSlices.
+    budget: SharedBudget,
     backoff: Backoff,
     /// Whose objects were listed.
     cluster: String,
@@ -107,6 +112,7 @@ impl Reflector {
         nudge: Arc<Notify>,
         pulse: Pulse,
         refresh: Option<Arc<Notify>>,
+        budget: SharedBudget,
     ) -> Self {
         let backoff = Backoff::new(tuning.backoff_first, tuning.backoff_max);
         Self {
@@ -118,6 +124,7 @@ impl Reflector {
             nudge,
             pulse,
             refresh,
+            budget,
             backoff,
             cluster: String::new(),
             newest: None,
@@ -233,7 +240,8 @@ impl Reflector {
         let serial = connection.serial;
         let cluster = wire::cluster(&connection, self.tuning.answer).await;
         self.cluster = cluster.map_err(|fault| End::Fault(fault, Some(serial)))?;
-        match list_all(&connection, self.kind, self.tuning.answer).await {
+        let budget = (self.index == SLICE).then(|| locked(&self.budget).clone());
+        match list_all(&connection, self.kind, budget, self.tuning.answer).await {
             Ok((items, version)) => {
                 let point = Point { cluster: self.cluster.clone(), version: version_number(&version) };
                 self.newest = None;
@@ -376,20 +384,53 @@ async fn refreshed(refresh: Option<&Notify>) {
 }
 
 /// Reads all pages. A list whose continuation expires begins anew with the next attempt.
+///
+/// Of EndpointSlices the endpoints that `budget` does not keep are left out as the pages come, so that a list takes no more
+/// memory than what is kept of it. The budget has what was known before.
 pub(super) async fn list_all(
     connection: &Connection,
     kind: &'static Kind,
+    mut budget: Option<SliceBudget>,
     wait: Duration,
 ) -> Result<(Vec<Received>, String), Fault> {
     let mut items = Vec::new();
     let mut next = String::new();
+    let (mut size, sizes) = (PAGES[0], &PAGES[1..]);
+    let mut sizes = sizes.iter();
     loop {
-        let page = wire::list(connection, kind, &next, wait).await?;
+        let page = match wire::list(connection, kind, &next, size, wait).await {
+            Err(Fault::TooLarge(bytes)) => {
+                size = *sizes.next().ok_or(Fault::TooLarge(bytes))?;
+                continue;
+            }
+            page => page?,
+        };
+        let from = items.len();
         items.extend(page.items);
+        if let Some(budget) = &mut budget {
+            leave_out(budget, &mut items, from);
+        }
         if page.next.is_empty() {
             return Ok((items, page.version));
         }
         next = page.next;
+    }
+}
+
+/// Leaves out what is not kept of the slices, of which those after `from` are new to the budget.
+pub(super) fn leave_out(budget: &mut SliceBudget, items: &mut [Received], from: usize) {
+    for item in &items[from..] {
+        budget.set(&item.key, item.content.slice());
+    }
+    let changed: BTreeSet<ObjectKey> = budget.settle().into_iter().collect();
+    for (at, item) in items.iter_mut().enumerate() {
+        let Some(slice) = item.content.slice().filter(|slice| slice.left_out.is_none()) else { continue };
+        let Some(service) = slice.service().filter(|service| at >= from || changed.contains(service)) else {
+            continue;
+        };
+        if let Some(why) = budget.not_kept(&service) {
+            item.content = item.content.left_out(why);
+        }
     }
 }
 

@@ -258,6 +258,17 @@ impl<T: Clone + PartialEq> Retain<T> {
         changed
     }
 
+    /// Puts what `edit` makes of it in the place of the value, of the version that is shown and of the API server's.
+    pub(super) fn edit(&mut self, key: &ObjectKey, edit: impl Fn(&T) -> T) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        if let Server::Has(item) = &mut entry.server {
+            item.value = edit(&item.value);
+        }
+        if let Some(kept) = &mut entry.kept {
+            kept.item.value = edit(&kept.item.value);
+        }
+    }
+
     /// When [`expire`](Self::expire) has something to do next.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.kept().map(|(_, until)| until).min()

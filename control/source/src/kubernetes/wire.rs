@@ -20,10 +20,11 @@ use super::connect::{Connection, causes};
 use super::kinds::Kind;
 use super::object::{Identity, Received, identity, version_number};
 
-/// Objects asked for in a page.
-const PAGE: u32 = 500;
-/// Largest page taken: 500 slices of 1,000 endpoints are half of it.
-const PAGE_BYTES_MAX: usize = 512 << 20;
+/// Objects asked for in a page, and in the next attempt where they are too large together. One object is at most
+/// 1.5 MiB at an API server.
+pub(super) const PAGES: [u32; 3] = [500, 50, 5];
+/// Largest page taken: 500 slices of 100 endpoints are a third of it.
+const PAGE_BYTES_MAX: usize = if cfg!(test) { 1 << 20 } else { 96 << 20 };
 /// Largest event taken; etcd takes no object above 1.5 MiB.
 const EVENT_BYTES_MAX: usize = 64 << 20;
 /// Of an error's body, this much is read.
@@ -50,6 +51,9 @@ pub(super) enum Fault {
     /// It does not answer on the connection of a watch, which may never hear of it.
     #[error("the API server does not answer any more")]
     Dead,
+    /// The answer is larger than is taken.
+    #[error("the answer is larger than {0} bytes")]
+    TooLarge(usize),
     /// TCP, TLS or HTTP failed, or the answer was cut.
     #[error("{0}")]
     Broken(String),
@@ -171,14 +175,15 @@ pub(super) struct Page {
     pub(super) next: String,
 }
 
-/// Reads one page of all objects of a kind; `next` is that of the page before.
+/// Reads one page of all objects of a kind, of `objects_max` of them; `next` is that of the page before.
 pub(super) async fn list(
     connection: &Connection,
     kind: &'static Kind,
     next: &str,
+    objects_max: u32,
     wait: Duration,
 ) -> Result<Page, Fault> {
-    let mut query = vec![("limit", PAGE.to_string())];
+    let mut query = vec![("limit", objects_max.to_string())];
     if !next.is_empty() {
         query.push(("continue", next.to_owned()));
     }
@@ -324,7 +329,7 @@ async fn body(response: &mut Response<Body>, bytes_max: usize, wait: Duration) -
     let mut text = Vec::new();
     while let Some(bytes) = frame(response, wait).await? {
         if text.len() + bytes.len() > bytes_max {
-            return Err(Fault::Garbled(format!("an answer of more than {bytes_max} bytes")));
+            return Err(Fault::TooLarge(bytes_max));
         }
         text.extend_from_slice(&bytes);
     }

@@ -41,7 +41,13 @@ pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> 
     let namespace = meta.key.namespace.clone();
     let items = limited(object, "endpoints", ENDPOINTS_MAX);
     let endpoints = items.iter().filter_map(|item| endpoint(item, address_type, &namespace)).collect();
-    Some(Object::EndpointSlice(Arc::new(EndpointSlice { meta, address_type, ports, endpoints })))
+    Some(Object::EndpointSlice(Arc::new(EndpointSlice {
+        meta,
+        address_type,
+        ports,
+        endpoints,
+        left_out: None,
+    })))
 }
 
 /// Warns where a slice names no Service: nobody gets its endpoints.

@@ -19,7 +19,7 @@ impl Merge<'_> {
     /// Ports that no slice with endpoints has.
     pub(super) fn unmatched_by_slices(&mut self, slices: &[Arc<EndpointSlice>]) {
         let is_ip = |slice: &&Arc<EndpointSlice>| {
-            matches!(slice.address_type, AddressType::V4 | AddressType::V6) && !slice.endpoints.is_empty()
+            matches!(slice.address_type, AddressType::V4 | AddressType::V6) && slice.endpoint_count() > 0
         };
         let mut slices: Vec<_> = slices.iter().filter(is_ip).collect();
         slices.sort_unstable_by(|a, b| a.meta.key.cmp(&b.meta.key));

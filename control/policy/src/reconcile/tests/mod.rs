@@ -133,6 +133,7 @@ pub(super) fn slice(
             })
             .collect(),
         endpoints,
+        left_out: None,
     }
 }
 

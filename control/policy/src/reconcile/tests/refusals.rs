@@ -1,5 +1,7 @@
 //! What is asked for and not done: each refusal names what, where and what would be accepted.
 
+use tidegate_model::objects::NotKept;
+
 use super::*;
 
 #[test]
@@ -220,6 +222,43 @@ fn when_all_services_together_are_too_many_the_newest_of_the_largest_namespace_a
     let outcome = remembers.reconcile(&world.input());
     assert_eq!(left_out(&outcome), ["greedy-5"]);
     assert_eq!(outcome, world.look(), "whatever was before");
+}
+
+#[test]
+fn a_service_whose_slices_are_not_kept_is_refused_as_if_they_were_and_no_other_is_touched() {
+    let port = [("http", Protocol::Tcp, 8080)];
+    let services = || vec![service("huge"), service("web")];
+    let slices = |why: Option<NotKept>| {
+        let huge = many_endpoints("huge", &port, 262_145);
+        let huge = huge.into_iter().map(|slice| why.map_or_else(|| slice.clone(), |why| slice.left_out(why)));
+        huge.chain([http("web", vec![endpoint("10.0.1.1")])]).collect::<Vec<_>>()
+    };
+    let whole = World::new(services(), slices(None)).look();
+    let left_out = World::new(services(), slices(Some(NotKept::TooManyEndpoints))).look();
+    assert_eq!(left_out, whole);
+    assert_eq!(states(only(&left_out)), ["10.0.1.1:8080 active"]);
+    for (why, words) in [
+        (NotKept::NamespaceShare, "those of namespace default are larger than its share"),
+        (NotKept::Awaited, "are being read"),
+    ] {
+        let small = http("huge", vec![endpoint("10.0.2.1")]).left_out(why);
+        let outcome = World::new(services(), vec![small, http("web", vec![endpoint("10.0.1.1")])]).look();
+        assert_eq!(states(only(&outcome)), ["10.0.1.1:8080 active"]);
+        let findings: Vec<&Finding> =
+            outcome.findings.iter().filter(|f| f.reason == Reason::LimitExceeded).collect();
+        let [finding] = findings[..] else { panic!("{findings:?}") };
+        assert_eq!(finding.object, ObjectKey::new("default", "huge"));
+        let told = finding.diagnostic.to_string();
+        assert!(told.contains(words) && told.contains("accepted: at most 262144 endpoints"), "{told}");
+        let huge = outcome.services.iter().find(|view| view.name == "huge").expect("it is shown");
+        assert!(huge.refused.as_ref().is_some_and(|why| why.contains(words)), "{huge:?}");
+    }
+    // Slices that do not have its ports cost it nothing but what they cost anyway.
+    let other = [("other", Protocol::Tcp, 8080)];
+    let unmatched = slice("s", "huge", &other, vec![endpoint("10.0.2.1")]);
+    let whole = World::new(services(), vec![unmatched.clone()]).look();
+    let left_out = World::new(services(), vec![unmatched.left_out(NotKept::TooManyEndpoints)]).look();
+    assert_eq!(left_out, whole);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod disk;
 mod equality;
 mod faults;
+mod slices;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,7 @@ pub(super) fn quick() -> Tuning {
         save_settle: Duration::from_millis(10),
         save_interval: Duration::from_millis(20),
         confirm_interval: Duration::from_millis(50),
+        refit: Duration::from_millis(50),
         ..Tuning::default()
     }
 }

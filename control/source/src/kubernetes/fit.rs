@@ -1,0 +1,88 @@
+//! What the hub keeps of EndpointSlices: the budget, and what is to be read again.
+//!
+//! The hub counts each slice as it is shown ([`Slices::shown`]), and asks what is to change ([`Slices::settle`]). A slice
+//! that is left out and fits again is listed anew with all others ([`Slices::ask`]), not too often: whose slices come and
+//! go around their limit must not cost the API server a list each time.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidegate_model::objects::{EndpointSlice, NotKept, ObjectKey};
+use tokio::sync::Notify;
+
+use crate::slices::{SharedBudget, SliceBudget, locked};
+
+/// See the module.
+pub(super) struct Slices {
+    pub(super) budget: SharedBudget,
+    /// Asks for a list of all slices.
+    pub(super) refit: Arc<Notify>,
+    /// Services of which a slice that is, or may have to be, left out was shown since the last [`settle`](Self::settle).
+    touched: BTreeSet<ObjectKey>,
+    /// Slices that fit again, and have to be read.
+    awaited: BTreeSet<ObjectKey>,
+    /// When they may be asked for.
+    may_ask: Instant,
+}
+
+impl Slices {
+    pub(super) fn new(mib: u32) -> Self {
+        Self {
+            budget: SharedBudget::new(SliceBudget::new(mib).into()),
+            refit: Arc::default(),
+            touched: BTreeSet::new(),
+            awaited: BTreeSet::new(),
+            may_ask: Instant::now(),
+        }
+    }
+
+    /// Why the endpoints of a slice are not to be kept, by what was last decided.
+    pub(super) fn not_kept(&self, slice: &EndpointSlice) -> Option<NotKept> {
+        locked(&self.budget).not_kept(&slice.service()?)
+    }
+
+    /// The slice of this key is this now, or is gone.
+    pub(super) fn shown(&mut self, key: &ObjectKey, slice: Option<&EndpointSlice>) {
+        let mut budget = locked(&self.budget);
+        budget.set(key, slice);
+        let Some(slice) = slice else {
+            self.awaited.remove(key);
+            return;
+        };
+        let service = budget.service_of(key).expect("it was set just now");
+        if slice.left_out.is_some() || budget.not_kept(&service).is_some() {
+            self.touched.insert(service);
+        }
+        match slice.left_out {
+            Some(left_out) if left_out.why == NotKept::Awaited => self.awaited.insert(key.clone()),
+            _ => self.awaited.remove(key),
+        };
+    }
+
+    /// Decides; the slices that may have to change, and why their endpoints are not kept, if they are not.
+    pub(super) fn settle(&mut self) -> Vec<(ObjectKey, Option<NotKept>)> {
+        let mut budget = locked(&self.budget);
+        let mut services = std::mem::take(&mut self.touched);
+        services.extend(budget.settle());
+        let of = |service: &ObjectKey| {
+            let why = budget.not_kept(service);
+            budget.slices_of(service).into_iter().map(move |slice| (slice, why))
+        };
+        services.iter().flat_map(of).collect()
+    }
+
+    /// When what is awaited is to be asked for.
+    pub(super) fn due(&self) -> Option<Instant> {
+        (!self.awaited.is_empty()).then_some(self.may_ask)
+    }
+
+    /// Asks for what is awaited, if it is due, and not again before this pause.
+    pub(super) fn ask(&mut self, pause: Duration, now: Instant) {
+        if self.due().is_some_and(|due| due <= now) {
+            tracing::debug!(slices = self.awaited.len(), "EndpointSlices fit again: listing them");
+            self.may_ask = now + pause;
+            self.refit.notify_one();
+        }
+    }
+}

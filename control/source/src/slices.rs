@@ -1,0 +1,289 @@
+//! Which EndpointSlices are kept: those of a Service with too many endpoints are not, and namespaces share the memory.
+//!
+//! Anybody who may create EndpointSlices in one namespace decides how large they are. A [`SliceBudget`] counts them, by
+//! namespace and Service, and says whose endpoints are not kept:
+//!
+//! 1. those of a Service whose slices list more than [`ENDPOINTS_MAX`] endpoints: it is refused anyway;
+//! 2. where the others are larger together than `bytes_max`: each namespace may keep up to a level, which is the same for
+//!    all and as high as fits. A namespace below the level loses nothing. In a namespace above it the Services with the
+//!    newest slices lose theirs, until the rest fits.
+//!
+//! A Service loses all of its slices or none. What stays of a slice is that it exists and how much it lists
+//! ([`EndpointSlice::left_out`]), so what is decided can be decided again.
+//!
+//! Used by both sources. Invariant: what [`SliceBudget::settle`] decides follows from the slices of the moment alone, not
+//! from the order in which they came.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::objects::{ENDPOINTS_MAX, EndpointSlice, NotKept, ObjectKey, Objects};
+
+/// Names of Services that a message has.
+const NAMED_MAX: usize = 3;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(crate) struct SliceBudget {
+    bytes_max: usize,
+    namespaces: BTreeMap<String, OfNamespace>,
+    /// Bytes of all namespaces.
+    bytes: usize,
+    /// The Service of each slice; an empty name where it is of none.
+    services: HashMap<ObjectKey, String>,
+    /// Namespaces that changed since the last decision.
+    changed: BTreeSet<String>,
+    /// How much a namespace might keep by the last decision.
+    level: usize,
+}
+
+#[derive(Debug, Clone, Default)]
+struct OfNamespace {
+    /// Bytes of the Services that do not list too many endpoints.
+    bytes: usize,
+    services: BTreeMap<String, OfService>,
+    /// Services that lose their slices by the last decision.
+    not_kept: BTreeMap<String, NotKept>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct OfService {
+    bytes: usize,
+    endpoints: usize,
+    slices: BTreeMap<String, Charge>,
+}
+
+/// The budget of a source, which lists and watches at the same time.
+pub(crate) type SharedBudget = Arc<Mutex<SliceBudget>>;
+
+/// Nothing panics while it holds the budget.
+pub(crate) fn locked(budget: &SharedBudget) -> MutexGuard<'_, SliceBudget> {
+    budget.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What one slice counts.
+#[derive(Debug, Clone, Copy)]
+struct Charge {
+    bytes: usize,
+    endpoints: usize,
+    created: Option<Timestamp>,
+}
+
+impl OfService {
+    fn is_too_large(&self) -> bool {
+        self.endpoints > ENDPOINTS_MAX
+    }
+
+    /// Bytes that count for its namespace.
+    fn counted(&self) -> usize {
+        if self.is_too_large() { 0 } else { self.bytes }
+    }
+
+    /// By the oldest of its slices; what has no creation time comes last.
+    fn seniority(&self) -> (bool, Option<Timestamp>) {
+        let oldest = self.slices.values().filter_map(|charge| charge.created).min();
+        (oldest.is_none(), oldest)
+    }
+}
+
+impl OfNamespace {
+    /// Services that lose their slices where the namespace may keep up to `level` bytes.
+    fn decide(&self, level: usize) -> BTreeMap<String, NotKept> {
+        let (large, others): (Vec<_>, Vec<_>) =
+            self.services.iter().partition(|(_, service)| service.is_too_large());
+        let mut not_kept: BTreeMap<String, NotKept> =
+            large.into_iter().map(|(name, _)| (name.clone(), NotKept::TooManyEndpoints)).collect();
+        if self.bytes <= level {
+            return not_kept;
+        }
+        let mut others: Vec<_> = others.into_iter().map(|(name, of)| (of.seniority(), name, of)).collect();
+        others.sort_unstable_by(|a, b| (&a.0, a.1).cmp(&(&b.0, b.1)));
+        let mut bytes = self.bytes;
+        while bytes > level
+            && let Some((_, name, service)) = others.pop()
+        {
+            bytes -= service.counted();
+            not_kept.insert(name.clone(), NotKept::NamespaceShare);
+        }
+        not_kept
+    }
+}
+
+impl SliceBudget {
+    /// Counts nothing yet. `mib` is `endpointSlicesMiB`.
+    pub(crate) fn new(mib: u32) -> Self {
+        let bytes_max = usize::try_from(mib).unwrap_or(usize::MAX).saturating_mul(1 << 20);
+        Self {
+            bytes_max,
+            namespaces: BTreeMap::new(),
+            bytes: 0,
+            services: HashMap::new(),
+            changed: BTreeSet::new(),
+            level: bytes_max,
+        }
+    }
+
+    /// The budget of these objects, decided.
+    pub(crate) fn of(mib: u32, objects: &Objects) -> Self {
+        let mut budget = Self::new(mib);
+        objects.endpoint_slices.iter().for_each(|(key, slice)| budget.set(key, Some(slice)));
+        budget.settle();
+        budget
+    }
+
+    /// The slice of this key is this now, or is gone.
+    pub(crate) fn set(&mut self, key: &ObjectKey, slice: Option<&EndpointSlice>) {
+        if let Some(service) = self.services.remove(key) {
+            self.change(key, &service, |of| {
+                if let Some(charge) = of.slices.remove(&key.name) {
+                    of.bytes -= charge.bytes;
+                    of.endpoints -= charge.endpoints;
+                }
+            });
+        }
+        let Some(slice) = slice else { return };
+        let service = slice.service().map_or_else(String::new, |service| service.name);
+        let charge = Charge {
+            bytes: slice.size(),
+            endpoints: slice.endpoint_count(),
+            created: slice.meta.creation_time,
+        };
+        self.change(key, &service, |of| {
+            of.slices.insert(key.name.clone(), charge);
+            of.bytes += charge.bytes;
+            of.endpoints += charge.endpoints;
+        });
+        self.services.insert(key.clone(), service);
+    }
+
+    fn change(&mut self, key: &ObjectKey, service: &str, change: impl FnOnce(&mut OfService)) {
+        let namespace = self.namespaces.entry(key.namespace.clone()).or_default();
+        let of = namespace.services.entry(service.to_owned()).or_default();
+        let before = of.counted();
+        change(of);
+        namespace.bytes = namespace.bytes - before + of.counted();
+        self.bytes = self.bytes - before + of.counted();
+        if of.slices.is_empty() {
+            namespace.services.remove(service);
+        }
+        if !self.changed.contains(&key.namespace) {
+            self.changed.insert(key.namespace.clone());
+        }
+    }
+
+    /// Decides whose slices are not kept; the Services for which that is another answer than before.
+    pub(crate) fn settle(&mut self) -> Vec<ObjectKey> {
+        if self.changed.is_empty() {
+            return Vec::new();
+        }
+        let level = self.level_now();
+        let (lower, moved) = (level.min(self.level), level != self.level);
+        let mut answers = Vec::new();
+        for (name, namespace) in &mut self.namespaces {
+            if !self.changed.contains(name) && !(moved && namespace.bytes > lower) {
+                continue;
+            }
+            let not_kept = namespace.decide(level);
+            if not_kept == namespace.not_kept {
+                continue;
+            }
+            let names: BTreeSet<&String> = not_kept.keys().chain(namespace.not_kept.keys()).collect();
+            let differs = |service: &&&String| not_kept.get(**service) != namespace.not_kept.get(**service);
+            let differing = names.iter().filter(differs);
+            answers.extend(differing.map(|service| ObjectKey::new(name.as_str(), service.as_str())));
+            namespace.not_kept = not_kept;
+        }
+        self.level = level;
+        self.changed.clear();
+        self.namespaces.retain(|_, namespace| !namespace.services.is_empty());
+        answers
+    }
+
+    /// How much each namespace may keep, so that all fit: namespaces below it leave the rest to the others.
+    fn level_now(&self) -> usize {
+        let mut left = self.bytes_max;
+        if self.bytes <= left {
+            return left;
+        }
+        let mut all: Vec<usize> = self.namespaces.values().map(|namespace| namespace.bytes).collect();
+        all.sort_unstable();
+        let mut others = all.len();
+        for bytes in all {
+            if bytes > left / others {
+                break;
+            }
+            left -= bytes;
+            others -= 1;
+        }
+        left / others.max(1)
+    }
+
+    /// Why the slices of a Service are not kept, by the last decision.
+    pub(crate) fn not_kept(&self, service: &ObjectKey) -> Option<NotKept> {
+        self.namespaces.get(&service.namespace)?.not_kept.get(&service.name).copied()
+    }
+
+    /// The Service that a slice counts for.
+    pub(crate) fn service_of(&self, slice: &ObjectKey) -> Option<ObjectKey> {
+        let service = self.services.get(slice)?;
+        Some(ObjectKey::new(slice.namespace.as_str(), service.as_str()))
+    }
+
+    /// The slices that count for a Service.
+    pub(crate) fn slices_of(&self, service: &ObjectKey) -> Vec<ObjectKey> {
+        let of = self.namespaces.get(&service.namespace).and_then(|n| n.services.get(&service.name));
+        let names = of.into_iter().flat_map(|of| of.slices.keys());
+        names.map(|name| ObjectKey::new(service.namespace.as_str(), name.as_str())).collect()
+    }
+
+    /// How many slices are not kept, by the last decision.
+    pub(crate) fn count_not_kept(&self) -> usize {
+        let count = |namespace: &OfNamespace| {
+            let services = namespace.not_kept.keys().filter_map(|name| namespace.services.get(name));
+            services.map(|service| service.slices.len()).sum::<usize>()
+        };
+        self.namespaces.values().map(count).sum()
+    }
+
+    /// What an operator is told, where not all slices are kept.
+    pub(crate) fn told(&self) -> Option<Diagnostic> {
+        let services = self.namespaces.iter().flat_map(|(namespace, of)| {
+            of.not_kept.keys().map(move |name| ObjectKey::new(namespace.as_str(), name.as_str()))
+        });
+        let services: Vec<ObjectKey> = services.collect();
+        let named: Vec<String> = services.iter().take(NAMED_MAX).map(ToString::to_string).collect();
+        let more = if services.len() > NAMED_MAX { ", ..." } else { "" };
+        let what = format!(
+            "the EndpointSlices of {} Services are too large, and their endpoints are not kept: {}{more}",
+            services.len(),
+            named.join(", ")
+        );
+        let accepted = format!(
+            "at most {ENDPOINTS_MAX} endpoints for one Service, and EndpointSlices of all namespaces together up to \
+             endpointSlicesMiB ({} MiB)",
+            self.bytes_max >> 20
+        );
+        (!services.is_empty()).then(|| Diagnostic::warning(what).accepting(accepted))
+    }
+}
+
+/// Leaves out of the objects what is not kept, and says so in the report. How many slices that is.
+pub(crate) fn leave_out(objects: &mut Objects, mib: u32, report: &mut Report) -> usize {
+    let budget = SliceBudget::of(mib, objects);
+    let not_kept = |(key, slice): (&ObjectKey, &Arc<EndpointSlice>)| {
+        let why = budget.not_kept(&budget.service_of(key)?)?;
+        Some((key.clone(), Arc::new(slice.left_out(why))))
+    };
+    let not_kept: Vec<_> = objects.endpoint_slices.iter().filter_map(not_kept).collect();
+    let count = not_kept.len();
+    for (key, slice) in not_kept {
+        objects.endpoint_slices.insert(key, slice);
+    }
+    report.extend(budget.told());
+    count
+}
+
+#[cfg(test)]
+mod tests;

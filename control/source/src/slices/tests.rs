@@ -1,0 +1,150 @@
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+use tidegate_model::objects::{AddressType, Conditions, Endpoint, Metadata, SERVICE_NAME_LABEL};
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+/// A slice of a Service in a namespace, with `count` endpoints, created at this second.
+fn slice(namespace: &str, service: &str, n: usize, count: usize, created: i64) -> EndpointSlice {
+    let mut meta = Metadata::new(ObjectKey::new(namespace, format!("{service}-{n}")));
+    meta.labels.insert(SERVICE_NAME_LABEL.to_owned(), service.to_owned());
+    meta.creation_time = Timestamp::from_second(created).ok();
+    let endpoint = Endpoint {
+        address: Some(IpAddr::from([10, 0, 0, 1])),
+        conditions: Conditions::default(),
+        node_name: None,
+        zone: None,
+        hint_zones: Vec::new(),
+        hint_nodes: Vec::new(),
+        target_ref: None,
+    };
+    EndpointSlice {
+        meta,
+        address_type: AddressType::V4,
+        ports: Vec::new(),
+        endpoints: vec![endpoint; count],
+        left_out: None,
+    }
+}
+
+fn put(budget: &mut SliceBudget, slice: &EndpointSlice) {
+    budget.set(&slice.meta.key, Some(slice));
+}
+
+fn services(answers: &[ObjectKey]) -> Vec<String> {
+    answers.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn of_a_service_with_more_endpoints_than_one_may_have_nothing_is_kept_and_no_other_service_loses_anything() {
+    let mut budget = SliceBudget::new(512);
+    for n in 0..300 {
+        put(&mut budget, &slice("greedy", "web", n, 1_000, 0));
+    }
+    put(&mut budget, &slice("greedy", "api", 0, 1_000, 9));
+    put(&mut budget, &slice("shop", "web", 0, 1_000, 9));
+    assert_eq!(services(&budget.settle()), ["greedy/web"]);
+    let web = ObjectKey::new("greedy", "web");
+    assert_eq!((budget.not_kept(&web), budget.count_not_kept()), (Some(NotKept::TooManyEndpoints), 300));
+    assert!(budget.told().is_some_and(|told| told.what.contains("greedy/web")));
+    // It fits again when enough of its slices are gone.
+    for n in 0..38 {
+        budget.set(&ObjectKey::new("greedy", format!("web-{n}")), None);
+    }
+    assert_eq!(services(&budget.settle()), ["greedy/web"]);
+    assert_eq!((budget.not_kept(&web), budget.count_not_kept()), (None, 0));
+    assert_eq!(budget.told(), None);
+}
+
+#[test]
+fn ten_thousand_services_with_a_hundred_thousand_endpoints_fit_into_one_namespace_by_default() {
+    let mut budget = SliceBudget::new(tidegate_model::config::ENDPOINT_SLICES_MIB);
+    for n in 0..10_000 {
+        put(&mut budget, &slice("shop", &format!("s{n}"), 0, 10, 0));
+    }
+    assert_eq!(budget.settle(), []);
+    assert!(budget.bytes < budget.bytes_max / 4, "{}", budget.bytes);
+}
+
+#[test]
+fn the_newest_services_of_a_namespace_above_its_share_lose_their_slices_and_no_other_namespace_does() {
+    let mut budget = SliceBudget::new(1);
+    // Some 300 KiB each.
+    for n in 0..6 {
+        put(&mut budget, &slice("greedy", &format!("s{n}"), 0, 600, n));
+    }
+    put(&mut budget, &slice("shop", "web", 0, 600, 1_000));
+    budget.settle();
+    let kept =
+        |budget: &SliceBudget, n: i64| budget.not_kept(&ObjectKey::new("greedy", format!("s{n}"))).is_none();
+    assert_eq!(
+        (0..6).map(|n| kept(&budget, n)).collect::<Vec<_>>(),
+        [true, true, false, false, false, false]
+    );
+    assert_eq!(budget.not_kept(&ObjectKey::new("shop", "web")), None);
+    // What the others leave is for who asks for more.
+    budget.set(&ObjectKey::new("shop", "web-0"), None);
+    assert_eq!(services(&budget.settle()), ["greedy/s2"]);
+    // An older one that goes makes room for a newer one.
+    budget.set(&ObjectKey::new("greedy", "s0-0"), None);
+    assert_eq!(services(&budget.settle()), ["greedy/s3"]);
+}
+
+proptest! {
+    #[test]
+    fn what_is_kept_fits_follows_from_the_slices_alone_and_costs_nobody_below_an_equal_share(
+        all in prop::collection::vec((0_u8..5, 0_u8..6, 1_usize..900, 0_i64..5), 1..60),
+        gone in prop::collection::vec(any::<bool>(), 60),
+        order in any::<prop::sample::Index>(),
+    ) {
+        let slices: Vec<EndpointSlice> = all
+            .iter()
+            .enumerate()
+            .map(|(n, (namespace, service, count, created))| {
+                slice(&format!("n{namespace}"), &format!("s{service}"), n, *count, *created)
+            })
+            .collect();
+        let left: Vec<&EndpointSlice> =
+            slices.iter().zip(&gone).filter(|(_, gone)| !**gone).map(|(slice, _)| slice).collect();
+        // With a history: others were there before, and decided on at each step.
+        let mut lived = SliceBudget::new(1);
+        let from = order.index(slices.len());
+        for slice in slices[from..].iter().chain(&slices[..from]) {
+            put(&mut lived, slice);
+            lived.settle();
+        }
+        for (slice, _) in slices.iter().zip(&gone).filter(|(_, gone)| **gone) {
+            lived.set(&slice.meta.key, None);
+            lived.settle();
+        }
+        let mut fresh = SliceBudget::new(1);
+        left.iter().for_each(|slice| put(&mut fresh, slice));
+        fresh.settle();
+        // By what is left out the same is decided.
+        let mut again = SliceBudget::new(1);
+        for slice in &left {
+            let service = slice.service().expect("it has one");
+            let kept = fresh.not_kept(&service).map_or_else(|| (*slice).clone(), |why| slice.left_out(why));
+            put(&mut again, &kept);
+        }
+        again.settle();
+        let (mut kept, mut asked) = (0, BTreeMap::<&str, usize>::new());
+        for slice in &left {
+            let service = slice.service().expect("it has one");
+            let not_kept = fresh.not_kept(&service);
+            prop_assert_eq!(lived.not_kept(&service), not_kept);
+            prop_assert_eq!(again.not_kept(&service), not_kept);
+            kept += if not_kept.is_none() { slice.size() } else { 0 };
+            *asked.entry(&slice.meta.key.namespace).or_default() += slice.size();
+        }
+        prop_assert!(kept <= MIB, "{}", kept);
+        for slice in &left {
+            if asked[slice.meta.key.namespace.as_str()] <= MIB / asked.len() {
+                prop_assert_eq!(fresh.not_kept(&slice.service().expect("it has one")), None);
+            }
+        }
+    }
+}
