@@ -7,9 +7,11 @@
 //! has the most. Nothing waits for an event, and the events of one namespace do not delay or drop those of another.
 //!
 //! What an event tells is told once for as long as it holds, so an event that an API server could not take for the time
-//! being (429, 5xx, no answer) is kept and sent again ([`Kept`]), for as long as an API server would keep it.
+//! being (429, 5xx, no answer) is kept and sent again ([`Kept`]), for as long as an API server would keep it. Namespaces
+//! have equal shares there too: where there is no more room, the one that has the most loses what is due last.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -207,34 +209,74 @@ impl Due {
     }
 }
 
-/// Events that are to be sent again, by when; pure.
+/// Events that are to be sent again, by namespace and when; pure.
 #[derive(Debug, Default)]
 struct Kept {
-    events: BTreeMap<(Instant, u64), Due>,
+    /// By namespace, none of them empty.
+    events: BTreeMap<String, BTreeMap<(Instant, u64), Due>>,
+    len: usize,
     /// Of all that were ever kept, so that two of one time differ.
     count: u64,
+    /// Whose turn it was last.
+    last: String,
 }
 
 impl Kept {
     /// When the next one is due.
     fn due(&self) -> Option<Instant> {
-        self.events.keys().next().map(|(at, _)| *at)
+        let first = |events: &BTreeMap<(Instant, u64), Due>| events.keys().next().map(|(at, _)| *at);
+        self.events.values().filter_map(first).min()
     }
 
-    fn take(&mut self) -> Option<Due> {
-        self.events.pop_first().map(|(_, due)| due)
+    /// Takes one that is due: of the first namespace that has one, after the one whose turn it was last.
+    fn take(&mut self, now: Instant) -> Option<Due> {
+        let is_due =
+            |events: &BTreeMap<(Instant, u64), Due>| events.keys().next().is_some_and(|(at, _)| *at <= now);
+        let last = self.last.as_str();
+        let after = self.events.range::<str, _>((Bound::Excluded(last), Bound::Unbounded));
+        let up_to = self.events.range::<str, _>((Bound::Unbounded, Bound::Included(last)));
+        let namespace = after.chain(up_to).find(|(_, events)| is_due(events))?.0.clone();
+        let due = self.remove(&namespace, BTreeMap::pop_first);
+        self.last = namespace;
+        due
     }
 
-    /// Keeps an event whose attempt has failed, for at least `wait`; not for ever, and not more than there is room for.
+    /// Keeps an event whose attempt has failed, for at least `wait` and not for ever. False where an event is lost by that:
+    /// this one, or where there is no room, the one that is due last of the namespace that has the most.
     fn keep(&mut self, due: Due, wait: Duration, now: Instant) -> bool {
-        if self.events.len() >= KEPT_MAX || now.duration_since(due.since) >= KEPT_FOR {
+        if now.duration_since(due.since) >= KEPT_FOR {
             return false;
         }
         self.count += 1;
         let at = now + due.pause.max(wait.min(AGAIN_MAX));
         let pause = (due.pause * 2).min(AGAIN_MAX);
-        self.events.insert((at, self.count), Due { pause, ..due });
-        true
+        let namespace = due.event.regarding.key.namespace.clone();
+        self.events.entry(namespace).or_default().insert((at, self.count), Due { pause, ..due });
+        self.len += 1;
+        if self.len <= KEPT_MAX {
+            return true;
+        }
+        let largest = self.events.iter().max_by_key(|(_, events)| events.len());
+        if let Some((namespace, _)) = largest {
+            let namespace = namespace.clone();
+            self.remove(&namespace, BTreeMap::pop_last);
+        }
+        false
+    }
+
+    /// Takes one of a namespace out.
+    fn remove(
+        &mut self,
+        namespace: &str,
+        pop: impl FnOnce(&mut BTreeMap<(Instant, u64), Due>) -> Option<((Instant, u64), Due)>,
+    ) -> Option<Due> {
+        let events = self.events.get_mut(namespace)?;
+        let due = pop(events).map(|(_, due)| due);
+        if events.is_empty() {
+            self.events.remove(namespace);
+        }
+        self.len -= usize::from(due.is_some());
+        due
     }
 }
 
@@ -283,7 +325,7 @@ impl Writer {
                     }
                     Due::new(event)
                 }
-                () = again => match self.kept.take() {
+                () = again => match self.kept.take(Instant::now()) {
                     Some(due) => due,
                     None => continue,
                 },
@@ -489,7 +531,7 @@ mod tests {
         while let Some(at) = kept.due() {
             assert!(at >= now + AGAIN_MIN && at <= now + AGAIN_MAX, "{:?} after {attempts}", at - now);
             now = at;
-            let due = kept.take().expect("it is due");
+            let due = kept.take(now).expect("it is due");
             attempts += 1;
             kept.keep(due, Duration::ZERO, now);
         }
@@ -499,6 +541,31 @@ mod tests {
         assert!(kept.keep(Due::new(event("b")), asked, start) && kept.due() == Some(start + asked));
         let all = (0..2 * KEPT_MAX).filter(|_| kept.keep(Due::new(event("c")), asked, start));
         assert_eq!(all.count(), KEPT_MAX - 1);
+    }
+
+    #[test]
+    fn events_that_are_kept_of_one_namespace_cost_another_neither_its_room_nor_its_turn() {
+        let now = Instant::now();
+        let mut kept = Kept::default();
+        let keep = |kept: &mut Kept, namespace: &str, n| {
+            kept.keep(Due { since: now, ..Due::new(event_of(namespace, n)) }, Duration::ZERO, now)
+        };
+        assert_eq!((0..2 * KEPT_MAX).filter(|n| keep(&mut kept, "noisy", *n)).count(), KEPT_MAX);
+        // Each costs the namespace with the most one of its own.
+        assert!((0..100).all(|n| !keep(&mut kept, "shop", n)));
+        let held = |kept: &Kept, namespace: &str| kept.events.get(namespace).map_or(0, BTreeMap::len);
+        assert_eq!((held(&kept, "shop"), held(&kept, "noisy"), kept.len), (100, KEPT_MAX - 100, KEPT_MAX));
+        assert!((0..3 * KEPT_MAX).all(|n| !keep(&mut kept, "noisy", n)));
+        assert_eq!((held(&kept, "shop"), kept.len), (100, KEPT_MAX));
+        assert!((0..KEPT_MAX).all(|n| !keep(&mut kept, "greedy", n)));
+        assert_eq!(held(&kept, "shop"), 100);
+        assert!(held(&kept, "greedy").abs_diff(held(&kept, "noisy")) <= 1, "equal shares");
+        // They take turns when they are sent again.
+        let later = now + AGAIN_MAX;
+        let first: Vec<Due> = std::iter::from_fn(|| kept.take(later)).take(30).collect();
+        assert_eq!(first.iter().filter(|due| due.event.regarding.key.namespace == "shop").count(), 10);
+        while kept.take(later).is_some() {}
+        assert_eq!((kept.len, kept.events.len(), kept.due()), (0, 0, None));
     }
 
     #[test]
