@@ -1,8 +1,17 @@
-//! The binary `tidegate`: hands the command line to [`tidegate::cli`] and ends with its exit code.
+//! The binary `tidegate`: hands the command line to [`tidegate::cli`] and ends with its exit code, and chooses the
+//! allocator.
 //!
 //! Nothing else lives here, so that everything can be reached by tests of the library.
 
 use std::process::ExitCode;
+
+use mimalloc::MiMalloc;
+
+/// Not glibc's, which before 2.38 does not reuse a freed block for an aligned block of the same size. The tables of a
+/// snapshot are aligned to cache lines: each publication would take new memory, 65 MB a second at 100 changes a
+/// second of 10,000 Services.
+#[global_allocator]
+static HEAP: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     tidegate::cli::main()
