@@ -13,6 +13,7 @@
 //! says, and takes out what it then finds failing.
 //! Invariant: a fault of the gateway itself (no file descriptor, no local port) says nothing about a target.
 
+mod answer;
 pub mod health_check_node_port;
 mod limits;
 mod network;
@@ -25,7 +26,8 @@ use tidegate_model::health::{
     Check, Failure, HealthStatus, Probe, Rules, Target, Targets, UDP_SILENCE_MAX, Verdicts,
 };
 
+pub use answer::{Answer, CheckResult};
 pub use limits::Limits;
 pub use network::NetworkProber;
-pub use runner::{Answer, CheckCounts, CheckLoad, CheckResult, Checker, Prober};
+pub use runner::{CheckCounts, CheckLoad, Checker, Prober};
 pub use tally::{DAMPING_MAX, TURNS_MAX, Tally, WINDOW};

@@ -29,7 +29,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio_rustls::TlsConnector;
 
-use super::runner::{Answer, CheckResult, Prober};
+use super::answer::{Answer, CheckResult};
+use super::runner::Prober;
 use super::{Check, Failure, Target};
 
 /// The longest head of an answer that is read; a longer one is not taken for HTTP.

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::answer::{Answer, CheckResult};
 use super::schedule::{self, Change, Schedule, Ticket};
 use super::{Failure, Limits, Target, Targets, UDP_SILENCE_MAX, Verdicts};
 
@@ -25,39 +26,6 @@ const REPLACE_GAP: Duration = Duration::from_millis(50);
 pub trait Prober: Clone + Send + Sync + 'static {
     /// Asks once. The runner ends it after the timeout, by dropping it.
     fn ask(&self, target: &Target) -> impl Future<Output = Answer> + Send;
-}
-
-/// What one check came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
-    /// Whether it was good.
-    pub result: CheckResult,
-    /// The weight that a node told with it.
-    pub weight: Option<u16>,
-}
-
-impl From<CheckResult> for Answer {
-    fn from(result: CheckResult) -> Self {
-        Self { result, weight: None }
-    }
-}
-
-/// The three ways in which a check ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CheckResult {
-    /// As it should be.
-    Success,
-    /// The target's fault, or the network's between us.
-    Failure(Failure),
-    /// The gateway's own fault: says nothing about the target.
-    Inconclusive,
-}
-
-impl CheckResult {
-    /// Whether the target itself has said what is wrong, by HTTP.
-    fn says_something(self) -> bool {
-        matches!(self, Self::Failure(Failure::Status(_) | Failure::NotHttp))
-    }
 }
 
 /// Results so far, for `tidegate_health_checks_total{result}`, and how much there is to do.

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tidegate_model::fnv::{self, fnv1a};
 
-use super::runner::{Answer, CheckResult};
+use super::answer::{Answer, CheckResult};
 use super::shares::{Class, ShareIndex, Shares};
 use super::{Check, Failure, HealthStatus, Limits, Probe, Rules, Tally, Target, Targets};
 

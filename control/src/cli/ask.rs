@@ -202,7 +202,7 @@ fn warn_not_kept(answer: &DrainAnswer) {
 pub(super) fn explain(args: &ExplainArgs, packet: &Packet) -> anyhow::Result<ExitCode> {
     answered(async {
         let told = Client::new(&args.socket).explain(packet).await?;
-        Ok(super::explain::print(args.output, &told)?)
+        Ok(super::output::print_answer(args.output.style(), &told)?)
     })
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Invariant: lines have no trailing spaces, and every line but the last cell's content is aligned.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 
 use clap::ValueEnum;
@@ -173,6 +173,15 @@ pub fn age(seconds: u64) -> String {
         172_800..691_200 => pair(days, 'd', hours % 24, 'h'),
         _ => format!("{days}d"),
     }
+}
+
+/// Prints an answer on standard output: its own text or, with `-o json` and `-o yaml`, its data.
+///
+/// # Errors
+/// Standard output cannot be written to.
+pub fn print_answer(style: Style, answer: &(impl Serialize + fmt::Display)) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if style.is_data() { style.print_data(&mut out, answer) } else { write!(out, "{answer}") }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //!
 //! Invariant: only processes inside a lab's namespaces are ended, by pid.
 
+use super::exclusive::changing;
 use super::namespace::{all_names, inode_of, ip, lab_directory, processes_in};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,16 +19,6 @@ use tidegate_dataplane::links::record;
 
 /// The labs of this process that stand, for [`on_signals`].
 static STANDING: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// Held while something is made or undone. The signal handler never gives it back, so that nothing new comes to
-/// stand, and nobody else cleans up, between its work and the end of the process.
-static CHANGING: Mutex<()> = Mutex::new(());
-
-/// Makes a namespace or starts a process by `make`: not while labs are being undone.
-pub(super) fn changing<T>(make: impl FnOnce() -> T) -> T {
-    let _guard = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-    make()
-}
 
 /// Remembers that the lab `id` stands.
 pub(super) fn register(id: &str) {

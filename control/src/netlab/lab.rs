@@ -11,6 +11,7 @@
 
 use super::addresses::{self as plan, Family};
 use super::cleanup;
+use super::lab_plan::LabPlan;
 use super::namespace::{Namespace, lab_directory};
 use super::server::Server;
 use anyhow::{Context, Result, ensure};
@@ -19,17 +20,6 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-
-/// What to build.
-#[derive(Clone, Debug)]
-pub struct LabPlan {
-    /// How many servers, numbered from 1.
-    pub servers: u8,
-    /// The VIPs that servers take packets for on their loopback.
-    pub vips: Vec<IpAddr>,
-    /// The `tidegate` binary, for the lab's own tools and for the gateway.
-    pub tidegate: PathBuf,
-}
 
 /// A standing lab. Dropping it removes all of it.
 #[derive(Debug)]

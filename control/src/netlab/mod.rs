@@ -13,9 +13,11 @@
 pub mod addresses;
 pub mod cleanup;
 pub mod client;
+mod exclusive;
 pub mod flood;
 pub mod gateway;
 pub mod lab;
+mod lab_plan;
 pub mod manifests;
 pub mod modes;
 pub mod namespace;
@@ -25,7 +27,8 @@ pub mod server;
 pub mod tools;
 
 pub use gateway::{Gateway, GatewayOptions};
-pub use lab::{Lab, LabPlan};
+pub use lab::Lab;
+pub use lab_plan::LabPlan;
 pub use namespace::Namespace;
 pub use poll::wait_for;
 pub use server::Server;

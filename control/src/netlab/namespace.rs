@@ -6,7 +6,7 @@
 //! Invariant: the namespace of the calling thread never changes.
 
 use super::addresses::Family;
-use super::cleanup;
+use super::exclusive::changing;
 use anyhow::{Context, Result, bail};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{self, File};
@@ -32,7 +32,7 @@ impl Namespace {
     /// # Errors
     /// When `ip netns add` fails: most often because the caller is not root.
     pub fn create(name: &str) -> Result<Self> {
-        cleanup::changing(|| ip(&["netns", "add", name], ""))?;
+        changing(|| ip(&["netns", "add", name], ""))?;
         let namespace = Self { name: name.to_owned() };
         namespace.ip_batch("link set lo up")?;
         Ok(namespace)

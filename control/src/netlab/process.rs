@@ -2,7 +2,8 @@
 //!
 //! Invariant: whoever started a process waits for it: no zombie outlives its [`LabProcess`].
 
-use super::{Namespace, cleanup};
+use super::Namespace;
+use super::exclusive::changing;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
@@ -35,7 +36,7 @@ impl LabProcess {
         let file = File::options().create(true).append(true).open(&log)?;
         let mut command = namespace.command(program);
         command.args(args).stdout(file.try_clone()?).stderr(file);
-        let child = cleanup::changing(|| command.spawn()).with_context(|| format!("cannot start {name}"))?;
+        let child = changing(|| command.spawn()).with_context(|| format!("cannot start {name}"))?;
         Ok(Self { name: name.to_owned(), child, log })
     }
 

@@ -5,7 +5,7 @@
 
 use super::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT};
 use super::cleanup::end_processes_in;
-use super::lab::LabPlan;
+use super::lab_plan::LabPlan;
 use super::process::LabProcess;
 use super::{Namespace, wait_for};
 use anyhow::{Context, Result};
