@@ -9,6 +9,7 @@ pub mod assemble;
 pub mod cli;
 pub mod daemon;
 pub mod demo;
+mod logging;
 pub mod netlab;
 mod state_file;
 pub mod telemetry;

@@ -54,16 +54,19 @@ impl PathMtuLog {
                 Change::Learnt { backend, mtu } => tracing::info!(
                     %backend,
                     mtu,
-                    "a router reported a smaller path MTU to a backend: clients are told at their next larger packet"
+                    "a router reported a smaller path MTU to a backend: clients that send larger packets get an ICMP error"
                 ),
                 Change::Expired { backend } => {
-                    tracing::info!(%backend, "a path MTU expired: the MTU of the link counts again");
+                    tracing::info!(%backend, "a path MTU expired: the MTU of the link applies again");
                 }
             }
         }
         if changes.len() > NAMED_MAX {
             let more = changes.len() - NAMED_MAX;
-            tracing::info!(more, "path MTUs to more backends changed: tidegate backends -o wide shows all");
+            tracing::info!(
+                more,
+                "the path MTU changed for more backends: run `tidegate backends -o wide` to list all"
+            );
         }
     }
 

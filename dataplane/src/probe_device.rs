@@ -61,7 +61,7 @@ impl ProbeDevice {
         match (v4, v6) {
             (Err(error), Err(_)) => Err(error),
             (Err(error), Ok(())) | (Ok(()), Err(error)) => {
-                tracing::info!(device = self.name, %error, "probes at VIPs are of one family only");
+                tracing::info!(device = self.name, %error, "probes at VIPs use one address family only");
                 Ok(())
             }
             (Ok(()), Ok(())) => Ok(()),

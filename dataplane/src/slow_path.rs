@@ -245,15 +245,15 @@ impl<S: FrameSource> SlowPath<S> {
                 Err(error) if Tap::is_gone(&error) => {
                     tracing::warn!(
                         device = device.name(),
-                        "the device of probes was deleted: DSR backends are checked at their own addresses until \
-                         the gateway starts anew"
+                        "the probe device was deleted: DSR backends are checked at their own addresses until the \
+                         gateway restarts"
                     );
                     self.probes.set_device(None);
                     self.probe_device = None;
                     return true;
                 }
                 Err(error) => {
-                    tracing::debug!(device = device.name(), %error, "reading the device of probes");
+                    tracing::debug!(device = device.name(), %error, "cannot read from the probe device");
                     return n > 0;
                 }
             }
@@ -289,7 +289,7 @@ impl<S: FrameSource> SlowPath<S> {
         match tap.make_anew() {
             // Which has the routes made again.
             Ok(()) => self.links.set_tap(n, LinkState::Up),
-            Err(error) => tracing::warn!(%error, "a tap was deleted and cannot be made anew yet"),
+            Err(error) => tracing::warn!(%error, "a tap was deleted and cannot be recreated yet"),
         }
     }
 
@@ -298,7 +298,7 @@ impl<S: FrameSource> SlowPath<S> {
     fn restore(&self, n: usize, memory: &mut Memory) {
         let Some(tap) = &self.taps[n] else { return };
         if let Err(error) = tap.give_addresses() {
-            tracing::warn!(%error, "the tap lacks an address");
+            tracing::warn!(%error, "an address of the tap is missing");
         }
         memory.routes.lost(InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces"));
     }
@@ -312,17 +312,13 @@ impl<S: FrameSource> SlowPath<S> {
             match tap.give_missing_addresses() {
                 Ok(missing) if missing.is_empty() => {}
                 Ok(missing) => {
-                    tracing::warn!(
-                        tap = tap.name(),
-                        ?missing,
-                        "somebody took addresses from the tap: given back"
-                    );
+                    tracing::warn!(tap = tap.name(), ?missing, "addresses of the tap were removed: restored");
                     // Those whose next hop was in the network of such an address went with it.
                     let interface = InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces");
                     memory.routes.lost(interface);
                 }
                 // One that is gone or down is told of, and restored, elsewhere.
-                Err(error) => tracing::debug!(%error, "the tap lacks an address"),
+                Err(error) => tracing::debug!(%error, "an address of the tap is missing"),
             }
         }
         memory.routes.look_after(&self.taps);
@@ -352,7 +348,7 @@ impl<S: FrameSource> SlowPath<S> {
                 Ok(None) => return Ok(n > 0),
                 Err(error) if Tap::is_gone(&error) => return Err(TapGone),
                 Err(error) => {
-                    tracing::debug!(tap = tap.name(), %error, "reading the tap");
+                    tracing::debug!(tap = tap.name(), %error, "cannot read from the tap");
                     return Ok(n > 0);
                 }
             }

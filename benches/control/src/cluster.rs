@@ -110,8 +110,8 @@ pub fn service(n: usize, variant: Variant) -> Value {
             "loadBalancer": {"ingress": [{"ip": ip, "ipMode": "Proxy"}]},
             "conditions": [
                 condition("Allocated", "True", "Allocated", format!("{ip} from pool {POOL_NAME}")),
-                condition("Programmed", "True", "Programmed", "every port is served by fullnat".to_owned()),
-                condition("Healthy", "True", "BackendsUp", "every port has a backend that takes flows".to_owned()),
+                condition("Programmed", "True", "Programmed", "every port is forwarded with fullnat".to_owned()),
+                condition("Healthy", "True", "BackendsUp", "every port has an active backend".to_owned()),
                 condition("Conflicted", "False", "NoConflict", String::new()),
                 condition("Holds", "True", "Recorded", record(&[held])),
             ],

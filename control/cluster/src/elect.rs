@@ -79,15 +79,18 @@ pub(super) async fn run(
         // Once for each new reason.
         if error != told {
             match &error {
-                Some(error) => tracing::warn!("the lease {namespace}/{LEASE}: {error}"),
-                None => tracing::info!("the lease {namespace}/{LEASE} can be written again"),
+                Some(error) => {
+                    tracing::warn!(lease = LEASE, namespace, %error, "cannot acquire or renew the Lease")
+                }
+                None => tracing::info!(lease = LEASE, namespace, "the Lease can be written again"),
             }
             told = error;
         }
         failing = told.as_ref().and(failing.or(Some(began)));
         let is_lasting = failing.is_some_and(|since| since.elapsed() >= FAILING_MIN);
         let trouble = told.as_ref().filter(|_| is_lasting);
-        let trouble = trouble.map(|error| format!("the lease {namespace}/{LEASE} cannot be had: {error}"));
+        let trouble =
+            trouble.map(|error| format!("the lease {namespace}/{LEASE} cannot be acquired: {error}"));
         tell(&leadership, &election, trouble);
         tokio::select! {
             () = sleep(RETRY.saturating_sub(began.elapsed())) => {}
@@ -99,11 +102,15 @@ pub(super) async fn run(
     tell(&leadership, &election, None);
     let Some(ask) = release else { return };
     if !is_clean {
-        tracing::info!("the lease {namespace}/{LEASE} runs out by itself: a write may still be under way");
+        tracing::info!(
+            lease = LEASE,
+            namespace,
+            "the Lease is not released and will expire: a write may still be in progress"
+        );
         return;
     }
     if let Err(error) = request(&connector, &namespace, &ask).await {
-        tracing::info!("the lease {namespace}/{LEASE} is not given back: {error}; it runs out by itself");
+        tracing::info!(lease = LEASE, namespace, %error, "cannot release the Lease: it will expire");
     }
 }
 
@@ -113,14 +120,15 @@ fn tell(leadership: &watch::Sender<Leadership>, election: &Election, trouble: Op
     leadership.send_if_modified(|before| {
         let is_new = *before != now;
         if before.leads(Instant::now()) != now.leads(Instant::now()) {
-            tracing::info!(leads = now.leads(Instant::now()), holder = now.holder, "election");
+            tracing::info!(leads = now.leads(Instant::now()), holder = now.holder, "leadership changed");
         }
         match (before.is_uninstalled(), now.is_uninstalled()) {
             (false, true) => tracing::warn!(
-                "Tidegate was uninstalled from the cluster: this gateway writes nothing there until the Lease {LEASE} \
-                 of `tidegate uninstall` is deleted"
+                lease = LEASE,
+                "Tidegate was uninstalled from the cluster: this gateway writes nothing to the API until the Lease of \
+                 `tidegate uninstall` is deleted"
             ),
-            (true, false) => tracing::info!("the Lease {LEASE} of `tidegate uninstall` is gone"),
+            (true, false) => tracing::info!(lease = LEASE, "the Lease of `tidegate uninstall` was deleted: this gateway writes to the API again"),
             _ => {}
         }
         *before = now;
@@ -162,9 +170,9 @@ async fn attempt(connector: &Connector, namespace: &str, election: &mut Election
 
 #[derive(Debug, thiserror::Error)]
 enum Refused {
-    #[error("it is not there")]
+    #[error("not found")]
     NotFound,
-    #[error("somebody else wrote it first")]
+    #[error("conflict: the object was modified meanwhile")]
     Conflict,
     #[error("{0}")]
     Other(String),

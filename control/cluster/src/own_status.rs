@@ -115,7 +115,7 @@ impl OwnStatus {
                 true
             }
             Err(error) => {
-                tracing::debug!("the status of this gateway is not written: {error}");
+                tracing::debug!(%error, "cannot write the GatewayStatus of this gateway");
                 self.exists = false;
                 self.failures = (self.failures + 1).min(3);
                 self.due = Some(now + HEARTBEAT * self.failures);

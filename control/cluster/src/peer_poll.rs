@@ -82,7 +82,7 @@ impl PeerPoll {
                 let error = error.to_string();
                 // Without this knowledge nobody leads: an address could be given out twice.
                 if self.error.as_ref() != Some(&error) {
-                    tracing::warn!("the other gateways cannot be listed: {error}");
+                    tracing::warn!(%error, "cannot list the other gateways");
                 }
                 self.error = Some(error);
                 return false;
@@ -95,7 +95,7 @@ impl PeerPoll {
     /// Why nobody knows who there is: this gateway does not lead.
     pub(super) fn trouble(&self) -> Option<String> {
         let error = self.error.as_ref().filter(|_| !self.is_known)?;
-        Some(format!("the other gateways cannot be listed: {error}"))
+        Some(format!("cannot list the other gateways: {error}"))
     }
 
     /// Gateways that the leader says of that they are not heard of.
@@ -217,7 +217,7 @@ pub(super) async fn services_version(connector: &Connector) -> Result<u64, Reque
         let version = list.metadata.resource_version.unwrap_or_default();
         version
             .parse()
-            .map_err(|_| RequestError::Unconnected(format!("resourceVersion {version:?} is no number")))
+            .map_err(|_| RequestError::Unconnected(format!("resourceVersion {version:?} is not a number")))
     })
     .await
 }

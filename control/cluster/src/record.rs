@@ -285,7 +285,7 @@ impl Kept {
 enum Unwritten {
     #[error(transparent)]
     Request(#[from] RequestError),
-    #[error("{0} was written by others meanwhile, again and again")]
+    #[error("conflict: {0} was modified repeatedly while it was being written")]
     Contested(String),
 }
 
@@ -337,7 +337,7 @@ impl Writer {
                 Ok(()) => self.counts.event(EventEnded::Sent),
                 Err(error) => {
                     let Event { reason, regarding, .. } = &due.event;
-                    tracing::debug!("event {reason} of {}: {error}", regarding.key);
+                    tracing::debug!(reason, object = %regarding.key, %error, "cannot write an event");
                     let wait = error.again_after();
                     if wait.is_none_or(|wait| !self.kept.keep(due, wait, Instant::now())) {
                         self.counts.event(EventEnded::Failed);

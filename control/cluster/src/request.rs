@@ -159,7 +159,7 @@ pub(super) fn judge(write: &str, result: &Result<(), RequestError>) -> (Answer, 
         _ if error.is_about_deletion() => (Answer::Moot, Ended::Conflict),
         Some(429) => (Answer::Throttled(error.retry_after()), Ended::Throttled),
         _ => {
-            tracing::warn!("{write}: {error}");
+            tracing::warn!(write, %error, "a write to the API server failed and will be retried");
             (Answer::Failed, Ended::Failed)
         }
     }

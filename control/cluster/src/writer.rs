@@ -179,14 +179,14 @@ impl Writer {
         if let Err(error) =
             own_status::write(&self.connector, &self.identity.name, Over::Whatever, &status).await
         {
-            tracing::debug!("no farewell: {error}");
+            tracing::debug!(%error, "cannot write the last GatewayStatus of this gateway");
         }
     }
 
     fn joined(&mut self, done: Result<Done, JoinError>) {
         match done {
             Ok(done) => self.done(done),
-            Err(panic) => tracing::error!("a request to the API server ended early: {panic}"),
+            Err(panic) => tracing::error!(error = %panic, "a request to the API server was aborted"),
         }
     }
 
@@ -242,7 +242,9 @@ impl Writer {
             (leadership.holder.clone(), leadership.is_uninstalled(), leadership.trouble.clone())
         };
         let uninstalled = is_uninstalled.then(|| {
-            format!("Tidegate was uninstalled from the cluster: the Lease {LEASE} is of `tidegate uninstall`")
+            format!(
+                "Tidegate was uninstalled from the cluster: the Lease {LEASE} is held by `tidegate uninstall`"
+            )
         });
         let taken = self.namesake.taken().map(|who| format!("another gateway has its name ({who})"));
         let hindrance = if self.leads(now) {
@@ -460,8 +462,9 @@ impl Writer {
         if is_news {
             tracing::error!(
                 gateway = name,
-                "another gateway has the name {name} ({who}): this one does not lead and writes no status; accepted: a \
-                 metadata.name of its own for each gateway"
+                other = who,
+                "another gateway has the same name: this one does not lead and writes no status; give each gateway a \
+                 unique metadata.name"
             );
         }
         // With the addresses of this one, by which a person finds it: known after the first round.
@@ -516,8 +519,7 @@ impl Writer {
             Done::Write(target, _, Err(error)) if error.is_about_ip_mode() => {
                 if self.memory.leave_out_ip_mode() {
                     tracing::warn!(
-                        "the API server does not know ipMode (Kubernetes 1.29 or newer does): status is written \
-                         without it"
+                        "the API server does not support ipMode, which needs Kubernetes 1.29: writing status without it"
                     );
                 }
                 self.counts.ended(Ended::Failed);
@@ -545,11 +547,11 @@ impl Writer {
             Done::Marked(name, Ok(())) => {
                 tracing::warn!(
                     gateway = name,
-                    "nothing was heard of it for 40 s: its conditions are Unknown"
+                    "no heartbeat from the gateway for 40 s: its conditions are set to Unknown"
                 );
             }
             Done::Marked(name, Err(error)) => {
-                tracing::debug!(gateway = name, "its status is not marked: {error}");
+                tracing::debug!(gateway = name, %error, "cannot set the conditions of the gateway to Unknown");
             }
             Done::NamesakeTold(result) => {
                 self.tells_namesake = false;
@@ -561,21 +563,18 @@ impl Writer {
                     is_new
                 });
                 if let Err(error) = result {
-                    tracing::warn!("the gateway that has the name is not told: {error}");
+                    tracing::warn!(%error, "cannot tell the other gateway of this name that its name is taken");
                 }
             }
             Done::Forgotten(gone, result) => match result {
                 Ok(()) => tracing::info!(
                     gateway = gone.name,
-                    "nothing was heard of it for a day: its GatewayStatus is deleted"
+                    "no heartbeat from the gateway for a day: its GatewayStatus is deleted"
                 ),
                 // It has written again, or is deleted already.
                 Err(error) if matches!(error.code(), Some(404 | 409)) => {}
                 Err(error) => {
-                    tracing::warn!(
-                        "the GatewayStatus of {}, gone for good, is not deleted: {error}",
-                        gone.name
-                    );
+                    tracing::warn!(gateway = gone.name, %error, "cannot delete the GatewayStatus of a gateway that is gone");
                 }
             },
             Done::Term(number, result) if number == self.term.number && self.holds_lease(now) => match result
@@ -591,9 +590,9 @@ impl Writer {
                     self.plan_soon();
                 }
                 Err(error) => {
-                    let told = format!("the Services cannot be listed: {error}");
+                    let told = format!("cannot list the Services: {error}");
                     if self.term.error.as_ref() != Some(&told) {
-                        tracing::warn!("this gateway does not lead yet: {told}");
+                        tracing::warn!(reason = told, "this gateway holds the Lease but does not lead yet");
                     }
                     self.term.error = Some(told);
                     self.term.ask_at = Some(now + TERM_AGAIN);

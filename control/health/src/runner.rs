@@ -226,7 +226,7 @@ impl<P: Prober> Runner<P> {
     fn end(&mut self, ended: Result<(task::Id, (Answer, Duration)), JoinError>) -> Option<Change> {
         let (id, (answer, took)) = ended.unwrap_or_else(|panic| {
             // A target must not be able to end the checks of all others.
-            tracing::error!("a health check panicked: {panic}");
+            tracing::error!(error = %panic, "a health check panicked");
             (panic.id(), (CheckResult::Inconclusive.into(), Duration::ZERO))
         });
         self.counts.count(answer.result, took);

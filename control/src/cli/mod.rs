@@ -1,11 +1,11 @@
-//! The command line: what can be asked, and with which exit code it is answered.
+//! The command line: subcommands, options and exit codes.
 //!
-//! One file per command; each takes its parsed arguments and gives an exit code or an error, which is printed
-//! here as `error: ...` with exit code 1. Clap's own exit code for a wrong command line is 2. No command decides
-//! anything about packets or manifests: they call the library and print.
+//! Each command has a file. It takes its parsed arguments and returns an exit code or an error, which is printed here
+//! as `error: ...` with exit code 1. Clap exits with 2 when the command line is wrong. Commands make no decisions about
+//! packets or manifests: they call the library and print the result.
 //!
-//! Exit codes: 0 done; 1 it failed, or what was named is not there; 2 the input is refused (`check`, a faulty
-//! configuration, a wrong command line).
+//! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the input is invalid (`check`, an
+//! invalid configuration, a wrong command line).
 
 mod ask;
 mod check;
@@ -23,15 +23,17 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tidegate_policy::explain::Transport;
 
+use crate::logging::{self, LogFormat};
 use output::{Format, Style};
 
 /// Exit code for input that is refused.
 pub const REFUSED: u8 = 2;
 
-/// Where the daemon listens if the configuration does not say otherwise.
+/// Default path of the admin socket.
 pub const SOCKET: &str = "/run/tidegate/tidegate.sock";
 
 #[derive(Debug, Parser)]
@@ -42,29 +44,39 @@ pub const SOCKET: &str = "/run/tidegate/tidegate.sock";
     max_term_width = 110
 )]
 struct Cli {
+    /// Format of log lines and of a final error on standard error; RUST_LOG selects the lines
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORMAT",
+        env = "TIDEGATE_LOG_FORMAT",
+        default_value_t
+    )]
+    log_format: LogFormat,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the gateway until a signal ends it; SIGHUP reloads
+    /// Run the gateway; SIGHUP reloads the configuration, SIGTERM stops it
     Run(ConfigArg),
-    /// Check configuration and manifests together; exit 2 when anything is refused
+    /// Validate the configuration and the manifests; exit with 2 if anything is refused
     Check(ConfigArg),
-    /// Say what becomes of each packet of a capture, without ports or root
+    /// Run a packet capture through the pipeline, without network ports or root
     Replay(replay::ReplayArgs),
-    /// Say step by step what becomes of one packet
+    /// Explain step by step what the gateway does with a packet
     Explain(ExplainArgs),
     #[command(flatten)]
     Ask(ask::Question),
-    /// Show the gateway at work, in network namespaces of its own
+    /// Run a demonstration with real clients and servers in network namespaces
     Demo(DemoArgs),
-    /// Print the definitions of AddressPool and GatewayStatus, or write them to a directory
+    /// Print the CustomResourceDefinitions of AddressPool and GatewayStatus, or write them to a directory
     Crds(crds::CrdsArgs),
-    /// Take finalizers, conditions and statuses of Tidegate off the objects of a cluster, before it is removed
+    /// Remove the finalizers, conditions and statuses that Tidegate wrote to a cluster
     Uninstall(uninstall::UninstallArgs),
-    /// Peers of the gateway in the demo and the tests
+    /// Run a client or server of the demo and the tests
     #[command(hide = true)]
     Lab {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -75,36 +87,36 @@ enum Command {
 /// `-c`.
 #[derive(Debug, Clone, Args)]
 struct ConfigArg {
-    /// The gateway's configuration
+    /// Configuration file of the gateway
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, Args)]
 struct DemoArgs {
-    /// Stay up when all is shown, until Ctrl-C
+    /// Keep everything running after the demonstration, until Ctrl-C
     #[arg(long)]
     keep: bool,
-    /// Do not use hugepages, even where there are some
+    /// Do not use hugepages, even if some are available
     #[arg(long)]
     no_hugepages: bool,
 }
 
 #[derive(Debug, Args)]
 struct ExplainArgs {
-    /// Ask of this configuration and its manifests, every backend taken as passing its checks
+    /// Use this configuration and its manifests instead of a running gateway; all backends count as healthy
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Ask the daemon at this socket
+    /// Admin socket of the running gateway (admin.socket)
     #[arg(long, value_name = "PATH", default_value = SOCKET, conflicts_with = "config")]
     socket: PathBuf,
-    /// tcp, udp or sctp
+    /// Protocol: tcp, udp or sctp
     #[arg(long)]
     proto: Transport,
-    /// Source, as 198.51.100.7:40000 or [2001:db8::7]:40000
+    /// Source address and port, such as 198.51.100.7:40000 or [2001:db8::7]:40000
     #[arg(long, value_name = "ADDRESS:PORT")]
     src: SocketAddr,
-    /// Destination, in the same form
+    /// Destination address and port, in the same format
     #[arg(long, value_name = "VIP:PORT")]
     dst: SocketAddr,
     #[command(flatten)]
@@ -114,10 +126,10 @@ struct ExplainArgs {
 /// `-o` and `--no-headers`.
 #[derive(Debug, Clone, Copy, Args)]
 struct OutputArgs {
-    /// How to print the answer
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
-    /// Leave out the line of headers
+    /// Omit the header row
     #[arg(long)]
     no_headers: bool,
 }
@@ -128,7 +140,7 @@ impl OutputArgs {
     }
 }
 
-/// Runs the command that the command line names, and gives the exit code.
+/// Runs the command of the command line and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let command = Cli::command();
@@ -137,19 +149,38 @@ pub fn main() -> ExitCode {
         None => command,
     };
     let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
-    match run(cli.command) {
+    match run(cli.command, cli.log_format) {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            report(&error, cli.log_format);
             ExitCode::FAILURE
         }
     }
 }
 
-fn run(command: Command) -> anyhow::Result<ExitCode> {
+/// Prints why the command failed. Some errors repeat their cause, which is printed once.
+fn report(error: &anyhow::Error, format: LogFormat) {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        match text.as_str() {
+            "" => text = cause,
+            before if before.contains(&cause) => {}
+            _ => text = format!("{text}: {cause}"),
+        }
+    }
+    match format {
+        LogFormat::Json if logging::start(format).is_ok() => tracing::error!("{text}"),
+        _ => eprintln!("error: {text}"),
+    }
+}
+
+fn run(command: Command, log_format: LogFormat) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Run(args) => crate::daemon::run(&args.config),
+        Command::Run(args) => {
+            logging::start(log_format).context("cannot redirect standard error")?;
+            crate::daemon::run(&args.config)
+        }
         Command::Check(args) => check::run(&args.config),
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
@@ -163,15 +194,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// How the command is called where kubectl runs it as a plugin: `kubectl tidegate` for a link `kubectl-tidegate` to
-/// this binary.
+/// The name of the command when kubectl runs it as a plugin: `kubectl tidegate` if the binary was started by the name
+/// `kubectl-tidegate`.
 fn plugin_name(program: Option<&OsStr>) -> Option<String> {
     let file = Path::new(program?).file_name()?.to_str()?;
-    // kubectl looks for a dash of a command's name as an underscore.
+    // In the file name of a plugin, an underscore stands for a dash of the command.
     Some(format!("kubectl {}", file.strip_prefix("kubectl-")?.replace('_', "-")))
 }
 
-/// Whoever read the answer has seen enough (`tidegate ... | head`).
+/// Whether the reader of the output closed it (`tidegate ... | head`).
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     io.into_iter().any(|io| io.kind() == std::io::ErrorKind::BrokenPipe)

@@ -85,24 +85,25 @@ impl AddressFile {
     /// What is on disk. What cannot be read is logged, and lost.
     pub(super) fn load(&mut self) -> Arc<Allocations> {
         match read(&self.path) {
-            Ok(None) => tracing::info!("{}: no addresses of an earlier run", self.path.display()),
+            Ok(None) => tracing::info!(path = %self.path.display(), "no saved addresses of a previous run"),
             Ok(Some(read)) => {
                 let services = read.allocations.by_service.len();
                 if read.lost == 0 {
-                    tracing::info!(services, "addresses of the last run are read");
+                    tracing::info!(services, "loaded the addresses of the previous run");
                 } else {
                     tracing::warn!(
                         services,
                         lost = read.lost,
-                        "{}: part of the file is damaged; the Services of the lost lines get addresses anew",
-                        self.path.display()
+                        path = %self.path.display(),
+                        "part of the address file is damaged: Services in the lost lines get new addresses"
                     );
                 }
                 self.saved = Arc::new(read.allocations);
             }
             Err(error) => tracing::warn!(
-                "{}: the addresses of the last run cannot be read, Services get addresses anew: {error}",
-                self.path.display()
+                path = %self.path.display(),
+                %error,
+                "cannot read the addresses of the previous run: Services get new addresses"
             ),
         }
         Arc::clone(&self.saved)
@@ -147,7 +148,7 @@ impl AddressFile {
         match tokio::time::timeout_at(until, &mut write).await {
             Ok(Ok(Ok(()))) => {
                 if self.failed.take().is_some() {
-                    tracing::info!("{}: addresses are saved again", self.path.display());
+                    tracing::info!(path = %self.path.display(), "addresses are saved to disk again");
                 }
                 self.saved = Arc::clone(allocations);
             }
@@ -163,8 +164,9 @@ impl AddressFile {
     fn fail(&mut self, why: String) {
         if self.failed.as_ref().is_none_or(|failed| failed.why != why) {
             tracing::warn!(
-                "{}: the addresses of Services are not saved, a restart may give others: {why}",
-                self.path.display()
+                path = %self.path.display(),
+                error = why,
+                "cannot save the addresses of Services: they may change at a restart"
             );
         }
         let since = self.failed.as_ref().map_or_else(Timestamp::now, |failed| failed.since);

@@ -30,11 +30,12 @@ use tokio::time::Instant;
 
 use super::address_file::AddressFile;
 use super::drains::Drains;
+use super::reload;
 use super::self_check::{SelfCheck, Subject};
 use super::state::{Round, State};
-use super::{logging, reload};
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
+use crate::logging;
 
 /// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
 /// `/healthz` then tells.
@@ -215,9 +216,11 @@ impl Controller {
         }
         self.has_kube_proxy = has_kube_proxy;
         if has_kube_proxy {
-            tracing::info!("this node has a kube-proxy: health-check node ports are left to it");
+            tracing::info!("this node runs kube-proxy: kube-proxy serves the health-check node ports");
         } else {
-            tracing::info!("this node has no kube-proxy any more: health-check node ports are served here");
+            tracing::info!(
+                "this node no longer runs kube-proxy: Tidegate serves the health-check node ports"
+            );
         }
     }
 
@@ -272,7 +275,7 @@ impl Controller {
         let mut report: Vec<String> = loaded.report.iter().map(ToString::to_string).collect();
         let refused = match loaded.config {
             None => {
-                tracing::error!("the configuration is refused; the last good one stays");
+                tracing::error!("the new configuration is refused: keeping the previous one");
                 let is_error = |one: &&Diagnostic| one.severity == Severity::Error;
                 Some(loaded.report.iter().find(is_error).map_or_else(String::new, ToString::to_string))
             }
@@ -286,7 +289,7 @@ impl Controller {
                     None
                 } else {
                     let refused =
-                        format!("a change of {fixed} needs a restart; the last good configuration stays");
+                        format!("a change of {fixed} needs a restart: keeping the previous configuration");
                     tracing::error!("{refused}");
                     report.push(refused.clone());
                     Some(refused)
@@ -450,7 +453,7 @@ impl Controller {
                 if self.state.publish_failed(&why) {
                     tracing::error!(
                         reason = why,
-                        "the desired state cannot be published; the last good state keeps forwarding"
+                        "cannot publish the desired state: the last good state keeps forwarding"
                     );
                 }
                 return None;

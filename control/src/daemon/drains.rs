@@ -45,7 +45,7 @@ impl Drains {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => {
                 let told = format!(
-                    "what operators had drained is not known, drain it again: {}: {error}",
+                    "cannot read the list of drained targets, drain them again: {}: {error}",
                     path.display()
                 );
                 tracing::error!("{told}");
@@ -60,7 +60,9 @@ impl Drains {
                     tracing::info!(%target, "still drained by an operator");
                     targets.insert(target);
                 }
-                Err(error) => tracing::warn!("{}:{line}: {error}; the line is left out", path.display()),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), line, %error, "ignoring an invalid line of the drain file")
+                }
             }
         }
         Self { targets, path, trouble, again: None }
@@ -106,13 +108,16 @@ impl Drains {
 
     fn keep(&mut self) {
         let trouble = self.write().err().map(|error| {
-            format!("what is drained is not kept across a restart: {}: {error}", self.path.display())
+            format!(
+                "cannot save the list of drained targets, a restart forgets them: {}: {error}",
+                self.path.display()
+            )
         });
         self.again = trouble.is_some().then(|| Instant::now() + RETRY);
         if trouble != self.trouble {
             match &trouble {
                 Some(trouble) => tracing::error!("{trouble}"),
-                None => tracing::info!("what is drained is kept across a restart again"),
+                None => tracing::info!("the list of drained targets is saved again"),
             }
             self.trouble = trouble;
         }
@@ -169,12 +174,9 @@ mod tests {
         fs::write(&state, "").expect("ours");
         let path = state.join("edge.drained");
         let mut drains = Drains::read(path.clone());
-        assert!(drains.trouble().is_some_and(|told| told.contains("drain it again")), "{drains:?}");
+        assert!(drains.trouble().is_some_and(|told| told.contains("drain them again")), "{drains:?}");
         drains.insert(target("node-3"));
-        assert!(
-            drains.trouble().is_some_and(|told| told.contains("not kept across a restart")),
-            "{drains:?}"
-        );
+        assert!(drains.trouble().is_some_and(|told| told.contains("a restart forgets them")), "{drains:?}");
         fs::remove_file(&state).expect("ours");
         drains.keep_again();
         assert!(drains.trouble().is_some(), "not before it is time");

@@ -12,7 +12,6 @@ mod controller;
 mod drains;
 mod flows;
 mod kube_proxy;
-mod logging;
 mod operator;
 mod refused;
 mod reload;
@@ -62,9 +61,8 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the dataplane, the source or a listener cannot be started.
 pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
-    logging::start();
     let loaded = config::load(path);
-    loaded.report.iter().for_each(logging::diagnostic);
+    loaded.report.iter().for_each(crate::logging::diagnostic);
     let Some(config) = loaded.config else { return Ok(ExitCode::from(REFUSED)) };
     let (failed, failures) = watch::channel(None);
     let (changed, links) = watch::channel(());
@@ -190,7 +188,7 @@ async fn serve(
     };
     tell(&mut supervisor);
     match inputs.manifests.borrow().revision {
-        0 => tracing::info!(gateway = controller.config().name, "waiting for the first objects"),
+        0 => tracing::info!(gateway = controller.config().name, "waiting for the initial objects"),
         _ => tracing::info!(gateway = controller.config().name, "forwarding"),
     }
     let (code, farewell) = loop {
@@ -211,14 +209,16 @@ async fn serve(
                 break (code, SHUTDOWN_GRACE);
             }
             Wake::NameTaken if started.elapsed() < NAME_TAKEN_ENDS => {
-                tracing::error!("the process ends: its metadata.name is another gateway's");
+                tracing::error!("exiting: another gateway has the same metadata.name");
                 break (ExitCode::from(NAME_TAKEN), Duration::ZERO);
             }
             Wake::NameTaken => {
-                tracing::error!("forwarding goes on, for the sake of its flows; the name has to be mended");
+                tracing::error!(
+                    "another gateway has the same metadata.name: this one keeps forwarding existing traffic; change the name of one of them"
+                );
             }
             Wake::Failed(why) => {
-                tracing::error!("{why}: the process ends, for its supervisor to start it anew");
+                tracing::error!(reason = why, "exiting, so that the supervisor restarts the gateway");
                 // Packets are lost already: the next process is what helps.
                 break (ExitCode::FAILURE, Duration::ZERO);
             }
@@ -233,7 +233,7 @@ async fn serve(
         tell(&mut supervisor);
     };
     supervisor.stopping();
-    tracing::info!("not ready any more; forwarding goes on for {farewell:?}");
+    tracing::info!(grace = ?farewell, "shutting down: not ready, still forwarding until the grace period ends");
     state.leave();
     // Old and new flows are forwarded to the last moment. Nobody takes them over but a router that has seen that the
     // gateway is not ready; a new flow that is refused here waits for its client's next SYN, a second or three later.
@@ -259,8 +259,8 @@ fn waits_for(source: &SourceState, degraded: &[String]) -> String {
         return format!("waiting for links: {}", degraded.join("; "));
     }
     match &source.last_error {
-        Some(why) => format!("waiting for the first objects: {why}"),
-        None => "waiting for the first objects, and for the workers to take them up".to_owned(),
+        Some(why) => format!("waiting for the initial objects: {why}"),
+        None => "waiting for the initial objects and for the workers to apply them".to_owned(),
     }
 }
 
@@ -270,7 +270,7 @@ async fn stop(dataplane: Arc<Dataplane>) {
     if let Ok(dataplane) = Arc::try_unwrap(dataplane) {
         let stopped = tokio::task::spawn_blocking(move || dataplane.stop()).await;
         if let Err(error) = stopped {
-            tracing::error!("the dataplane did not stop in order: {error}");
+            tracing::error!(%error, "the dataplane did not stop cleanly");
         }
     }
 }

@@ -63,7 +63,7 @@ pub(super) fn confine_to(cpus: &[usize]) {
         return;
     }
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-        tracing::warn!("cannot keep the control plane off the workers' cores: {error}");
+        tracing::warn!(%error, "cannot keep the control plane off the cores of the workers");
     }
 }
 
@@ -116,7 +116,7 @@ impl Source {
         if let Self::Watched(source) = self
             && tokio::time::timeout(SAVE_MAX, source.save()).await.is_err()
         {
-            tracing::warn!("the last objects are not on disk yet, and are not waited for any longer");
+            tracing::warn!("timed out saving the objects to disk at shutdown");
         }
     }
 

@@ -61,7 +61,7 @@ impl std::fmt::Display for PublishFailure {
         let since = whole_seconds(self.since);
         write!(
             f,
-            "the newest state cannot be published since {since}, the last good one is forwarded: {}",
+            "the newest state cannot be published since {since}; the last good state is in use: {}",
             self.why
         )
     }

@@ -33,7 +33,7 @@ impl Supervisor {
     pub(super) fn of_environment() -> Self {
         let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|path| {
             let opened = open(path.as_encoded_bytes());
-            opened.inspect_err(|error| tracing::warn!("the supervisor cannot be told: {error}")).ok()
+            opened.inspect_err(|error| tracing::warn!(%error, "cannot open the notification socket of the supervisor (NOTIFY_SOCKET)")).ok()
         });
         Self::at(socket)
     }
@@ -76,7 +76,7 @@ impl Supervisor {
     fn send(&self, message: &str) {
         let Some((socket, to)) = self.socket.as_ref().filter(|_| !message.is_empty()) else { return };
         if let Err(error) = socket.send_to_addr(message.as_bytes(), to) {
-            tracing::warn!("cannot tell the supervisor: {error}");
+            tracing::warn!(%error, "cannot notify the supervisor");
         }
     }
 }

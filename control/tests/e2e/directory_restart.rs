@@ -90,7 +90,7 @@ fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gatew
     let after = wait_for_vips(&world, 9);
     let differ = before.iter().filter(|(name, vips)| after[*name] != **vips).count();
     assert!(differ <= 1, "{before:?} {after:?}");
-    assert!(world.gateway().log().contains("part of the file is damaged"));
+    assert!(world.gateway().log().contains("part of the address file is damaged"));
 
     // The disk takes nothing for a while: that is told, and tried again.
     let beside = file.with_extension("new");

@@ -229,7 +229,7 @@ fn a_device_whose_mtu_is_made_smaller_gets_it_back_and_full_frames_pass() {
         on_gateway(&world.lab, &format!("link set eth0 mtu {smaller}"));
         world.wait_until("the MTU that is configured", || mtu().then_some(()));
     }
-    assert!(world.gateway().log().contains("the MTU of the device was too small, and was set back"));
+    assert!(world.gateway().log().contains("the MTU of the device was too small: restored"));
     wait_until_ready(&world);
     assert_alive("after the MTU was set back", &mut open);
 }
@@ -257,7 +257,7 @@ fn addresses_and_routes_that_somebody_takes_from_the_tap_are_given_back() {
         world.wait_until(what, || has(family, what).then_some(()));
     }
     wait_until_checked(&world);
-    assert!(world.gateway().log().contains("somebody took addresses from the tap: given back"));
+    assert!(world.gateway().log().contains("addresses of the tap were removed: restored"));
 }
 
 #[test]

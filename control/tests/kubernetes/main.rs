@@ -9,6 +9,7 @@ mod connect;
 mod endpoints;
 mod faulty_pool;
 mod install;
+mod json_log;
 mod lifecycle;
 mod node;
 mod odd_objects;

@@ -102,7 +102,7 @@ fn what_cannot_be_saved_is_told_by_status_metrics_and_drain_until_it_is_saved() 
     blocks.iter().for_each(|block| world.until("no save to be under way", || fs::create_dir(block).ok()));
     let (done, warned) = gateway.drain("10.244.0.1:8080");
     assert!(done.contains("drained"), "{done}");
-    assert!(warned.contains("not kept across a restart") && warned.contains("edge-1.drained"), "{warned}");
+    assert!(warned.contains("a restart forgets them") && warned.contains("edge-1.drained"), "{warned}");
     world.apply(&slice("web", &["10.244.0.2"]));
     let degraded = || {
         let degraded = gateway.ask("status").unwrap_or_default()["degraded"].clone();
@@ -115,7 +115,7 @@ fn what_cannot_be_saved_is_told_by_status_metrics_and_drain_until_it_is_saved() 
     world.until("both to be told", || {
         let told = degraded();
         let is_told = |what: &str| told.iter().any(|one| one.contains(what));
-        let shown = is_told("last objects are not saved since") && is_told("drained is not kept");
+        let shown = is_told("objects have not been saved to disk since") && is_told("a restart forgets them");
         (shown && unsaved("objects") && unsaved("drained")).then_some(())
     });
     blocks.iter().for_each(|block| fs::remove_dir(block).expect("ours"));
@@ -137,8 +137,7 @@ fn a_gateway_without_a_heartbeat_is_unknown_after_40_s_and_leads_no_more() {
     world.within(bound, "the dead one to be marked", || {
         let status = gateway_status(&world, "edge-1");
         let ready = of(&status["conditions"], "Ready");
-        (ready.0 == "Unknown" && status["leader"] == false && ready.1.contains("nothing was heard"))
-            .then_some(())
+        (ready.0 == "Unknown" && status["leader"] == false && ready.1.contains("no heartbeat")).then_some(())
     });
     assert_eq!(of(&gateway_status(&world, "edge-2")["conditions"], "Ready").0, "True");
 }
@@ -227,7 +226,7 @@ fn health_check_node_ports_are_left_to_the_kube_proxy_of_the_node() {
     world.until("the port to be given up", || {
         world.enter_gateway(|| TcpListener::bind("0.0.0.0:30501")).ok().map(drop)
     });
-    assert!(world.log("edge-1").contains("left to it"));
+    assert!(world.log("edge-1").contains("kube-proxy serves the health-check node ports"));
     drop(proxy);
     world.until("the port to be served again", || world.http(30_501, "/"));
 }

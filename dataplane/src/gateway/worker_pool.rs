@@ -279,7 +279,7 @@ impl<F> WorkerPool<F> {
             for region in pipeline.flows().regions() {
                 // Nobody has touched it yet. Without huge pages a look-up costs a walk of the page table more.
                 if let Err(error) = dpdk::advice::huge_pages(region) {
-                    tracing::debug!("flow tables stay on small pages: {error}");
+                    tracing::debug!(%error, "flow tables use small pages");
                 }
             }
             let worker = place.worker;
@@ -322,7 +322,7 @@ impl<F> WorkerPool<F> {
         let probe_device = taps.iter().any(Option::is_some).then(|| ProbeDevice::create(mtu_of_probes(mtu)));
         let probe_device = probe_device.and_then(|made| {
             made.map_err(|error| {
-                tracing::warn!(%error, "no device for probes: DSR backends are checked at their own addresses");
+                tracing::warn!(%error, "cannot create the probe device: DSR backends are checked at their own addresses");
             })
             .ok()
         });
@@ -342,11 +342,11 @@ impl<F> WorkerPool<F> {
         let (stop, alive) = (Arc::clone(&self.stop_slow_path), Arc::clone(&self.slow_path_alive));
         let body = move || {
             if let Err(error) = confine(&cpus) {
-                tracing::warn!(?cpus, %error, "the slow path is not kept off the workers' cores");
+                tracing::warn!(?cpus, %error, "cannot keep the slow path off the cores of the workers");
             }
             let end = catch_unwind(AssertUnwindSafe(|| slow_path.run(&stop)));
             if let Ok(Err(error)) = &end {
-                tracing::error!(%error, "the slow path ended: no punts, no neighbour resolution");
+                tracing::error!(%error, "the slow path thread ended: no packets are punted and no neighbors are resolved");
             }
             if !matches!(end, Ok(Ok(()))) {
                 alive.store(false, Ordering::Release);

@@ -226,7 +226,7 @@ impl Links {
                 interface = name,
                 device,
                 used,
-                "the MTU of the device is smaller than the one in use, larger packets are lost: the gateway is not ready"
+                "the MTU of the device is below the MTU in use, larger packets are lost: the gateway is not ready"
             ),
             None => tracing::info!(interface = name, "the MTU of the device is large enough again"),
         }
@@ -236,7 +236,7 @@ impl Links {
     /// The device of this interface had a smaller MTU than is in use, and has that again.
     pub(crate) fn mtu_set_back(&self, interface: usize, from: u32, to: u16) {
         let name = self.table().get(interface).map(|link| link.name.clone());
-        tracing::warn!(interface = name, from, to, "the MTU of the device was too small, and was set back");
+        tracing::warn!(interface = name, from, to, "the MTU of the device was too small: restored");
     }
 
     /// The tap of this interface is in this state.

@@ -147,7 +147,7 @@ impl WatchedPort {
             Some(Ok(found)) => Some(found),
             Some(Err(error)) => {
                 // The last state stays until the kernel answers again.
-                tracing::debug!(%error, "the kernel does not tell about an interface");
+                tracing::debug!(%error, "cannot read the state of an interface from the kernel");
                 return false;
             }
         };

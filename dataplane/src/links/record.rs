@@ -85,7 +85,7 @@ impl Record {
             .and_then(|()| fs::write(&new, text))
             .and_then(|()| fs::rename(&new, &self.path));
         if let Err(error) = written {
-            tracing::warn!(path = %self.path.display(), %error, "what was changed would be forgotten by a crash");
+            tracing::warn!(path = %self.path.display(), %error, "cannot record the device changes: a crash would leave them in place");
         }
     }
 
@@ -128,7 +128,7 @@ fn sweep_within(directory: &Path) {
             }
         }
         Err(error) => {
-            tracing::debug!(%error, "the records of devices stay: their network namespaces may still exist");
+            tracing::debug!(%error, "device records kept: their network namespaces may still exist");
         }
     }
 }
@@ -150,7 +150,7 @@ fn remove((path, inode): &Found) {
     if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.ino() == *inode)
         && let Err(error) = fs::remove_file(path)
     {
-        tracing::debug!(path = %path.display(), %error, "the record stays");
+        tracing::debug!(path = %path.display(), %error, "cannot remove the device record");
     }
 }
 

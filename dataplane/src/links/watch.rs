@@ -55,7 +55,7 @@ impl WatchThread {
         let (stopped, woken) = (Arc::clone(&stop), Arc::clone(&wake));
         let body = move || {
             if let Err(error) = confine(&cpus) {
-                tracing::warn!(?cpus, %error, "the watch over links is not kept off the workers' cores");
+                tracing::warn!(?cpus, %error, "cannot keep the link watcher off the cores of the workers");
             }
             while !stopped.load(Ordering::Acquire) {
                 let soon = watched.turn(&mut kernel);
@@ -91,7 +91,7 @@ fn wait(events: &Events, wake: &OwnedFd, time: Duration) -> bool {
         Ok(_) => !fds[0].revents().is_empty(),
         Err(rustix::io::Errno::INTR) => false,
         Err(error) => {
-            tracing::debug!(%error, "waiting for changes of interfaces");
+            tracing::debug!(%error, "cannot wait for interface changes");
             std::thread::sleep(time);
             false
         }

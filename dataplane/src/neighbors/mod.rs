@@ -100,7 +100,7 @@ pub fn apply(table: &NeighborTable, action: &Action) {
 
 fn slot(table: &NeighborTable, interface: u8, address: IpAddr) -> Option<NeighborSlot> {
     let slot = table.intern(interface, Addr::from(address));
-    slot.map_err(|error| tracing::debug!(%address, interface, %error, "neighbor not kept")).ok()
+    slot.map_err(|error| tracing::debug!(%address, interface, %error, "cannot store the neighbor")).ok()
 }
 
 #[cfg(test)]

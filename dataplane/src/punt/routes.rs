@@ -68,7 +68,7 @@ impl TapRoutes {
         }
         let mut netlink = match Netlink::open() {
             Ok(netlink) => netlink,
-            Err(error) => return tracing::debug!(%error, "the kernel's routes are not looked at"),
+            Err(error) => return tracing::debug!(%error, "cannot read the routes of the kernel"),
         };
         let from = self.looked_at.take().map_or(Bound::Unbounded, Bound::Excluded);
         for (&to, &(interface, via)) in self.have.range((from, Bound::Unbounded)).take(CHANGES_PER_TURN) {
@@ -77,10 +77,12 @@ impl TapRoutes {
             match tap.index().and_then(|index| netlink.add_missing_route(index, to, via)) {
                 Ok(false) => {}
                 Ok(true) => {
-                    tracing::warn!(%to, %via, tap = tap.name(), "somebody took this route away: made again");
+                    tracing::warn!(%to, %via, tap = tap.name(), "a route of the gateway was deleted: restored");
                 }
                 // Told when it was made first.
-                Err(error) => tracing::debug!(%to, %via, tap = tap.name(), %error, "a route is missing"),
+                Err(error) => {
+                    tracing::debug!(%to, %via, tap = tap.name(), %error, "a route is missing and cannot be restored")
+                }
             }
         }
     }
@@ -93,7 +95,7 @@ impl TapRoutes {
         let mut netlink = match Netlink::open() {
             Ok(netlink) => netlink,
             Err(error) => {
-                tracing::warn!(%error, "the kernel's routes stay as they are");
+                tracing::warn!(%error, "cannot change the routes of the kernel");
                 self.pending.clear();
                 return true;
             }
@@ -121,7 +123,7 @@ impl TapRoutes {
                 (Change::Remove(..), Err(error)) if is_absent(&error) => {}
                 (_, Err(error)) => {
                     let tap = tap.name();
-                    tracing::warn!(%to, %via, tap, %error, "the kernel does not take a change of its routes");
+                    tracing::warn!(%to, %via, tap, %error, "the kernel refused a route change");
                 }
             }
         }

@@ -86,7 +86,7 @@ impl SysctlGuard {
         {
             tracing::warn!(
                 interface,
-                "net.ipv4.conf.all.rp_filter is 2: the kernel may answer on the port as well; set it to 0"
+                "net.ipv4.conf.all.rp_filter is 2: the kernel may also answer on the port; set it to 0"
             );
         }
         Ok(guard)
@@ -107,7 +107,7 @@ impl Drop for SysctlGuard {
         for (path, value) in self.before.drain(..).rev() {
             // The interface may be gone by now; then there is nothing to put back.
             if let Err(error) = std::fs::write(&path, value) {
-                tracing::debug!(path = %path.display(), %error, "not put back");
+                tracing::debug!(path = %path.display(), %error, "cannot restore the sysctl");
             }
         }
         self.remember();

@@ -103,7 +103,11 @@ impl Tap {
                 Ok(device) => {
                     if taken.is_some() {
                         let interface = &config.interface;
-                        tracing::warn!(interface, tap = name, "the usual name of the tap is taken");
+                        tracing::warn!(
+                            interface,
+                            tap = name,
+                            "the usual name of the tap is in use: another name was chosen"
+                        );
                     }
                     let tap = Self { device, name, config: config.clone() };
                     relax_reverse_path(&tap.name);
@@ -258,13 +262,13 @@ fn untag(frame: &mut [u8]) -> &[u8] {
 fn relax_reverse_path(name: &str) {
     let path = format!("/proc/sys/net/ipv4/conf/{name}/rp_filter");
     if let Err(error) = std::fs::write(&path, "0") {
-        tracing::warn!(%path, %error, "reverse path filter left as it is");
+        tracing::warn!(%path, %error, "cannot relax the reverse path filter");
     }
     let strict =
         std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").is_ok_and(|text| text.trim() == "1");
     if strict {
         tracing::warn!(
-            "net.ipv4.conf.all.rp_filter is 1: the kernel drops punted packets whose way back is another"
+            "net.ipv4.conf.all.rp_filter is 1: the kernel drops punted packets whose return route uses another interface"
         );
     }
 }

@@ -179,7 +179,7 @@ impl Hold {
     /// Gives it back: the gateways go on.
     pub(super) async fn give_back(&self) {
         if let Err(error) = self.change("").await {
-            tracing::warn!("{}: {error}", self.what("given back"));
+            tracing::warn!(lease = LEASE, namespace = self.namespace, %error, "cannot release the Lease");
         }
     }
 

@@ -169,7 +169,7 @@ impl Connector {
         let last = state.current.as_ref().filter(|current| !state.given_up && !current.has_expired());
         let Some(connection) = last.map(Current::connection) else { return Err(error) };
         if state.told.as_ref() != Some(&error) {
-            tracing::warn!("the last good way to the API server goes on: {error}");
+            tracing::warn!(%error, "cannot reload the kubeconfig: keeping the previous API connection");
             state.told = Some(error);
         }
         Ok(connection)

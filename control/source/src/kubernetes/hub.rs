@@ -244,7 +244,7 @@ impl Hub {
                     kind = kind.name,
                     returned,
                     kept = now,
-                    "the API server's objects count again"
+                    "the API server has objects again that it had lost"
                 );
             }
         }
@@ -302,7 +302,7 @@ impl Hub {
             Event::Up(index, server) => {
                 self.server = server;
                 if self.stores[index].forbidden.take().is_some() {
-                    tracing::info!(kind = KINDS[index].name, "the API server lets us read it again");
+                    tracing::info!(kind = KINDS[index].name, "the API server allows reading this kind again");
                     self.changed.get_or_insert(now);
                 }
                 self.stores[index].set_up(true, now);
@@ -323,7 +323,11 @@ impl Hub {
         store.set_up(false, now);
         store.listed = true;
         if store.forbidden.as_ref() != Some(&why) {
-            tracing::warn!(kind = KINDS[index].name, "not read, and the last ones stay: {why}");
+            tracing::warn!(
+                kind = KINDS[index].name,
+                error = why,
+                "cannot read this kind: keeping the last known objects"
+            );
             store.forbidden = Some(why);
             self.changed.get_or_insert(now);
         }
@@ -377,9 +381,8 @@ impl Hub {
                 listed = count,
                 vanished = relisted.vanished,
                 older = relisted.older,
-                "the API server lost objects, or has older ones: they are kept for {:?} (apiLossGrace) unless it \
-                 has them again",
-                self.grace
+                grace = ?self.grace,
+                "objects vanished from the API server or became older: keeping the last known objects for apiLossGrace"
             );
             // No object may have changed, and still there is something to tell, and to save.
             self.changed.get_or_insert(now);
@@ -466,8 +469,8 @@ impl Hub {
             tracing::warn!(
                 kind = kind.name,
                 count = gone.len(),
-                "kept for {:?} (apiLossGrace), and the API server has not got them again: its state counts now",
-                self.grace
+                grace = ?self.grace,
+                "apiLossGrace ended and the objects did not return to the API server: using its state"
             );
             gone.iter().for_each(|key| self.show_changed(index, key, now));
             // What is told of kept objects changes even where none of them does.
@@ -490,7 +493,9 @@ impl Hub {
             self.state.from_disk = from_disk;
             self.changed.get_or_insert(now);
             if from_disk {
-                tracing::warn!("the API server has not answered yet: forwarding by the objects on disk");
+                tracing::warn!(
+                    "the API server has not answered yet: forwarding with the objects saved on disk"
+                );
             }
         }
         let Some(seen) = self.changed.filter(|_| whole || from_disk) else { return };
@@ -500,7 +505,7 @@ impl Hub {
                 services = self.objects.services.len(),
                 endpoint_slices = self.objects.endpoint_slices.len(),
                 from_disk,
-                "the first objects are there"
+                "the initial objects are loaded"
             );
         }
         self.given = true;
@@ -566,7 +571,7 @@ impl Hub {
         let connected = self.stores.iter().all(|store| store.up || store.forbidden.is_some());
         if self.state.connected != connected {
             if connected {
-                tracing::info!(server = self.server, "every kind is watched");
+                tracing::info!(server = self.server, "connected to the API server: all kinds are watched");
             } else {
                 self.state.last_sync = Some(now);
             }
@@ -581,7 +586,11 @@ impl Hub {
                 at.elapsed() < if *text == why { LOG_AGAIN } else { LOG_MIN }
             };
             if !self.logged.as_ref().is_some_and(pause) {
-                tracing::warn!(since = %self.state.since, "the API server is lost, the last objects stay: {why}");
+                tracing::warn!(
+                    since = %self.state.since,
+                    error = why,
+                    "the API server is unavailable: keeping the last known objects"
+                );
                 self.logged = Some((why.clone(), Instant::now()));
             }
             self.state.last_error = Some(why);

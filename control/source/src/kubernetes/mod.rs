@@ -252,11 +252,15 @@ async fn run(
                 hub.load(saved);
             }
             Ok(Some(saved)) => {
-                tracing::warn!("{}: not used, its objects are of {}", path.display(), saved.server);
+                tracing::warn!(
+                    path = %path.display(),
+                    server = saved.server,
+                    "saved objects ignored: they are from another API server"
+                );
             }
             Ok(None) => {}
             Err(why) => {
-                tracing::warn!("{}: the last objects cannot be used: {why}", path.display());
+                tracing::warn!(path = %path.display(), error = why, "cannot use the saved objects");
                 hub.load_failed();
             }
         }

@@ -174,7 +174,7 @@ impl Reflector {
                 End::Fault(fault, serial) => {
                     self.lost.get_or_insert(begun);
                     if fault.is_expired() || fault.is_absence(self.kind) || useless >= 2 {
-                        tracing::debug!(kind = self.kind.name, %fault, "listing anew");
+                        tracing::debug!(kind = self.kind.name, %fault, "relisting");
                         version = None;
                         useless = 0;
                     }
@@ -184,7 +184,7 @@ impl Reflector {
                         pause = pause.max(self.tuning.absent);
                         self.tell(Event::Forbidden(self.index, fault.to_string())).await
                     } else if fault.is_other_history() {
-                        tracing::warn!(kind = self.kind.name, "{fault}: everything is listed");
+                        tracing::warn!(kind = self.kind.name, %fault, "the history of the API server was reset: relisting");
                         self.tell(Event::OtherHistory(self.index)).await
                     } else if fault.is_expired() {
                         Ok(())

@@ -64,7 +64,7 @@ impl Saver {
         let (why, since) = self.failed.as_ref()?;
         let since = whole_seconds(*since);
         let path = self.disk.as_ref()?.path().display();
-        Some(format!("the last objects are not saved since {since}: {path}: {why}"))
+        Some(format!("the objects have not been saved to disk since {since}: {path}: {why}"))
     }
 
     /// Looks how a save that is over has ended. A save that failed leaves its objects to be saved.
@@ -77,7 +77,7 @@ impl Saver {
     fn ended(&mut self, ended: io::Result<Saved>, now: Instant) {
         if let Ok(Saved::Right) = ended {
             if let (Some(_), Some(disk)) = (self.failed.take(), &self.disk) {
-                tracing::info!("{}: the last objects are saved again", disk.path().display());
+                tracing::info!(path = %disk.path().display(), "objects are saved to disk again");
             }
             return;
         }
@@ -88,7 +88,7 @@ impl Saver {
             Some((before, since)) if before == why => since,
             before => {
                 if let Some(disk) = &self.disk {
-                    tracing::warn!("{}: the last objects are not saved: {why}", disk.path().display());
+                    tracing::warn!(path = %disk.path().display(), error = why, "cannot save the objects to disk");
                 }
                 before.map_or_else(Timestamp::now, |(_, since)| since)
             }
@@ -128,7 +128,7 @@ impl Saver {
         }
         let Some(disk) = self.disk.clone() else { return };
         let Some(at) = self.when(connected).filter(|at| *at <= now) else { return };
-        tracing::trace!(late = ?now.duration_since(at), "the disk is due");
+        tracing::trace!(late = ?now.duration_since(at), "saving objects to disk");
         self.saved = Some(now);
         let started = if self.unsaved.take().is_some() {
             let contents = contents();
@@ -163,7 +163,7 @@ impl Saver {
                 _ => Ok(Saved::Right),
             };
             if let Err(error) = &ended {
-                tracing::warn!("{}: the last objects are not saved: {error}", disk.path().display());
+                tracing::warn!(path = %disk.path().display(), %error, "cannot save the objects to disk");
             }
             // Whoever asked may have gone.
             let _ = done.send(());

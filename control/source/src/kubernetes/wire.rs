@@ -431,7 +431,7 @@ fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>, Fault> {
 
 /// An object without a name is of no use, and costs no other object. No API server has such; what stands between may.
 fn sound<T>(object: Result<T, String>) -> Option<T> {
-    object.inspect_err(|why| tracing::warn!("the API server sent {why}: it is passed over")).ok()
+    object.inspect_err(|why| tracing::warn!(reason = why, "ignoring an object that the API server sent")).ok()
 }
 
 fn parse_page(kind: &'static Kind, text: &[u8]) -> Result<Page, Fault> {

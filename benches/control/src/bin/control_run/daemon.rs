@@ -114,7 +114,8 @@ impl Daemon {
     /// # Errors
     /// When the log does not say.
     pub(crate) fn first_sync(&self) -> Result<String> {
-        let listed = self.logged("the first objects are there").context("the log has the first objects")?;
+        let listed =
+            self.logged("the initial objects are loaded").context("the log has the initial objects")?;
         let published = self.published().context("the log has the first snapshot")?;
         let seconds = |from: Timestamp, to: Timestamp| to.duration_since(from).as_secs_f64();
         Ok(format!(

@@ -166,7 +166,7 @@ async fn a_save_that_fails_is_told_and_tried_again_and_the_older_file_is_never_n
     world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
     let state = until_state(&source, "the failure", |s| s.unsaved.is_some()).await;
     let told = state.unsaved.unwrap_or_default();
-    assert!(told.contains("edge.objects.jsonl") && told.contains("not saved since"), "{told}");
+    assert!(told.contains("edge.objects.jsonl") && told.contains("not been saved to disk since"), "{told}");
     let long_ago = std::time::SystemTime::now() - Duration::from_secs(7200);
     let open = fs::File::options().append(true).open(file(&world)).expect("it is there");
     open.set_modified(long_ago).expect("it is ours");

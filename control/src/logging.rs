@@ -1,0 +1,97 @@
+//! Logging to standard error: one line for each event, as text or as JSON.
+//!
+//! `RUST_LOG` selects the events by target and level; without it, `info` and above are logged. The target of an event
+//! is the module that logs it, for example `tidegate_source::kubernetes::hub`. The Kubernetes client's own errors are
+//! off by default because the source reports them once.
+//!
+//! With [`LogFormat::Json`] every line of standard error is one JSON object. DPDK and its drivers write plain text to
+//! file descriptor 2, so that descriptor becomes a pipe, and each line read from it becomes an event.
+//!
+//! Nothing is logged per packet: counters record what happens to packets.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader};
+use std::sync::{Mutex, OnceLock};
+
+use clap::ValueEnum;
+use tidegate_model::diagnostic::{Diagnostic, Severity};
+use tracing_subscriber::EnvFilter;
+
+/// Events that are logged when `RUST_LOG` is not set.
+const DEFAULT_FILTER: &str = "info,kube_client=off";
+
+/// Target of errors in the configuration and in manifests.
+const DIAGNOSTICS_TARGET: &str = "tidegate::diagnostics";
+
+/// Target of lines that DPDK or another library wrote to standard error.
+const STDERR_TARGET: &str = "stderr";
+
+/// Format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people: time, level, target, message, fields
+    #[default]
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+/// Sends the events of this process to standard error. A second call has no effect.
+///
+/// # Errors
+/// When standard error cannot be redirected for JSON.
+pub(crate) fn start(format: LogFormat) -> io::Result<()> {
+    static STARTED: OnceLock<()> = OnceLock::new();
+    if STARTED.set(()).is_err() {
+        return Ok(());
+    }
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_FILTER));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter);
+    match format {
+        LogFormat::Text => {
+            let _ = builder.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).try_init();
+        }
+        LogFormat::Json => {
+            let log = File::from(rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3)?);
+            let (lines, written) = io::pipe()?;
+            let _ = builder
+                .json()
+                .with_current_span(false)
+                .with_span_list(false)
+                .with_writer(Mutex::new(log))
+                .try_init();
+            rustix::stdio::dup2_stderr(&written)?;
+            std::thread::Builder::new().name("tg-stderr".into()).spawn(move || forward(lines))?;
+            // The default hook writes text to standard error, and the process may end before the pipe is read.
+            std::panic::set_hook(Box::new(|panic| {
+                let payload = panic.payload();
+                let text = payload.downcast_ref::<String>().map(String::as_str);
+                let message =
+                    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                let location = panic.location().map(ToString::to_string);
+                tracing::error!(location, "panic: {message}");
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// Logs each line that a library writes to standard error, until the process ends.
+fn forward(lines: PipeReader) {
+    for line in BufReader::new(lines).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        if !line.trim().is_empty() {
+            tracing::warn!(target: STDERR_TARGET, "{}", line.trim_end());
+        }
+    }
+}
+
+/// Logs an error in the configuration or in a manifest, with its place and the accepted values as fields.
+pub(crate) fn diagnostic(diagnostic: &Diagnostic) {
+    let place = diagnostic.location.as_ref().map(tracing::field::display);
+    let (what, accepted) = (&diagnostic.what, diagnostic.accepted.as_deref());
+    match diagnostic.severity {
+        Severity::Error => tracing::error!(target: DIAGNOSTICS_TARGET, place, accepted, "{what}"),
+        Severity::Warning => tracing::warn!(target: DIAGNOSTICS_TARGET, place, accepted, "{what}"),
+    }
+}

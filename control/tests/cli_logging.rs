@@ -1,0 +1,77 @@
+//! `--log-format` and `TIDEGATE_LOG_FORMAT`, with the built binary. The configurations cannot be used, so that no
+//! port is needed; `kubernetes::json_log` reads the log of a gateway that forwards.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const FAULTY: &str =
+    "apiVersion: tidegate.dev/v1alpha1\nkind: GatewayConfig\nmetadata: {name: edge-1}\nnot-a-key: 1\n";
+
+fn run(arguments: &[&str], variable: Option<&str>) -> Output {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = directory.path().join("gateway.yaml");
+    std::fs::write(&config, FAULTY).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.env_remove("RUST_LOG").env_remove("TIDEGATE_LOG_FORMAT").args(["run", "-c"]).arg(&config);
+    command.args(arguments).envs(variable.map(|format| ("TIDEGATE_LOG_FORMAT", format)));
+    command.output().expect("the binary runs")
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    assert!(!lines.is_empty(), "nothing was logged");
+    lines
+}
+
+#[test]
+fn with_log_format_json_each_line_is_an_object_with_level_target_message_and_fields() {
+    for output in [run(&["--log-format", "json"], None), run(&[], Some("json"))] {
+        assert_eq!(output.status.code(), Some(2));
+        let lines = lines(&output);
+        for line in &lines {
+            assert!(line["timestamp"].is_string() && line["level"].is_string(), "{line}");
+            assert!(line["target"].is_string() && line["fields"]["message"].is_string(), "{line}");
+        }
+        let fault = lines.iter().find(|line| line["level"] == "ERROR").expect("the unknown key is an error");
+        assert_eq!(fault["target"], "tidegate::diagnostics");
+        assert!(fault["fields"]["message"].as_str().is_some_and(|m| m.contains("not-a-key")), "{fault}");
+        assert!(
+            fault["fields"]["place"].as_str().is_some_and(|p| p.ends_with("gateway.yaml:4:1")),
+            "{fault}"
+        );
+        assert!(fault["fields"]["accepted"].is_string(), "{fault}");
+    }
+}
+
+#[test]
+fn the_option_overrides_the_variable_and_text_is_the_default() {
+    for output in [run(&["--log-format", "text"], Some("json")), run(&[], None)] {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            text.contains(" ERROR tidegate::diagnostics: ") && text.contains("gateway.yaml:4:1"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn an_unknown_log_format_is_refused_with_the_accepted_ones() {
+    for output in [run(&["--log-format", "xml"], None), run(&[], Some("xml"))] {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains("'xml'") && text.contains("[possible values: text, json]"), "{text}");
+    }
+}
+
+#[test]
+fn the_final_error_of_any_command_is_an_object_too() {
+    let none = "/nonexistent/tidegate.sock";
+    let arguments = ["--log-format", "json", "uninstall", "-c", none];
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_tidegate")).args(arguments).output().expect("the binary runs");
+    assert_eq!(output.status.code(), Some(1));
+    let lines = lines(&output);
+    assert_eq!((lines.len(), &lines[0]["level"]), (1, &Value::from("ERROR")), "{lines:?}");
+}

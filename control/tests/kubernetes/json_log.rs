@@ -1,0 +1,70 @@
+//! The log as JSON, of a gateway that forwards: lines of DPDK are objects too.
+
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::world::{Setting, World, service, slice};
+
+#[test]
+fn each_line_that_a_gateway_logs_as_json_is_an_object_from_the_start_to_the_end() {
+    let mut world = World::new();
+    world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
+    let starter = ["env", "TIDEGATE_LOG_FORMAT=json"].map(str::to_owned).to_vec();
+    world.start_with("edge-1", &Setting { starter, ..Setting::default() });
+    world.until("the first save", || world.has_state("edge-1").then_some(()));
+    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    let log = std::fs::read_to_string(world.directory().join("edge-1").join("gateway.log")).expect("a log");
+    let lines: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}\nof\n{log}")))
+        .collect();
+    for line in &lines {
+        assert!(line["level"].is_string() && line["target"].is_string(), "{line}");
+        assert!(line["fields"]["message"].is_string(), "{line}");
+    }
+    let has = |target: &str, message: &str| {
+        lines.iter().any(|line| line["target"] == target && line["fields"]["message"] == message)
+    };
+    assert!(has("tidegate_source::kubernetes::hub", "the initial objects are loaded"), "{log}");
+    assert!(has("tidegate::daemon", "stopped"), "{log}");
+    let port = lines.iter().find(|line| line["fields"]["message"] == "port up").expect("a port is up");
+    assert_eq!(
+        (&port["fields"]["interface"], port["fields"]["mtu"].is_u64()),
+        (&Value::from("up1"), true),
+        "{port}"
+    );
+}
+
+#[test]
+fn a_line_that_dpdk_writes_to_standard_error_is_an_object_too() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = directory.path().join("gateway.yaml");
+    std::fs::create_dir(directory.path().join("manifests")).expect("a directory");
+    let text = r#"
+apiVersion: tidegate.dev/v1alpha1
+kind: GatewayConfig
+metadata: {name: edge-1}
+dataplane:
+  cores: [1]
+  memory: {hugepages: false, sizeMiB: 64}
+  flowTable: {entriesPerCore: 4096}
+  interfaces: [{name: uplink, device: "net_af_packet,iface=tgnosuch0", addresses: ["192.0.2.2/24"]}]
+  snatAddresses: ["192.0.2.3"]
+source: {directory: {path: manifests}}
+"#;
+    std::fs::write(&config, text).expect("a file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let output = command.args(["--log-format", "json", "run", "-c"]).arg(&config).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let lines: Vec<Value> = String::from_utf8_lossy(&output.stderr)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect();
+    assert!(lines.iter().any(|line| line["target"] == "stderr"), "DPDK says why: {lines:?}");
+    let end = lines.last().expect("there are lines");
+    let message = end["fields"]["message"].as_str().unwrap_or_default();
+    assert_eq!(message.matches("cannot be attached").count(), 1, "a cause is printed once: {message}");
+}
