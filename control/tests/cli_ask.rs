@@ -367,7 +367,7 @@ fn flows_are_listed_filtered_and_cut_with_a_note() {
     assert_eq!((&answer["workers"][0]["flows"], &answer["more"]), (&3.into(), &false.into()));
     let (code, out, err) = lab.ask("flows --limit 1 --no-headers");
     assert_eq!((code, out.lines().count()), (0, 1));
-    assert_eq!(err, "Only 1 flows are shown; there are more (--limit, --count, or a filter)\n");
+    assert_eq!(err, "Showing the first 1 flows only; use --limit, --count or a filter to see more\n");
     let (code, _, err) = lab.ask("flows --service api");
     assert_eq!((code, err.as_str()), (1, "Error from gateway (NotFound): Service api is not served\n"));
     assert_eq!(lab.ask("flows --client nobody").0, 2);

@@ -1,8 +1,8 @@
-//! The commands that talk to the running daemon by its admin socket: ask, choose what was named, print. Some of them can
-//! be answered by the API server too ([`cluster`]).
+//! The commands that query the running daemon over its admin socket. The API server can answer some of them too
+//! ([`cluster`]).
 //!
-//! Exit code 1 with `Error from gateway ...` where nobody answers, the daemon refuses, or what was named is not
-//! there, as kubectl has it; an empty list is no error. What the columns are is in [`tables`](super::tables).
+//! As in kubectl, the exit code is 1 with `Error from gateway ...` if the daemon does not answer, refuses the request, or
+//! does not have a named object; an empty list is not an error. [`tables`](super::tables) defines the columns.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -20,43 +20,43 @@ use crate::admin::api::{BackendRow, DrainAnswer, ServiceView};
 use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
 use crate::admin::{Client, ClientError};
 
-/// What can be asked.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub(super) enum Question {
-    /// Show how the gateway is: workers, interfaces, source, what was not granted
+    /// Show the gateway's status: workers, interfaces, source, refused requests
     Status(Common),
-    /// List the Services that ask for an address, with their VIPs and ports
+    /// List the Services that request an address, with their VIPs and ports
     Services(Listing),
-    /// List the backends of every port on every VIP, with what they are given
+    /// List the backends of each service port, with their state and connections
     Backends(Listing),
-    /// List flows: of a Service, to a backend, of a client; or count them
+    /// List or count flows, by Service, backend or client
     Flows(Flows),
-    /// Count what was dropped and handed to the kernel, by reason
+    /// Show the number of packets dropped and punted to the kernel, by reason
     Drops(Common),
-    /// List the pools, with how full they are
+    /// List the address pools and their usage
     Pools(Common),
-    /// Give a backend, or all on a node, no new flows from this gateway; those that it has go on
+    /// Stop new flows to a backend, or to all backends of a node; existing flows continue
     Drain(Target),
-    /// Take back a drain
+    /// Cancel a drain
     Undrain(Target),
-    /// Print the metrics, as Prometheus reads them
+    /// Print the metrics in the Prometheus text format
     Metrics(SocketArg),
 }
 
 /// `--socket`.
 #[derive(Debug, Args)]
 pub(super) struct SocketArg {
-    /// Socket of the daemon (admin.socket)
+    /// Admin socket of the gateway (admin.socket)
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
-    /// Ask the API server of this kubeconfig instead (status, services, pools); "" is the default one
+    /// Query the API server instead (status, services, pools), with this kubeconfig; "" selects the default one
     #[arg(long, value_name = "PATH", conflicts_with = "socket")]
     kubeconfig: Option<PathBuf>,
 }
 
 impl SocketArg {
-    /// The kubeconfig by which the API server is asked, `None` for the default one. A plugin of kubectl asks it too where no
-    /// gateway is on this machine.
+    /// The kubeconfig if the API server is to be queried, `None` for the default one. A kubectl plugin also queries it
+    /// if no gateway runs on this machine.
     fn cluster(&self) -> Option<Option<PathBuf>> {
         if let Some(path) = &self.kubeconfig {
             return Some(Some(path.clone()).filter(|path| !path.as_os_str().is_empty()));
@@ -72,8 +72,8 @@ impl SocketArg {
             return Ok(());
         }
         Err(Failure::Cluster(format!(
-            "{what} are known to each gateway alone, and no gateway is on this machine; accepted: status, services or pools \
-             of the API server, or `tidegate` on the gateway's machine (`kubectl exec` into its Pod)"
+            "only a gateway has {what}, and none runs on this machine; accepted: status, services or pools from the API \
+             server, or `tidegate` on the machine of a gateway (`kubectl exec` into its Pod)"
         )))
     }
 }
@@ -90,12 +90,12 @@ pub(super) struct Common {
 /// Of lists of what is in namespaces.
 #[derive(Debug, Args)]
 pub(super) struct Listing {
-    /// Names of Services; all where none is given
+    /// Names of Services; all if omitted
     names: Vec<String>,
-    /// Of this namespace only
+    /// Show only this namespace
     #[arg(short, long, conflicts_with = "all_namespaces")]
     namespace: Option<String>,
-    /// Of all namespaces, which is the default
+    /// Show all namespaces (the default)
     #[arg(short = 'A', long)]
     all_namespaces: bool,
     #[command(flatten)]
@@ -105,19 +105,19 @@ pub(super) struct Listing {
 /// Of flows.
 #[derive(Debug, Args)]
 pub(super) struct Flows {
-    /// Of this Service: NAME or NAMESPACE/NAME, with :PORT or without
+    /// Show flows of this Service: NAME or NAMESPACE/NAME, optionally with :PORT
     #[arg(long, value_name = "SERVICE")]
     service: Option<ServiceName>,
-    /// To this backend: ADDRESS:PORT, or ADDRESS (all its ports)
+    /// Show flows to this backend: ADDRESS:PORT, or ADDRESS for all its ports
     #[arg(long, value_name = "BACKEND")]
     backend: Option<BackendName>,
-    /// Of this client
+    /// Show flows of this client
     #[arg(long, value_name = "ADDRESS")]
     client: Option<IpAddr>,
-    /// At most so many
+    /// Maximum number of flows to show
     #[arg(long, value_name = "N", default_value = "500")]
     limit: Limit,
-    /// How many each worker remembers, instead of the flows themselves
+    /// Show the number of flows of each worker instead of the flows
     #[arg(long, conflicts_with_all = ["service", "backend", "client", "limit"])]
     count: bool,
     #[command(flatten)]
@@ -127,7 +127,7 @@ pub(super) struct Flows {
 /// Of drains.
 #[derive(Debug, Args)]
 pub(super) struct Target {
-    /// ADDRESS:PORT, ADDRESS (all its ports), or the name of a node
+    /// ADDRESS:PORT, ADDRESS for all its ports, or the name of a node
     target: DrainTarget,
     #[command(flatten)]
     common: Common,
@@ -191,7 +191,7 @@ pub(super) fn run(question: Question) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Warns of a drain that a restart would not know.
+/// Warns about a drain that a restart would lose.
 fn warn_not_kept(answer: &DrainAnswer) {
     if let Some(why) = &answer.not_kept {
         eprintln!("Warning: {why}");
@@ -312,10 +312,13 @@ async fn flows(asked: Flows, out: &mut impl Write) -> Result<(), Failure> {
     style.print(out, &answer, || tables::flows(&answer.flows))?;
     told_if_empty(answer.flows.len(), None);
     if answer.more {
-        eprintln!("Only {limit} flows are shown; there are more (--limit, --count, or a filter)");
+        eprintln!("Showing the first {limit} flows only; use --limit, --count or a filter to see more");
     }
     if answer.silent_workers > 0 {
-        eprintln!("Flows of {} workers are missing: they did not answer in time", answer.silent_workers);
+        eprintln!(
+            "Flows of {} workers are missing: the workers did not answer in time",
+            answer.silent_workers
+        );
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use tidegate_cluster::crd;
 
 #[derive(Debug, Args)]
 pub(super) struct CrdsArgs {
-    /// Write a file for each kind into this directory, instead of printing them
+    /// Write one file per kind to this directory instead of printing
     #[arg(long, value_name = "PATH")]
     dir: Option<PathBuf>,
 }
@@ -21,7 +21,7 @@ pub(super) fn run(args: &CrdsArgs) -> anyhow::Result<ExitCode> {
         std::io::stdout().lock().write_all(texts.join("---\n").as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     };
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     for (file, text) in crd::manifests() {
         let path = dir.join(file);
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;

@@ -15,10 +15,10 @@ use serde::Serialize;
 /// `-o`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Format {
-    /// Columns for people.
+    /// Table.
     #[default]
     Table,
-    /// The same with more columns.
+    /// Table with more columns.
     Wide,
     /// One JSON document.
     Json,

@@ -27,20 +27,20 @@ use super::{REFUSED, load};
 /// The arguments.
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
-    /// The gateway's configuration
+    /// Configuration file of the gateway
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
-    /// The capture: pcap or pcapng, of Ethernet
+    /// Capture file to read: pcap or pcapng, Ethernet
     #[arg(long = "in", value_name = "IN.pcap")]
     input: PathBuf,
-    /// Where the frames that would be sent go
+    /// Capture file to write: the frames that the gateway would send
     #[arg(long = "out", value_name = "OUT.pcap")]
     output: PathBuf,
-    /// Print a line of JSON for each packet of the capture
+    /// Print one JSON object per packet of the capture
     ///
-    /// {"n": number in the capture, from 1, "interface", "verdict": transmit|punt|drop, "reason", "service":
+    /// {"n": packet number, from 1, "interface", "verdict": transmit|punt|drop, "reason", "service":
     /// namespace/name:port, "vip", "backend": address:port, "mode", "flow": new|known|none, "frames": [hex of each
-    /// frame sent]}. What does not apply is absent; flow is always there.
+    /// frame sent]}. Keys that do not apply are omitted, except flow.
     #[arg(long)]
     json: bool,
 }
@@ -113,7 +113,10 @@ fn take_over_stations(config: &GatewayConfig, spec: &mut SnapshotSpec, capture: 
         let station = packet.data.first_chunk().map(|bytes| MacAddr(*bytes)).filter(MacAddr::is_unicast);
         if let (Some(true), Some(mac)) = (open.get(at), station) {
             let interface = &mut spec.interfaces[at];
-            eprintln!("interface {} has no mac: taken as {mac}, from the capture", interface.name);
+            eprintln!(
+                "interface {} has no mac in the configuration: using {mac} from the capture",
+                interface.name
+            );
             interface.mac = mac;
             open[at] = false;
         }

@@ -309,21 +309,22 @@ pub(super) fn status(status: &Status, style: Style) -> String {
     let faults = if errors.is_empty() { String::new() } else { format!(" ({} faults)", errors.len()) };
     fact("Source", format!("{kind} {location}{faults}"));
     if let Some(cluster) = &status.cluster {
-        let waiting = format!("{} writes waiting, {} failed", cluster.writes_pending, cluster.writes_failed);
-        let other = cluster.leader.as_deref().map_or_else(|| "none is known".to_owned(), str::to_owned);
+        let waiting = format!("{} writes pending, {} failed", cluster.writes_pending, cluster.writes_failed);
+        let other = cluster.leader.as_deref().map_or_else(|| "unknown".to_owned(), str::to_owned);
         fact("Leader", if cluster.leads { format!("yes, {waiting}") } else { format!("no, {other}") });
     }
     if let Some(since) = since.as_ref().filter(|_| !status.source.connected) {
-        let objects = if status.source.from_disk { "the objects on disk" } else { "the last objects" };
+        let objects =
+            if status.source.from_disk { "the objects saved on disk" } else { "the last known objects" };
         let why = last_error.as_deref().unwrap_or("no answer yet");
-        fact("Source lost", format!("since {since}, by {objects}: {why}"));
+        fact("Source lost", format!("since {since}, forwarding with {objects}: {why}"));
     }
     if let Some(why) = last_error.as_ref().filter(|_| status.source.connected) {
         fact("Source lacks", why.clone());
     }
     status.source.kept.iter().for_each(|kept| fact("Source kept", kept.clone()));
     let NeighborsStatus { next_hops, next_hops_max, on_demand, on_demand_max } = status.neighbors;
-    let full = if status.neighbors.is_full() { ", full: further next hops are left out" } else { "" };
+    let full = if status.neighbors.is_full() { ", full: further next hops are ignored" } else { "" };
     let room =
         format!("{next_hops} of {next_hops_max} next hops, {on_demand} of {on_demand_max} others{full}");
     fact("Neighbors", room);

@@ -17,19 +17,19 @@ use tidegate_source::kubernetes::Connector;
 
 #[derive(Debug, Args)]
 pub(super) struct UninstallArgs {
-    /// Change nothing: say what would be done, and what the API server would refuse
+    /// Change nothing; print what would be released and what the API server would refuse
     #[arg(long)]
     dry_run: bool,
-    /// Release what can be released where the API server refuses some of it
+    /// Continue if the API server refuses some of the changes
     #[arg(long)]
     keep_going: bool,
-    /// How to reach the API server; without, $KUBECONFIG, ~/.kube/config or the service account of the Pod
+    /// Kubeconfig of the cluster; default: $KUBECONFIG, ~/.kube/config or the service account of the Pod
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig
+    /// Context of the kubeconfig to use
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// Take kubeconfig and namespace of the Lease from a gateway's configuration
+    /// Read the kubeconfig and the namespace of the Lease from this configuration file of a gateway
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["kubeconfig", "lease_namespace"])]
     config: Option<PathBuf>,
     /// Namespace of the Lease (source.kubernetes.leaseNamespace)
@@ -63,10 +63,13 @@ fn source_of(path: &Path) -> anyhow::Result<KubernetesConfig> {
     match config::load(path).source {
         Some(SourceConfig::Kubernetes(kubernetes)) => Ok(kubernetes),
         Some(SourceConfig::Directory(_)) => {
-            bail!("{}: the gateway reads a directory, and writes to no cluster", path.display())
+            bail!(
+                "{}: this gateway reads manifests from a directory and writes to no cluster",
+                path.display()
+            )
         }
-        None => Err(anyhow::anyhow!("tidegate check -c {} tells why", path.display()))
-            .context("the configuration cannot be used"),
+        None => Err(anyhow::anyhow!("run `tidegate check -c {}` to see why", path.display()))
+            .context("the configuration is invalid"),
     }
 }
 
@@ -80,23 +83,25 @@ fn summary(options: &Options, done: &Uninstalled) -> String {
         line(format!("dry run: {objects} would be released, nothing was changed"));
         left.iter().for_each(|one| line(format!("error: the API server would refuse {one}")));
         if !running.is_empty() {
-            line(format!("gateways that run: {}", running.join(", ")));
+            line(format!("running gateways: {}", running.join(", ")));
         }
         return text;
     }
-    left.iter().for_each(|one| line(format!("error: left: {one}")));
+    left.iter().for_each(|one| line(format!("error: not released: {one}")));
     let lease = format!("Lease {}/{LEASE}", options.lease_namespace);
     if left.is_empty() {
-        line(format!("{objects} released; nothing that Tidegate wrote is left but its events, which expire"));
+        line(format!(
+            "{objects} released; nothing that Tidegate wrote remains except its events, which expire"
+        ));
     }
     if !running.is_empty() {
         let names = running.join(", ");
-        line(format!("gateways that run, and write nothing more: {names}. Stop them now."));
+        line(format!("gateways that still run and no longer write to the cluster: {names}. Stop them now."));
     }
     if *holds_lease {
         line(format!(
-            "Gateways are kept from writing by the {lease} (holder {UNINSTALLED}), which goes with \
-             deploy/kubernetes/base; delete it to have them go on."
+            "The {lease} (holder {UNINSTALLED}) prevents gateways from writing to the cluster. Deleting \
+             deploy/kubernetes/base deletes it; delete it alone to let the gateways write again."
         ));
     }
     text

@@ -97,7 +97,7 @@ fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
     world.until("the VIP to be withdrawn", || world.gateway("edge-1").vips("web").is_empty().then_some(()));
     // However often it is asked for, however long the gateway runs still, and whatever happens.
     let (code, said) = uninstall(&world, &[]);
-    assert!(code == 0 && said.contains("kept from writing by the Lease"), "{said}");
+    assert!(code == 0 && said.contains("prevents gateways from writing"), "{said}");
     world.api.forget_requests();
     world.apply(&(service("late") + &slice("late", &["10.244.0.2"])));
     world.until("three more looks at the Lease", || {
@@ -155,7 +155,7 @@ fn where_the_api_server_refuses_one_write_nothing_is_changed_unless_told_to_go_o
     assert_eq!(written(&world), before);
     assert_eq!(holder(&world).as_deref(), Some(""), "gateways may go on");
     let (code, said) = uninstall(&world, &["--keep-going"]);
-    assert!(code == 1 && said.contains("error: left: Service shop/api"), "{code}: {said}");
+    assert!(code == 1 && said.contains("error: not released: Service shop/api"), "{code}: {said}");
     assert_eq!(written(&world).len(), 1, "{:?}", written(&world));
     world.api.faults().clear();
     let (code, said) = uninstall(&world, &[]);
