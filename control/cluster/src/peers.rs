@@ -126,7 +126,7 @@ impl Peers {
                 for condition in status.conditions.iter_mut().filter(|c| c.status != "Unknown") {
                     condition.status = "Unknown".to_owned();
                     condition.reason = condition_reason::NO_HEARTBEAT.as_str().to_owned();
-                    condition.message = format!("nothing was heard of the gateway since {heard}");
+                    condition.message = format!("no heartbeat from the gateway since {heard}");
                     condition.last_transition_time = heartbeat_time();
                 }
                 let version = one.metadata.resource_version.clone();

@@ -1,4 +1,4 @@
-//! Every metric, with its name, its help and where its value comes from.
+//! Defines every metric: its name, help text and the source of its value.
 //!
 //! Called by [`render`](super::render), once each. Names are written in full, so that they can be searched for.
 //!
@@ -101,7 +101,7 @@ pub(super) fn frames(page: &mut Exposition, stats: &Stats, names: &[String]) {
     for (why, count) in &stats.punts {
         punts.sample([why.as_str()], *count);
     }
-    let help = "Frames passed from the worker that received them to the worker that has their flow.";
+    let help = "Frames passed from the worker that received them to the worker that owns their flow.";
     page.counter("tidegate_hand_overs_total", help, []).sample([], stats.hand_overs);
 
     let slow = &stats.slow_path;
@@ -184,14 +184,15 @@ pub(super) fn workers(page: &mut Exposition, stats: &Stats) {
     for (why, count) in &stats.evictions {
         counter.sample([why.as_str()], *count);
     }
-    let help = "New flows without an entry in the flow table, because every flow that could make way was established.";
+    let help =
+        "New flows that got no flow table entry, because every flow that could be evicted was established.";
     page.counter("tidegate_flows_refused_total", help, []).sample([], stats.flows_refused);
     let help = "Resets and ICMP errors that were not sent because of the rate limit of their kind.";
     let mut counter = page.counter("tidegate_answers_suppressed_total", help, ["kind"]);
     for (kind, count) in &stats.answers_suppressed {
         counter.sample([kind.as_str()], *count);
     }
-    let help = "Times that an ICMP error made the path MTU of a tunnel smaller.";
+    let help = "ICMP errors that reduced the path MTU of a tunnel.";
     page.counter("tidegate_path_mtus_learnt_total", help, []).sample([], stats.path_mtus_learnt);
 }
 
@@ -327,9 +328,9 @@ pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
         checks.sample([result], *count);
     }
     let load = &sample.check_load;
-    let help = "Health checks that began later than they were due by more than their interval.";
+    let help = "Health checks that started late by more than their interval.";
     page.counter("tidegate_health_checks_late_total", help, []).sample([], load.late);
-    let help = "Health checks under way.";
+    let help = "Health checks in progress.";
     page.gauge("tidegate_health_checks_in_flight", help, []).sample([], load.under_way);
     let help = "Targets of health checks, by state; a damped target, which flaps, is also counted as passing or failing.";
     page.gauge("tidegate_health_targets", help, ["state"])
@@ -346,7 +347,7 @@ pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
             *open.entry(key).or_default() |= port.fail_open;
         }
     }
-    let help = "1 while all backends of the service port fail their checks on one of its VIPs and none is set aside, else 0.";
+    let help = "1 while all backends of the service port fail their checks on one of its VIPs and all backends stay in use (fail open), else 0.";
     let mut family = page.gauge("tidegate_health_fail_open", help, PORT_LABELS);
     for (key, open) in &open {
         family.sample(*key, *open);
@@ -391,7 +392,7 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
             .sample([&one.pool, "outside"], one.outside);
     }
     let denied = sample.findings.iter().filter(|one| one.reason == Reason::ExternalIpDenied).count();
-    let help = "External IPs that Services ask for now and that no pool authorises.";
+    let help = "External IPs that Services request and that no pool authorises.";
     page.gauge("tidegate_external_ip_denied", help, []).sample([], denied);
 
     let help =
@@ -408,7 +409,7 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_source_stale_files", help, []).sample([], sample.stale_files.len());
     let since = sample.stale_files.iter().map(|file| file.since).min();
     let since = since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
-    let help = "Unix time since when a manifest file has had errors, of the file that has had them for longest; 0 while no file has errors.";
+    let help = "Unix time since which a manifest file has had errors, for the file with the oldest errors; 0 while no file has errors.";
     page.gauge("tidegate_source_stale_timestamp_seconds", help, [])
         .sample([], since.map_or(0.0, |since| since.as_secs_f64()));
 
@@ -425,7 +426,8 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
 
 /// The API server, or the directory, which is always there.
 fn source(page: &mut Exposition, source: &SourceState) {
-    let help = "1 while the source of objects answers; at 0 the gateway forwards by the last objects.";
+    let help =
+        "1 while the source of objects answers; at 0 the gateway forwards with the last known objects.";
     page.gauge("tidegate_source_connected", help, []).sample([], source.connected);
     let help = "Unix time of the last change between a source that answers and one that does not.";
     page.gauge("tidegate_source_connected_timestamp_seconds", help, [])
@@ -435,12 +437,11 @@ fn source(page: &mut Exposition, source: &SourceState) {
     page.gauge("tidegate_source_last_sync_timestamp_seconds", help, []).sample([], seconds(synced));
     let help = "Attempts to read from the API server that failed.";
     page.counter("tidegate_source_failures_total", help, []).sample([], source.failures);
-    let help = "1 while the gateway forwards by objects that it read from disk at the start, else 0.";
+    let help = "1 while the gateway forwards with objects that it read from disk at the start, else 0.";
     page.gauge("tidegate_source_from_disk", help, []).sample([], source.from_disk);
     let help = "Files of objects on disk that could not be used at the start.";
     page.counter("tidegate_source_corrupt_files_total", help, []).sample([], source.corrupt_files);
-    let help =
-        "Objects that the API server lost, or has in an older version, and that are kept for apiLossGrace.";
+    let help = "Objects that vanished from the API server or became older there, and that the gateway keeps for apiLossGrace.";
     let mut kept = page.gauge("tidegate_source_kept_objects", help, ["kind"]);
     for one in &*source.kept {
         kept.sample([one.kind], one.count);

@@ -32,10 +32,10 @@ const UNICAST_RULE: &str = "self.contains('-') \
     derive = "PartialEq",
     shortname = "tgpool",
     category = "tidegate",
-    doc = "Addresses that Tidegate gives to Services of type LoadBalancer and honours as externalIPs.",
-    printcolumn = r#"{"name":"Total","type":"integer","jsonPath":".status.total","description":"Addresses that it has"}"#,
+    doc = "A set of addresses that Tidegate assigns to Services of type LoadBalancer, or accepts as externalIPs.",
+    printcolumn = r#"{"name":"Total","type":"integer","jsonPath":".status.total","description":"Addresses in the pool"}"#,
     printcolumn = r#"{"name":"Used","type":"integer","jsonPath":".status.used","description":"Addresses that Services hold"}"#,
-    printcolumn = r#"{"name":"Available","type":"integer","jsonPath":".status.available","description":"Addresses that can still be given out"}"#,
+    printcolumn = r#"{"name":"Available","type":"integer","jsonPath":".status.available","description":"Addresses that can still be assigned"}"#,
     printcolumn = r#"{"name":"Accepted","type":"string","jsonPath":".status.conditions[?(@.type==\"Accepted\")].status"}"#,
     printcolumn = r#"{"name":"Overlaps","type":"string","jsonPath":".status.conditions[?(@.type==\"Overlaps\")].status"}"#,
     printcolumn = r#"{"name":"InUse","type":"string","jsonPath":".status.conditions[?(@.type==\"InUse\")].status"}"#,
@@ -55,30 +55,30 @@ pub struct AddressPoolSpec {
         schema_with = "addresses"
     )]
     pub addresses: Vec<String>,
-    /// Give addresses to Services that name no pool.
+    /// Assign addresses to Services that name no pool.
     #[serde(default = "yes")]
     pub auto_assign: bool,
-    /// Honour spec.externalIPs inside it.
+    /// Accept spec.externalIPs that are in the pool.
     #[serde(default, rename = "externalIPs")]
     pub external_ips: bool,
-    /// Give out nothing new; what is given stays.
+    /// Assign no new addresses; assigned addresses stay.
     #[serde(default)]
     pub disabled: bool,
-    /// Namespaces that may use it; all without.
+    /// Namespaces that may use the pool; all if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<Selector>,
-    /// Services that may use it; all without.
+    /// Services that may use the pool; all if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_selector: Option<Selector>,
-    /// Addresses that one namespace may hold; no limit without.
+    /// Maximum number of addresses that one namespace may hold; no limit if omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4294967295_i64))]
     pub quota_per_namespace: Option<i64>,
-    /// Services of different namespaces may share an address under one tidegate.dev/allow-shared-ip key.
+    /// Allow Services of different namespaces to share an address with the same tidegate.dev/allow-shared-ip key.
     #[serde(default)]
     pub share_across_namespaces: bool,
-    /// Take addresses back that the pool would not give now: outside its addresses, beyond its quota, of Services that
-    /// its selectors do not match, and all of them while it is disabled. Without it Services keep what they have.
+    /// Release addresses that the pool would not assign now: those outside of its addresses, over its quota, of Services
+    /// that its selectors do not match, and all of them while it is disabled. By default Services keep their addresses.
     #[serde(default)]
     pub force_release: bool,
 }
@@ -118,11 +118,11 @@ const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 #[serde(rename_all = "camelCase")]
 #[schemars(rename = "LabelSelector")]
 pub struct Selector {
-    /// Labels that must be there with exactly these values.
+    /// Labels that must be present with exactly these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "labels")]
     pub match_labels: BTreeMap<String, String>,
-    /// Requirements that must hold as well.
+    /// Requirements that must also be met.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub match_expressions: Vec<Requirement>,
@@ -155,20 +155,21 @@ pub struct Requirement {
     pub values: Vec<String>,
 }
 
-/// How full it is, and whether it is used.
+/// Usage of the pool, and whether it is accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AddressPoolStatus {
-    /// Addresses that it has, of both families; 2^63 - 1 where there are more.
+    /// Number of addresses in the pool, of both families; at most 2^63 - 1.
     #[serde(default)]
     pub total: i64,
-    /// Addresses that Services hold.
+    /// Number of addresses that Services hold.
+
     #[serde(default)]
     pub used: i64,
-    /// Addresses that can still be given out.
+    /// Number of addresses that can still be assigned.
     #[serde(default)]
     pub available: i64,
-    /// Accepted, Overlaps, InUse.
+    /// Conditions: Accepted, Overlaps, InUse.
     #[serde(default)]
     #[schemars(
         length(max = 16),

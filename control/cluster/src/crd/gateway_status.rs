@@ -1,7 +1,7 @@
-//! `GatewayStatus`: what a gateway says about itself. Cluster-wide, one for each gateway, named after it.
+//! `GatewayStatus`: the status of one gateway. Cluster-scoped; each gateway has one object of its own name.
 //!
 //! Written by the gateway; the others read all of them to know what is withdrawn everywhere, what is served where, and
-//! which addresses are gateways'. When nothing was heard of the gateway for 40 s, the leader sets its conditions to
+//! which addresses are gateways'. After 40 s without a heartbeat the leader sets its conditions to
 //! `Unknown`; after a day it deletes the object.
 
 use kube::CustomResource;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Condition;
 
-/// Which gateway this is about.
+/// The gateway that this object describes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[kube(
@@ -22,7 +22,7 @@ use super::Condition;
     derive = "PartialEq",
     shortname = "tggw",
     category = "tidegate",
-    doc = "What one Tidegate gateway says about itself. Written by the gateway; nobody else edits it.",
+    doc = "The status of one Tidegate gateway. Written by the gateway; do not edit it.",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Leader","type":"boolean","jsonPath":".status.leader"}"#,
     printcolumn = r#"{"name":"Services","type":"integer","jsonPath":".status.services"}"#,
@@ -38,66 +38,67 @@ use super::Condition;
     printcolumn = r#"{"name":"Desired","type":"integer","jsonPath":".status.generationDesired","priority":1}"#
 )]
 pub struct GatewayStatusSpec {
-    /// The gateway's metadata.name in its configuration.
+    /// metadata.name in the configuration of the gateway.
     #[schemars(length(min = 1, max = 253))]
     pub gateway: String,
 }
 
-/// What it says.
+/// The status that the gateway reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GatewayStatusStatus {
     /// Version of the binary.
     #[schemars(length(max = 64))]
     pub version: String,
-    /// The run of the gateway: another one after every start.
+    /// Identifier of the process; it changes at every start.
     #[schemars(length(max = 64))]
     pub instance: String,
-    /// The node of the cluster that it runs on; empty off the cluster.
+    /// Node that the gateway runs on; empty outside of the cluster.
     #[schemars(length(max = 253))]
     pub node: String,
-    /// Whether it leads: writes the status of Services.
+    /// Whether this gateway is the leader, which writes the status of Services.
     pub leader: bool,
-    /// Generation of its newest desired state.
+    /// Generation of the newest desired state.
     pub generation_desired: i64,
-    /// Generation that all of its workers forward by.
+    /// Generation that all workers have applied.
     pub generation_applied: i64,
-    /// Services that ask for an address.
+    /// Number of Services that request an address.
     pub services: i64,
-    /// Those that wait for one.
+    /// Number of Services that wait for an address.
     pub services_pending: i64,
-    /// Backends that take new flows, over all service ports.
+    /// Number of backends that take new flows, over all service ports.
     pub backends_up: i64,
-    /// All backends, over all service ports.
+    /// Number of backends, over all service ports.
     pub backends: i64,
-    /// Whether it hears the API server.
+    /// Whether the gateway is connected to the API server.
     pub source_connected: bool,
-    /// When it last wrote this. A day without, and the leader deletes the object.
+    /// Time of the last heartbeat. The leader deletes the object after a day without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub last_heartbeat: Option<String>,
-    /// How many VIPs it serves.
+    /// Number of VIPs that the gateway serves.
     pub vip_count: i64,
-    /// The VIPs that it serves, 1024 of them at most.
+    /// VIPs that the gateway serves, at most 1024.
     #[schemars(length(max = 1024), inner(length(max = 45)), extend("x-kubernetes-list-type" = "set"))]
     pub vips: Vec<String>,
-    /// Its own addresses: no Service may have one of them.
+    /// Addresses of the gateway itself. No Service can have one of them.
     #[schemars(length(max = 1024), inner(length(max = 45)), extend("x-kubernetes-list-type" = "set"))]
     pub addresses: Vec<String>,
-    /// The resourceVersion of the Services that all of its workers forward by: what was given back in this version or
-    /// before, it serves no more.
+    /// resourceVersion of the Services that all workers have applied. The gateway no longer serves addresses that were
+    /// released in this version or before.
     #[schemars(length(max = 32))]
     pub applied_resource_version: String,
-    /// Services of which it does not serve every port, `namespace/name`, 1024 of them at most. What is not here it serves,
-    /// as of `appliedResourceVersion`.
+    /// Services with a port that the gateway does not serve, as `namespace/name`, at most 1024. It serves all others, as of
+    /// `appliedResourceVersion`.
     #[schemars(length(max = 1024), inner(length(max = 317)), extend("x-kubernetes-list-type" = "set"))]
     pub not_programmed: Vec<String>,
-    /// Services of which a port has no backend that takes flows, `namespace/name`, 1024 of them at most.
+    /// Services with a port that has no active backend, as `namespace/name`, at most 1024.
     #[schemars(length(max = 1024), inner(length(max = 317)), extend("x-kubernetes-list-type" = "set"))]
     pub without_backends: Vec<String>,
-    /// It has withdrawn everything and ended: nobody waits for it.
+    /// The gateway has withdrawn all addresses and stopped; the others do not wait for it.
     pub stopped: bool,
-    /// Ready, SourceConnected, Published, NameUnique, InterfacesUp. `Unknown` where nothing was heard of the gateway for 40 s.
+    /// Conditions: Ready, SourceConnected, Published, NameUnique, CanLead, InterfacesUp. All are `Unknown` after 40 s
+    /// without a heartbeat.
     #[schemars(
         length(max = 16),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])

@@ -23,24 +23,24 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// CamelCase, as `Accepted`.
+    /// Type of the condition in CamelCase, such as `Accepted`.
     #[serde(rename = "type")]
     #[schemars(length(min = 1, max = 316))]
     pub kind: String,
     /// `True`, `False` or `Unknown`.
     #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
     pub status: String,
-    /// A CamelCase word.
+    /// Reason for the status, one CamelCase word.
     #[schemars(length(min = 1, max = 1024))]
     pub reason: String,
-    /// For people.
+    /// Message for people.
     #[schemars(length(max = 32768))]
     pub message: String,
-    /// The generation of the spec that it was judged by.
+    /// Generation of the object that the condition is about.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub observed_generation: i64,
-    /// When `status` last changed.
+    /// Time at which `status` last changed.
     #[schemars(extend("format" = "date-time"))]
     pub last_transition_time: String,
 }

@@ -83,9 +83,9 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
     if of.claimed && !has_load_balancer {
         let failed = message_of(Reason::AllocationFailed).is_some();
         let reason = if failed { condition_reason::ALLOCATION_FAILED } else { condition_reason::PENDING };
-        let mut why = view.pending.clone().unwrap_or_else(|| "waits for an address".to_owned());
+        let mut why = view.pending.clone().unwrap_or_else(|| "waiting for an address".to_owned());
         if let Some(names) = beside.waits_for {
-            why = format!("{why}; not yet: {names}");
+            why = format!("{why}; waiting for {names}");
         }
         return said(condition_type::ALLOCATED, Some(false), reason, why);
     }
@@ -111,7 +111,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
             condition_type::PROGRAMMED,
             Some(false),
             condition_reason::NO_ADDRESS,
-            "there is no address to serve",
+            "the Service has no address",
         );
     }
     if let Some(why) = &view.refused {
@@ -139,7 +139,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
     if of.unapplied {
         let why = match beside.failure {
             Some(why) => {
-                format!("the newest state cannot be published, the last good one is forwarded: {why}")
+                format!("the newest state cannot be published; the last good state is in use: {why}")
             }
             None => "the workers have not applied it yet".to_owned(),
         };
@@ -147,7 +147,7 @@ fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>
     }
     let modes: BTreeSet<&str> = view.ports.iter().map(|port| port.mode.as_str()).collect();
     let modes: Vec<&str> = modes.into_iter().collect();
-    let served = format!("every port is served by {}{}", modes.join(", "), beside.around.shown());
+    let served = format!("every port is forwarded with {}{}", modes.join(", "), beside.around.shown());
     // One that is not ready gets no packets.
     if !beside.around.not_serving.is_empty() {
         return said(condition_type::PROGRAMMED, Some(false), condition_reason::NOT_ON_EVERY_GATEWAY, served);
@@ -176,8 +176,9 @@ fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
     if down.is_empty() && !around.without_backends.is_empty() {
         let (with, gateways) = (around.gateways - around.without_backends.len(), around.gateways);
         let names = around.without_backends.join(", ");
-        let shown =
-            format!("every port has a backend on {with} of {gateways} gateways; a port has none on {names}");
+        let shown = format!(
+            "every port has an active backend on {with} of {gateways} gateways; at least one port has none on {names}"
+        );
         return said(
             condition_type::HEALTHY,
             Some(false),
@@ -190,10 +191,10 @@ fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
             condition_type::HEALTHY,
             Some(true),
             condition_reason::BACKENDS_UP,
-            "every port has a backend that takes flows",
+            "every port has an active backend",
         );
     }
-    let mut message = format!("no backend takes flows on {}", down.join(", "));
+    let mut message = format!("no active backend for {}", down.join(", "));
     for note in notes {
         message.push_str(&format!("; {note}"));
     }
@@ -202,8 +203,9 @@ fn healthy(view: &ServiceView, around: &Around) -> NewCondition {
 
 fn conflicted(of: &OfService<'_>, contested: Option<&str>) -> NewCondition {
     if let Some(who) = contested {
-        let message =
-            format!("field manager {who:?} writes status.loadBalancer too; it is left alone for now");
+        let message = format!(
+            "field manager {who:?} also writes status.loadBalancer; the gateways leave it unchanged for now"
+        );
         return said(
             condition_type::CONFLICTED,
             Some(true),

@@ -402,7 +402,7 @@ impl Planner<'_> {
             return None;
         }
         if now.duration_since(since) >= WAIT_TOLD_AFTER {
-            let note = format!("Waiting until every gateway has withdrawn what was given back: {names}");
+            let note = format!("Waiting until every gateway has withdrawn the released address: {names}");
             let regarding = Regarding::service(key, service.meta.uid.as_str());
             self.event(Event::new(EventType::Normal, regarding, event_reason::WAITING, &note));
         } else {
@@ -427,7 +427,7 @@ impl Planner<'_> {
             let since = self.memory.waiting.get(&key).copied().unwrap_or(*now);
             if now.duration_since(since) >= LEADER_MAX {
                 let note = format!(
-                    "The Service waits for a gateway that leads, to give it an address. One that cannot lead says: \
+                    "No gateway leads, so none can assign an address to the Service. A gateway that cannot lead reports: \
                      {hindrance}"
                 );
                 let regarding = Regarding::service(&key, service.meta.uid.as_str());

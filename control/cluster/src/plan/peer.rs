@@ -58,9 +58,9 @@ impl Around {
             } else if peer.not_programmed.contains(&name) {
                 around.not_serving.push(format!("{}, which cannot serve every port", peer.name));
             } else if is_behind && !peer.is_connected {
-                around.not_serving.push(format!("{}, which does not hear the API server", peer.name));
+                around.not_serving.push(format!("{}, which is disconnected from the API server", peer.name));
             } else if is_behind && situation.now.duration_since(since) >= BEHIND_MAX {
-                around.not_serving.push(format!("{}, which has not applied it", peer.name));
+                around.not_serving.push(format!("{}, which has not applied the Service", peer.name));
             }
             if peer.is_ready && peer.without_backends.contains(&name) {
                 around.without_backends.push(peer.name.clone());
@@ -87,7 +87,7 @@ pub(super) fn behind(peers: &[Peer], version: u64) -> String {
     let mut names = String::new();
     for peer in peers.iter().filter(|peer| peer.applied < version) {
         let comma = if names.is_empty() { "" } else { ", " };
-        let silent = if peer.is_connected { "" } else { ", which does not hear the API server" };
+        let silent = if peer.is_connected { "" } else { ", which is disconnected from the API server" };
         write!(names, "{comma}{}{silent}", peer.name).expect("writing to a String cannot fail");
     }
     names

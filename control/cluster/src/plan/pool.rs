@@ -81,8 +81,8 @@ fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
     };
     let by = usage.used_by();
     if pool.meta.deletion_time.is_some() {
-        let how = "they keep their addresses, and it gives out none; it is gone when they have given them back \
-                   (spec.forceRelease: true takes them back)";
+        let how = "they keep their addresses, and the pool assigns no new ones; it is deleted when all of them are \
+                   released (spec.forceRelease: true releases them)";
         return said(
             "True",
             condition_reason::DELETION_WAITS,
@@ -90,7 +90,10 @@ fn in_use(pool: &AddressPool, usage: Option<&PoolUsage>) -> NewCondition {
         );
     }
     if usage.outside > 0 {
-        let outside = format!("{} of them are not in spec.addresses any more and stay", usage.outside);
+        let outside = format!(
+            "{} of these addresses are no longer in spec.addresses and remain assigned",
+            usage.outside
+        );
         return said(
             "True",
             condition_reason::HELD_OUTSIDE,

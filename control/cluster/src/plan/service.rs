@@ -132,7 +132,7 @@ impl Planner<'_> {
     /// Takes what is ours out of a status.
     fn clear(&mut self, of: &OfService<'_>) {
         self.forget_times(&of.service.meta.key);
-        self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, "The address is given back");
+        self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, "Released the address");
         self.plan.writes.push(Write::ServiceStatus {
             service: of.service.meta.key.clone(),
             uid: of.service.meta.uid.clone(),
@@ -215,8 +215,8 @@ impl Planner<'_> {
         let stored = &of.service.stored;
         if let Some(who) = contested {
             let note = format!(
-                "Field manager {who:?} writes status.loadBalancer of this Service too. It is left alone for now; \
-                 one controller alone should have spec.loadBalancerClass {:?}",
+                "Field manager {who:?} also writes status.loadBalancer of this Service. The gateways leave it unchanged for \
+                 now; only one controller should implement spec.loadBalancerClass {:?}",
                 of.service.load_balancer_class.as_deref().unwrap_or_default()
             );
             return self.note(of, EventType::Warning, event_reason::CONFLICTING, &note);
@@ -229,15 +229,14 @@ impl Planner<'_> {
         }
         let ours = stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
         if wanted.is_empty() && ours && !stored.ingress.is_empty() {
-            let why = view.pending.as_deref().unwrap_or("the Service asks for none any more");
-            let note = format!("The address is given back: {why}");
+            let why = view.pending.as_deref().unwrap_or("the Service no longer requests one");
+            let note = format!("Released the address: {why}");
             self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, &note);
         } else if ours {
             let given: Vec<String> = wanted.iter().filter_map(|w| w.ip).map(|ip| ip.to_string()).collect();
             let is_gone = |ip: &IpAddr| !wanted.iter().any(|ingress| ingress.ip == Some(*ip));
             for ip in stored.ingress.iter().filter_map(|had| had.ip).filter(is_gone) {
-                let note =
-                    format!("The address {ip} is given back: the Service has {} now", given.join(", "));
+                let note = format!("The address {ip} is released: the Service now has {}", given.join(", "));
                 self.note(of, EventType::Normal, event_reason::CLEAR_ASSIGNMENT, &note);
             }
         }

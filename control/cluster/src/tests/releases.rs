@@ -37,7 +37,8 @@ async fn two_gateways_one_address_moves() {
     until("the status says so", || cluster.ingress("old").as_deref() == Some("203.0.113.6")).await;
     cluster.service("new", &json!({"annotations": {"tidegate.dev/load-balancer-ips": x}}));
     let why = || cluster.condition("new", "Allocated")["message"].as_str().unwrap_or_default().to_owned();
-    until("the new one is told why it waits", || why().contains("every gateway has to withdraw it")).await;
+    until("the new one is told why it waits", || why().contains("every gateway must first withdraw it"))
+        .await;
     // The others were looked at again, and one of them still serves it.
     looks(&cluster, 3).await;
     assert_eq!((cluster.ingress("new"), two.vips()), (None, vec![x.to_owned()]));

@@ -34,7 +34,7 @@ async fn a_gateway_that_cannot_lead_says_why_wherever_somebody_looks_and_no_more
     let standing = || gateway.writer.counts().standing();
     until("it to say so", || standing().hindrance.is_some()).await;
     let why = standing().hindrance.unwrap_or_default();
-    assert!(why.contains("the lease kube-system/tidegate cannot be had: 403"), "{why}");
+    assert!(why.contains("the lease kube-system/tidegate cannot be acquired: 403"), "{why}");
     let can_lead = || {
         let conditions = cluster.status_of("edge-1")["conditions"].clone();
         let conditions = conditions.as_array().cloned().unwrap_or_default();

@@ -278,18 +278,18 @@ fn the_source_range_that_lets_a_client_in_is_named_and_who_is_left_out_is_told()
     let inside = ask(&closed, "203.0.113.1:80");
     assert_eq!(
         found(&inside, "source range"),
-        "198.51.100.7 may come in: 198.51.100.0/24 is the longest range that holds it"
+        "198.51.100.7 is allowed: 198.51.100.0/24 is the longest matching range"
     );
     assert_eq!(inside.verdict, "transmit");
     let outside = ask_about(&closed, "8.8.8.8:40000", "203.0.113.1:80", None);
     assert_eq!((outside.verdict.as_str(), outside.reason.as_str()), ("drop", "source_range"));
     assert_eq!(
         found(&outside, "source range"),
-        "8.8.8.8 may not come in: none of the 3 ranges of its family holds it"
+        "8.8.8.8 is refused: none of the 3 ranges of its family matches"
     );
     assert_eq!(outside.backend, None);
     let open = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
-    assert!(found(&ask(&open, "203.0.113.1:80"), "source range").starts_with("everyone may come in"));
+    assert!(found(&ask(&open, "203.0.113.1:80"), "source range").starts_with("all clients are allowed"));
 }
 
 #[test]

@@ -24,14 +24,14 @@ pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot
             let name = snapshot.interface(at).map_or("?", |i| i.name.as_str());
             format!("{ip} is the gateway's own, of interface {name}")
         }
-        None => format!("{ip} is no address of the gateway"),
+        None => format!("{ip} is not an address of the gateway"),
     }
 }
 
 pub(super) fn no_service(packet: &Packet, refused: Option<&str>) -> String {
     let Packet { protocol, destination, .. } = packet;
     match refused {
-        Some(why) => format!("{protocol} {destination} is asked for, and not served: {why}"),
+        Some(why) => format!("{protocol} {destination} is requested but not served: {why}"),
         None => format!("no Service has {protocol} {destination}"),
     }
 }
@@ -85,14 +85,14 @@ pub(super) fn link_local(src: &Addr) -> String {
 
 pub(super) fn source_range(info: &ServiceInfo, client: &Addr) -> String {
     let Some(ranges) = &info.source_ranges else {
-        return "everyone may come in: the Service has no source ranges for this VIP".to_owned();
+        return "all clients are allowed: the Service has no source ranges for this VIP".to_owned();
     };
     let of_family = ranges.nets().iter().filter(|net| net.addr().is_ipv4() == client.is_v4()).count();
     match (ranges.longest(client), of_family) {
-        (Some(range), _) => format!("{client} may come in: {range} is the longest range that holds it"),
-        (None, 0) => format!("{client} may not come in: there is no range of its family"),
-        (None, 1) => format!("{client} may not come in: the one range of its family does not hold it"),
-        (None, n) => format!("{client} may not come in: none of the {n} ranges of its family holds it"),
+        (Some(range), _) => format!("{client} is allowed: {range} is the longest matching range"),
+        (None, 0) => format!("{client} is refused: there is no range of its family"),
+        (None, 1) => format!("{client} is refused: the only range of its family does not match"),
+        (None, n) => format!("{client} is refused: none of the {n} ranges of its family matches"),
     }
 }
 
@@ -104,7 +104,9 @@ pub(super) fn flow(known: Option<KnownFlow>, still_there: bool, silent_workers: 
         ),
         None => "not known: taken as the first packet of a flow (TCP: the SYN)".to_owned(),
         Some(flow) if still_there => format!("known, and pinned to {}", flow.backend),
-        Some(flow) => format!("known, but its backend {} keeps it no longer: chosen anew", flow.backend),
+        Some(flow) => {
+            format!("known, but its backend {} no longer keeps it: a new backend is chosen", flow.backend)
+        }
     }
 }
 
@@ -112,7 +114,9 @@ pub(super) fn affinity(client: &Addr, at: SocketAddr, takes_new_flows: bool) -> 
     let client = client.ip();
     match takes_new_flows {
         true => format!("{client} has been sent to {at} before, and stays there"),
-        false => format!("{client} has been sent to {at} before, which takes no new flows: chosen anew"),
+        false => format!(
+            "{client} has been sent to {at} before, which takes no new flows: a new backend is chosen"
+        ),
     }
 }
 

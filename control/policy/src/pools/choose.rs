@@ -21,8 +21,8 @@ impl Allocation {
             return;
         }
         let waits_for = match self.authority() {
-            Authority::Follows => Some("the leading gateway to give it an address"),
-            Authority::Waits => Some("every gateway to say that it serves nothing that was given back"),
+            Authority::Follows => Some("the leader to assign an address"),
+            Authority::Waits => Some("every gateway to confirm that it has withdrawn released addresses"),
             Authority::Decides { .. } => None,
         };
         if let Some(whom) = waits_for {
@@ -124,7 +124,7 @@ impl Allocation {
             } else if pool.disabled {
                 why.push(format!("pool {name} is disabled"));
             } else if !named && !pool.auto_assign {
-                why.push(format!("pool {name} is given out on request only (autoAssign: false)"));
+                why.push(format!("pool {name} assigns addresses on request only (autoAssign: false)"));
             } else if !pool.admits(&applicant.service.meta.labels, &applicant.namespace_labels) {
                 why.push(format!("the selectors of pool {name} do not match"));
             } else if let Some(ip) = self.shared_address(at, applicant, family) {

@@ -39,7 +39,7 @@ impl Allocation {
                 }
                 // It is the next moment's, and nobody's fault.
                 None if self.is_withheld(*ip) => {
-                    let why = "every gateway has to withdraw it from the Service that gave it back";
+                    let why = "every gateway must first withdraw it from the Service that released it";
                     granted.pending =
                         Some(format!("Service {} waits for address {ip}: {why}", applicant.key()));
                     continue;

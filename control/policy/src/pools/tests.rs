@@ -289,10 +289,7 @@ fn who_follows_gives_nothing_out_and_keeps_what_status_says() {
     assert_eq!(addresses(&allocated, "default", "had"), [ip("203.0.113.4")]);
     assert_eq!(addresses(&allocated, "default", "new"), [] as [IpAddr; 0]);
     let pending = allocated.granted[&ObjectKey::new("default", "new")].pending.clone();
-    assert_eq!(
-        pending.as_deref(),
-        Some("Service default/new waits for the leading gateway to give it an address")
-    );
+    assert_eq!(pending.as_deref(), Some("Service default/new waits for the leader to assign an address"));
     assert_eq!(problems(&allocated, "new"), [], "that is no fault of the Service");
 }
 

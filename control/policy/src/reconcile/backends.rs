@@ -286,7 +286,7 @@ fn fail_open_finding(
     let example = failed.map_or_else(String::new, |(ip, why)| format!(" ({ip}: {why})"));
     let meta = &plan.service.meta;
     let what = format!(
-        "every backend of port {} of Service {} on {vip} fails its health check{example}: none is set aside",
+        "every backend of port {} of Service {} on {vip} fails its health check{example}: all of them stay in use",
         port.label(),
         meta.key
     );

@@ -46,9 +46,7 @@ pub(super) fn candidates<'a>(
     let selector = plan.options.node_selector.as_ref();
     if frontend.via == Via::NodePort && mode.is_dsr() {
         return Err(Obstacle {
-            why: format!(
-                "{mode} would leave the gateway's own address as destination, and nobody else has it"
-            ),
+            why: format!("{mode} keeps the destination address, and only the gateway has that address"),
             field: "nodePort",
             accepted: "forwarding nat or fullnat".to_owned(),
         });

@@ -78,7 +78,7 @@ pub(super) fn finding(service: &Service, unchecked: &BTreeSet<IpAddr>) -> Option
         n => format!(" and {n} more"),
     };
     let what = format!(
-        "endpoints of Service {} are not checked, and taken for healthy, because the operator does not allow \
+        "endpoints of Service {} are not health-checked and count as healthy: the operator does not allow \
          checks of their networks: {}{more}",
         service.meta.key,
         named.join(", ")

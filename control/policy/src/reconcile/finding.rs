@@ -144,7 +144,7 @@ impl Finding {
         service: Option<&Service>,
     ) -> Self {
         let what = format!(
-            "healthCheckNodePort {} of Service {key} cannot be served on {}: {error}; it is tried again",
+            "healthCheckNodePort {} of Service {key} cannot be served on {}: {error}; the gateway retries",
             address.port(),
             address.ip(),
         );

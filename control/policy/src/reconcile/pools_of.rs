@@ -37,7 +37,7 @@ pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Po
                     Reason::PoolsOverlap,
                     Diagnostic::warning(format!(
                         "{range} of AddressPool {name} overlaps {other_range} of pool {other}; who gets an \
-                         address of both is told by the pool that comes first"
+                         address of both is decided by the pool that comes first"
                     ))
                     .accepting("ranges without an address in common"),
                 ),

@@ -48,7 +48,7 @@ impl TooLarge {
         Self {
             why: format!(
                 "all Services together ask for more than the gateway's tables hold, and namespace {namespace} for \
-                 the most: its newest Services are left out"
+                 the most: its newest Services are not programmed"
             ),
             field: "spec.ports".to_owned(),
             accepted: format!(

@@ -57,7 +57,7 @@ impl Admission {
                 continue;
             }
             let what = format!(
-                "address {vip} of Service {} admits nobody: its loadBalancerSourceRanges have no {family} range",
+                "address {vip} of Service {} admits no clients: its loadBalancerSourceRanges have no {family} range",
                 service.meta.key
             );
             let everyone = if family == IpFamily::V4 { "0.0.0.0/0" } else { "::/0" };

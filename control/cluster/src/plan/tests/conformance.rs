@@ -150,14 +150,14 @@ fn a_local_service_whose_clients_addresses_are_lost_is_told_so_by_an_event_and_b
                 addresses by the gateway's";
     assert_eq!(notes(&events, "ClientAddressLost").len(), 1, "{events:?}");
     assert!(notes(&events, "ClientAddressLost")[0].starts_with(lost), "{events:?}");
-    let served = "True ClientAddressLost: every port is served by fullnat; ";
+    let served = "True ClientAddressLost: every port is forwarded with fullnat; ";
     assert_eq!(both.condition("web", "Programmed"), format!("{served}{lost}"));
 
     both.both(|cluster| {
         cluster.settings.forwarding_local = Some(tidegate_model::config::ForwardingMode::Nat);
     });
     both.settle();
-    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is served by nat");
+    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is forwarded with nat");
 }
 
 #[test]
@@ -171,13 +171,13 @@ fn clear_assignment_tells_that_an_address_is_given_back() {
     let events = both.settle();
     let cleared = notes(&events, "ClearAssignment");
     assert_eq!(cleared.len(), 1, "{events:?}");
-    assert!(cleared[0].starts_with("The address is given back: address 203.0.113.5"), "{cleared:?}");
+    assert!(cleared[0].starts_with("Released the address: address 203.0.113.5"), "{cleared:?}");
     assert_eq!(both.of("web").stored.ingress, []);
 
     let mut both = Both::new(&(web("") + ENDPOINT));
     both.settle();
     both.edit("web", |web| web.load_balancer_class = Some("example.com/other".into()));
-    assert_eq!(told(&both.settle()), ["Normal ClearAssignment: The address is given back"]);
+    assert_eq!(told(&both.settle()), ["Normal ClearAssignment: Released the address"]);
     let stored = &both.of("web").stored;
     assert!(stored.ingress.is_empty() && stored.conditions.is_empty() && !stored.is_finalized_by_us());
 }
@@ -228,14 +228,11 @@ fn sync_load_balancer_failed_tells_which_port_is_not_served() {
 #[test]
 fn unavailable_load_balancer_tells_that_no_backend_takes_flows() {
     let mut both = Both::new(&web(""));
-    let said = ["no backend takes flows on 80/TCP"];
+    let said = ["no active backend for 80/TCP"];
     assert_eq!(notes(&both.settle(), "UnAvailableLoadBalancer"), said);
     both.both(|cluster| cluster.endpoint("web", "10.0.1.1"));
     assert_eq!(both.settle(), [], "that it is available again is in the condition");
-    assert_eq!(
-        both.condition("web", "Healthy"),
-        "True BackendsUp: every port has a backend that takes flows"
-    );
+    assert_eq!(both.condition("web", "Healthy"), "True BackendsUp: every port has an active backend");
     both.both(|cluster| cluster.objects.endpoint_slices = Default::default());
     assert_eq!(notes(&both.settle(), "UnAvailableLoadBalancer"), said, "on change");
 }
@@ -249,7 +246,7 @@ fn someone_else_writing_the_same_status_is_conflicting_controller_and_no_flappin
     assert_eq!(notes(&events, "ConflictingController").len(), 1);
     assert_eq!((events.len(), events[0].event_type), (1, EventType::Warning));
     assert!(
-        events[0].note.contains("Field manager \"another-controller\" writes status.loadBalancer"),
+        events[0].note.contains("Field manager \"another-controller\" also writes status.loadBalancer"),
         "{events:?}"
     );
     assert!(both.condition("web", "Conflicted").starts_with("True ConflictingController: "));
@@ -292,8 +289,8 @@ fn the_conditions_are_allocated_programmed_healthy_and_conflicted() {
         all(&both, "web"),
         [
             "True Allocated: 203.0.113.5 from pool public",
-            "True Programmed: every port is served by fullnat",
-            "True BackendsUp: every port has a backend that takes flows",
+            "True Programmed: every port is forwarded with fullnat",
+            "True BackendsUp: every port has an active backend",
             "False NoConflict: ",
         ]
     );
@@ -309,7 +306,7 @@ fn the_conditions_are_allocated_programmed_healthy_and_conflicted() {
         all(&both, "web"),
         [
             format!("False AllocationFailed: {waits}"),
-            "False NoAddress: there is no address to serve".into(),
+            "False NoAddress: the Service has no address".into(),
             "Unknown NoPorts: no port is served".into(),
             "False NoConflict: ".into(),
         ]
@@ -563,27 +560,26 @@ fn programmed_says_on_how_many_gateways_a_service_is_served_and_on_which_not() {
     let listed = || std::iter::once("default/web".to_owned()).collect::<BTreeSet<_>>();
     let mut both = Both::new(&(web("") + ENDPOINT)).with(|cluster| cluster.peers = vec![peer("edge-2")]);
     both.settle();
-    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is served by fullnat");
+    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is forwarded with fullnat");
 
     both.both(|cluster| cluster.peers[0].not_programmed = listed());
     let events = both.settle();
-    let said =
-        "every port is served by fullnat on 1 of 2 gateways; not on edge-2, which cannot serve every port";
+    let said = "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which cannot serve every port";
     assert_eq!(both.condition("web", "Programmed"), format!("False NotOnEveryGateway: {said}"));
     assert_eq!(notes(&events, "SyncLoadBalancerFailed"), [said]);
 
     // One that is not ready gets no packets.
     both.both(|cluster| cluster.peers[0] = Peer { is_ready: false, ..peer("edge-2") });
     both.settle();
-    let said = "every port is served by fullnat on 1 of 2 gateways; not on edge-2, which is not ready";
+    let said = "every port is forwarded with fullnat on 1 of 2 gateways; not on edge-2, which is not ready";
     assert_eq!(both.condition("web", "Programmed"), format!("True Programmed: {said}"));
 
     both.both(|cluster| cluster.peers[0] = Peer { without_backends: listed(), ..peer("edge-2") });
     both.settle();
-    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is served by fullnat");
+    assert_eq!(both.condition("web", "Programmed"), "True Programmed: every port is forwarded with fullnat");
     assert_eq!(
         both.condition("web", "Healthy"),
-        "False NoBackendsOnSomeGateways: every port has a backend on 1 of 2 gateways; a port has none on edge-2"
+        "False NoBackendsOnSomeGateways: every port has an active backend on 1 of 2 gateways; at least one port has none on edge-2"
     );
 }
 
@@ -593,7 +589,7 @@ fn a_gateway_that_does_not_follow_the_services_does_not_serve_what_is_new() {
         cluster.peers = vec![Peer { applied: 3, is_connected: false, ..peer("edge-2") }];
     });
     both.settle();
-    let why = "on 1 of 2 gateways; not on edge-2, which does not hear the API server";
+    let why = "on 1 of 2 gateways; not on edge-2, which is disconnected from the API server";
     assert!(both.condition("web", "Programmed").ends_with(why), "{}", both.condition("web", "Programmed"));
     both.both(|cluster| cluster.peers[0].is_connected = true);
     both.settle();
@@ -601,7 +597,9 @@ fn a_gateway_that_does_not_follow_the_services_does_not_serve_what_is_new() {
     assert!(both.condition("web", "Programmed").starts_with("True"));
     both.both(|cluster| cluster.now += SignedDuration::from_mins(2));
     both.settle();
-    assert!(both.condition("web", "Programmed").ends_with("not on edge-2, which has not applied it"));
+    assert!(
+        both.condition("web", "Programmed").ends_with("not on edge-2, which has not applied the Service")
+    );
 }
 
 #[test]
@@ -648,7 +646,7 @@ fn who_waits_for_other_gateways_is_told_their_names_in_an_event_too() {
     let events = both.round().events;
     assert_eq!(
         told(&events),
-        ["Normal WaitingForGateways: Waiting until every gateway has withdrawn what was given back: edge-2"]
+        ["Normal WaitingForGateways: Waiting until every gateway has withdrawn the released address: edge-2"]
     );
 }
 
@@ -700,7 +698,7 @@ fn clear_assignment_tells_that_an_address_is_replaced_by_another() {
     let events = both.settle();
     assert_eq!(
         notes(&events, "ClearAssignment"),
-        ["The address 203.0.113.5 is given back: the Service has 203.0.113.6 now"]
+        ["The address 203.0.113.5 is released: the Service now has 203.0.113.6"]
     );
     assert_eq!(notes(&events, "IPAllocated"), ["Assigned IP 203.0.113.6 from pool public"]);
 }

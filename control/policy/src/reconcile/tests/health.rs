@@ -93,7 +93,7 @@ fn all_checked_backends_of_a_service_port_failing_at_once_means_none_is_set_asid
         messages(&outcome),
         [
             "warning: every backend of port http of Service default/web on 203.0.113.12 fails its health check \
-          (10.0.1.1: connection refused): none is set aside; accepted: a check that passes \
+          (10.0.1.1: connection refused): all of them stay in use; accepted: a check that passes \
           (tidegate.dev/health-check-*), or health.failOpen false"
         ]
     );
@@ -143,7 +143,7 @@ fn endpoints_written_by_hand_are_not_checked_outside_of_the_networks_of_backends
         "they are backends all the same"
     );
     assert_eq!(outcome.findings[0].reason, Reason::HealthCheckNotAllowed);
-    let said = "warning: endpoints of Service default/web are not checked, and taken for healthy, because the operator \
+    let said = "warning: endpoints of Service default/web are not health-checked and count as healthy: the operator \
                 does not allow checks of their networks: 10.9.1.7, 192.0.2.80; accepted: endpoints on the gateway's \
                 links or routes or in the podCIDRs of their node, or their networks in health.allowedNetworks";
     assert_eq!(messages(&outcome), [said]);

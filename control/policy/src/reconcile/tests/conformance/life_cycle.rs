@@ -161,7 +161,7 @@ fn an_address_is_reused_only_when_every_gateway_has_withdrawn_it() {
     });
     let outcome = both.step();
     assert!(outcome.spec.services.is_empty());
-    let why = "every gateway has to withdraw it from the Service that gave it back";
+    let why = "every gateway must first withdraw it from the Service that released it";
     assert!(pending(&outcome, "web").is_some_and(|p| p.contains(why)));
     assert_eq!(messages(&outcome), [] as [String; 0], "that is no fault of the Service");
     // Nor is it chosen for a Service that does not care which.
@@ -182,7 +182,7 @@ fn the_leader_decides_on_addresses_and_who_follows_serves_what_status_says() {
         .with(|world| world.settings.authority = Authority::Follows);
     let outcome = both.look();
     assert_eq!(owners(&outcome), ["203.0.113.9 had"]);
-    let waits = "Service default/new waits for the leading gateway to give it an address";
+    let waits = "Service default/new waits for the leader to assign an address";
     assert_eq!(pending(&outcome, "new"), Some(waits));
     assert_eq!(messages(&outcome), [] as [String; 0], "that is no fault of the Service");
 }

@@ -139,8 +139,8 @@ fn node_ports_need_nat() {
     let said = outcome.findings[0].diagnostic.to_string();
     assert!(
         said.ends_with(
-            "error: node port 30080 of port http of Service default/web is not programmed: dsr-l2 would leave the \
-             gateway's own address as destination, and nobody else has it; accepted: forwarding nat or fullnat"
+            "error: node port 30080 of port http of Service default/web is not programmed: dsr-l2 keeps the \
+             destination address, and only the gateway has that address; accepted: forwarding nat or fullnat"
         ),
         "{said}"
     );
