@@ -1,4 +1,4 @@
-//! Who of several gateways writes: one of them holds a Lease (coordination.k8s.io/v1) and renews it.
+//! Leader election: the gateway that holds a Lease (coordination.k8s.io/v1) and renews it is the one that writes.
 //!
 //! [`Election`] is the state machine, pure: it is told what the API server has and when, and says what to ask for.
 //! `elect` asks. The rules are those of client-go's leader election with its durations: a lease is taken when its

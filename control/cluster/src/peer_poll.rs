@@ -1,4 +1,4 @@
-//! Looks at the other gateways: when, and what is asked of the API server for it.
+//! Polls the GatewayStatus objects of the other gateways: when, and with which requests.
 //!
 //! [`PeerPoll`] keeps the times and what came of the last look; `writer` sends the requests in the background. Every ten
 //! seconds, every second while something waits for other gateways.

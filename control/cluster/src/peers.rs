@@ -1,4 +1,4 @@
-//! The other gateways, by what they say in their `GatewayStatus` and how long ago we heard it change.
+//! The other gateways: which are live, from their `GatewayStatus` and the time since its heartbeat last changed.
 //!
 //! Pure: time is an argument. A gateway is live until its heartbeat was seen to stand still for 40 s, from one look to
 //! another; one that says goodbye is not. While nobody can look, nobody dies. A `GatewayStatus` without news for a day

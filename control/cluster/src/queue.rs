@@ -1,4 +1,4 @@
-//! The writes that wait: the newest plan, at a rate that an API server can bear, with pauses after failures.
+//! Queues the writes of the newest plan and releases them at a bounded rate, with pauses after failures.
 //!
 //! Pure: time is an argument, requests are sent by `run`. Each plan replaces the one before, so nothing old is ever
 //! sent. What was taken by the API server is not sent again until the object is seen to have changed.

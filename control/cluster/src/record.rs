@@ -1,4 +1,4 @@
-//! Writes events, at a rate that an API server can bear, the same one once with a count.
+//! Writes events to the API server at a bounded rate; a repeated event increments the count of the first one.
 //!
 //! An event that comes again, also after a restart and from another leader, finds its object by a name made of what it
 //! says, and is counted there: one line in `kubectl describe`, for as long as the API server keeps the object. Each

@@ -1,4 +1,4 @@
-//! What the rounds have to know of the other gateways, and which addresses are withheld because of them.
+//! Tracks what the other gateways have applied, and withholds released addresses that they may still serve.
 //!
 //! The daemon keeps a [`ReleaseTracker`] and shows it the Services before each round; with the [`PeerReleases`], which the writer tells,
 //! it says who decides on addresses and which of them are withheld. An address that a Service gave back is given to

@@ -1,4 +1,4 @@
-//! Writes as requests to an API server, and what its answers mean.
+//! Sends writes to the API server and classifies its responses.
 //!
 //! Status goes by server-side apply under one field manager, so that what others own stays theirs; the finalizer by a
 //! strategic merge patch, which adds and takes off one entry whatever else is in the list; that of AddressPools, which

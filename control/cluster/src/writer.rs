@@ -1,4 +1,5 @@
-//! The task that writes: takes the newest round, plans, sends, and plans again with whatever changes.
+//! The task that writes to the API server: it plans the writes from the newest outcome, sends them, and plans again after
+//! every change.
 //!
 //! `queue` says what may be sent when, `peer_poll` and `own_status` keep the times of the other requests; all of them run in
 //! the background and come back as [`Done`].

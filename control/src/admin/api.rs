@@ -1,4 +1,4 @@
-//! The types of every answer on the admin socket, used by the daemon and by the commands alike.
+//! The response types of the admin socket, used by the daemon and by the commands.
 //!
 //! The field names are what `-o json` and `-o yaml` show: an interface. Fields are added, not renamed; counters
 //! count since the daemon's start.

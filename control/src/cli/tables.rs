@@ -1,4 +1,4 @@
-//! The columns of every answer, for people. What scripts read is `-o json`, which shows the answer itself.
+//! Formats every response as a table for people. Scripts use `-o json`, which prints the response itself.
 //!
 //! Headers and cells in the manner of kubectl: upper case, `<pending>`, `<none>`, ages like `3m20s`. One function an
 //! answer; nothing here asks the daemon.

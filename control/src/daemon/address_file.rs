@@ -1,5 +1,5 @@
-//! Which Service has which addresses, on disk: for a gateway whose objects come from a directory, which has no status
-//! to write them to.
+//! Saves the addresses of Services to disk, for a gateway that reads manifests from a directory and so has no status to
+//! write them to.
 //!
 //! One line a Service: a hash of the rest of the line, and JSON. A line that is cut or altered costs that Service its
 //! memory, and no other; what was lost is logged. The controller saves before it publishes, so that a gateway that is

@@ -1,4 +1,4 @@
-//! From what is known now to what the workers do: gathers, reconciles, publishes, remembers.
+//! Runs one round of the control loop: collects the inputs, reconciles, publishes the result to the workers.
 //!
 //! Owned by the daemon's loop; nothing else changes the desired state. Each [`Controller::apply`] is one round: the
 //! [`Reconciler`], a publish where the outcome differs from the last, the targets of the health checks, and a

@@ -1,4 +1,4 @@
-//! The daemon: everything of `tidegate run`, from reading the configuration to the orderly end.
+//! The daemon behind `tidegate run`, from reading the configuration to shutdown.
 //!
 //! One loop ([`serve`]) waits for whatever may change the desired state (manifests, health, drains that end, the
 //! operator, signals), lets changes settle, and has the [`Controller`] reconcile and publish. What others may look at

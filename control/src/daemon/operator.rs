@@ -1,4 +1,4 @@
-//! The answers on the admin socket: what the operator sees of the running daemon, and may change.
+//! Answers requests on the admin socket: queries about the running daemon, and drains and reloads.
 //!
 //! Reading looks at [`State`] and the dataplane's counters; changes go to the controller's loop as a [`Command`] and
 //! come back when they are decided.

@@ -1,4 +1,4 @@
-//! What others may look at while the daemon runs: the last round, and the dataplane behind it.
+//! The state of the running daemon that other tasks read: the result of the last round, and the dataplane.
 //!
 //! Written by the controller after each round; read by the admin socket, metrics and health ports, each of which takes
 //! an [`Arc`] and never holds up a round.

@@ -1,4 +1,4 @@
-//! What the supervisor is told (`sd_notify(3)`): that the gateway forwards, what it waits for, that it ends.
+//! Notifies the supervisor (`sd_notify(3)`) when the gateway forwards, what it waits for, and when it stops.
 //!
 //! `READY=1` means that every worker has applied the first snapshot, so that units ordered after the gateway find it
 //! forwarding. An API server that does not answer a gateway without objects on disk would keep it waiting for ever, and

@@ -1,4 +1,4 @@
-//! What clients of the lab do: HTTP by curl, connections that stay, datagrams, throughput, and a steady load.
+//! The clients of the lab: HTTP by curl, long-lived connections, datagrams, throughput, and a steady load.
 //!
 //! Every answer names the backend and the client as the backend saw it ([`BackendAnswer`]), so a caller can count where
 //! connections landed and which source address arrived there.

@@ -1,4 +1,4 @@
-//! What the gateway is told: Services with their EndpointSlices, as the YAML that a cluster would hold.
+//! Writes the manifests of the lab: Services with their EndpointSlices, as YAML.
 //!
 //! One [`Manifest`] is one file in the watched directory. A weight is an annotation of the endpoint's Pod, so an
 //! endpoint with a weight brings its Pod along. Files are put in place by rename: the gateway never reads half a file.

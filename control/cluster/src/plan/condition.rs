@@ -1,4 +1,4 @@
-//! The conditions of Services: what they say of a Service and its view.
+//! Computes the conditions of a Service from the Service and its view.
 //!
 //! Reasons are words for programs, messages for people; both stay the same while nothing changed, so that no counting
 //! backend makes a write.

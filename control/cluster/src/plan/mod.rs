@@ -1,4 +1,4 @@
-//! What is to be written, as a pure function of what is known: nothing where nothing differs.
+//! Plans the writes to the API server, as a pure function: there is no write if nothing differs.
 //!
 //! [`plan`] compares the last round of the controller with what the API server has of Services and AddressPools, and
 //! gives the writes that bring them together, the events that tell about it, and what to remember. It never writes

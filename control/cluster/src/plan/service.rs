@@ -1,4 +1,4 @@
-//! One Service from its first address to its last: finalizer, status, and the events that tell about it.
+//! Plans the finalizer, status and events of one Service, from its first address until it has none.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! The gateways during an uninstallation: the Lease that keeps them from writing, and when they are silent.
+//! Stops gateways from writing during an uninstallation: takes the Lease and waits until they have stopped.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

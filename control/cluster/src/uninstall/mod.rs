@@ -1,5 +1,5 @@
-//! Takes what gateways wrote back out of a cluster: finalizers, conditions and statuses, so that Tidegate can be removed
-//! and nothing that it leaves behind holds an object up.
+//! Removes what gateways wrote to a cluster (finalizers, conditions and statuses), so that Tidegate can be uninstalled and
+//! no object is blocked by its finalizers.
 //!
 //! Gateways that run would write it all again. So the Lease by which they agree on who writes is held first, under the
 //! name [`UNINSTALLED`](super::lease::UNINSTALLED): no gateway takes it from there, and each that sees it says goodbye

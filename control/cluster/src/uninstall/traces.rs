@@ -1,4 +1,4 @@
-//! What of Tidegate is on an object, read from its JSON: pure.
+//! Finds what Tidegate wrote on an object, in its JSON. Pure.
 //!
 //! Objects are read as they are and not decoded, so that nothing on them stands in the way: a Service that a gateway
 //! refuses is released like any other. Finalizers and conditions are ours by the prefix `tidegate.dev/`, whatever version

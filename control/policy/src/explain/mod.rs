@@ -1,4 +1,4 @@
-//! `explain`: the decision for one packet, step by step, in words and as data.
+//! `explain`: computes the decision for one packet step by step, as text and as data.
 //!
 //! The steps ask the same functions of [`Snapshot`] and [`hash`] that the pipeline asks, so an explanation
 //! cannot drift from what is forwarded; what the packet would meet on the wire (headers, TTL, fragments) is not

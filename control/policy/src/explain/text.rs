@@ -1,4 +1,4 @@
-//! The sentences of an explanation. Nothing is decided here; each function words one finding of `explain`.
+//! The texts of an explanation. Each function formats one step of `explain`; nothing is decided here.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! The three passes that give Services their addresses, and what they leave behind.
+//! Assigns addresses to Services in three passes.
 //!
 //! 1. Who has something keeps it: from the last call, else by its own status (`keep`).
 //! 2. New ports on addresses that are kept, external IPs and requested addresses (`tidegate.dev/load-balancer-ips`,

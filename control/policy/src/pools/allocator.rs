@@ -1,4 +1,4 @@
-//! [`Allocator`]: who has which address, kept from one state to the next.
+//! [`Allocator`]: which Service has which address, updated incrementally.
 //!
 //! All Services that take part are given their addresses in three passes (`allocate`). When some of them change, the
 //! passes are run again for those alone that the change can touch, while the others hold what they hold:

@@ -1,4 +1,4 @@
-//! Pass 3: an address chosen for every Service that still lacks one.
+//! Pass 3: chooses an address for every Service that still needs one.
 //!
 //! Every address of a pool has a rank for every Service, by a hash of both; of the free ones the Service gets the one
 //! of the highest rank. So what is given follows from the Service's name, and neither from the order in which Services

@@ -1,4 +1,4 @@
-//! What a Service holds, in the form in which it is remembered, written to its status and saved to disk.
+//! The addresses that a Service holds, as kept in memory, written to its status and saved to disk.
 //!
 //! One entry for each address and capacity, with the ports that are the Service's own there. It says under which wish
 //! and sharing key the address was given, so that a later change of the Service is told from one of the pool.

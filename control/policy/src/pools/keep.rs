@@ -1,4 +1,4 @@
-//! Pass 1: who has something keeps it, as long as it asks for it.
+//! Pass 1: a Service keeps the addresses and ports that it has, as long as it requests them.
 //!
 //! First comes what is known to be a Service's own, port by port ([`Had::firm`](super::Had)); these claims were
 //! granted side by side before, so their order does not matter. Then comes what a Service had by a source that counts

@@ -1,5 +1,5 @@
-//! Step 2, kept from one call to the next: which addresses Services have, and what else hangs on all of them or on the
-//! nodes: VIPs, contested ports, routes to Pods.
+//! Step 2, incrementally: the addresses of Services, and what depends on all of them or on the nodes: VIPs, conflicting
+//! ports, routes to Pods.
 //!
 //! Called by `incremental` with what changed; says to which Services the result matters.
 //!

@@ -1,5 +1,5 @@
-//! The backends of one service port on one VIP: who takes new flows, who keeps old ones, who is kept though
-//! gone, and what is to be checked.
+//! Computes the backends of one service port on one VIP: which take new flows, which only keep existing flows, which are
+//! kept after their removal, and which health checks are needed.
 //!
 //! Kubernetes says who is ready ([`choose`]), the gateway's checks who answers, the operator whom to drain; the
 //! memory of the last call says who left. What weight they have is up to `weights` and, for nodes, to `nodes` and to

@@ -1,4 +1,4 @@
-//! How the endpoints of one Service are checked: its `health-check-*` annotations over the configuration's `health`.
+//! The health-check settings of one Service: its `health-check-*` annotations override `health` of the configuration.
 //!
 //! [`HealthOptions::apply`] takes one annotation, [`HealthOptions::checks`] decides when all are in. The rule of who
 //! is checked how is [`Checks::target`], for every endpoint of every port.

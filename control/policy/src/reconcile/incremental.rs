@@ -1,4 +1,4 @@
-//! [`Reconciler`]: [`reconcile`](super::reconcile) that caches the result for each Service, and computes only those anew
+//! [`Reconciler`]: [`reconcile`](super::reconcile) with a cached result for each Service. It recomputes only the Services
 //! whose inputs changed.
 //!
 //! What changed is found by comparing with the inputs of the last call: [`SharedMap::diff`](tidegate_model::shared_map::SharedMap::diff)

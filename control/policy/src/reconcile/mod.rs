@@ -1,4 +1,5 @@
-//! The way of a Service update, top-down: objects and circumstances in, the desired state out.
+//! Computes the desired state from Kubernetes objects, health results and drains. Read it top-down to follow a Service
+//! update.
 //!
 //! [`reconcile`] is a pure function: [`Settings`], [`Objects`], health, drains, the memory of the last call and
 //! `now` give an [`Outcome`]: the [`SnapshotSpec`] for the dataplane, what to check and to listen on, what to

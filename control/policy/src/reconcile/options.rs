@@ -1,4 +1,4 @@
-//! What a Service's annotations ask for, beside the defaults of the configuration.
+//! Parses the annotations of a Service into options; the configuration has the defaults.
 //!
 //! One pass over the annotations of our prefix and over the aliases of others. A value that is not understood
 //! is an error that names key, value and what would be accepted, and the default goes on in its stead. A wish

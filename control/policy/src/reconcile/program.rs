@@ -1,4 +1,4 @@
-//! One Service onto its addresses: each port on each VIP becomes a [`ServiceSpec`] or a refusal that says why.
+//! Turns each port of a Service on each of its VIPs into a [`ServiceSpec`], or into a refusal with its reason.
 //!
 //! The order of questions for a port on an address ([`Frontend`]): does the gateway do what the Service asks; is the
 //! port the Service's own there; who could be a backend (`candidates`); which of these can the mode reach. Who takes

@@ -1,4 +1,4 @@
-//! The files of the directory with what each holds: found, read when changed, decoded one by one.
+//! Finds the files of the directory, reads those that changed, and decodes the objects of each.
 //!
 //! A refresh looks at the metadata of every file and reads those that changed. A file that was changed in the
 //! last two seconds is read again next time whatever its metadata say, because the clock of a file system may be

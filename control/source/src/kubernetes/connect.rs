@@ -1,4 +1,4 @@
-//! The connection to the API server: who it is, who we are, and both again when their files change.
+//! The connection to the API server: its address, our credentials, and a new client when their files change.
 //!
 //! A [`Connector`] gives out a client for the kubeconfig as it is now, or for the service account of the Pod: the files
 //! (kubeconfig, certificates, keys, tokens) are looked at before every request, and a client made before a change is not

@@ -1,4 +1,4 @@
-//! The last objects on disk, for a gateway that starts while the API server is down.
+//! Saves the last known objects to disk and loads them, for a gateway that starts while the API server is down.
 //!
 //! A file of JSON lines: a head (format, API server, number of objects, the last word about each kind), one line an
 //! object (kind, version, trimmed object, how long it is kept if it is lost, what of it is left out), and a foot with a hash of all lines before it. Written whole to a file beside it, flushed to disk, and put

@@ -1,11 +1,11 @@
-//! Where the kinds come together: one state of all objects, given out when it is whole.
+//! Merges the objects of all kinds into one state and publishes it when it is complete.
 //!
-//! The hub hears the reflectors, keeps what is shown of each kind ([`Retain`]), and gives out a [`SourceUpdate`] for
-//! whatever came at once: it does not wait for more, its reader does. It says how the source gets on
-//! ([`SourceState`]), and sees to the objects on disk.
+//! The hub receives the events of the reflectors, keeps the objects of each kind ([`Retain`]), and publishes a
+//! [`SourceUpdate`] for the events that arrived together: it does not wait for more, its reader does. It also publishes the
+//! state of the source ([`SourceState`]) and decides when objects are loaded from disk and saved.
 //!
-//! Invariant: nothing is given out before every kind was listed, or is there from the disk because the API server
-//! cannot be reached.
+//! Invariant: nothing is published before every kind was listed, or was loaded from disk because the API server cannot be
+//! reached.
 //! Invariant: an object that did not change keeps its `Arc`.
 
 use std::collections::BTreeMap;

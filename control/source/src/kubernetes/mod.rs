@@ -1,4 +1,4 @@
-//! Objects of an API server: listed, watched, kept through its faults.
+//! Reads objects from an API server: lists them, watches them, and keeps them while the API server fails.
 //!
 //! [`KubernetesSource::start`] watches every kind of `KINDS` on the runtime that it is called on, until it is dropped.
 //! The way of an object: `reflect` lists and watches (`wire` is the HTTP of it, `connect` the credentials), `object`

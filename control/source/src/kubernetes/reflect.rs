@@ -1,4 +1,4 @@
-//! One kind of objects, listed and then watched for ever, whatever the API server does.
+//! Lists one kind of objects and then watches it, and recovers from every failure of the API server.
 //!
 //! A [`Reflector`] turns one kind's lists and watches into [`Event`]s for the hub. A watch that ends or breaks is taken
 //! up where it was, once the API server is known to be of the same cluster and no further back; only where it is not,

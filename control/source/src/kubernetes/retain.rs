@@ -1,4 +1,4 @@
-//! What is shown of one kind of objects: what the API server has, but for what it seems to have lost.
+//! The objects of one kind that the gateway uses: those of the API server, and those that it seems to have lost.
 //!
 //! [`Retain`] takes what a list and a watch say, in their words, and answers with the keys whose shown object changed.
 //! Changes seen by a watch count at once. A list after a loss is different: the API server may be back empty, or back

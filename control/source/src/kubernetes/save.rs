@@ -1,4 +1,4 @@
-//! When the last objects go to disk: soon after a change, not too often, and at the end.
+//! Decides when the last known objects are saved to disk: soon after a change, not too often, and at shutdown.
 //!
 //! Used by the hub, which has the objects. Writing is done by `disk` on a thread of its own, one at a time; here is
 //! decided when. Without a state directory nothing is ever due.

@@ -1,4 +1,4 @@
-//! Lists and watches over HTTP: one request and what comes back, each wait with its limit.
+//! Sends list and watch requests over HTTP and decodes the responses; every wait has a limit.
 //!
 //! A list is read page by page, each decoded object by object while it is parsed, so that no page of JSON trees is ever
 //! in memory. A watch gives one event a line. What an answer means for the next request is decided by the caller,

@@ -1,4 +1,4 @@
-//! Kubernetes objects from YAML trees: defaulted and validated as an API server does it.
+//! Decodes Kubernetes objects from YAML trees, with the defaults and validation of an API server.
 //!
 //! [`decode`] takes one document and gives the objects in it (several for a `List`). An object with an error
 //! is refused, the others stay. Unknown fields are warnings, as with an API server's strict validation;

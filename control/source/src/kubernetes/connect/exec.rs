@@ -1,4 +1,4 @@
-//! Credentials from a plugin: the program that `exec` of a kubeconfig's user names (client.authentication.k8s.io).
+//! Runs a credential plugin: the program that `exec` of a kubeconfig user names (client.authentication.k8s.io).
 //!
 //! [`run`] starts it, waits, bounded, and reads the ExecCredential that it prints. It has no terminal. Called by
 //! `connect`, on a thread where waiting holds nobody up; the result is kept there until it expires.

@@ -1,4 +1,4 @@
-//! The way through an HTTP proxy: which one, and the tunnel (CONNECT, RFC 9110 section 9.3.6) to the API server.
+//! Chooses an HTTP proxy and opens a tunnel through it to the API server (CONNECT, RFC 9110 section 9.3.6).
 //!
 //! [`Proxy::choose`] decides as Kubernetes' own clients do: `proxy-url` of the cluster always counts; else the
 //! environment (`HTTPS_PROXY`, for http API servers `HTTP_PROXY`, in capitals or not), but for what `NO_PROXY` names
