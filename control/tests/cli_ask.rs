@@ -11,6 +11,8 @@ use tempfile::TempDir;
 use tidegate::admin::api::*;
 use tidegate::admin::flows_query::FlowsQuery;
 use tidegate::admin::{AdminBackend, AdminError, Server};
+use tidegate_core::snapshot::{ForwardingMode, Protocol};
+use tidegate_model::objects::ServiceType;
 use tidegate_policy::explain::{Explanation, Packet, Step};
 use tidegate_policy::reconcile::DrainTarget;
 
@@ -42,10 +44,10 @@ fn port(name: &str, number: u16, refused: Option<&str>) -> PortView {
         vip: ip("203.0.113.1"),
         name: name.into(),
         port: number,
-        protocol: "TCP".into(),
-        mode: "nat".into(),
+        protocol: Protocol::Tcp,
+        mode: ForwardingMode::Nat,
         app_protocol: None,
-        refused: refused.map(str::to_owned),
+        refused: refused.map(|why| PortRefusal::from(why.to_owned())),
         fail_open: false,
         note: None,
         backends: match refused {
@@ -59,11 +61,11 @@ fn port(name: &str, number: u16, refused: Option<&str>) -> PortView {
 }
 
 fn service(namespace: &str, name: &str, ports: Vec<PortView>, pending: Option<&str>) -> ServiceView {
-    let vip = |p: &PortView| VipView { address: p.vip, kind: "LoadBalancer".into(), pool: "public".into() };
+    let vip = |p: &PortView| VipView { address: p.vip, kind: VipKind::LoadBalancer, pool: "public".into() };
     ServiceView {
         namespace: namespace.into(),
         name: name.into(),
-        service_type: "LoadBalancer".into(),
+        service_type: Some(ServiceType::LoadBalancer),
         vips: ports.first().map(vip).into_iter().collect(),
         pending: pending.map(str::to_owned),
         refused: None,

@@ -10,7 +10,8 @@ use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::Finding;
 
 pub use tidegate_policy::reconcile::view::{
-    BackendView, BackendViewState, BackendWhy, HealthState, HealthView, PortView, ServiceView, VipView,
+    BackendView, BackendViewState, BackendWhy, HealthState, HealthView, PortRefusal, PortView, RefusalReason,
+    ServiceView, VipKind, VipView,
 };
 
 /// `GET /v1/status`.
@@ -335,7 +336,7 @@ impl BackendRow {
                     port_name: port.name.clone(),
                     vip: port.vip,
                     service_port: port.port,
-                    protocol: port.protocol.clone(),
+                    protocol: port.protocol.to_string(),
                     backend: backend.clone(),
                     forwarding: forwarding(port, backend),
                 }));

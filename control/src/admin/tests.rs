@@ -5,6 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use tidegate_core::snapshot::{ForwardingMode, Protocol};
+use tidegate_model::objects::ServiceType;
+
 use super::api::*;
 use super::*;
 
@@ -33,8 +36,8 @@ fn service_view() -> ServiceView {
     ServiceView {
         namespace: "default".into(),
         name: "web".into(),
-        service_type: "LoadBalancer".into(),
-        vips: vec![VipView { address: vip, kind: "LoadBalancer".into(), pool: "public".into() }],
+        service_type: Some(ServiceType::LoadBalancer),
+        vips: vec![VipView { address: vip, kind: VipKind::LoadBalancer, pool: "public".into() }],
         pending: None,
         refused: None,
         unapplied: None,
@@ -43,8 +46,8 @@ fn service_view() -> ServiceView {
             vip,
             name: "http".into(),
             port: 80,
-            protocol: "TCP".into(),
-            mode: "nat".into(),
+            protocol: Protocol::Tcp,
+            mode: ForwardingMode::Nat,
             app_protocol: None,
             refused: None,
             fail_open: false,

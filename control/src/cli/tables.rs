@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use jiff::Timestamp;
+use tidegate_model::objects::ServiceType;
 use tidegate_policy::reconcile::DrainTarget;
 
 use super::output::{Format, Style, Table, age};
@@ -34,8 +35,8 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
     let mut table = Table::new(&headers);
     for service in services {
         let vips: Vec<String> = service.vips.iter().map(|v| v.address.to_string()).collect();
-        let pools: BTreeSet<&str> =
-            service.vips.iter().filter(|v| v.is_of_pool()).map(|v| v.pool.as_str()).collect();
+        let pools = service.vips.iter().map(|vip| vip.pool.as_str());
+        let pools: BTreeSet<&str> = pools.filter(|pool| !pool.is_empty()).collect();
         let modes: BTreeSet<&str> = service.ports.iter().map(|p| p.mode.as_str()).collect();
         let ports: BTreeSet<(u16, &str)> =
             service.ports.iter().map(|p| (p.port, p.protocol.as_str())).collect();
@@ -49,7 +50,7 @@ pub(super) fn services(services: &[ServiceView], now: Timestamp) -> Table {
         table.row([
             service.namespace.clone(),
             service.name.clone(),
-            service.service_type.clone(),
+            service.service_type.map_or("", ServiceType::as_str).to_owned(),
             vip,
             ports.join(","),
             modes.into_iter().collect::<Vec<_>>().join(","),

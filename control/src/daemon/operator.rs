@@ -162,21 +162,20 @@ impl AdminBackend for Operator {
         let mut connections = BTreeMap::new();
         for service in self.state.dataplane.service_stats() {
             for backend in &service.backends {
-                let key = (service.key.vip, service.key.protocol.as_str(), service.key.port);
+                let key = (service.key.vip, service.key.protocol, service.key.port);
                 connections.insert((key, backend.address.ip(), backend.port), backend.connections);
             }
         }
         let dataplane = &self.state.dataplane;
         let known = dataplane.neighbors().path_mtus().known(dataplane.now());
         let paths: BTreeMap<IpAddr, u16> = known.map(|path| (path.backend.ip(), path.mtu)).collect();
-        let tunnelled = ForwardingMode::DsrIpip.as_str();
         self.with_round(|round| api::BackendsAnswer {
             backends: api::BackendRow::of_services(&round.outcome.services, |port, backend| {
-                let key = (port.vip, port.protocol.as_str(), port.port);
+                let key = (port.vip, port.protocol, port.port);
                 let path_mtu = paths.get(&backend.address).copied();
                 api::BackendForwarding {
                     connections: connections.get(&(key, backend.address, backend.port)).copied(),
-                    path_mtu: path_mtu.filter(|_| port.mode == tunnelled),
+                    path_mtu: path_mtu.filter(|_| port.mode == ForwardingMode::DsrIpip),
                 }
             }),
         })

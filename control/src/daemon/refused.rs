@@ -17,7 +17,7 @@ pub(super) fn services(
             services.push(api::ServiceView {
                 namespace: service.namespace.clone(),
                 name: service.name.clone(),
-                service_type: String::new(),
+                service_type: None,
                 vips: Vec::new(),
                 pending: None,
                 refused: Some(why(refused)),

@@ -245,7 +245,7 @@ pub(super) fn service_info(page: &mut Exposition, services: &[std::sync::Arc<Ser
     for service in services {
         for port in &service.ports {
             let Some(app_protocol) = &port.app_protocol else { continue };
-            let key = [&*service.namespace, &*service.name, &*port.name, &*port.protocol];
+            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
             ports.insert(key, app_protocol);
         }
     }
@@ -281,7 +281,7 @@ pub(super) fn backends(
     for service in services {
         // A refused port forwards nothing.
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
-            let key = [&*service.namespace, &*service.name, &*port.name, &*port.protocol];
+            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
             for one in &port.backends {
                 let backend = std::net::SocketAddr::new(one.address, one.port).to_string();
                 *up.entry((key, backend)).or_default() |= one.state == BackendViewState::Active;
@@ -343,7 +343,7 @@ pub(super) fn health(page: &mut Exposition, sample: &Sample<'_>) {
     let mut open: BTreeMap<PortKey<'_>, bool> = BTreeMap::new();
     for service in sample.services {
         for port in service.ports.iter().filter(|port| port.refused.is_none()) {
-            let key = [&*service.namespace, &*service.name, &*port.name, &*port.protocol];
+            let key = [&*service.namespace, &*service.name, &*port.name, port.protocol.as_str()];
             *open.entry(key).or_default() |= port.fail_open;
         }
     }

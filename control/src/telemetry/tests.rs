@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use tidegate_core::conntrack::{EvictionReason, Phase};
 use tidegate_core::histogram::{Durations, Recorder};
 use tidegate_core::ids::{BackendId, ServiceId};
-use tidegate_core::snapshot::{Protocol, ServiceKey};
+use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, Refusal, TransmitReason};
 use tidegate_dataplane::gateway::{
     BackendStats, InterfaceLink, InterfaceStats, LinkState, LinkStatus, NeighborUsage, PuntClassStats,
@@ -19,8 +19,10 @@ use tidegate_dataplane::gateway::{
 use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_health::CheckLoad;
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::ObjectKey;
-use tidegate_policy::reconcile::view::{BackendView, BackendViewState, BackendWhy, HealthView, PortView};
+use tidegate_model::objects::{ObjectKey, ServiceType};
+use tidegate_policy::reconcile::view::{
+    BackendView, BackendViewState, BackendWhy, HealthView, PortRefusal, PortView,
+};
 use tidegate_policy::reconcile::{ObjectKind, Reason};
 use tidegate_source::{KeptObjects, SourceState, StaleFile};
 
@@ -256,8 +258,8 @@ fn port_view(vip: &str, backends: &[(&str, BackendViewState)]) -> PortView {
         vip: vip.parse().unwrap(),
         name: "http".into(),
         port: 80,
-        protocol: "TCP".into(),
-        mode: "fullnat".into(),
+        protocol: Protocol::Tcp,
+        mode: ForwardingMode::FullNat,
         app_protocol: None,
         refused: None,
         fail_open: false,
@@ -341,7 +343,7 @@ fn world() -> World {
         services: vec![Arc::new(ServiceView {
             namespace: "shop".into(),
             name: "web".into(),
-            service_type: "LoadBalancer".into(),
+            service_type: Some(ServiceType::LoadBalancer),
             vips: Vec::new(),
             pending: None,
             refused: None,
@@ -613,7 +615,8 @@ fn a_backend_is_up_while_it_takes_new_flows_on_any_vip() {
     assert_eq!(up(&world, "[2001:db8::a]:8080"), 0.0, "draining");
     Arc::make_mut(&mut world.services[0]).ports[0].backends[0].state = BackendViewState::Draining;
     assert_eq!(up(&world, "10.0.0.1:8080"), 1.0, "still active on the other VIP");
-    Arc::make_mut(&mut world.services[0]).ports[1].refused = Some("a wish that is not granted".into());
+    Arc::make_mut(&mut world.services[0]).ports[1].refused =
+        Some(PortRefusal::from("a wish that is not granted".to_owned()));
     assert_eq!(up(&world, "10.0.0.1:8080"), 0.0, "a port that is not programmed does not count");
 }
 

@@ -9,7 +9,7 @@ use tidegate_model::objects::{Condition, ObjectKey};
 use tidegate_model::time::whole_seconds;
 use tidegate_policy::pools::{Held, Holdings, record};
 use tidegate_policy::reconcile::Reason;
-use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView, VipView};
+use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView, VipKind, VipView};
 
 use super::Planner;
 use super::peer::Around;
@@ -79,7 +79,7 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
         let finding = of.findings.iter().find(|f| f.reason == reason);
         finding.map(|f| f.diagnostic.what.clone())
     };
-    let has_load_balancer = view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
+    let has_load_balancer = view.vips.iter().any(|vip| vip.kind == VipKind::LoadBalancer);
     if of.claimed && !has_load_balancer {
         let failed = message_of(Reason::AllocationFailed).is_some();
         let reason = if failed { condition_reason::ALLOCATION_FAILED } else { condition_reason::PENDING };
@@ -94,7 +94,11 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
         return said(condition_type::ALLOCATED, Some(false), condition_reason::EXTERNAL_IP_DENIED, why);
     }
     let of_pools = view.vips.iter().filter(|vip| vip.is_of_pool());
-    let shown = of_pools.map(|vip| format!("{} from pool {}", vip.address, vip.pool));
+    let shown = of_pools.map(|vip| match vip.pool.as_str() {
+        // The pool is not known any more.
+        "" => vip.address.to_string(),
+        pool => format!("{} from pool {pool}", vip.address),
+    });
     said(
         condition_type::ALLOCATED,
         Some(true),
@@ -105,7 +109,7 @@ fn allocated(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>)
 
 fn programmed(of: &OfService<'_>, view: &ServiceView, beside: &Circumstances<'_>) -> NewCondition {
     // Node ports and cluster IPs may be served; who waits for an address asks for that.
-    let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
+    let waits = of.claimed && !view.vips.iter().any(|vip| vip.kind == VipKind::LoadBalancer);
     if view.vips.is_empty() || waits {
         return said(
             condition_type::PROGRAMMED,

@@ -60,10 +60,9 @@ pub fn gateway_status(
     let lacks_backends = |service: &ServiceView| {
         let served = service.ports.iter().filter(|port| port.refused.is_none());
         // Per port, whatever its addresses.
-        let mut up: BTreeMap<(u16, &str), bool> = BTreeMap::new();
+        let mut up: BTreeMap<(u16, _), bool> = BTreeMap::new();
         for port in served {
-            *up.entry((port.port, port.protocol.as_str())).or_default() |=
-                port.count(BackendViewState::Active) > 0;
+            *up.entry((port.port, port.protocol)).or_default() |= port.count(BackendViewState::Active) > 0;
         }
         up.values().any(|up| !up)
     };

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use tidegate_model::objects::{Condition, Ingress, IngressPort, Service};
 use tidegate_policy::pools::FIELD_MANAGER;
-use tidegate_policy::reconcile::view::ServiceView;
+use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
 use tidegate_policy::reconcile::{Finding, Reason};
 
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
@@ -52,7 +52,7 @@ impl Planner<'_> {
         } else if of.claimed
             && let Some(view) = of.view
         {
-            let has_address = view.vips.iter().any(|vip| vip.kind == "LoadBalancer");
+            let has_address = view.vips.iter().any(|vip| vip.kind == VipKind::LoadBalancer);
             match (has_address, stored.is_finalized_by_us()) {
                 (true, false) => {
                     self.note(of, EventType::Normal, event_reason::ENSURING, "Ensuring load balancer");
@@ -147,7 +147,7 @@ impl Planner<'_> {
         let key = &service.meta.key;
         // Forbidden unless the type is LoadBalancer, and the class is ours.
         let knows_ip_mode = !self.memory.without_ip_mode;
-        let wanted = if of.claimed { ingress(view, of.findings, knows_ip_mode) } else { Vec::new() };
+        let wanted = if of.claimed { ingress(view, knows_ip_mode) } else { Vec::new() };
         let stand = if wanted.is_empty() { StatusOwnership::Alone } else { self.stand(service, &wanted) };
         if !wanted.is_empty() {
             self.won(service, &wanted);
@@ -293,16 +293,16 @@ impl Planner<'_> {
 }
 
 /// `status.loadBalancer.ingress`: one entry for each address, with its ports where one of them is not served.
-fn ingress(view: &ServiceView, findings: &[&Finding], knows_ip_mode: bool) -> Vec<Ingress> {
-    let vips = view.vips.iter().filter(|vip| vip.kind == "LoadBalancer");
+fn ingress(view: &ServiceView, knows_ip_mode: bool) -> Vec<Ingress> {
+    let vips = view.vips.iter().filter(|vip| vip.kind == VipKind::LoadBalancer);
     vips.map(|vip| {
         let ports: Vec<_> = view.ports.iter().filter(|port| port.vip == vip.address).collect();
-        let is_dsr = ports.iter().any(|port| port.mode.starts_with("dsr"));
+        let is_dsr = ports.iter().any(|port| port.mode.is_dsr());
         let any_refused = ports.iter().any(|port| port.refused.is_some());
-        let status = |port: &&tidegate_policy::reconcile::view::PortView| IngressPort {
+        let status = |port: &&PortView| IngressPort {
             port: port.port,
-            protocol: port.protocol.clone(),
-            error: port.refused.as_ref().map(|why| error_of(why, findings).as_str().to_owned()),
+            protocol: port.protocol.to_string(),
+            error: port.refused.as_ref().map(|refusal| error_of(refusal).as_str().to_owned()),
         };
         Ingress {
             ip: Some(vip.address),
@@ -316,13 +316,10 @@ fn ingress(view: &ServiceView, findings: &[&Finding], knows_ip_mode: bool) -> Ve
 }
 
 /// The word for a port that is not served.
-fn error_of(why: &str, findings: &[&Finding]) -> PortError {
-    let about = |reason: Reason| findings.iter().any(|f| f.reason == reason);
-    if about(Reason::NotSupported) && why.contains("not supported") {
-        port_error::NOT_SUPPORTED
-    } else if about(Reason::Conflict) && why.contains("another Service") {
-        port_error::CONFLICT
-    } else {
-        port_error::PORT_NOT_PROGRAMMED
+fn error_of(refusal: &PortRefusal) -> PortError {
+    match refusal.reason {
+        RefusalReason::NotSupported => port_error::NOT_SUPPORTED,
+        RefusalReason::Conflict => port_error::CONFLICT,
+        RefusalReason::NotProgrammed => port_error::PORT_NOT_PROGRAMMED,
     }
 }

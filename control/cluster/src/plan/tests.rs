@@ -1,6 +1,7 @@
 //! Stories about what is written: each round reconciles, plans, and has an API server of a few lines take the writes.
 
 mod conformance;
+mod wording;
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -189,9 +189,9 @@ pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -
 pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String> {
     let to = packet.destination;
     let asked = services.iter().flat_map(|s| s.ports.iter().map(move |p| (s, p)));
-    let mut same = asked
-        .filter(|(_, p)| p.vip == to.ip() && p.port == to.port() && p.protocol == packet.protocol.0.as_str());
-    let of = |s: &ServiceView, why: &String| format!("{}/{}: {why}", s.namespace, s.name);
+    let mut same =
+        asked.filter(|(_, p)| p.vip == to.ip() && p.port == to.port() && p.protocol == packet.protocol.0);
+    let of = |s: &ServiceView, why: &dyn fmt::Display| format!("{}/{}: {why}", s.namespace, s.name);
     match same.clone().find(|(_, p)| p.refused.is_none()) {
         // Who serves it; others may have been refused there.
         Some((s, p)) => p.note.as_ref().map(|why| of(s, why)),

@@ -17,12 +17,12 @@ use super::Plan;
 use super::candidates::Candidates;
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
-use super::frontends::{Frontend, Via};
+use super::frontends::Frontend;
 use super::health_options::{self, NodeCheck};
 use super::health_result::{self, HealthResult, TcpEvidence};
 use super::program::{Context, obstacle};
 use super::size_limits;
-use super::view::{BackendView, BackendViewState, BackendWhy, HealthView};
+use super::view::{BackendView, BackendViewState, BackendWhy, HealthView, VipKind};
 use super::weights::{WEIGHT, Weights};
 
 /// A ready candidate that takes new flows.
@@ -259,7 +259,7 @@ fn names_others(hints: &[String], own_node: Option<&str>) -> bool {
 fn elsewhere(frontend: &Frontend, own_node: Option<&str>, endpoints: &[ResolvedEndpoint]) -> String {
     const NODES_SHOWN: usize = 3;
     let policy =
-        if frontend.via == Via::ClusterIp { "internalTrafficPolicy" } else { "externalTrafficPolicy" };
+        if frontend.via == VipKind::ClusterIp { "internalTrafficPolicy" } else { "externalTrafficPolicy" };
     let here = match own_node {
         Some(node) if !node.is_empty() => format!("node {node} has no endpoint"),
         _ => "the gateway is on no node".to_owned(),

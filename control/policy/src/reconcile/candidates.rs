@@ -16,9 +16,10 @@ use tidegate_model::objects::{
 
 use super::Plan;
 use super::finding::Finding;
-use super::frontends::{Frontend, Via};
+use super::frontends::Frontend;
 use super::nodes::{self, Wish};
 use super::program::{Context, Obstacle};
+use super::view::VipKind;
 use super::weights::Weights;
 
 /// The candidates of one frontend.
@@ -44,7 +45,7 @@ pub(super) fn candidates<'a>(
     let (service, mode) = (plan.service, plan.options.mode);
     let nodes = &context.input.objects.nodes;
     let selector = plan.options.node_selector.as_ref();
-    if frontend.via == Via::NodePort && mode.is_dsr() {
+    if frontend.via == VipKind::NodePort && mode.is_dsr() {
         return Err(Obstacle {
             why: format!("{mode} keeps the destination address, and only the gateway has that address"),
             field: "nodePort",
@@ -53,7 +54,7 @@ pub(super) fn candidates<'a>(
     }
     let own_node = settings.node.as_deref();
     let (policy, viewpoint) = match (frontend.via, plan.options.target) {
-        (Via::ClusterIp, _) => {
+        (VipKind::ClusterIp, _) => {
             // No node is called "": off the cluster no endpoint is on the node of the gateway.
             let node = Some(own_node.unwrap_or_default());
             (service.internal_traffic_policy, Viewpoint { node, zone: settings.zone.as_deref() })
@@ -73,7 +74,7 @@ pub(super) fn candidates<'a>(
         Target::Node => {
             let wish = Wish {
                 policy: match frontend.via {
-                    Via::ClusterIp => service.internal_traffic_policy,
+                    VipKind::ClusterIp => service.internal_traffic_policy,
                     _ => service.external_traffic_policy,
                 },
                 selector,

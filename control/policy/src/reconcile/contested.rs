@@ -13,9 +13,10 @@ use std::net::IpAddr;
 use tidegate_core::snapshot::ServiceKey;
 use tidegate_model::objects::{ObjectKey, Protocol, Service};
 
-use super::frontends::{Frontend, Via, cluster_ips, own_frontends};
+use super::frontends::{Frontend, cluster_ips, own_frontends};
 use super::health_check_node_port;
 use super::settings::Settings;
+use super::view::VipKind;
 use crate::pools::Granted;
 
 /// Why another Service's claim comes before this one.
@@ -72,11 +73,13 @@ impl Claims {
         let mut given = Vec::new();
         for port in &service.ports {
             given.extend(
-                of_pools.iter().map(|vip| frontend(vip, port.protocol, port.port, Via::LoadBalancer)),
+                of_pools.iter().map(|vip| frontend(vip, port.protocol, port.port, VipKind::LoadBalancer)),
             );
         }
         if let Some(port) = health_check_node_port(service) {
-            given.extend(node_port_vips.iter().map(|vip| frontend(vip, Protocol::Tcp, port, Via::NodePort)));
+            given.extend(
+                node_port_vips.iter().map(|vip| frontend(vip, Protocol::Tcp, port, VipKind::NodePort)),
+            );
         }
         let cluster_ips = cluster_ips(settings, service);
         let own = service.ports.iter().flat_map(|port| own_frontends(&node_port_vips, cluster_ips, port));

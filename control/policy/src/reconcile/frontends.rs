@@ -15,30 +15,17 @@ use super::contested::{Contest, Contested};
 use super::finding::{Finding, Reason};
 use super::program::core_protocol;
 use super::settings::Settings;
-use super::view::VipView;
+use super::view::{PortRefusal, RefusalReason, VipKind, VipView};
 use crate::pools::Granted;
-
-/// In what capacity an address serves a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Via {
-    /// As LoadBalancer address: source ranges count.
-    LoadBalancer,
-    /// As one of `spec.externalIPs`.
-    ExternalIp,
-    /// As an address of the gateway, by `nodePort`.
-    NodePort,
-    /// As cluster IP: the internal traffic policy counts.
-    ClusterIp,
-}
 
 /// A port of a Service on one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frontend {
     pub(super) vip: IpAddr,
     pub(super) protocol: Protocol,
-    /// The port there: the node port for [`Via::NodePort`].
+    /// The port there: the node port for [`VipKind::NodePort`].
     pub(super) port: Port,
-    pub(super) via: Via,
+    pub(super) via: VipKind,
 }
 
 impl Frontend {
@@ -49,8 +36,10 @@ impl Frontend {
     /// The port as messages call it: `node port 30080 of port http`.
     pub(super) fn describe(&self, port: &ServicePort) -> String {
         match self.via {
-            Via::NodePort => format!("node port {} of port {}", self.port, port.label()),
-            Via::LoadBalancer | Via::ExternalIp | Via::ClusterIp => format!("port {}", port.label()),
+            VipKind::NodePort => format!("node port {} of port {}", self.port, port.label()),
+            VipKind::LoadBalancer | VipKind::ExternalIp | VipKind::ClusterIp => {
+                format!("port {}", port.label())
+            }
         }
     }
 }
@@ -95,14 +84,14 @@ impl<'a> Frontends<'a> {
 
     /// Each address on which one of the Service's ports may be, and why it is not, where it is not; sorted by address
     /// and port.
-    pub(super) fn of_port(&self, port: &ServicePort) -> Vec<(Frontend, Result<(), String>)> {
+    pub(super) fn of_port(&self, port: &ServicePort) -> Vec<(Frontend, Result<(), PortRefusal>)> {
         let frontend = |vip, number, via| Frontend { vip, protocol: port.protocol, port: number, via };
-        let mut found: Vec<(Frontend, Result<(), String>)> = Vec::new();
+        let mut found: Vec<(Frontend, Result<(), PortRefusal>)> = Vec::new();
         let number = (port.protocol, port.port.get());
         for vip in self.load_balancer() {
             let is_own = !self.granted.contested.contains(&(vip, number));
-            let served = is_own.then_some(()).ok_or_else(|| TAKEN.to_owned());
-            found.push((frontend(vip, port.port, Via::LoadBalancer), served));
+            let served = is_own.then_some(()).ok_or_else(taken);
+            found.push((frontend(vip, port.port, VipKind::LoadBalancer), served));
         }
         for (assigned, own) in &self.granted.external {
             // An address that is both is a LoadBalancer address.
@@ -110,8 +99,8 @@ impl<'a> Frontends<'a> {
                 continue;
             }
             let is_own = own.contains(&number);
-            let served = is_own.then_some(()).ok_or_else(|| TAKEN.to_owned());
-            found.push((frontend(assigned.address, port.port, Via::ExternalIp), served));
+            let served = is_own.then_some(()).ok_or_else(taken);
+            found.push((frontend(assigned.address, port.port, VipKind::ExternalIp), served));
         }
         for own in own_frontends(&self.node_port_vips, self.cluster_ips, port) {
             let contest = self.contests.iter().find(|contest| contest.frontend == own);
@@ -120,8 +109,8 @@ impl<'a> Frontends<'a> {
             if by_itself && found.iter().any(|(frontend, _)| frontend.key() == own.key()) {
                 continue;
             }
-            let taken = if by_itself { TAKEN_BY_ITSELF } else { TAKEN };
-            found.push((own, contest.is_none().then_some(()).ok_or_else(|| taken.to_owned())));
+            let refusal = if by_itself { taken_by_itself } else { taken };
+            found.push((own, contest.is_none().then_some(()).ok_or_else(refusal)));
         }
         found.sort_by_key(|(frontend, _)| (frontend.vip, frontend.port, frontend.via));
         found
@@ -129,23 +118,20 @@ impl<'a> Frontends<'a> {
 
     /// The addresses as people see them, sorted.
     pub(super) fn views(&self, service: &Service) -> Vec<VipView> {
-        let view = |address: IpAddr, kind: &str, pool: &str| VipView {
-            address,
-            kind: kind.to_owned(),
-            pool: pool.to_owned(),
-        };
+        let view = |address: IpAddr, kind, pool: &str| VipView { address, kind, pool: pool.to_owned() };
+        let load_balancer = self.granted.load_balancer.iter();
         let mut views: Vec<VipView> =
-            self.granted.load_balancer.iter().map(|a| view(a.address, "LoadBalancer", &a.pool)).collect();
+            load_balancer.map(|a| view(a.address, VipKind::LoadBalancer, &a.pool)).collect();
         for (assigned, _) in &self.granted.external {
             if !self.load_balancer().any(|vip| vip == assigned.address) {
-                views.push(view(assigned.address, "ExternalIP", &assigned.pool));
+                views.push(view(assigned.address, VipKind::ExternalIp, &assigned.pool));
             }
         }
         if service.ports.iter().any(|port| port.node_port.is_some()) {
-            views.extend(self.node_port_vips.iter().map(|vip| view(*vip, "NodePort", "")));
+            views.extend(self.node_port_vips.iter().map(|vip| view(*vip, VipKind::NodePort, "")));
         }
-        views.extend(self.cluster_ips.iter().map(|vip| view(*vip, "ClusterIP", "")));
-        views.sort_by(|a, b| (a.address, &a.kind).cmp(&(b.address, &b.kind)));
+        views.extend(self.cluster_ips.iter().map(|vip| view(*vip, VipKind::ClusterIp, "")));
+        views.sort_by_key(|view| (view.address, view.kind.as_str()));
         views
     }
 
@@ -169,12 +155,12 @@ impl<'a> Frontends<'a> {
             let found = service.ports.iter().enumerate().find(|(_, port)| {
                 port.protocol == frontend.protocol
                     && match frontend.via {
-                        Via::NodePort => port.node_port == Some(frontend.port),
+                        VipKind::NodePort => port.node_port == Some(frontend.port),
                         _ => port.port == frontend.port,
                     }
             });
             let Some((i, port)) = found else { continue };
-            let (what, field, accepted) = if frontend.via == Via::NodePort {
+            let (what, field, accepted) = if frontend.via == VipKind::NodePort {
                 (frontend.describe(port), format!("spec.ports[{i}].nodePort"), "a node port of its own")
             } else {
                 let what = format!("port {} on cluster IP {}", port.label(), frontend.vip);
@@ -196,6 +182,14 @@ const TAKEN: &str = "another Service has this port on this address";
 const TAKEN_BY_ITSELF: &str = "the Service itself has this port on this address already, as another of its ports, as its \
     healthCheckNodePort, or on an address of a pool";
 
+fn taken() -> PortRefusal {
+    PortRefusal::new(RefusalReason::Conflict, TAKEN)
+}
+
+fn taken_by_itself() -> PortRefusal {
+    PortRefusal::new(RefusalReason::NotProgrammed, TAKEN_BY_ITSELF)
+}
+
 /// The cluster IPs that the gateway serves.
 pub(super) fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {
     if settings.own_cluster_ips { &service.cluster_ips } else { &[] }
@@ -209,11 +203,10 @@ pub(super) fn own_frontends(
 ) -> impl Iterator<Item = Frontend> {
     let frontend =
         |vip: &IpAddr, number, via| Frontend { vip: *vip, protocol: port.protocol, port: number, via };
-    let by_node_port = port
-        .node_port
-        .into_iter()
-        .flat_map(move |number| node_port_vips.iter().map(move |vip| frontend(vip, number, Via::NodePort)));
-    by_node_port.chain(cluster_ips.iter().map(move |vip| frontend(vip, port.port, Via::ClusterIp)))
+    let by_node_port = port.node_port.into_iter().flat_map(move |number| {
+        node_port_vips.iter().map(move |vip| frontend(vip, number, VipKind::NodePort))
+    });
+    by_node_port.chain(cluster_ips.iter().map(move |vip| frontend(vip, port.port, VipKind::ClusterIp)))
 }
 
 /// Whether a Service has ports besides on addresses of pools.

@@ -21,6 +21,7 @@ use super::client_address;
 use super::finding::{Finding, Reason};
 use super::health_options::{Checks, HealthOptions};
 use super::settings::Settings;
+use super::view::{PortRefusal, RefusalReason};
 use crate::pools::{PoolWish, WantedPool};
 
 /// Our annotations.
@@ -114,7 +115,7 @@ pub(super) struct Options {
     /// Why no address may be chosen for it, if so.
     pub(super) no_allocation: Option<String>,
     /// Why no port is programmed, if so.
-    pub(super) refused: Vec<String>,
+    pub(super) refused: Vec<PortRefusal>,
 }
 
 /// Reads the annotations of a Service.
@@ -371,14 +372,16 @@ impl Reader<'_> {
         let written = self.written.clone();
         let value = written.as_deref().unwrap_or(value);
         let what = format!("annotation {annotation}: {value:?} is not supported yet, no port is programmed");
-        options.refused.push(format!("{annotation}: {value} is not supported yet"));
+        let message = format!("{annotation}: {value} is not supported yet");
+        options.refused.push(PortRefusal::new(RefusalReason::NotSupported, message));
         self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
     }
 
     /// A value that is not understood, where the default would be another thing than what was meant to be kept out.
     fn invalid_port(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
         let what = format!("annotation {annotation}: {value:?} is not understood, no port is programmed");
-        options.refused.push(format!("{annotation}: {value} is not understood"));
+        let message = format!("{annotation}: {value} is not understood");
+        options.refused.push(PortRefusal::new(RefusalReason::NotProgrammed, message));
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 

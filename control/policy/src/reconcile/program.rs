@@ -28,13 +28,13 @@ use super::checkable::{self, Checkable};
 use super::contested::Contested;
 use super::drain::Drains;
 use super::finding::{Finding, Reason};
-use super::frontends::{Frontend, Frontends, Via};
+use super::frontends::{Frontend, Frontends};
 use super::health_options;
 use super::health_result::TcpEvidence;
 use super::settings::Settings;
 use super::size_limits::TooLarge;
 use super::source_ranges::Admission;
-use super::view::{PortView, ServiceView};
+use super::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
 use super::{Input, Plan};
 use crate::pools::Granted;
 
@@ -118,7 +118,7 @@ pub(super) fn program(
             let served = unsupported.clone().map_or(served, Err);
             let reached = served.and_then(|()| reached(context, plan, i, &frontend, endpoints, findings));
             let (refused, backends) = match reached {
-                Err(why) => (Some(why), Backends::default()),
+                Err(refusal) => (Some(refusal), Backends::default()),
                 Ok(reached) => {
                     let at_vip = health_options::at_vip(context.settings(), plan.options, frontend.vip);
                     let evidence = evidence_at.entry(at_vip).or_insert_with_key(|at_vip| {
@@ -132,12 +132,12 @@ pub(super) fn program(
             };
             unchecked.extend(&backends.unchecked);
             if refused.is_none() {
-                let source_ranges = (frontend.via == Via::LoadBalancer)
+                let source_ranges = (frontend.via == VipKind::LoadBalancer)
                     .then(|| admission.of_load_balancer(frontend.vip))
                     .flatten();
                 programmed.specs.push(service_spec(context, plan, &frontend, port, source_ranges, &backends));
                 programmed.targets.extend(backends.targets);
-                if frontend.via != Via::ClusterIp {
+                if frontend.via != VipKind::ClusterIp {
                     programmed.forwardable.extend(forwardable(plan, endpoints, backends.forwardable));
                 }
             }
@@ -148,8 +148,8 @@ pub(super) fn program(
                 vip: frontend.vip,
                 name: port.label(),
                 port: frontend.port.get(),
-                protocol: port.protocol.to_string(),
-                mode: plan.options.mode.to_string(),
+                protocol: core_protocol(port.protocol),
+                mode: plan.options.mode,
                 app_protocol: port.app_protocol.clone(),
                 refused,
                 fail_open: backends.fail_open,
@@ -180,7 +180,7 @@ fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted)
     ServiceView {
         namespace: service.meta.key.namespace.clone(),
         name: service.meta.key.name.clone(),
-        service_type: service.service_type.to_string(),
+        service_type: Some(service.service_type),
         vips: frontends.views(service),
         pending: granted.pending.clone(),
         refused: None,
@@ -192,7 +192,7 @@ fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted)
 }
 
 /// Why the gateway cannot serve this port on any address, if so.
-fn unsupported_port(plan: &Plan<'_>, i: usize, findings: &mut Vec<Finding>) -> Option<String> {
+fn unsupported_port(plan: &Plan<'_>, i: usize, findings: &mut Vec<Finding>) -> Option<PortRefusal> {
     let meta = &plan.service.meta;
     let port = &plan.service.ports[i];
     if port.protocol == Protocol::Sctp {
@@ -208,9 +208,16 @@ fn unsupported_port(plan: &Plan<'_>, i: usize, findings: &mut Vec<Finding>) -> O
             Reason::NotSupported,
             diagnostic,
         ));
-        return Some("SCTP is not supported yet".to_owned());
+        return Some(PortRefusal::new(RefusalReason::NotSupported, "SCTP is not supported yet"));
     }
-    (!plan.options.refused.is_empty()).then(|| plan.options.refused.join("; "))
+    let refused = &plan.options.refused;
+    let is_not_supported = |refusal: &PortRefusal| refusal.reason == RefusalReason::NotSupported;
+    let reason = match refused.iter().any(is_not_supported) {
+        true => RefusalReason::NotSupported,
+        false => refused.first()?.reason,
+    };
+    let messages: Vec<&str> = refused.iter().map(|refusal| refusal.message.as_str()).collect();
+    Some(PortRefusal::new(reason, messages.join("; ")))
 }
 
 /// The candidates that can serve the frontend in the Service's mode, or why the port is not programmed there.
@@ -224,7 +231,7 @@ fn reached<'a>(
     frontend: &Frontend,
     endpoints: &'a [ResolvedEndpoint],
     findings: &mut Vec<Finding>,
-) -> Result<Candidates<'a>, String> {
+) -> Result<Candidates<'a>, PortRefusal> {
     let port = &plan.service.ports[i];
     let mode = plan.options.mode;
     let mut candidates = candidates::candidates(context, plan, i, frontend, endpoints, findings)
@@ -270,7 +277,7 @@ fn reached<'a>(
 
 /// Whether somebody asked for the frontend: the node port of a LoadBalancer was given out by the API server.
 fn is_asked_for(plan: &Plan<'_>, frontend: &Frontend) -> bool {
-    frontend.via != Via::NodePort || plan.service.service_type == ServiceType::NodePort
+    frontend.via != VipKind::NodePort || plan.service.service_type == ServiceType::NodePort
 }
 
 /// Says why a port is not programmed on a frontend.
@@ -280,7 +287,7 @@ fn refuse(
     frontend: &Frontend,
     obstacle: Obstacle,
     findings: &mut Vec<Finding>,
-) -> String {
+) -> PortRefusal {
     let Obstacle { why, field, accepted } = obstacle;
     let (meta, port) = (&plan.service.meta, &plan.service.ports[i]);
     let what = format!("{} of Service {} is not programmed: {why}", frontend.describe(port), meta.key);
@@ -289,7 +296,7 @@ fn refuse(
     let field =
         if field.is_empty() { format!("spec.ports[{i}]") } else { format!("spec.ports[{i}].{field}") };
     findings.push(Finding::at(meta, &field, Reason::PortNotProgrammed, diagnostic.accepting(accepted)));
-    why
+    PortRefusal::new(RefusalReason::NotProgrammed, why)
 }
 
 fn no_family(plan: &Plan<'_>, i: usize, frontend: &Frontend, findings: &mut Vec<Finding>) {
@@ -390,7 +397,7 @@ fn service_spec(
         idle_timeout_udp: options.idle_timeout_udp,
         source_ranges,
         // Own addresses are the kernel's, and cluster IPs are routed here.
-        announced: matches!(frontend.via, Via::LoadBalancer | Via::ExternalIp),
+        announced: matches!(frontend.via, VipKind::LoadBalancer | VipKind::ExternalIp),
         backends: backends.specs.clone(),
     }
 }

@@ -2,10 +2,17 @@
 //!
 //! Values with serde only, filled by `program`; the admin socket passes them on as they are, so the field
 //! names are what `-o json` shows.
+//!
+//! What a program may decide by is an enum; text is for people alone, and nothing reads it. In JSON an enum is its name.
 
+mod by_name;
+
+use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use tidegate_core::snapshot::{ForwardingMode, Protocol};
+use tidegate_model::objects::ServiceType;
 
 /// A Service that asks the gateway for an address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,9 +22,9 @@ pub struct ServiceView {
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// `spec.type`.
-    #[serde(rename = "type")]
-    pub service_type: String,
+    /// `spec.type`; `None` for a Service that is refused as a whole, whose type is not known.
+    #[serde(rename = "type", with = "by_name::or_empty")]
+    pub service_type: Option<ServiceType>,
     /// Its addresses, sorted.
     pub vips: Vec<VipView>,
     /// Why it waits for an address.
@@ -45,18 +52,52 @@ pub struct ServiceView {
 pub struct VipView {
     /// The address.
     pub address: IpAddr,
-    /// `LoadBalancer`, `ExternalIP`, `NodePort` (an address of the gateway) or `ClusterIP`.
-    pub kind: String,
-    /// The pool that it is from; empty for `NodePort` and `ClusterIP`.
+    /// In what capacity it serves the Service.
+    #[serde(with = "by_name")]
+    pub kind: VipKind,
+    /// The pool that it is from; empty for [`VipKind::NodePort`] and [`VipKind::ClusterIp`], and where the pool is not
+    /// known any more.
     pub pool: String,
 }
 
 impl VipView {
-    /// Whether it is of a pool: a LoadBalancer address or an external IP, and not an address that is the gateway's or
+    /// Whether a pool gives it: a LoadBalancer address or an external IP, and not an address that is the gateway's or
     /// the Service's own in any case.
     #[must_use]
     pub fn is_of_pool(&self) -> bool {
-        !self.pool.is_empty()
+        match self.kind {
+            VipKind::LoadBalancer | VipKind::ExternalIp => true,
+            VipKind::NodePort | VipKind::ClusterIp => false,
+        }
+    }
+}
+
+/// In what capacity an address serves a Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum VipKind {
+    /// As LoadBalancer address: source ranges count.
+    LoadBalancer,
+    /// As one of `spec.externalIPs`.
+    ExternalIp,
+    /// As an address of the gateway, by `nodePort`.
+    NodePort,
+    /// As cluster IP: the internal traffic policy counts.
+    ClusterIp,
+}
+
+impl VipKind {
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::LoadBalancer, Self::ExternalIp, Self::NodePort, Self::ClusterIp];
+
+    /// The name in JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::LoadBalancer => "LoadBalancer",
+            Self::ExternalIp => "ExternalIP",
+            Self::NodePort => "NodePort",
+            Self::ClusterIp => "ClusterIP",
+        }
     }
 }
 
@@ -70,16 +111,18 @@ pub struct PortView {
     pub name: String,
     /// Port number.
     pub port: u16,
-    /// `TCP`, `UDP` or `SCTP`.
-    pub protocol: String,
+    /// Transport protocol.
+    #[serde(with = "by_name")]
+    pub protocol: Protocol,
     /// Forwarding mode.
-    pub mode: String,
+    #[serde(with = "by_name")]
+    pub mode: ForwardingMode,
     /// `appProtocol`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub app_protocol: Option<String>,
     /// Why it is not programmed; absent where it is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub refused: Option<String>,
+    pub refused: Option<PortRefusal>,
     /// All its backends fail their checks, and none is set aside for that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fail_open: bool,
@@ -96,6 +139,53 @@ impl PortView {
     pub fn count(&self, state: BackendViewState) -> usize {
         self.backends.iter().filter(|b| b.state == state).count()
     }
+}
+
+/// Why a port is not programmed. In JSON it is its message alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub struct PortRefusal {
+    /// The kind of refusal: what is written about the port follows from it.
+    pub reason: RefusalReason,
+    /// For people.
+    pub message: String,
+}
+
+impl PortRefusal {
+    /// A refusal for a reason, in words for people.
+    pub(crate) fn new(reason: RefusalReason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+}
+
+impl fmt::Display for PortRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<PortRefusal> for String {
+    fn from(refusal: PortRefusal) -> Self {
+        refusal.message
+    }
+}
+
+/// The reason is not in the JSON: what is read from there is for people, and has [`RefusalReason::NotProgrammed`].
+impl From<String> for PortRefusal {
+    fn from(message: String) -> Self {
+        Self { reason: RefusalReason::NotProgrammed, message }
+    }
+}
+
+/// The kinds of refusals of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RefusalReason {
+    /// The Service asks for something that the gateway does not do yet.
+    NotSupported,
+    /// Another Service has the port on the address.
+    Conflict,
+    /// Any other reason.
+    NotProgrammed,
 }
 
 /// One backend of a service port.

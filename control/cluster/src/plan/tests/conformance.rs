@@ -722,3 +722,19 @@ fn what_a_service_holds_is_in_its_status_and_a_new_leader_goes_on_with_it() {
     assert_eq!(plan.writes, [], "{:?}", plan.writes);
     assert_eq!(both.of("web").ingress_ips, [ip("203.0.113.5")]);
 }
+
+#[test]
+fn an_address_whose_pool_nobody_knows_any_more_is_allocated_and_not_denied() {
+    let mut both = Both::new(&web(""));
+    both.settle();
+    // The status does not say of which pool the address is, and no pool has it any more.
+    both.edit("web", |web| web.stored.conditions.retain(|c| c.kind != "tidegate.dev/Holds"));
+    both.both(|cluster| {
+        cluster.settings.pools.clear();
+        (cluster.memory, cluster.reconciled) = Default::default();
+        cluster.reconciler = Reconciler::default();
+    });
+    both.settle();
+    assert_eq!(both.of("web").ingress_ips, [ip("203.0.113.5")]);
+    assert_eq!(both.condition("web", "Allocated"), "True Allocated: 203.0.113.5");
+}

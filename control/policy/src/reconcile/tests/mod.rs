@@ -8,6 +8,7 @@ mod incremental;
 mod lifecycle;
 mod order;
 mod refusals;
+mod views;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

@@ -98,7 +98,10 @@ fn unless_the_default_would_be_unsafe() {
         assert!(what.contains(&format!("{key}: {value:?}")), "{what}");
         assert!(said.contains(accepted), "{key}: {value}: {said}");
         let web = outcome.services.iter().find(|s| s.name == "web").expect("it is shown all the same");
-        let refused = web.pending.as_deref().or(web.ports.first().and_then(|p| p.refused.as_deref()));
+        let refused = web
+            .pending
+            .as_deref()
+            .or(web.ports.first().and_then(|p| p.refused.as_ref().map(|refusal| refusal.message.as_str())));
         assert!(refused.is_some_and(|why| why.contains(key)), "{refused:?}");
     }
 }

@@ -17,7 +17,7 @@ fn the_control_planes_own_vip_works_from_a_static_manifest_with_an_https_check_o
     let mut both = Both::new(manifest);
     let outcome = both.step();
     assert_eq!(keys(&outcome), ["TCP 198.51.100.1:443"]);
-    assert_eq!(outcome.services[0].vips[0].kind, "ExternalIP");
+    assert_eq!(outcome.services[0].vips[0].kind, view::VipKind::ExternalIp);
     assert_eq!(states(only(&outcome)), ["10.0.0.11:6443 active", "10.0.0.12:6443 active"]);
     let checks: Vec<String> = outcome.targets.iter().map(ToString::to_string).collect();
     assert_eq!(checks, ["https://10.0.0.11:6443/readyz", "https://10.0.0.12:6443/readyz"]);

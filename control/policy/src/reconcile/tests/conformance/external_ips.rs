@@ -30,7 +30,10 @@ fn denied(both: &Both) -> String {
 fn external_ips_are_honoured_only_inside_a_pool_that_authorises_them_else_external_ip_denied() {
     let outcome = Both::new(&external("198.51.100.1", "")).look();
     assert_eq!(keys(&outcome), ["TCP 198.51.100.1:80"]);
-    assert_eq!((outcome.services[0].vips[0].kind.as_str(), pending(&outcome, "web")), ("ExternalIP", None));
+    assert_eq!(
+        (outcome.services[0].vips[0].kind, pending(&outcome, "web")),
+        (view::VipKind::ExternalIp, None)
+    );
     for (address, why) in [
         ("203.0.113.4", "pool public does not authorise external IPs"),
         ("192.0.2.66", "it is in no pool"),

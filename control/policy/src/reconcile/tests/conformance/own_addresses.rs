@@ -181,7 +181,9 @@ fn a_node_port_that_two_services_name_belongs_to_the_one_created_first() {
         "node port 30080 of port http of Service default/a is not programmed: it belongs to Service default/web"
     );
     let loser = api.services.iter().find(|s| s.name == "a").expect("it is shown");
-    assert_eq!(loser.ports[0].refused.as_deref(), Some("another Service has this port on this address"));
+    let refusal = loser.ports[0].refused.as_ref().expect("it is another's");
+    assert_eq!(refusal.reason, view::RefusalReason::Conflict);
+    assert_eq!(refusal.message, "another Service has this port on this address");
 }
 
 #[test]

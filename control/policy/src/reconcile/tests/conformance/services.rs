@@ -29,7 +29,10 @@ fn the_same_port_with_tcp_udp_and_sctp_is_legal() {
         outcome.spec.services.iter().map(|s| (s.key.protocol, s.key.port)).collect();
     assert_eq!(served, [(CoreProtocol::Tcp, 53), (CoreProtocol::Udp, 53)]);
     let sctp = &outcome.services[0].ports[2];
-    assert_eq!((sctp.name.as_str(), sctp.refused.as_deref()), ("s", Some("SCTP is not supported yet")));
+    assert_eq!(
+        (sctp.name.as_str(), &sctp.refused),
+        ("s", &Some(view::PortRefusal::new(view::RefusalReason::NotSupported, "SCTP is not supported yet")))
+    );
 }
 
 #[test]

@@ -1,0 +1,86 @@
+//! Types of other crates in the JSON of views: each value is written as its name, and read back from it.
+//!
+//! For `#[serde(with = "by_name")]`. The names are contracts: they stand in manifests, in metrics and in what scripts read.
+
+use serde::{Deserialize as _, Deserializer, Serializer, de};
+use tidegate_core::snapshot::{ForwardingMode, Protocol};
+use tidegate_model::objects::ServiceType;
+
+use super::VipKind;
+
+/// A type whose values have names.
+pub(super) trait Named: Copy + 'static {
+    /// Every value.
+    const ALL: &'static [Self];
+
+    /// Its name; no two values have the same.
+    fn name(self) -> &'static str;
+}
+
+impl Named for ForwardingMode {
+    const ALL: &'static [Self] = &ForwardingMode::ALL;
+
+    fn name(self) -> &'static str {
+        self.as_str()
+    }
+}
+
+impl Named for Protocol {
+    const ALL: &'static [Self] = &[Self::Tcp, Self::Udp, Self::Sctp];
+
+    fn name(self) -> &'static str {
+        self.as_str()
+    }
+}
+
+impl Named for ServiceType {
+    const ALL: &'static [Self] = &[Self::ClusterIp, Self::NodePort, Self::LoadBalancer, Self::ExternalName];
+
+    fn name(self) -> &'static str {
+        self.as_str()
+    }
+}
+
+impl Named for VipKind {
+    const ALL: &'static [Self] = &VipKind::ALL;
+
+    fn name(self) -> &'static str {
+        self.as_str()
+    }
+}
+
+fn named<T: Named, E: de::Error>(name: &str) -> Result<T, E> {
+    let found = T::ALL.iter().find(|value| value.name() == name);
+    found.copied().ok_or_else(|| {
+        let accepted: Vec<&str> = T::ALL.iter().map(|value| value.name()).collect();
+        E::custom(format!("{name:?} is not accepted; accepted: {}", accepted.join(", ")))
+    })
+}
+
+pub(super) fn serialize<T: Named, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(value.name())
+}
+
+pub(super) fn deserialize<'de, T: Named, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+    named(&String::deserialize(from)?)
+}
+
+/// A value that may be unknown: it is the empty string then.
+pub(super) mod or_empty {
+    use super::{Deserializer, Named, Serializer, named};
+    use serde::Deserialize as _;
+
+    pub(in super::super) fn serialize<T: Named, S: Serializer>(
+        value: &Option<T>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.serialize_str(value.map_or("", Named::name))
+    }
+
+    pub(in super::super) fn deserialize<'de, T: Named, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<T>, D::Error> {
+        let name = String::deserialize(from)?;
+        if name.is_empty() { Ok(None) } else { named(&name).map(Some) }
+    }
+}
