@@ -94,7 +94,7 @@ fn flow(client: &str, lives: bool) -> FlowRow {
         vip: "203.0.113.1:80".parse().expect("an address"),
         backend: lives.then(|| "10.0.0.1:8080".parse().expect("an address")),
         mode: "fullnat".into(),
-        kind: "nat".into(),
+        kind: FlowRowKind::Nat,
         source: Some("192.0.2.3:1024".parse().expect("an address")),
         state: "established".into(),
         idle_seconds: 200,

@@ -51,10 +51,19 @@ pub struct Reading {
     pub leads: bool,
     /// Writes that wait.
     pub pending: u64,
-    /// Writes by result.
+    /// Writes by result, as metrics name it: success, conflict, throttled, failure.
     pub writes: [(&'static str, u64); 4],
     /// Events by result.
     pub events: [(&'static str, u64); 3],
+}
+
+impl Reading {
+    /// Writes that failed.
+    #[must_use]
+    pub fn writes_failed(&self) -> u64 {
+        let [_, _, _, (_, failed)] = self.writes;
+        failed
+    }
 }
 
 impl Counts {

@@ -34,8 +34,8 @@ impl EventType {
 /// What an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Regarding {
-    /// `Service`, `EndpointSlice`, `AddressPool`, `Pod` or `Node`.
-    pub kind: &'static str,
+    /// Its kind.
+    pub kind: ObjectKind,
     /// Namespace and name.
     pub key: ObjectKey,
     /// Its uid, by which `kubectl describe` finds the event.
@@ -46,28 +46,28 @@ impl Regarding {
     /// A Service.
     #[must_use]
     pub fn service(key: &ObjectKey, uid: impl Into<String>) -> Self {
-        Self { kind: "Service", key: key.clone(), uid: uid.into() }
+        Self { kind: ObjectKind::Service, key: key.clone(), uid: uid.into() }
     }
 
     /// An AddressPool.
     #[must_use]
     pub fn address_pool(key: &ObjectKey, uid: impl Into<String>) -> Self {
-        Self { kind: "AddressPool", key: key.clone(), uid: uid.into() }
+        Self { kind: ObjectKind::AddressPool, key: key.clone(), uid: uid.into() }
     }
 
     /// Whoever a finding is about.
     #[must_use]
     pub fn asker(kind: ObjectKind, key: &ObjectKey, uid: impl Into<String>) -> Self {
-        Self { kind: kind.as_str(), key: key.clone(), uid: uid.into() }
+        Self { kind, key: key.clone(), uid: uid.into() }
     }
 
     /// `apiVersion` of the kind.
     #[must_use]
     pub fn api_version(&self) -> &'static str {
         match self.kind {
-            "AddressPool" => tidegate_model::config::API_VERSION,
-            "EndpointSlice" => "discovery.k8s.io/v1",
-            _ => "v1",
+            ObjectKind::AddressPool => tidegate_model::config::API_VERSION,
+            ObjectKind::EndpointSlice => "discovery.k8s.io/v1",
+            ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => "v1",
         }
     }
 }

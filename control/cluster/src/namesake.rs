@@ -120,6 +120,7 @@ impl Namesake {
         let Some(said) = said else { return };
         let is_old = self.rival.as_ref().is_some_and(|(_, at, _)| *at == said.last_transition_time);
         if !is_old {
+            // Only people read who it is; that there is one is known by the condition's reason.
             let who = said.message.rsplit_once(": ").map_or(said.message.as_str(), |(_, who)| who);
             self.rival = Some((who.to_owned(), said.last_transition_time.clone(), now));
         }

@@ -446,7 +446,7 @@ fn event_object(event: &Event, instance: &str, now: Timestamp) -> KubeEvent {
         reason: Some(event.reason.to_owned()),
         regarding: Some(ObjectReference {
             api_version: Some(regarding.api_version().to_owned()),
-            kind: Some(regarding.kind.to_owned()),
+            kind: Some(regarding.kind.as_str().to_owned()),
             name: Some(regarding.key.name.clone()),
             namespace: Some(regarding.key.namespace.clone()).filter(|n| !n.is_empty()),
             uid: Some(regarding.uid.clone()),

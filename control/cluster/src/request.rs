@@ -53,6 +53,8 @@ impl RequestError {
 
     /// The API server is too old to know `ipMode` (Kubernetes 1.29): it refuses an apply as a whole for one field that
     /// its schema does not have.
+    ///
+    /// API servers have no other form for this than the message: the status has no cause that names the field.
     pub(super) fn is_about_ip_mode(&self) -> bool {
         match self {
             Self::Client(kube::Error::Api(status)) => {
@@ -62,7 +64,8 @@ impl RequestError {
         }
     }
 
-    /// The definition does not have a field of what is applied: the whole is refused for it.
+    /// The definition does not have a field of what is applied: the whole is refused for it. Only the message says so,
+    /// as with [`is_about_ip_mode`](Self::is_about_ip_mode).
     pub(super) fn is_about_schema(&self) -> bool {
         match self {
             Self::Client(kube::Error::Api(status)) => status.message.contains("not declared in schema"),
@@ -70,11 +73,17 @@ impl RequestError {
         }
     }
 
-    /// The object was deleted while a finalizer was on its way to it; API servers refuse that as invalid.
+    /// The object was deleted while a finalizer was on its way to it; API servers refuse that as invalid, with a cause
+    /// that names the field (apimachinery, `ValidateNoNewFinalizers`).
     fn is_about_deletion(&self) -> bool {
         match self {
             Self::Client(kube::Error::Api(status)) => {
-                status.code == 422 && status.message.contains("no new finalizers can be added")
+                let mut causes = status.details.iter().flat_map(|details| &details.causes);
+                status.code == 422
+                    && causes.any(|cause| {
+                        (cause.reason.as_str(), cause.field.as_str())
+                            == ("FieldValueForbidden", "metadata.finalizers")
+                    })
             }
             _ => false,
         }

@@ -367,6 +367,30 @@ pub struct FlowsAnswer {
     pub silent_workers: usize,
 }
 
+/// What a worker remembers of a flow. Sorted by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FlowRowKind {
+    /// Which backend a client has, for all its ports.
+    Affinity,
+    /// One direction: the backend answers the client itself.
+    Dsr,
+    /// Both directions.
+    Nat,
+}
+
+impl FlowRowKind {
+    /// The name, as in JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Affinity => "affinity",
+            Self::Dsr => "dsr",
+            Self::Nat => "nat",
+        }
+    }
+}
+
 /// One flow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -388,8 +412,8 @@ pub struct FlowRow {
     pub backend: Option<SocketAddr>,
     /// Forwarding mode.
     pub mode: String,
-    /// `dsr`, `nat` (both directions are known), or `affinity`.
-    pub kind: String,
+    /// What the worker remembers.
+    pub kind: FlowRowKind,
     /// The local address and port towards the backend, in mode `fullnat`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<SocketAddr>,

@@ -13,8 +13,8 @@ use tidegate_policy::reconcile::DrainTarget;
 
 use super::output::{Format, Style, Table, age};
 use crate::admin::api::{
-    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowRow, FlowsAnswer, HealthState, HealthView,
-    NeighborsStatus, PoolView, PortView, ServiceView, SourceStatus, Status,
+    BackendRow, BackendViewState, BackendWhy, DropsAnswer, FlowRow, FlowRowKind, FlowsAnswer, HealthState,
+    HealthView, NeighborsStatus, PoolView, PortView, ServiceView, SourceStatus, Status,
 };
 
 /// `services`. `now` is what ages count to.
@@ -207,14 +207,17 @@ pub(super) fn flows(rows: &[FlowRow]) -> Table {
             row.namespace.clone(),
             row.service.clone(),
             row.protocol.clone(),
-            if row.kind == "affinity" { row.client.ip().to_string() } else { row.client.to_string() },
+            match row.kind {
+                FlowRowKind::Affinity => row.client.ip().to_string(),
+                FlowRowKind::Dsr | FlowRowKind::Nat => row.client.to_string(),
+            },
             row.vip.to_string(),
             address(row.backend, "<gone>"),
             row.state.clone(),
             age(row.idle_seconds.into()),
             row.port_name.clone(),
             row.mode.clone(),
-            row.kind.clone(),
+            row.kind.as_str().to_owned(),
             address(row.source, "<none>"),
         ]);
     }

@@ -18,7 +18,7 @@ use tidegate_dataplane::worker::FlowFilter;
 use tidegate_policy::explain::{KnownFlow, Packet};
 
 use crate::admin::AdminError;
-use crate::admin::api::FlowRow;
+use crate::admin::api::{FlowRow, FlowRowKind};
 use crate::admin::flows_query::{BackendName, FlowsQuery, ServiceName};
 
 /// How long a listing waits for the workers: a table of a million flows takes one a tenth of it.
@@ -48,7 +48,7 @@ pub(super) fn list(dataplane: &Dataplane, query: &FlowsQuery) -> Result<Listing,
     };
     let mut rows = dataplane.with_snapshot(named);
     rows.sort_by(|a, b| {
-        let key = |row: &FlowRow| (row.vip, row.client, row.kind.clone());
+        let key = |row: &FlowRow| (row.vip, row.client, row.kind);
         (&a.namespace, &a.service, &a.port_name)
             .cmp(&(&b.namespace, &b.service, &b.port_name))
             .then(key(a).cmp(&key(b)))
@@ -132,9 +132,11 @@ fn is_backend(name: BackendName, info: &BackendInfo) -> bool {
 fn row(snapshot: &Snapshot, flow: &FlowView) -> Option<FlowRow> {
     let info = snapshot.service_info(flow.service)?;
     let (kind, source) = match flow.kind {
-        FlowKind::Dsr => ("dsr", None),
-        FlowKind::Affinity => ("affinity", None),
-        FlowKind::Nat { source, source_port, .. } => ("nat", Some(SocketAddr::new(source.ip(), source_port))),
+        FlowKind::Dsr => (FlowRowKind::Dsr, None),
+        FlowKind::Affinity => (FlowRowKind::Affinity, None),
+        FlowKind::Nat { source, source_port, .. } => {
+            (FlowRowKind::Nat, Some(SocketAddr::new(source.ip(), source_port)))
+        }
     };
     Some(FlowRow {
         namespace: info.namespace.clone(),
@@ -145,7 +147,7 @@ fn row(snapshot: &Snapshot, flow: &FlowView) -> Option<FlowRow> {
         vip: SocketAddr::new(info.key.vip, info.key.port),
         backend: address(snapshot, flow.backend),
         mode: info.mode.to_string(),
-        kind: kind.to_owned(),
+        kind,
         source: source.filter(|source| source.ip() != flow.client.ip()),
         state: flow.phase.as_str().to_owned(),
         idle_seconds: flow.idle_ms / 1000,

@@ -113,12 +113,7 @@ impl AdminBackend for Operator {
                 leads: cluster.leads,
                 leader: candidate.leader.clone(),
                 writes_pending: cluster.pending,
-                writes_failed: cluster
-                    .writes
-                    .iter()
-                    .filter(|(result, _)| *result == "failure")
-                    .map(|(_, n)| n)
-                    .sum(),
+                writes_failed: cluster.writes_failed(),
             }),
             workers: stats.workers.iter().map(worker).collect(),
             latencies: self.state.latencies(&stats).named().map(latency).into(),

@@ -574,12 +574,10 @@ fn check_finalizers(resource: &Resource, target: &Target, old: &Value, new: &Val
         "Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
         added.iter().map(|one| format!("{one:?}")).collect::<Vec<_>>().join(", ")
     );
-    Err(ApiError::invalid(
-        &resource.group,
-        &resource.kind,
-        &target.name,
-        &[("metadata.finalizers".into(), words)],
-    ))
+    let fault = [("metadata.finalizers".into(), words)];
+    let mut error = ApiError::invalid(&resource.group, &resource.kind, &target.name, &fault);
+    error.details["causes"][0]["reason"] = "FieldValueForbidden".into();
+    Err(error)
 }
 
 /// Where a Service has an `ipMode`.

@@ -78,6 +78,36 @@ impl TryFrom<String> for Transport {
     }
 }
 
+/// What becomes of a packet, in the words of `replay --json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PacketVerdict {
+    /// It is forwarded, or answered.
+    Transmit,
+    /// It is handed to the kernel.
+    Punt,
+    /// It is dropped.
+    Drop,
+}
+
+impl PacketVerdict {
+    /// The word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Transmit => "transmit",
+            Self::Punt => "punt",
+            Self::Drop => "drop",
+        }
+    }
+}
+
+impl fmt::Display for PacketVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// What becomes of the packet, and every step on the way there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -86,8 +116,8 @@ pub struct Explanation {
     pub packet: Packet,
     /// The generation of the snapshot asked.
     pub generation: u64,
-    /// `transmit`, `punt` or `drop`, as `replay --json` has it.
-    pub verdict: String,
+    /// What becomes of the packet.
+    pub verdict: PacketVerdict,
     /// The reason, in the words of metrics and `replay --json`.
     pub reason: String,
     /// `namespace/name:port`.
@@ -205,12 +235,12 @@ fn decide(
     about: Circumstances<'_>,
     packet: &Packet,
     told: &mut Draft,
-) -> Result<(), (&'static str, &'static str)> {
+) -> Result<(), (PacketVerdict, &'static str)> {
     let (src, dst) = (Addr::from(packet.source.ip()), Addr::from(packet.destination.ip()));
     let (proto, port) = (packet.protocol.0.number(), packet.destination.port());
     if src.is_v4() != dst.is_v4() {
         told.step("source", "a packet has addresses of one family".to_owned());
-        return Err(("drop", "bad_source"));
+        return Err((PacketVerdict::Drop, "bad_source"));
     }
     let kind = snapshot.address(&dst);
     told.step("destination", text::address(packet.destination.ip(), kind, snapshot));
@@ -227,18 +257,18 @@ fn decide(
 
     if let Some(fault) = snapshot.source_fault(&src) {
         told.step("source", text::source_fault(&src, fault));
-        return Err(("drop", Refusal::BadSource.as_str()));
+        return Err((PacketVerdict::Drop, Refusal::BadSource.as_str()));
     }
     if src.is_link_local() {
         if !snapshot.answers_on_link(&src, service.mode) {
             told.step("source", text::source_fault(&src, SourceFault::LinkLocal));
-            return Err(("drop", Refusal::BadSource.as_str()));
+            return Err((PacketVerdict::Drop, Refusal::BadSource.as_str()));
         }
         told.step("source", text::link_local(&src));
     }
     told.step("source range", text::source_range(info, &src));
     if !snapshot.admits(service, &src) {
-        return Err(("drop", Refusal::SourceRange.as_str()));
+        return Err((PacketVerdict::Drop, Refusal::SourceRange.as_str()));
     }
 
     let backend = choose(snapshot, about, packet, (service, info), told)?;
@@ -247,7 +277,7 @@ fn decide(
         let snat = snapshot.snat_addresses(backend.family);
         told.step("hairpin", text::hairpin(&src, snat));
         if snat.is_empty() {
-            return Err(("drop", Refusal::Hairpin.as_str()));
+            return Err((PacketVerdict::Drop, Refusal::Hairpin.as_str()));
         }
     }
     deliver(snapshot, about, packet, (service, backend), told)
@@ -260,7 +290,7 @@ fn unserved(
     packet: &Packet,
     kind: Option<AddressKind>,
     told: &mut Draft,
-) -> (&'static str, &'static str) {
+) -> (PacketVerdict, &'static str) {
     let to_group = matches!(
         snapshot.source_fault(&packet.destination.ip().into()),
         Some(SourceFault::NotOneHost | SourceFault::NotOneHostOfNetwork)
@@ -272,7 +302,7 @@ fn unserved(
         Some(SourceFault::NotOneHost) if !gateways_alone => {}
         Some(fault) if !to_group => {
             told.step("source", text::source_fault(src, fault));
-            return ("drop", Refusal::BadSource.as_str());
+            return (PacketVerdict::Drop, Refusal::BadSource.as_str());
         }
         Some(_) => {}
     }
@@ -286,20 +316,20 @@ fn unserved(
         );
     }
     match kind {
-        Some(AddressKind::Own(_)) => ("punt", PuntReason::Local.as_str()),
+        Some(AddressKind::Own(_)) => (PacketVerdict::Punt, PuntReason::Local.as_str()),
         Some(AddressKind::Vip | AddressKind::Tunnel) if snapshot.policy().reject_unserved_ports => {
-            ("transmit", TransmitReason::NoService.as_str())
+            (PacketVerdict::Transmit, TransmitReason::NoService.as_str())
         }
-        Some(AddressKind::Vip | AddressKind::Tunnel) => ("drop", Refusal::NoService.as_str()),
+        Some(AddressKind::Vip | AddressKind::Tunnel) => (PacketVerdict::Drop, Refusal::NoService.as_str()),
         Some(AddressKind::Snat)
             if snapshot.policy().reset_unknown_flows && packet.protocol.0 == Protocol::Tcp =>
         {
-            ("transmit", TransmitReason::NoFlow.as_str())
+            (PacketVerdict::Transmit, TransmitReason::NoFlow.as_str())
         }
-        Some(AddressKind::Snat) => ("drop", Refusal::NoSnatFlow.as_str()),
+        Some(AddressKind::Snat) => (PacketVerdict::Drop, Refusal::NoSnatFlow.as_str()),
         // Groups and broadcasts are the kernel's.
-        None if to_group => ("punt", PuntReason::Local.as_str()),
-        None => ("punt", PuntReason::NotOurs.as_str()),
+        None if to_group => (PacketVerdict::Punt, PuntReason::Local.as_str()),
+        None => (PacketVerdict::Punt, PuntReason::NotOurs.as_str()),
     }
 }
 
@@ -310,7 +340,7 @@ fn choose<'s>(
     packet: &Packet,
     (service, info): (&Service, &ServiceInfo),
     told: &mut Draft,
-) -> Result<&'s Backend, (&'static str, &'static str)> {
+) -> Result<&'s Backend, (PacketVerdict, &'static str)> {
     let pinned = about.known_flow.and_then(|flow| find(snapshot, info, flow.backend));
     told.step("flow", text::flow(about.known_flow, pinned.is_some(), about.silent_workers));
 
@@ -341,9 +371,9 @@ fn choose<'s>(
     if service.selector().is_empty() && pinned.is_none() {
         told.step("backend", text::no_backend(info, about.refused));
         return Err(match service.no_endpoints {
-            NoEndpoints::Reject => ("transmit", TransmitReason::NoEndpoints.as_str()),
+            NoEndpoints::Reject => (PacketVerdict::Transmit, TransmitReason::NoEndpoints.as_str()),
             // Offline no Service has left.
-            NoEndpoints::Drop | NoEndpoints::Unserved => ("drop", Refusal::NoEndpoints.as_str()),
+            NoEndpoints::Drop | NoEndpoints::Unserved => (PacketVerdict::Drop, Refusal::NoEndpoints.as_str()),
         });
     }
     if let Some(backend) = pinned {
@@ -370,7 +400,7 @@ fn choose<'s>(
     }
     let Some(backend) = service.select(hash).and_then(|id| snapshot.backend(id)) else {
         told.step("backend", "none has the seat or slot".to_owned());
-        return Err(("drop", Refusal::NoEndpoints.as_str()));
+        return Err((PacketVerdict::Drop, Refusal::NoEndpoints.as_str()));
     };
     told.step("backend", text::backend(snapshot, service, info, backend));
     Ok(backend)
@@ -395,7 +425,7 @@ fn deliver(
     packet: &Packet,
     (service, backend): (&Service, &Backend),
     told: &mut Draft,
-) -> Result<(), (&'static str, &'static str)> {
+) -> Result<(), (PacketVerdict, &'static str)> {
     let neighbors = about.neighbors;
     told.step("mode", text::mode(snapshot, service, backend, packet));
     let interface = snapshot.interface(backend.interface);
@@ -413,9 +443,9 @@ fn deliver(
     told.0.mtu = Some(path.unwrap_or(link_mtu).saturating_sub(overhead));
     told.step("mtu", text::mtu(name, link_mtu, path, overhead));
     if state == NeighborState::Unresolved {
-        return Err(("drop", Refusal::NeighborUnresolved.as_str()));
+        return Err((PacketVerdict::Drop, Refusal::NeighborUnresolved.as_str()));
     }
-    told.end("transmit", TransmitReason::Forward.as_str());
+    told.end(PacketVerdict::Transmit, TransmitReason::Forward.as_str());
     Ok(())
 }
 
@@ -436,7 +466,8 @@ impl Draft {
         Self(Explanation {
             packet: *packet,
             generation: snapshot.generation(),
-            verdict: String::new(),
+            // Until the end is known.
+            verdict: PacketVerdict::Drop,
             reason: String::new(),
             service: None,
             mode: None,
@@ -458,8 +489,8 @@ impl Draft {
         self.0.steps.push(Step { step: step.to_owned(), found });
     }
 
-    fn end(&mut self, verdict: &str, reason: &str) {
-        verdict.clone_into(&mut self.0.verdict);
+    fn end(&mut self, verdict: PacketVerdict, reason: &str) {
+        self.0.verdict = verdict;
         reason.clone_into(&mut self.0.reason);
     }
 }

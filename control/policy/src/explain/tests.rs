@@ -227,7 +227,7 @@ fn a_backend_that_is_its_own_client_is_masqueraded_or_refused_by_name() {
     let own = |mode| spec(vec![service(mode, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
     let told = ask_about(&own(ForwardingMode::Nat), "10.0.0.1:5", "203.0.113.1:80", None);
     assert!(found(&told, "hairpin").contains("sent from 192.0.2.3"), "{told}");
-    assert_eq!(told.verdict, "transmit");
+    assert_eq!(told.verdict, PacketVerdict::Transmit);
     let without = SnapshotSpec { snat_addresses: Vec::new(), ..own(ForwardingMode::Nat) };
     let told = ask_about(&without, "10.0.0.1:5", "203.0.113.1:80", None);
     assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("drop", "hairpin"));
@@ -280,7 +280,7 @@ fn the_source_range_that_lets_a_client_in_is_named_and_who_is_left_out_is_told()
         found(&inside, "source range"),
         "198.51.100.7 is allowed: 198.51.100.0/24 is the longest matching range"
     );
-    assert_eq!(inside.verdict, "transmit");
+    assert_eq!(inside.verdict, PacketVerdict::Transmit);
     let outside = ask_about(&closed, "8.8.8.8:40000", "203.0.113.1:80", None);
     assert_eq!((outside.verdict.as_str(), outside.reason.as_str()), ("drop", "source_range"));
     assert_eq!(

@@ -13,7 +13,7 @@ use tidegate_core::service::{Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, Snapshot, TunnelPrefix};
 use tidegate_core::wire::{Addr, Family};
 
-use super::{Explanation, KnownFlow, Packet};
+use super::{Explanation, KnownFlow, Packet, PacketVerdict};
 
 pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot) -> String {
     match kind {
@@ -288,7 +288,7 @@ impl fmt::Display for Explanation {
             writeln!(f, "{:>2}. {:width$}  {}", n + 1, step.step, step.found)?;
         }
         match self.backend {
-            Some(backend) if self.verdict == "transmit" => {
+            Some(backend) if self.verdict == PacketVerdict::Transmit => {
                 writeln!(f, "=> {} ({}) to {backend}", self.verdict, self.reason)
             }
             _ => writeln!(f, "=> {} ({})", self.verdict, self.reason),

@@ -146,11 +146,16 @@ impl HealthOptions {
                 &mut rules.interval,
                 self.interval_min..=Duration::MAX,
                 &self.interval_said,
-                "health.intervalMin",
+                ("health.intervalMin", "least"),
             ),
-            (&mut rules.timeout, Duration::ZERO..=self.timeout_max, &self.timeout_said, "health.timeoutMax"),
+            (
+                &mut rules.timeout,
+                Duration::ZERO..=self.timeout_max,
+                &self.timeout_said,
+                ("health.timeoutMax", "most"),
+            ),
         ];
-        for (asked, allowed, said, key) in bounds {
+        for (asked, allowed, said, (key, bound)) in bounds {
             let used = (*asked).clamp(*allowed.start(), *allowed.end());
             if used == *asked {
                 continue;
@@ -160,7 +165,6 @@ impl HealthOptions {
                 let what = format!(
                     "annotation {annotation}: {asked} is not allowed by the operator's {key}; {used} is used"
                 );
-                let bound = if key == "health.intervalMin" { "least" } else { "most" };
                 let field = super::options::annotation_field(annotation);
                 read.invalid_at(&field, what, &format!("at {bound} {used}"));
             }

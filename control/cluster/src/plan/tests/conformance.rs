@@ -450,9 +450,8 @@ fn overlapping_pools_are_a_condition_not_a_crash() {
     assert_eq!(shown("b").1, "Accepted True, Overlaps True, InUse False");
     assert_eq!(shown("c"), ((4, 0, 4), "Accepted True, Overlaps False, InUse False".to_owned()));
     let overlap: Vec<&Event> = events.iter().filter(|e| e.reason == "PoolsOverlap").collect();
-    let about: Vec<(&str, &str)> =
-        overlap.iter().map(|e| (e.regarding.kind, e.regarding.key.name.as_str())).collect();
-    assert_eq!(about, [("AddressPool", "a"), ("AddressPool", "b")]);
+    let about: Vec<_> = overlap.iter().map(|e| (e.regarding.kind, e.regarding.key.name.as_str())).collect();
+    assert_eq!(about, [(ObjectKind::AddressPool, "a"), (ObjectKind::AddressPool, "b")]);
 }
 
 #[test]
@@ -510,7 +509,7 @@ fn a_value_that_is_not_understood_is_an_event_at_the_object_that_has_it() {
     let about: BTreeSet<(&str, &str, &str)> = events
         .iter()
         .filter(|e| e.reason == Reason::InvalidValue.as_str())
-        .map(|e| (e.regarding.kind, e.regarding.uid.as_str(), e.note.as_str()))
+        .map(|e| (e.regarding.kind.as_str(), e.regarding.uid.as_str(), e.note.as_str()))
         .collect();
     let weight = "annotation tidegate.dev/weight: \"heavy\" is not understood, the default is used; accepted: a number, 0 \
                   (no new flows) to 65535";
@@ -534,7 +533,7 @@ fn a_node_whose_pods_get_no_route_has_an_event() {
     let events = both.settle();
     let [event] = &events[..] else { panic!("{events:?}") };
     assert_eq!(
-        (event.reason, event.regarding.kind, event.regarding.uid.as_str()),
+        (event.reason, event.regarding.kind.as_str(), event.regarding.uid.as_str()),
         ("PodRouteRefused", "Node", "u-node")
     );
 }
