@@ -86,6 +86,18 @@ fn forward(lines: PipeReader) {
     }
 }
 
+/// Logs of how many faults of each namespace nothing was logged.
+pub(crate) fn left_out(namespaces: &[(String, u64)]) {
+    for (namespace, left_out) in namespaces {
+        tracing::warn!(
+            target: DIAGNOSTICS_TARGET,
+            namespace,
+            left_out,
+            "too many log lines about objects of this namespace: some are left out; `tidegate services` and events have all"
+        );
+    }
+}
+
 /// Logs an error in the configuration or in a manifest, with its place and the accepted values as fields.
 pub(crate) fn diagnostic(diagnostic: &Diagnostic) {
     let place = diagnostic.location.as_ref().map(tracing::field::display);

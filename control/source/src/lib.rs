@@ -14,6 +14,7 @@ pub mod kubernetes;
 mod manifest;
 mod slices;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -38,6 +39,9 @@ pub struct SourceUpdate {
     pub keeps_services: bool,
     /// All faults.
     pub report: Arc<Report>,
+    /// Those of them that are about objects of a namespace, by namespace. Of a directory none: its files are the
+    /// operator's.
+    pub faults_of_namespaces: Arc<BTreeMap<String, Report>>,
     /// The files that stand at an older state, with the time since when.
     pub stale: Arc<[StaleFile]>,
     /// Objects that are not used at all, for their errors: of a directory alone.

@@ -247,25 +247,26 @@ impl SliceBudget {
         self.namespaces.values().map(count).sum()
     }
 
-    /// What an operator is told, where not all slices are kept.
-    pub(crate) fn told(&self) -> Option<Diagnostic> {
-        let services = self.namespaces.iter().flat_map(|(namespace, of)| {
-            of.not_kept.keys().map(move |name| ObjectKey::new(namespace.as_str(), name.as_str()))
-        });
-        let services: Vec<ObjectKey> = services.collect();
-        let named: Vec<String> = services.iter().take(NAMED_MAX).map(ToString::to_string).collect();
-        let more = if services.len() > NAMED_MAX { ", ..." } else { "" };
-        let what = format!(
-            "the EndpointSlices of {} Services are too large, and their endpoints are not kept: {}{more}",
-            services.len(),
-            named.join(", ")
-        );
-        let accepted = format!(
-            "at most {ENDPOINTS_MAX} endpoints for one Service, and EndpointSlices of all namespaces together up to \
-             endpointSlicesMiB ({} MiB)",
-            self.bytes_max >> 20
-        );
-        (!services.is_empty()).then(|| Diagnostic::warning(what).accepting(accepted))
+    /// What is said of each namespace of which not all slices are kept.
+    pub(crate) fn faults(&self) -> impl Iterator<Item = (&str, Diagnostic)> {
+        let not_kept = self.namespaces.iter().filter(|(_, of)| !of.not_kept.is_empty());
+        not_kept.map(|(namespace, of)| {
+            let services = of.not_kept.keys();
+            let count = services.len();
+            let named: Vec<&str> = services.take(NAMED_MAX).map(String::as_str).collect();
+            let more = if count > NAMED_MAX { ", ..." } else { "" };
+            let what = format!(
+                "the EndpointSlices of {count} Services of namespace {namespace} are too large, and their endpoints are \
+                 not kept: {}{more}",
+                named.join(", ")
+            );
+            let accepted = format!(
+                "at most {ENDPOINTS_MAX} endpoints for one Service, and EndpointSlices of all namespaces together up to \
+                 endpointSlicesMiB ({} MiB)",
+                self.bytes_max >> 20
+            );
+            (namespace.as_str(), Diagnostic::warning(what).accepting(accepted))
+        })
     }
 }
 
@@ -281,7 +282,7 @@ pub(crate) fn leave_out(objects: &mut Objects, mib: u32, report: &mut Report) ->
     for (key, slice) in not_kept {
         objects.endpoint_slices.insert(key, slice);
     }
-    report.extend(budget.told());
+    report.extend(budget.faults().map(|(_, fault)| fault));
     count
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Owned by the daemon's loop; nothing else changes the desired state. Each [`Controller::apply`] is one round: the
 //! [`Reconciler`], a publish where the outcome differs from the last, the targets of the health checks, and a
-//! line in the log for every finding that is new.
+//! line in the log for every finding that is new, as many as [`Told`] allows.
 //!
 //! Invariant: a round that fails leaves everything as the last good one had it.
 
@@ -33,6 +33,7 @@ use super::drains::Drains;
 use super::reload;
 use super::self_check::{SelfCheck, Subject};
 use super::state::{Round, State};
+use super::told::Told;
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::logging;
@@ -113,8 +114,8 @@ pub(super) struct Controller {
 /// What has been logged.
 #[derive(Default)]
 struct Logged {
-    /// What is still true.
-    faults: BTreeSet<Diagnostic>,
+    /// What is still true, and the lines that each namespace may have.
+    faults: Told,
     /// What that was made of.
     findings: Arc<[Finding]>,
     report: Arc<Report>,
@@ -198,7 +199,8 @@ impl Controller {
         let save_at = self.addresses.as_ref().and_then(AddressFile::due);
         // Before the first objects there is no round to compare.
         let compare_at = self.manifests.as_ref().and_then(|_| self.self_check.due(&self.config.self_check));
-        let all = [reconcile_at, self.offer_at, save_at, self.drained.due(), compare_at];
+        let told_at = self.told.faults.due();
+        let all = [reconcile_at, self.offer_at, save_at, self.drained.due(), compare_at, told_at];
         all.into_iter().flatten().min()
     }
 
@@ -506,42 +508,65 @@ impl Controller {
     /// Logs what is new; what is gone may be told again.
     fn tell(&mut self, manifests: &SourceUpdate, outcome: &Outcome, problems: &[Problem]) {
         let unbound = self.node_ports.failures().borrow().clone();
-        let told = &mut self.told;
+        let (told, now) = (&mut self.told, Instant::now());
         if Arc::ptr_eq(&told.findings, &outcome.findings)
             && (Arc::ptr_eq(&told.report, &manifests.report) || told.report == manifests.report)
             && (&*told.problems, &told.unbound) == (problems, &unbound)
         {
+            logging::left_out(&told.faults.summaries(now));
             return;
         }
-        let findings = outcome.findings.iter().map(|finding| finding.diagnostic.clone());
+        let of_namespaces = manifests.faults_of_namespaces.iter();
+        let of_namespaces = of_namespaces
+            .flat_map(|(namespace, report)| report.iter().map(|fault| (namespace.clone(), fault.clone())));
+        let theirs: BTreeSet<&Diagnostic> =
+            manifests.faults_of_namespaces.values().flat_map(Report::iter).collect();
+        let others = manifests.report.iter().filter(|fault| !theirs.contains(fault));
+        let others = others.map(|fault| (String::new(), fault.clone()));
+        let findings = outcome
+            .findings
+            .iter()
+            .map(|finding| (finding.object.namespace.clone(), finding.diagnostic.clone()));
         let unbound_findings = unbound.iter().map(|failure| {
             let service = manifests.objects.services.get(&failure.service);
-            Finding::of_unopened_port(
+            let finding = Finding::of_unopened_port(
                 &failure.service,
                 failure.address,
                 &failure.error,
                 service.map(AsRef::as_ref),
-            )
-            .diagnostic
+            );
+            (failure.service.namespace.clone(), finding.diagnostic)
         });
-        let left_out = problems.iter().map(|problem| Diagnostic::warning(problem.to_string()));
-        let now: BTreeSet<Diagnostic> = manifests
-            .report
-            .iter()
-            .cloned()
-            .chain(findings)
-            .chain(unbound_findings)
-            .chain(left_out)
-            .collect();
-        now.difference(&told.faults).for_each(logging::diagnostic);
-        *told = Logged {
-            faults: now,
-            findings: Arc::clone(&outcome.findings),
-            report: Arc::clone(&manifests.report),
-            unbound,
-            problems: problems.to_vec(),
-        };
+        let left_out = problems.iter().map(|problem| {
+            let namespace = namespace_of(problem, &outcome.spec.services).unwrap_or_default();
+            (namespace.to_owned(), Diagnostic::warning(problem.to_string()))
+        });
+        let faults = of_namespaces.chain(others).chain(findings).chain(unbound_findings).chain(left_out);
+        let news = told.faults.news(faults.collect(), now);
+        news.faults.iter().for_each(logging::diagnostic);
+        logging::left_out(&news.left_out);
+        self.state.log_lines_left_out(news.left_out_now);
+        told.findings = Arc::clone(&outcome.findings);
+        told.report = Arc::clone(&manifests.report);
+        told.unbound = unbound;
+        told.problems = problems.to_vec();
     }
+}
+
+/// The namespace of the Service that a problem is about; `services` are sorted by key.
+fn namespace_of<'a>(problem: &Problem, services: &'a [SharedService]) -> Option<&'a str> {
+    let key = match problem {
+        Problem::Backend { service, .. }
+        | Problem::TableTooSmall { service, .. }
+        | Problem::WeightsDivided { service, .. } => service,
+        Problem::RouterOffLink { .. }
+        | Problem::RouteShadowed { .. }
+        | Problem::RouterTableFull { .. }
+        | Problem::NeighborOffLink { .. }
+        | Problem::NeighborTableFull { .. } => return None,
+    };
+    let at = services.binary_search_by(|service| service.key.cmp(key)).ok()?;
+    Some(&services[at].namespace)
 }
 
 /// The Services by whose newest state the workers do not forward yet: their service ports differ from those of the last

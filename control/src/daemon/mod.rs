@@ -19,6 +19,7 @@ mod self_check;
 mod start;
 mod state;
 mod supervisor;
+mod told;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -83,6 +83,8 @@ pub(super) struct State {
     epoch: Instant,
     desired: AtomicU64,
     publish_failures: AtomicU64,
+    /// Log lines that were left out.
+    lines_left_out: AtomicU64,
     publish_failure: RwLock<Option<PublishFailure>>,
     last: RwLock<Option<Arc<Round>>>,
     leaving: AtomicBool,
@@ -117,6 +119,7 @@ impl State {
             epoch: Instant::now(),
             desired: AtomicU64::new(0),
             publish_failures: AtomicU64::new(0),
+            lines_left_out: AtomicU64::new(0),
             publish_failure: RwLock::new(None),
             last: RwLock::new(None),
             leaving: AtomicBool::new(false),
@@ -215,6 +218,11 @@ impl State {
     /// Whether load balancers may send to the gateway's own node.
     pub(super) fn set_node_eligible(&self, eligible: bool) {
         self.health.set_node_eligible(eligible);
+    }
+
+    /// So many more log lines were left out.
+    pub(super) fn log_lines_left_out(&self, count: u64) {
+        self.lines_left_out.fetch_add(count, Ordering::Relaxed);
     }
 
     /// A round is over; `took` from its beginning until it was applied, `change` since the change of the manifests
@@ -316,6 +324,7 @@ impl State {
             health_checks: &self.checks.read(),
             check_load: self.checks.load(),
             stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
+            log_lines_left_out: self.lines_left_out.load(Ordering::Relaxed),
             slices_left_out: last.as_ref().map_or(0, |round| round.manifests.slices_left_out),
             packet_buffers: self.dataplane.buffers(),
             source: &self.source_state(),

@@ -75,6 +75,8 @@ pub struct Sample<'a> {
     pub check_load: CheckLoad,
     /// Files whose last good state is kept.
     pub stale_files: &'a [StaleFile],
+    /// Log lines about faults of objects that were left out.
+    pub log_lines_left_out: u64,
     /// EndpointSlices whose endpoints are not kept, because they are beyond a limit.
     pub slices_left_out: usize,
     /// How the source gets on.

@@ -189,6 +189,7 @@ impl World {
             health_checks: &[("success", 21), ("failure", 2)],
             check_load: CheckLoad { targets: 9, failing: 2, damped: 1, under_way: 4, late: 5, stretch: 3 },
             stale_files: &self.stale_files,
+            log_lines_left_out: 11,
             slices_left_out: 7,
             source: &self.source,
             cluster: None,
@@ -506,6 +507,7 @@ fn values_are_those_of_the_sample() {
     check("external_ip_denied", &[], 2.0);
     check("source_stale_files", &[], 2.0);
     check("source_endpoint_slices_left_out", &[], 7.0);
+    check("log_lines_left_out_total", &[], 11.0);
     check("configuration_refused", &[], 1.0);
     check("state_unsaved", &[("state", "addresses")], 0.0);
     check("state_unsaved", &[("state", "objects")], 1.0);

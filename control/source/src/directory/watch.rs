@@ -143,6 +143,7 @@ fn update(files: &Files, endpoint_slices_mib: u32, revision: u64, seen: Instant)
         version: 0,
         keeps_services: false,
         report: Arc::new(report),
+        faults_of_namespaces: Arc::default(),
         stale: files.stale().into(),
         refused: refused.into(),
         slices_left_out,

@@ -512,12 +512,14 @@ impl Hub {
         self.revision += 1;
         self.keep_told(now);
         self.version_given = self.version;
+        let of_namespaces = self.faults_of_namespaces();
         self.updates.send_replace(SourceUpdate {
             revision: self.revision,
             objects: Arc::new(self.objects.clone()),
             version: self.version,
             keeps_services: self.stores[SERVICE].retain.kept().len() > 0,
-            report: Arc::new(self.report()),
+            report: Arc::new(self.report(&of_namespaces)),
+            faults_of_namespaces: Arc::new(of_namespaces),
             stale: Arc::from([]),
             refused: Arc::from([]),
             slices_left_out: locked(&self.slices.budget).count_not_kept(),
@@ -533,10 +535,24 @@ impl Hub {
         })
     }
 
-    fn report(&self) -> Report {
+    /// Faults of the objects of each namespace, without those that have none.
+    fn faults_of_namespaces(&self) -> BTreeMap<String, Report> {
+        let mut all = BTreeMap::<String, Report>::new();
+        let namespaced = self.reports.iter().filter(|((_, key), _)| !key.namespace.is_empty());
+        for ((_, key), report) in namespaced {
+            all.entry(key.namespace.clone()).or_default().merge(report);
+        }
+        for (namespace, fault) in locked(&self.slices.budget).faults() {
+            all.entry(namespace.to_owned()).or_default().push(fault);
+        }
+        all
+    }
+
+    fn report(&self, of_namespaces: &BTreeMap<String, Report>) -> Report {
         let mut report = Report::new();
-        self.reports.values().for_each(|one| report.merge(one));
-        report.extend(locked(&self.slices.budget).told());
+        of_namespaces.values().for_each(|one| report.merge(one));
+        let of_cluster = self.reports.iter().filter(|((_, key), _)| key.namespace.is_empty());
+        of_cluster.for_each(|(_, one)| report.merge(one));
         for what in self.forbidden_kinds() {
             report.push(Diagnostic::warning(what).accepting("the rights of deploy/kubernetes"));
         }

@@ -393,6 +393,7 @@ impl SourceUpdate {
             version: 0,
             keeps_services: false,
             report: Arc::default(),
+            faults_of_namespaces: Arc::default(),
             stale: Arc::from([]),
             refused: Arc::from([]),
             slices_left_out: 0,

@@ -49,14 +49,15 @@ fn of_a_service_with_more_endpoints_than_one_may_have_nothing_is_kept_and_no_oth
     assert_eq!(services(&budget.settle()), ["greedy/web"]);
     let web = ObjectKey::new("greedy", "web");
     assert_eq!((budget.not_kept(&web), budget.count_not_kept()), (Some(NotKept::TooManyEndpoints), 300));
-    assert!(budget.told().is_some_and(|told| told.what.contains("greedy/web")));
+    let faults: Vec<(&str, String)> = budget.faults().map(|(of, fault)| (of, fault.what)).collect();
+    assert!(matches!(&faults[..], [("greedy", what)] if what.ends_with("are not kept: web")), "{faults:?}");
     // It fits again when enough of its slices are gone.
     for n in 0..38 {
         budget.set(&ObjectKey::new("greedy", format!("web-{n}")), None);
     }
     assert_eq!(services(&budget.settle()), ["greedy/web"]);
     assert_eq!((budget.not_kept(&web), budget.count_not_kept()), (None, 0));
-    assert_eq!(budget.told(), None);
+    assert_eq!(budget.faults().count(), 0);
 }
 
 #[test]

@@ -64,7 +64,12 @@ async fn a_namespace_above_its_share_loses_slices_of_its_newest_services_and_get
     assert_eq!(kept(&update.objects)["shop/web-1"], (1, None));
     assert_eq!(kept(&update.objects)["greedy/s2-0"], (600, None));
     let told = update.report.to_string();
-    assert!(told.contains("greedy/s3, greedy/s4") && told.contains("endpointSlicesMiB (1 MiB)"), "{told}");
+    assert!(
+        told.contains("namespace greedy are too large")
+            && told.contains(": s3, s4;")
+            && told.contains("endpointSlicesMiB (1 MiB)"),
+        "{told}"
+    );
     // What changes of them, and what comes beside them, is not kept either; who is below its share loses nothing.
     world.server.apply(&large("greedy", "s4", 0, 700)).expect("legal");
     world.server.apply(&large("greedy", "s5", 0, 100)).expect("legal");
@@ -126,7 +131,7 @@ async fn a_directory_with_the_same_slices_leaves_out_the_same() {
     let update = until(&source, "slices that are left out", |u| left_out(u).len() == 2).await;
     let (objects, report) = DirectorySource::load_within(files.path(), 1);
     assert_eq!(kept(&objects), kept(&update.objects));
-    assert!(report.to_string().contains("greedy/s3, greedy/s4"), "{report}");
+    assert!(report.to_string().contains(": s3, s4;"), "{report}");
     let config = world.config.clone();
     let once = tokio::task::spawn_blocking(move || load(&config, "once"));
     let (objects, _) = once.await.expect("it does not panic");

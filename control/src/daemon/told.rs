@@ -1,0 +1,200 @@
+//! What has been logged of faults, and how many lines a namespace may have.
+//!
+//! A fault is logged once for as long as it holds. Whoever may change objects in one namespace decides how many faults
+//! these have, and how often they change, so each namespace has a budget of lines: a burst, and a rate after that. What
+//! does not fit is left out and counted, and one line a minute says how many were left out. Status, events and
+//! `tidegate services` have the faults all the same.
+//!
+//! Faults that are of no namespace are the operator's (configuration, pools, the gateway), and are never left out.
+//!
+//! Invariant: pure: the clock is an argument.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tidegate_model::diagnostic::Diagnostic;
+use tokio::time::Instant;
+
+/// Lines of one namespace at once,
+const BURST: u32 = 50;
+/// and one more after each of these.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// How many were left out is logged no more often than this.
+const SUMMARY: Duration = Duration::from_secs(60);
+
+/// A fault, and the namespace that it is of; empty where it is the operator's.
+pub(super) type Fault = (String, Diagnostic);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// What is still true.
+    faults: BTreeSet<Fault>,
+    /// Namespaces that have logged lately.
+    namespaces: BTreeMap<String, Budget>,
+}
+
+/// What is to be logged.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct News {
+    /// Faults, each a line.
+    pub(super) faults: Vec<Diagnostic>,
+    /// Namespaces of which faults were left out, with how many since it was last said.
+    pub(super) left_out: Vec<(String, u64)>,
+    /// How many were left out now.
+    pub(super) left_out_now: u64,
+}
+
+#[derive(Debug, Default)]
+struct Budget {
+    /// When all of the burst is there again; none where it is.
+    spent_until: Option<Instant>,
+    left_out: u64,
+    /// When it was last said how many were left out.
+    said: Option<Instant>,
+}
+
+impl Budget {
+    /// Takes a line, if there is one.
+    fn take(&mut self, now: Instant) -> bool {
+        let until = self.spent_until.map_or(now, |until| until.max(now)) + INTERVAL;
+        let has_room = until <= now + INTERVAL * BURST;
+        if has_room {
+            self.spent_until = Some(until);
+        }
+        has_room
+    }
+
+    /// When it is to be said how many were left out.
+    fn due(&self) -> Option<Instant> {
+        let at = self.said.map(|said| said + SUMMARY).or(self.spent_until)?;
+        (self.left_out > 0).then_some(at)
+    }
+
+    /// Whether nothing has to be remembered.
+    fn is_full(&self, now: Instant) -> bool {
+        let is_over = |at: Option<Instant>| at.is_none_or(|at| at <= now);
+        self.left_out == 0 && is_over(self.spent_until) && is_over(self.said.map(|said| said + SUMMARY))
+    }
+}
+
+impl Told {
+    /// These are all faults now: what of them is new is to be logged. What is gone may be logged again.
+    pub(super) fn news(&mut self, faults: BTreeSet<Fault>, now: Instant) -> News {
+        let mut news = News::default();
+        for (namespace, diagnostic) in faults.difference(&self.faults) {
+            if namespace.is_empty() {
+                news.faults.push(diagnostic.clone());
+                continue;
+            }
+            if !self.namespaces.contains_key(namespace) {
+                self.namespaces.insert(namespace.clone(), Budget::default());
+            }
+            let budget = self.namespaces.get_mut(namespace).expect("it was put there just now");
+            if budget.take(now) {
+                news.faults.push(diagnostic.clone());
+            } else {
+                budget.left_out += 1;
+                news.left_out_now += 1;
+            }
+        }
+        self.faults = faults;
+        news.left_out = self.summaries(now);
+        news
+    }
+
+    /// How many were left out, of each namespace of which that is to be said now.
+    pub(super) fn summaries(&mut self, now: Instant) -> Vec<(String, u64)> {
+        let mut summaries = Vec::new();
+        for (namespace, budget) in &mut self.namespaces {
+            // The first of them at once.
+            let is_due = budget.said.is_none_or(|said| said + SUMMARY <= now);
+            if budget.left_out > 0 && is_due {
+                summaries.push((namespace.clone(), std::mem::take(&mut budget.left_out)));
+                budget.said = Some(now);
+            }
+        }
+        self.namespaces.retain(|_, budget| !budget.is_full(now));
+        summaries
+    }
+
+    /// When [`summaries`](Self::summaries) has something next.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.namespaces.values().filter_map(Budget::due).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(namespace: &str, round: u64, count: u64) -> impl Iterator<Item = Fault> {
+        let what = move |n| Diagnostic::warning(format!("fault {n} of round {round}"));
+        let namespace = namespace.to_owned();
+        (0..count).map(move |n| (namespace.clone(), what(n)))
+    }
+
+    #[test]
+    fn a_namespace_with_thousands_of_faults_that_change_logs_a_burst_and_a_rate_and_how_many_were_left_out() {
+        let (mut told, start) = (Told::default(), Instant::now());
+        let (mut lines, mut said, mut left_out, mut operator, mut quiet) = (0, 0, 0, 0, 0);
+        let rounds = 3_600;
+        for round in 0..rounds {
+            let now = start + Duration::from_secs(round);
+            let mut all: BTreeSet<Fault> = faults("noisy", round, 100).collect();
+            all.extend(faults("", round, 3));
+            // One fault that holds.
+            all.extend(faults("shop", 0, 1));
+            let news = told.news(all, now);
+            let of = |name: &str| news.left_out.iter().filter(|(namespace, _)| namespace == name).count();
+            assert_eq!(of("shop") + of(""), 0);
+            let text: Vec<String> = news.faults.iter().map(ToString::to_string).collect();
+            operator +=
+                text.iter().filter(|text| text.ends_with(&format!("of round {round}"))).count().min(3);
+            quiet += usize::from(
+                round == 0 && text.iter().filter(|text| text.contains("fault 0 of")).count() == 3,
+            );
+            lines += news.faults.len() - 3;
+            said += news.left_out.len();
+            left_out += news.left_out.iter().map(|(_, count)| count).sum::<u64>();
+        }
+        let seconds = usize::try_from(rounds).expect("a small number");
+        assert_eq!(
+            (operator, quiet),
+            (3 * seconds, 1),
+            "no fault of the operator or of another namespace is left out"
+        );
+        assert!(lines <= 50 + seconds / 10 + 2, "{lines} lines");
+        assert!(lines >= 50 + seconds / 10 - 2, "{lines} lines");
+        assert!((seconds / 60 - 1..=seconds / 60 + 1).contains(&said), "{said} summaries");
+        // What was not said yet is due.
+        let due = told.due();
+        let rest = told.summaries(start + Duration::from_secs(rounds) + SUMMARY);
+        left_out += rest.iter().map(|(_, count)| count).sum::<u64>();
+        assert_eq!(due.is_some(), !rest.is_empty());
+        let noisy = lines - 1;
+        assert_eq!(left_out, rounds * 100 - u64::try_from(noisy).expect("a small number"));
+    }
+
+    #[test]
+    fn a_fault_that_holds_is_logged_once_and_again_after_it_was_gone() {
+        let (mut told, now) = (Told::default(), Instant::now());
+        let one: BTreeSet<Fault> = faults("shop", 0, 1).collect();
+        assert_eq!(told.news(one.clone(), now).faults.len(), 1);
+        assert_eq!(told.news(one.clone(), now), News::default());
+        assert_eq!(told.news(BTreeSet::new(), now), News::default());
+        assert_eq!(told.news(one, now).faults.len(), 1);
+    }
+
+    #[test]
+    fn namespaces_that_have_rested_are_forgotten() {
+        let (mut told, now) = (Told::default(), Instant::now());
+        for n in 0..100 {
+            told.news(faults(&format!("n{n}"), 0, 200).collect(), now);
+        }
+        assert_eq!(told.namespaces.len(), 100);
+        let later = now + INTERVAL * BURST + SUMMARY;
+        told.news(BTreeSet::new(), later);
+        assert_eq!((told.namespaces.len(), told.due()), (0, None));
+    }
+}
