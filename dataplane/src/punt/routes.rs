@@ -81,7 +81,7 @@ impl TapRoutes {
                 }
                 // Told when it was made first.
                 Err(error) => {
-                    tracing::debug!(%to, %via, tap = tap.name(), %error, "a route is missing and cannot be restored")
+                    tracing::debug!(%to, %via, tap = tap.name(), %error, "a route is missing and cannot be restored");
                 }
             }
         }
