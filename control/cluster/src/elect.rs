@@ -80,7 +80,7 @@ pub(super) async fn run(
         if error != told {
             match &error {
                 Some(error) => {
-                    tracing::warn!(lease = LEASE, namespace, %error, "cannot acquire or renew the Lease")
+                    tracing::warn!(lease = LEASE, namespace, %error, "cannot acquire or renew the Lease");
                 }
                 None => tracing::info!(lease = LEASE, namespace, "the Lease can be written again"),
             }

@@ -182,7 +182,8 @@ impl SliceBudget {
         let (lower, moved) = (level.min(self.level), level != self.level);
         let mut answers = Vec::new();
         for (name, namespace) in &mut self.namespaces {
-            if !self.changed.contains(name) && !(moved && namespace.bytes > lower) {
+            let may_differ = self.changed.contains(name) || (moved && namespace.bytes > lower);
+            if !may_differ {
                 continue;
             }
             let not_kept = namespace.decide(level);

@@ -61,7 +61,7 @@ impl Drains {
                     targets.insert(target);
                 }
                 Err(error) => {
-                    tracing::warn!(path = %path.display(), line, %error, "ignoring an invalid line of the drain file")
+                    tracing::warn!(path = %path.display(), line, %error, "ignoring an invalid line of the drain file");
                 }
             }
         }

@@ -160,7 +160,7 @@ impl SelfCheck {
         match thread::Builder::new().name("tg-compare".to_owned()).spawn(work) {
             Ok(_) => self.under_way = Some(ended),
             Err(error) => {
-                tracing::warn!(%error, "no thread to compare incremental results; the next try is after selfCheck.interval")
+                tracing::warn!(%error, "no thread to compare incremental results; the next try is after selfCheck.interval");
             }
         }
     }

@@ -104,6 +104,7 @@ impl From<Unheard> for End {
 }
 
 impl Reflector {
+    #[allow(clippy::too_many_arguments, reason = "each is of its own type, and there is one caller")]
     pub(super) fn new(
         index: KindIndex,
         connector: Arc<Connector>,
