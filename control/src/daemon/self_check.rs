@@ -245,7 +245,12 @@ mod tests {
         let (before, now) = (objects(&["a"]), objects(&["a", "b"]));
         check.begin(subject(&mut Reconciler::default(), &before, &now));
         assert_eq!(ended(&mut check), [Layer::Allocation]);
-        assert!(found.has_changed().expect("the sender lives"));
+        // The thread says so after its result, so that whoever is woken finds that.
+        let is_told = |_| {
+            thread::sleep(Duration::from_millis(10));
+            found.has_changed().expect("the sender lives")
+        };
+        assert!((0..1_000).any(is_told), "nobody was woken");
         assert_eq!(counts.read(), [("reconcile", 1, 0), ("allocation", 1, 1)]);
         check.begin(subject(&mut Reconciler::default(), &now, &now));
         assert_eq!(ended(&mut check), []);
