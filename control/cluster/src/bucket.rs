@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// See the module. Time is an argument.
 #[derive(Debug, Clone)]
-pub(super) struct Bucket {
+pub struct Bucket {
     interval: Duration,
     burst: u32,
     /// The time at which the bucket would be empty: what is taken moves it on by an interval.
@@ -15,12 +15,12 @@ pub(super) struct Bucket {
 
 impl Bucket {
     /// A full bucket of `burst` that gains one each `interval`.
-    pub(super) fn new(burst: u32, interval: Duration) -> Self {
+    pub fn new(burst: u32, interval: Duration) -> Self {
         Self { interval, burst, spent_until: None }
     }
 
     /// From now on it gains one each `interval`. As many are in it as before.
-    pub(super) fn set_interval(&mut self, interval: Duration, now: Instant) {
+    pub fn set_interval(&mut self, interval: Duration, now: Instant) {
         if let Some(until) = self.spent_until.filter(|until| *until > now) {
             let taken = (until - now).as_secs_f64() / self.interval.as_secs_f64();
             self.spent_until = Some(now + interval.mul_f64(taken));
@@ -29,7 +29,7 @@ impl Bucket {
     }
 
     /// Takes one, or says when there is one again.
-    pub(super) fn take(&mut self, now: Instant) -> Result<(), Instant> {
+    pub fn take(&mut self, now: Instant) -> Result<(), Instant> {
         let from = self.spent_until.map_or(now, |until| until.max(now));
         let full = self.interval * self.burst;
         let until = from + self.interval;
@@ -41,7 +41,7 @@ impl Bucket {
     }
 
     /// Whether it is full again: nothing is remembered of what was taken.
-    pub(super) fn is_full(&self, now: Instant) -> bool {
+    pub fn is_full(&self, now: Instant) -> bool {
         self.spent_until.is_none_or(|until| until <= now)
     }
 }

@@ -13,7 +13,7 @@
 //! Invariant: nothing here is waited for by the forwarding side, whatever the API server does.
 //! Invariant: Services and AddressPools are written by the leader alone, its own `GatewayStatus` by every gateway.
 
-mod bucket;
+pub mod bucket;
 mod counts;
 pub mod crd;
 mod elect;

@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use tidegate_cluster::bucket::Bucket;
 use tidegate_model::diagnostic::Diagnostic;
 use tokio::time::Instant;
 
@@ -45,36 +46,29 @@ pub(super) struct News {
     pub(super) left_out_now: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Budget {
-    /// When all of the burst is there again; none where it is.
-    spent_until: Option<Instant>,
+    lines: Bucket,
     left_out: u64,
     /// When it was last said how many were left out.
     said: Option<Instant>,
 }
 
-impl Budget {
-    /// Takes a line, if there is one.
-    fn take(&mut self, now: Instant) -> bool {
-        let until = self.spent_until.map_or(now, |until| until.max(now)) + INTERVAL;
-        let has_room = until <= now + INTERVAL * BURST;
-        if has_room {
-            self.spent_until = Some(until);
-        }
-        has_room
+impl Default for Budget {
+    fn default() -> Self {
+        Self { lines: Bucket::new(BURST, INTERVAL), left_out: 0, said: None }
     }
+}
 
-    /// When it is to be said how many were left out.
+impl Budget {
+    /// When it is to be said how many were left out. The first time it was said at once.
     fn due(&self) -> Option<Instant> {
-        let at = self.said.map(|said| said + SUMMARY).or(self.spent_until)?;
-        (self.left_out > 0).then_some(at)
+        self.said.filter(|_| self.left_out > 0).map(|said| said + SUMMARY)
     }
 
     /// Whether nothing has to be remembered.
     fn is_full(&self, now: Instant) -> bool {
-        let is_over = |at: Option<Instant>| at.is_none_or(|at| at <= now);
-        self.left_out == 0 && is_over(self.spent_until) && is_over(self.said.map(|said| said + SUMMARY))
+        self.left_out == 0 && self.lines.is_full(now) && self.said.is_none_or(|said| said + SUMMARY <= now)
     }
 }
 
@@ -87,11 +81,8 @@ impl Told {
                 news.faults.push(diagnostic.clone());
                 continue;
             }
-            if !self.namespaces.contains_key(namespace) {
-                self.namespaces.insert(namespace.clone(), Budget::default());
-            }
-            let budget = self.namespaces.get_mut(namespace).expect("it was put there just now");
-            if budget.take(now) {
+            let budget = self.namespaces.entry(namespace.clone()).or_default();
+            if budget.lines.take(now).is_ok() {
                 news.faults.push(diagnostic.clone());
             } else {
                 budget.left_out += 1;
