@@ -2,7 +2,7 @@
 //!
 //! Owned by the daemon's loop; nothing else changes the desired state. Each [`Controller::apply`] is one round: the
 //! [`Reconciler`], a publish where the outcome differs from the last, the targets of the health checks, and a
-//! line in the log for every finding that is new, as many as [`Told`] allows.
+//! line in the log for every finding that is new, as many as [`FaultLog`] allows.
 //!
 //! Invariant: a round that fails leaves everything as the last good one had it.
 
@@ -30,10 +30,10 @@ use tokio::time::Instant;
 
 use super::address_file::AddressFile;
 use super::drains::Drains;
+use super::fault_log::FaultLog;
 use super::reload;
 use super::self_check::{SelfCheck, Subject};
 use super::state::{Round, State};
-use super::told::Told;
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::logging;
@@ -115,7 +115,7 @@ pub(super) struct Controller {
 #[derive(Default)]
 struct Logged {
     /// What is still true, and the lines that each namespace may have.
-    faults: Told,
+    faults: FaultLog,
     /// What that was made of.
     findings: Arc<[Finding]>,
     report: Arc<Report>,

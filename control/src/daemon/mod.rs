@@ -10,6 +10,7 @@
 mod address_file;
 mod controller;
 mod drains;
+mod fault_log;
 mod flows;
 mod kube_proxy;
 mod operator;
@@ -19,7 +20,6 @@ mod self_check;
 mod start;
 mod state;
 mod supervisor;
-mod told;
 
 use std::path::Path;
 use std::process::ExitCode;

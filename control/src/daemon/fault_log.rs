@@ -28,7 +28,7 @@ pub(super) type Fault = (String, Diagnostic);
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct FaultLog {
     /// What is still true.
     faults: BTreeSet<Fault>,
     /// Namespaces that have logged lately.
@@ -72,7 +72,7 @@ impl Budget {
     }
 }
 
-impl Told {
+impl FaultLog {
     /// These are all faults now: what of them is new is to be logged. What is gone may be logged again.
     pub(super) fn news(&mut self, faults: BTreeSet<Fault>, now: Instant) -> News {
         let mut news = News::default();
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_namespace_with_thousands_of_faults_that_change_logs_a_burst_and_a_rate_and_how_many_were_left_out() {
-        let (mut told, start) = (Told::default(), Instant::now());
+        let (mut log, start) = (FaultLog::default(), Instant::now());
         let (mut lines, mut said, mut left_out, mut operator, mut quiet) = (0, 0, 0, 0, 0);
         let rounds = 3_600;
         for round in 0..rounds {
@@ -136,7 +136,7 @@ mod tests {
             all.extend(faults("", round, 3));
             // One fault that holds.
             all.extend(faults("shop", 0, 1));
-            let news = told.news(all, now);
+            let news = log.news(all, now);
             let of = |name: &str| news.left_out.iter().filter(|(namespace, _)| namespace == name).count();
             assert_eq!(of("shop") + of(""), 0);
             let text: Vec<String> = news.faults.iter().map(ToString::to_string).collect();
@@ -159,8 +159,8 @@ mod tests {
         assert!(lines >= 50 + seconds / 10 - 2, "{lines} lines");
         assert!((seconds / 60 - 1..=seconds / 60 + 1).contains(&said), "{said} summaries");
         // What was not said yet is due.
-        let due = told.due();
-        let rest = told.summaries(start + Duration::from_secs(rounds) + SUMMARY);
+        let due = log.due();
+        let rest = log.summaries(start + Duration::from_secs(rounds) + SUMMARY);
         left_out += rest.iter().map(|(_, count)| count).sum::<u64>();
         assert_eq!(due.is_some(), !rest.is_empty());
         let noisy = lines - 1;
@@ -169,23 +169,23 @@ mod tests {
 
     #[test]
     fn a_fault_that_holds_is_logged_once_and_again_after_it_was_gone() {
-        let (mut told, now) = (Told::default(), Instant::now());
+        let (mut log, now) = (FaultLog::default(), Instant::now());
         let one: BTreeSet<Fault> = faults("shop", 0, 1).collect();
-        assert_eq!(told.news(one.clone(), now).faults.len(), 1);
-        assert_eq!(told.news(one.clone(), now), News::default());
-        assert_eq!(told.news(BTreeSet::new(), now), News::default());
-        assert_eq!(told.news(one, now).faults.len(), 1);
+        assert_eq!(log.news(one.clone(), now).faults.len(), 1);
+        assert_eq!(log.news(one.clone(), now), News::default());
+        assert_eq!(log.news(BTreeSet::new(), now), News::default());
+        assert_eq!(log.news(one, now).faults.len(), 1);
     }
 
     #[test]
     fn namespaces_that_have_rested_are_forgotten() {
-        let (mut told, now) = (Told::default(), Instant::now());
+        let (mut log, now) = (FaultLog::default(), Instant::now());
         for n in 0..100 {
-            told.news(faults(&format!("n{n}"), 0, 200).collect(), now);
+            log.news(faults(&format!("n{n}"), 0, 200).collect(), now);
         }
-        assert_eq!(told.namespaces.len(), 100);
+        assert_eq!(log.namespaces.len(), 100);
         let later = now + INTERVAL * BURST + SUMMARY;
-        told.news(BTreeSet::new(), later);
-        assert_eq!((told.namespaces.len(), told.due()), (0, None));
+        log.news(BTreeSet::new(), later);
+        assert_eq!((log.namespaces.len(), log.due()), (0, None));
     }
 }
