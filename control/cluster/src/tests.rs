@@ -251,7 +251,7 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, polled).await.unwrap_or_else(|_| panic!("waited in vain for {what}"));
+    tokio::time::timeout(PATIENCE, polled).await.unwrap_or_else(|_| panic!("did not happen in time: {what}"));
 }
 
 fn has_events(seen: &BTreeSet<String>, wanted: &[&str]) -> bool {

@@ -59,7 +59,7 @@ impl Server {
         address
     }
 
-    /// By HTTPS, with a certificate for another name that nobody signed.
+    /// By HTTPS, with a self-signed certificate for another name.
     async fn https(&self, versions: &[&'static rustls::SupportedProtocolVersion]) -> SocketAddr {
         let made =
             rcgen::generate_simple_self_signed(["elsewhere.example".to_owned()]).expect("a certificate");

@@ -1,8 +1,8 @@
 //! Runs the checks: one task that asks the [`Schedule`] whose turn it is, and one short task per check under way.
 //!
 //! The clock and the sockets are here and in the [`Prober`]; what is decided is decided in the schedule and in
-//! [`Tally`](super::Tally). A new set of targets is taken up at most every [`REPLACE_GAP`]: reconciling may be much
-//! quicker than checking.
+//! [`Tally`](super::Tally). A new set of targets replaces the last one at most every [`REPLACE_GAP`]:
+//! reconciling may be much quicker than checking.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -19,7 +19,7 @@ use super::answer::{Answer, CheckResult};
 use super::schedule::{self, Change, Schedule, Ticket};
 use super::{Failure, Limits, Target, Targets, UDP_SILENCE_MAX, Verdicts};
 
-/// From one set of targets taken up to the next.
+/// Minimum time from one set of targets to the next.
 const REPLACE_GAP: Duration = Duration::from_millis(50);
 
 /// How a target is asked; the real one is [`NetworkProber`](super::NetworkProber).

@@ -258,7 +258,7 @@ async fn when_all_time_out_nothing_piles_up_and_everyone_has_a_turn() {
     let checker = start(&scripted, limits);
     checker.set_targets(ten_thousand());
     // A check takes a second: 750 a second, which is what one namespace alone may have of 1000, and a turn comes every
-    // 13 seconds in the stead of two.
+    // 13 seconds instead of two.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let load = checker.counts().load();
     assert_eq!(load.failing, 10_000);

@@ -40,7 +40,7 @@ pub struct GatewayOptions {
     pub drain_timeout: Duration,
     /// `source.directory.watch`.
     pub watch: bool,
-    /// `source.kubernetes.kubeconfig`, in the stead of the directory.
+    /// `source.kubernetes.kubeconfig`, instead of the directory.
     pub kubeconfig: Option<PathBuf>,
     /// `dataplane.routes`: prefix and next hop.
     pub routes: Vec<(String, IpAddr)>,

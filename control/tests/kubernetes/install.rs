@@ -203,7 +203,7 @@ fn check_cel(what: &str, directory: &Path) -> Result<String, String> {
     run(Command::new(deploy().join("scripts/check-cel.sh")).arg(what).arg(directory))
 }
 
-/// The manifests of a directory below `deploy/kubernetes` with a text in the stead of another.
+/// The manifests of a directory below `deploy/kubernetes` with a text instead of another.
 fn altered(directory: &str, from: &str, to: &str) -> tempfile::TempDir {
     let copy = tempfile::tempdir().expect("a temporary directory");
     let mut changes = 0;

@@ -59,7 +59,7 @@ pub(crate) struct Setting {
     pub(crate) drain: String,
     /// Text of its kubeconfig; empty for none at all. With the token of Tidegate's account without.
     pub(crate) kubeconfig: Option<String>,
-    /// A program with arguments that starts the gateway in its stead, such as `env NAME=VALUE`.
+    /// A program with arguments that starts the gateway, such as `env NAME=VALUE`.
     pub(crate) starter: Vec<String>,
     /// `metadata.name`, where it is not what the story calls the gateway.
     pub(crate) called: Option<String>,

@@ -29,7 +29,7 @@ pub struct Applicant<'a> {
     pub namespace_labels: Labels,
     /// Whether it gets LoadBalancer addresses from us.
     pub wants_load_balancer: bool,
-    /// It had addresses and gives them back: they are nobody's until every gateway has withdrawn them.
+    /// It had addresses and releases them: no Service gets them until every gateway has withdrawn them.
     pub leaving: bool,
     /// Addresses that it requests, each with the path of the field that says so.
     pub requested: Vec<(IpAddr, String)>,

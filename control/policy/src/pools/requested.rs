@@ -37,7 +37,7 @@ impl Allocation {
                         Some(format!("{} (spec.ipFamilies, spec.ipFamilyPolicy)", wanted.join(" and "))),
                     ))
                 }
-                // It is the next moment's, and nobody's fault.
+                // The Service gets it soon, so this is no fault.
                 None if self.is_withheld(*ip) => {
                     let why = "every gateway must first withdraw it from the Service that released it";
                     granted.pending =

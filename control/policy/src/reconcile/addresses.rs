@@ -175,8 +175,8 @@ fn allocator(
     Allocator::new(pools, reserved, input.settings.authority.clone()).resuming(allocations)
 }
 
-/// What a Service wants of pools. One that is served no more and still carries our finalizer wants its addresses to be
-/// nobody's until it is gone.
+/// What a Service wants of pools. One that is no longer served and still has our finalizer keeps its addresses
+/// reserved until it is deleted.
 fn applicant<'a>(
     input: &Input<'a>,
     plans: &'a BTreeMap<ObjectKey, Planned>,

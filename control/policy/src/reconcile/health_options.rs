@@ -53,7 +53,7 @@ impl HealthOptions {
         }
     }
 
-    /// What goes on in the stead of annotations that do not stand there.
+    /// The rules that hold where there is no annotation.
     pub(super) fn rules_mut(&mut self) -> &mut Rules {
         &mut self.rules
     }
@@ -180,7 +180,7 @@ pub(super) struct Checks {
     stream: Option<Arc<Probe>>,
     /// The check of UDP ports, where they have one of their own.
     datagram: Option<Arc<Probe>>,
-    /// Checked in the stead of each endpoint's own port.
+    /// Checked instead of each endpoint's own port.
     port: Option<Port>,
     /// The rules of whatever checks there are, for those of nodes.
     rules: Rules,

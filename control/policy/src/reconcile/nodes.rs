@@ -1,4 +1,4 @@
-//! Target `node`: the nodes of the cluster as candidates for backends, in the stead of the endpoints themselves.
+//! Target `node`: the nodes of the cluster as candidates for backends, instead of the endpoints themselves.
 //!
 //! A node is a candidate with each family's InternalIP. Policy Cluster: every node; policy Local: those that have
 //! endpoints of the Service, as ready as these, weighted by how many are ready, so that Pods and not nodes get even

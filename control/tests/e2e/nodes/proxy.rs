@@ -37,7 +37,7 @@ pub(crate) struct ProxyPort {
     pub(crate) endpoints: Vec<(u8, SocketAddr)>,
 }
 
-/// Puts the rules for `ports` on every node of the lab, in the stead of those that are there.
+/// Puts the rules for `ports` on every node of the lab, instead of those that are there.
 pub(crate) fn program(lab: &Lab, nodes: u8, ports: &[ProxyPort]) {
     for n in 1..=nodes {
         for family in Family::BOTH {

@@ -24,7 +24,7 @@ const WORDS: &[&str] = &[
     "waits",
 ];
 
-/// Other words in the stead of a text; two texts that differ still do.
+/// Other words instead of a text; two texts that differ still do.
 fn reworded(text: &str, words: &str) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
@@ -85,7 +85,7 @@ fn without_messages(mut plan: Plan, mut gateway: crd::GatewayStatusStatus) -> Wr
     Written { writes: plan.writes, events: plan.events, again_at: plan.again_at, gateway }
 }
 
-/// A round whose writes are taken; with `words` in the stead of the gateway's own, where they are given.
+/// A round whose writes are taken; with `words` instead of the gateway's own, where they are given.
 fn round(cluster: &mut Cluster, fails: bool, words: Option<&str>) -> Written {
     let mut observation = cluster.observe();
     if fails {
