@@ -5,7 +5,9 @@
 //! where the control plane has one CPU, a round of the daemon comes first.
 
 use std::thread;
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::block_in_place;
 
@@ -13,16 +15,21 @@ use tokio::task::block_in_place;
 const NICE: i32 = 10;
 
 /// Does `work` on a thread of lower priority, and waits for it without holding up other tasks. On a runtime of one
-/// thread, which has no other to go on with, it is done at once.
+/// thread, which has no other to go on with, it is done at once. Gives its result and the time that it had on the CPU.
 ///
 /// # Panics
 /// Outside of a Tokio runtime, and if `work` does.
-pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Duration) {
+    let timed = move || {
+        let before = cpu_time();
+        let result = work();
+        (result, cpu_time().saturating_sub(before))
+    };
     if Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
-        return work();
+        return timed();
     }
     block_in_place(|| {
-        let mut work = Some(work);
+        let mut work = Some(timed);
         let done = thread::scope(|scope| {
             let modest = || {
                 // On Linux this is the thread's own. Without it the work is done all the same.
@@ -38,6 +45,11 @@ pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// What this thread has had of the CPU.
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,7 +58,7 @@ mod tests {
     async fn the_work_is_done_by_a_thread_that_gives_way_and_ours_stays_as_it_is() {
         let nice = || rustix::process::getpriority_process(None).expect("of this thread");
         let before = nice();
-        let there = tokio::spawn(async move { giving_way(nice) }).await.expect("it does not panic");
+        let there = tokio::spawn(async move { giving_way(nice).0 }).await.expect("it does not panic");
         assert_eq!(there, NICE.max(before));
         assert_eq!(nice(), before);
     }
@@ -54,6 +66,13 @@ mod tests {
     #[tokio::test]
     async fn on_a_runtime_of_one_thread_it_is_done_at_once() {
         let here = thread::current().id();
-        assert_eq!(giving_way(|| thread::current().id()), here);
+        assert_eq!(giving_way(|| thread::current().id()).0, here);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn time_in_which_the_work_waits_is_not_counted() {
+        let waits = || thread::sleep(Duration::from_secs(1));
+        let ((), took) = tokio::spawn(async move { giving_way(waits) }).await.expect("it does not panic");
+        assert!(took < Duration::from_millis(500), "{took:?}");
     }
 }

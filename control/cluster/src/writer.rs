@@ -37,6 +37,10 @@ use super::words::event_reason;
 
 /// Plans are made no more often than this.
 const SETTLE: Duration = Duration::from_millis(100);
+/// The pause after a plan is this many times what the plan had of the CPU, and at most this long. The time of day would
+/// count what others had meanwhile: on a busy machine a plan of a second would be followed by a pause of twenty.
+const PLAN_PAUSE_TIMES: u32 = 20;
+const PLAN_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Writes that are under way at the end are waited for this long.
 const WRITES_END_MAX: Duration = Duration::from_secs(1);
 /// The version to lead from is asked for again after this.
@@ -301,7 +305,7 @@ impl Writer {
         Some(Observation { source_connected, ..observation })
     }
 
-    /// Plans soon, and not so often that it costs more than a twentieth of the time.
+    /// Plans soon, and not so often that it costs much more than a twentieth of the time.
     fn plan_soon(&mut self) {
         let soon = Instant::now() + SETTLE;
         self.plan_due.get_or_insert(soon.max(self.plan_not_before));
@@ -329,7 +333,7 @@ impl Writer {
             now: wall,
         };
         let (memory, written) = (&mut self.memory, &self.status.written);
-        let planned = giving_way(|| {
+        let (planned, took) = giving_way(|| {
             (plan(&situation, memory), gateway_status(&Situation { leads, ..situation }, written))
         });
         let (Plan { writes, events, again_at, waits_for_peers }, status) = planned;
@@ -355,7 +359,7 @@ impl Writer {
         if leads && (waits_for_peers || is_withheld) {
             self.peer_poll.hasten(now);
         }
-        self.plan_not_before = now + now.elapsed() * 20;
+        self.plan_not_before = Instant::now() + (took * PLAN_PAUSE_TIMES).min(PLAN_PAUSE_MAX);
     }
 
     /// Tells the rounds what they have to know of the others: all changes but a progress that nothing waits for.
