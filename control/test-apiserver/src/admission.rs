@@ -119,7 +119,7 @@ impl Api {
                     .is_none_or(|old| old["spec"] != object["spec"] || old["status"] != object["status"]) =>
             {
                 let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default().to_string();
-                let mut taken = Taken::by(&self.store.list("services", ""), &namespace, &name);
+                let mut taken = Taken::by(self.store.list("services", ""), &namespace, &name);
                 service::complete(object, old.map(|old| &**old), &mut taken)
                     .map_err(|faults| invalid(&faults))?;
                 if object["status"].is_null() {

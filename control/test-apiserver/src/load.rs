@@ -26,7 +26,7 @@ impl Api {
 
     /// Creates many new objects at once: unknown fields are not looked for, cluster IPs and ports are counted once.
     pub(crate) fn load_many(&mut self, objects: Vec<Value>) -> ApiResult<()> {
-        let mut taken = Taken::by(&self.store.list("services", ""), "", "");
+        let mut taken = Taken::by(self.store.list("services", ""), "", "");
         for service in objects.iter().filter(|object| object["kind"] == "Service") {
             taken.hold(service);
         }

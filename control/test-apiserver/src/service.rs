@@ -15,25 +15,31 @@ type Faults = Vec<(String, String)>;
 
 const NODE_PORTS: std::ops::RangeInclusive<u64> = 30_000..=32_767;
 
-/// What other Services hold.
+/// What other Services hold. It is read from them when something is first allocated: most writes allocate nothing, and
+/// there may be thousands of Services.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
+    /// Services that are not read yet.
+    unread: Vec<Arc<Value>>,
     addresses: BTreeSet<String>,
     node_ports: BTreeSet<(u64, String)>,
     next_v4: u32,
 }
 
 impl Taken {
-    /// Reads what is held by `services`, but for the one that is being written.
-    pub(crate) fn by(services: &[Arc<Value>], namespace: &str, name: &str) -> Self {
-        let mut taken = Self { next_v4: 1, ..Self::default() };
-        for service in services {
+    /// What is held by `services`, but for the one that is being written.
+    pub(crate) fn by(mut services: Vec<Arc<Value>>, namespace: &str, name: &str) -> Self {
+        services.retain(|service| {
             let metadata = &service["metadata"];
-            if metadata["namespace"] != namespace || metadata["name"] != name {
-                taken.hold(service);
-            }
+            metadata["namespace"] != namespace || metadata["name"] != name
+        });
+        Self { unread: services, next_v4: 1, ..Self::default() }
+    }
+
+    fn read(&mut self) {
+        for service in std::mem::take(&mut self.unread) {
+            self.hold(&service);
         }
-        taken
     }
 
     /// Counts a Service's addresses and ports as held.
@@ -53,6 +59,7 @@ impl Taken {
     }
 
     fn cluster_ip(&mut self, family: &str) -> String {
+        self.read();
         loop {
             let offset = self.next_v4;
             self.next_v4 += 1;
@@ -69,6 +76,7 @@ impl Taken {
     }
 
     fn node_port(&mut self, protocol: &str) -> Option<u64> {
+        self.read();
         let free =
             NODE_PORTS.clone().find(|number| !self.node_ports.contains(&(*number, protocol.into())))?;
         self.node_ports.insert((free, protocol.into()));

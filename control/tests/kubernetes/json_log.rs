@@ -1,12 +1,11 @@
 //! The log as JSON, of a gateway that forwards: lines of DPDK are objects too.
 
 use std::process::Command;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::world::{Setting, World, service, slice};
+use crate::world::{SEEN, Setting, World, service, slice};
 
 #[test]
 fn each_line_that_a_gateway_logs_as_json_is_an_object_from_the_start_to_the_end() {
@@ -15,7 +14,7 @@ fn each_line_that_a_gateway_logs_as_json_is_an_object_from_the_start_to_the_end(
     let starter = ["env", "TIDEGATE_LOG_FORMAT=json"].map(str::to_owned).to_vec();
     world.start_with("edge-1", &Setting { starter, ..Setting::default() });
     world.until("the first save", || world.has_state("edge-1").then_some(()));
-    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     let log = std::fs::read_to_string(world.directory().join("edge-1").join("gateway.log")).expect("a log");
     let lines: Vec<Value> = log
         .lines()

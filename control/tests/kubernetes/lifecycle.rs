@@ -1,11 +1,9 @@
 //! The life of a LoadBalancer: what the gateway writes to the API, and when it does not.
 
-use std::time::Duration;
-
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::world::{Setting, World, service, slice, text};
+use crate::world::{SEEN, Setting, World, service, slice, text};
 
 /// Gateways that take their addresses from AddressPools alone.
 fn no_pools() -> Setting {
@@ -154,7 +152,7 @@ fn a_service_that_gets_the_label_of_another_proxy_is_released_in_full_and_its_ad
     world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
     world.until("its address for the next", || (ingress(&world, "next") == ["203.0.113.9"]).then_some(()));
     // The same while no gateway runs.
-    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     let edit = |service: &mut Value| service["metadata"]["labels"] = json!({ OTHER_PROXY: "other" });
     world.api.edit("v1", "Service", "shop", "next", edit).expect("legal");
     world
@@ -220,7 +218,7 @@ fn gateway_starts_again_and_its_events_go_on_counting() {
         told.map(|event| event["series"]["count"].as_i64().unwrap_or(1)).collect::<Vec<_>>()
     };
     world.until("the fault to be told", || (counts(&world) == [1]).then_some(()));
-    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     world.start_again("edge-1");
     world.until("it to be told again in the same line", || (counts(&world) == [2]).then_some(()));
 }
@@ -246,7 +244,7 @@ fn two_gateways_one_status() {
         });
     }
     let before = ingress(&world, "web");
-    world.end(first, Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.end(first, Signal::TERM, SEEN).expect("it ends");
     world.apply(&(service("next") + &slice("next", &["10.244.0.2"])));
     world.until("the other to lead and write", || (!ingress(&world, "next").is_empty()).then_some(()));
     assert_eq!(ingress(&world, "web"), before, "who takes over keeps what was given");

@@ -1,12 +1,10 @@
 //! Stories of objects that an API server has stored and that have a field which cannot be used: `loadBalancerIP` is not
 //! validated by any version, other fields were not by older ones.
 
-use std::time::Duration;
-
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::world::{Setting, World, service, slice, text};
+use crate::world::{SEEN, Setting, World, service, slice, text};
 
 /// Gateways with one address to give.
 fn one_address() -> Setting {
@@ -67,7 +65,7 @@ fn its_address_goes_to_no_other_service_when_the_gateway_starts_again() {
     world.start_with("edge-1", &one_address());
     world.until("an address", || (ingress(&world, "web") == ["203.0.113.5"]).then_some(()));
     world.until("objects on disk", || world.has_state("edge-1").then_some(()));
-    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("an orderly end");
+    world.end("edge-1", Signal::TERM, SEEN).expect("an orderly end");
     world
         .api
         .edit("v1", "Service", "shop", "web", |service| service["spec"]["loadBalancerIP"] = "x".into())

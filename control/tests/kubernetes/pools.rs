@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::world::{Setting, World, service, slice, text};
+use crate::world::{SEEN, Setting, World, service, slice, text};
 
 fn pool(addresses: &str) -> String {
     format!(
@@ -56,7 +56,7 @@ fn a_deleted_pool_is_held_by_its_finalizer_and_takes_no_address_from_a_live_serv
     let said =
         world.until("what it waits for", || in_use(&world).filter(|s| s.starts_with("DeletionWaits ")));
     assert!(said.contains("shop/web"), "{said}");
-    world.end("edge-1", Signal::KILL, Duration::from_secs(5)).expect("it ends");
+    world.end("edge-1", Signal::KILL, SEEN).expect("it ends");
     world.start_again("edge-1");
     let again = || Some(world.gateway("edge-1").vips("web")).filter(|vips| !vips.is_empty());
     assert_eq!(world.until("the address", again), vec![had.clone()]);

@@ -1,13 +1,12 @@
 //! What the gateway may do in a cluster: exactly what `deploy/kubernetes` gives, and that is enough.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use test_apiserver::Logged;
 
-use crate::world::{Setting, World, service, slice, text};
+use crate::world::{SEEN, Setting, World, service, slice, text};
 
 /// Verb, group and resource.
 type Right = (String, String, String);
@@ -99,7 +98,7 @@ fn rbac_is_the_least_that_works() {
         let events = world.api.list("v1", "Event", "shop");
         events.iter().any(|event| event["reason"] == "InvalidValue").then_some(())
     });
-    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     world.start_again("edge-1");
     let gateway = world.gateway("edge-1");
     world.until("a backend", || (gateway.backends("web").len() == 1).then_some(()));

@@ -3,13 +3,12 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use test_apiserver::Fault;
 
-use crate::world::{Setting, World, deploy, service, slice, text};
+use crate::world::{SEEN, Setting, World, deploy, service, slice, text};
 
 const API: &str = "tidegate.dev/v1alpha1";
 
@@ -108,7 +107,7 @@ fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
         world.api.requests().into_iter().filter(|one| one.method != "GET" && !one.path.contains("/events"));
     assert_eq!(writes.map(|one| one.path).collect::<Vec<_>>(), [] as [String; 0], "it writes nothing");
     assert_eq!(written(&world), [] as [String; 0]);
-    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     assert_eq!(written(&world), [] as [String; 0], "no last word either");
     assert!(world.api.delete("v1", "Service", "shop", "web"));
     assert!(world.api.get("v1", "Service", "shop", "web").is_none(), "nothing holds it");
@@ -127,7 +126,7 @@ fn with_a_gateway_that_runs_everything_is_released_and_stays_released() {
 fn with_no_gateway_left_what_hangs_is_released_and_the_lease_is_deleted() {
     let mut world = at_work();
     // It died, and that is a while ago.
-    world.end("edge-1", Signal::KILL, Duration::from_secs(20)).expect("it ends");
+    world.end("edge-1", Signal::KILL, SEEN).expect("it ends");
     let old = |status: &mut Value| status["status"]["lastHeartbeat"] = "2026-01-01T00:00:00Z".into();
     world.api.edit(API, "GatewayStatus", "", "edge-1", old).expect("legal");
     assert!(world.api.delete("v1", "Namespace", "", "shop"));
@@ -147,7 +146,7 @@ fn where_the_api_server_refuses_one_write_nothing_is_changed_unless_told_to_go_o
     let mut world = at_work();
     world.apply(&(service("api") + &slice("api", &["10.244.0.2"])));
     world.until("another one", || (written(&world).len() == 5).then_some(()));
-    world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+    world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
     let before = written(&world);
     world.api.faults().on("/services/api/status", Fault::ServerError(403));
     let (code, said) = uninstall(&world, &[]);
@@ -278,7 +277,7 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
         // An upgrade: everything is applied again, and the gateway is another process.
         workstation.run(&world, install);
         workstation.run(&world, &blocks("Admission")[0]);
-        world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+        world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
         world.start_again("edge-1");
         world.until("the gateway to lead again", || {
             holder(&world).is_some_and(|holder| holder.starts_with("edge-1_")).then_some(())
@@ -290,7 +289,7 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
         };
         assert_eq!(ingress(), Some(address), "{turn}");
         if !runs {
-            world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+            world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
         }
         for step in &removal {
             workstation.run(&world, step);
@@ -299,7 +298,7 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
         assert_eq!(written(&world), [] as [String; 0], "{turn}");
         if runs {
             // It may try what it likes: it has no rights any more, and there is nothing to write to.
-            world.end("edge-1", Signal::TERM, Duration::from_secs(20)).expect("it ends");
+            world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
             assert_eq!(installed(&world), [] as [String; 0], "{turn}");
         }
         assert!(world.api.delete("v1", "Service", "shop", "web"));

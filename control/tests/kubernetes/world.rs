@@ -17,11 +17,9 @@ use tidegate::netlab::process::LabProcess;
 use tidegate::netlab::{Lab, LabPlan, cleanup, wait_for};
 
 /// How long a change may take to be seen on a busy machine. How fast it really is, is measured elsewhere.
-pub(crate) const SEEN: Duration = Duration::from_secs(20);
+pub(crate) const SEEN: Duration = Duration::from_secs(60);
 /// Time between bookmarks.
 const BOOKMARKS: Duration = Duration::from_secs(2);
-/// How long a gateway may take to start.
-const STARTED: Duration = Duration::from_secs(30);
 
 /// What every cluster of the stories has, and what every gateway may do.
 const INSTALL: [&str; 4] = [
@@ -194,7 +192,7 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         let process = process.expect("the binary starts");
         self.gateways.push(Gateway { name: name.into(), socket, process });
         let gateway = self.gateway(name);
-        let up = wait_for("the gateway to answer", STARTED, || gateway.ask("status"));
+        let up = wait_for("the gateway to answer", SEEN, || gateway.ask("status"));
         up.unwrap_or_else(|error| panic!("{error:#}\n{}", gateway.process.log_tail(40)));
     }
 
