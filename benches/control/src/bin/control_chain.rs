@@ -26,6 +26,10 @@ use tidegate_model::objects::Objects;
 use tidegate_source::kubernetes::KubernetesSource;
 use world::Size;
 
+/// The daemon's, see there.
+#[global_allocator]
+static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The daemon's.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);

@@ -19,6 +19,10 @@ use tidegate_control_bench::{weight, world};
 use tidegate_model::objects::{EndpointSlice, Node};
 use world::Size;
 
+/// The daemon's, see there.
+#[global_allocator]
+static HEAP: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> Result<()> {
     let mut size = Size { services: 10_000, endpoints: 10 };
     let (mut changes, mut others, mut core, mut rate) = (1_000, 100, 1, 50_000_u64);
