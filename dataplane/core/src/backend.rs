@@ -6,8 +6,6 @@
 //!
 //! Invariant: an id of a backend that is gone finds nothing, also after its index went to another.
 
-use std::sync::Arc;
-
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
 use crate::key_index::KeyIndex;
@@ -15,6 +13,8 @@ use crate::neighbors::NeighborSlot;
 use crate::prefetch;
 use crate::service::vacant_raw;
 use crate::snapshot::{BackendState, ForwardingMode, Protocol};
+use crate::sorted_chunks::SortedChunks;
+use crate::table::Table;
 use crate::wire::{Addr, Family};
 
 /// Places in a table for so many indices: some more than there are, so that one more does not make it grow.
@@ -56,7 +56,7 @@ const _: () = assert!(size_of::<Backend>() == 64);
 #[derive(Debug)]
 pub(crate) struct Backends {
     /// By id; a vacant index holds no record that any id matches.
-    records: Arc<[Option<Backend>]>,
+    records: Table<Option<Backend>>,
 }
 
 const _: () = assert!(size_of::<Option<Backend>>() == 64, "the vacant mark hides in an enum of the record");
@@ -72,15 +72,17 @@ impl Backends {
 
     /// The same with `indices` places, without those at some indices and with others.
     pub(crate) fn revised(&self, indices: usize, gone: &[BackendId], new: &[Backend]) -> Self {
-        let mut records = Arc::clone(&self.records);
-        if places(indices) > records.len() {
-            let more = places(indices) - records.len();
-            records = self.records.iter().copied().chain(std::iter::repeat_n(None, more)).collect();
-        }
-        let places = Arc::make_mut(&mut records);
-        gone.iter().for_each(|id| places[id.index()] = None);
-        new.iter().for_each(|backend| places[backend.id.index()] = Some(*backend));
+        let more = places(indices).saturating_sub(self.records.len());
+        let records = self.records.revised(std::iter::repeat_n(None, more), |places| {
+            gone.iter().for_each(|id| places.set(id.index(), None));
+            new.iter().for_each(|backend| places.set(backend.id.index(), Some(*backend)));
+        });
         Self { records }
+    }
+
+    /// All of them, in the order of their indices.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Backend> {
+        self.records.iter().flatten()
     }
 
     #[inline]
@@ -127,11 +129,10 @@ const ENDPOINTS_ASKED: usize = 64;
 pub(crate) struct Endpoints {
     index: KeyIndex,
     /// By index of the id.
-    records: Arc<[(EndpointKey, EndpointId)]>,
-    /// In the order of their keys.
-    by_key: Arc<[(EndpointKey, EndpointId)]>,
+    records: Table<(EndpointKey, EndpointId)>,
+    by_key: SortedChunks<EndpointKey, EndpointId>,
     /// By index of the id; for the next compile.
-    uses: Arc<[Uses]>,
+    uses: Table<Uses>,
 }
 
 /// How many backends are an endpoint.
@@ -176,12 +177,6 @@ impl Endpoints {
         if revisions.is_empty() {
             return self.clone();
         }
-        let (mut records, mut uses) = (Arc::clone(&self.records), Arc::clone(&self.uses));
-        if places(indices) > records.len() {
-            let more = records.len()..places(indices);
-            records = records.iter().copied().chain(more.clone().map(vacant_endpoint)).collect();
-            uses = uses.iter().copied().chain(more.map(|_| Uses::default())).collect();
-        }
         let comes = |r: &Revision| r.before.all == 0;
         let goes = |r: &Revision| r.after.all == 0;
         let found = |pick: fn(&Revision) -> bool| {
@@ -195,59 +190,41 @@ impl Endpoints {
         } else {
             self.index.edited(&lost, &new, |at| self.records[at].0.hash())
         };
-        if revisions.iter().any(|r| comes(r) || goes(r)) {
-            let places = Arc::make_mut(&mut records);
-            let vacated = revisions.iter().filter(|r| goes(r)).map(|r| vacant_endpoint(r.id.index()));
-            // One that comes may have the index of one that goes.
-            for (at, vacant) in revisions.iter().filter(|r| goes(r)).map(|r| r.id.index()).zip(vacated) {
-                places[at] = vacant;
-            }
-            revisions.iter().filter(|r| comes(r)).for_each(|r| places[r.id.index()] = (r.key, r.id));
-        }
-        let counts = Arc::make_mut(&mut uses);
-        revisions.iter().filter(|r| goes(r)).for_each(|r| counts[r.id.index()] = r.after);
-        revisions.iter().filter(|r| !goes(r)).for_each(|r| counts[r.id.index()] = r.after);
-        let by_key = self.revised_keys(revisions);
+        let more = self.records.len()..places(indices);
+        let records = if more.is_empty() && !revisions.iter().any(|r| comes(r) || goes(r)) {
+            self.records.clone()
+        } else {
+            self.records.revised(more.clone().map(vacant_endpoint), |places| {
+                // One that comes may have the index of one that goes.
+                for at in revisions.iter().filter(|r| goes(r)).map(|r| r.id.index()) {
+                    places.set(at, vacant_endpoint(at));
+                }
+                revisions.iter().filter(|r| comes(r)).for_each(|r| places.set(r.id.index(), (r.key, r.id)));
+            })
+        };
+        let uses = self.uses.revised(more.map(|_| Uses::default()), |counts| {
+            revisions.iter().filter(|r| goes(r)).for_each(|r| counts.set(r.id.index(), r.after));
+            revisions.iter().filter(|r| !goes(r)).for_each(|r| counts.set(r.id.index(), r.after));
+        });
+        let moves = revisions.iter().filter(|r| comes(r) != goes(r));
+        let by_key = self.by_key.revised(moves.map(|r| (r.key, comes(r).then_some(r.id))));
         let index = index.unwrap_or_else(|| {
-            let found = by_key.iter().filter(|(_, id)| counts[id.index()].replies > 0);
+            let found = by_key.iter().filter(|(_, id)| uses[id.index()].replies > 0);
             let entries: Vec<_> = found.map(|(key, id)| (key.hash(), id.index())).collect();
             KeyIndex::build(entries.into_iter())
         });
         Self { index, records, by_key, uses }
     }
 
-    fn revised_keys(&self, revisions: &[Revision]) -> Arc<[(EndpointKey, EndpointId)]> {
-        let moves: Vec<&Revision> =
-            revisions.iter().filter(|r| (r.before.all == 0) != (r.after.all == 0)).collect();
-        if moves.is_empty() {
-            return Arc::clone(&self.by_key);
-        }
-        let mut keys = Vec::with_capacity(self.by_key.len() + moves.len());
-        let mut rest = &self.by_key[..];
-        for revision in moves {
-            let before = rest.partition_point(|(key, _)| *key < revision.key);
-            keys.extend_from_slice(&rest[..before]);
-            rest = &rest[before..];
-            if revision.before.all == 0 {
-                keys.push((revision.key, revision.id));
-            } else {
-                rest = &rest[1..];
-            }
-        }
-        keys.extend_from_slice(rest);
-        keys.into()
-    }
-
     /// Everything but the index.
     #[cfg(test)]
     pub(crate) fn listed(&self) -> impl PartialEq + std::fmt::Debug + '_ {
-        (&self.records, &self.by_key, &self.uses)
+        (&self.records, self.by_key.iter().collect::<Vec<_>>(), &self.uses)
     }
 
     /// The id of a key, and how many backends it is of.
     pub(crate) fn known(&self, key: &EndpointKey) -> Option<(EndpointId, Uses)> {
-        let at = self.by_key.binary_search_by_key(key, |&(key, _)| key).ok()?;
-        let (_, id) = self.by_key[at];
+        let id = self.by_key.get(key)?;
         Some((id, self.uses[id.index()]))
     }
 
@@ -271,8 +248,8 @@ impl Endpoints {
 
     /// Whether a backend at this address answers clients itself. Some steps of a binary search.
     pub(crate) fn has_direct(&self, address: &Addr) -> bool {
-        let first = self.by_key.partition_point(|(key, _)| key.address < *address);
-        let here = self.by_key[first..].iter().take_while(|(key, _)| key.address == *address);
+        let first = self.by_key.from(|key| key.address < *address);
+        let here = first.take_while(|(key, _)| key.address == *address);
         here.take(ENDPOINTS_ASKED).any(|&(_, id)| self.is_direct(id))
     }
 
@@ -284,9 +261,5 @@ impl Endpoints {
     fn is_direct(&self, id: EndpointId) -> bool {
         let uses = self.uses[id.index()];
         uses.all > uses.replies
-    }
-
-    pub(crate) fn by_key(&self) -> &[(EndpointKey, EndpointId)] {
-        &self.by_key
     }
 }

@@ -1,14 +1,13 @@
 //! A list whose copies share what they have in common: for what is read by people and the next compile, not per packet.
 //!
 //! Items lie in chunks of 64 behind [`Arc`]s: a copy is a pointer for each chunk, changing one item copies one chunk.
-//! The length is given once.
 
 use std::sync::Arc;
 
 const CHUNK: usize = 64;
 
 /// See the module.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chunked<T> {
     chunks: Vec<Arc<Vec<T>>>,
     len: usize,
@@ -34,6 +33,21 @@ impl<T: Clone> Chunked<T> {
     /// If there is no such item.
     pub(crate) fn set(&mut self, at: usize, item: T) {
         Arc::make_mut(&mut self.chunks[at / CHUNK])[at % CHUNK] = item;
+    }
+
+    /// Puts an item behind all others.
+    pub(crate) fn push(&mut self, item: T) {
+        match self.chunks.last_mut().filter(|chunk| chunk.len() < CHUNK) {
+            Some(chunk) => Arc::make_mut(chunk).push(item),
+            None => self.chunks.push(Arc::new(vec![item])),
+        }
+        self.len += 1;
+    }
+}
+
+impl<T> Default for Chunked<T> {
+    fn default() -> Self {
+        Self { chunks: Vec::new(), len: 0 }
     }
 }
 
@@ -63,5 +77,14 @@ mod tests {
         assert_eq!((second.iter().count(), second.len()), (200, 200));
         let shared = first.chunks.iter().zip(&second.chunks).filter(|(a, b)| Arc::ptr_eq(a, b)).count();
         assert_eq!(shared, 3);
+    }
+
+    #[test]
+    fn items_are_put_behind_all_others_without_a_change_of_other_copies() {
+        let first: Chunked<usize> = (0..100).collect();
+        let mut second = first.clone();
+        (100..200).for_each(|item| second.push(item));
+        assert!(second.iter().copied().eq(0..200));
+        assert_eq!((first.len(), first.iter().count(), second.len()), (100, 100, 200));
     }
 }

@@ -6,9 +6,8 @@
 //!
 //! Invariant: at least half of the slots are empty, so every probe ends.
 
-use std::sync::Arc;
-
 use crate::prefetch;
+use crate::table::{Edit, Table};
 
 const SLOTS_PER_LINE: usize = 16;
 const POSITION_BITS: u32 = 22;
@@ -22,7 +21,7 @@ struct Line([u32; SLOTS_PER_LINE]);
 /// See the module. A copy shares the slots.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyIndex {
-    lines: Arc<[Line]>,
+    lines: Table<Line>,
     /// Slots, a power of two, less one.
     mask: usize,
     /// Entries.
@@ -37,9 +36,12 @@ impl KeyIndex {
     pub(crate) fn build(entries: impl ExactSizeIterator<Item = (u64, usize)>) -> Self {
         let len = entries.len();
         let lines = (len * 2).next_power_of_two().div_ceil(SLOTS_PER_LINE).max(1);
-        let mut slots = Slots(vec![Line([0; SLOTS_PER_LINE]); lines]);
+        let mut lines = vec![Line([0; SLOTS_PER_LINE]); lines];
+        let mask = lines.len() * SLOTS_PER_LINE - 1;
+        let mut edit = Edit::of(&mut lines);
+        let mut slots = Slots { lines: &mut edit, mask };
         entries.for_each(|(hash, position)| slots.put(hash, position));
-        Self { mask: slots.mask(), lines: slots.0.into(), len }
+        Self { mask, lines: lines.into(), len }
     }
 
     /// This index without some entries and with others; `hash_of` gives the hash of a position in this one.
@@ -57,10 +59,13 @@ impl KeyIndex {
         if len * 2 > self.mask + 1 {
             return None;
         }
-        let mut slots = Slots(self.lines.to_vec());
-        gone.iter().for_each(|&(hash, position)| slots.take(hash, position, &hash_of));
-        new.iter().for_each(|&(hash, position)| slots.put(hash, position));
-        Some(Self { lines: slots.0.into(), mask: self.mask, len })
+        let mask = self.mask;
+        let lines = self.lines.revised([], |lines| {
+            let mut slots = Slots { lines, mask };
+            gone.iter().for_each(|&(hash, position)| slots.take(hash, position, &hash_of));
+            new.iter().for_each(|&(hash, position)| slots.put(hash, position));
+        });
+        Some(Self { lines, mask, len })
     }
 
     /// Asks the cache for the line where the probe begins.
@@ -106,46 +111,50 @@ impl KeyIndex {
 }
 
 /// The slots while they are filled.
-struct Slots(Vec<Line>);
+struct Slots<'a, 'b> {
+    lines: &'a mut Edit<'b, Line>,
+    /// See [`KeyIndex`].
+    mask: usize,
+}
 
-impl Slots {
+impl Slots<'_, '_> {
     fn put(&mut self, hash: u64, position: usize) {
         let position = u32::try_from(position).ok().filter(|&p| p <= POSITION_MASK);
         let position = position.expect("positions are within the limits of a snapshot");
-        let mut at = hash as usize & self.mask();
-        while *self.slot(at) != 0 {
-            at = (at + 1) & self.mask();
+        let mut at = hash as usize & self.mask;
+        while self.get(at) != 0 {
+            at = (at + 1) & self.mask;
         }
-        *self.slot(at) = tag(hash) | position;
+        self.set(at, tag(hash) | position);
     }
 
     /// Empties the slot of an entry, and moves those behind it that would not be found any more.
     fn take(&mut self, hash: u64, position: usize, hash_of: &impl Fn(usize) -> u64) {
-        let (mask, mut hole) = (self.mask(), hash as usize & self.mask());
+        let (mask, mut hole) = (self.mask, hash as usize & self.mask);
         let of = |slot: u32| (slot & POSITION_MASK) as usize;
-        while of(*self.slot(hole)) != position || *self.slot(hole) == 0 {
-            assert!(*self.slot(hole) != 0, "an entry that is taken out is there");
+        while of(self.get(hole)) != position || self.get(hole) == 0 {
+            assert!(self.get(hole) != 0, "an entry that is taken out is there");
             hole = (hole + 1) & mask;
         }
         let mut at = (hole + 1) & mask;
-        while *self.slot(at) != 0 {
-            let slot = *self.slot(at);
+        while self.get(at) != 0 {
+            let slot = self.get(at);
             let home = hash_of(of(slot)) as usize & mask;
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
-                *self.slot(hole) = slot;
+                self.set(hole, slot);
                 hole = at;
             }
             at = (at + 1) & mask;
         }
-        *self.slot(hole) = 0;
+        self.set(hole, 0);
     }
 
-    fn mask(&self) -> usize {
-        self.0.len() * SLOTS_PER_LINE - 1
+    fn get(&self, at: usize) -> u32 {
+        self.lines[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE]
     }
 
-    fn slot(&mut self, at: usize) -> &mut u32 {
-        &mut self.0[at / SLOTS_PER_LINE].0[at % SLOTS_PER_LINE]
+    fn set(&mut self, at: usize, slot: u32) {
+        self.lines.get_mut(at / SLOTS_PER_LINE).0[at % SLOTS_PER_LINE] = slot;
     }
 }
 

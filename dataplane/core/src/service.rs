@@ -15,6 +15,7 @@ use crate::key_index::KeyIndex;
 use crate::selector::Selector;
 use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, Scheduler, ServiceKey};
 use crate::source_ranges::SourceRanges;
+use crate::table::Table;
 use crate::wire::Addr;
 
 /// What the packet path needs of a service port: one cache line.
@@ -32,12 +33,8 @@ pub struct Service {
     pub idle_tcp_ms: u32,
     /// Idle time of a UDP flow, in milliseconds, below 2^31.
     pub idle_udp_ms: u32,
-    /// Where its list begins in the snapshot's [`BackendId`]s.
-    pub(crate) backends_start: u32,
     /// One more than the place of its source ranges among the snapshot's; 0 where everyone may come in.
     pub(crate) source_ranges: u32,
-    /// Length of its list.
-    pub(crate) backends_len: u16,
     /// The port, in host order.
     pub port: u16,
     /// Transport protocol.
@@ -131,7 +128,7 @@ pub struct BackendInfo {
 pub(crate) struct Services {
     index: KeyIndex,
     /// By id; a vacant index holds a record whose id is of another index, so that no id matches it.
-    records: Arc<[Service]>,
+    records: Table<Service>,
     infos: Chunked<Option<Arc<ServiceInfo>>>,
     /// Ids in the order of their keys.
     by_key: Arc<[ServiceId]>,
@@ -159,29 +156,16 @@ impl Services {
         Self { index, records: records.into(), infos: infos.into_iter().collect(), by_key }
     }
 
-    /// The same services, some of them revised, each with its place among all in the order of their keys; from there
-    /// on, lists of backends begin so much later.
-    pub(crate) fn revised(
-        &self,
-        revised: Vec<(usize, Service, ServiceInfo)>,
-        moves: &[(usize, i64)],
-    ) -> Self {
-        let (mut records, mut infos) = (Arc::clone(&self.records), self.infos.clone());
-        let places = Arc::make_mut(&mut records);
-        for (n, &(from, by)) in moves.iter().enumerate() {
-            let to = moves.get(n + 1).map_or(self.by_key.len(), |&(next, _)| next);
-            if by != 0 {
-                for id in &self.by_key[from..to] {
-                    let start = &mut places[id.index()].backends_start;
-                    *start = u32::try_from(i64::from(*start) + by).expect("below limits::BACKENDS_MAX");
-                }
+    /// The same services, some of them revised, each with its place among all in the order of their keys.
+    pub(crate) fn revised(&self, revised: Vec<(usize, Service, ServiceInfo)>) -> Self {
+        let mut infos = self.infos.clone();
+        let records = self.records.revised([], |places| {
+            for (rank, service, info) in revised {
+                let at = self.by_key[rank].index();
+                places.set(at, service);
+                infos.set(at, Some(Arc::new(info)));
             }
-        }
-        for (rank, service, info) in revised {
-            let at = self.by_key[rank].index();
-            places[at] = service;
-            infos.set(at, Some(Arc::new(info)));
-        }
+        });
         Self { index: self.index.clone(), records, infos, by_key: Arc::clone(&self.by_key) }
     }
 
@@ -230,9 +214,7 @@ fn vacant_service() -> Service {
         affinity_ms: 0,
         idle_tcp_ms: 0,
         idle_udp_ms: 0,
-        backends_start: 0,
         source_ranges: 0,
-        backends_len: 0,
         port: 0,
         protocol: Protocol::Tcp,
         mode: ForwardingMode::DsrL2,

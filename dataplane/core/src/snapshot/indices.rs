@@ -9,6 +9,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::chunked::Chunked;
+
 /// All indices of a snapshot. A copy shares them.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Generations {
@@ -21,7 +23,7 @@ pub(super) struct Generations {
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Kind {
     /// Generation of the holder, or the last one, of each index in use so far.
-    generations: Arc<[u32]>,
+    generations: Chunked<u32>,
     /// Those without a holder.
     free: Arc<BTreeSet<usize>>,
 }
@@ -39,13 +41,14 @@ impl Kind {
             Arc::make_mut(&mut free).insert(index);
         }
         if new == 0 {
-            return (Self { generations: Arc::clone(&self.generations), free }, Vec::new());
+            return (Self { generations: self.generations.clone(), free }, Vec::new());
         }
-        let mut generations = self.generations.to_vec();
+        let mut generations = self.generations.clone();
         let fresh = (0..new).map(|_| match Arc::make_mut(&mut free).pop_first() {
             Some(index) => {
-                generations[index] = generations[index].wrapping_add(1);
-                (index, generations[index])
+                let generation = generations.get(index).expect("a free index was in use").wrapping_add(1);
+                generations.set(index, generation);
+                (index, generation)
             }
             None => {
                 generations.push(0);
@@ -53,7 +56,7 @@ impl Kind {
             }
         });
         let fresh = fresh.collect();
-        (Self { generations: generations.into(), free }, fresh)
+        (Self { generations, free }, fresh)
     }
 }
 
@@ -67,7 +70,11 @@ pub(super) struct Indices {
 
 impl Indices {
     pub(super) fn resume(kind: &Kind) -> Self {
-        Self { generations: kind.generations.to_vec(), held: vec![false; kind.len()], next: 0 }
+        Self {
+            generations: kind.generations.iter().copied().collect(),
+            held: vec![false; kind.len()],
+            next: 0,
+        }
     }
 
     /// Its holder lives on.
@@ -96,7 +103,7 @@ impl Indices {
 
     pub(super) fn finish(self) -> Kind {
         let free = (0..self.held.len()).filter(|&index| !self.held[index]).collect();
-        Kind { generations: self.generations.into(), free: Arc::new(free) }
+        Kind { generations: self.generations.into_iter().collect(), free: Arc::new(free) }
     }
 }
 
@@ -113,14 +120,14 @@ mod tests {
         second.keep(1);
         assert_eq!([second.fresh(), second.fresh(), second.fresh()], [(0, 1), (2, 1), (3, 0)]);
         let second = second.finish();
-        assert_eq!(*second.generations, [1, 0, 1, 0]);
+        assert!(second.generations.iter().eq(&[1, 0, 1, 0]));
         let revised = first.revised([0, 2].into_iter(), 3);
         assert_eq!(revised, (second, vec![(0, 1), (2, 1), (3, 0)]));
     }
 
     #[test]
     fn an_index_that_rests_keeps_its_generation() {
-        let rested = Kind { generations: [5, 6].into(), free: Arc::default() };
+        let rested = Kind { generations: [5, 6].into_iter().collect(), free: Arc::default() };
         let rested = Indices::resume(&rested).finish();
         assert_eq!(Indices::resume(&rested).fresh(), (0, 6));
         assert_eq!(rested.revised(std::iter::empty(), 1).1, [(0, 6)]);

@@ -51,8 +51,6 @@ use indices::Generations;
 pub struct Snapshot {
     generation: u64,
     services: Services,
-    /// The lists of all services one after the other: position to id.
-    backend_ids: Arc<[BackendId]>,
     backends: Backends,
     endpoints: Endpoints,
     addresses: Addresses,
@@ -302,9 +300,8 @@ impl Snapshot {
     #[must_use]
     pub fn shares(&self, service: &Service) -> Vec<u32> {
         let shares = service.selector().shares();
-        let start = service.backends_start as usize;
-        let ids = &self.backend_ids[start..start + usize::from(service.backends_len)];
-        ids.iter().map(|id| shares.get(id).copied().unwrap_or(0)).collect()
+        let backends = self.services.info(service.id).map_or(&[][..], |info| &info.backends);
+        backends.iter().map(|backend| shares.get(&backend.id).copied().unwrap_or(0)).collect()
     }
 
     /// The endpoint of an id, unless it is gone.
@@ -321,8 +318,7 @@ impl Snapshot {
     /// The next hops that routes and backends need resolved, sorted.
     #[must_use]
     pub fn next_hops(&self) -> Vec<NeighborSlot> {
-        let backends = self.backend_ids.iter().filter_map(|&id| self.backend(id));
-        let of_backends = backends.map(|backend| backend.neighbor);
+        let of_backends = self.backends.iter().map(|backend| backend.neighbor);
         let mut all: Vec<_> = self.routers.iter().copied().chain(of_backends).collect();
         all.sort_unstable();
         all.dedup();

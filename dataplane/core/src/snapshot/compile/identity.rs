@@ -56,11 +56,7 @@ impl Ids {
 
         let keyed = endpoint_keys(programmed);
         let groups: Vec<_> = keyed.chunk_by(|a, b| a.0 == b.0).collect();
-        let known = previous.map_or(&[][..], |snapshot| snapshot.endpoints.by_key());
-        let kept_endpoints = groups.iter().map(|group| {
-            let at = known.binary_search_by_key(&group[0].0, |&(key, _)| key).ok()?;
-            Some(known[at].1)
-        });
+        let kept_endpoints = groups.iter().map(|group| Some(previous?.endpoints.known(&group[0].0)?.0));
         let (endpoint_ids, endpoint_generations, _) =
             assign(&before.endpoints, kept_endpoints, EndpointId::index, EndpointId::new);
         let mut backend_endpoints = vec![EndpointId::from_raw(0); keyed.len()];

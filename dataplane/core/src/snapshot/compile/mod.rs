@@ -272,7 +272,7 @@ fn assemble(
             admission = spec.generation;
         }
         let ranges = (ranges.map_or(0, |at| at + 1), source_ranges);
-        let (hot, info, problem) = finish(service, id, start, named, ranges, &tables, &mut backends);
+        let (hot, info, problem) = finish(service, id, named, ranges, &tables, &mut backends);
         problems.selection(rank, problem);
         services.push((hot, info));
     }
@@ -290,7 +290,6 @@ fn assemble(
         generation: spec.generation,
         services: Services::build(ids.generations.services.len(), services),
         backends: Backends::build(ids.generations.backends.len(), backends.into_iter()),
-        backend_ids: ids.backends.into(),
         endpoints: Endpoints::build(ids.generations.endpoints.len(), &ids.endpoints),
         addresses: network.addresses,
         routes: network.routes,
@@ -334,12 +333,10 @@ fn ranks(spec: &SnapshotSpec, programmed: &[Programmed<'_>]) -> Arc<[u32]> {
 }
 
 /// A service whose backends have their ids, as packets meet it, with the backends put down in `hot`, and as people do;
-/// and what is wrong with the choice among them. `start` is where its list of backends begins, `ranges` the place of its source
-/// ranges (from 1, 0 for none) and these.
+/// and what is wrong with the choice among them. `ranges` is the place of its source ranges (from 1, 0 for none) and these.
 fn finish(
     service: &Programmed<'_>,
     id: ServiceId,
-    start: usize,
     named: impl Iterator<Item = (BackendId, EndpointId)>,
     ranges: (u32, Option<Arc<SourceRanges>>),
     tables: &Tables,
@@ -347,7 +344,7 @@ fn finish(
 ) -> (Service, ServiceInfo, Option<Problem>) {
     let infos = backends_of(service, id, named, hot);
     let (selector, problem) = selector(service, &infos, tables);
-    let record = hot_service(service, id, start, ranges.0, selector);
+    let record = hot_service(service, id, ranges.0, selector);
     (record, info(service.spec, id, ranges.1, infos), problem)
 }
 
@@ -463,23 +460,14 @@ fn hot_backend(
     }
 }
 
-fn hot_service(
-    service: &Programmed<'_>,
-    id: ServiceId,
-    start: usize,
-    source_ranges: u32,
-    selector: Selector,
-) -> Service {
+fn hot_service(service: &Programmed<'_>, id: ServiceId, source_ranges: u32, selector: Selector) -> Service {
     Service {
         vip: service.vip,
         id,
         affinity_ms: service.spec.affinity.map_or(0, |timeout| millis(timeout).max(1)),
         idle_tcp_ms: millis(service.spec.idle_timeout_tcp),
         idle_udp_ms: millis(service.spec.idle_timeout_udp),
-        backends_start: u32::try_from(start).expect("below limits::BACKENDS_MAX"),
         source_ranges,
-        backends_len: u16::try_from(service.backends.len())
-            .expect("at most limits::BACKENDS_PER_SERVICE_MAX"),
         port: service.spec.key.port,
         protocol: service.spec.key.protocol,
         mode: service.spec.mode,

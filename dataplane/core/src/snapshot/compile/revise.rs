@@ -1,7 +1,7 @@
 //! From one snapshot to the next where services are the same and some of them have other backends or options.
 //!
-//! What does not change is shared; tables that packets read are copied as they are, and the places of what changed
-//! filled anew. So one endpoint's change costs some memory copies rather than a compile of everything. What this
+//! What does not change is shared; tables that packets read get the places of what changed anew (see [`crate::table`]).
+//! So one endpoint's change costs little, and not a compile of everything. What this
 //! cannot do (services that come or go, other source ranges, other surroundings, a spec that is refused) is left to
 //! the compile from scratch.
 //!
@@ -62,30 +62,27 @@ pub(super) fn revise(
         None => previous.endpoints.known(key).expect("an endpoint that is not new is known").0,
     };
 
-    let (mut unused, mut hot, mut lists) = (fresh.iter().copied(), Vec::new(), Lists::new(previous));
+    let (mut unused, mut hot) = (fresh.iter().copied(), Vec::new());
     let mut services = Vec::with_capacity(revised.len());
-    for Revised { rank, id, service, kept, record, info: before, .. } in &revised {
+    for Revised { rank, id, service, kept, record, info: before } in &revised {
         let ids: Vec<BackendId> = kept
             .iter()
             .map(|kept| kept.unwrap_or_else(|| unused.next().expect("one for each that is not kept")))
             .collect();
         let named = ids.iter().copied().zip(keys(service).map(|key| endpoint(&key)));
-        let start = lists.replace(*rank, record, &ids);
         let ranges = (record.source_ranges, before.source_ranges.clone());
-        let (record, info, problem) = finish(service, *id, start, named, ranges, &previous.tables, &mut hot);
+        let (record, info, problem) = finish(service, *id, named, ranges, &previous.tables, &mut hot);
         problems.selection(*rank, problem);
         services.push((*rank, record, info));
     }
-    let (ids, moves) = lists.finish();
     previous.tables.tidy();
 
     let mut held = previous.lineage.services.clone();
     changed.iter().for_each(|&(_, at)| held.set(at, spec.services[at].clone()));
     let mut snapshot = Snapshot {
         generation: spec.generation,
-        services: previous.services.revised(services, &moves),
+        services: previous.services.revised(services),
         backends: previous.backends.revised(backend_kind.len(), &gone, &hot),
-        backend_ids: ids,
         endpoints: previous.endpoints.revised(endpoint_kind.len(), &revisions),
         addresses: network.addresses,
         routes: network.routes,
@@ -240,46 +237,6 @@ fn endpoints(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Revisio
     (kind, revisions)
 }
 
-/// The lists of all services one after the other, while some of them are replaced from first to last.
-struct Lists<'a> {
-    old: &'a Arc<[BackendId]>,
-    /// Where the old ones not taken over yet begin.
-    rest: usize,
-    new: Vec<BackendId>,
-    differ: bool,
-    /// From a place in the order of keys on, lists begin so much later.
-    moves: Vec<(usize, i64)>,
-    by: i64,
-}
-
-impl<'a> Lists<'a> {
-    fn new(previous: &'a Snapshot) -> Self {
-        let old = &previous.backend_ids;
-        Self { old, rest: 0, new: Vec::with_capacity(old.len() + 8), differ: false, moves: Vec::new(), by: 0 }
-    }
-
-    /// Replaces the list of a service; where it begins now.
-    fn replace(&mut self, rank: usize, record: &Service, ids: &[BackendId]) -> usize {
-        let (start, len) = (record.backends_start as usize, usize::from(record.backends_len));
-        self.differ |= self.old[start..start + len] != *ids;
-        self.new.extend_from_slice(&self.old[self.rest..start]);
-        let begins = self.new.len();
-        self.new.extend_from_slice(ids);
-        self.rest = start + len;
-        self.by += i64::try_from(ids.len()).expect("a length") - i64::try_from(len).expect("a length");
-        self.moves.push((rank + 1, self.by));
-        begins
-    }
-
-    fn finish(mut self) -> (Arc<[BackendId]>, Vec<(usize, i64)>) {
-        if !self.differ {
-            return (Arc::clone(self.old), Vec::new());
-        }
-        self.new.extend_from_slice(&self.old[self.rest..]);
-        (self.new.into(), self.moves)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
@@ -331,7 +288,6 @@ mod tests {
         let services = |snapshot: &Snapshot| format!("{:#?}", snapshot.services().collect::<Vec<_>>());
         assert_eq!(services(revised), services(anew));
         assert_eq!(format!("{:?}", revised.backends), format!("{:?}", anew.backends));
-        assert_eq!(revised.backend_ids, anew.backend_ids);
         assert_eq!(revised.endpoints.listed(), anew.endpoints.listed());
         assert_eq!(format!("{:?}", revised.generations), format!("{:?}", anew.generations));
         assert_eq!(revised.next_hops(), anew.next_hops());
