@@ -1,13 +1,12 @@
 //! A gateway without a daemon: the threads of the dataplane over ports in memory, and what a round of the daemon does.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::MemoryFrame;
-use tidegate_core::snapshot::SnapshotSpec;
+use tidegate_core::snapshot::{ServiceKey, SnapshotSpec};
 use tidegate_dataplane::drivers::memory::{self, Heap, MemoryPort};
 use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
 use tidegate_dataplane::topology::{Idle, WorkerPlace};
@@ -161,8 +160,7 @@ impl<'a> Gateway<'a> {
 
     /// Where packets go to.
     #[must_use]
-    pub fn vips(&self) -> Vec<SocketAddr> {
-        let services = self.last.iter().flat_map(|outcome| &outcome.spec.services);
-        services.map(|service| SocketAddr::new(service.key.vip, service.key.port)).collect()
+    pub fn vips(&self) -> Vec<ServiceKey> {
+        self.last.iter().flat_map(|outcome| &outcome.spec.services).map(|service| service.key).collect()
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use tidegate_core::snapshot::{Protocol, ServiceKey};
 use tidegate_core::testing::builder::Builder;
 use tidegate_core::wire::MacAddr;
 use tidegate_core::wire::tcp::flags;
@@ -43,7 +44,7 @@ pub struct Traffic {
 impl Traffic {
     /// Starts `rate` packets a second.
     #[must_use]
-    pub fn start(wire: MemoryPort, to: Vec<SocketAddr>, rate: u64) -> Self {
+    pub fn start(wire: MemoryPort, to: Vec<ServiceKey>, rate: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
         Self { stop, thread: std::thread::spawn(move || run(&wire, &to, rate, &told)) }
@@ -60,7 +61,7 @@ impl Traffic {
     }
 }
 
-fn run(wire: &MemoryPort, to: &[SocketAddr], rate: u64, stop: &AtomicBool) -> Counts {
+fn run(wire: &MemoryPort, to: &[ServiceKey], rate: u64, stop: &AtomicBool) -> Counts {
     let frames: Vec<Vec<u8>> =
         (0..FLOWS).map(|n| frame(n, to[n.wrapping_mul(0x9e37_79b1) % to.len()])).collect();
     let (mut counts, mut frames, began) = (Counts::default(), frames.iter().cycle(), Instant::now());
@@ -84,7 +85,12 @@ fn run(wire: &MemoryPort, to: &[SocketAddr], rate: u64, stop: &AtomicBool) -> Co
 }
 
 /// The first packet of a flow; sent again and again, it is one that the worker knows.
-fn frame(n: usize, to: SocketAddr) -> Vec<u8> {
+fn frame(n: usize, to: ServiceKey) -> Vec<u8> {
     let from = SocketAddr::from(([198, 18, (n >> 8) as u8, n as u8], 1024 + (n % 50_000) as u16));
-    Builder::tcp(from, to).flags(flags::SYN).mac(MacAddr([2, 0, 0, 0, 0, 0xfe]), GATEWAY_MAC).build()
+    let vip = SocketAddr::new(to.vip, to.port);
+    let packet = match to.protocol {
+        Protocol::Udp => Builder::udp(from, vip),
+        _ => Builder::tcp(from, vip).flags(flags::SYN),
+    };
+    packet.mac(MacAddr([2, 0, 0, 0, 0, 0xfe]), GATEWAY_MAC).build()
 }
