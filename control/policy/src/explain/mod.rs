@@ -6,16 +6,19 @@
 //!
 //! Invariant: pure. The same snapshot, views and packet give the same explanation.
 
+mod explanation;
+mod packet;
 #[cfg(test)]
 mod tests;
 mod text;
 
+pub use explanation::{Explanation, PacketVerdict, Step};
+pub use packet::{KnownFlow, Packet, Transport};
+
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use tidegate_core::addresses::{AddressKind, SourceFault};
 use tidegate_core::backend::Backend;
 use tidegate_core::hash::{client_hash, selection_hash};
@@ -28,147 +31,6 @@ use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason};
 use tidegate_core::wire::{Addr, Family};
 
 use crate::reconcile::view::ServiceView;
-
-/// The packet asked about: the first of its flow (a TCP SYN, the first UDP datagram).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Packet {
-    /// Transport protocol.
-    pub protocol: Transport,
-    /// Where it comes from.
-    pub source: SocketAddr,
-    /// Where it is to.
-    pub destination: SocketAddr,
-}
-
-/// A transport protocol by name, in any case: `tcp`, `udp`, `sctp`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct Transport(pub Protocol);
-
-impl FromStr for Transport {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.to_ascii_lowercase().as_str() {
-            "tcp" => Ok(Self(Protocol::Tcp)),
-            "udp" => Ok(Self(Protocol::Udp)),
-            "sctp" => Ok(Self(Protocol::Sctp)),
-            _ => Err(format!("{text:?} is no protocol; accepted: tcp, udp, sctp")),
-        }
-    }
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl From<Transport> for String {
-    fn from(transport: Transport) -> Self {
-        transport.to_string()
-    }
-}
-
-impl TryFrom<String> for Transport {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-/// What becomes of a packet, in the words of `replay --json`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PacketVerdict {
-    /// It is forwarded, or answered.
-    Transmit,
-    /// It is handed to the kernel.
-    Punt,
-    /// It is dropped.
-    Drop,
-}
-
-impl PacketVerdict {
-    /// The word.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Transmit => "transmit",
-            Self::Punt => "punt",
-            Self::Drop => "drop",
-        }
-    }
-}
-
-impl fmt::Display for PacketVerdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// What becomes of the packet, and every step on the way there.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Explanation {
-    /// The packet.
-    pub packet: Packet,
-    /// The generation of the snapshot asked.
-    pub generation: u64,
-    /// What becomes of the packet.
-    pub verdict: PacketVerdict,
-    /// The reason, in the words of metrics and `replay --json`.
-    pub reason: String,
-    /// `namespace/name:port`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub service: Option<String>,
-    /// The forwarding mode.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mode: Option<String>,
-    /// The seat that decides, with `scheduler: rendezvous`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub seat: Option<u16>,
-    /// The deck of that seat, counted from 0: above 0 only where weights sum to more than one deck holds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub deck: Option<u16>,
-    /// The place of that seat in the flow's order, counted from 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rank: Option<u16>,
-    /// How many seats the backends of the Service have.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub seats: Option<u32>,
-    /// The slot of the Maglev table, with `scheduler: maglev`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slot: Option<u32>,
-    /// How many slots the table has.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slots: Option<u32>,
-    /// The backend chosen.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub backend: Option<SocketAddr>,
-    /// The interface that the packet leaves by.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub interface: Option<String>,
-    /// Who it is sent to on that link.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub next_hop: Option<IpAddr>,
-    /// The longest IP packet of the client that fits the way, in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mtu: Option<u16>,
-    /// What was asked and what was found, in order.
-    pub steps: Vec<Step>,
-}
-
-/// One step of the decision.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Step {
-    /// What was asked: `destination`, `service`, `source`, `source range`, `flow`, `affinity`, `seat` or `slot`, `backend`,
-    /// `hairpin`, `mode`, `next hop`, `mtu`.
-    pub step: String,
-    /// What was found.
-    pub found: String,
-}
 
 /// What is known beside the snapshot.
 #[derive(Debug, Clone, Copy)]
@@ -194,13 +56,6 @@ impl<'a> Circumstances<'a> {
     pub fn of_files(neighbors: &'a NeighborTable, now: Now, refused: Option<&'a str>) -> Self {
         Self { neighbors, now, refused, known_flow: None, affinity: None, silent_workers: 0 }
     }
-}
-
-/// A flow table's entry for the packet's 5-tuple.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KnownFlow {
-    /// The backend that it is pinned to.
-    pub backend: SocketAddr,
 }
 
 /// Goes through the decision for the first packet of a flow.

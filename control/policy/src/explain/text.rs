@@ -13,7 +13,8 @@ use tidegate_core::service::{Service, ServiceInfo};
 use tidegate_core::snapshot::{BackendState, ForwardingMode, Snapshot, TunnelPrefix};
 use tidegate_core::wire::{Addr, Family};
 
-use super::{Explanation, KnownFlow, Packet, PacketVerdict};
+use super::explanation::{Explanation, PacketVerdict};
+use super::packet::{KnownFlow, Packet};
 
 pub(super) fn address(ip: IpAddr, kind: Option<AddressKind>, snapshot: &Snapshot) -> String {
     match kind {

@@ -5,7 +5,7 @@
 //!
 //! Invariant: what stands here is what a new one would come to with the same plans, memory and circumstances.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,11 +15,13 @@ use tidegate_model::shared_map::SharedMap;
 
 use super::contested::{Claims, Contested};
 use super::finding::{Finding, ObjectKind};
-use super::incremental::Planned;
+use super::input::Input;
+use super::planned::Planned;
 use super::pod_routes::pod_routes;
 use super::pools_of::pools_of;
 use super::reserved::reserved;
-use super::{Input, Settings};
+use super::settings::Settings;
+use super::vips::Vips;
 use crate::pools::{Allocations, Allocator, Applicant, Granted, Holdings, adopted};
 
 /// See the module.
@@ -224,45 +226,4 @@ fn vips_of(settings: &Settings, planned: &Planned, granted: &Granted) -> Box<[Ip
     let external = granted.external.iter().map(|(a, _)| a.address);
     let own = if settings.own_cluster_ips { &planned.service().cluster_ips[..] } else { &[] };
     granted.load_balancer.iter().map(|a| a.address).chain(external).chain(own.iter().copied()).collect()
-}
-
-/// The addresses of all Services.
-#[derive(Debug, Default)]
-pub(super) struct Vips {
-    /// How often each is one.
-    counts: HashMap<IpAddr, u32>,
-    by_service: BTreeMap<ObjectKey, Box<[IpAddr]>>,
-}
-
-impl Vips {
-    /// Whether any Service has it.
-    pub(super) fn contains(&self, ip: &IpAddr) -> bool {
-        self.counts.contains_key(ip)
-    }
-
-    /// Takes over what Services have now; the addresses that are VIPs only now, or not any more.
-    fn update<'a>(
-        &mut self,
-        changes: impl Iterator<Item = (&'a ObjectKey, Option<Box<[IpAddr]>>)>,
-    ) -> Vec<IpAddr> {
-        let mut turned: BTreeMap<IpAddr, /* was one */ bool> = BTreeMap::new();
-        for (service, vips) in changes {
-            let was = self.by_service.remove(service).unwrap_or_default();
-            for ip in was.iter().chain(vips.iter().flatten()) {
-                turned.entry(*ip).or_insert_with(|| self.counts.contains_key(ip));
-            }
-            vips.iter().flatten().for_each(|ip| *self.counts.entry(*ip).or_default() += 1);
-            for ip in &was {
-                let count = self.counts.get_mut(ip).expect("it was counted when it came");
-                *count -= 1;
-                if *count == 0 {
-                    self.counts.remove(ip);
-                }
-            }
-            if let Some(vips) = vips.filter(|vips| !vips.is_empty()) {
-                self.by_service.insert(service.clone(), vips);
-            }
-        }
-        turned.into_iter().filter(|(ip, was)| self.contains(ip) != *was).map(|(ip, _)| ip).collect()
-    }
 }

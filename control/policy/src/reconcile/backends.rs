@@ -13,14 +13,16 @@ use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Target;
 use tidegate_model::objects::{Choice, Port, ResolvedEndpoint, ServicePort, TrafficPolicy, choose};
 
-use super::Plan;
 use super::candidates::Candidates;
-use super::drain::Drains;
+use super::collector::{Collector, PortAt};
+use super::drain::PortNow;
 use super::finding::{Finding, Reason};
-use super::frontends::Frontend;
-use super::health_options::{self, NodeCheck};
+use super::frontend::Frontend;
+use super::health_options::NodeCheck;
 use super::health_result::{self, HealthResult, TcpEvidence};
-use super::program::{Context, obstacle};
+use super::listeners::health_check_node_port;
+use super::obstacle::obstacle;
+use super::planned::Plan;
 use super::size_limits;
 use super::view::{BackendView, BackendViewState, BackendWhy, HealthView, VipKind};
 use super::weights::{WEIGHT, Weights};
@@ -50,19 +52,15 @@ pub(super) struct Backends {
 }
 
 /// Decides the state of every candidate, and carries over those that left.
-#[allow(clippy::too_many_arguments, reason = "the inputs of one decision, each of its own kind")]
 pub(super) fn backends(
-    context: &Context<'_>,
-    plan: &Plan<'_>,
-    i: usize,
-    frontend: &Frontend,
+    collector: &mut Collector<'_>,
+    at: &PortAt<'_>,
     candidates: &Candidates<'_>,
     evidence: &TcpEvidence,
-    drains: &mut Drains,
-    findings: &mut Vec<Finding>,
 ) -> Backends {
+    let (context, plan) = (collector.context, collector.plan);
+    let PortAt { port, frontend, .. } = at;
     let settings = context.settings();
-    let port = &plan.service.ports[i];
     let Candidates { endpoints, node_weights, policy, viewpoint } = candidates;
     let choice = choose(endpoints, *policy, *viewpoint);
     let chosen: HashSet<(IpAddr, Port)> = choice.endpoints().iter().map(|e| (e.ip, e.port)).collect();
@@ -70,9 +68,9 @@ pub(super) fn backends(
     let weights = Weights { objects: context.input.objects };
     let node_check = node_weights
         .is_some()
-        .then(|| NodeCheck::new(&plan.options.checks, super::health_check_node_port(plan.service)));
+        .then(|| NodeCheck::new(&plan.options.checks, health_check_node_port(plan.service)));
 
-    let at_vip = health_options::at_vip(settings, plan.options, frontend.vip);
+    let at_vip = plan.options.at_vip(settings, frontend.vip);
     let is_listed = |endpoint: &&ResolvedEndpoint| {
         let here = viewpoint.node.is_none_or(|node| endpoint.node.as_deref() == Some(node));
         *policy == TrafficPolicy::Cluster || here
@@ -95,7 +93,7 @@ pub(super) fn backends(
             let target = target.filter(|_| may_be_checked);
             let told = target.as_ref().filter(|_| node_check.is_some()).and_then(|t| verdicts.weight(t));
             let weight = match node_weights {
-                None => weights.of_endpoint(endpoint, findings),
+                None => weights.of_endpoint(endpoint, &mut collector.findings),
                 Some(weights) => {
                     let told = told.filter(|weight| *weight > 0);
                     told.or_else(|| weights.get(node.unwrap_or_default()).copied()).unwrap_or(WEIGHT)
@@ -137,23 +135,22 @@ pub(super) fn backends(
     // as they have to, for a new Service is not yet known to every node.
     let all_failed = || candidates.iter().filter(|c| c.is_chosen && c.would_take()).all(|c| c.judged.fails());
     if fail_open && all_failed() {
-        findings.push(fail_open_finding(plan, port, frontend.vip, &candidates));
+        collector.findings.push(fail_open_finding(plan, port, frontend.vip, &candidates));
     }
 
-    let kept = drains.step(
-        &context.input.memory.drains,
-        frontend.key(),
-        &plan.service.meta.key,
-        &listed,
-        plan.options.drain_timeout,
-        size_limits::kept_max(plan.service, listed.len()),
-        context.input.now,
-    );
+    let now = PortNow {
+        key: frontend.key(),
+        owner: &plan.service.meta.key,
+        kept_max: size_limits::kept_max(plan.service, listed.len()),
+        listed,
+        drain_timeout: plan.options.drain_timeout,
+    };
+    let kept = collector.drains.step(&context.input.memory.drains, &now, context.input.now);
     for left in kept {
         let same_family = left.ip().is_ipv4() == frontend.vip.is_ipv4();
         let crosses = plan.options.mode == tidegate_core::snapshot::ForwardingMode::DsrIpip;
         // The mode may have changed since: then its flows cannot be forwarded any more.
-        let reachable = obstacle(settings, plan, frontend, left).is_none();
+        let reachable = obstacle(settings, plan.options.mode, frontend, left).is_none();
         if reachable && (same_family || crosses) && !context.vips.contains(&left.ip()) {
             result.push(left.ip(), left.port(), WEIGHT, BackendState::Down, BackendWhy::Removed, None);
         }
@@ -277,7 +274,7 @@ fn elsewhere(frontend: &Frontend, own_node: Option<&str>, endpoints: &[ResolvedE
 }
 
 fn fail_open_finding(
-    plan: &Plan<'_>,
+    plan: Plan<'_>,
     port: &ServicePort,
     vip: IpAddr,
     candidates: &[Candidate<'_>],

@@ -11,14 +11,14 @@ use std::net::IpAddr;
 
 use tidegate_model::config::Target;
 use tidegate_model::objects::{
-    IpFamily, Port, ResolvedEndpoint, Service, ServiceType, TrafficPolicy, Viewpoint, places_of_endpoints,
+    IpFamily, Port, ResolvedEndpoint, ServiceType, TrafficPolicy, Viewpoint, places_of_endpoints,
 };
 
-use super::Plan;
+use super::collector::{Collector, PortAt};
 use super::finding::Finding;
-use super::frontends::Frontend;
 use super::nodes::{self, Wish};
-use super::program::{Context, Obstacle};
+use super::obstacle::Obstacle;
+use super::planned::Plan;
 use super::view::VipKind;
 use super::weights::Weights;
 
@@ -33,14 +33,12 @@ pub(super) struct Candidates<'a> {
 }
 
 /// Candidates, or why the mode cannot serve the frontend at all.
-pub(super) fn candidates<'a>(
-    context: &Context<'a>,
-    plan: &Plan<'_>,
-    i: usize,
-    frontend: &Frontend,
-    endpoints: &'a [ResolvedEndpoint],
-    findings: &mut Vec<Finding>,
-) -> Result<Candidates<'a>, Obstacle> {
+pub(super) fn candidates<'e, 'a: 'e>(
+    collector: &mut Collector<'a>,
+    at: &PortAt<'e>,
+) -> Result<Candidates<'e>, Obstacle> {
+    let (context, plan) = (collector.context, collector.plan);
+    let PortAt { frontend, endpoints, .. } = *at;
     let settings = context.settings();
     let (service, mode) = (plan.service, plan.options.mode);
     let nodes = &context.input.objects.nodes;
@@ -78,25 +76,25 @@ pub(super) fn candidates<'a>(
                     _ => service.external_traffic_policy,
                 },
                 selector,
-                port: node_side_port(plan, i, frontend)?,
+                port: node_side_port(plan, at)?,
                 family: IpFamily::of(frontend.vip),
             };
             let weights = Weights { objects: context.input.objects };
-            let targets = nodes::node_targets(nodes, endpoints, wish, &weights, findings);
+            let targets = nodes::node_targets(nodes, endpoints, wish, &weights, &mut collector.findings);
             (Cow::Owned(targets.candidates), Some(targets.weights))
         }
     };
-    let endpoints = usable(context, service, candidates, findings);
+    let endpoints = usable(collector, candidates);
     Ok(Candidates { endpoints, node_weights, policy, viewpoint })
 }
 
 /// The port at which a node is sent to.
-fn node_side_port(plan: &Plan<'_>, i: usize, frontend: &Frontend) -> Result<Port, Obstacle> {
+fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, Obstacle> {
     let mode = plan.options.mode;
     if mode.is_dsr() {
-        return Ok(frontend.port);
+        return Ok(at.frontend.port);
     }
-    plan.service.ports[i].node_port.ok_or_else(|| {
+    at.port.node_port.ok_or_else(|| {
         let never = match plan.service.service_type {
             ServiceType::LoadBalancer if !plan.service.allocate_node_ports => {
                 "allocateLoadBalancerNodePorts is false"
@@ -114,11 +112,10 @@ fn node_side_port(plan: &Plan<'_>, i: usize, frontend: &Frontend) -> Result<Port
 
 /// Candidates but those that are VIPs or the gateway itself: a packet to one would come back to us.
 fn usable<'a>(
-    context: &Context<'_>,
-    service: &Service,
+    collector: &mut Collector<'_>,
     candidates: Cow<'a, [ResolvedEndpoint]>,
-    findings: &mut Vec<Finding>,
 ) -> Cow<'a, [ResolvedEndpoint]> {
+    let (context, service) = (collector.context, collector.plan.service);
     let is_ours = |ip: &IpAddr| context.vips.contains(ip) || context.own_addresses.contains(ip);
     if !candidates.iter().any(|candidate| is_ours(&candidate.ip)) {
         return candidates;
@@ -137,7 +134,7 @@ fn usable<'a>(
         if let Some(place) = places.remove(&ip) {
             finding.diagnostic.location = Some(place);
         }
-        findings.push(finding);
+        collector.findings.push(finding);
     }
     Cow::Owned(usable)
 }

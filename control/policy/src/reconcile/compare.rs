@@ -13,7 +13,11 @@ use tidegate_core::difference::{self, Difference};
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{ObjectKey, Objects};
 
-use super::{DrainTarget, Input, Memory, Outcome, Reconciler, Settings};
+use super::drain::DrainTarget;
+use super::incremental::Reconciler;
+use super::input::{Input, Memory};
+use super::outcome::Outcome;
+use super::settings::Settings;
 use crate::pools::Granted;
 
 /// See the module.

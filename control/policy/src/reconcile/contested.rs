@@ -13,8 +13,8 @@ use std::net::IpAddr;
 use tidegate_core::snapshot::ServiceKey;
 use tidegate_model::objects::{ObjectKey, Protocol, Service};
 
-use super::frontends::{Frontend, cluster_ips, own_frontends};
-use super::health_check_node_port;
+use super::frontend::{Frontend, cluster_ips, own_frontends};
+use super::listeners::health_check_node_port;
 use super::settings::Settings;
 use super::view::VipKind;
 use crate::pools::Granted;

@@ -15,10 +15,10 @@ use tidegate_model::config::Target;
 use tidegate_model::objects::{Metadata, Node, ObjectKey, Pod, ServiceEndpoints};
 use tidegate_model::shared_map::Difference;
 
-use super::Plan;
+use super::annotations::key::WEIGHT;
+use super::context::Context;
 use super::drain::DrainTarget;
-use super::options::key::WEIGHT;
-use super::program::Context;
+use super::planned::Plan;
 use super::size_limits::is_local_alone;
 
 /// Something that a Service may have come out of.

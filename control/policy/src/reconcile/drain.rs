@@ -34,24 +34,27 @@ enum Presence {
     LeftUntil(Duration),
 }
 
+/// A service port as it is now.
+pub(super) struct PortNow<'a> {
+    pub(super) key: ServiceKey,
+    pub(super) owner: &'a ObjectKey,
+    /// Its backends.
+    pub(super) listed: BTreeSet<SocketAddr>,
+    pub(super) drain_timeout: Duration,
+    /// How many of those that left are kept at most.
+    pub(super) kept_max: usize,
+}
+
 impl Drains {
-    /// Carries one service port over: `listed` are its backends now. Returns those that left and are kept.
+    /// Carries one service port over. Returns those that left and are kept.
     ///
     /// A port that another Service had before has no memory: its flows were not ours. Of those that left, `kept_max` are
     /// kept, the last to leave: a Service that changes its endpoints all the time does not fill the tables.
-    #[allow(clippy::too_many_arguments, reason = "the inputs of one decision, each of its own kind")]
-    pub(super) fn step(
-        &mut self,
-        previous: &Self,
-        key: ServiceKey,
-        owner: &ObjectKey,
-        listed: &BTreeSet<SocketAddr>,
-        drain_timeout: Duration,
-        kept_max: usize,
-        now: Duration,
-    ) -> Vec<SocketAddr> {
+    pub(super) fn step(&mut self, previous: &Self, port: &PortNow<'_>, now: Duration) -> Vec<SocketAddr> {
+        let PortNow { key, owner, listed, drain_timeout, kept_max } = port;
+        let (key, drain_timeout, kept_max) = (*key, *drain_timeout, *kept_max);
         let mut kept: Vec<(Duration, SocketAddr)> = Vec::new();
-        let before = previous.ports.get(&key).filter(|p| p.owner == *owner);
+        let before = previous.ports.get(&key).filter(|p| p.owner == **owner);
         for (address, presence) in before.into_iter().flat_map(|p| &p.backends) {
             let until = match presence {
                 Presence::Listed => now + drain_timeout,
@@ -69,7 +72,7 @@ impl Drains {
             listed.iter().map(|address| (*address, Presence::Listed)).collect();
         backends.extend(kept.iter().map(|(until, address)| (*address, Presence::LeftUntil(*until))));
         if !backends.is_empty() {
-            self.ports.insert(key, Arc::new(PortMemory { owner: owner.clone(), drain_timeout, backends }));
+            self.ports.insert(key, Arc::new(PortMemory { owner: (*owner).clone(), drain_timeout, backends }));
         }
         kept.into_iter().map(|(_, address)| address).collect()
     }

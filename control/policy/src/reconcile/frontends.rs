@@ -7,42 +7,15 @@
 
 use std::net::IpAddr;
 
-use tidegate_core::snapshot::ServiceKey;
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{ObjectKey, Port, Protocol, Service, ServicePort};
+use tidegate_model::objects::{ObjectKey, Service, ServicePort};
 
 use super::contested::{Contest, Contested};
 use super::finding::{Finding, Reason};
-use super::program::core_protocol;
+use super::frontend::{Frontend, cluster_ips, own_frontends};
 use super::settings::Settings;
 use super::view::{PortRefusal, RefusalReason, VipKind, VipView};
 use crate::pools::Granted;
-
-/// A port of a Service on one address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Frontend {
-    pub(super) vip: IpAddr,
-    pub(super) protocol: Protocol,
-    /// The port there: the node port for [`VipKind::NodePort`].
-    pub(super) port: Port,
-    pub(super) via: VipKind,
-}
-
-impl Frontend {
-    pub(super) fn key(&self) -> ServiceKey {
-        ServiceKey { vip: self.vip, protocol: core_protocol(self.protocol), port: self.port.get() }
-    }
-
-    /// The port as messages call it: `node port 30080 of port http`.
-    pub(super) fn describe(&self, port: &ServicePort) -> String {
-        match self.via {
-            VipKind::NodePort => format!("node port {} of port {}", self.port, port.label()),
-            VipKind::LoadBalancer | VipKind::ExternalIp | VipKind::ClusterIp => {
-                format!("port {}", port.label())
-            }
-        }
-    }
-}
 
 /// The addresses of one Service.
 pub(super) struct Frontends<'a> {
@@ -188,30 +161,4 @@ fn taken() -> PortRefusal {
 
 fn taken_by_itself() -> PortRefusal {
     PortRefusal::new(RefusalReason::NotProgrammed, TAKEN_BY_ITSELF)
-}
-
-/// The cluster IPs that the gateway serves.
-pub(super) fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a [IpAddr] {
-    if settings.own_cluster_ips { &service.cluster_ips } else { &[] }
-}
-
-/// Where a port is besides the addresses of pools.
-pub(super) fn own_frontends(
-    node_port_vips: &[IpAddr],
-    cluster_ips: &[IpAddr],
-    port: &ServicePort,
-) -> impl Iterator<Item = Frontend> {
-    let frontend =
-        |vip: &IpAddr, number, via| Frontend { vip: *vip, protocol: port.protocol, port: number, via };
-    let by_node_port = port.node_port.into_iter().flat_map(move |number| {
-        node_port_vips.iter().map(move |vip| frontend(vip, number, VipKind::NodePort))
-    });
-    by_node_port.chain(cluster_ips.iter().map(move |vip| frontend(vip, port.port, VipKind::ClusterIp)))
-}
-
-/// Whether a Service has ports besides on addresses of pools.
-pub(super) fn asks_for_own(settings: &Settings, service: &Service) -> bool {
-    let by_node_port =
-        !settings.node_port_addresses.is_empty() && service.ports.iter().any(|port| port.node_port.is_some());
-    by_node_port || !cluster_ips(settings, service).is_empty()
 }

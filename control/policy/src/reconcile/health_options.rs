@@ -11,13 +11,13 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_model::config::{self, DsrDestination, HealthConfig, HealthProtocol, Word};
+use tidegate_model::config::{self, HealthConfig, HealthProtocol, Word};
 use tidegate_model::health::{AtVip, Check, NODE_PROXY_PORT, Probe, Rules, Target};
 use tidegate_model::objects::{Port, Protocol};
 use tidegate_model::yaml::text;
 
-use super::options::{Options, Reader, key};
-use super::settings::Settings;
+use super::annotations::{annotation_field, key};
+use super::reader::Reader;
 
 /// What is asked for so far.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,7 +106,7 @@ impl HealthOptions {
             let annotation = self.timeout_said.as_deref().unwrap_or(key::HEALTH_INTERVAL);
             let [timeout, interval] = [self.rules.timeout, self.rules.interval].map(text::show_duration);
             let what = format!("health-check timeout {timeout} is longer than the interval {interval}");
-            read.invalid_at(&super::options::annotation_field(annotation), what, "at most the interval");
+            read.invalid_at(&annotation_field(annotation), what, "at most the interval");
             self.rules.timeout = self.rules.interval;
         }
         let by_http = matches!(self.protocol, HealthProtocol::Http | HealthProtocol::Https);
@@ -165,7 +165,7 @@ impl HealthOptions {
                 let what = format!(
                     "annotation {annotation}: {asked} is not allowed by the operator's {key}; {used} is used"
                 );
-                let field = super::options::annotation_field(annotation);
+                let field = annotation_field(annotation);
                 read.invalid_at(&field, what, &format!("at {bound} {used}"));
             }
             *asked = used;
@@ -213,14 +213,6 @@ impl Checks {
         };
         probe.map(|probe| Target::new(SocketAddr::new(ip, port.unwrap_or(own).get()), probe).at(at_vip))
     }
-}
-
-/// The VIP at which a Service's endpoints are asked, where they are in this mode and the operator wants it: those that
-/// answer clients from the VIP. Of nodes that stand for endpoints (target node) the proxy answers, at its own address.
-pub(super) fn at_vip(settings: &Settings, options: &Options, vip: IpAddr) -> Option<Arc<AtVip>> {
-    let wanted = settings.health.dsr_destination == DsrDestination::Vip;
-    let asked = wanted && options.mode.is_dsr() && options.target == config::Target::Pod;
-    asked.then(|| Arc::new(AtVip { vip, mode: options.mode }))
 }
 
 /// How nodes are checked that stand for their endpoints (target node).

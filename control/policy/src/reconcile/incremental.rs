@@ -11,31 +11,32 @@
 //! Invariant: equal inputs give an equal [`Outcome`], whatever was asked before (tested over random histories).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tidegate_core::limits::BACKENDS_MAX;
+use tidegate_core::snapshot::{RouteSpec, SnapshotSpec};
 use tidegate_model::config::PodRoutes;
 use tidegate_model::health::Verdicts;
-use tidegate_model::objects::{
-    EndpointIndex, Node, ObjectKey, Objects, Pod, PodIndex, Service, ServiceEndpoints, SliceIndex,
-};
+use tidegate_model::objects::{EndpointIndex, Node, ObjectKey, Objects, Pod, PodIndex, Service, SliceIndex};
 use tidegate_model::shared_map::Difference;
 
 use super::addresses::{Addresses, Changed, Moved};
 use super::checkable::Checkable;
-use super::dependencies::{Changes, Dependencies};
-use super::finding::Finding;
+use super::context::Context;
+use super::dependencies::Changes;
+use super::drain::DrainTarget;
 use super::frontends::Frontends;
-use super::options::Options;
-use super::program::Context;
+use super::input::{Input, Memory};
+use super::outcome::Outcome;
+use super::plan::plan;
+use super::planned::Planned;
+use super::reserved;
+use super::serve::serve;
+use super::served::Entry;
+use super::settings::Settings;
 use super::shares::Shares;
-use super::size_limits::{self, TooLarge};
+use super::size_limits;
 use super::sums::Sums;
-use super::{
-    DrainTarget, Input, Memory, Outcome, Plan, Served, Settings, gateway, one_service, plan, reserved,
-};
 use crate::pools::Granted;
 
 /// See the module.
@@ -78,43 +79,6 @@ struct Last {
     shares: Shares,
     sums: Sums,
     taken_up: usize,
-}
-
-/// Step 1 of a Service that concerns us.
-#[derive(Debug)]
-pub(super) struct Planned {
-    service: Arc<Service>,
-    options: Options,
-    wants_load_balancer: bool,
-    findings: Vec<Finding>,
-    too_large: Option<TooLarge>,
-}
-
-impl Planned {
-    pub(super) fn plan(&self) -> Plan<'_> {
-        let Self { service, options, wants_load_balancer, too_large, .. } = self;
-        let (wants_load_balancer, too_large) = (*wants_load_balancer, too_large.as_ref());
-        Plan { service, options, wants_load_balancer, too_large }
-    }
-
-    pub(super) fn service(&self) -> &Service {
-        &self.service
-    }
-
-    pub(super) fn wants_load_balancer(&self) -> bool {
-        self.wants_load_balancer
-    }
-}
-
-/// Steps 3 and 4 of a Service.
-#[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) service: Arc<Service>,
-    pub(super) served: Served,
-    /// Those of its options and of [`Served`].
-    pub(super) findings: Vec<Finding>,
-    pub(super) deadline: Option<Duration>,
-    dependencies: Dependencies,
 }
 
 impl Reconciler {
@@ -305,21 +269,7 @@ impl Last {
             {
                 continue;
             }
-            let mut findings = Vec::new();
-            let planned = service.and_then(|service| {
-                let (options, wants_load_balancer) = plan(service, input.settings, &mut findings)?;
-                let too_large = size_limits::too_many_frontends(input.settings, service);
-                // Nothing is to be built of what it names too much of. It keeps the addresses that it was given.
-                let service = match &too_large {
-                    None => Arc::clone(service),
-                    Some(_) => Arc::new(Service {
-                        ports: Vec::new(),
-                        external_ips: Vec::new(),
-                        ..Service::clone(service)
-                    }),
-                };
-                Some(Planned { service, options, wants_load_balancer, findings, too_large })
-            });
+            let planned = service.and_then(|service| plan(service, input.settings));
             let changed = match planned {
                 Some(planned) => {
                     self.plans.insert(key.clone(), planned);
@@ -370,7 +320,7 @@ impl Last {
             let endpoints = index.resolve(&planned.service);
             let frontends = Frontends::new(input.settings, &planned.service, granted, contested);
             let nodes = input.objects.nodes.len();
-            let size = size_limits::demand(input.settings, &planned.plan(), &frontends, &endpoints, nodes);
+            let size = size_limits::demand(input.settings, planned.plan(), &frontends, &endpoints, nodes);
             (endpoints, size)
         };
         let mut put = |key: &ObjectKey, mut entry: Option<Entry>| {
@@ -398,7 +348,7 @@ impl Last {
                 continue;
             }
             let too_large = size.err().or_else(|| shares.refusal(key, limits));
-            put(key, Some(Entry::new(&context, planned, granted, &endpoints, too_large.as_ref())));
+            put(key, Some(serve(&context, planned, granted, &endpoints, too_large.as_ref())));
         }
         waiting.append(&mut shares.settle(limits));
         for key in &waiting {
@@ -406,7 +356,7 @@ impl Last {
             let granted = addresses.granted(key);
             let (endpoints, size) = sized(planned, granted);
             let too_large = size.err().or_else(|| shares.refusal(key, limits));
-            put(key, Some(Entry::new(&context, planned, granted, &endpoints, too_large.as_ref())));
+            put(key, Some(serve(&context, planned, granted, &endpoints, too_large.as_ref())));
         }
     }
 
@@ -445,44 +395,18 @@ fn differs<'a, T: PartialEq>(
     change.before.map(|node| part(node)) != change.after.map(|node| part(node))
 }
 
-impl Served {
-    /// Keeps what is equal to what was there before as the same value, so that whoever looks at it next finds it
-    /// unchanged without looking inside.
-    fn share(&mut self, before: &Self) {
-        if self.view == before.view {
-            self.view = Arc::clone(&before.view);
-        }
-        for spec in &mut self.specs {
-            let known = before.specs.binary_search_by_key(&spec.key, |known| known.key);
-            if let Ok(at) = known
-                && before.specs[at] == *spec
-            {
-                *spec = before.specs[at].clone();
-            }
-        }
-    }
-}
-
-impl Entry {
-    fn new(
-        context: &Context<'_>,
-        planned: &Planned,
-        granted: &Granted,
-        endpoints: &ServiceEndpoints,
-        too_large: Option<&TooLarge>,
-    ) -> Self {
-        let served = one_service(context, &planned.plan(), granted, endpoints, too_large);
-        let checked = served.targets.iter().map(|target| target.address.ip());
-        let forwarded = served.specs.iter().flat_map(|spec| &spec.backends).map(|backend| backend.address);
-        let left = served.drains.addresses();
-        let addresses: BTreeSet<IpAddr> = checked.chain(forwarded).chain(left).collect();
-        let dependencies = Dependencies::new(context, &planned.plan(), endpoints, addresses.into_iter());
-        Self {
-            service: Arc::clone(&planned.service),
-            findings: planned.findings.iter().chain(&served.findings).cloned().collect(),
-            deadline: served.drains.next_deadline(),
-            dependencies,
-            served,
-        }
+/// The part of the spec that no Service takes part in.
+fn gateway(input: &Input<'_>, pod_routes: &[RouteSpec]) -> SnapshotSpec {
+    let settings = input.settings;
+    SnapshotSpec {
+        generation: input.generation,
+        interfaces: settings.interfaces.clone(),
+        routes: settings.routes.iter().chain(pod_routes).cloned().collect(),
+        neighbors: settings.neighbors.clone(),
+        snat_addresses: settings.snat_addresses.clone(),
+        tunnel_source_v4: settings.tunnel_source_v4,
+        tunnel_source_v6: settings.tunnel_source_v6,
+        policy: settings.policy,
+        services: Vec::new(),
     }
 }

@@ -8,78 +8,25 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::snapshot::ForwardingMode;
-use tidegate_model::config::{self, Word};
+use tidegate_model::config::{self, DsrDestination, Word};
 use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{Labels, Metadata, Selector, Service};
+use tidegate_model::health::AtVip;
+use tidegate_model::objects::{Labels, Selector, Service};
 use tidegate_model::yaml::text;
 
 use super::aliases::{self, AliasValue};
+use super::annotations::{annotation_field, key};
 use super::client_address;
 use super::finding::{Finding, Reason};
 use super::health_options::{Checks, HealthOptions};
+use super::reader::{Reader, error};
 use super::settings::Settings;
 use super::view::{PortRefusal, RefusalReason};
 use crate::pools::{PoolWish, WantedPool};
-
-/// Our annotations.
-pub(super) mod key {
-    pub(crate) const FORWARDING: &str = "tidegate.dev/forwarding";
-    pub(crate) const TARGET: &str = "tidegate.dev/target";
-    pub(crate) const SCHEDULER: &str = "tidegate.dev/scheduler";
-    pub(crate) const HASH: &str = "tidegate.dev/hash";
-    pub(crate) const TABLE_SIZE: &str = "tidegate.dev/table-size";
-    pub(crate) const LOAD_BALANCER_IPS: &str = "tidegate.dev/load-balancer-ips";
-    pub(crate) const ADDRESS_POOL: &str = "tidegate.dev/address-pool";
-    pub(crate) const ALLOW_SHARED_IP: &str = "tidegate.dev/allow-shared-ip";
-    pub(crate) const DRAIN_TIMEOUT: &str = "tidegate.dev/drain-timeout";
-    pub(crate) const IDLE_TIMEOUT_TCP: &str = "tidegate.dev/idle-timeout-tcp";
-    pub(crate) const IDLE_TIMEOUT_UDP: &str = "tidegate.dev/idle-timeout-udp";
-    pub(crate) const IDLE_TIMEOUT_SCTP: &str = "tidegate.dev/idle-timeout-sctp";
-    pub(crate) const HEALTH_PROTOCOL: &str = "tidegate.dev/health-check-protocol";
-    pub(crate) const HEALTH_PORT: &str = "tidegate.dev/health-check-port";
-    pub(crate) const HEALTH_PATH: &str = "tidegate.dev/health-check-path";
-    pub(crate) const HEALTH_INTERVAL: &str = "tidegate.dev/health-check-interval";
-    pub(crate) const HEALTH_TIMEOUT: &str = "tidegate.dev/health-check-timeout";
-    pub(crate) const HEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-healthy-threshold";
-    pub(crate) const UNHEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-unhealthy-threshold";
-    pub(crate) const PROXY_PROTOCOL: &str = "tidegate.dev/proxy-protocol";
-    pub(crate) const MAX_BANDWIDTH: &str = "tidegate.dev/max-bandwidth";
-    pub(crate) const MAX_CONNECTION_RATE: &str = "tidegate.dev/max-connection-rate";
-    pub(crate) const MAX_CONNECTIONS: &str = "tidegate.dev/max-connections";
-    pub(crate) const BACKEND_NODE_SELECTOR: &str = "tidegate.dev/backend-node-selector";
-    pub(crate) const WEIGHT: &str = "tidegate.dev/weight";
-
-    /// What may stand on a Service.
-    pub(crate) const ON_SERVICE: &[&str] = &[
-        FORWARDING,
-        TARGET,
-        SCHEDULER,
-        HASH,
-        TABLE_SIZE,
-        LOAD_BALANCER_IPS,
-        ADDRESS_POOL,
-        ALLOW_SHARED_IP,
-        DRAIN_TIMEOUT,
-        IDLE_TIMEOUT_TCP,
-        IDLE_TIMEOUT_UDP,
-        IDLE_TIMEOUT_SCTP,
-        HEALTH_PROTOCOL,
-        HEALTH_PORT,
-        HEALTH_PATH,
-        HEALTH_INTERVAL,
-        HEALTH_TIMEOUT,
-        HEALTHY_THRESHOLD,
-        UNHEALTHY_THRESHOLD,
-        PROXY_PROTOCOL,
-        MAX_BANDWIDTH,
-        MAX_CONNECTION_RATE,
-        MAX_CONNECTIONS,
-        BACKEND_NODE_SELECTOR,
-    ];
-}
 
 /// Idle time of an established TCP flow: RFC 5382 REQ-5 forbids less than 2 hours 4 minutes.
 const IDLE_TIMEOUT_TCP: Duration = Duration::from_secs(2 * 3600 + 4 * 60);
@@ -118,6 +65,16 @@ pub(super) struct Options {
     pub(super) refused: Vec<PortRefusal>,
 }
 
+impl Options {
+    /// The VIP at which a Service's endpoints are asked, where they are in this mode and the operator wants it: those that
+    /// answer clients from the VIP. Of nodes that stand for endpoints (target node) the proxy answers, at its own address.
+    pub(super) fn at_vip(&self, settings: &Settings, vip: IpAddr) -> Option<Arc<AtVip>> {
+        let wanted = settings.health.dsr_destination == DsrDestination::Vip;
+        let asked = wanted && self.mode.is_dsr() && self.target == config::Target::Pod;
+        asked.then(|| Arc::new(AtVip { vip, mode: self.mode }))
+    }
+}
+
 /// Reads the annotations of a Service.
 pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec<Finding>) -> Options {
     let annotations = &service.meta.annotations;
@@ -125,7 +82,7 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     let mut read = Reader { meta: &service.meta, findings, written: None };
     // Aliases first, so that an annotation of ours overrides what an alias says. Where only node ports and cluster IPs
     // are asked of us, the load balancer is another's, and so are its annotations.
-    let is_ours = super::wants_load_balancer(service, settings) || !service.external_ips.is_empty();
+    let is_ours = settings.claims(service) || !service.external_ips.is_empty();
     let internal = if is_ours { read.aliases(&mut options, annotations, &settings.compat) } else { None };
     for (annotation, value) in annotations {
         if annotation.starts_with("tidegate.dev/") {
@@ -189,14 +146,6 @@ fn deprecated_address(service: &Service, options: &mut Options, read: &mut Reade
         read.push(FIELD, Reason::AllocationFailed, error(what.clone(), accepted));
         options.no_allocation = Some(what);
     }
-}
-
-/// One Service's annotations, and where what is wrong with them goes.
-pub(super) struct Reader<'a> {
-    meta: &'a Metadata,
-    findings: &'a mut Vec<Finding>,
-    /// The value of an alias as its author wrote it, while it is applied.
-    written: Option<String>,
 }
 
 impl Reader<'_> {
@@ -390,53 +339,6 @@ impl Reader<'_> {
         options.no_allocation = Some(what.clone());
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
-
-    pub(super) fn invalid(&mut self, annotation: &str, value: &str, accepted: &str) {
-        let written = self.written.clone();
-        let value = written.as_deref().unwrap_or(value);
-        let what = format!("annotation {annotation}: {value:?} is not understood, the default is used");
-        self.invalid_at(&annotation_field(annotation), what, accepted);
-    }
-
-    pub(super) fn invalid_at(&mut self, field: &str, what: String, accepted: &str) {
-        self.push(field, Reason::InvalidValue, error(what, accepted));
-    }
-
-    pub(super) fn ignored(&mut self, annotation: &str, why: &str, accepted: &str) {
-        let what = format!("annotation {annotation} has no effect: {why}");
-        let finding = Diagnostic::warning(what).accepting(accepted);
-        let is_ours = annotation.starts_with("tidegate.dev/");
-        let reason = if is_ours { Reason::InvalidValue } else { Reason::AliasIgnored };
-        self.push(&annotation_field(annotation), reason, finding);
-    }
-
-    /// A wish that is understood and not granted yet, and something else goes on in its stead.
-    pub(super) fn not_supported(&mut self, annotation: &str, what: String, accepted: &str) {
-        self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
-    }
-
-    /// The Service's namespace.
-    pub(super) fn namespace(&self) -> std::sync::Arc<str> {
-        self.meta.key.namespace.as_str().into()
-    }
-
-    /// Whether the Service has an annotation.
-    pub(super) fn has(&self, annotation: &str) -> bool {
-        self.meta.annotations.contains_key(annotation)
-    }
-
-    fn push(&mut self, field: &str, reason: Reason, diagnostic: Diagnostic) {
-        self.findings.push(Finding::at(self.meta, field, reason, diagnostic));
-    }
 }
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn error(what: String, accepted: &str) -> Diagnostic {
-    Diagnostic::error(what).accepting(accepted)
-}
-
-/// The field path of an annotation.
-pub(super) fn annotation_field(annotation: &str) -> String {
-    format!("metadata.annotations[{annotation}]")
-}

@@ -3,8 +3,8 @@
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Pool;
 
-use super::Input;
 use super::finding::{Finding, ObjectKind, Reason};
+use super::input::Input;
 use crate::pools::{self, PoolFault};
 
 /// All pools, those of the configuration first.

@@ -10,60 +10,28 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::snapshot::{
-    ForwardingMode, NoEndpoints, Protocol as CoreProtocol, Scheduler, ServiceSpec,
-};
+use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Scheduler, ServiceSpec};
 use tidegate_model::config::{self, Target};
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::{self, AtVip};
 use tidegate_model::objects::{
-    IpFamily, Protocol, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, SliceIndex,
-    TargetPort,
+    IpFamily, Protocol, ResolvedEndpoint, Service, ServiceEndpoints, ServicePort, ServiceType, TargetPort,
 };
 
-use super::addresses::Vips;
 use super::backends::{self, Active, Backends};
 use super::candidates::{self, Candidates};
-use super::checkable::{self, Checkable};
-use super::contested::Contested;
-use super::drain::Drains;
+use super::checkable;
+use super::collector::{Collector, PortAt};
 use super::finding::{Finding, Reason};
-use super::frontends::{Frontend, Frontends};
-use super::health_options;
+use super::frontend::{Frontend, core_protocol};
+use super::frontends::Frontends;
 use super::health_result::TcpEvidence;
-use super::settings::Settings;
-use super::size_limits::TooLarge;
+use super::obstacle::{Obstacle, obstacle, port_differs};
+use super::planned::Plan;
 use super::source_ranges::Admission;
+use super::too_large::TooLarge;
 use super::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
-use super::{Input, Plan};
 use crate::pools::Granted;
-
-/// What the programming of every Service shares.
-pub(super) struct Context<'a> {
-    pub(super) input: &'a Input<'a>,
-    /// The VIPs of all Services: none of them can be an endpoint.
-    pub(super) vips: &'a Vips,
-    /// Where endpoints were written.
-    pub(super) slices: &'a SliceIndex,
-    /// [`Settings::own_addresses`].
-    pub(super) own_addresses: &'a BTreeSet<IpAddr>,
-    /// Node ports and cluster IPs that belong to other Services.
-    pub(super) contested: &'a Contested,
-    /// Where endpoints may be checked.
-    pub(super) checkable: &'a Checkable,
-}
-
-impl<'a> Context<'a> {
-    pub(super) fn settings(&self) -> &'a Settings {
-        self.input.settings
-    }
-
-    /// Whether the operator lets an endpoint be checked.
-    pub(super) fn may_be_checked(&self, endpoint: &ResolvedEndpoint) -> bool {
-        let node = || self.input.objects.nodes.get(endpoint.node.as_deref()?).map(AsRef::as_ref);
-        self.checkable.allows(endpoint.ip, node)
-    }
-}
 
 /// One Service, programmed.
 pub(super) struct Programmed {
@@ -76,18 +44,16 @@ pub(super) struct Programmed {
 
 /// Programmes one Service; none of its ports where it is `too_large`.
 pub(super) fn program(
-    context: &Context<'_>,
-    plan: &Plan<'_>,
+    collector: &mut Collector<'_>,
     granted: &Granted,
     endpoints: &ServiceEndpoints,
     too_large: Option<&TooLarge>,
-    drains: &mut Drains,
-    findings: &mut Vec<Finding>,
 ) -> Programmed {
+    let (context, plan) = (collector.context, collector.plan);
     let service = plan.service;
     let frontends = Frontends::new(context.settings(), service, granted, context.contested);
     if let Some(too_large) = too_large {
-        findings.push(too_large.finding(service));
+        collector.findings.push(too_large.finding(service));
         return Programmed {
             specs: Vec::new(),
             view: ServiceView {
@@ -98,9 +64,9 @@ pub(super) fn program(
             forwardable: BTreeSet::new(),
         };
     }
-    frontends.findings(service, findings);
+    frontends.findings(service, &mut collector.findings);
     let admission = Admission::new(context.settings(), service);
-    admission.warn_of_other_family(service, frontends.load_balancer(), findings);
+    admission.warn_of_other_family(service, frontends.load_balancer(), &mut collector.findings);
     let mut programmed = Programmed {
         specs: Vec::new(),
         view: service_view(service, &frontends, granted),
@@ -112,22 +78,20 @@ pub(super) fn program(
     let all_ports = &endpoints.ports;
     let mut unchecked = BTreeSet::new();
     for (i, port) in service.ports.iter().enumerate() {
-        let unsupported = unsupported_port(plan, i, findings);
+        let unsupported = unsupported_port(collector, i, port);
         let endpoints = &endpoints.ports[i].endpoints;
         for (frontend, served) in frontends.of_port(port) {
+            let at = PortAt { i, port, frontend, endpoints };
             let served = unsupported.clone().map_or(served, Err);
-            let reached = served.and_then(|()| reached(context, plan, i, &frontend, endpoints, findings));
-            let (refused, backends) = match reached {
+            let (refused, backends) = match served.and_then(|()| reached(collector, &at)) {
                 Err(refusal) => (Some(refusal), Backends::default()),
                 Ok(reached) => {
-                    let at_vip = health_options::at_vip(context.settings(), plan.options, frontend.vip);
+                    let at_vip = plan.options.at_vip(context.settings(), frontend.vip);
                     let evidence = evidence_at.entry(at_vip).or_insert_with_key(|at_vip| {
                         let may_be_checked = |one: &_| context.may_be_checked(one);
                         TcpEvidence::new(&plan.options.checks, all_ports, at_vip.as_ref(), may_be_checked)
                     });
-                    let backends =
-                        backends::backends(context, plan, i, &frontend, &reached, evidence, drains, findings);
-                    (None, backends)
+                    (None, backends::backends(collector, &at, &reached, evidence))
                 }
             };
             unchecked.extend(&backends.unchecked);
@@ -135,7 +99,7 @@ pub(super) fn program(
                 let source_ranges = (frontend.via == VipKind::LoadBalancer)
                     .then(|| admission.of_load_balancer(frontend.vip))
                     .flatten();
-                programmed.specs.push(service_spec(context, plan, &frontend, port, source_ranges, &backends));
+                programmed.specs.push(service_spec(collector, &at, source_ranges, &backends));
                 programmed.targets.extend(backends.targets);
                 if frontend.via != VipKind::ClusterIp {
                     programmed.forwardable.extend(forwardable(plan, endpoints, backends.forwardable));
@@ -158,16 +122,12 @@ pub(super) fn program(
             });
         }
     }
-    findings.extend(checkable::finding(service, &unchecked));
+    collector.findings.extend(checkable::finding(service, &unchecked));
     programmed
 }
 
 /// Addresses of ready endpoints that can be forwarded to: with target `node`, those on nodes that are.
-fn forwardable(
-    plan: &Plan<'_>,
-    endpoints: &[ResolvedEndpoint],
-    active: BTreeSet<Active>,
-) -> BTreeSet<IpAddr> {
+fn forwardable(plan: Plan<'_>, endpoints: &[ResolvedEndpoint], active: BTreeSet<Active>) -> BTreeSet<IpAddr> {
     if plan.options.target == Target::Pod {
         return active.into_iter().map(|candidate| candidate.ip).collect();
     }
@@ -192,22 +152,16 @@ fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted)
 }
 
 /// Why the gateway cannot serve this port on any address, if so.
-fn unsupported_port(plan: &Plan<'_>, i: usize, findings: &mut Vec<Finding>) -> Option<PortRefusal> {
-    let meta = &plan.service.meta;
-    let port = &plan.service.ports[i];
+fn unsupported_port(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -> Option<PortRefusal> {
+    let plan = collector.plan;
     if port.protocol == Protocol::Sctp {
         let what = format!(
             "port {} of Service {} is not programmed: SCTP is not supported yet",
             port.label(),
-            meta.key
+            plan.service.meta.key
         );
         let diagnostic = Diagnostic::error(what).accepting("TCP, UDP");
-        findings.push(Finding::at(
-            meta,
-            &format!("spec.ports[{i}].protocol"),
-            Reason::NotSupported,
-            diagnostic,
-        ));
+        collector.find(&format!("spec.ports[{i}].protocol"), Reason::NotSupported, diagnostic);
         return Some(PortRefusal::new(RefusalReason::NotSupported, "SCTP is not supported yet"));
     }
     let refused = &plan.options.refused;
@@ -224,29 +178,26 @@ fn unsupported_port(plan: &Plan<'_>, i: usize, findings: &mut Vec<Finding>) -> O
 ///
 /// Those of the VIP's family; where there is none of it, a mode with an outer header takes the other's. Those
 /// that the mode cannot reach are left out with a warning; if none is left of many, the port is refused.
-fn reached<'a>(
-    context: &Context<'a>,
-    plan: &Plan<'_>,
-    i: usize,
-    frontend: &Frontend,
-    endpoints: &'a [ResolvedEndpoint],
-    findings: &mut Vec<Finding>,
-) -> Result<Candidates<'a>, PortRefusal> {
-    let port = &plan.service.ports[i];
+fn reached<'e, 'a: 'e>(
+    collector: &mut Collector<'a>,
+    at: &PortAt<'e>,
+) -> Result<Candidates<'e>, PortRefusal> {
+    let (context, plan) = (collector.context, collector.plan);
+    let PortAt { port, frontend, endpoints, .. } = at;
     let mode = plan.options.mode;
-    let mut candidates = candidates::candidates(context, plan, i, frontend, endpoints, findings)
-        .map_err(|obstacle| refuse(plan, i, frontend, obstacle, findings))?;
+    let mut candidates =
+        candidates::candidates(collector, at).map_err(|obstacle| refuse(collector, at, obstacle))?;
     let family = IpFamily::of(frontend.vip);
     let (own, other): (Vec<_>, Vec<_>) =
         candidates.endpoints.iter().partition(|e| IpFamily::of(e.ip) == family);
     let of_family = if own.is_empty() && mode == ForwardingMode::DsrIpip { other } else { own };
     if of_family.is_empty() && !candidates.endpoints.is_empty() {
-        no_family(plan, i, frontend, findings);
+        no_family(collector, at);
     }
     let (mut reachable, mut unreachable) = (Vec::new(), Vec::new());
     for endpoint in of_family {
-        match obstacle(context.settings(), plan, frontend, SocketAddr::new(endpoint.ip, endpoint.port.get()))
-        {
+        let address = SocketAddr::new(endpoint.ip, endpoint.port.get());
+        match obstacle(context.settings(), mode, frontend, address) {
             None => reachable.push(endpoint.clone()),
             Some(obstacle) => unreachable.push((endpoint, obstacle)),
         }
@@ -265,118 +216,56 @@ fn reached<'a>(
         _ => None,
     };
     if let Some(obstacle) = whole_port {
-        return Err(refuse(plan, i, frontend, obstacle, findings));
+        return Err(refuse(collector, at, obstacle));
     }
     for (endpoint, Obstacle { why, accepted, .. }) in unreachable {
-        let field = format!("spec.ports[{i}]");
-        findings.push(Finding::refused_endpoint(&plan.service.meta, &field, endpoint.ip, &why, accepted));
+        let meta = &plan.service.meta;
+        let finding = Finding::refused_endpoint(meta, &at.field(), endpoint.ip, &why, accepted);
+        collector.findings.push(finding);
     }
     candidates.endpoints = Cow::Owned(reachable);
     Ok(candidates)
 }
 
 /// Whether somebody asked for the frontend: the node port of a LoadBalancer was given out by the API server.
-fn is_asked_for(plan: &Plan<'_>, frontend: &Frontend) -> bool {
+fn is_asked_for(plan: Plan<'_>, frontend: &Frontend) -> bool {
     frontend.via != VipKind::NodePort || plan.service.service_type == ServiceType::NodePort
 }
 
 /// Says why a port is not programmed on a frontend.
-fn refuse(
-    plan: &Plan<'_>,
-    i: usize,
-    frontend: &Frontend,
-    obstacle: Obstacle,
-    findings: &mut Vec<Finding>,
-) -> PortRefusal {
+fn refuse(collector: &mut Collector<'_>, at: &PortAt<'_>, obstacle: Obstacle) -> PortRefusal {
     let Obstacle { why, field, accepted } = obstacle;
-    let (meta, port) = (&plan.service.meta, &plan.service.ports[i]);
-    let what = format!("{} of Service {} is not programmed: {why}", frontend.describe(port), meta.key);
+    let (plan, PortAt { port, frontend, .. }) = (collector.plan, at);
+    let of = &plan.service.meta.key;
+    let what = format!("{} of Service {of} is not programmed: {why}", frontend.describe(port));
     let asked_for = is_asked_for(plan, frontend);
     let diagnostic = if asked_for { Diagnostic::error(what) } else { Diagnostic::warning(what) };
-    let field =
-        if field.is_empty() { format!("spec.ports[{i}]") } else { format!("spec.ports[{i}].{field}") };
-    findings.push(Finding::at(meta, &field, Reason::PortNotProgrammed, diagnostic.accepting(accepted)));
+    let field = if field.is_empty() { at.field() } else { format!("{}.{field}", at.field()) };
+    collector.find(&field, Reason::PortNotProgrammed, diagnostic.accepting(accepted));
     PortRefusal::new(RefusalReason::NotProgrammed, why)
 }
 
-fn no_family(plan: &Plan<'_>, i: usize, frontend: &Frontend, findings: &mut Vec<Finding>) {
-    let (meta, port, mode) = (&plan.service.meta, &plan.service.ports[i], plan.options.mode);
-    let (family, vip) = (IpFamily::of(frontend.vip), frontend.vip);
-    let whom = if plan.options.target == Target::Node { "node" } else { "endpoint" };
+fn no_family(collector: &mut Collector<'_>, at: &PortAt<'_>) {
+    let Plan { service, options, .. } = collector.plan;
+    let (family, vip, mode) = (IpFamily::of(at.frontend.vip), at.frontend.vip, options.mode);
+    let whom = if options.target == Target::Node { "node" } else { "endpoint" };
     let what = format!(
         "port {} of Service {} has no {family} {whom} for {vip}, and {mode} does not cross families",
-        port.label(),
-        meta.key
+        at.port.label(),
+        service.meta.key
     );
     let diagnostic = Diagnostic::warning(what).accepting(format!("{family} {whom}s, or forwarding dsr-ipip"));
-    findings.push(Finding::at(meta, "spec.ipFamilies", Reason::EndpointRefused, diagnostic));
-}
-
-/// Why a mode cannot bring packets to an endpoint.
-#[derive(Debug, Clone)]
-pub(super) struct Obstacle {
-    pub(super) why: String,
-    /// Below `spec.ports[i]`.
-    pub(super) field: &'static str,
-    pub(super) accepted: String,
-}
-
-/// What stands between the mode and a candidate, if anything.
-pub(super) fn obstacle(
-    settings: &Settings,
-    plan: &Plan<'_>,
-    frontend: &Frontend,
-    candidate: SocketAddr,
-) -> Option<Obstacle> {
-    let (mode, ip) = (plan.options.mode, candidate.ip());
-    let family = IpFamily::of(ip);
-    let not_here = |why: String, accepted: String| Some(Obstacle { why, field: "", accepted });
-    if mode.is_dsr() && candidate.port() != frontend.port.get() {
-        return Some(port_differs(mode, frontend, candidate.port()));
-    }
-    match mode {
-        ForwardingMode::DsrL2 if !settings.is_on_link(ip) => not_here(
-            format!("dsr-l2 reaches endpoints on the gateway's links only, and {ip} is on none"),
-            "an endpoint in a prefix of dataplane.interfaces, or another forwarding mode".to_owned(),
-        ),
-        ForwardingMode::FullNat if !settings.has_snat(family) => not_here(
-            format!("fullnat needs an {family} address in dataplane.snatAddresses to reach {ip}"),
-            format!("an {family} entry in dataplane.snatAddresses, or another forwarding mode"),
-        ),
-        ForwardingMode::DsrIpip if !settings.has_tunnel_source(family) => not_here(
-            format!("dsr-ipip needs an {family} address in dataplane.tunnelSource to reach {ip}"),
-            format!("an {family} entry in dataplane.tunnelSource, or another forwarding mode"),
-        ),
-        _ => None,
-    }
-}
-
-fn port_differs(mode: ForwardingMode, frontend: &Frontend, endpoint_port: u16) -> Obstacle {
-    let port = frontend.port;
-    Obstacle {
-        why: format!("{mode} keeps the destination port {port}, and the target port is {endpoint_port}"),
-        field: "targetPort",
-        accepted: format!("targetPort {port}, or forwarding nat or fullnat"),
-    }
-}
-
-pub(super) fn core_protocol(protocol: Protocol) -> CoreProtocol {
-    match protocol {
-        Protocol::Tcp => CoreProtocol::Tcp,
-        Protocol::Udp => CoreProtocol::Udp,
-        Protocol::Sctp => CoreProtocol::Sctp,
-    }
+    collector.find("spec.ipFamilies", Reason::EndpointRefused, diagnostic);
 }
 
 fn service_spec(
-    context: &Context<'_>,
-    plan: &Plan<'_>,
-    frontend: &Frontend,
-    port: &ServicePort,
+    collector: &Collector<'_>,
+    at: &PortAt<'_>,
     source_ranges: Option<Arc<[IpNet]>>,
     backends: &Backends,
 ) -> ServiceSpec {
-    let Plan { service, options, .. } = plan;
+    let (context, Plan { service, options, .. }) = (collector.context, collector.plan);
+    let PortAt { port, frontend, .. } = at;
     ServiceSpec {
         key: frontend.key(),
         namespace: service.meta.key.namespace.clone(),

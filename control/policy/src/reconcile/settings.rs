@@ -14,9 +14,9 @@ use tidegate_core::snapshot::{
     ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, RouteSpec, TunnelPrefix,
 };
 use tidegate_model::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
-use tidegate_model::objects::{IpFamily, Pool};
+use tidegate_model::objects::{IpFamily, Pool, Service, ServiceType};
 
-use super::shares::Demand;
+use super::demand::Demand;
 use crate::pools::Authority;
 
 /// The gateway's own side of the desired state.
@@ -124,6 +124,15 @@ impl Settings {
     /// Whether nothing differs but who decides on LoadBalancer addresses.
     pub(super) fn says_the_same_but_for_authority(&self, other: &Self) -> bool {
         self == other || Self { authority: other.authority.clone(), ..self.clone() } == *other
+    }
+
+    /// Whether a Service's LoadBalancer address is ours to give: our class, or none where those are ours too.
+    pub(super) fn claims(&self, service: &Service) -> bool {
+        service.service_type == ServiceType::LoadBalancer
+            && match service.load_balancer_class.as_deref() {
+                Some(class) => class == self.load_balancer_class,
+                None => self.claims_unclassed,
+            }
     }
 
     /// Addresses of the gateway itself, which no Service may have.

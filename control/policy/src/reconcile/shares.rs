@@ -9,51 +9,11 @@
 //! Invariant: who is refused follows from the demands of the moment alone, not from the order in which they came.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::ops::{AddAssign, SubAssign};
 
-use tidegate_core::limits;
 use tidegate_model::objects::{Metadata, ObjectKey};
 
-use super::size_limits::TooLarge;
-
-/// Service ports and backends.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Demand {
-    /// Service ports: (VIP, protocol, port).
-    pub frontends: usize,
-    /// Backends, counted on each service port.
-    pub backends: usize,
-    /// Slots of Maglev tables that Services ask for by annotation, beyond what the configuration gives them anyway. A
-    /// slot is two bytes, and some ten nanoseconds at each change of backends.
-    pub slots: usize,
-}
-
-impl Demand {
-    /// What all Services may have: all service ports of the tables, three quarters of the backends (the rest is for
-    /// backends that have left and keep their flows), and 256 MiB of tables beyond those of the configuration.
-    pub const MAX: Self =
-        Self { frontends: limits::SERVICES_MAX, backends: limits::BACKENDS_MAX / 4 * 3, slots: 1 << 27 };
-
-    fn fits(&self, max: &Self) -> bool {
-        self.frontends <= max.frontends && self.backends <= max.backends && self.slots <= max.slots
-    }
-}
-
-impl AddAssign for Demand {
-    fn add_assign(&mut self, other: Self) {
-        self.frontends += other.frontends;
-        self.backends += other.backends;
-        self.slots += other.slots;
-    }
-}
-
-impl SubAssign for Demand {
-    fn sub_assign(&mut self, other: Self) {
-        self.frontends -= other.frontends;
-        self.backends -= other.backends;
-        self.slots -= other.slots;
-    }
-}
+use super::demand::Demand;
+use super::too_large::TooLarge;
 
 /// See the module.
 #[derive(Debug, Default)]

@@ -9,15 +9,15 @@
 use std::collections::HashSet;
 
 use tidegate_model::config::{Scheduler, Target};
-use tidegate_model::diagnostic::Diagnostic;
-use tidegate_model::objects::{ENDPOINTS_MAX, NotKept, Service, ServiceEndpoints, TrafficPolicy};
+use tidegate_model::objects::{ENDPOINTS_MAX, Service, ServiceEndpoints, TrafficPolicy};
 
-use super::Plan;
-use super::finding::{Finding, Reason};
+use super::annotations::key;
+use super::demand::Demand;
 use super::frontends::Frontends;
-use super::options::{Options, key};
+use super::options::Options;
+use super::planned::Plan;
 use super::settings::Settings;
-use super::shares::Demand;
+use super::too_large::TooLarge;
 
 /// Service ports (VIP, protocol, port) of one Service.
 pub(super) const FRONTENDS_MAX: usize = 32_768;
@@ -32,65 +32,6 @@ pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_core::limits::BACKENDS_
 /// Slots of the Maglev tables that one Service asks for by annotation, beyond what the configuration gives it anyway:
 /// 128 tables of the usual size, 12 of the largest.
 pub(super) const SLOTS_MAX: usize = 1 << 23;
-
-/// What is wrong with the size of a Service, and where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct TooLarge {
-    pub(super) why: String,
-    field: String,
-    accepted: String,
-}
-
-impl TooLarge {
-    /// All Services together ask for more than `max`, and those of this namespace for the most.
-    pub(super) fn of_all(namespace: &str, max: &Demand) -> Self {
-        let Demand { frontends, backends, slots } = max;
-        Self {
-            why: format!(
-                "all Services together ask for more than the gateway's tables hold, and namespace {namespace} for \
-                 the most: its newest Services are not programmed"
-            ),
-            field: "spec.ports".to_owned(),
-            accepted: format!(
-                "at most {frontends} service ports, {backends} backends and {slots} slots of Maglev tables (by \
-                 annotation) of all Services together"
-            ),
-        }
-    }
-
-    /// The source does not keep the endpoints of the Service.
-    fn of_slices(service: &Service, not_kept: NotKept) -> Self {
-        let namespace = &service.meta.key.namespace;
-        let why = match not_kept {
-            NotKept::TooManyEndpoints => {
-                "its EndpointSlices list more endpoints than one Service may have".to_owned()
-            }
-            NotKept::NamespaceShare => format!(
-                "the EndpointSlices of all namespaces together are larger than the gateway keeps, and those of \
-                 namespace {namespace} are larger than its share: those of its newest Services are not kept"
-            ),
-            NotKept::Awaited => {
-                "its EndpointSlices were too large, fit again, and are being read: at most 60 s from now"
-                    .to_owned()
-            }
-        };
-        Self {
-            why,
-            field: "metadata.namespace".to_owned(),
-            accepted: format!(
-                "at most {ENDPOINTS_MAX} endpoints for one Service, and EndpointSlices of all namespaces together up \
-                 to the size of endpointSlicesMiB in the configuration of the gateway"
-            ),
-        }
-    }
-
-    /// The finding about it.
-    pub(super) fn finding(&self, service: &Service) -> Finding {
-        let what = format!("Service {} is not programmed: {}", service.meta.key, self.why);
-        let diagnostic = Diagnostic::error(what).accepting(self.accepted.clone());
-        Finding::at(&service.meta, &self.field, Reason::LimitExceeded, diagnostic)
-    }
-}
 
 /// Whether the ports and addresses that a Service names are too many. Addresses that it may be given are counted too.
 pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Option<TooLarge> {
@@ -111,7 +52,7 @@ pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Opti
 /// How much a Service asks for on the addresses that it was granted, or what is too much about it.
 pub(super) fn demand(
     settings: &Settings,
-    plan: &Plan<'_>,
+    plan: Plan<'_>,
     frontends: &Frontends<'_>,
     endpoints: &ServiceEndpoints,
     nodes: usize,

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{IpFamily, Service};
 
+use super::annotations::annotation_field;
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
 
@@ -75,7 +76,7 @@ fn field(service: &Service) -> String {
     let (meta, field) = (&service.meta, "spec.loadBalancerSourceRanges");
     // Where the field was not written its place is that of `spec`: the ranges come from the annotation then.
     if meta.annotations.contains_key(LEGACY) && meta.origin.field(field) == meta.origin.field("spec") {
-        return super::options::annotation_field(LEGACY);
+        return annotation_field(LEGACY);
     }
     field.to_owned()
 }

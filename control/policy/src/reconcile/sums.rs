@@ -10,15 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::snapshot::{ServiceKey, ServiceSpec, SharedService};
-use tidegate_model::health::Targets;
+use tidegate_model::health::{HealthCheckNodePort, Targets};
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
 
 use super::drain::Drains;
 use super::finding::Finding;
-use super::incremental::{Entry, Planned};
+use super::listeners::one_owner_each;
+use super::planned::Planned;
+use super::served::{Entry, Served};
 use super::view::ServiceView;
-use super::{HealthCheckNodePort, Served, one_owner_each};
 
 /// What all Services come to together.
 #[derive(Debug, Default)]

@@ -101,6 +101,14 @@ impl VipKind {
     }
 }
 
+impl by_name::Named for VipKind {
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn name(self) -> &'static str {
+        self.as_str()
+    }
+}
+
 /// One port of a Service on one VIP.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

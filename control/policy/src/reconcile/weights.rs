@@ -6,8 +6,8 @@
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Metadata, Node, Objects, ResolvedEndpoint};
 
+use super::annotations::{annotation_field, key};
 use super::finding::{Finding, ObjectKind, Reason};
-use super::options::{annotation_field, key};
 
 /// Weight of an endpoint that says nothing.
 pub(super) const WEIGHT: u16 = 1;

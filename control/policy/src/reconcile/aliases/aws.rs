@@ -7,8 +7,8 @@ use std::time::Duration;
 use tidegate_model::health::Rules;
 use tidegate_model::objects::Labels;
 
-use super::super::options::key;
-use super::{AliasValue, boolean, number};
+use super::super::annotations::key;
+use super::value::{AliasValue, boolean, number};
 
 macro_rules! key_of {
     ($rest:literal) => {

@@ -4,7 +4,7 @@
 
 use tidegate_model::objects::Labels;
 
-use super::{AliasValue, boolean};
+use super::value::{AliasValue, boolean};
 
 pub(super) fn yes_or_no<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     said(boolean(value), "true, false")

@@ -9,37 +9,17 @@
 mod aws;
 mod internal;
 mod tke;
+mod value;
 
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
-use std::ops::RangeInclusive;
-
 use tidegate_model::objects::Labels;
 
-use super::options::key;
+use super::annotations::key;
 
 pub(super) use aws::{ALL_OF_HEALTH_CHECKS, classic_defaults, probe_defaults};
-
-/// What the value of an alias says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum AliasValue<'a> {
-    /// The same as this annotation of ours with this value.
-    Ours(&'static str, Cow<'a, str>),
-    /// What the gateway does anyway.
-    Nothing,
-    /// Only an address that is not reachable from the internet will do.
-    Internal,
-    /// Known, and without effect, for this reason; with what would have an effect.
-    Ignored(Cow<'static, str>, &'static str),
-    /// Not understood: what would be. The default goes on.
-    Invalid(Cow<'static, str>),
-    /// Not understood, and to go on with the default would be unsafe: no port is programmed.
-    InvalidPort(Cow<'static, str>),
-    /// Not understood, and an address chosen without it could be the wrong one: no address is given.
-    InvalidAddress(Cow<'static, str>),
-}
+pub(super) use value::AliasValue;
 
 /// A known annotation of another balancer.
 #[derive(Clone, Copy)]
@@ -142,20 +122,4 @@ fn shared<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
 
 fn unsupported<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
     AliasValue::Ignored("it is not supported".into(), "annotations of tidegate.dev/")
-}
-
-/// A whole number in a range.
-fn number(value: &str, range: &RangeInclusive<u32>) -> Option<u32> {
-    // `u32::from_str` takes a sign, which nobody writes on purpose.
-    let plain = value.bytes().all(|b| b.is_ascii_digit());
-    value.parse().ok().filter(|n| plain && range.contains(n))
-}
-
-/// `true` or `false`.
-fn boolean(value: &str) -> Option<bool> {
-    match value {
-        "true" => Some(true),
-        "false" => Some(false),
-        _ => None,
-    }
 }

@@ -2,8 +2,8 @@
 
 use tidegate_model::objects::Labels;
 
-use super::super::options::key;
-use super::{AliasValue, boolean, number};
+use super::super::annotations::key;
+use super::value::{AliasValue, boolean, number};
 
 pub(super) const PREFIX: &str = "service.kubernetes.io/qcloud-loadbalancer-";
 pub(super) const BACKENDS_LABEL: &str = "service.kubernetes.io/qcloud-loadbalancer-backends-label";

@@ -10,16 +10,19 @@ mod order;
 mod refusals;
 mod views;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{BackendState, InterfaceSpec, ServiceSpec};
+use tidegate_core::snapshot::{BackendState, InterfaceSpec, RouteSpec, ServiceSpec, SnapshotSpec};
 use tidegate_core::wire::MacAddr;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{
     AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, IpFamilyPolicy, Metadata, Node,
-    ObjectRef, Pod, Pool, Protocol, ServicePort, TargetPort,
+    ObjectKey, ObjectRef, Objects, Pod, Pool, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
+    TrafficPolicy,
 };
 
 use super::*;

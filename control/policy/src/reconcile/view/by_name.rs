@@ -6,8 +6,6 @@ use serde::{Deserialize as _, Deserializer, Serializer, de};
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::ServiceType;
 
-use super::VipKind;
-
 /// A type whose values have names.
 pub(super) trait Named: Copy + 'static {
     /// Every value.
@@ -35,14 +33,6 @@ impl Named for Protocol {
 
 impl Named for ServiceType {
     const ALL: &'static [Self] = &[Self::ClusterIp, Self::NodePort, Self::LoadBalancer, Self::ExternalName];
-
-    fn name(self) -> &'static str {
-        self.as_str()
-    }
-}
-
-impl Named for VipKind {
-    const ALL: &'static [Self] = &VipKind::ALL;
 
     fn name(self) -> &'static str {
         self.as_str()

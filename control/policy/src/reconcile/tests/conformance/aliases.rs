@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::reconcile::aliases::ALIASES;
-use crate::reconcile::options::key;
+use crate::reconcile::annotations::key;
 
 const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
 

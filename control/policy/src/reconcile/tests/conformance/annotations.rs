@@ -1,7 +1,7 @@
 //! Section 8, the annotations of our own: what each does, its range, and what is said of a value that is not understood.
 
 use super::*;
-use crate::reconcile::options::key;
+use crate::reconcile::annotations::key;
 use tidegate_core::snapshot::{ForwardingMode, Scheduler};
 
 fn annotated_with(key: &str, value: &str) -> Outcome {

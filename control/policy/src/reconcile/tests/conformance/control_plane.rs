@@ -3,7 +3,6 @@
 use tidegate_model::config::PodRoutes;
 
 use super::*;
-use tidegate_core::snapshot::RouteSpec;
 
 #[test]
 fn the_control_planes_own_vip_works_from_a_static_manifest_with_an_https_check_on_readyz() {

@@ -7,7 +7,7 @@
 use super::*;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::pipeline::{FlowNote, Pipeline, PipelineConfig};
-use tidegate_core::snapshot::{NeighborSpec, NoEndpoints, RouteSpec};
+use tidegate_core::snapshot::{NeighborSpec, NoEndpoints};
 use tidegate_core::testing::builder::{Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{Fate, Lab, ROUTER_MAC, backend_mac};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};

@@ -1,0 +1,64 @@
+//! The packet that is asked about, and what is known of its flow.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use tidegate_core::snapshot::Protocol;
+
+/// The packet asked about: the first of its flow (a TCP SYN, the first UDP datagram).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Packet {
+    /// Transport protocol.
+    pub protocol: Transport,
+    /// Where it comes from.
+    pub source: SocketAddr,
+    /// Where it is to.
+    pub destination: SocketAddr,
+}
+
+/// A transport protocol by name, in any case: `tcp`, `udp`, `sctp`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Transport(pub Protocol);
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "tcp" => Ok(Self(Protocol::Tcp)),
+            "udp" => Ok(Self(Protocol::Udp)),
+            "sctp" => Ok(Self(Protocol::Sctp)),
+            _ => Err(format!("{text:?} is no protocol; accepted: tcp, udp, sctp")),
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<Transport> for String {
+    fn from(transport: Transport) -> Self {
+        transport.to_string()
+    }
+}
+
+impl TryFrom<String> for Transport {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// A flow table's entry for the packet's 5-tuple.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownFlow {
+    /// The backend that it is pinned to.
+    pub backend: SocketAddr,
+}

@@ -1,0 +1,39 @@
+//! What the value of an alias can say, and the spellings that vendors share.
+
+use std::borrow::Cow;
+use std::ops::RangeInclusive;
+
+/// What the value of an alias says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) enum AliasValue<'a> {
+    /// The same as this annotation of ours with this value.
+    Ours(&'static str, Cow<'a, str>),
+    /// What the gateway does anyway.
+    Nothing,
+    /// Only an address that is not reachable from the internet will do.
+    Internal,
+    /// Known, and without effect, for this reason; with what would have an effect.
+    Ignored(Cow<'static, str>, &'static str),
+    /// Not understood: what would be. The default goes on.
+    Invalid(Cow<'static, str>),
+    /// Not understood, and to go on with the default would be unsafe: no port is programmed.
+    InvalidPort(Cow<'static, str>),
+    /// Not understood, and an address chosen without it could be the wrong one: no address is given.
+    InvalidAddress(Cow<'static, str>),
+}
+
+/// A whole number in a range.
+pub(super) fn number(value: &str, range: &RangeInclusive<u32>) -> Option<u32> {
+    // `u32::from_str` takes a sign, which nobody writes on purpose.
+    let plain = value.bytes().all(|b| b.is_ascii_digit());
+    value.parse().ok().filter(|n| plain && range.contains(n))
+}
+
+/// `true` or `false`.
+pub(super) fn boolean(value: &str) -> Option<bool> {
+    match value {
+        "true" => Some(true),
+        "false" => Some(false),
+        _ => None,
+    }
+}

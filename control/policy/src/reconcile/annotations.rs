@@ -1,0 +1,63 @@
+//! The names of our annotations, and the place of an annotation in its object.
+
+/// Our annotations.
+pub(super) mod key {
+    pub(crate) const FORWARDING: &str = "tidegate.dev/forwarding";
+    pub(crate) const TARGET: &str = "tidegate.dev/target";
+    pub(crate) const SCHEDULER: &str = "tidegate.dev/scheduler";
+    pub(crate) const HASH: &str = "tidegate.dev/hash";
+    pub(crate) const TABLE_SIZE: &str = "tidegate.dev/table-size";
+    pub(crate) const LOAD_BALANCER_IPS: &str = "tidegate.dev/load-balancer-ips";
+    pub(crate) const ADDRESS_POOL: &str = "tidegate.dev/address-pool";
+    pub(crate) const ALLOW_SHARED_IP: &str = "tidegate.dev/allow-shared-ip";
+    pub(crate) const DRAIN_TIMEOUT: &str = "tidegate.dev/drain-timeout";
+    pub(crate) const IDLE_TIMEOUT_TCP: &str = "tidegate.dev/idle-timeout-tcp";
+    pub(crate) const IDLE_TIMEOUT_UDP: &str = "tidegate.dev/idle-timeout-udp";
+    pub(crate) const IDLE_TIMEOUT_SCTP: &str = "tidegate.dev/idle-timeout-sctp";
+    pub(crate) const HEALTH_PROTOCOL: &str = "tidegate.dev/health-check-protocol";
+    pub(crate) const HEALTH_PORT: &str = "tidegate.dev/health-check-port";
+    pub(crate) const HEALTH_PATH: &str = "tidegate.dev/health-check-path";
+    pub(crate) const HEALTH_INTERVAL: &str = "tidegate.dev/health-check-interval";
+    pub(crate) const HEALTH_TIMEOUT: &str = "tidegate.dev/health-check-timeout";
+    pub(crate) const HEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-healthy-threshold";
+    pub(crate) const UNHEALTHY_THRESHOLD: &str = "tidegate.dev/health-check-unhealthy-threshold";
+    pub(crate) const PROXY_PROTOCOL: &str = "tidegate.dev/proxy-protocol";
+    pub(crate) const MAX_BANDWIDTH: &str = "tidegate.dev/max-bandwidth";
+    pub(crate) const MAX_CONNECTION_RATE: &str = "tidegate.dev/max-connection-rate";
+    pub(crate) const MAX_CONNECTIONS: &str = "tidegate.dev/max-connections";
+    pub(crate) const BACKEND_NODE_SELECTOR: &str = "tidegate.dev/backend-node-selector";
+    pub(crate) const WEIGHT: &str = "tidegate.dev/weight";
+
+    /// What may stand on a Service.
+    pub(crate) const ON_SERVICE: &[&str] = &[
+        FORWARDING,
+        TARGET,
+        SCHEDULER,
+        HASH,
+        TABLE_SIZE,
+        LOAD_BALANCER_IPS,
+        ADDRESS_POOL,
+        ALLOW_SHARED_IP,
+        DRAIN_TIMEOUT,
+        IDLE_TIMEOUT_TCP,
+        IDLE_TIMEOUT_UDP,
+        IDLE_TIMEOUT_SCTP,
+        HEALTH_PROTOCOL,
+        HEALTH_PORT,
+        HEALTH_PATH,
+        HEALTH_INTERVAL,
+        HEALTH_TIMEOUT,
+        HEALTHY_THRESHOLD,
+        UNHEALTHY_THRESHOLD,
+        PROXY_PROTOCOL,
+        MAX_BANDWIDTH,
+        MAX_CONNECTION_RATE,
+        MAX_CONNECTIONS,
+        BACKEND_NODE_SELECTOR,
+    ];
+}
+
+/// The field path of an annotation.
+pub(super) fn annotation_field(annotation: &str) -> String {
+    format!("metadata.annotations[{annotation}]")
+}

@@ -1,0 +1,39 @@
+//! What the programming of every Service shares, read-only.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use tidegate_model::objects::{ResolvedEndpoint, SliceIndex};
+
+use super::checkable::Checkable;
+use super::contested::Contested;
+use super::input::Input;
+use super::settings::Settings;
+use super::vips::Vips;
+
+/// See the module.
+pub(super) struct Context<'a> {
+    pub(super) input: &'a Input<'a>,
+    /// The VIPs of all Services: none of them can be an endpoint.
+    pub(super) vips: &'a Vips,
+    /// Where endpoints were written.
+    pub(super) slices: &'a SliceIndex,
+    /// [`Settings::own_addresses`].
+    pub(super) own_addresses: &'a BTreeSet<IpAddr>,
+    /// Node ports and cluster IPs that belong to other Services.
+    pub(super) contested: &'a Contested,
+    /// Where endpoints may be checked.
+    pub(super) checkable: &'a Checkable,
+}
+
+impl<'a> Context<'a> {
+    pub(super) fn settings(&self) -> &'a Settings {
+        self.input.settings
+    }
+
+    /// Whether the operator lets an endpoint be checked.
+    pub(super) fn may_be_checked(&self, endpoint: &ResolvedEndpoint) -> bool {
+        let node = || self.input.objects.nodes.get(endpoint.node.as_deref()?).map(AsRef::as_ref);
+        self.checkable.allows(endpoint.ip, node)
+    }
+}

@@ -1,0 +1,66 @@
+//! The annotations of one Service while they are read, with the findings about them.
+
+use std::sync::Arc;
+
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::Metadata;
+
+use super::annotations::annotation_field;
+use super::finding::{Finding, Reason};
+
+/// One Service's annotations, and where what is wrong with them goes.
+pub(super) struct Reader<'a> {
+    pub(super) meta: &'a Metadata,
+    pub(super) findings: &'a mut Vec<Finding>,
+    /// The value of an alias as its author wrote it, while it is applied.
+    pub(super) written: Option<String>,
+}
+
+impl Reader<'_> {
+    /// A value that is not understood: the default is used.
+    pub(super) fn invalid(&mut self, annotation: &str, value: &str, accepted: &str) {
+        let written = self.written.clone();
+        let value = written.as_deref().unwrap_or(value);
+        let what = format!("annotation {annotation}: {value:?} is not understood, the default is used");
+        self.invalid_at(&annotation_field(annotation), what, accepted);
+    }
+
+    /// As [`Self::invalid`], in other words.
+    pub(super) fn invalid_at(&mut self, field: &str, what: String, accepted: &str) {
+        self.push(field, Reason::InvalidValue, error(what, accepted));
+    }
+
+    /// An annotation that has no effect.
+    pub(super) fn ignored(&mut self, annotation: &str, why: &str, accepted: &str) {
+        let what = format!("annotation {annotation} has no effect: {why}");
+        let finding = Diagnostic::warning(what).accepting(accepted);
+        let is_ours = annotation.starts_with("tidegate.dev/");
+        let reason = if is_ours { Reason::InvalidValue } else { Reason::AliasIgnored };
+        self.push(&annotation_field(annotation), reason, finding);
+    }
+
+    /// A wish that is understood and not granted yet, and something else goes on in its stead.
+    pub(super) fn not_supported(&mut self, annotation: &str, what: String, accepted: &str) {
+        self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
+    }
+
+    /// The Service's namespace.
+    pub(super) fn namespace(&self) -> Arc<str> {
+        self.meta.key.namespace.as_str().into()
+    }
+
+    /// Whether the Service has an annotation.
+    pub(super) fn has(&self, annotation: &str) -> bool {
+        self.meta.annotations.contains_key(annotation)
+    }
+
+    /// Adds a finding about the value at `field`.
+    pub(super) fn push(&mut self, field: &str, reason: Reason, diagnostic: Diagnostic) {
+        self.findings.push(Finding::at(self.meta, field, reason, diagnostic));
+    }
+}
+
+/// An error with what is accepted.
+pub(super) fn error(what: String, accepted: &str) -> Diagnostic {
+    Diagnostic::error(what).accepting(accepted)
+}

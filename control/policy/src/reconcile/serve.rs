@@ -1,0 +1,133 @@
+//! Steps 3 and 4 for one Service: its endpoints are resolved, its ports are programmed, and what was not granted is
+//! said.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tidegate_core::snapshot::SharedService;
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::health::HealthCheckNodePort;
+use tidegate_model::objects::{IpFamily, ServiceEndpoints};
+
+use super::collector::Collector;
+use super::context::Context;
+use super::dependencies::Dependencies;
+use super::finding::{Finding, ObjectKind, Reason};
+use super::listeners::health_check_node_port;
+use super::planned::{Plan, Planned};
+use super::program;
+use super::served::{Entry, Served};
+use super::too_large::TooLarge;
+use crate::pools::Granted;
+
+/// Steps 3 and 4 for one Service, with what its result depends on.
+pub(super) fn serve(
+    context: &Context<'_>,
+    planned: &Planned,
+    granted: &Granted,
+    endpoints: &ServiceEndpoints,
+    too_large: Option<&TooLarge>,
+) -> Entry {
+    let served = one_service(context, planned.plan(), granted, endpoints, too_large);
+    let checked = served.targets.iter().map(|target| target.address.ip());
+    let forwarded = served.specs.iter().flat_map(|spec| &spec.backends).map(|backend| backend.address);
+    let left = served.drains.addresses();
+    let addresses: BTreeSet<IpAddr> = checked.chain(forwarded).chain(left).collect();
+    let dependencies = Dependencies::new(context, &planned.plan(), endpoints, addresses.into_iter());
+    Entry {
+        service: Arc::clone(&planned.service),
+        findings: planned.findings.iter().chain(&served.findings).cloned().collect(),
+        deadline: served.drains.next_deadline(),
+        dependencies,
+        served,
+    }
+}
+
+/// Steps 3 and 4 for one Service. Nothing of it is programmed where it, or all Services together, are `too_large`.
+fn one_service(
+    context: &Context<'_>,
+    plan: Plan<'_>,
+    granted: &Granted,
+    endpoints: &ServiceEndpoints,
+    too_large: Option<&TooLarge>,
+) -> Served {
+    let meta = &plan.service.meta;
+    let mut collector = Collector::new(context, plan);
+    let findings = &mut collector.findings;
+    findings.extend(granted.problems.iter().map(|p| Finding::from_problem(meta, p)));
+    let about = |reason, diagnostics: &[Diagnostic]| {
+        let finding = |d: &Diagnostic| {
+            let (object, diagnostic) = (meta.key.clone(), d.clone());
+            Finding { object, kind: ObjectKind::Service, reason, diagnostic }
+        };
+        diagnostics.iter().map(finding).collect::<Vec<_>>()
+    };
+    findings.extend(about(Reason::EndpointRefused, &endpoints.findings));
+    findings.extend(about(Reason::NoMatchingPort, &endpoints.unmatched));
+    let of_slices = endpoints.slice_faults.iter();
+    findings
+        .extend(of_slices.map(|(slice, fault)| Finding::of_fault(ObjectKind::EndpointSlice, slice, fault)));
+    status_addresses(&mut collector, granted);
+    let granted = pending(plan, granted);
+    let mut programmed = program::program(&mut collector, &granted, endpoints, too_large);
+    let slice_faults = endpoints.slice_faults.iter().map(|(_, fault)| fault);
+    let not_used = meta.faults.iter().chain(slice_faults).map(Diagnostic::placed);
+    let unmatched = endpoints.unmatched.iter().map(|diagnostic| diagnostic.what.clone());
+    programmed.view.warnings = not_used.chain(unmatched).collect();
+    let listener = health_check_node_port(plan.service).map(|port| {
+        let local_endpoints = match context.settings().node.as_deref() {
+            Some(node) => {
+                let ready = endpoints.ports.iter().flat_map(|p| p.ready_addresses(Some(node)));
+                ready.filter(|ip| !context.vips.contains(ip)).collect::<BTreeSet<_>>().len()
+            }
+            None => programmed.forwardable.len(),
+        };
+        HealthCheckNodePort { port, service: meta.key.clone(), local_endpoints }
+    });
+    let mut specs = programmed.specs;
+    specs.sort_by_key(|spec| spec.key);
+    Served {
+        specs: specs.into_iter().map(SharedService::from).collect(),
+        view: Arc::new(programmed.view),
+        targets: programmed.targets,
+        findings: collector.findings,
+        drains: collector.drains,
+        listener,
+    }
+}
+
+/// Says which of several addresses of one family in the status of a Service is not served: whoever reads the status
+/// takes it for served.
+fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
+    let plan = collector.plan;
+    let service = plan.service;
+    let ips = &service.ingress_ips;
+    if !plan.wants_load_balancer || ips.len() < 2 {
+        return;
+    }
+    let served = |ip: &IpAddr| granted.load_balancer.iter().any(|assigned| assigned.address == *ip);
+    for ip in ips.iter().filter(|ip| !served(ip)) {
+        let family = IpFamily::of(*ip);
+        let Some(other) = ips.iter().find(|other| served(other) && IpFamily::of(**other) == family) else {
+            continue;
+        };
+        let what = format!(
+            "address {ip} in the status of Service {} is not served: {other} is, and a Service has one {family} address",
+            service.meta.key
+        );
+        let diagnostic = Diagnostic::warning(what).accepting(format!("one {family} address in the status"));
+        let at = service.stored.ingress.iter().position(|ingress| ingress.ip == Some(*ip)).unwrap_or(0);
+        let field = format!("status.loadBalancer.ingress[{at}].ip");
+        collector.find(&field, Reason::StatusAddressNotServed, diagnostic);
+    }
+}
+
+/// What was granted, with the reason of an allocation that was never tried.
+fn pending(plan: Plan<'_>, granted: &Granted) -> Granted {
+    let mut granted = granted.clone();
+    if plan.wants_load_balancer && granted.pending.is_none() && granted.load_balancer.is_empty() {
+        granted.pending.clone_from(&plan.options.no_allocation);
+    }
+    granted
+}

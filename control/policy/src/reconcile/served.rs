@@ -1,0 +1,56 @@
+//! What steps 3 and 4 give for one Service, kept until they run again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::snapshot::SharedService;
+use tidegate_model::health::{HealthCheckNodePort, Target};
+use tidegate_model::objects::Service;
+
+use super::dependencies::Dependencies;
+use super::drain::Drains;
+use super::finding::Finding;
+use super::view::ServiceView;
+
+/// Steps 3 and 4 of a Service.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) service: Arc<Service>,
+    pub(super) served: Served,
+    /// Those of its options and of [`Served`].
+    pub(super) findings: Vec<Finding>,
+    pub(super) deadline: Option<Duration>,
+    pub(super) dependencies: Dependencies,
+}
+
+/// What one Service comes to.
+#[derive(Debug)]
+pub(super) struct Served {
+    /// Sorted by key.
+    pub(super) specs: Vec<SharedService>,
+    pub(super) view: Arc<ServiceView>,
+    pub(super) targets: BTreeSet<Target>,
+    /// Beside those of its options.
+    pub(super) findings: Vec<Finding>,
+    pub(super) drains: Drains,
+    pub(super) listener: Option<HealthCheckNodePort>,
+}
+
+impl Served {
+    /// Keeps what is equal to what was there before as the same value, so that whoever looks at it next finds it
+    /// unchanged without looking inside.
+    pub(super) fn share(&mut self, before: &Self) {
+        if self.view == before.view {
+            self.view = Arc::clone(&before.view);
+        }
+        for spec in &mut self.specs {
+            let known = before.specs.binary_search_by_key(&spec.key, |known| known.key);
+            if let Ok(at) = known
+                && before.specs[at] == *spec
+            {
+                *spec = before.specs[at].clone();
+            }
+        }
+    }
+}

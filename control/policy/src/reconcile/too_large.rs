@@ -1,0 +1,66 @@
+//! Why a Service is refused for its size, as a finding says it.
+
+use tidegate_model::diagnostic::Diagnostic;
+use tidegate_model::objects::{ENDPOINTS_MAX, NotKept, Service};
+
+use super::demand::Demand;
+use super::finding::{Finding, Reason};
+
+/// What is wrong with the size of a Service, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TooLarge {
+    pub(super) why: String,
+    pub(super) field: String,
+    pub(super) accepted: String,
+}
+
+impl TooLarge {
+    /// All Services together ask for more than `max`, and those of this namespace for the most.
+    pub(super) fn of_all(namespace: &str, max: &Demand) -> Self {
+        let Demand { frontends, backends, slots } = max;
+        Self {
+            why: format!(
+                "all Services together ask for more than the gateway's tables hold, and namespace {namespace} for \
+                 the most: its newest Services are not programmed"
+            ),
+            field: "spec.ports".to_owned(),
+            accepted: format!(
+                "at most {frontends} service ports, {backends} backends and {slots} slots of Maglev tables (by \
+                 annotation) of all Services together"
+            ),
+        }
+    }
+
+    /// The source does not keep the endpoints of the Service.
+    pub(super) fn of_slices(service: &Service, not_kept: NotKept) -> Self {
+        let namespace = &service.meta.key.namespace;
+        let why = match not_kept {
+            NotKept::TooManyEndpoints => {
+                "its EndpointSlices list more endpoints than one Service may have".to_owned()
+            }
+            NotKept::NamespaceShare => format!(
+                "the EndpointSlices of all namespaces together are larger than the gateway keeps, and those of \
+                 namespace {namespace} are larger than its share: those of its newest Services are not kept"
+            ),
+            NotKept::Awaited => {
+                "its EndpointSlices were too large, fit again, and are being read: at most 60 s from now"
+                    .to_owned()
+            }
+        };
+        Self {
+            why,
+            field: "metadata.namespace".to_owned(),
+            accepted: format!(
+                "at most {ENDPOINTS_MAX} endpoints for one Service, and EndpointSlices of all namespaces together up \
+                 to the size of endpointSlicesMiB in the configuration of the gateway"
+            ),
+        }
+    }
+
+    /// The finding about it.
+    pub(super) fn finding(&self, service: &Service) -> Finding {
+        let what = format!("Service {} is not programmed: {}", service.meta.key, self.why);
+        let diagnostic = Diagnostic::error(what).accepting(self.accepted.clone());
+        Finding::at(&service.meta, &self.field, Reason::LimitExceeded, diagnostic)
+    }
+}
