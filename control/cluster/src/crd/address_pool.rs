@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Condition;
+use super::condition::Condition;
 
 /// An entry is an address, a CIDR or a range of one family. With the CEL libraries for addresses and CIDRs, which API
 /// servers take in new rules from Kubernetes 1.31. `in`, for what `==` of two CIDRs costs has no bound on some of them.

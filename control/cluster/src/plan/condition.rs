@@ -5,16 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidegate_model::objects::{Condition, ObjectKey};
-use tidegate_model::time::whole_seconds;
+use tidegate_model::objects::Condition;
 use tidegate_policy::pools::{Held, Holdings, record};
 use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{BackendViewState, PortView, ServiceView, VipKind, VipView};
 
-use super::Planner;
 use super::peer::Around;
-use super::service::OfService;
-use crate::event::cut;
+use super::situation::OfService;
 use crate::words::{ConditionReason, ConditionType, condition_reason, condition_type};
 pub(super) use tidegate_policy::pools::ALLOCATED;
 
@@ -23,9 +20,6 @@ pub(super) const HEALTHY: &str = condition_type::HEALTHY.as_str();
 
 /// Of our own, by this prefix.
 pub(super) const PREFIX: &str = "tidegate.dev/";
-
-/// Longest message, in bytes; the API takes 32 KiB.
-const MESSAGE_BYTES_MAX: usize = 1024;
 
 /// What a condition says, without since when.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -240,49 +234,6 @@ pub(super) fn holds(held: Option<&Holdings>, view: &ServiceView) -> Option<NewCo
 /// `80/TCP`.
 pub(super) fn label(port: &PortView) -> String {
     format!("{}/{}", port.port, port.protocol)
-}
-
-impl Planner<'_> {
-    /// The conditions of an object go: those that it gets later begin then.
-    pub(super) fn forget_times(&mut self, key: &ObjectKey) {
-        let of_object = self.memory.since.range((key.clone(), String::new())..);
-        let of_object = of_object.map(|(slot, _)| slot).take_while(|(other, _)| other == key);
-        let slots: Vec<_> = of_object.cloned().collect();
-        slots.iter().for_each(|slot| drop(self.memory.since.remove(slot)));
-    }
-
-    /// A condition as it is to be written: with the time since when it is as it is.
-    pub(super) fn dated(
-        &mut self,
-        key: &ObjectKey,
-        stored: &[Condition],
-        said: NewCondition,
-        generation: i64,
-    ) -> Condition {
-        let NewCondition { kind, status, reason, message } = said;
-        let kind = kind.as_str();
-        let before = stored.iter().find(|c| c.kind == kind && c.status == status);
-        let since = before.and_then(|c| c.last_transition);
-        let slot = (key.clone(), kind.to_owned());
-        let remembered = self.memory.since.get(&slot).filter(|(was, _)| was == status).map(|(_, at)| *at);
-        // Whole seconds: that is what the API keeps.
-        let now = whole_seconds(self.situation.now);
-        let since = since.or(remembered).unwrap_or(now);
-        self.memory.since.insert(slot, (status.to_owned(), since));
-        Condition {
-            kind: kind.to_owned(),
-            status: status.to_owned(),
-            reason: reason.as_str().to_owned(),
-            // What is held is for programs, and is bounded where it is made.
-            message: if kind == condition_type::HOLDS.as_str() {
-                message
-            } else {
-                cut(&message, MESSAGE_BYTES_MAX)
-            },
-            observed_generation: generation,
-            last_transition: Some(since),
-        }
-    }
 }
 
 /// Whether what is stored of our conditions says the same. Conditions of others are not looked at.

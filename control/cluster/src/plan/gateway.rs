@@ -7,8 +7,8 @@ use tidegate_model::objects::{Condition, ObjectKey};
 use tidegate_model::time::whole_seconds;
 use tidegate_policy::reconcile::view::{BackendViewState, ServiceView};
 
-use super::Situation;
 use super::pool::of_model;
+use super::situation::Situation;
 use crate::crd;
 use crate::words::{ConditionReason, ConditionType, condition_reason, condition_type};
 

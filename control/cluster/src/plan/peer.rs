@@ -10,8 +10,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use jiff::{SignedDuration, Timestamp};
 use tidegate_model::objects::{ObjectKey, Service};
 
-use super::Situation;
-
 /// A gateway without news of its own has the newest version by the next bookmark of its watch, and API servers send one
 /// a minute. One that is behind for longer does not follow.
 const BEHIND_MAX: SignedDuration = SignedDuration::from_secs(75);
@@ -48,10 +46,16 @@ pub(super) struct Around {
 
 impl Around {
     /// What the others say of a Service that was asked for as it is since `version`, first seen at `since`.
-    pub(super) fn new(situation: &Situation<'_>, key: &ObjectKey, version: u64, since: Timestamp) -> Self {
+    pub(super) fn new(
+        peers: &[Peer],
+        now: Timestamp,
+        key: &ObjectKey,
+        version: u64,
+        since: Timestamp,
+    ) -> Self {
         let name = key.to_string();
-        let mut around = Self { gateways: 1 + situation.peers.len(), ..Self::default() };
-        for peer in situation.peers {
+        let mut around = Self { gateways: 1 + peers.len(), ..Self::default() };
+        for peer in peers {
             let is_behind = peer.applied < version;
             if !peer.is_ready {
                 around.unready.push(peer.name.clone());
@@ -59,7 +63,7 @@ impl Around {
                 around.not_serving.push(format!("{}, which cannot serve every port", peer.name));
             } else if is_behind && !peer.is_connected {
                 around.not_serving.push(format!("{}, which is disconnected from the API server", peer.name));
-            } else if is_behind && situation.now.duration_since(since) >= BEHIND_MAX {
+            } else if is_behind && now.duration_since(since) >= BEHIND_MAX {
                 around.not_serving.push(format!("{}, which has not applied the Service", peer.name));
             }
             if peer.is_ready && peer.without_backends.contains(&name) {

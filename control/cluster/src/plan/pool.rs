@@ -5,7 +5,8 @@ use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::{Finding, Reason};
 
 use super::condition::{NewCondition, same};
-use super::{Planner, Write};
+use super::planner::Planner;
+use super::write::Write;
 use crate::crd;
 use crate::event::{Event, EventType, Regarding};
 use crate::words::{ConditionReason, condition_reason, condition_type, event_reason};

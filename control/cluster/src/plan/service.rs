@@ -4,41 +4,18 @@ use std::net::IpAddr;
 
 use tidegate_model::objects::{Condition, Ingress, IngressPort, Service};
 use tidegate_policy::pools::FIELD_MANAGER;
+use tidegate_policy::reconcile::Reason;
 use tidegate_policy::reconcile::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
-use tidegate_policy::reconcile::{Finding, Reason};
 
 use super::condition::{self, Circumstances, HEALTHY, PROGRAMMED};
+use super::memory::Asked;
 use super::peer::Around;
-use super::status_conflict::StatusOwnership;
-use super::{Asked, Planner, Write};
-use crate::event::{Event, EventType, Regarding};
+use super::planner::Planner;
+use super::situation::OfService;
+use super::status_conflict::{self, StatusOwnership};
+use super::write::Write;
+use crate::event::{Event, EventType};
 use crate::words::{EventReason, PortError, condition_reason, event_reason, port_error};
-
-/// A Service with what the last round made of it.
-pub(super) struct OfService<'a> {
-    pub(super) service: &'a Service,
-    /// Where it asks for an address.
-    pub(super) view: Option<&'a ServiceView>,
-    /// What it asked for and did not get.
-    pub(super) findings: &'a [&'a Finding],
-    /// Whether its LoadBalancer address is ours to give.
-    pub(super) claimed: bool,
-    /// The workers do not forward by the view yet.
-    pub(super) unapplied: bool,
-}
-
-impl OfService<'_> {
-    fn regarding(&self) -> Regarding {
-        Regarding::service(&self.service.meta.key, self.service.meta.uid.as_str())
-    }
-
-    /// Whether something of ours is in its status.
-    fn is_written(&self) -> bool {
-        let stored = &self.service.stored;
-        stored.conditions.iter().any(condition::is_ours)
-            || stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
-    }
-}
 
 impl Planner<'_> {
     /// Plans for one Service.
@@ -66,7 +43,7 @@ impl Planner<'_> {
         } else if let Some(view) = of.view.filter(|_| !service.external_ips.is_empty()) {
             // Node ports and cluster IPs are served without a word in the status of what may be another's Service.
             self.status(of, view);
-        } else if of.is_written() {
+        } else if is_written(of.service) {
             self.clear(of);
         }
     }
@@ -91,12 +68,12 @@ impl Planner<'_> {
         }
         match of.view {
             Some(view) => self.status(of, view),
-            None if of.is_written() => self.clear(of),
+            None if is_written(of.service) => self.clear(of),
             None => {}
         }
         // Once the status is as it should be, so that an address in a status is always ours to account for.
         let is_cleared = !of.service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
-        if is_cleared && (of.view.is_some() || !of.is_written()) {
+        if is_cleared && (of.view.is_some() || !is_written(of.service)) {
             self.finalizer(of.service, false);
         }
     }
@@ -148,16 +125,20 @@ impl Planner<'_> {
         // Forbidden unless the type is LoadBalancer, and the class is ours.
         let knows_ip_mode = !self.memory.without_ip_mode;
         let wanted = if of.claimed { ingress(view, knows_ip_mode) } else { Vec::new() };
-        let stand = if wanted.is_empty() { StatusOwnership::Alone } else { self.stand(service, &wanted) };
+        let Asked { what, version, since, .. } = *self.asked(service);
+        let (now, peers) = (self.situation.now, self.situation.peers);
+        let mut contested = None;
         if !wanted.is_empty() {
-            self.won(service, &wanted);
+            let contests = &mut self.memory.contests;
+            let ownership = status_conflict::ownership(contests, service, &wanted, what, now);
+            status_conflict::won(contests, service, &wanted);
+            if let StatusOwnership::Yields { who, until } = ownership {
+                self.again_at(until);
+                contested = Some(who);
+            }
         }
-        let contested = match &stand {
-            StatusOwnership::Alone => None,
-            StatusOwnership::Yields(who) => Some(who.as_str()),
-        };
-        let Asked { version, since, .. } = *self.asked(service);
-        let around = Around::new(self.situation, key, version, since);
+        let contested = contested.as_deref();
+        let around = Around::new(peers, now, key, version, since);
         let failure = self.situation.observation.publish_failure.as_deref();
         let waits_for = self.address_waits_for(of, view);
         let circumstances = Circumstances { around: &around, failure, waits_for: waits_for.as_deref() };
@@ -292,6 +273,12 @@ impl Planner<'_> {
     }
 }
 
+/// Whether something of ours is in its status.
+fn is_written(service: &Service) -> bool {
+    let stored = &service.stored;
+    stored.conditions.iter().any(condition::is_ours)
+        || stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
+}
 /// `status.loadBalancer.ingress`: one entry for each address, with its ports where one of them is not served.
 fn ingress(view: &ServiceView, knows_ip_mode: bool) -> Vec<Ingress> {
     let vips = view.vips.iter().filter(|vip| vip.kind == VipKind::LoadBalancer);

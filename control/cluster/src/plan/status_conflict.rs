@@ -5,12 +5,11 @@
 //! controller that was turned off is replaced by itself, and one that was not sees a handful of writes a day. An edit
 //! of the Service's spec is a new decision of its owner and counts at once.
 
-use jiff::{SignedDuration, Timestamp};
-use tidegate_model::objects::{Ingress, Service};
-use tidegate_policy::pools::FIELD_MANAGER;
+use std::collections::BTreeMap;
 
-use super::Planner;
-use super::condition::ALLOCATED;
+use jiff::{SignedDuration, Timestamp};
+use tidegate_model::objects::{Ingress, ObjectKey, Service};
+use tidegate_policy::pools::{ALLOCATED, FIELD_MANAGER};
 
 const WAIT_MIN: SignedDuration = SignedDuration::from_mins(1);
 const WAIT_MAX: SignedDuration = SignedDuration::from_hours(1);
@@ -37,65 +36,74 @@ impl StatusConflict {
     }
 }
 
-/// What a contest means for the write.
+/// What a conflict means for the write.
 pub(super) enum StatusOwnership {
     /// Nobody else writes.
     Alone,
     /// Left alone until the time is over.
-    Yields(String),
+    Yields {
+        /// The other field manager.
+        who: String,
+        /// The end of that time.
+        until: Timestamp,
+    },
 }
 
-impl Planner<'_> {
-    /// Whether the status of a Service may be written with these addresses now.
-    pub(super) fn stand(&mut self, service: &Service, wanted: &[Ingress]) -> StatusOwnership {
-        let key = &service.meta.key;
-        let stored = &service.stored;
-        let now = self.situation.now;
-        if stored.ingress == wanted {
-            // Won, it seems; remembered for a while, in case it is lost again.
-            let over = self.memory.contests.get(key).is_some_and(|c| now > c.retry_at + c.wait);
-            if over {
-                self.memory.contests.remove(key);
-            }
-            return StatusOwnership::Alone;
-        }
-        let stranger = stored.ingress_managers.iter().find(|manager| *manager != FIELD_MANAGER);
-        let is_lost = !stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
-        // Our condition tells that we wrote the status before: what we never wrote is taken over.
-        let was_ours = stored.condition(ALLOCATED).is_some_and(|c| c.status == "True");
-        let Some(stranger) = stranger.filter(|_| is_lost && was_ours) else { return StatusOwnership::Alone };
-        let asked = self.asked(service).what;
-        let contest = self.memory.contests.entry(key.clone()).or_insert_with(|| StatusConflict {
-            who: stranger.clone(),
-            asked,
-            retry_at: now + WAIT_MIN,
-            wait: WAIT_MIN + WAIT_MIN,
-            retried: false,
-        });
-        contest.who.clone_from(stranger);
-        if contest.retried {
-            // Lost again.
-            contest.retry_at = now + contest.wait;
-            contest.wait = (contest.wait + contest.wait).min(WAIT_MAX);
-            contest.retried = false;
-        }
-        if asked != contest.asked {
-            (contest.asked, contest.retry_at) = (asked, now);
-        }
-        if now >= contest.retry_at {
-            return StatusOwnership::Alone;
-        }
-        let (at, who) = (contest.retry_at, contest.who.clone());
-        self.again_at(at);
-        StatusOwnership::Yields(who)
-    }
+/// The conflicts that are known, by Service.
+type Conflicts = BTreeMap<ObjectKey, StatusConflict>;
 
-    /// The contested status was written again, and the API server has it: if it differs later, it was lost again.
-    pub(super) fn won(&mut self, service: &Service, wanted: &[Ingress]) {
-        if service.stored.ingress == wanted
-            && let Some(contest) = self.memory.contests.get_mut(&service.meta.key)
-        {
-            contest.retried = true;
+/// Whether the status of a Service may be written with these addresses now. `asked` is a number for what its owner asks
+/// for.
+pub(super) fn ownership(
+    contests: &mut Conflicts,
+    service: &Service,
+    wanted: &[Ingress],
+    asked: u64,
+    now: Timestamp,
+) -> StatusOwnership {
+    let key = &service.meta.key;
+    let stored = &service.stored;
+    if stored.ingress == wanted {
+        // Won, it seems; remembered for a while, in case it is lost again.
+        let over = contests.get(key).is_some_and(|c| now > c.retry_at + c.wait);
+        if over {
+            contests.remove(key);
         }
+        return StatusOwnership::Alone;
+    }
+    let stranger = stored.ingress_managers.iter().find(|manager| *manager != FIELD_MANAGER);
+    let is_lost = !stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER);
+    // Our condition tells that we wrote the status before: what we never wrote is taken over.
+    let was_ours = stored.condition(ALLOCATED).is_some_and(|c| c.status == "True");
+    let Some(stranger) = stranger.filter(|_| is_lost && was_ours) else { return StatusOwnership::Alone };
+    let contest = contests.entry(key.clone()).or_insert_with(|| StatusConflict {
+        who: stranger.clone(),
+        asked,
+        retry_at: now + WAIT_MIN,
+        wait: WAIT_MIN + WAIT_MIN,
+        retried: false,
+    });
+    contest.who.clone_from(stranger);
+    if contest.retried {
+        // Lost again.
+        contest.retry_at = now + contest.wait;
+        contest.wait = (contest.wait + contest.wait).min(WAIT_MAX);
+        contest.retried = false;
+    }
+    if asked != contest.asked {
+        (contest.asked, contest.retry_at) = (asked, now);
+    }
+    if now >= contest.retry_at {
+        return StatusOwnership::Alone;
+    }
+    StatusOwnership::Yields { who: contest.who.clone(), until: contest.retry_at }
+}
+
+/// The contested status was written again, and the API server has it: if it differs later, it was lost again.
+pub(super) fn won(contests: &mut Conflicts, service: &Service, wanted: &[Ingress]) {
+    if service.stored.ingress == wanted
+        && let Some(contest) = contests.get_mut(&service.meta.key)
+    {
+        contest.retried = true;
     }
 }

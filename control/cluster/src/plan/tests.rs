@@ -3,22 +3,25 @@
 mod conformance;
 mod wording;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec};
 use tidegate_core::wire::MacAddr;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{
-    AddressPool, AddressPoolStatus, AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice,
-    FINALIZER, Metadata, Pool, Port, Protocol, Service, ServicePort, ServiceType, TargetPort,
+    AddressPool, AddressPoolStatus, AddressType, Condition, Conditions, Endpoint, EndpointPort,
+    EndpointSlice, FINALIZER, Ingress, Metadata, Objects, Pool, Port, Protocol, Service, ServicePort,
+    ServiceType, TargetPort,
 };
 use tidegate_policy::pools::{Authority, FIELD_MANAGER};
 use tidegate_policy::reconcile::{Input, Reason, Reconciler, Settings};
 
 use super::*;
+use crate::crd;
 
 fn ip(s: &str) -> IpAddr {
     s.parse().expect("tests use valid addresses")

@@ -10,7 +10,7 @@ use kube::Client;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams, PostParams, Preconditions};
 use tokio::time::{Instant, sleep};
 
-use super::{UninstallError, failed};
+use super::error::{UninstallError, failed};
 use crate::crd::GatewayStatus;
 use crate::lease::{LEASE, UNINSTALLED};
 use crate::peers::LIVE;
@@ -197,7 +197,7 @@ impl Hold {
     }
 
     /// Gives it this holder, and says who had it.
-    async fn change(&self, holder: &str) -> Result<Before, super::RequestError> {
+    async fn change(&self, holder: &str) -> Result<Before, crate::request::RequestError> {
         let mut attempt = 0;
         loop {
             attempt += 1;

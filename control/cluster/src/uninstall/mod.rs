@@ -10,8 +10,11 @@
 //!
 //! Invariant: nothing here needs a gateway, its configuration, or the definitions of its kinds.
 
+mod error;
 mod gateways;
 mod traces;
+
+pub use error::UninstallError;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,6 +28,7 @@ use tokio::task::JoinSet;
 
 use super::crd::AddressPool;
 use super::request::{RequestError, within};
+use error::failed;
 use gateways::{Before, Gateway, Gateways, Hold};
 use traces::{Kind, Traces};
 
@@ -57,27 +61,6 @@ pub struct Uninstalled {
     pub running: Vec<String>,
     /// The Lease is left as it is, held: gateways run, or may run since an uninstallation of before.
     pub holds_lease: bool,
-}
-
-/// Why nothing was done.
-#[derive(Debug, thiserror::Error)]
-pub enum UninstallError {
-    /// The API server could not be reached, or refused what is needed first.
-    #[error("{what}: {why}")]
-    Request {
-        /// What was asked for.
-        what: String,
-        /// The answer.
-        why: String,
-    },
-    /// Writes that the dry run refused.
-    #[error("nothing was changed: the API server refuses {} of the writes: {}", .0.len(), .0.join("; "))]
-    Refused(Vec<String>),
-}
-
-fn failed(what: impl Into<String>) -> impl FnOnce(RequestError) -> UninstallError {
-    let what = what.into();
-    move |error| UninstallError::Request { what, why: error.to_string() }
 }
 
 /// Releases everything. `say` is given a line for each thing that is done.

@@ -1,0 +1,102 @@
+//! All that a plan follows from.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tidegate_model::objects::{ObjectKey, Objects, Service};
+use tidegate_policy::reconcile::view::ServiceView;
+use tidegate_policy::reconcile::{Finding, Outcome};
+
+use super::peer::Peer;
+use crate::event::Regarding;
+
+/// What one round of the controller came to.
+#[derive(Debug, Clone)]
+pub struct Observation {
+    /// What the source has.
+    pub objects: Arc<Objects>,
+    /// The version of its Services: [`SourceUpdate::version`](tidegate_source::SourceUpdate::version).
+    pub version: u64,
+    /// That of the newest Services that all workers forward by.
+    pub version_applied: u64,
+    /// They forward by Services beside these, which the API server lost.
+    pub keeps_services: bool,
+    /// What was made of it.
+    pub outcome: Arc<Outcome>,
+    /// Services by whose part of it the workers do not forward yet.
+    pub unapplied: Arc<BTreeSet<ObjectKey>>,
+    /// Why the workers cannot have it: the last good state keeps forwarding.
+    pub publish_failure: Option<String>,
+    /// Whether it was made by a gateway that decides on addresses.
+    pub decides: bool,
+    /// The version that every gateway has to apply before all free addresses can be given out; `None` when they can.
+    pub waits_for: Option<u64>,
+    /// The gateway's own addresses.
+    pub own_addresses: BTreeSet<IpAddr>,
+    /// Generation of the newest desired state.
+    pub generation_desired: u64,
+    /// Generation that all workers forward by.
+    pub generation_applied: u64,
+    /// Whether the gateway is ready to take flows.
+    pub ready: bool,
+    /// Interfaces that cannot carry packets.
+    pub links_lost: Vec<String>,
+    /// Whether the source hears the API server.
+    pub source_connected: bool,
+    /// What this gateway could not do, whatever the others do: health-check node ports that it cannot bind.
+    pub own_findings: Vec<Finding>,
+}
+
+/// Who a gateway is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// `metadata.name` of its configuration.
+    pub name: String,
+    /// This run of it.
+    pub instance: String,
+    /// Its node, if it runs on one.
+    pub node: Option<String>,
+}
+
+/// All that a plan follows from.
+#[derive(Debug, Clone, Copy)]
+pub struct Situation<'a> {
+    /// The last round.
+    pub observation: &'a Observation,
+    /// Who we are.
+    pub identity: &'a Identity,
+    /// Whether we lead.
+    pub leads: bool,
+    /// The version of Services that every live gateway has applied, this one too.
+    pub withdrawn: u64,
+    /// The other live gateways.
+    pub peers: &'a [Peer],
+    /// Another process has this gateway's name: which, for people.
+    pub namesake: Option<&'a str>,
+    /// Why this gateway does not lead whatever the others do, for people.
+    pub hindrance: Option<&'a str>,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// A Service with what the last round made of it.
+pub(super) struct OfService<'a> {
+    pub(super) service: &'a Service,
+    /// Where it asks for an address.
+    pub(super) view: Option<&'a ServiceView>,
+    /// What it asked for and did not get.
+    pub(super) findings: &'a [&'a Finding],
+    /// Whether its LoadBalancer address is ours to give.
+    pub(super) claimed: bool,
+    /// The workers do not forward by the view yet.
+    pub(super) unapplied: bool,
+}
+
+impl OfService<'_> {
+    /// For events about it.
+    pub(super) fn regarding(&self) -> Regarding {
+        Regarding::service(&self.service.meta.key, self.service.meta.uid.as_str())
+    }
+}
