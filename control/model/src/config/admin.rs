@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::section;
+use super::section::section;
 use crate::yaml::{Field, Fields};
 
 /// The validated `admin` section.

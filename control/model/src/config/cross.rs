@@ -6,7 +6,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{ForwardingMode, GatewayConfig};
+use super::gateway::GatewayConfig;
+use super::services::ForwardingMode;
 use crate::diagnostic::Diagnostic;
 use crate::objects::AddressRange;
 use crate::yaml::Sheet;

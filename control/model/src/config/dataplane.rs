@@ -8,7 +8,7 @@ use tidegate_core::limits::{INTERFACES_MAX, WORKERS_MAX};
 use tidegate_core::snapshot::TunnelPrefix;
 use tidegate_core::wire::MacAddr;
 
-use super::section;
+use super::section::section;
 use crate::yaml::{Field, Fields, Unknown, Value, text};
 
 /// The validated `dataplane` section.

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::{Word, section};
+use super::section::section;
+use super::services::Word;
 use crate::health::Rules;
 use crate::yaml::{Field, Fields, text};
 

@@ -13,9 +13,11 @@ mod admin;
 mod cross;
 mod dataplane;
 mod expand;
+mod gateway;
 mod health;
 pub mod keys;
 mod pools;
+mod section;
 mod self_check;
 mod services;
 mod source;
@@ -27,6 +29,7 @@ pub use admin::AdminConfig;
 pub use dataplane::{
     DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource, UnknownFlows, listed,
 };
+pub use gateway::{AnnounceConfig, GatewayConfig};
 pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
     HEALTH_TIMEOUT, HealthConfig, HealthProtocol, health_path, health_protocol,
@@ -44,51 +47,13 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use crate::diagnostic::{Diagnostic, Location, Report};
-use crate::objects::{Origin, Pool};
 use crate::yaml::{Field, Fields, Node, Sheet, Unknown};
+use section::section;
 
 /// `apiVersion` of the configuration.
 pub const API_VERSION: &str = "tidegate.dev/v1alpha1";
 /// `kind` of the configuration.
 pub const KIND: &str = "GatewayConfig";
-
-/// A valid configuration.
-#[derive(Debug, Clone, PartialEq)]
-pub struct GatewayConfig {
-    /// `metadata.name`: the gateway's name in logs, metrics and events. Default `gateway`.
-    pub name: String,
-    /// `node.name`: the cluster's name for this machine, when the gateway is also a node of the cluster.
-    /// Default `""`: an appliance off the cluster.
-    pub node_name: Option<String>,
-    /// `node.zone`: the zone whose topology hints count. Default `""`: none.
-    pub node_zone: Option<String>,
-    /// `dataplane`.
-    pub dataplane: DataplaneConfig,
-    /// `source`.
-    pub source: SourceConfig,
-    /// `services`.
-    pub services: ServicesConfig,
-    /// `pools`, in the order written. Default none.
-    pub pools: Vec<Pool>,
-    /// `health`.
-    pub health: HealthConfig,
-    /// `announce.l2` is always on and has no keys: the gateway answers ARP and neighbour solicitations for
-    /// its VIPs. `announce.bgp` has to be empty, it is not supported yet.
-    pub announce: AnnounceConfig,
-    /// `admin`.
-    pub admin: AdminConfig,
-    /// `selfCheck`.
-    pub self_check: SelfCheckConfig,
-    /// Where each key was written: `pools[0].addresses[1]`.
-    pub origin: Origin,
-}
-
-/// How VIPs become known to the network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AnnounceConfig {
-    /// Answers ARP and neighbour solicitations for VIPs.
-    pub l2: bool,
-}
 
 /// What reading a configuration gave.
 #[derive(Debug)]
@@ -216,19 +181,6 @@ fn decode(
 }
 
 const NAME: &str = "a name of a-z, 0-9, - and . (RFC 1123)";
-
-/// Reads the mapping `key` with `read` and refuses keys that `read` did not ask for. `None` where the mapping
-/// is absent or faulty, or `read` found nothing.
-fn section<'a, T>(
-    parent: &Fields<'a>,
-    key: &'static str,
-    read: impl FnOnce(&Fields<'a>) -> Option<T>,
-) -> Option<T> {
-    let fields = parent.mapping(key)?;
-    let value = read(&fields);
-    fields.finish(Unknown::Refused);
-    value
-}
 
 fn announce(parent: &Fields<'_>) -> AnnounceConfig {
     section(parent, "announce", |announce| {

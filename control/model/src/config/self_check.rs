@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::section;
+use super::section::section;
 use crate::yaml::Fields;
 
 /// The validated `selfCheck` section.

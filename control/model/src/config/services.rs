@@ -11,7 +11,7 @@ use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
 use tidegate_core::maglev::is_prime;
 pub use tidegate_core::snapshot::{ForwardingMode, NoEndpoints};
 
-use super::section;
+use super::section::section;
 use crate::yaml::{Field, Fields, Node, ScalarKind, Value, text};
 
 /// The validated `services` section.

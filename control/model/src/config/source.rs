@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::section;
+use super::section::section;
 use crate::yaml::{Fields, text};
 
 /// Default of `source.kubernetes.loadBalancerClass`, and the class in directory mode.

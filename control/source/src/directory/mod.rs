@@ -27,7 +27,7 @@ use tidegate_model::objects::Objects;
 
 use crate::slices;
 
-pub use watch::Watch;
+pub use watch::{Changes, Watch};
 
 /// A directory of manifests.
 #[derive(Debug, Clone, Copy)]
@@ -68,13 +68,4 @@ impl DirectorySource {
     ) -> std::io::Result<Watch> {
         watch::start(path, changes, loss_grace, endpoint_slices_mib)
     }
-}
-
-/// When the directory is looked at again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Changes {
-    /// As soon as it changes, and at a reload.
-    Followed,
-    /// At a reload.
-    AtReload,
 }

@@ -16,9 +16,17 @@ use std::time::{Duration, Instant};
 use notify::{EventKind, RecursiveMode, Watcher};
 use tokio::sync::watch;
 
-use super::Changes;
 use super::files::Files;
 use crate::{SourceUpdate, slices};
+
+/// When the directory is looked at again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changes {
+    /// As soon as it changes, and at a reload.
+    Followed,
+    /// At a reload.
+    AtReload,
+}
 
 /// Changes are taken together until this long passes without another.
 const QUIET: Duration = Duration::from_millis(10);

@@ -34,6 +34,7 @@ use kube::{Client, Config};
 use tokio::sync::{Mutex, Notify, oneshot};
 use tower::{BoxError, ServiceBuilder};
 
+use super::causes::causes;
 use exec::Credentials;
 use found::{Found, Host};
 use proxy::{Proxy, Tunnel};
@@ -459,18 +460,4 @@ fn name_ourselves(mut request: hyper::Request<Body>) -> hyper::Request<Body> {
 /// An error with all of its causes.
 fn error(what: &str, error: &dyn std::error::Error) -> ConnectError {
     ConnectError(format!("{what}: {}", causes(error)))
-}
-
-/// An error and its causes, without saying the same twice.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        next = cause.source();
-    }
-    text
 }

@@ -17,7 +17,6 @@ use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::objects::{NotKept, ObjectKey, Objects};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::Tuning;
 use super::connect::Connector;
 use super::disk::{Contents, Disk, Saved, SavedObject};
 use super::fit::Slices;
@@ -27,6 +26,7 @@ use super::object::{Content, Identity, Received};
 use super::reflect::Event;
 use super::retain::{Continuity, Item, Retain};
 use super::save::Saver;
+use super::tuning::Tuning;
 use super::wire::WatchEvent;
 use crate::slices::locked;
 use crate::{KeptObjects, SourceState, SourceUpdate};

@@ -11,6 +11,7 @@
 //! Invariant: nothing is given out before every kind was listed, or is there from the disk.
 //! Invariant: dropping the source ends it at once: no request is waited for.
 
+mod causes;
 mod connect;
 mod disk;
 mod fit;
@@ -22,6 +23,7 @@ mod pulse;
 mod reflect;
 mod retain;
 mod save;
+mod tuning;
 mod wire;
 
 #[cfg(any(test, feature = "testing"))]
@@ -48,6 +50,7 @@ use hub::Hub;
 use kinds::{KINDS, Kind, KindIndex, SERVICE, SLICE};
 use pulse::Pulse;
 use reflect::Reflector;
+use tuning::Tuning;
 
 pub use connect::{ConnectError, Connection, Connector};
 
@@ -57,68 +60,6 @@ const EVENTS_MAX: usize = 1024;
 const IDENTIFY_MAX: Duration = Duration::from_secs(2);
 /// Longest that [`load`] waits for the API server.
 const LOAD_MAX: Duration = Duration::from_secs(20);
-
-/// Times and limits, so that tests need not wait.
-#[derive(Debug, Clone, Copy)]
-struct Tuning {
-    /// Longest wait for an answer to begin, and in a list for its next piece.
-    answer: Duration,
-    /// A watch in which nothing comes for this long is dead: bookmarks come once a minute.
-    silence: Duration,
-    /// The API server is asked this often whether it still answers,
-    pulse: Duration,
-    /// and has this long to answer: after two times this and the pause it is lost, 20 s in all.
-    pulse_answer: Duration,
-    /// Watches are asked to last this many seconds, from and below.
-    watch_seconds: (u64, u64),
-    /// A watch that ends sooner is a failure.
-    watch_min: Duration,
-    /// Pause after a first failure; it doubles up to the second.
-    backoff_first: Duration,
-    backoff_max: Duration,
-    /// No `Retry-After` is obeyed for longer.
-    retry_after_max: Duration,
-    /// A watch that could not be taken up for longer is not: everything is listed.
-    resume_max: Duration,
-    /// A watch that is taken up has this long to tell what became of the newest change.
-    explanation: Duration,
-    /// EndpointSlices whose endpoints were not kept, and that fit again, are listed no more often than this.
-    refit: Duration,
-    /// A kind that the API server does not have is asked for this often.
-    absent: Duration,
-    /// The objects on disk are used when the API server has not answered for this long, or fails.
-    boot_wait: Duration,
-    /// The disk is written this long after a change,
-    save_settle: Duration,
-    /// and no more often than this.
-    save_interval: Duration,
-    /// Without a change it is noted this often that the objects on disk are still right.
-    confirm_interval: Duration,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self {
-            answer: Duration::from_secs(30),
-            silence: Duration::from_secs(100),
-            pulse: Duration::from_secs(5),
-            pulse_answer: Duration::from_secs(4),
-            watch_seconds: (240, 300),
-            watch_min: Duration::from_secs(5),
-            backoff_first: Duration::from_millis(250),
-            backoff_max: Duration::from_secs(30),
-            retry_after_max: Duration::from_secs(120),
-            resume_max: Duration::from_secs(60),
-            explanation: Duration::from_secs(5),
-            refit: Duration::from_secs(60),
-            absent: Duration::from_secs(60),
-            boot_wait: Duration::from_secs(5),
-            save_settle: Duration::from_secs(2),
-            save_interval: Duration::from_secs(10),
-            confirm_interval: Duration::from_secs(30),
-        }
-    }
-}
 
 /// An API server being watched. Dropping it ends that.
 #[derive(Debug)]

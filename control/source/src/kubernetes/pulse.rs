@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::Tuning;
 use super::connect::Connector;
+use super::tuning::Tuning;
 use super::wire::{self, Fault};
 
 /// Unanswered requests in a row that mean that the API server is lost.

@@ -18,12 +18,12 @@ use tidegate_model::objects::ObjectKey;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use super::Tuning;
 use super::connect::{Connection, Connector};
 use super::history::{Had, Newest, Point};
 use super::kinds::{KINDS, Kind, KindIndex, SLICE};
 use super::object::{Received, version_number};
 use super::pulse::Pulse;
+use super::tuning::Tuning;
 use super::wire::{self, Fault, PAGES, Watch, WatchEvent};
 use crate::slices::{SharedBudget, SliceBudget, locked};
 

@@ -14,8 +14,8 @@ use jiff::Timestamp;
 use tidegate_model::time::whole_seconds;
 use tokio::sync::oneshot;
 
-use super::Tuning;
 use super::disk::{Contents, Disk};
+use super::tuning::Tuning;
 
 /// See the module.
 #[derive(Debug)]

@@ -16,7 +16,8 @@ use tidegate_model::objects::ObjectKey;
 use tidegate_model::yaml::Node;
 use tokio::time::timeout;
 
-use super::connect::{Connection, causes};
+use super::causes::causes;
+use super::connect::Connection;
 use super::kinds::Kind;
 use super::object::{Identity, Received, identity, version_number};
 

@@ -13,8 +13,9 @@ use tidegate_model::objects::{
 };
 use tidegate_model::yaml::{Field, Fields, Unknown, text};
 
+use super::meta;
+use super::object::Object;
 use super::service::PROTOCOLS;
-use super::{Object, meta};
 
 /// What an API server takes of a slice (discovery.k8s.io validation).
 const ENDPOINTS_MAX: usize = 1_000;

@@ -9,6 +9,7 @@
 
 mod endpoints;
 mod meta;
+mod object;
 mod pod;
 mod pool;
 mod service;
@@ -19,106 +20,14 @@ mod tests;
 
 use std::sync::Arc;
 
-use tidegate_model::diagnostic::{Diagnostic, Report};
-use tidegate_model::objects::{
-    AddressPool, EndpointSlice, Endpoints, Metadata, Namespace, Node as ClusterNode, ObjectKey, Pod,
-    SERVICE_NAME_LABEL, Service,
-};
+use tidegate_model::diagnostic::Report;
+use tidegate_model::objects::Metadata;
 use tidegate_model::yaml::{Field, Fields, Node, Sheet, Unknown, text};
 
 use crate::RefusedObject;
+use object::service_of;
 
-/// An object of a kind that the gateway reads; shared, so that putting files together copies none.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Object {
-    Service(Arc<Service>),
-    EndpointSlice(Arc<EndpointSlice>),
-    Endpoints(Arc<Endpoints>),
-    Pod(Arc<Pod>),
-    Namespace(Arc<Namespace>),
-    Node(Arc<ClusterNode>),
-    AddressPool(Arc<AddressPool>),
-}
-
-impl Object {
-    /// The kind as written in manifests.
-    pub(crate) fn kind(&self) -> &'static str {
-        match self {
-            Self::Service(_) => "Service",
-            Self::EndpointSlice(_) => "EndpointSlice",
-            Self::Endpoints(_) => "Endpoints",
-            Self::Pod(_) => "Pod",
-            Self::Namespace(_) => "Namespace",
-            Self::Node(_) => "Node",
-            Self::AddressPool(_) => "AddressPool",
-        }
-    }
-
-    pub(crate) fn meta(&self) -> &Metadata {
-        match self {
-            Self::Service(o) => &o.meta,
-            Self::EndpointSlice(o) => &o.meta,
-            Self::Endpoints(o) => &o.meta,
-            Self::Pod(o) => &o.meta,
-            Self::Namespace(o) => &o.meta,
-            Self::Node(o) => &o.meta,
-            Self::AddressPool(o) => &o.meta,
-        }
-    }
-}
-
-/// Faults of one stored object that are told one by one: each becomes an event.
-const FAULTS_MAX: usize = 8;
-
-/// All faults of a stored object, cut to what is told.
-fn told(report: &Report, name: &str) -> Vec<Diagnostic> {
-    let mut faults: Vec<Diagnostic> = report.iter().take(FAULTS_MAX).cloned().collect();
-    if report.len() > FAULTS_MAX {
-        let what = format!("{name} has {} faults, of which {FAULTS_MAX} are told", report.len());
-        let location = faults.first().and_then(|fault| fault.location.clone());
-        faults.push(Diagnostic::error(what).accepting("an object without faults").at(location));
-    }
-    faults
-}
-
-impl Object {
-    /// The same object as one that is refused.
-    pub(crate) fn refuse(&self, why: Diagnostic) -> RefusedObject {
-        let (kind, meta) = (self.kind(), self.meta());
-        let service = service_of(kind, meta);
-        RefusedObject { kind, key: meta.key.clone(), service, faults: vec![why] }
-    }
-
-    /// The object with what of it cannot be used, and what is left to be told otherwise.
-    fn with_faults(mut self, report: Report) -> (Option<Self>, Report) {
-        if report.is_empty() {
-            return (Some(self), report);
-        }
-        let all = told(&report, self.kind());
-        const NEW: &str = "the object was read just now, nobody else has it";
-        let left = match &mut self {
-            Self::Service(service) => {
-                Arc::get_mut(service).expect(NEW).meta.faults = all;
-                Report::new()
-            }
-            Self::Node(node) => {
-                Arc::get_mut(node).expect(NEW).meta.faults = all;
-                Report::new()
-            }
-            // Its Service tells of it.
-            Self::EndpointSlice(slice) if slice.service().is_some() => {
-                Arc::get_mut(slice).expect(NEW).meta.faults = all;
-                Report::new()
-            }
-            Self::AddressPool(pool) => {
-                Arc::get_mut(pool).expect(NEW).faults = report.errors().cloned().collect();
-                report.warnings().cloned().collect()
-            }
-            Self::EndpointSlice(_) | Self::Endpoints(_) | Self::Pod(_) | Self::Namespace(_) => report,
-        };
-        (Some(self), left)
-    }
-}
+pub(crate) use object::Object;
 
 type Read = fn(&Fields<'_>, Metadata) -> Option<Object>;
 
@@ -251,17 +160,5 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
         decoded.objects.extend(object);
     } else if !refused.key.name.is_empty() {
         decoded.refused.push(RefusedObject { faults, ..refused });
-    }
-}
-
-/// The Service that an object of this kind is, or that its endpoints are for.
-fn service_of(kind: &str, meta: &Metadata) -> Option<ObjectKey> {
-    match kind {
-        "Service" | "Endpoints" => Some(meta.key.clone()),
-        "EndpointSlice" => {
-            let name = meta.labels.get(SERVICE_NAME_LABEL).filter(|name| !name.is_empty())?;
-            Some(ObjectKey::new(meta.key.namespace.as_str(), name.as_str()))
-        }
-        _ => None,
     }
 }

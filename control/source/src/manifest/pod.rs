@@ -6,8 +6,9 @@ use std::sync::Arc;
 use tidegate_model::objects::{ContainerPort, Metadata, Namespace, Node, Pod, Protocol};
 use tidegate_model::yaml::{Field, Fields, text};
 
+use super::meta;
+use super::object::Object;
 use super::service::PROTOCOLS;
-use super::{Object, meta};
 
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
     let mut pod =

@@ -6,7 +6,8 @@ use tidegate_model::config;
 use tidegate_model::objects::{AddressPool, AddressPoolStatus, FINALIZER, Metadata, Pool};
 use tidegate_model::yaml::{Fields, Unknown};
 
-use super::{Object, stored};
+use super::object::Object;
+use super::stored;
 
 /// Reads an AddressPool; the keys of its `spec` are those of a pool of the configuration.
 pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {

@@ -16,7 +16,8 @@ use tidegate_model::objects::{
 };
 use tidegate_model::yaml::{Field, Fields, ScalarKind, Sheet, Unknown, Value, text};
 
-use super::{Object, meta};
+use super::meta;
+use super::object::Object;
 
 /// The protocols of ports.
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =

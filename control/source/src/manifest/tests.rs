@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tidegate_model::diagnostic::Report;
 use tidegate_model::objects::{
-    AddressType, IpFamily, IpFamilyPolicy, Protocol, ServiceType, TargetPort, TrafficPolicy,
+    AddressType, IpFamily, IpFamilyPolicy, Protocol, Service, ServiceType, TargetPort, TrafficPolicy,
 };
 
 use super::*;

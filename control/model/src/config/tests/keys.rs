@@ -6,6 +6,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::*;
 use crate::config::keys::{KEYS, Key, KeyDefault};
+use crate::objects::Origin;
 use crate::yaml::{Entry, Node, Scalar, ScalarKind, Value};
 
 /// A key that no decoder asks for, and that is not near one.

@@ -20,6 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tower::Service;
 
+use super::super::causes::causes;
 use super::found::host_of;
 
 /// No answer of a proxy is longer.
@@ -162,7 +163,7 @@ impl Service<Uri> for Tunnel {
             let address = proxy.address.to_string();
             let failed =
                 |what: String| io::Error::other(format!("proxy {}: {what}", address.trim_end_matches('/')));
-            let stream = connected.await.map_err(|error| failed(super::causes(&error)))?;
+            let stream = connected.await.map_err(|error| failed(causes(&error)))?;
             let mut stream = stream.into_inner();
             ask(&mut stream, &server, proxy.user.as_deref()).await.map_err(failed)?;
             Ok(TokioIo::new(stream))

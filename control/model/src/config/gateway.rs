@@ -1,0 +1,47 @@
+//! [`GatewayConfig`]: the validated configuration, section by section.
+
+use super::admin::AdminConfig;
+use super::dataplane::DataplaneConfig;
+use super::health::HealthConfig;
+use super::self_check::SelfCheckConfig;
+use super::services::ServicesConfig;
+use super::source::SourceConfig;
+use crate::objects::{Origin, Pool};
+
+/// A valid configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GatewayConfig {
+    /// `metadata.name`: the gateway's name in logs, metrics and events. Default `gateway`.
+    pub name: String,
+    /// `node.name`: the cluster's name for this machine, when the gateway is also a node of the cluster.
+    /// Default `""`: an appliance off the cluster.
+    pub node_name: Option<String>,
+    /// `node.zone`: the zone whose topology hints count. Default `""`: none.
+    pub node_zone: Option<String>,
+    /// `dataplane`.
+    pub dataplane: DataplaneConfig,
+    /// `source`.
+    pub source: SourceConfig,
+    /// `services`.
+    pub services: ServicesConfig,
+    /// `pools`, in the order written. Default none.
+    pub pools: Vec<Pool>,
+    /// `health`.
+    pub health: HealthConfig,
+    /// `announce.l2` is always on and has no keys: the gateway answers ARP and neighbour solicitations for
+    /// its VIPs. `announce.bgp` has to be empty, it is not supported yet.
+    pub announce: AnnounceConfig,
+    /// `admin`.
+    pub admin: AdminConfig,
+    /// `selfCheck`.
+    pub self_check: SelfCheckConfig,
+    /// Where each key was written: `pools[0].addresses[1]`.
+    pub origin: Origin,
+}
+
+/// How VIPs become known to the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnnounceConfig {
+    /// Answers ARP and neighbour solicitations for VIPs.
+    pub l2: bool,
+}

@@ -1,0 +1,16 @@
+//! Reads one mapping of the configuration, and refuses the keys that nobody asked for.
+
+use crate::yaml::{Fields, Unknown};
+
+/// Reads the mapping `key` with `read` and refuses keys that `read` did not ask for. `None` where the mapping
+/// is absent or faulty, or `read` found nothing.
+pub(super) fn section<'a, T>(
+    parent: &Fields<'a>,
+    key: &'static str,
+    read: impl FnOnce(&Fields<'a>) -> Option<T>,
+) -> Option<T> {
+    let fields = parent.mapping(key)?;
+    let value = read(&fields);
+    fields.finish(Unknown::Refused);
+    value
+}
