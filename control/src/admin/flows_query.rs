@@ -8,7 +8,8 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use super::{AdminError, query};
+use super::error::AdminError;
+use super::query;
 
 /// Flows listed where no limit is given.
 pub const LIMIT_DEFAULT: usize = 500;

@@ -17,6 +17,7 @@
 
 pub mod api;
 mod client;
+mod error;
 pub mod flows_query;
 mod query;
 mod server;
@@ -26,6 +27,7 @@ mod socket;
 mod tests;
 
 pub use client::{Client, ClientError};
+pub use error::AdminError;
 pub use server::Server;
 
 use std::future::Future;
@@ -79,21 +81,4 @@ pub trait AdminBackend: Send + Sync + 'static {
     /// # Errors
     /// When it cannot be tried; a configuration that is refused is an answer, not an error.
     fn reload(&self) -> impl Future<Output = Result<api::ReloadAnswer, AdminError>> + Send;
-}
-
-/// Why a request is not answered as asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AdminError {
-    /// 400: the request is faulty.
-    #[error("{0}")]
-    BadRequest(String),
-    /// 404: what it is about does not exist.
-    #[error("{0}")]
-    NotFound(String),
-    /// 405: the path takes another method.
-    #[error("{0}")]
-    MethodNotAllowed(String),
-    /// 503: not now.
-    #[error("{0}")]
-    Unavailable(String),
 }

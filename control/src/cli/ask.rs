@@ -14,8 +14,10 @@ use clap::{Args, Subcommand};
 use tidegate_policy::explain::Packet;
 use tidegate_policy::reconcile::DrainTarget;
 
+use super::args::{ExplainArgs, OutputArgs, SOCKET};
+use super::invocation::plugin_name;
 use super::output::Style;
-use super::{ExplainArgs, OutputArgs, SOCKET, cluster, tables};
+use super::{cluster, tables};
 use crate::admin::api::{BackendRow, DrainAnswer, ServiceView};
 use crate::admin::flows_query::{BackendName, FlowsQuery, Limit, ServiceName};
 use crate::admin::{Client, ClientError};
@@ -62,7 +64,7 @@ impl SocketArg {
             return Some(Some(path.clone()).filter(|path| !path.as_os_str().is_empty()));
         }
         let program = std::env::args_os().next();
-        let is_plugin = super::plugin_name(program.as_deref()).is_some();
+        let is_plugin = plugin_name(program.as_deref()).is_some();
         (is_plugin && self.socket.as_os_str() == SOCKET && !self.socket.exists()).then_some(None)
     }
 

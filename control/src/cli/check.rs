@@ -9,7 +9,8 @@ use std::process::ExitCode;
 
 use tidegate_model::diagnostic::Report;
 
-use super::{REFUSED, load};
+use super::invocation::REFUSED;
+use super::load;
 
 pub(super) fn run(config: &Path) -> anyhow::Result<ExitCode> {
     let checked = load::offline(config);

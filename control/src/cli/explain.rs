@@ -10,13 +10,15 @@ use tidegate_core::now::Now;
 use tidegate_core::snapshot::Snapshot;
 use tidegate_policy::explain::{Circumstances, Packet, explain, refusal};
 
+use super::args::ExplainArgs;
+use super::invocation::REFUSED;
 use super::output::print_answer;
-use super::{ExplainArgs, REFUSED, load};
+use super::{ask, load};
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let packet = Packet { protocol: args.proto, source: args.src, destination: args.dst };
     let Some(config) = &args.config else {
-        return super::ask::explain(args, &packet);
+        return ask::explain(args, &packet);
     };
     let files = load::offline(config);
     eprint!("{}", files.report);

@@ -7,34 +7,31 @@
 //! Exit codes: 0 success; 1 the command failed or a named object does not exist; 2 the input is invalid (`check`, an
 //! invalid configuration, a wrong command line).
 
+mod args;
 mod ask;
 mod check;
 mod cluster;
 mod crds;
 mod explain;
+mod invocation;
 mod load;
 pub mod output;
 mod replay;
 mod tables;
 mod uninstall;
 
-use std::ffi::OsStr;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use tidegate_policy::explain::Transport;
 
 use crate::logging::{self, LogFormat};
-use output::{Format, Style};
+use args::ExplainArgs;
+use invocation::plugin_name;
 
-/// Exit code for input that is refused.
-pub const REFUSED: u8 = 2;
-
-/// Default path of the admin socket.
-pub const SOCKET: &str = "/run/tidegate/tidegate.sock";
+pub use args::SOCKET;
+pub use invocation::REFUSED;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -102,44 +99,6 @@ struct DemoArgs {
     no_hugepages: bool,
 }
 
-#[derive(Debug, Args)]
-struct ExplainArgs {
-    /// Use this configuration and its manifests instead of a running gateway; all backends count as healthy
-    #[arg(short, long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Admin socket of the running gateway (admin.socket)
-    #[arg(long, value_name = "PATH", default_value = SOCKET, conflicts_with = "config")]
-    socket: PathBuf,
-    /// Protocol: tcp, udp or sctp
-    #[arg(long)]
-    proto: Transport,
-    /// Source address and port, such as 198.51.100.7:40000 or [2001:db8::7]:40000
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    src: SocketAddr,
-    /// Destination address and port, in the same format
-    #[arg(long, value_name = "VIP:PORT")]
-    dst: SocketAddr,
-    #[command(flatten)]
-    output: OutputArgs,
-}
-
-/// `-o` and `--no-headers`.
-#[derive(Debug, Clone, Copy, Args)]
-struct OutputArgs {
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t = Format::Table)]
-    output: Format,
-    /// Omit the header row
-    #[arg(long)]
-    no_headers: bool,
-}
-
-impl OutputArgs {
-    fn style(self) -> Style {
-        Style { format: self.output, no_headers: self.no_headers }
-    }
-}
-
 /// Runs the command of the command line and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -192,14 +151,6 @@ fn run(command: Command, log_format: LogFormat) -> anyhow::Result<ExitCode> {
         Command::Uninstall(args) => uninstall::run(args),
         Command::Lab { args } => crate::netlab::tools::run(&args).map(|()| ExitCode::SUCCESS),
     }
-}
-
-/// The name of the command when kubectl runs it as a plugin: `kubectl tidegate` if the binary was started by the name
-/// `kubectl-tidegate`.
-fn plugin_name(program: Option<&OsStr>) -> Option<String> {
-    let file = Path::new(program?).file_name()?.to_str()?;
-    // In the file name of a plugin, an underscore stands for a dash of the command.
-    Some(format!("kubectl {}", file.strip_prefix("kubectl-")?.replace('_', "-")))
 }
 
 /// Whether the reader of the output closed it (`tidegate ... | head`).

@@ -22,7 +22,8 @@ use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::replay::{FlowTable, Replayed, Summary, replay};
 use tidegate_model::config::GatewayConfig;
 
-use super::{REFUSED, load};
+use super::invocation::REFUSED;
+use super::load;
 
 /// The arguments.
 #[derive(Debug, Args)]

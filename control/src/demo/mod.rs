@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Instant;
+use steps::{FIRST_SERVERS, SERVERS};
 
 /// How the demo runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,11 +26,6 @@ pub struct DemoOptions {
     /// Do not use hugepages, even where there are some.
     pub no_hugepages: bool,
 }
-
-/// Servers in the lab; the last one is added while the gateway runs.
-const SERVERS: u8 = 4;
-/// Servers that the Services begin with.
-const FIRST_SERVERS: [u8; 3] = [1, 2, 3];
 
 /// Runs the demo and prints what happened. The code is 0 only if everything worked.
 pub fn run(options: &DemoOptions) -> ExitCode {

@@ -4,7 +4,6 @@
 //! for what stops the show: a tool that is missing, a gateway that is gone.
 
 use super::report::{counts, print_table};
-use super::{FIRST_SERVERS, SERVERS};
 use crate::netlab::addresses::client;
 use crate::netlab::client::{Answers, Load, Tell, curl_many, spread, udp_ask_here};
 use crate::netlab::gateway::manifests_of;
@@ -13,6 +12,11 @@ use crate::netlab::{Gateway, GatewayOptions, Lab, wait_for};
 use anyhow::Result;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
+
+/// Servers in the lab; the last one is added while the gateway runs.
+pub(super) const SERVERS: u8 = 4;
+/// Servers that the Services begin with.
+pub(super) const FIRST_SERVERS: [u8; 3] = [1, 2, 3];
 
 const HTTP_REQUESTS: usize = 60;
 const UDP_QUESTIONS: usize = 30;

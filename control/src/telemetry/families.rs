@@ -22,7 +22,8 @@ use tidegate_source::SourceState;
 
 use super::exposition::Exposition;
 use super::latency::{HEALTH_CHECK, Latencies, PUBLICATION, PUNT_QUEUE, WORKER_TURN};
-use super::{Process, Sample};
+use super::process::Process;
+use super::sample::Sample;
 
 /// What runs here.
 pub(super) fn build(page: &mut Exposition, version: &str) {

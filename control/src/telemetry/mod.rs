@@ -13,6 +13,7 @@ mod exposition;
 mod families;
 mod latency;
 mod process;
+mod sample;
 mod serve;
 mod timings;
 
@@ -22,83 +23,11 @@ mod tests;
 pub use exposition::CONTENT_TYPE;
 pub use latency::{Latencies, Latency};
 pub use process::Process;
+pub use sample::{Generations, Sample};
 pub use serve::{Listener, serve};
 pub use timings::Timings;
 
-use tidegate_dataplane::gateway::{InterfaceLink, ServiceStats, SnatPortStats, Stats};
-use tidegate_health::CheckLoad;
-use tidegate_policy::pools::PoolUsage;
-use tidegate_policy::reconcile::Finding;
-use tidegate_policy::reconcile::view::ServiceView;
-use tidegate_source::{SourceState, StaleFile};
-
 use exposition::Exposition;
-
-/// All that one page is made of.
-#[derive(Debug, Clone, Copy)]
-pub struct Sample<'a> {
-    /// Of the binary.
-    pub version: &'a str,
-    /// Names by interface index; an interface without one goes by its index.
-    pub interfaces: &'a [String],
-    /// Their links and taps, by interface index.
-    pub links: &'a [InterfaceLink],
-    /// What the dataplane counted.
-    pub stats: &'a Stats,
-    /// What the services of the published snapshot counted.
-    pub service_stats: &'a [ServiceStats],
-    /// Local ports of `fullnat` in use, by SNAT address and backend.
-    pub snat_ports: &'a [SnatPortStats],
-    /// The Services of the last [`Outcome`](tidegate_policy::reconcile::Outcome), for the states of their backends.
-    pub services: &'a [std::sync::Arc<ServiceView>],
-    /// Its findings.
-    pub findings: &'a [Finding],
-    /// Its pools.
-    pub pools: &'a [PoolUsage],
-    /// Generation of the newest snapshot, and the one that every worker has applied.
-    pub generations: Generations,
-    /// Whether the configuration that was read last is not in force.
-    pub configuration_refused: bool,
-    /// What a restart would not know, by what it is: whether it is not on disk.
-    pub unsaved: &'a [(&'static str, bool)],
-    /// Desired states that could not be published.
-    pub publish_failures: u64,
-    /// Comparisons of incremental results: (layer, made, found different), each layer once.
-    pub comparisons: &'a [(&'static str, u64, u64)],
-    /// How long updates took.
-    pub timings: &'a Timings,
-    /// How long turns of workers, waits of frames for the kernel, health checks and publications took.
-    pub latencies: &'a Latencies,
-    /// Health checks by result, each result once.
-    pub health_checks: &'a [(&'static str, u64)],
-    /// How much there is to check.
-    pub check_load: CheckLoad,
-    /// Files whose last good state is kept.
-    pub stale_files: &'a [StaleFile],
-    /// Log lines about faults of objects that were left out.
-    pub log_lines_left_out: u64,
-    /// EndpointSlices whose endpoints are not kept, because they are beyond a limit.
-    pub slices_left_out: usize,
-    /// How the source gets on.
-    pub source: &'a SourceState,
-    /// What is written to the cluster; `None` leaves its families out.
-    pub cluster: Option<tidegate_cluster::Reading>,
-    /// (In all, free), as `Dataplane::buffers` tells.
-    pub packet_buffers: (u32, u32),
-    /// The process itself; `None` leaves its families out.
-    pub process: Option<&'a Process>,
-    /// Whether there are series per backend: backends times service ports is the one number here that grows large.
-    pub per_backend: bool,
-}
-
-/// Generations of snapshots.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Generations {
-    /// Of the newest snapshot made.
-    pub desired: u64,
-    /// The lowest that a worker forwards by.
-    pub applied: u64,
-}
 
 /// The page.
 #[must_use]

@@ -20,10 +20,11 @@ use tidegate_dataplane::punt::class::PuntClass;
 use tidegate_health::CheckLoad;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ObjectKey, ServiceType};
+use tidegate_policy::pools::PoolUsage;
 use tidegate_policy::reconcile::view::{
-    BackendView, BackendViewState, BackendWhy, HealthView, PortRefusal, PortView,
+    BackendView, BackendViewState, BackendWhy, HealthView, PortRefusal, PortView, ServiceView,
 };
-use tidegate_policy::reconcile::{ObjectKind, Reason};
+use tidegate_policy::reconcile::{Finding, ObjectKind, Reason};
 use tidegate_source::{KeptObjects, SourceState, StaleFile};
 
 use super::*;

@@ -12,7 +12,7 @@ use crate::api::{Api, ok};
 use crate::error::{ApiError, ApiResult};
 use crate::faults::{Fault, Rule};
 use crate::request::{Answer, Request};
-use crate::server::Shared;
+use crate::shared::Shared;
 
 /// Turns a switch.
 pub(crate) fn handle(shared: &Shared, request: &Request) -> ApiResult<Answer> {

@@ -20,6 +20,7 @@ mod access;
 mod admission;
 mod api;
 mod apply;
+mod base64;
 mod control;
 mod discovery;
 mod error;
@@ -38,6 +39,7 @@ mod selector;
 mod server;
 mod service;
 mod shape;
+mod shared;
 mod store;
 mod table;
 mod tls;
@@ -57,12 +59,14 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch as tokio_watch};
 
 use api::{Api, Knows};
-use server::{Command, Order, Shared};
+use base64::base64;
+use server::{Command, Order};
+use shared::Shared;
 use tls::Tls;
 
 pub use access::User;
 pub use faults::{Fault, Faults, Rule};
-pub use server::Logged;
+pub use shared::Logged;
 
 /// The token of who may do everything.
 pub const ADMIN_TOKEN: &str = "admin-token";
@@ -444,22 +448,4 @@ impl Drop for TestApiServer {
             self.end();
         }
     }
-}
-
-/// RFC 4648 with padding.
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let group =
-            chunk.iter().fold(0_u32, |group, byte| group << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for place in 0..4 {
-            if place <= chunk.len() {
-                text.push(char::from(LETTERS[(group >> (18 - 6 * place)) as usize & 63]));
-            } else {
-                text.push('=');
-            }
-        }
-    }
-    text
 }

@@ -220,7 +220,7 @@ fn message(bytes: &[u8], table: &[Field]) -> Option<Map<String, Value>> {
                 let key = String::from_utf8(part(1).unwrap_or_default().to_vec()).ok()?;
                 let bytes = part(2).unwrap_or_default();
                 let value = if matches!(kind, BytesMap) {
-                    crate::base64(bytes)
+                    crate::base64::base64(bytes)
                 } else {
                     String::from_utf8(bytes.to_vec()).ok()?
                 };

@@ -3,13 +3,11 @@
 //! Runs on a thread of its own with a runtime of its own, so that tests with and without tokio use it alike. Commands
 //! (listen, refuse, stop) come over a channel and are answered when they are done.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Frame, Incoming};
@@ -22,68 +20,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 
 use crate::access::User;
-use crate::api::Api;
 use crate::error::ApiError;
-use crate::faults::{Fault, Faults};
+use crate::faults::Fault;
 use crate::request::{Answer, Request, query};
-use crate::tls::Tls;
+use crate::shared::{Logged, Shared};
 use crate::watch::{Body, follow};
-
-/// One request as it was answered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Logged {
-    /// Method.
-    pub method: String,
-    /// Path.
-    pub path: String,
-    /// Query as sent.
-    pub query: String,
-    /// Who asked; empty when nobody known.
-    pub user: String,
-    /// `fieldManager`, or the client's name.
-    pub field_manager: String,
-    /// Body as sent.
-    pub body: String,
-    /// HTTP status of the answer.
-    pub code: u16,
-}
-
-/// What the handle and the connections share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) api: Mutex<Api>,
-    /// Users by token; `None` is a token that has expired.
-    pub(crate) tokens: Mutex<BTreeMap<String, Option<User>>>,
-    /// Users by the certificate (DER) that they were given.
-    pub(crate) certificates: Mutex<BTreeMap<Vec<u8>, User>>,
-    pub(crate) faults: Faults,
-    pub(crate) requests: Mutex<Vec<Logged>>,
-    pub(crate) tls: Mutex<Option<Tls>>,
-    /// Counted up at each change of objects or switches.
-    pub(crate) wake: Arc<watch::Sender<u64>>,
-    pub(crate) bookmark_interval: Duration,
-}
-
-impl Shared {
-    pub(crate) fn api(&self) -> MutexGuard<'_, Api> {
-        self.api.lock().expect("nothing panics while it holds the objects")
-    }
-
-    pub(crate) fn poke(&self) {
-        self.wake.send_modify(|count| *count += 1);
-    }
-
-    fn user_of(&self, certificate: &[u8]) -> Option<User> {
-        self.certificates.lock().expect("nothing panics while it holds them").get(certificate).cloned()
-    }
-
-    fn user(&self, request: &HttpRequest<Incoming>) -> Option<User> {
-        let token = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")?;
-        let known =
-            self.tokens.lock().expect("nothing panics while it holds the tokens").get(token.trim()).cloned();
-        known.unwrap_or_else(|| User::of_bound_token(&self.api().store, token.trim()))
-    }
-}
 
 /// What the handle asks of the server's thread.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::error::ApiError;
 use crate::event;
 use crate::request::WatchOrder;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::store::{Change, Entry};
 use crate::table::Form;
 

@@ -1,0 +1,70 @@
+//! What the handle and the connections share.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::{Request as HttpRequest, header};
+use tokio::sync::watch;
+
+use crate::access::User;
+use crate::api::Api;
+use crate::faults::Faults;
+use crate::tls::Tls;
+
+/// One request as it was answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logged {
+    /// Method.
+    pub method: String,
+    /// Path.
+    pub path: String,
+    /// Query as sent.
+    pub query: String,
+    /// Who asked; empty when nobody known.
+    pub user: String,
+    /// `fieldManager`, or the client's name.
+    pub field_manager: String,
+    /// Body as sent.
+    pub body: String,
+    /// HTTP status of the answer.
+    pub code: u16,
+}
+
+/// What the handle and the connections share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) api: Mutex<Api>,
+    /// Users by token; `None` is a token that has expired.
+    pub(crate) tokens: Mutex<BTreeMap<String, Option<User>>>,
+    /// Users by the certificate (DER) that they were given.
+    pub(crate) certificates: Mutex<BTreeMap<Vec<u8>, User>>,
+    pub(crate) faults: Faults,
+    pub(crate) requests: Mutex<Vec<Logged>>,
+    pub(crate) tls: Mutex<Option<Tls>>,
+    /// Counted up at each change of objects or switches.
+    pub(crate) wake: Arc<watch::Sender<u64>>,
+    pub(crate) bookmark_interval: Duration,
+}
+
+impl Shared {
+    pub(crate) fn api(&self) -> MutexGuard<'_, Api> {
+        self.api.lock().expect("nothing panics while it holds the objects")
+    }
+
+    pub(crate) fn poke(&self) {
+        self.wake.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn user_of(&self, certificate: &[u8]) -> Option<User> {
+        self.certificates.lock().expect("nothing panics while it holds them").get(certificate).cloned()
+    }
+
+    pub(crate) fn user(&self, request: &HttpRequest<Incoming>) -> Option<User> {
+        let token = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")?;
+        let known =
+            self.tokens.lock().expect("nothing panics while it holds the tokens").get(token.trim()).cloned();
+        known.unwrap_or_else(|| User::of_bound_token(&self.api().store, token.trim()))
+    }
+}
