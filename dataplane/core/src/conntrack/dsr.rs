@@ -6,11 +6,12 @@
 //! Losing an entry here breaks nothing by itself: the packet goes where its hash sends it, which is the same
 //! backend unless the slot's owner has changed since.
 
+use super::answer::{First, Full};
+use super::eviction::{EvictionReason, FlowCounters};
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, TWIN, addr_of};
 use super::table::{Entry, Place, Table};
 use super::tcp_state::{IdleTimeout, Packet, Phase, State};
 use super::view::{FlowKind, FlowView};
-use super::{EvictionReason, First, FlowCounters, Full};
 use crate::ids::{BackendId, ServiceId};
 use crate::now::Now;
 

@@ -17,8 +17,10 @@
 //! Invariant: nothing here reads a clock, allocates after construction, or depends on anything but its
 //! arguments; the secret of the hash is one of them.
 
+mod answer;
 mod counts;
 mod dsr;
+mod eviction;
 mod key;
 mod nat;
 mod room;
@@ -28,7 +30,9 @@ mod tcp_state;
 mod tests;
 mod view;
 
+pub use answer::{First, Full, PairError};
 pub use dsr::{DsrHit, DsrTable};
+pub use eviction::{EvictionReason, FlowCounters};
 pub use key::{FlowHash, FlowHasher, FlowKey};
 pub use nat::{NatHit, NatTable, ReplyHit, ReplyKey};
 pub use tcp_state::{CLOSED_MS, CLOSING_MS, IdleTimeout, OPENING_MS, Packet, Phase, UNANSWERED_MS};
@@ -234,131 +238,4 @@ fn age<const A: usize, const W: usize, const K: usize, const B: usize>(
         table.prefetch_age(buckets);
         removed
     })
-}
-
-/// What the first bucket of a key says of a packet's flow: nearly always all there is to say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum First<T> {
-    /// The flow is established and in use, the packet plain, and noted.
-    Steady(T),
-    /// The flow is there; the packet changes it, or is the first for a while. Nothing is noted.
-    There,
-    /// The flow is not in this bucket, and the other one has been asked for.
-    Absent,
-}
-
-impl<T> First<T> {
-    #[inline(always)]
-    fn map<U>(self, to: impl FnOnce(T) -> U) -> First<U> {
-        match self {
-            Self::Steady(found) => First::Steady(to(found)),
-            Self::There => First::There,
-            Self::Absent => First::Absent,
-        }
-    }
-}
-
-/// Why a flow has left its table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum EvictionReason {
-    /// Idle for as long as its state and service allow.
-    Expired,
-    /// Not established, and made way for a new flow: no room near it, though the table is within its bound.
-    BucketFull,
-    /// Not established, and made way for a new flow: the table is over its bound.
-    TableFull,
-    /// By the pipeline or an operator.
-    Removed,
-    /// Not established, and idle for as long as a table that is short of room allows.
-    Pressure,
-    /// Established, and made way for a new flow: nothing else could, and it was idle for longest.
-    LongestIdle,
-    /// Made way for a new flow of a service that has its share of a full table: a flow of the same service, or one that
-    /// was not established.
-    ServiceShare,
-    /// Closed, closing or only opening, and gave its port to a new flow.
-    PortReused,
-}
-
-impl EvictionReason {
-    /// Every reason, in the order of their numbers.
-    pub const ALL: &'static [Self] = &[
-        Self::Expired,
-        Self::BucketFull,
-        Self::TableFull,
-        Self::Removed,
-        Self::Pressure,
-        Self::LongestIdle,
-        Self::ServiceShare,
-        Self::PortReused,
-    ];
-
-    /// How many there are.
-    pub const COUNT: usize = Self::ALL.len();
-
-    /// The name in `tidegate_flow_evictions_total{reason}`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Expired => "expired",
-            Self::BucketFull => "bucket_full",
-            Self::TableFull => "table_full",
-            Self::Removed => "removed",
-            Self::Pressure => "pressure",
-            Self::LongestIdle => "longest_idle",
-            Self::ServiceShare => "service_share",
-            Self::PortReused => "port_reused",
-        }
-    }
-}
-
-/// What tables count, in flows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct FlowCounters {
-    /// Flows that have left, by [`EvictionReason`].
-    pub evictions: [u64; EvictionReason::COUNT],
-    /// New flows that were not taken in: all that could have made way were established and in use, or the service had
-    /// its share of a full table.
-    pub refused: u64,
-}
-
-impl FlowCounters {
-    /// Flows that have left for this reason.
-    #[must_use]
-    pub fn evictions(&self, why: EvictionReason) -> u64 {
-        self.evictions[why as usize]
-    }
-
-    fn count(&mut self, why: EvictionReason) {
-        self.evictions[why as usize] += 1;
-    }
-
-    /// The sums of both.
-    #[must_use]
-    pub fn plus(&self, other: &Self) -> Self {
-        Self {
-            evictions: std::array::from_fn(|n| self.evictions[n] + other.evictions[n]),
-            refused: self.refused + other.refused,
-        }
-    }
-}
-
-/// No flow that could make way for a new one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("every flow that would have to make way is established and in use")]
-pub struct Full;
-
-/// Why a pair was not inserted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum PairError {
-    /// Another flow has the same replies.
-    #[error("another flow has the same replies")]
-    Conflict,
-    /// See [`Full`].
-    #[error("every flow that would have to make way is established and in use")]
-    Full,
-    /// The service has its share of a full table, and none of its flows near the new one can make way.
-    #[error("the service has its share of a full table")]
-    Share,
 }

@@ -7,13 +7,14 @@
 //!
 //! Invariant: the two entries of a flow come and go together, and each names the other.
 
+use super::answer::{First, PairError};
 use super::dsr::by_family;
+use super::eviction::{EvictionReason, FlowCounters};
 use super::key::{FlowHash, FlowHasher, FlowKey, PackedKey, addr_of};
 use super::room::NoRoom;
 use super::table::{Entry, Place, Table};
 use super::tcp_state::{IdleTimeout, Packet, Phase, State, Worth};
 use super::view::{FlowKind, FlowView};
-use super::{EvictionReason, First, FlowCounters, PairError};
 use crate::ids::{BackendId, EndpointId, ServiceId};
 use crate::limits::DOUBTFUL_IDLE_MIN_MS;
 use crate::now::Now;

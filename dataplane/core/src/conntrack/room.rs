@@ -23,8 +23,8 @@
 
 use std::cmp::Reverse;
 
-use super::EvictionReason;
 use super::counts::{Heft, Load};
+use super::eviction::EvictionReason;
 use super::key::{FlowHash, PackedKey};
 use super::table::{Place, Table, Vitality};
 use super::tcp_state::{Phase, Worth};

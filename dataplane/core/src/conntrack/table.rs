@@ -13,10 +13,11 @@
 //! Invariant: an entry lies in one of the two buckets of its key, and no key is there twice. The entries of a
 //! pair name each other by key, not by place, so either can be moved without touching the other.
 
+use super::answer::First;
 use super::counts::{Counts, Load};
+use super::eviction::{EvictionReason, FlowCounters};
 use super::key::{FlowHash, FlowHasher, KEY_MASK, PackedKey, TWIN};
 use super::tcp_state::{CLOSED_MS, FlowStatus, IDLE_MIN_MS, IdleTimeout, Packet, Phase, STEADY_MASK, State};
-use super::{EvictionReason, First, FlowCounters};
 use crate::limits::{FLOW_PRESSURE, FLOW_SHARE_PERCENT};
 use crate::now::Now;
 use crate::prefetch;

@@ -3,14 +3,14 @@
 //! The paper's loop needs about `M * ln M` probes. Here a probe is an addition, a subtraction and a bit of a map
 //! that stays in the first-level cache. Half of all probes would look for the last `sqrt M` free slots: for
 //! those each walk computes its distance to every one (a multiplication by the inverse of its step modulo M)
-//! and jumps to the nearest, which is the slot it would have come to. Called by [`super::build`] alone.
+//! and jumps to the nearest, which is the slot it would have come to. Called by [`build`](super::build) alone.
 //!
 //! Invariant: the table is that of the paper's loop, slot by slot; only the time differs.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::{Member, NO_BACKEND};
+use super::member::{Member, NO_BACKEND};
 use crate::hash::{identity_hashes, scale};
 
 /// One backend on its way through its permutation.

@@ -12,6 +12,9 @@
 //! Invariant: equal (size, identities, weights up to a common factor) give equal tables, and one allocation.
 
 mod fill;
+mod member;
+
+pub use member::{Member, NO_BACKEND};
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,24 +22,11 @@ use std::hash::BuildHasherDefault;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::hash::FoldHasher;
-use crate::wire::Addr;
-
-/// The slot belongs to nobody.
-pub const NO_BACKEND: u16 = u16::MAX;
 
 /// Whether a size is prime, as a table's must be: only then does every step width visit every slot.
 #[must_use]
 pub fn is_prime(size: u32) -> bool {
     size >= 2 && (2..).take_while(|d| d * d <= u64::from(size)).all(|d| u64::from(size) % d != 0)
-}
-
-/// A backend as its table sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Member {
-    /// The identity, together with the number of equal addresses before it.
-    pub address: Addr,
-    /// Share of the slots relative to the others; 0 owns none, but has its position.
-    pub weight: u16,
 }
 
 /// Builds one table: the position in `members` that owns each slot.

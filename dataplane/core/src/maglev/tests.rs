@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::limits::MAGLEV_SLOTS_MAX;
+use crate::wire::Addr;
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
 

@@ -5,73 +5,14 @@
 //!
 //! Invariant: a slot is free exactly when no [`Hold`] and no [`NeighborTable::intern`] holds it.
 
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::fence;
 use std::sync::{MutexGuard, PoisonError};
 
-use super::{NeighborSlot, NeighborTable, TableFull, Usage, words};
+use super::writers::{Holder, Holders, Usage, Writers};
+use super::{NeighborSlot, NeighborTable, TableFull, words};
 use crate::ids::InterfaceIndex;
 use crate::wire::Addr;
-
-/// What only writers know.
-#[derive(Debug)]
-pub(super) struct Writers {
-    holders: Vec<Holders>,
-    /// Slots that never belonged to anyone begin here.
-    fresh: u32,
-    /// Slots to be given again, the one freed longest ago first.
-    freed: VecDeque<u32>,
-    usage: Usage,
-}
-
-/// Who holds one slot.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Holders {
-    /// How often snapshots do.
-    snapshots: u32,
-    resolver: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holder {
-    Snapshot,
-    Resolver,
-}
-
-impl Writers {
-    pub(super) fn new(next_hops_max: usize, on_demand_max: usize) -> Self {
-        Self {
-            holders: vec![Holders::default(); next_hops_max + on_demand_max],
-            fresh: 0,
-            freed: VecDeque::new(),
-            usage: Usage { next_hops_max, on_demand_max, ..Usage::default() },
-        }
-    }
-
-    /// Counts the slot for who holds it now, having been held by `before`.
-    fn account(&mut self, before: Holders, after: Holders) {
-        let kind = |holders: Holders| match holders {
-            Holders { snapshots: 1.., .. } => (1, 0),
-            Holders { resolver: true, .. } => (0, 1),
-            Holders { .. } => (0, 0),
-        };
-        let (next_hops, on_demand) = kind(before);
-        self.usage.next_hops -= next_hops;
-        self.usage.on_demand -= on_demand;
-        let (next_hops, on_demand) = kind(after);
-        self.usage.next_hops += next_hops;
-        self.usage.on_demand += on_demand;
-    }
-
-    /// Whether one more of this kind has room.
-    fn has_room(&self, holder: Holder) -> bool {
-        match holder {
-            Holder::Snapshot => self.usage.next_hops < self.usage.next_hops_max,
-            Holder::Resolver => self.usage.on_demand < self.usage.on_demand_max,
-        }
-    }
-}
 
 /// The slots that one snapshot added to those of the snapshots that it goes back to. Gives them up when dropped.
 #[derive(Debug)]

@@ -17,8 +17,10 @@
 mod hold;
 #[cfg(test)]
 mod tests;
+mod writers;
 
 pub use hold::Hold;
+pub use writers::Usage;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
@@ -30,7 +32,7 @@ use crate::limits::{NEIGHBORS_ON_DEMAND_MAX, NEXT_HOPS_MAX};
 use crate::path_mtu::PathMtus;
 use crate::prefetch;
 use crate::wire::{Addr, MacAddr};
-use hold::Writers;
+use writers::Writers;
 
 /// Number of a next hop in the table, while somebody holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,27 +67,6 @@ pub enum NeighborState {
     Stale(MacAddr),
     /// Given by configuration; answers do not change it.
     Static(MacAddr),
-}
-
-/// How full the table is, by who holds its slots.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Usage {
-    /// Next hops of backends, routes and fixed neighbours.
-    pub next_hops: usize,
-    /// How many of those there may be.
-    pub next_hops_max: usize,
-    /// Next hops that only packets ask for.
-    pub on_demand: usize,
-    /// How many of those there may be.
-    pub on_demand_max: usize,
-}
-
-impl Usage {
-    /// Whether a further next hop of either kind would find no room.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.next_hops >= self.next_hops_max || self.on_demand >= self.on_demand_max
-    }
 }
 
 const MAC_MASK: u64 = (1 << 48) - 1;

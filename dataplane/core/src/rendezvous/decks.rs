@@ -7,8 +7,8 @@
 //!
 //! Invariant: integers only; equal times are decided by the decks' hashes.
 
-use super::Place;
 use super::exponential::{STEP_BITS, STEPS, STEPS_PER_WORD};
+use super::place::{DECK_SEATS, Place};
 use super::rank::Order;
 use super::seats::{GOLDEN, Seated};
 use super::walk::Deck;
@@ -64,7 +64,7 @@ fn first_before(deck: &Deck, hash: u64, best: (u64, u64)) -> Option<(u64, u16, u
         return None;
     }
     let back = Order::new(hash).back();
-    for rank in 0..super::DECK_SEATS {
+    for rank in 0..DECK_SEATS {
         let seat = back.seat(rank);
         if deck.is_occupied(seat) {
             return Some((total, rank, seat));

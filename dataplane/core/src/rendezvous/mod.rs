@@ -12,6 +12,8 @@
 
 mod decks;
 mod exponential;
+mod member;
+mod place;
 mod rank;
 mod scan;
 mod seats;
@@ -19,12 +21,13 @@ mod seats;
 mod tests;
 mod walk;
 
+pub use member::{Identity, Member};
+pub use place::{DECK_SEATS, Place};
+
 use std::sync::Arc;
 
-use crate::hash::{mix, words};
 use crate::ids::BackendId;
 use crate::prefetch;
-use crate::wire::Addr;
 use decks::Decks;
 use rank::Order;
 use scan::{LANES, Scan};
@@ -34,62 +37,8 @@ use walk::Deck;
 /// Gateways of different versions disagree, so a change of any of these needs a new number and a way to upgrade.
 pub const VERSION: u32 = 1;
 
-/// Seats of one deck.
-pub const DECK_SEATS: u16 = 8192;
-
 /// Services with at most this many seats rank all of them; with more, the walk is quicker.
 const SCAN_SEATS_MAX: usize = 8 * LANES;
-
-/// What the places of a backend follow from: the same bytes on every gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Identity {
-    address: Addr,
-    rest: u64,
-}
-
-impl Identity {
-    /// The identity of a backend by address, port and IANA protocol number.
-    #[must_use]
-    pub fn of_port(address: Addr, port: u16, protocol: u8) -> Self {
-        Self { address, rest: u64::from(port) << 8 | u64::from(protocol) }
-    }
-
-    /// The identity of a backend by address alone, for Services with client affinity: a client then has the same
-    /// backend on all ports of the Service. `occurrence` numbers backends of equal address by their ports, from 0.
-    #[must_use]
-    pub fn of_address(address: Addr, occurrence: u32) -> Self {
-        Self { address, rest: u64::from(occurrence) << 32 }
-    }
-
-    fn hash(&self) -> u64 {
-        let (high, low) = words(&self.address);
-        mix(mix(mix(high) ^ low) ^ self.rest)
-    }
-}
-
-/// A backend that takes new flows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Member {
-    /// Where its seats follow from; no two members have the same.
-    pub identity: Identity,
-    /// How many seats it has.
-    pub weight: u16,
-    /// What a look-up answers with.
-    pub owner: BackendId,
-}
-
-/// The first occupied seat in the order of a flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// Number of the deck, from 0.
-    pub deck: u16,
-    /// Number of the seat in the deck.
-    pub seat: u16,
-    /// Its place in the flow's order of the deck, from 0.
-    pub rank: u16,
-    /// Who sits there.
-    pub owner: BackendId,
-}
 
 /// The seats of one service port. A copy shares them.
 #[derive(Debug, Clone, Default)]

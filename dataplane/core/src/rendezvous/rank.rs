@@ -5,7 +5,7 @@
 //!
 //! Invariant: [`Order::rank`] and [`Back::seat`] are inverse to each other for every hash.
 
-use super::DECK_SEATS;
+use super::place::DECK_SEATS;
 
 /// Of the 13 bits of a seat or a rank.
 const MASK: u16 = DECK_SEATS - 1;

@@ -8,7 +8,8 @@
 //! Invariant: one backend more takes seats from nobody, unless it asks for one that is taken: then the lower token
 //! goes on with its next try, and nothing else moves.
 
-use super::{DECK_SEATS, Member};
+use super::member::Member;
+use super::place::DECK_SEATS;
 use crate::hash::mix;
 use crate::ids::BackendId;
 use crate::limits::{RENDEZVOUS_DECKS_MAX, RENDEZVOUS_SEATS_MAX};

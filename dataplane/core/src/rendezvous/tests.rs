@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::decks::{Time, hash_of};
 use super::seats::Seated;
 use super::*;
+use crate::hash::mix;
+use crate::wire::Addr;
 
 mod golden;
 mod promises;

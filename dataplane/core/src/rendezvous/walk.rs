@@ -6,8 +6,9 @@
 //!
 //! Invariant: a walk ends, since the order visits every seat.
 
+use super::place::DECK_SEATS;
 use super::rank::{Back, Order};
-use super::{BackendId, DECK_SEATS};
+use crate::ids::BackendId;
 
 /// Steps made at once.
 const STRIDE: u16 = 8;

@@ -1,7 +1,6 @@
 //! ARP for IPv4 over Ethernet (RFC 826): reading, requests, replies.
 
-use super::SmallFrame;
-use super::ethernet::{EthernetHeader, MacAddr, ether_type};
+use super::ethernet::{EthernetHeader, MacAddr, SmallFrame, ether_type};
 use super::malformed::Malformed;
 use super::vlan::VlanId;
 use core::net::Ipv4Addr;

@@ -6,6 +6,9 @@ use super::vlan::{TAG_LEN, VlanId};
 use core::fmt;
 use core::str::FromStr;
 
+/// A small frame built here rather than forwarded: ARP, neighbour discovery, RST.
+pub type SmallFrame = arrayvec::ArrayVec<u8, 128>;
+
 /// Bytes of the shortest frame, without check sequence. Shorter ones are padded, by whoever sends them.
 pub const FRAME_LEN_MIN: usize = 60;
 /// Bytes of an untagged header.

@@ -33,15 +33,12 @@ pub mod vlan;
 
 pub use addr::Addr;
 pub use arp::ArpPacket;
-pub use ethernet::{EthernetHeader, MacAddr};
+pub use ethernet::{EthernetHeader, MacAddr, SmallFrame};
 pub use headers::{Family, Fragment, Headers, L4Checksum, proto};
 pub use malformed::Malformed;
 pub use vlan::VlanId;
 
 use ethernet::ether_type;
-
-/// A small frame built here rather than forwarded: ARP, neighbour discovery, RST.
-pub type SmallFrame = arrayvec::ArrayVec<u8, 128>;
 
 /// What a frame holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

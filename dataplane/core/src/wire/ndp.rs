@@ -2,10 +2,9 @@
 //!
 //! Router discovery and redirects are the kernel's: the gateway's routes are configured.
 
-use super::SmallFrame;
 use super::addr::Addr;
 use super::checksum::Sum;
-use super::ethernet::{EthernetHeader, MacAddr, ether_type};
+use super::ethernet::{EthernetHeader, MacAddr, SmallFrame, ether_type};
 use super::headers::{Family, Headers, L4Checksum, proto};
 use super::icmp;
 use super::ipv6::Ipv6Header;

@@ -1,8 +1,7 @@
 //! TCP (RFC 9293): flags, a typed view of a segment, and the reset that answers one.
 
-use super::SmallFrame;
 use super::checksum::Sum;
-use super::ethernet::{self, EthernetHeader, MacAddr, ether_type};
+use super::ethernet::{self, EthernetHeader, MacAddr, SmallFrame, ether_type};
 use super::headers::{Family, Headers, L4Checksum, proto};
 use super::ipv4::Ipv4Header;
 use super::ipv6::Ipv6Header;

@@ -1,0 +1,42 @@
+//! What the tables answer: to a first look-up, and where a flow is not taken in.
+
+/// What the first bucket of a key says of a packet's flow: nearly always all there is to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum First<T> {
+    /// The flow is established and in use, the packet plain, and noted.
+    Steady(T),
+    /// The flow is there; the packet changes it, or is the first for a while. Nothing is noted.
+    There,
+    /// The flow is not in this bucket, and the other one has been asked for.
+    Absent,
+}
+
+impl<T> First<T> {
+    #[inline(always)]
+    pub(super) fn map<U>(self, to: impl FnOnce(T) -> U) -> First<U> {
+        match self {
+            Self::Steady(found) => First::Steady(to(found)),
+            Self::There => First::There,
+            Self::Absent => First::Absent,
+        }
+    }
+}
+
+/// No flow that could make way for a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("every flow that would have to make way is established and in use")]
+pub struct Full;
+
+/// Why a pair was not inserted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PairError {
+    /// Another flow has the same replies.
+    #[error("another flow has the same replies")]
+    Conflict,
+    /// See [`Full`].
+    #[error("every flow that would have to make way is established and in use")]
+    Full,
+    /// The service has its share of a full table, and none of its flows near the new one can make way.
+    #[error("the service has its share of a full table")]
+    Share,
+}

@@ -1,0 +1,19 @@
+//! Where a seat is.
+
+use crate::ids::BackendId;
+
+/// Seats of one deck.
+pub const DECK_SEATS: u16 = 8192;
+
+/// The first occupied seat in the order of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the deck, from 0.
+    pub deck: u16,
+    /// Number of the seat in the deck.
+    pub seat: u16,
+    /// Its place in the flow's order of the deck, from 0.
+    pub rank: u16,
+    /// Who sits there.
+    pub owner: BackendId,
+}
