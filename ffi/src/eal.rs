@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dpdk_sys as sys;
 
+use crate::affinity;
 use crate::error::{EalError, Errno};
-use crate::lcore;
 
 /// A handle on the initialised EAL; the EAL is cleaned up when the last one is dropped.
 ///
@@ -116,7 +116,7 @@ impl Eal {
         argv.push(std::ptr::null_mut());
         let argv = argv.leak();
 
-        let affinity = lcore::Affinity::of_this_thread();
+        let affinity = affinity::Affinity::of_this_thread();
         // SAFETY: argv is a NULL-terminated array of `count` mutable C strings that live for ever; STARTED makes
         // this the only call in the process.
         let parsed = unsafe { sys::rte_eal_init(count, argv.as_mut_ptr()) };
@@ -162,7 +162,7 @@ impl Drop for Initialised {
 impl EalConfig {
     /// The command line for `rte_eal_init`, program name included.
     fn arguments(&self) -> Vec<String> {
-        let cpus = if self.main_cpus.is_empty() { lcore::usable_cpus() } else { self.main_cpus.clone() };
+        let cpus = if self.main_cpus.is_empty() { affinity::usable_cpus() } else { self.main_cpus.clone() };
         let cpus: Vec<String> = cpus.iter().map(ToString::to_string).collect();
         let mut arguments: Vec<String> = vec![
             "dpdk".to_owned(),
@@ -265,8 +265,8 @@ mod tests {
 
     #[test]
     fn initialisation_leaves_the_affinity_of_threads_alone() {
-        let before = lcore::usable_cpus();
+        let before = affinity::usable_cpus();
         let _eal = crate::testing::eal();
-        assert_eq!(lcore::usable_cpus(), before);
+        assert_eq!(affinity::usable_cpus(), before);
     }
 }

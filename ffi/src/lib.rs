@@ -28,6 +28,7 @@
 //! ```
 
 pub mod advice;
+mod affinity;
 pub mod burst;
 pub mod cycles;
 pub mod eal;

@@ -1,11 +1,12 @@
 //! Ports: NICs and the virtual devices that stand for them.
 //!
-//! What lives here: [`Port`] (attach, configure and start, what it is and how it does) and what it is configured
-//! with. What is not here: how a device comes and goes (`device`), the packet path ([`crate::queue`]).
+//! What lives here: [`Port`] (attach, configure and start, what it is and how it does). What is not here: what it is
+//! configured with (`config`), how a device comes and goes (`device`), the packet path ([`crate::queue`]).
 //! Who calls it: the driver on the control thread; workers only get the queues.
 //! Invariant: a port is reconfigured or stopped only when no queue handle of it is left, so no worker can be inside
 //! a burst function meanwhile. It is detached when the [`Port`] and all its queues are gone.
 
+mod config;
 mod device;
 
 use std::fmt;
@@ -14,10 +15,11 @@ use std::sync::Arc;
 
 use dpdk_sys as sys;
 
+pub use self::config::PortConfig;
 pub(crate) use self::device::Device;
 use crate::eal::Eal;
-use crate::error::{Errno, PortError};
-use crate::flow::{Rss, RssConfig, RssHash};
+use crate::error::PortError;
+use crate::flow::{Rss, RssHash};
 use crate::mempool::PktPool;
 use crate::queue::{RxQueue, TxQueue};
 use crate::ring::Ring;
@@ -65,49 +67,6 @@ pub struct PortInfo {
     pub rss_hash: RssHash,
     /// NUMA node, where known.
     pub socket: Option<i32>,
-}
-
-/// How to set a port up.
-#[derive(Clone, Debug)]
-pub struct PortConfig {
-    /// Number of receive queues, and of transmit queues.
-    pub queues: u16,
-    /// Descriptors in each receive ring; adjusted to what the device takes.
-    pub rx_descriptors: u16,
-    /// Descriptors in each transmit ring; adjusted to what the device takes.
-    pub tx_descriptors: u16,
-    /// Bytes of an IP packet. None leaves it: for a vdev on a kernel interface, what that has.
-    pub mtu: Option<u16>,
-    /// The address to take over, where the device lets itself be given one.
-    pub mac: Option<[u8; 6]>,
-    /// Receive frames for any address.
-    pub promiscuous: bool,
-    /// Receive frames for any multicast group (neighbour solicitations go to such).
-    pub all_multicast: bool,
-    /// How to deal frames to several queues, where the device can be told.
-    pub rss: RssConfig,
-    /// Have the device verify checksums where it can ([`crate::Mbuf::ip_checksum`], `l4_checksum`).
-    pub verify_checksums: bool,
-    /// Have the device take 802.1Q tags out of frames where it can ([`crate::Mbuf::stripped_vlan`]).
-    pub strip_vlan: bool,
-}
-
-impl Default for PortConfig {
-    /// One queue of 1,024 descriptors each way, all multicast, RSS over addresses and ports, no offload.
-    fn default() -> Self {
-        Self {
-            queues: 1,
-            rx_descriptors: 1024,
-            tx_descriptors: 1024,
-            mtu: None,
-            mac: None,
-            promiscuous: false,
-            all_multicast: true,
-            rss: RssConfig::default(),
-            verify_checksums: false,
-            strip_vlan: false,
-        }
-    }
 }
 
 /// The queues of a started port, by number. Hand each to the thread that is to use it.
@@ -378,9 +337,4 @@ fn mtu_range(info: &sys::rte_eth_dev_info) -> RangeInclusive<u16> {
     };
     let within = |length: u32| u16::try_from(length.saturating_sub(overhead)).unwrap_or(u16::MAX);
     info.min_mtu.max(within(sys::RTE_ETHER_MIN_LEN))..=info.max_mtu.min(within(info.max_rx_pktlen))
-}
-
-/// Whether the driver has no such notion, rather than failed at it.
-fn is_unsupported(error: Errno) -> bool {
-    error.code() == libc::ENOTSUP || error.code() == libc::ENOSYS
 }

@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use tidegate_core::limits::FLOW_SHARE_PERCENT;
 use tidegate_core::wire::MacAddr;
 
+use super::error::WorkerPoolError;
 use super::worker_handle::OnFailure;
-use super::worker_pool::WorkerPoolError;
 use crate::links::lock::LockError;
 use crate::punt::sysctl_guard::SysctlGuardError;
 use crate::punt::tap::TapError;

@@ -31,22 +31,24 @@ use crate::worker::mailbox::{HANDED_OVER_MAX, INJECTED_MAX};
 use crate::worker::pending_neighbor::PARKED_MAX;
 
 pub mod config;
+pub mod error;
 mod ledger;
 pub mod snat_usage;
 pub mod stats;
+mod window;
 pub mod worker_handle;
 pub mod worker_pool;
 
 pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links};
 pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
 pub use dpdk::Memory;
+pub use error::{PublishError, WorkerPoolError};
 pub use snat_usage::SnatPortStats;
 pub use stats::{
     BackendStats, InterfaceStats, NeighborUsage, PuntClassStats, ServiceStats, SlowPathStats, Stats,
-    WorkerStats,
 };
-pub use worker_handle::{OnFailure, WorkerFailure, WorkerState};
-pub use worker_pool::{PublishError, Published, WorkerPool, WorkerPoolConfig, WorkerPoolError};
+pub use worker_handle::{OnFailure, WorkerFailure, WorkerState, WorkerStats};
+pub use worker_pool::{Published, WorkerPool, WorkerPoolConfig};
 
 /// A running gateway. What a [`WorkerPool`] does, it does too.
 ///

@@ -5,20 +5,15 @@
 //! on for the next one.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tidegate_core::conntrack::Phase;
 use tidegate_core::ids::BackendId;
-use tidegate_core::snapshot::{ForwardingMode, Snapshot};
-use tidegate_core::wire::{Addr, Family};
+use tidegate_core::wire::Addr;
 
-use super::worker_pool::WorkerPool;
-use crate::worker::{Question, SnatPorts, SnatQuestion};
-
-/// Pairs of a SNAT address and a backend that are counted; those beyond are left out.
-const PAIRS_MAX: usize = 1 << 16;
+use crate::worker::SnatPorts;
 
 /// Ports of one SNAT address towards one backend, over all workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +31,7 @@ pub struct SnatPortStats {
 pub(super) struct SnatUsage(Mutex<Counting>);
 
 /// The way by which a worker answers.
-type Answer = Receiver<Vec<Option<SnatPorts>>>;
+pub(super) type Answer = Receiver<Vec<Option<SnatPorts>>>;
 
 #[derive(Debug, Default)]
 struct Counting {
@@ -86,46 +81,19 @@ impl Counting {
     }
 }
 
-impl<F> WorkerPool<F> {
-    /// Local ports in use now. Where the workers do not finish the count within `wait`: those of the last count that
-    /// they finished, none before the first.
-    #[must_use]
-    pub fn snat_ports(&self, wait: Duration) -> Vec<SnatPortStats> {
+impl SnatUsage {
+    /// Ports in use now. Where the workers, of which `ask` asks those that can be asked, do not finish the count within
+    /// `wait`: those of the last count that they finished, none before the first.
+    pub(super) fn read(&self, wait: Duration, ask: impl FnOnce() -> Vec<Answer>) -> Vec<SnatPortStats> {
         let until = Instant::now() + wait;
-        let mut counting = self.snat_usage().0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // What an earlier reader did not wait for.
         counting.collect(Instant::now());
         if !counting.under_way {
-            counting.asked = self.ask_for_ports();
+            counting.asked = ask();
             counting.under_way = true;
         }
         counting.collect(until);
         counting.last.clone()
     }
-
-    /// Asks every worker that can be asked.
-    fn ask_for_ports(&self) -> Vec<Answer> {
-        let pairs = pairs(&self.control().publisher.current().snapshot).min(PAIRS_MAX);
-        if pairs == 0 {
-            return Vec::new();
-        }
-        let mailboxes = self.exchange().mailboxes.iter();
-        let asked = mailboxes.filter_map(|mailbox| {
-            let (reply, answer) = sync_channel(1);
-            let question = Question::SnatPorts(SnatQuestion::new(pairs, reply));
-            mailbox.ask(question).ok().map(|()| answer)
-        });
-        asked.collect()
-    }
-}
-
-/// How many pairs of a SNAT address and a backend there may be.
-fn pairs(snapshot: &Snapshot) -> usize {
-    let services = snapshot.services().filter(|(service, _)| service.mode == ForwardingMode::FullNat);
-    services
-        .map(|(_, info)| {
-            let family = if info.key.vip.is_ipv4() { Family::V4 } else { Family::V6 };
-            info.backends.len() * snapshot.snat_addresses(family).len()
-        })
-        .sum()
 }

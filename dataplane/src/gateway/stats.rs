@@ -3,22 +3,26 @@
 //! Read from counters with one writer each, at any time, by anyone; nothing is locked but control's own ledger.
 //! Numbers read while traffic flows were each true a moment ago, not all at the same moment.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
 use tidegate_core::conntrack::EvictionReason;
 use tidegate_core::counters::Counter;
 use tidegate_core::histogram::Durations;
-use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId, WorkerIndex};
+use tidegate_core::ids::{BackendId, InterfaceIndex, ServiceId};
 pub use tidegate_core::neighbors::Usage as NeighborUsage;
-use tidegate_core::snapshot::ServiceKey;
+use tidegate_core::snapshot::{ForwardingMode, ServiceKey, Snapshot};
 use tidegate_core::verdict::{AnswerKind, DropReason, PuntReason, TransmitReason};
-use tidegate_core::wire::Addr;
+use tidegate_core::wire::{Addr, Family};
 
-use super::worker_handle::{WorkerHandle, WorkerState};
+use super::snat_usage::{Answer, SnatPortStats};
+use super::worker_handle::{WorkerHandle, WorkerStats};
 use super::worker_pool::WorkerPool;
 use crate::punt::class::{ClassCounters, PuntClass};
+use crate::worker::{Question, SnatQuestion};
+
+/// Pairs of a SNAT address and a backend that are counted; those beyond are left out.
+const PAIRS_MAX: usize = 1 << 16;
 
 /// Everything. See the module.
 #[derive(Debug, Clone, Default)]
@@ -79,27 +83,6 @@ pub struct PuntClassStats {
     pub rate_limited: u64,
     /// Dropped: its queue was full.
     pub queue_full: u64,
-}
-
-/// One worker.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct WorkerStats {
-    /// Which.
-    pub worker: WorkerIndex,
-    /// The CPU that it is on.
-    pub core: usize,
-    /// Its life.
-    pub state: WorkerState,
-    /// Share of its time with work, 0 to 1, over the last second or more.
-    pub busy_ratio: f64,
-    /// Cycles per frame over the same time, of turns that had work; 0 without traffic.
-    pub cycles_per_packet: f64,
-    /// Frames through its pipeline, since the start.
-    pub frames: u64,
-    /// Flows that it remembers.
-    pub flows: u64,
-    /// News for the resolver that was lost; it comes again.
-    pub neighbor_events_lost: u64,
 }
 
 /// The kernel's side.
@@ -257,67 +240,37 @@ impl<F> WorkerPool<F> {
     }
 }
 
-/// Readings of a worker's cycles, so that ratios are over a time that is long enough to mean something and short
-/// enough to be now. Whoever reads most often sets the pace.
-#[derive(Debug, Default)]
-pub(super) struct Window(Mutex<Option<(Reading, Reading)>>);
+impl<F> WorkerPool<F> {
+    /// Local ports in use now. Where the workers do not finish the count within `wait`: those of the last count that
+    /// they finished, none before the first.
+    #[must_use]
+    pub fn snat_ports(&self, wait: Duration) -> Vec<SnatPortStats> {
+        self.snat_usage().read(wait, || self.ask_for_ports())
+    }
 
-/// The shortest time that a ratio is made of.
-const WINDOW_MIN: Duration = Duration::from_secs(1);
-
-/// One reading.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Reading {
-    pub(super) at: Instant,
-    pub(super) busy: u64,
-    pub(super) idle: u64,
-    pub(super) frames: u64,
-}
-
-impl Window {
-    /// (busy ratio, cycles per packet) since the reading before, or since the start for the first.
-    pub(super) fn ratios(&self, now: Reading) -> (f64, f64) {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let zero = Reading { at: now.at, busy: 0, idle: 0, frames: 0 };
-        let (older, newer) = held.get_or_insert((zero, now));
-        if now.at.duration_since(newer.at) >= WINDOW_MIN {
-            (*older, *newer) = (*newer, now);
+    /// Asks every worker that can be asked.
+    fn ask_for_ports(&self) -> Vec<Answer> {
+        let pairs = pairs(&self.control().publisher.current().snapshot).min(PAIRS_MAX);
+        if pairs == 0 {
+            return Vec::new();
         }
-        let busy = now.busy.saturating_sub(older.busy) as f64;
-        let idle = now.idle.saturating_sub(older.idle) as f64;
-        let frames = now.frames.saturating_sub(older.frames) as f64;
-        let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
-        (ratio(busy, busy + idle), ratio(busy, frames))
+        let mailboxes = self.exchange().mailboxes.iter();
+        let asked = mailboxes.filter_map(|mailbox| {
+            let (reply, answer) = sync_channel(1);
+            let question = Question::SnatPorts(SnatQuestion::new(pairs, reply));
+            mailbox.ask(question).ok().map(|()| answer)
+        });
+        asked.collect()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ratios_are_of_the_last_second_not_of_the_whole_life() {
-        let window = Window::default();
-        let start = Instant::now();
-        let reading = |seconds, busy, idle, frames| Reading {
-            at: start + Duration::from_secs(seconds),
-            busy,
-            idle,
-            frames,
-        };
-        assert_eq!(window.ratios(reading(0, 100, 300, 10)), (0.25, 10.0));
-        assert_eq!(window.ratios(reading(2, 100, 1300, 10)), (0.0, 0.0), "idle since");
-        assert_eq!(window.ratios(reading(4, 600, 1800, 110)), (0.5, 5.0));
-    }
-
-    #[test]
-    fn readers_in_a_hurry_share_one_window() {
-        let window = Window::default();
-        let start = Instant::now();
-        let reading =
-            |millis, busy| Reading { at: start + Duration::from_millis(millis), busy, idle: 0, frames: busy };
-        window.ratios(reading(0, 10));
-        window.ratios(reading(1000, 20));
-        assert_eq!(window.ratios(reading(1001, 21)), (1.0, 1.0));
-    }
+/// How many pairs of a SNAT address and a backend there may be.
+fn pairs(snapshot: &Snapshot) -> usize {
+    let services = snapshot.services().filter(|(service, _)| service.mode == ForwardingMode::FullNat);
+    services
+        .map(|(_, info)| {
+            let family = if info.key.vip.is_ipv4() { Family::V4 } else { Family::V6 };
+            info.backends.len() * snapshot.snat_addresses(family).len()
+        })
+        .sum()
 }

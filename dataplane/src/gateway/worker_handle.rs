@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tidegate_core::ids::WorkerIndex;
 
-use super::stats::{Reading, Window, WorkerStats};
-use super::worker_pool::WorkerPoolError;
+use super::error::WorkerPoolError;
+use super::window::{Reading, Window};
 use crate::drivers::PortQueue;
 use crate::topology::WorkerPlace;
 use crate::worker::{Shared, Worker};
@@ -46,6 +46,27 @@ pub enum WorkerState {
     Stopped = 2,
     /// Ended by a panic, or never began.
     Failed = 3,
+}
+
+/// One worker.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WorkerStats {
+    /// Which.
+    pub worker: WorkerIndex,
+    /// The CPU that it is on.
+    pub core: usize,
+    /// Its life.
+    pub state: WorkerState,
+    /// Share of its time with work, 0 to 1, over the last second or more.
+    pub busy_ratio: f64,
+    /// Cycles per frame over the same time, of turns that had work; 0 without traffic.
+    pub cycles_per_packet: f64,
+    /// Frames through its pipeline, since the start.
+    pub frames: u64,
+    /// Flows that it remembers.
+    pub flows: u64,
+    /// News for the resolver that was lost; it comes again.
+    pub neighbor_events_lost: u64,
 }
 
 /// One worker, seen from outside.

@@ -7,7 +7,6 @@
 //! and the callback has been called with what it said.
 //! Invariant: after [`WorkerPool::stop`] no thread is left and every frame has gone back to where it came from.
 
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -19,14 +18,14 @@ use crossbeam::queue::ArrayQueue;
 use tidegate_core::conntrack::FlowView;
 use tidegate_core::forward::dsr_ipip;
 use tidegate_core::forward::snat_ports::Steering;
-use tidegate_core::ids::WorkerIndex;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Pipeline, PipelineConfig};
-use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
+use tidegate_core::snapshot::{Problem, Snapshot, SnapshotSpec};
 use tidegate_core::wire::Family;
 use tidegate_probe::Probes;
 
+use super::error::{PublishError, WorkerPoolError};
 use super::ledger::Ledger;
 use super::snat_usage::SnatUsage;
 use super::worker_handle::{OnFailure, WorkerHandle, WorkerState, confine, join, spawn};
@@ -70,54 +69,6 @@ pub struct Published {
     pub handed_over: Instant,
     /// What of the spec is left out, and why.
     pub problems: Vec<Problem>,
-}
-
-/// Why a forwarding state was not published. The last good one stays.
-#[derive(Debug, thiserror::Error)]
-pub enum PublishError {
-    /// The spec does not compile.
-    #[error(transparent)]
-    Compile(#[from] CompileError),
-    /// Generations grow.
-    #[error("generation {given} is not above the published one, {published}")]
-    Generation {
-        /// Of the spec.
-        given: u64,
-        /// The one in use.
-        published: u64,
-    },
-    /// The spec names other interfaces than the gateway has.
-    #[error("the spec has {given} interfaces, the gateway {ports}")]
-    Interfaces {
-        /// In the spec.
-        given: usize,
-        /// Ports that there are.
-        ports: usize,
-    },
-}
-
-/// Why the threads did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum WorkerPoolError {
-    /// The first forwarding state does not compile.
-    #[error(transparent)]
-    Publish(#[from] PublishError),
-    /// A thread could not be made.
-    #[error("cannot start thread {name}: {source}")]
-    Thread {
-        /// Its name.
-        name: String,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// A worker could not take its place.
-    #[error("worker {worker} cannot start: {message}")]
-    Worker {
-        /// Which one.
-        worker: WorkerIndex,
-        /// Why.
-        message: String,
-    },
 }
 
 /// See the module. `F` is the driver's frame.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tidegate_core::now::Now;
 
-use super::resolver::Key;
+use super::key::Key;
 
 /// RFC 5227 section 1.1.
 pub(super) const DEFEND_INTERVAL: Duration = Duration::from_secs(10);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidegate_core::now::Now;
 use tidegate_core::wire::MacAddr;
 
-use super::resolver::Key;
+use super::key::Key;
 use super::shelves::{Shelf, Shelves, share_of};
 use crate::rate::Bucket;
 

@@ -16,6 +16,7 @@ mod action;
 mod announcements;
 mod conflicts;
 mod entries;
+mod key;
 pub mod resolver;
 mod shelves;
 mod surroundings;

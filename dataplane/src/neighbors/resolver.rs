@@ -27,6 +27,7 @@ use super::entries::{ASKED, Entries, Entry, KEPT, PINNED, State};
 use super::shelves::{IN_USE, Shelf};
 
 pub use super::action::{Action, Known};
+pub use super::key::Key;
 pub use super::surroundings::{Link, Surroundings};
 
 /// How long an answer is believed before it is asked for again (RFC 4861 REACHABLE_TIME).
@@ -55,8 +56,6 @@ pub const FRAMES_PER_TICK: usize = 64;
 const TIMERS_PER_TICK: usize = 512;
 /// Entries looked at to find one that makes room.
 const EVICTION_TRIES: usize = 8;
-/// A neighbour: the interface and its address.
-pub type Key = (InterfaceIndex, IpAddr);
 
 /// Whether packets were sent to a neighbour since the last call.
 pub type Uses<'a> = &'a dyn Fn(InterfaceIndex, IpAddr) -> bool;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidegate_core::limits::NEIGHBORS_ON_DEMAND_MAX;
 use tidegate_core::now::Now;
 
-use super::resolver::Key;
+use super::key::Key;
 
 /// A neighbour that a packet was sent to within this time is not evicted.
 pub(super) const IN_USE: Duration = Duration::from_secs(60);

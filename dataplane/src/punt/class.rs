@@ -8,13 +8,13 @@
 
 use crossbeam::queue::ArrayQueue;
 use tidegate_core::counters::Counter;
+use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::now::Now;
 use tidegate_core::wire::ndp::{self, Ndp};
 use tidegate_core::wire::{Addr, Headers, Parsed, proto};
 
 use super::own::{OwnConnections, is_bgp};
 use crate::rate::Bucket;
-use crate::worker::Punted;
 
 /// Why the kernel gets a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,6 +123,17 @@ fn is_routing(h: &Headers) -> bool {
         OSPF | VRRP => true,
         _ => false,
     }
+}
+
+/// A frame for the kernel.
+#[derive(Debug)]
+pub struct Punted<F> {
+    /// Where it came in.
+    pub interface: InterfaceIndex,
+    /// As it came.
+    pub frame: F,
+    /// When it was queued.
+    pub queued: Now,
 }
 
 /// The queues of all workers to the slow path.

@@ -31,7 +31,7 @@ use tidegate_core::wire::cut::Cut;
 use crate::clock::{Clock, cycles};
 use crate::drivers::{FrameBatch, PortQueue};
 use crate::publish::Reader;
-use crate::punt::class::{PuntClass, PuntRates, Punts};
+use crate::punt::class::{PuntClass, PuntRates, Punted, Punts};
 use crate::punt::own::OwnConnections;
 use crate::topology::Idle;
 
@@ -59,17 +59,6 @@ pub struct Forwarding {
     pub snapshot: Snapshot,
     /// Per-service and per-backend counts, one for each worker; made anew when the snapshot outgrows them.
     pub tallies: Vec<Arc<Tallies>>,
-}
-
-/// A frame for the kernel.
-#[derive(Debug)]
-pub struct Punted<F> {
-    /// Where it came in.
-    pub interface: InterfaceIndex,
-    /// As it came.
-    pub frame: F,
-    /// When it was queued.
-    pub queued: Now,
 }
 
 /// The queues by which workers reach everything else; one set for all workers.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dpdk_sys as sys;
 
-use super::{PortConfig, is_unsupported};
+use super::config::PortConfig;
 use crate::burst::Burst;
 use crate::eal::Eal;
 use crate::error::{Errno, PortError};
@@ -479,6 +479,11 @@ fn raw_info(id: u16, name: &str) -> Result<sys::rte_eth_dev_info, PortError> {
         source,
     })?;
     Ok(info)
+}
+
+/// Whether the driver has no such notion, rather than failed at it.
+fn is_unsupported(error: Errno) -> bool {
+    error.code() == libc::ENOTSUP || error.code() == libc::ENOSYS
 }
 
 #[cfg(test)]

@@ -1,0 +1,8 @@
+//! What the resolver knows neighbours by.
+
+use std::net::IpAddr;
+
+use tidegate_core::ids::InterfaceIndex;
+
+/// A neighbour: the interface and its address.
+pub type Key = (InterfaceIndex, IpAddr);
