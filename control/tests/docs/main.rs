@@ -4,6 +4,7 @@
 mod citations;
 mod configuration;
 mod conformance;
+mod imports;
 mod names;
 mod repository;
 mod troubleshooting;

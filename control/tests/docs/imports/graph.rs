@@ -1,0 +1,177 @@
+//! Which file of a crate imports from which, and where that makes a circle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::source::{Content, Module, Source};
+
+/// Re-exports that a name is followed through.
+const REEXPORTS_MAX: usize = 8;
+
+/// See the module.
+pub(super) struct Graph {
+    /// Path below `src` of each module that is a file.
+    files: BTreeMap<Module, String>,
+    /// Of files, and of modules inside of them.
+    modules: BTreeMap<Module, Content>,
+}
+
+/// Files that import from each other, by way of others or not.
+pub(super) struct Circle {
+    /// Paths below `src`.
+    pub(super) files: BTreeSet<String>,
+    /// Who imports from whom among them.
+    imports: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl fmt::Display for Circle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (file, from) in &self.imports {
+            let from: Vec<&str> = from.iter().map(String::as_str).collect();
+            write!(f, "\n    {file} imports from {}", from.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// The module of a file; none for the roots of binaries.
+fn module_of(path: &str) -> Option<Module> {
+    if path == "main.rs" || path.starts_with("bin/") {
+        return None;
+    }
+    let mut module: Module = path.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
+    if module.last().is_some_and(|last| last == "mod" || last == "lib") {
+        module.pop();
+    }
+    Some(module)
+}
+
+impl Graph {
+    pub(super) fn new(sources: &BTreeMap<&str, &str>) -> Self {
+        let mut graph = Self { files: BTreeMap::new(), modules: BTreeMap::new() };
+        let mut of_tests = BTreeSet::new();
+        for (path, text) in sources {
+            let Some(module) = module_of(path) else { continue };
+            let source = Source::new(&module, text);
+            graph.modules.extend(source.modules);
+            of_tests.extend(source.of_tests);
+            graph.files.insert(module, (*path).to_owned());
+        }
+        let is_of_tests = |module: &Module| (1..=module.len()).any(|n| of_tests.contains(&module[..n]));
+        graph.files.retain(|module, _| !is_of_tests(module));
+        graph.modules.retain(|module, _| !is_of_tests(module));
+        graph
+    }
+
+    /// The file that a module is, or is written in.
+    fn file_of<'m>(&self, module: &'m [String]) -> &'m [String] {
+        let is_file = |n: &usize| self.files.contains_key(&module[..*n]);
+        &module[..(0..=module.len()).rev().find(is_file).unwrap_or(0)]
+    }
+
+    /// The module that defines what a path in `from` leads to; none where it leads out of the crate.
+    fn target(&self, from: &[String], path: &[String], follow: usize) -> Option<Module> {
+        let (mut module, mut rest) = match path.first()?.as_str() {
+            "crate" => (Vec::new(), &path[1..]),
+            "self" => (from.to_vec(), &path[1..]),
+            "super" => {
+                let up = path.iter().take_while(|word| *word == "super").count();
+                (from.get(..from.len().checked_sub(up)?)?.to_vec(), &path[up..])
+            }
+            first => {
+                let content = self.modules.get(from)?;
+                let child = [from, &path[..1]].concat();
+                if self.modules.contains_key(&child) {
+                    (from.to_vec(), path)
+                } else {
+                    let imported = content.imports.get(first).filter(|_| follow > 0)?;
+                    // A crate of the same name as what is imported from it.
+                    if imported.first().is_some_and(|word| word == first) {
+                        return None;
+                    }
+                    let whole = [imported, &path[1..]].concat();
+                    return self.target(from, &whole, follow - 1);
+                }
+            }
+        };
+        while let Some(next) = rest.first() {
+            let child = [&module[..], std::slice::from_ref(next)].concat();
+            if !self.modules.contains_key(&child) {
+                break;
+            }
+            (module, rest) = (child, &rest[1..]);
+        }
+        let (Some(name), Some(content)) = (rest.first(), self.modules.get(&module)) else {
+            return Some(module);
+        };
+        if content.defines.contains(name) || follow == 0 {
+            return Some(module);
+        }
+        if let Some(reexported) = content.imports.get(name) {
+            let whole = [reexported, &rest[1..]].concat();
+            return self.target(&module, &whole, follow - 1);
+        }
+        for glob in &content.globs {
+            let all_of = self.target(&module, glob, follow - 1);
+            let defines = |of: &Module| self.modules.get(of).is_some_and(|of| of.defines.contains(name));
+            if let Some(all_of) = all_of.filter(defines) {
+                return Some(all_of);
+            }
+        }
+        Some(module)
+    }
+
+    /// Who imports from whom.
+    fn imports(&self) -> BTreeMap<&[String], BTreeSet<Module>> {
+        let mut imports: BTreeMap<&[String], BTreeSet<Module>> = BTreeMap::new();
+        for (module, content) in &self.modules {
+            let file = self.file_of(module);
+            for (path, is_public) in &content.paths {
+                let Some(target) = self.target(module, path, REEXPORTS_MAX) else { continue };
+                let target = self.file_of(&target).to_vec();
+                let is_reexport = *is_public && target.starts_with(file);
+                if target != file && !is_reexport {
+                    imports.entry(file).or_default().insert(target);
+                }
+            }
+        }
+        imports
+    }
+
+    pub(super) fn circles(&self) -> Vec<Circle> {
+        let imports = self.imports();
+        let none = BTreeSet::new();
+        let reached = |from: &Module| {
+            let mut reached: BTreeSet<&Module> = BTreeSet::new();
+            let mut next: Vec<&Module> = imports.get(from.as_slice()).unwrap_or(&none).iter().collect();
+            while let Some(module) = next.pop() {
+                if reached.insert(module) {
+                    next.extend(imports.get(module.as_slice()).unwrap_or(&none));
+                }
+            }
+            reached
+        };
+        let all: BTreeMap<&Module, BTreeSet<&Module>> =
+            self.files.keys().map(|module| (module, reached(module))).collect();
+        let mut seen: BTreeSet<&Module> = BTreeSet::new();
+        let mut circles = Vec::new();
+        for (module, reached) in all.iter().filter(|(module, reached)| reached.contains(*module)) {
+            if !seen.insert(module) {
+                continue;
+            }
+            let back = |other: &&&Module| all.get(**other).is_some_and(|reached| reached.contains(module));
+            let members: BTreeSet<&Module> = reached.iter().filter(back).copied().collect();
+            seen.extend(&members);
+            let name = |module: &Module| self.files[module].clone();
+            let within = |module: &Module| {
+                let from = imports.get(module.as_slice()).unwrap_or(&none);
+                (name(module), from.iter().filter(|one| members.contains(one)).map(name).collect())
+            };
+            circles.push(Circle {
+                files: members.iter().map(|module| name(module)).collect(),
+                imports: members.iter().map(|module| within(module)).collect(),
+            });
+        }
+        circles
+    }
+}
