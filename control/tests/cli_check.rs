@@ -169,10 +169,10 @@ fn warned(site: &Site, words: &[&str]) -> String {
 fn slice_ports_that_match_no_service_port_are_a_warning_that_names_both() {
     let slice = web_slice().replace("{name: http, port: 80}", "{name: web, port: 8080}");
     let site = Site::new(GATEWAY, &[("web.yaml", &web()), ("slice.yaml", &slice)]);
-    let said = warned(&site, &["has web/8080, dns/53/UDP, Service default/web wants http"]);
+    let said = warned(&site, &["has web/8080, dns/53/UDP, but Service default/web needs http"]);
     let place = format!("manifests/slice.yaml:{}:", line_of(&slice, "ports:"));
     assert!(
-        said.starts_with(&place) && said.contains("; accepted: a port of the name http, protocol TCP"),
+        said.starts_with(&place) && said.contains("; accepted: a port named http, protocol TCP"),
         "{said}"
     );
 }

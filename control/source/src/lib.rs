@@ -145,12 +145,12 @@ pub struct KeptObjects {
 }
 
 impl std::fmt::Display for KeptObjects {
-    /// `3 Service objects that the API server lost, or has older, are kept until 2026-01-31T12:00:00Z: shop/web, ...`
+    /// `3 Service objects that the API server lost, or has in an older version, are kept until 2026-01-31T12:00:00Z: shop/web, ...`
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let more = if self.count > self.some.len() { ", ..." } else { "" };
         let until = self.until.strftime("%FT%TZ");
         let (count, kind, some) = (self.count, self.kind, self.some.join(", "));
-        let what = "objects that the API server lost, or has older, are kept until";
+        let what = "objects that the API server lost, or has in an older version, are kept until";
         write!(f, "{count} {kind} {what} {until}: {some}{more}")
     }
 }

@@ -45,7 +45,7 @@ pub(super) struct Operator {
 impl Operator {
     /// Sends a command and waits for its answer.
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, AdminError> {
-        let ending = || AdminError::Unavailable("the daemon is ending".to_owned());
+        let ending = || AdminError::Unavailable("the daemon is shutting down".to_owned());
         let (answer, answered) = oneshot::channel();
         self.commands.send(command(answer)).await.map_err(|_| ending())?;
         answered.await.map_err(|_| ending())

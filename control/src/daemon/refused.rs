@@ -65,7 +65,7 @@ mod tests {
     fn a_service_or_slice_that_is_refused_is_shown_with_its_reason_and_never_omitted() {
         let all = [
             refused("EndpointSlice", "web-1", "web", "addressType: the text \"IPv5\" is not accepted"),
-            refused("Service", "web", "web", "spec.ports: no port"),
+            refused("Service", "web", "web", "spec.ports: the list is empty"),
             refused("Service", "api", "api", "spec.type: the text \"x\" is not accepted"),
         ];
         let shown = services(Vec::new(), &all);

@@ -101,7 +101,7 @@ fn a_restart_swaps_no_vips_whatever_the_order_of_the_files_and_however_the_gatew
         let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
         answer["degraded"].to_string()
     };
-    world.wait_until("the failure to be told", || degraded().contains("not saved since").then_some(()));
+    world.wait_until("the failure to be told", || degraded().contains("not been saved since").then_some(()));
     fs::remove_dir(&beside).expect("ours");
     let saved = wait_for("a save", SAVED, || (degraded() == "null").then_some(()));
     saved.unwrap_or_else(|error| panic!("{error:#}"));

@@ -253,7 +253,7 @@ fn installing_using_upgrading_removing_and_installing_again_by_the_readme_leaves
     let mut world = World::empty();
     assert_eq!(installed(&world), [] as [String; 0]);
     let workstation = Workstation::new(&world);
-    let guide = blocks("A gateway beside the cluster");
+    let guide = blocks("A gateway outside the cluster");
     let [install, kubeconfig, ..] = &guide[..] else { panic!("two steps") };
     let (first, removal) = (blocks("First steps"), blocks("Removing Tidegate"));
     for (turn, runs) in [("with a gateway that runs", true), ("with none", false)] {

@@ -69,7 +69,7 @@ impl Gateways {
         match within(self.api.list(&ListParams::default())).await {
             Ok(list) => Ok(list.items.iter().filter_map(Gateway::of).collect()),
             Err(error) if error.code() == Some(404) => Ok(Vec::new()),
-            Err(error) => Err(failed("the gateways cannot be listed")(error)),
+            Err(error) => Err(failed("cannot list the GatewayStatus objects")(error)),
         }
     }
 
@@ -172,7 +172,7 @@ impl Hold {
     pub(super) async fn take(client: &Client, namespace: &str) -> Result<Self, UninstallError> {
         let api = Api::namespaced(client.clone(), namespace);
         let mut hold = Self { api, namespace: namespace.to_owned(), before: Before::Nobody };
-        hold.before = hold.change(UNINSTALLED).await.map_err(failed(hold.what("taken")))?;
+        hold.before = hold.change(UNINSTALLED).await.map_err(failed(hold.what("take")))?;
         Ok(hold)
     }
 
@@ -188,12 +188,12 @@ impl Hold {
         match within(self.api.delete(LEASE, &DeleteParams::default())).await {
             Ok(_) => None,
             Err(error) if error.code() == Some(404) => None,
-            Err(error) => Some(format!("{}: {error}", self.what("deleted"))),
+            Err(error) => Some(format!("{}: {error}", self.what("delete"))),
         }
     }
 
-    fn what(&self, done: &str) -> String {
-        format!("the Lease {}/{LEASE} cannot be {done}", self.namespace)
+    fn what(&self, action: &str) -> String {
+        format!("cannot {action} the Lease {}/{LEASE}", self.namespace)
     }
 
     /// Gives it this holder, and says who had it.

@@ -73,9 +73,11 @@ pub async fn uninstall(
     say: &mut (impl FnMut(&str) + Send),
 ) -> Result<Uninstalled, UninstallError> {
     let connection = connector.connection().await;
-    let connection = connection
-        .map_err(|error| UninstallError::Request { what: "the API server".into(), why: error.to_string() })?;
-    say(&format!("cluster {}", connection.server));
+    let connection = connection.map_err(|error| UninstallError::Request {
+        what: "cannot connect to the API server".into(),
+        why: error.to_string(),
+    })?;
+    say(&format!("connected to the API server {}", connection.server));
     let client = connection.client;
     let gateways = Gateways::new(client.clone());
     let found = traces(&client).await?;
@@ -192,7 +194,7 @@ async fn traces(client: &Client) -> Result<Vec<Traces>, UninstallError> {
             let page = match within(api.list(&params)).await {
                 // Without the definition there is no object of the kind.
                 Err(error) if error.code() == Some(404) => break,
-                page => page.map_err(failed(format!("{} objects cannot be listed", kind.as_str())))?,
+                page => page.map_err(failed(format!("cannot list the {} objects", kind.as_str())))?,
             };
             found.extend(page.items.iter().filter_map(|object| Traces::of(kind, &json_of(object))));
             match page.metadata.continue_.filter(|next| !next.is_empty()) {

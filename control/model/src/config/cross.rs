@@ -29,7 +29,7 @@ impl Check<'_> {
     fn interfaces(&self) {
         let dataplane = &self.config.dataplane;
         if dataplane.interfaces.is_empty() && self.sheet.errors() == 0 {
-            let what = "dataplane.interfaces: no interface, nothing can be forwarded";
+            let what = "dataplane.interfaces: no interface is configured, so nothing can be forwarded";
             self.warn("dataplane.interfaces", what, "at least one interface with name and device");
         }
         let mut seen: Vec<(IpAddr, &str)> = Vec::new();
@@ -73,7 +73,7 @@ impl Check<'_> {
             } else if dataplane.on_link(neighbor.ip).is_none() {
                 self.warn(
                     &field,
-                    &format!("{field}: {} is not on-link and never asked for", neighbor.ip),
+                    &format!("{field}: {} is not on-link, so the gateway never uses this entry", neighbor.ip),
                     &on_link,
                 );
             }
@@ -98,7 +98,7 @@ impl Check<'_> {
             && dataplane.snat_addresses.is_empty()
             && !dataplane.interfaces.is_empty()
         {
-            let what = "dataplane.snatAddresses: none, and forwarding is fullnat by default: no such service can be served";
+            let what = "dataplane.snatAddresses: the list is empty, but the default forwarding mode fullnat needs an address: Services in this mode cannot be served";
             self.warn(
                 "dataplane.snatAddresses",
                 what,
@@ -114,7 +114,7 @@ impl Check<'_> {
                     "{field}: {ip} is also the address of {}: local ports may collide with the host's",
                     interface.name
                 );
-                self.warn(&field, &what, "an address of its own");
+                self.warn(&field, &what, "an address that no interface has");
             }
         }
     }

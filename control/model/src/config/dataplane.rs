@@ -359,8 +359,8 @@ fn own_address(field: &Field<'_>) -> Option<IpNet> {
         IpNet::V6(v6) => v6.prefix_len() < 127 && ip == net.network(),
     };
     if reserved || ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() {
-        let what = format_args!("{net} is not the address of a host");
-        field.error(what, "a host's address with the prefix length of its network");
+        let what = format_args!("{net} is not a host address");
+        field.error(what, "a host address with the prefix length of its network");
         return None;
     }
     Some(net)
@@ -390,7 +390,7 @@ pub(super) fn once<T: Ord + std::fmt::Display>(
     field: &Field<'_>,
 ) -> bool {
     if let Some(first) = seen.get(&value) {
-        field.error(format_args!("{value} is also at {first}"), "each once");
+        field.error(format_args!("{value} is already at {first}"), "each value once");
         return false;
     }
     seen.insert(value, field.path.clone());

@@ -37,7 +37,7 @@ fn expanded(
     let (mut result, mut rest) = (String::new(), text);
     while let Some(begin) = rest.find("${") {
         let Some(length) = rest[begin..].find('}') else {
-            sheet.error(at, format!("{text:?}: ${{ without }}"), ACCEPTED);
+            sheet.error(at, format!("{text:?}: ${{ is not closed with }}"), ACCEPTED);
             return None;
         };
         let name = &rest[begin + 2..begin + length];
@@ -59,16 +59,20 @@ fn expanded(
 fn value(name: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<String, (String, String)> {
     let set = |name: &str| environment(name).filter(|value| !value.is_empty());
     let unset = |what: &str, field: &str| {
-        let accepted = format!("{what} in the environment, in a Pod from the downward API ({field})");
-        (format!("{what} is not in the environment"), accepted)
+        let accepted =
+            format!("the environment variable {what}; a Pod sets it with the downward API ({field})");
+        (format!("the environment variable {what} is not set"), accepted)
     };
     let addresses = || {
         let listed = set("NODE_IPS").or_else(|| set("NODE_IP"));
         let listed = listed.ok_or_else(|| unset("NODE_IPS", "status.hostIPs"))?;
         let addresses: Result<Vec<IpAddr>, _> = listed.split(',').map(|ip| ip.trim().parse()).collect();
         addresses.map_err(|_| {
-            let accepted = "addresses with commas between them".to_owned();
-            (format!("NODE_IPS is {listed:?} in the environment"), accepted)
+            let accepted = "addresses separated by commas".to_owned();
+            (
+                format!("the environment variable NODE_IPS is {listed:?}, which is not a list of addresses"),
+                accepted,
+            )
         })
     };
     let first = |is: fn(&IpAddr) -> bool, what: &str| {
@@ -84,7 +88,7 @@ fn value(name: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Str
         "NODE_IP" => first(|_| true, ""),
         "NODE_IPV4" => first(IpAddr::is_ipv4, "IPv4 "),
         "NODE_IPV6" => first(IpAddr::is_ipv6, "IPv6 "),
-        _ => Err((format!("${{{name}}} is not known"), ACCEPTED.to_owned())),
+        _ => Err((format!("${{{name}}} is not a known variable"), ACCEPTED.to_owned())),
     }
 }
 
@@ -128,11 +132,15 @@ mod tests {
             (
                 "${NODE_NAME}",
                 &[][..],
-                "NODE_NAME is not in the environment; accepted: NODE_NAME in the environment",
+                "the environment variable NODE_NAME is not set; accepted: the environment variable NODE_NAME",
             ),
             ("${NODE_IPV6}", &[("NODE_IPS", "192.0.2.7")][..], "the node has no IPv6 address"),
-            ("${HOSTNAME}", &[("HOSTNAME", "a")][..], "${HOSTNAME} is not known; accepted: ${NODE_NAME}"),
-            ("${NODE_NAME", &[][..], "${ without }"),
+            (
+                "${HOSTNAME}",
+                &[("HOSTNAME", "a")][..],
+                "${HOSTNAME} is not a known variable; accepted: ${NODE_NAME}",
+            ),
+            ("${NODE_NAME", &[][..], "${ is not closed with }"),
             ("${NODE_IP}", &[("NODE_IP", "nowhere")][..], "NODE_IPS is \"nowhere\""),
         ] {
             let (_, report) = read(text, environment);

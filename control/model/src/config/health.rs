@@ -193,7 +193,7 @@ pub(super) fn decode(parent: &Fields<'_>) -> HealthConfig {
             if !matches!(config.protocol, HealthProtocol::Http | HealthProtocol::Https) {
                 // Services may choose http by annotation and have this path then.
                 field
-                    .warning("path has an effect on checks by http and https only", "protocol http or https");
+                    .warning("path has an effect only with protocol http or https", "protocol http or https");
             }
         }
         Some(())

@@ -1,42 +1,42 @@
-//! Every key of the configuration, as `docs/configuration.md` has it.
+//! Describes every key of the configuration. `docs/configuration.md` is generated from this table.
 //!
-//! A key that the decoders read and that is missing here fails a test, and so does one that they do not read. The tests
-//! also write each default and each example into a configuration, so type, default and example cannot go stale.
+//! A test fails when the decoders read a key that this table lacks, or when the table has a key that they do not read.
+//! The tests also decode a configuration with each default and each example, so that type, default and example stay true.
 
-/// What a key is when it is left out.
+/// The value of a key that a configuration does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyDefault {
-    /// It has to be there.
+    /// None: the key is required.
     Required,
     /// This value, in YAML.
     Value(&'static str),
-    /// What follows from something else, in words.
+    /// The value depends on something else. These are the words for it.
     Words(&'static str),
 }
 
 /// When a change of a key takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// At SIGHUP.
+    /// On SIGHUP.
     Reload,
-    /// At the next start; a reload that finds it changed is refused, and names it.
+    /// On the next start. A reload that finds the key changed is refused, and the error names the key.
     Restart,
 }
 
 /// One key.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
-    /// Such as `dataplane.interfaces[].mtu`; `[]` is each item of a list.
+    /// Such as `dataplane.interfaces[].mtu`; `[]` stands for each item of a list.
     pub path: &'static str,
     /// What is accepted, in words.
     pub kind: &'static str,
-    /// What it is when it is left out.
+    /// The value when the key is absent.
     pub default: KeyDefault,
-    /// A value in YAML that is accepted and is not the default. `None` where there is only one.
+    /// A valid value in YAML other than the default. `None` if only one value is valid.
     pub example: Option<&'static str>,
     /// When a change takes effect.
     pub change: Change,
-    /// What it does.
+    /// What the key does.
     pub meaning: &'static str,
 }
 
@@ -64,167 +64,172 @@ pub const KEYS: &[Key] = &[
     fixed("apiVersion", "`tidegate.dev/v1alpha1`", Required, "The version of this format."),
     fixed("kind", "`GatewayConfig`", Required, "The kind of this document."),
     key("metadata.name", "name of a-z, 0-9, - and .", Value("gateway"), "edge-1", Restart,
-        "The gateway's name in logs, events and its `GatewayStatus`. Each gateway at one API server needs a name of its own."),
+        "The gateway's name in logs, events and its `GatewayStatus`. Gateways that use the same API server need different names."),
     key("node.name", "text", Value("\"\""), "node-a", Reload,
-        "The cluster's name for this machine, where the gateway is also a node of the cluster. It decides which endpoints are local."),
-    key("node.zone", "text", Value("\"\""), "zone-1", Reload, "The zone whose topology hints count."),
+        "The name of this machine's Node object, if the gateway runs on a node of the cluster. Endpoints on this node are local."),
+    key("node.zone", "text", Value("\"\""), "zone-1", Reload, "The zone of this gateway. It decides which topology hints of endpoints apply."),
 
     key("dataplane.cores", "1 to 64 core numbers", Value("[1]"), "[2, 3]", Restart,
         "Dedicated CPU cores, one worker each."),
     key("dataplane.idle", "`poll`, `adaptive`", Words("`poll`; `adaptive` on a machine with fewer than 4 cores"), "poll", Restart,
-        "What a worker without packets does: ask again at once (lowest latency, the core is always busy), or wait in growing steps."),
-    key("dataplane.memory.hugepages", "boolean", Value("true"), "false", Restart, "Take packet memory from hugepages."),
+        "What a worker does when no packets arrive. `poll`: poll again at once; latency is lowest and the core is always busy. `adaptive`: sleep, for longer each time."),
+    key("dataplane.memory.hugepages", "boolean", Value("true"), "false", Restart, "Allocate packet memory from hugepages."),
     key("dataplane.memory.sizeMiB", "64 to 1048576", Value("1024"), "512", Restart, "Packet memory of DPDK, in MiB."),
     key("dataplane.flowTable.entriesPerCore", "1024 to 268435456", Value("1048576"), "65536", Restart,
-        "Flows that each worker remembers, in each kind of table ([nat.md](nat.md))."),
+        "The size of each flow table of each worker, in flows ([nat.md](nat.md))."),
     key("dataplane.flowTable.servicePercent", "1 to 100", Value("50"), "40", Restart,
-        "The share of a full flow table that one service port may have. 100 is no limit."),
+        "The largest share of a full flow table that one service port may use, in percent. 100 means no limit."),
     key("dataplane.interfaces[].name", "1 to 32 letters, digits, -, _ and .", Required, "inside", Restart,
-        "The name in metrics and messages; unique."),
+        "The name of the interface in metrics and messages. It must be unique."),
     key("dataplane.interfaces[].device", "DPDK vdev with arguments, or PCI address", Required, "\"0000:3b:00.0\"", Restart,
-        "The device; one gateway a device. `net_af_packet` gets rings for datagrams of up to 64 KiB (64 MiB of kernel memory for \
-         each worker) unless its arguments have `framesz` or `blocksz`. With smaller rings IPv4 datagrams in fragments are lost, \
-         because the kernel reassembles them first."),
+        "The device. Only one gateway can use it. For `net_af_packet`, Tidegate sets up rings for datagrams of up to 64 KiB \
+         (64 MiB of kernel memory for each worker) unless the arguments contain `framesz` or `blocksz`. The kernel reassembles \
+         fragmented IPv4 datagrams before the ring, so smaller rings lose them."),
     key("dataplane.interfaces[].addresses", "list of addresses with prefix length", Value("[]"), "[\"192.0.2.2/24\"]", Restart,
-        "Own addresses with their on-link networks. The kernel has them on a tap `tg-NAME` (`tg-NAME-2` where that name is taken)."),
-    key("dataplane.interfaces[].mac", "link address", Words("the device's own"), "\"02:00:00:00:00:02\"", Restart,
-        "A link address to take over."),
+        "The gateway's own addresses on this interface, with the prefix lengths of their on-link networks. The kernel has the same addresses on the tap \
+         `tg-NAME` (or `tg-NAME-2` if that name is taken)."),
+    key("dataplane.interfaces[].mac", "link address", Words("the address of the device"), "\"02:00:00:00:00:02\"", Restart,
+        "The link address to use instead of the device's."),
     key("dataplane.interfaces[].mtu", "576 to 9216; from 1280 with IPv6", Value("1500"), "9000", Restart,
         "The largest IP packet, in bytes."),
     key("dataplane.interfaces[].vlan", "1 to 4094", Words("untagged"), "100", Restart, "The 802.1Q tag of every frame."),
-    key("dataplane.routes[].to", "CIDR", Required, "\"198.51.100.0/24\"", Reload, "A destination that is not on-link; each once."),
+    key("dataplane.routes[].to", "CIDR", Required, "\"198.51.100.0/24\"", Reload, "A destination that is not on-link. Each destination may appear only once."),
     key("dataplane.routes[].via", "address on-link", Required, "\"10.9.0.2\"", Reload,
-        "Its next hop. The kernel gets the routes on the taps too."),
+        "The next hop of the route. Tidegate also installs the route in the kernel, on the taps."),
     key("dataplane.neighbors[].ip", "address", Required, "\"10.9.0.2\"", Reload,
-        "A neighbour whose link address is fixed. All others are resolved."),
-    key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload, "Its link address."),
+        "A neighbour with a fixed link address. The link addresses of other neighbours are resolved with ARP or neighbour discovery."),
+    key("dataplane.neighbors[].mac", "link address", Required, "\"02:00:00:00:00:09\"", Reload, "The link address of this neighbour."),
     key("dataplane.snatAddresses", "list of addresses", Value("[]"), "[\"192.0.2.3\"]", Reload,
-        "Source addresses towards backends in mode `fullnat`, routed to the gateway; at least one of each family."),
+        "Source addresses of packets to backends in mode `fullnat`. The network must route them to the gateway. Mode `fullnat` needs at least one for each address family."),
     key("dataplane.tunnelSource", "one address or prefix of each family (IPv4 /24 to /32, IPv6 /48 to /128)",
         Words("the first interface address of each family"), "[\"10.9.0.7\"]", Reload,
-        "Outer source of tunnels. From a prefix each flow gets one address ([tunnels.md](tunnels.md))."),
+        "The outer source address of tunnels. With a prefix, each flow uses one address of it ([tunnels.md](tunnels.md))."),
     key("dataplane.routersAsClients", "boolean", Value("false"), "true", Reload,
-        "Serve next hops of default routes as clients too, for routers that masquerade. Otherwise their new flows are dropped as `bad_source`."),
+        "Serve clients whose source address is the next hop of a default route, for routers that masquerade. With `false`, their new flows are dropped with the reason `bad_source`."),
     key("dataplane.unknownFlows", "`reset`, `drop`", Value("reset"), "drop", Reload,
-        "What TCP of an unknown connection gets in modes `nat` and `fullnat`: a reset, so that no client hangs after a restart, or nothing."),
+        "How the gateway answers a TCP segment of an unknown connection in modes `nat` and `fullnat`. `reset`: with a reset, so that no client hangs after a restart. `drop`: not at all."),
 
     key("source.directory.path", "path, relative to this file", Value("manifests"), "objects", Restart,
-        "A directory of Kubernetes YAML. Give either `source.directory` or `source.kubernetes`; without both, the directory is the source."),
+        "A directory with Kubernetes YAML files. Set either `source.directory` or `source.kubernetes`. Without either, this directory is the source."),
     key("source.directory.watch", "boolean", Value("true"), "false", Restart,
-        "Follow changes of the files; otherwise they are read again at SIGHUP."),
+        "Read the files again when they change. With `false`, they are read again on SIGHUP only."),
     key("source.directory.lossGrace", "duration, 0s to 168h", Value("1m"), "5s", Restart,
-        "How long a file keeps its objects after it was emptied, became unreadable, or is not a file any more. A deleted file loses them at once."),
+        "How long the objects of a file are kept after the file becomes empty or unreadable, or is replaced by something that is not a file. The objects of a deleted file are removed at once."),
     key("source.directory.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
-        "Where it is recorded which Service has which addresses, so that they survive a restart. What cannot be saved is `DEGRADED` in \
-         `tidegate status`, and tried again."),
+        "Where the gateway saves which Service has which addresses, so that Services keep their addresses across a restart. If it \
+         cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again."),
     key("source.directory.endpointSlicesMiB", "1 to 65536", Value("512"), "1024", Restart,
-        "As `source.kubernetes.endpointSlicesMiB`: the same objects are served from files and from an API server."),
+        "The same limit as `source.kubernetes.endpointSlicesMiB`, for objects that are read from files."),
     key("source.kubernetes.kubeconfig", "path, relative to this file", Value("\"\""), "kubeconfig", Restart,
-        "How to reach the API server. `\"\"`: the first of `$KUBECONFIG`, `~/.kube/config` and the Pod's service account."),
+        "The kubeconfig for the API server. `\"\"`: the first that exists of `$KUBECONFIG`, `~/.kube/config` and the Pod's service account."),
     key("source.kubernetes.loadBalancerClass", "class name", Value("tidegate.dev/gateway"), "example.com/lb", Restart,
-        "The class of the Services that the gateway serves."),
-    key("source.kubernetes.default", "boolean", Value("false"), "true", Restart, "Serve Services without a class too."),
+        "The gateway serves Services with this `spec.loadBalancerClass`."),
+    key("source.kubernetes.default", "boolean", Value("false"), "true", Restart, "Also serve Services without a class."),
     key("source.kubernetes.apiLossGrace", "duration, 0s to 168h", Value("5m"), "90s", Restart,
-        "How long objects are kept that the API server lost, or has in an older version, when it returns. A deletion that a watch \
-         reports, and an object created again under the same name, count at once."),
+        "When the API server returns after an outage and lacks objects, or has older versions of them: how long the gateway keeps \
+         the objects that it knows. A deletion that a watch reports takes effect at once, and so does an object that was created \
+         again under the same name."),
     key("source.kubernetes.podWeights", "boolean", Value("false"), "true", Restart,
-        "Honour the annotation `tidegate.dev/weight` of Pods. It needs a watch on the metadata of all Pods, and the right in `deploy/kubernetes/pod-weights`."),
+        "Honour the annotation `tidegate.dev/weight` of Pods. This needs a watch on the metadata of all Pods, and the RBAC rules in `deploy/kubernetes/pod-weights`."),
     key("source.kubernetes.leaseNamespace", "namespace", Value("kube-system"), "edge", Restart,
-        "Where the Lease `tidegate` is, by which gateways agree on a leader; the same for all of them."),
+        "The namespace of the Lease `tidegate`, with which the gateways elect a leader. It must be the same for all gateways."),
     key("source.kubernetes.stateDirectory", "path, or `\"\"` for none", Value("/var/lib/tidegate"), "\"\"", Restart,
-        "Where the last objects are kept, to forward by when the API server is down at the start, and what operators have drained. \
-         What cannot be saved is `DEGRADED` in `tidegate status`, and tried again."),
+        "Where the gateway saves the latest objects, and what operators have drained. It forwards by the saved objects if the API \
+         server is down when the gateway starts. If it cannot save them, `tidegate status` shows `DEGRADED`, and the gateway tries again."),
     key("source.kubernetes.endpointSlicesMiB", "1 to 65536", Value("512"), "1024", Restart,
-        "Memory for the EndpointSlices of all namespaces together, in MiB; an endpoint counts as 512 bytes and twice its texts. \
-         Beyond it namespaces have equal shares, and in a namespace above its share the slices of the newest Services are not kept: \
-         these Services are not programmed (`LimitExceeded`)."),
+        "Memory for the EndpointSlices of all namespaces together, in MiB. An endpoint counts as 512 bytes plus twice the length of its \
+         texts. When the memory is full, namespaces have equal shares of it. In a namespace above its share, the gateway does not keep the \
+         slices of the newest Services, and does not program these Services (`LimitExceeded`)."),
 
     key("services.defaults.forwarding", "`dsr-l2`, `dsr-ipip`, `nat`, `fullnat`", Value("fullnat"), "nat", Reload,
-        "The forwarding mode of Services that name none."),
+        "The forwarding mode of Services without an annotation for it."),
     key("services.defaults.forwardingLocal", "`dsr-l2`, `dsr-ipip`, `nat`, `fullnat`", Words("none"), "nat", Reload,
-        "The mode instead of `fullnat` for Services with `externalTrafficPolicy: Local`, which asks to keep clients' addresses. \
-         Without it, and for a Service that the mode cannot serve, `fullnat` with a warning (`ClientAddressLost`). `fullnat`: no warning."),
+        "The mode that replaces `fullnat` for Services with `externalTrafficPolicy: Local`, a policy that keeps clients' addresses. \
+         Without this key, and for a Service that the mode cannot serve, the gateway uses `fullnat` and warns (`ClientAddressLost`). \
+         The value `fullnat` turns the warning off."),
     key("services.defaults.target", "`pod`, `node`", Value("pod"), "node", Reload,
-        "Backends are the endpoints, or their nodes: in DSR modes with VIP and port kept, which a kube-proxy there serves as it is, in NAT modes at the node port."),
+        "Whether backends are the endpoints or their nodes. With `node` in DSR modes, packets reach the node with VIP and port unchanged, and kube-proxy on the node serves them as they are. \
+         With `node` in NAT modes, they reach the node port."),
     key("services.defaults.scheduler", "`rendezvous`, `maglev`", Value("rendezvous"), "maglev", Reload,
         "How the backend of a new flow is chosen ([selection.md](selection.md))."),
     key("services.defaults.tableSize", "prime from 251 to 655373", Value("65537"), "65521", Reload,
-        "Slots of Maglev tables. No effect with `rendezvous`."),
+        "The number of slots in a Maglev table. It has no effect with `rendezvous`."),
     key("services.defaults.drainTimeout", "duration, 0s to 24h", Value("300s"), "1m30s", Reload,
-        "How long flows of a removed backend, or of a Service that left, live on."),
+        "How long existing flows continue after their backend or their Service is removed."),
     key("services.defaults.noEndpoints", "`reject`, `drop`", Value("reject"), "drop", Reload,
-        "What clients of a Service without backends get: a reset or \"port unreachable\", or nothing."),
+        "How the gateway answers clients of a Service without backends. `reject`: with a TCP reset or ICMP \"port unreachable\". `drop`: not at all."),
     key("services.nodePortAddresses", "list of CIDRs", Value("[]"), "[\"192.0.2.0/24\"]", Restart,
-        "Networks whose own addresses serve node ports (none without) and health-check node ports (all without)."),
+        "The gateway serves node ports and health-check node ports on its own addresses in these networks. If the list is empty, it serves node ports on \
+         none of its addresses, and health-check node ports on all of them."),
     key("services.unservedPorts", "`reject`, `drop`", Value("reject"), "drop", Reload,
-        "What a port of a VIP or an own cluster IP gets that no Service has."),
+        "How the gateway answers packets to a port of a VIP or of a cluster IP that it serves, when no Service has that port."),
     key("services.ownClusterIPs", "boolean", Value("false"), "true", Reload,
-        "Serve `clusterIPs` too. The operator routes the service network to the gateway."),
+        "Also serve the `clusterIPs` of Services. You must route the service network to the gateway."),
     key("services.podRoutes", "`route`, `node`", Value("route"), "node", Reload,
-        "How Pods are reached: by the routes here, or by the node whose `spec.podCIDRs` hold them."),
+        "How the gateway reaches Pods. `route`: by `dataplane.routes`. `node`: through the node whose `spec.podCIDRs` contain the Pod's address."),
     key("services.compat",
         "list of `alibaba`, `aws`, `azure`, `baidu`, `cilium`, `gcp`, `ibm`, `kube-vip`, `metallb`, `openstack`, `tke` (or `tencent`)",
-        Value("[]"), "[metallb]", Reload, "Load balancers whose annotations count too."),
+        Value("[]"), "[metallb]", Reload, "Load balancers whose annotations the gateway also honours ([compat.md](compat.md))."),
     key("services.sourceRangesOtherFamily", "`deny`, `allow`", Value("deny"), "allow", Reload,
-        "The family that a Service's source ranges do not name, on a dual-stack VIP."),
+        "If the source ranges of a dual-stack Service name one address family only: whether to deny or allow clients of the other family."),
 
-    key("pools[].name", "name of a-z, 0-9, - and .", Required, "private", Reload, "The pool's name; unique."),
+    key("pools[].name", "name of a-z, 0-9, - and .", Required, "private", Reload, "The name of the pool. It must be unique."),
     key("pools[].addresses", "list of CIDRs, ranges `a-b` and addresses", Required, "[\"203.0.113.64/28\"]", Reload,
-        "The addresses that Services may have. Every address is used, the first and last of a CIDR too."),
-    key("pools[].autoAssign", "boolean", Value("true"), "false", Reload, "Give addresses to Services that name no pool."),
-    key("pools[].externalIPs", "boolean", Value("false"), "true", Reload, "Honour `spec.externalIPs` inside the pool."),
-    key("pools[].disabled", "boolean", Value("false"), "true", Reload, "Give out nothing new."),
+        "The addresses that Services can get. Every address of a CIDR is used, including the first and the last."),
+    key("pools[].autoAssign", "boolean", Value("true"), "false", Reload, "Also give addresses to Services that do not name a pool."),
+    key("pools[].externalIPs", "boolean", Value("false"), "true", Reload, "Honour `spec.externalIPs` that are addresses of this pool."),
+    key("pools[].disabled", "boolean", Value("false"), "true", Reload, "Assign no new addresses from this pool."),
     key("pools[].namespaceSelector", "label selector", Words("all"), "{matchLabels: {team: a}}", Reload,
-        "Namespaces whose Services may have addresses."),
+        "Only Services in these namespaces can get addresses."),
     key("pools[].serviceSelector", "label selector", Words("all"), "{matchLabels: {tier: web}}", Reload,
-        "Services that may have addresses."),
+        "Only these Services can get addresses."),
     key("pools[].quotaPerNamespace", "1 to 4294967295", Words("no limit"), "3", Reload,
-        "Addresses that one namespace may hold, external IPs included."),
+        "The number of addresses that one namespace can hold, including external IPs."),
     key("pools[].shareAcrossNamespaces", "boolean", Value("false"), "true", Reload,
-        "Services of different namespaces may share an address by one sharing key."),
+        "Services of different namespaces may share an address if they have the same sharing key."),
     key("pools[].forceRelease", "boolean", Value("false"), "true", Reload,
-        "Take back addresses that the pool would not give now. Otherwise Services keep what they have ([addresses.md](addresses.md))."),
+        "Take back addresses that the pool would no longer assign. With `false`, Services keep the addresses that they have ([addresses.md](addresses.md))."),
     key("pools[].labels", "labels", Value("{}"), "{scope: internal}", Reload,
-        "Labels by which annotations choose a pool: `scope: internal` marks the pools of internal addresses."),
+        "Labels of the pool, which annotations of Services can select. `scope: internal` marks a pool of internal addresses."),
 
     key("health.protocol", "`tcp`, `http`, `https`, `udp`, `none`", Value("tcp"), "http", Reload,
         "How backends are checked ([control/README.md](../control/README.md#health-checks))."),
-    key("health.path", "path, at most 1024 bytes", Value("/"), "/healthz", Reload, "What `http` and `https` ask for."),
-    key("health.interval", "duration, 100ms to 1h", Value("2s"), "5s", Reload, "From one check of a backend to the next."),
-    key("health.timeout", "duration, 10ms to the interval", Value("1s"), "500ms", Reload, "How long one check may take."),
-    key("health.healthyThreshold", "1 to 100", Value("2"), "4", Reload, "Successful checks in a row that bring a backend in."),
-    key("health.unhealthyThreshold", "1 to 100", Value("3"), "5", Reload, "Failed checks in a row that take a backend out."),
+    key("health.path", "path, at most 1024 bytes", Value("/"), "/healthz", Reload, "The path that `http` and `https` checks request."),
+    key("health.interval", "duration, 100ms to 1h", Value("2s"), "5s", Reload, "The time from one check of a backend to the next."),
+    key("health.timeout", "duration, 10ms to the interval", Value("1s"), "500ms", Reload, "How long one check may take before it counts as failed."),
+    key("health.healthyThreshold", "1 to 100", Value("2"), "4", Reload, "A backend becomes healthy after this many successful checks in a row."),
+    key("health.unhealthyThreshold", "1 to 100", Value("3"), "5", Reload, "A backend becomes unhealthy after this many failed checks in a row."),
     key("health.dsrDestination", "`vip`, `backend`", Value("vip"), "backend", Reload,
-        "Where backends in DSR modes are checked: at the VIP, as clients' packets reach them, or at their own addresses."),
+        "Which address checks use in DSR modes. `vip`: the VIP, as in packets of clients. `backend`: the backend's own address."),
     key("health.intervalMin", "duration, 100ms to 1h", Value("100ms"), "1s", Reload,
-        "The shortest interval that Services may ask for by annotation. A shorter one is raised, with an event."),
+        "The shortest interval that a Service can set by annotation. A shorter one is raised to it, and the Service gets an event."),
     key("health.timeoutMax", "duration, 10ms to 1h", Value("1m"), "10s", Reload,
-        "The longest timeout that Services may ask for by annotation. A longer one is cut, with an event."),
+        "The longest timeout that a Service can set by annotation. A longer one is lowered to it, and the Service gets an event."),
     key("health.allowedNetworks", "list of CIDRs",
-        Words("with `source.directory` everything; with `source.kubernetes` the links of `dataplane.interfaces`, the destinations \
-               of `dataplane.routes` without default routes, and the InternalIPs and `spec.podCIDRs` of the endpoint's node"),
+        Words("with `source.directory`: all networks; with `source.kubernetes`: the on-link networks of `dataplane.interfaces`, the \
+               destinations of `dataplane.routes` except default routes, and the InternalIPs and `spec.podCIDRs` of the endpoint's node"),
         "[\"10.0.0.0/8\"]", Reload,
-        "Endpoints outside are not checked and count as healthy, with an event (`HealthCheckNotAllowed`)."),
-    key("health.damping", "boolean", Value("true"), "false", Reload, "A backend that flaps needs more successful checks."),
+        "Only endpoints in these networks are checked. Others count as healthy, and their Service gets an event (`HealthCheckNotAllowed`)."),
+    key("health.damping", "boolean", Value("true"), "false", Reload, "A backend that flaps needs more successful checks before it becomes healthy again."),
     key("health.failOpen", "boolean", Value("true"), "false", Reload,
-        "When all backends of a service port fail at once, keep using all of them."),
+        "If all backends of a service port are unhealthy at the same time, keep using all of them."),
 
-    fixed("announce.l2", "`{}`", Value("{}"), "Answer ARP and neighbour discovery for VIPs. It is always on."),
+    fixed("announce.l2", "`{}`", Value("{}"), "The gateway answers ARP and neighbour discovery for VIPs. This is always on."),
     fixed("announce.bgp", "`{}`", Value("{}"), "Not supported yet."),
 
     key("admin.socket", "path, at most 107 bytes", Value("/run/tidegate/tidegate.sock"), "/tmp/t.sock", Restart,
-        "Where commands reach the daemon. Without a state directory, a file beside it records what operators have drained."),
+        "The Unix socket on which the daemon accepts commands. Without a state directory, a file beside the socket records what operators have drained."),
     key("admin.listen", "address and port, or `\"\"` for none", Value("\"127.0.0.1:9469\""), "\"[::]:9469\"", Restart,
         "The address of `/metrics`."),
     key("admin.healthz", "address and port, or `\"\"` for none", Value("\"0.0.0.0:10356\""), "\"\"", Restart,
         "The address of `/healthz`, `/livez` and `/readyz`."),
     key("admin.metricsPerBackend", "boolean", Value("true"), "false", Reload,
-        "Series for each backend of each service port. Turn them off where they are too many for the scraper."),
+        "Export series for each backend of each service port. Turn this off if there are too many series for your scraper."),
 
     key("selfCheck.enabled", "boolean", Value("true"), "false", Reload,
-        "Compare now and then what was computed incrementally with a computation from scratch, in the background \
+        "At intervals, compare the results of incremental computation with a computation from scratch, in the background \
          ([troubleshooting.md](troubleshooting.md#the-log-reports-a-difference-of-an-incremental-result))."),
-    key("selfCheck.interval", "duration, 1s to 24h", Value("5m"), "10m", Reload, "From one comparison to the next."),
+    key("selfCheck.interval", "duration, 1s to 24h", Value("5m"), "10m", Reload, "The time from one comparison to the next."),
     key("selfCheck.changes", "1 to 1000000", Value("1000"), "100", Reload,
-        "Start a comparison earlier, after this many updates that computed something anew."),
+        "Start a comparison earlier, after this many updates that caused a computation."),
 ];

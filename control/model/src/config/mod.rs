@@ -116,7 +116,7 @@ fn parse_in(
         expand::expand(&sheet, root, environment);
     }
     if let Some(second) = documents.get(1) {
-        sheet.error(second.at, "a second document", "one GatewayConfig in the file");
+        sheet.error(second.at, "the file has a second document", "one GatewayConfig in each file");
     }
     let decoded = match documents.first() {
         Some(root) => decode(&sheet, root, base, host_cores),

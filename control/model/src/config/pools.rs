@@ -65,13 +65,13 @@ fn addresses(fields: &Fields<'_>, seen: &mut Vec<(AddressRange, String)>) -> Vec
     let Some(list) = fields.required("addresses", ADDRESSES) else { return Vec::new() };
     let items = list.list();
     if items.is_empty() {
-        list.error("no address", ADDRESSES);
+        list.error("the list is empty", ADDRESSES);
     }
     let mut ranges = Vec::new();
     for item in &items {
         let Some(range) = address_range(item) else { continue };
         if let Some((other, place)) = seen.iter().find(|(other, _)| other.overlaps(&range)) {
-            item.warning(format_args!("overlaps {other} at {place}"), "ranges without an address in common");
+            item.warning(format_args!("overlaps {other} at {place}"), "ranges that do not overlap");
         }
         seen.push((range, item.path.clone()));
         ranges.push(range);
@@ -95,7 +95,7 @@ fn address_range(field: &Field<'_>) -> Option<AddressRange> {
     };
     if let Some(why) = unusable(range.first()).or_else(|| unusable(range.last())) {
         field.error(
-            format_args!("{written} holds {why} addresses"),
+            format_args!("{written} contains {why} addresses"),
             "unicast addresses that clients can send to",
         );
         return None;
@@ -133,9 +133,12 @@ fn read_selector(field: &Field<'_>) -> Selector {
             // What no object can carry selects nothing, which nobody means.
             for (key, value) in &labels {
                 if !text::is_qualified_name(key) {
-                    field.error(format_args!("{key:?} cannot be the key of a label"), LABEL_KEY);
+                    field.error(format_args!("{key:?} is not a valid label key"), LABEL_KEY);
                 } else if !text::is_label_value(value) {
-                    field.error(format_args!("{value:?} cannot be the value of label {key}"), LABEL_VALUE);
+                    field.error(
+                        format_args!("{value:?} is not a valid value of the label {key}"),
+                        LABEL_VALUE,
+                    );
                 }
             }
             labels
@@ -165,7 +168,7 @@ fn expression(field: &Field<'_>) -> Option<Expression> {
     if let (Some(field), Some(value)) =
         (&values_field, values.iter().find(|value| !text::is_label_value(value)))
     {
-        field.error(format_args!("{value:?} cannot be the value of a label"), LABEL_VALUE);
+        field.error(format_args!("{value:?} is not a valid label value"), LABEL_VALUE);
     }
     let choices = [("In", 0), ("NotIn", 1), ("Exists", 2), ("DoesNotExist", 3)];
     let operator =
@@ -178,8 +181,8 @@ fn expression(field: &Field<'_>) -> Option<Expression> {
             && (wanted == values.is_empty())
         {
             values_field.error(
-                "does not fit the operator",
-                "values with In and NotIn, none with Exists and DoesNotExist",
+                "the number of values does not fit the operator",
+                "at least one value with In and NotIn, no values with Exists and DoesNotExist",
             );
         }
     }

@@ -129,7 +129,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
     let written = |key| fields.itself().node.entry(key).is_some();
     let both = written("directory") && written("kubernetes");
     if both {
-        fields.itself().error("both directory and kubernetes", "exactly one of them");
+        fields.itself().error("both directory and kubernetes are set", "exactly one of them");
     }
     let mut path = PathBuf::from("manifests");
     let mut watch = true;
@@ -156,7 +156,7 @@ pub(super) fn decode(parent: &Fields<'_>, base: &Path) -> Option<SourceConfig> {
     });
     let kubernetes = section(&fields, "kubernetes", |kubernetes| Some(decode_kubernetes(kubernetes, base)));
     if fields.is_empty() {
-        fields.itself().error("neither directory nor kubernetes", "exactly one of them");
+        fields.itself().error("neither directory nor kubernetes is set", "exactly one of them");
     }
     let directory = SourceConfig::Directory(DirectoryConfig {
         path: base.join(path),

@@ -192,7 +192,7 @@ fn a_configuration_without_interfaces_is_warned_about() {
     assert_eq!(
         lines(HEAD),
         [
-            "gateway.yaml:1:1: warning: dataplane.interfaces: no interface, nothing can be forwarded; accepted: at least one interface with name and device"
+            "gateway.yaml:1:1: warning: dataplane.interfaces: no interface is configured, so nothing can be forwarded; accepted: at least one interface with name and device"
         ]
     );
 }
@@ -222,7 +222,7 @@ const FAULTS: &[(&str, &str)] = &[
     ("  cores: 1", "8:10: error: dataplane.cores: the number 1 is not accepted; accepted: a list"),
     (
         "  cores: [1, 1]",
-        "8:14: error: dataplane.cores[1]: 1 is also at dataplane.cores[0]; accepted: each once",
+        "8:14: error: dataplane.cores[1]: 1 is already at dataplane.cores[0]; accepted: each value once",
     ),
     (
         "  cores: [-1]",
@@ -267,7 +267,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  - {name: uplink, device: net_null1}",
-        "8:12: error: dataplane.interfaces[1].name: uplink is also at dataplane.interfaces[0].name; accepted: each once",
+        "8:12: error: dataplane.interfaces[1].name: uplink is already at dataplane.interfaces[0].name; accepted: each value once",
     ),
     (
         "  - {name: b, device: ''}",
@@ -275,7 +275,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  - {name: b, device: '0:1.0'}\n  - {name: c, device: '0:1.0'}",
-        "9:23: error: dataplane.interfaces[2].device: 0:1.0 is also at dataplane.interfaces[1].device; accepted: each once",
+        "9:23: error: dataplane.interfaces[2].device: 0:1.0 is already at dataplane.interfaces[1].device; accepted: each value once",
     ),
     (
         "    mtu: 500",
@@ -299,7 +299,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  - {name: b, device: d, addresses: [10.0.0.0/24]}",
-        "8:38: error: dataplane.interfaces[1].addresses[0]: 10.0.0.0/24 is not the address of a host; accepted: a host's address with the prefix length of its network",
+        "8:38: error: dataplane.interfaces[1].addresses[0]: 10.0.0.0/24 is not the address of a host; accepted: a host address with the prefix length of its network",
     ),
     (
         "  - {name: b, device: d, addresses: [192.0.2.2/32]}",
@@ -323,7 +323,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  routes: [{to: '::/0', via: '2001:db8::1'}, {to: '::/0', via: '2001:db8::5'}]",
-        "8:51: error: dataplane.routes[1].to: ::/0 is also at dataplane.routes[0].to; accepted: each once",
+        "8:51: error: dataplane.routes[1].to: ::/0 is already at dataplane.routes[0].to; accepted: each value once",
     ),
     (
         "  neighbors: [{ip: 192.0.2.1}]",
@@ -335,7 +335,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  snatAddresses: [192.0.2.3, 192.0.2.3]",
-        "8:30: error: dataplane.snatAddresses[1]: 192.0.2.3 is also at dataplane.snatAddresses[0]; accepted: each once",
+        "8:30: error: dataplane.snatAddresses[1]: 192.0.2.3 is already at dataplane.snatAddresses[0]; accepted: each value once",
     ),
     (
         "  snatAddresses: [192.0.2.300]",
@@ -353,7 +353,10 @@ const FAULTS: &[(&str, &str)] = &[
         "  tunnelSource: [192.0.2.65/28]",
         "8:18: error: dataplane.tunnelSource[0]: 192.0.2.65/28 has bits set after its prefix; accepted: 192.0.2.64/28",
     ),
-    ("source: {}", "8:9: error: source: neither directory nor kubernetes; accepted: exactly one of them"),
+    (
+        "source: {}",
+        "8:9: error: source: neither directory nor kubernetes is set; accepted: exactly one of them",
+    ),
     (
         "source: {directory: {path: ''}}",
         "8:28: error: source.directory.path: the text \"\" is not accepted; accepted: the path of a directory",
@@ -469,7 +472,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "pools: [{name: p, addresses: [127.0.0.0/30]}]",
-        "8:31: error: pools[0].addresses[0]: 127.0.0.0/30 holds loopback addresses; accepted: unicast addresses that clients can send to",
+        "8:31: error: pools[0].addresses[0]: 127.0.0.0/30 contains loopback addresses; accepted: unicast addresses that clients can send to",
     ),
     (
         "pools: [{name: p, addresses: [a]}]",
@@ -477,7 +480,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1]}, {name: p, addresses: [203.0.113.2]}]",
-        "8:53: error: pools[1].name: p is also at pools[0].name; accepted: each once",
+        "8:53: error: pools[1].name: p is already at pools[0].name; accepted: each value once",
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1], autoAssign: 1}]",
@@ -505,7 +508,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.1], namespaceSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}}]",
-        "8:119: error: pools[0].namespaceSelector.matchExpressions[0].values: does not fit the operator; accepted: values with In and NotIn, none with Exists and DoesNotExist",
+        "8:119: error: pools[0].namespaceSelector.matchExpressions[0].values: the number of values does not fit the operator; accepted: at least one value with In and NotIn, no values with Exists and DoesNotExist",
     ),
     (
         "health: {interval: 10ms}",
@@ -667,9 +670,9 @@ fn overlapping_pools_and_odd_addresses_are_warnings() {
     assert_eq!(
         lines(&text),
         [
-            "gateway.yaml:8:20: warning: dataplane.neighbors[0].ip: 198.51.100.1 is not on-link and never asked for; accepted: an address in 192.0.2.0/24 (uplink), 2001:db8::/64 (uplink)",
+            "gateway.yaml:8:20: warning: dataplane.neighbors[0].ip: 198.51.100.1 is not on-link, so the gateway never uses this entry; accepted: an address in 192.0.2.0/24 (uplink), 2001:db8::/64 (uplink)",
             "gateway.yaml:9:19: warning: dataplane.snatAddresses[0]: 192.0.2.2 is also the address of uplink: local ports may collide with the host's; accepted: an address of its own",
-            "gateway.yaml:12:25: warning: pools[1].addresses[0]: overlaps 203.0.113.0-203.0.113.15 at pools[0].addresses[0]; accepted: ranges without an address in common",
+            "gateway.yaml:12:25: warning: pools[1].addresses[0]: overlaps 203.0.113.0-203.0.113.15 at pools[0].addresses[0]; accepted: ranges that do not overlap",
         ]
     );
 }

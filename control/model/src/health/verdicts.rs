@@ -46,7 +46,7 @@ impl fmt::Display for Failure {
             Self::NotOnVip => f.write_str("answers on its own address, not on the VIP"),
             Self::Status(code) => write!(f, "status {code}"),
             Self::System(Some(code)) => std::io::Error::from_raw_os_error(*code).fmt(f),
-            Self::System(None) => f.write_str("an error of the system"),
+            Self::System(None) => f.write_str("a system error"),
         }
     }
 }

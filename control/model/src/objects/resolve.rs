@@ -334,7 +334,8 @@ impl<'a> Merge<'a> {
         let faults = slice.meta.faults.iter();
         self.slice_faults.extend(faults.map(|fault| (slice.meta.key.clone(), fault.clone())));
         if slice.address_type == AddressType::Fqdn {
-            let what = format!("EndpointSlice {} lists names, which are not served", slice.meta.key);
+            let what =
+                format!("EndpointSlice {} has addressType FQDN, which is not supported", slice.meta.key);
             self.finding(&slice.meta, "addressType", &what, Some("addressType IPv4 or IPv6"));
             return;
         }
@@ -371,10 +372,10 @@ impl<'a> Merge<'a> {
         if endpoints.meta.annotations.get(OVER_CAPACITY).is_some_and(|v| v == "truncated") {
             let field = format!("metadata.annotations[{OVER_CAPACITY}]");
             let what = format!(
-                "Endpoints {} were cut at 1000 addresses; the others get no flows",
+                "Endpoints {} is truncated at 1000 addresses; the other addresses get no flows",
                 endpoints.meta.key
             );
-            self.finding(&endpoints.meta, &field, &what, Some("EndpointSlices, which are never cut"));
+            self.finding(&endpoints.meta, &field, &what, Some("EndpointSlices, which are never truncated"));
         }
         for (i, subset) in endpoints.subsets.iter().enumerate() {
             let matching = self.matching(&subset.ports);

@@ -280,7 +280,7 @@ impl<'a> Field<'a> {
         let items: Vec<_> = items.iter().enumerate().map(item).collect();
         let (nulls, values): (Vec<_>, Vec<_>) = items.into_iter().partition(|f: &Field<'_>| f.node.is_null());
         for null in nulls {
-            null.error("nothing is not accepted", "a value, or leave the item out");
+            null.error("an empty item is not accepted", "a value; or remove the item");
         }
         values
     }

@@ -39,7 +39,7 @@ pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Po
                         "{range} of AddressPool {name} overlaps {other_range} of pool {other}; who gets an \
                          address of both is decided by the pool that comes first"
                     ))
-                    .accepting("ranges without an address in common"),
+                    .accepting("ranges that do not overlap"),
                 ),
             };
             findings.push(Finding::of(ObjectKind::AddressPool, &object.meta, field, reason, diagnostic));

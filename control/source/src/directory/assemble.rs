@@ -53,7 +53,7 @@ fn insert<K: Ord + Clone, T>(
     let place = meta_of(first).origin.location();
     let place = place.map_or_else(|| "another place".to_owned(), |l| l.to_string());
     report.push(
-        Diagnostic::error(format!("{kind} {} is also at {place}", meta.key))
+        Diagnostic::error(format!("{kind} {} is also defined at {place}", meta.key))
             .accepting("each object once")
             .at(meta.origin.location()),
     );

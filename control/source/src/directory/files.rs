@@ -120,9 +120,12 @@ impl Files {
             report.merge(&state.report);
             let what = if let Some(lost) = &state.lost {
                 let until = shown(lost.since.checked_add(self.loss_grace));
-                format!("{}; the objects that it had are kept until {until}", lost.why)
+                format!("{}; its previous objects are kept until {until}", lost.why)
             } else if let Some(since) = state.bad_since.filter(|_| state.was_good) {
-                format!("the file has errors; its last good state is kept since {}", shown(Some(since)))
+                format!(
+                    "the file has errors; the last good state, from before {}, stays in use",
+                    shown(Some(since))
+                )
             } else {
                 continue;
             };
@@ -188,15 +191,15 @@ impl FileState {
                 let text = &String::from_utf8_lossy(bytes);
                 let documents = sheet.documents_with_flaws(text);
                 if documents.is_empty() && sheet.errors() == 0 {
-                    lost = Some("the file holds no object".to_owned());
+                    lost = Some("the file contains no object".to_owned());
                 }
                 for (document, flawed) in documents {
                     let decoded = manifest::decode(&sheet, &document);
                     refused.extend(decoded.refused);
                     // With a key twice nobody can say which was meant.
                     if flawed {
-                        let why = Diagnostic::error("its text has a fault, such as a key twice")
-                            .accepting("text without faults")
+                        let why = Diagnostic::error("its text has an error, such as a duplicate key")
+                            .accepting("text without errors")
                             .at(sheet.location(document.at));
                         refused.extend(decoded.objects.iter().map(|object| object.refuse(why.clone())));
                     } else {
@@ -260,7 +263,7 @@ fn read_bounded(path: &Path) -> Result<Vec<u8>, String> {
     let mut options = fs::OpenOptions::new();
     let file = options.read(true).custom_flags(flags).open(path).map_err(|e| e.to_string())?;
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        return Err("it is no file".to_owned());
+        return Err("it is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;

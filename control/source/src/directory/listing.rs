@@ -122,9 +122,9 @@ impl Listing {
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // Gone between the listing and now, unless it is a link to nothing.
+                // Gone between the listing and now, unless it is a broken symbolic link.
                 if wanted && path.is_symlink() {
-                    self.found.insert(path, Found::NoFile("it is a link to nothing"));
+                    self.found.insert(path, Found::NoFile("it is a broken symbolic link"));
                 }
             }
             Err(error) if wanted => self.fault(&path, format!("cannot be read: {error}")),

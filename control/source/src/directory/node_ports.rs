@@ -104,7 +104,7 @@ fn claim(
     if let Some(owner) = taken.get(&(port, protocol)) {
         report.push(
             Diagnostic::error(format!("{field}: {port}/{protocol} is already taken by Service {owner}"))
-                .accepting("a free port, or leave it out")
+                .accepting("a free port; or omit the field")
                 .at(service.meta.origin.field(field)),
         );
         return false;
@@ -130,9 +130,12 @@ fn choose(
             taken.insert((port, protocol), service.meta.key.clone());
         }
         None => report.push(
-            Diagnostic::warning(format!("no {protocol} node port is free for Service {}", service.meta.key))
-                .accepting("fewer Services with node ports, or allocateLoadBalancerNodePorts: false")
-                .at(service.meta.origin.location()),
+            Diagnostic::warning(format!(
+                "no free {protocol} node port is left for Service {}",
+                service.meta.key
+            ))
+            .accepting("fewer Services with node ports, or allocateLoadBalancerNodePorts: false")
+            .at(service.meta.origin.location()),
         ),
     }
     free

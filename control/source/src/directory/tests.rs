@@ -104,7 +104,7 @@ fn the_same_object_in_two_places_is_an_error_that_names_both() {
     let (objects, report) = DirectorySource::load(dir.path());
     assert_eq!(port_of(&objects, "web"), Some(80));
     let expected = format!(
-        "{0}/b.yaml:2:1: error: Service default/web is also at {0}/a.yaml:1:1; accepted: each object once\n",
+        "{0}/b.yaml:2:1: error: Service default/web is also defined at {0}/a.yaml:1:1; accepted: each object once\n",
         dir.path().display()
     );
     assert_eq!(report.to_string(), expected);
@@ -193,7 +193,7 @@ fn a_file_that_is_lost_keeps_its_objects_and_says_so() {
         let lost = wait(&watch, how, |u| !u.stale.is_empty());
         assert_eq!(names(&lost.objects), ["a", "b"], "{how}");
         assert!(
-            lost.report.to_string().contains("the objects that it had are kept until 20"),
+            lost.report.to_string().contains("its previous objects are kept until 20"),
             "{}",
             lost.report
         );
@@ -361,7 +361,7 @@ fn a_bad_file_keeps_its_last_good_state_while_others_go_on() {
     assert_eq!(port_of(&bad.objects, "a"), Some(80));
     let stale: Vec<&PathBuf> = bad.stale.iter().map(|s| &s.path).collect();
     assert_eq!(stale, [&a]);
-    assert!(bad.report.to_string().contains("its last good state is kept since 20"), "{}", bad.report);
+    assert!(bad.report.to_string().contains("the last good state, from before 20"), "{}", bad.report);
 
     write(&b, &service("b", 81));
     let other = wait(&watch, "the other file", |u| port_of(&u.objects, "b") == Some(81));

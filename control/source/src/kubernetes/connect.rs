@@ -428,7 +428,7 @@ fn put(credentials: Credentials, user: &mut AuthInfo) {
 /// The client library's stack, but for its retries (whoever asks has limits and retries of his own), its reading of the
 /// environment, and its log lines.
 fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError> {
-    let failed = |e: kube::Error| error("no client for the API server", &e);
+    let failed = |e: kube::Error| error("cannot create a client for the API server", &e);
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     // A peer that is gone without a word is found out, also where nothing is sent.

@@ -348,7 +348,7 @@ impl Hub {
         }
         self.stores[index].forbidden = None;
         let kind = &KINDS[index];
-        let why = format!("{}: the API server has no definition of {} any more", kind.path, kind.name);
+        let why = format!("{}: the API server no longer has a definition of {}", kind.path, kind.name);
         self.believe(Event::Down(index, why), now);
     }
 
@@ -531,7 +531,7 @@ impl Hub {
     fn forbidden_kinds(&self) -> impl Iterator<Item = String> {
         self.stores.iter().zip(KINDS).filter_map(|(store, kind)| {
             let why = store.forbidden.as_ref()?;
-            Some(format!("{} objects are not read, and the last ones stay: {why}", kind.name))
+            Some(format!("{} objects cannot be read, the last known ones stay in use: {why}", kind.name))
         })
     }
 
@@ -554,7 +554,7 @@ impl Hub {
         let of_cluster = self.reports.iter().filter(|((_, key), _)| key.namespace.is_empty());
         of_cluster.for_each(|(_, one)| report.merge(one));
         for what in self.forbidden_kinds() {
-            report.push(Diagnostic::warning(what).accepting("the rights of deploy/kubernetes"));
+            report.push(Diagnostic::warning(what).accepting("the RBAC rules in deploy/kubernetes"));
         }
         for kept in &*self.state.kept {
             report.push(Diagnostic::warning(kept.to_string()).accepting("an API server that has them"));

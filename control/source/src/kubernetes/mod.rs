@@ -256,7 +256,7 @@ pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
         Some(Ok(Some(saved))) => {
             let when = Timestamp::try_from(saved.confirmed).map(|t| t.strftime("%FT%TZ").to_string());
             let what = format!(
-                "source.kubernetes: {why}; the objects on disk are used, of {}",
+                "source.kubernetes: {why}; using the objects that were saved to disk at {}",
                 when.as_deref().unwrap_or("an unknown time")
             );
             let (mut objects, mut report) = of_disk(saved);
@@ -265,7 +265,8 @@ pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
             (objects, report)
         }
         Some(Err(unread)) => {
-            let what = format!("source.kubernetes: {why}; and the objects on disk cannot be used: {unread}");
+            let what =
+                format!("source.kubernetes: {why}; the objects saved to disk cannot be used: {unread}");
             (Objects::default(), fault(Diagnostic::error(what).accepting("an API server that answers")))
         }
         None | Some(Ok(None)) => {
@@ -291,7 +292,7 @@ async fn read_once(config: &KubernetesConfig, tuning: Tuning) -> Result<(Objects
             Err(wire::Fault::Refused { code: 404, .. }) if kind.optional => Vec::new(),
             Err(fault) if kind.optional && fault.is_forbidden() => {
                 let what = format!("source.kubernetes: {} objects are not read: {fault}", kind.name);
-                report.push(Diagnostic::warning(what).accepting("the rights of deploy/kubernetes"));
+                report.push(Diagnostic::warning(what).accepting("the RBAC rules in deploy/kubernetes"));
                 Vec::new()
             }
             Err(fault) => {

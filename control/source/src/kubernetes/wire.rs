@@ -50,7 +50,7 @@ pub(super) enum Fault {
     #[error("the API server is silent for {0:?}")]
     Silent(Duration),
     /// It does not answer on the connection of a watch, which may never hear of it.
-    #[error("the API server does not answer any more")]
+    #[error("the API server stopped answering")]
     Dead,
     /// The answer is larger than is taken.
     #[error("the answer is larger than {0} bytes")]
@@ -65,10 +65,10 @@ pub(super) enum Fault {
     #[error("the API server went back in time: version {now} after {before}")]
     Backwards { before: u64, now: u64 },
     /// A change that a watch told is not in its history, whatever its version is.
-    #[error("the API server went back in time: it has not got version {version} of {key}")]
+    #[error("the API server went back in time: it lacks version {version} of {key}")]
     Forgotten { key: String, version: u64 },
     /// Another history altogether: its versions say nothing about ours.
-    #[error("the API server is of another cluster than before")]
+    #[error("the API server belongs to another cluster than before")]
     OtherCluster,
 }
 

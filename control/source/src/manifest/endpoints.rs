@@ -142,7 +142,7 @@ fn address(field: &Field<'_>, address_type: AddressType) -> Option<IpAddr> {
     let ip = field.ip_or(accepted)?;
     if !is_of_type(&ip) {
         let (type_name, ip_family) = (address_type.as_str(), IpFamily::of(ip));
-        field.error(format_args!("{ip} is {ip_family}, and the addressType is {type_name}"), accepted);
+        field.error(format_args!("{ip} is {ip_family}, but addressType is {type_name}"), accepted);
         return None;
     }
     Some(ip)
@@ -163,8 +163,8 @@ fn ports(items: &[Field<'_>]) -> Vec<EndpointPort> {
         let mut is_another = true;
         if let Some(first) = names.get(name) {
             item.error(
-                format_args!("the name {name:?} is also that of {first}"),
-                "a name of its own for each port",
+                format_args!("the name {name:?} is already used by {first}"),
+                "a different name for each port",
             );
             is_another = false;
         }

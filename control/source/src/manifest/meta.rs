@@ -46,7 +46,7 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
         Some(_) if is_stored && !scope.namespaced => Some(""),
         Some(field) if is_stored => field.node.text(),
         Some(field) if !scope.namespaced => {
-            field.error(format_args!("a {kind} is in no namespace"), "no namespace");
+            field.error(format_args!("{kind} is cluster-scoped"), "no namespace");
             None
         }
         Some(field) => field.string_where(text::is_rfc1123_label, RFC1123_LABEL),
@@ -91,7 +91,7 @@ pub(super) fn labels(field: &Field<'_>) -> Labels {
             error_at(
                 field,
                 key,
-                &format!("{value:?} is not a label value"),
+                &format!("{value:?} is not a valid label value"),
                 "at most 63 letters, digits, -, _ and ., alphanumeric at both ends",
             );
         }
@@ -109,7 +109,7 @@ fn keyed(field: &Field<'_>, check: fn(&str) -> bool) -> Labels {
     let labels = field.labels();
     for key in labels.keys().filter(|key| !field.sheet.is_stored() && !check(key)) {
         let accepted = "a name of at most 63 letters, digits, -, _ and ., with an optional DNS prefix and /";
-        error_at(field, key, &format!("{key:?} is not a key"), accepted);
+        error_at(field, key, &format!("{key:?} is not a valid key"), accepted);
     }
     labels
 }

@@ -92,9 +92,12 @@ fn not_read(document: &Field<'_>, kind: &str, group: Option<&str>) {
         group.is_none() || own == group
     });
     match near {
-        Some(near) => document.error(format_args!("kind {kind} is not known, {near} is"), names.join(", ")),
+        Some(near) => document.error(
+            format_args!("kind {kind} is not known; the nearest known kind is {near}"),
+            names.join(", "),
+        ),
         None => {
-            document.warning(format_args!("kind {kind} is not read by the gateway"), names.join(", "));
+            document.warning(format_args!("the gateway does not read kind {kind}"), names.join(", "));
         }
     }
 }
@@ -133,7 +136,7 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
     if let Some(group) = group
         && !KINDS.iter().any(|(_, version, ..)| group_of(version) == group)
     {
-        document.warning(format_args!("kind {kind} of {group} is not read by the gateway"), names());
+        document.warning(format_args!("the gateway does not read kind {kind} of {group}"), names());
         fields.finish(Unknown::Ignored);
         return;
     }

@@ -86,8 +86,8 @@ fn addresses(spec: &Fields<'_>, service: &mut Service) {
         if text == "None" {
             service.headless = true;
             if matches!(service.service_type, ServiceType::LoadBalancer | ServiceType::NodePort) {
-                let what = format_args!("None does not go with type {}", service.service_type);
-                field.error(what, "an address, or leave it out");
+                let what = format_args!("None is not allowed with type {}", service.service_type);
+                field.error(what, "an address; or omit the field");
             }
         } else if let Some(ip) = field.ip_or("an IPv4 or IPv6 address, or None") {
             service.cluster_ips.push(ip);
@@ -108,7 +108,7 @@ fn addresses(spec: &Fields<'_>, service: &mut Service) {
     for field in &written_families {
         match field.one_of(&families) {
             Some(family) if service.ip_families.contains(&family) => {
-                field.error(format_args!("{family} twice"), "each family once");
+                field.error(format_args!("{family} is listed twice"), "each family once");
             }
             Some(family) => service.ip_families.push(family),
             None => {}
@@ -117,8 +117,8 @@ fn addresses(spec: &Fields<'_>, service: &mut Service) {
     for ((ip, family), field) in service.cluster_ips.iter().zip(&service.ip_families).zip(&written_families) {
         if IpFamily::of(*ip) != *family {
             field.error(
-                format_args!("{family} does not fit the cluster IP {ip}"),
-                "families in the order of clusterIPs",
+                format_args!("{family} is not the family of the cluster IP {ip}"),
+                "families in the same order as clusterIPs",
             );
         }
     }
@@ -155,7 +155,7 @@ fn ports(spec: &Fields<'_>, service: &Service) -> Vec<ServicePort> {
         && list.as_ref().is_none_or(|f| matches!(f.node.value, Value::Sequence(_)))
     {
         let place = list.as_ref().unwrap_or(spec.itself());
-        place.sheet.error(place.at(), "spec.ports: no port", "at least one port");
+        place.sheet.error(place.at(), "spec.ports: the list is empty", "at least one port");
     }
     let mut seen = BTreeMap::new();
     let mut names = BTreeMap::new();
@@ -181,8 +181,8 @@ fn ports(spec: &Fields<'_>, service: &Service) -> Vec<ServicePort> {
         if let (Some(field), Some(name)) = (&name_field, name)
             && let Some(first) = names.get(name)
         {
-            let what = format_args!("{name} is also the name of {first}");
-            field.error(what, "a name of its own for each port");
+            let what = format_args!("the name {name} is already used by {first}");
+            field.error(what, "a different name for each port");
             is_another = false;
         }
         if name_field.is_none() && items.len() > 1 {
@@ -194,18 +194,24 @@ fn ports(spec: &Fields<'_>, service: &Service) -> Vec<ServicePort> {
             && let Some(first) = seen.insert((port, protocol), item.path.clone())
             && let Some(field) = &port_field
         {
-            field.error(format_args!("{port}/{protocol} is also {first}"), "each port and protocol once");
+            field.error(
+                format_args!("{port}/{protocol} is already used by {first}"),
+                "each port and protocol once",
+            );
             is_another = false;
         }
         let target_port = fields.get("targetPort").and_then(|f| target_port(&f));
         let node_port = fields.get("nodePort").and_then(|f| {
             let node_port = optional_port(&f)?;
             if !matches!(service.service_type, ServiceType::NodePort | ServiceType::LoadBalancer) {
-                f.error(format_args!("does not go with type {}", service.service_type), "no nodePort");
+                f.error(format_args!("not allowed with type {}", service.service_type), "no nodePort");
                 return None;
             }
             if let Some(first) = protocol.and_then(|p| node_ports.insert((node_port, p), item.path.clone())) {
-                f.error(format_args!("{node_port} is also at {first}"), "each nodePort and protocol once");
+                f.error(
+                    format_args!("{node_port} is already used at {first}"),
+                    "each nodePort and protocol once",
+                );
                 return None;
             }
             Some(node_port)
@@ -251,7 +257,7 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     let is_load_balancer = service.service_type == ServiceType::LoadBalancer;
     let only = |field: &Field<'_>| {
         if !is_load_balancer {
-            field.error("goes with type LoadBalancer only", "type: LoadBalancer, or leave it out");
+            field.error("valid only with type LoadBalancer", "type: LoadBalancer; or omit the field");
         }
     };
     if let Some(field) = spec.get("loadBalancerIP").filter(|f| !meta::is_empty(f)) {
@@ -317,7 +323,7 @@ fn annotated_source_ranges(service: &Service, sheet: &Sheet, ranges: &mut Vec<Ip
         let path = format!("metadata.annotations[{SOURCE_RANGES_ANNOTATION}]");
         sheet.push(
             Diagnostic::error(format!("{path}: {part:?} is not accepted"))
-                .accepting(format!("{}, several with commas", text::CIDR))
+                .accepting(format!("{}; separate several with commas", text::CIDR))
                 .at(service.meta.origin.field(&path)),
         );
     }
@@ -340,8 +346,8 @@ fn affinity(spec: &Fields<'_>, service: &mut Service) {
     {
         if by_client != Some(true) {
             field.error(
-                "goes with sessionAffinity: ClientIP only",
-                "sessionAffinity: ClientIP, or leave it out",
+                "valid only with sessionAffinity: ClientIP",
+                "sessionAffinity: ClientIP; or omit the field",
             );
         }
         if let Some(client) = config.mapping("clientIP") {
@@ -362,8 +368,8 @@ fn policies(spec: &Fields<'_>, service: &mut Service) {
         if external {
             service.external_traffic_policy = field.one_of(&choices).unwrap_or(TrafficPolicy::Cluster);
         } else {
-            let what = format_args!("does not go with type {} without externalIPs", service.service_type);
-            field.error(what, "type: LoadBalancer or NodePort, or externalIPs, or leave it out");
+            let what = format_args!("not allowed with type {} without externalIPs", service.service_type);
+            field.error(what, "type: LoadBalancer or NodePort, or externalIPs; or omit the field");
         }
     }
     let internal = spec.get("internalTrafficPolicy").and_then(|f| f.one_of(&choices));
@@ -376,13 +382,13 @@ fn policies(spec: &Fields<'_>, service: &mut Service) {
         let twin =
             service.ports.iter().position(|p| p.protocol == Protocol::Tcp && p.node_port == Some(port));
         if let Some(twin) = twin {
-            let what = format_args!("{port} is also spec.ports[{twin}].nodePort");
-            field.error(what, "a port that is no nodePort, or leave it out");
+            let what = format_args!("{port} is already spec.ports[{twin}].nodePort");
+            field.error(what, "a port that is not a nodePort; or omit the field");
         } else if fits {
             service.health_check_node_port = Some(port);
         } else {
-            let accepted = "type: LoadBalancer with externalTrafficPolicy: Local, or leave it out";
-            field.error("goes with type LoadBalancer and externalTrafficPolicy Local only", accepted);
+            let accepted = "type: LoadBalancer with externalTrafficPolicy: Local; or omit the field";
+            field.error("valid only with type LoadBalancer and externalTrafficPolicy Local", accepted);
         }
     }
 }

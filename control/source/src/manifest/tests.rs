@@ -187,11 +187,11 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80, name: a}, {port: 81, name: a}]",
-        "5:49: error: spec.ports[1].name: a is also the name of spec.ports[0]; accepted: a name of its own for each port",
+        "5:49: error: spec.ports[1].name: the name a is already used by spec.ports[0]; accepted: a different name for each port",
     ),
     (
         "  ports: [{port: 80, name: a}, {port: 80, name: b}]",
-        "5:39: error: spec.ports[1].port: 80/TCP is also spec.ports[0]; accepted: each port and protocol once",
+        "5:39: error: spec.ports[1].port: 80/TCP is already used by spec.ports[0]; accepted: each port and protocol once",
     ),
     (
         "  ports: [{port: 80, targetPort: 65536}]",
@@ -207,11 +207,11 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80, nodePort: 30000}]",
-        "5:32: error: spec.ports[0].nodePort: does not go with type ClusterIP; accepted: no nodePort",
+        "5:32: error: spec.ports[0].nodePort: not allowed with type ClusterIP; accepted: no nodePort",
     ),
     (
         "  type: NodePort\n  ports: [{port: 80, name: a, nodePort: 30000}, {port: 81, name: b, nodePort: 30000}]",
-        "6:79: error: spec.ports[1].nodePort: 30000 is also at spec.ports[0]; accepted: each nodePort and protocol once",
+        "6:79: error: spec.ports[1].nodePort: 30000 is already used at spec.ports[0]; accepted: each nodePort and protocol once",
     ),
     (
         "  ports: [{port: 80, appProtocol: a b}]",
@@ -223,7 +223,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  selector: {app: -a}",
-        "6:14: error: spec.selector[app]: \"-a\" is not a label value; accepted: at most 63 letters, digits, -, _ and ., alphanumeric at both ends",
+        "6:14: error: spec.selector[app]: \"-a\" is not a valid label value; accepted: at most 63 letters, digits, -, _ and ., alphanumeric at both ends",
     ),
     (
         "  ports: [{port: 80}]\n  externalIPs: [127.0.0.1]",
@@ -259,7 +259,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  type: LoadBalancer\n  externalTrafficPolicy: Local\n  ports: [{port: 80, nodePort: 30080}]\n  healthCheckNodePort: 30080",
-        "8:24: error: spec.healthCheckNodePort: 30080 is also spec.ports[0].nodePort; accepted: a port that is no nodePort, or leave it out",
+        "8:24: error: spec.healthCheckNodePort: 30080 is already spec.ports[0].nodePort; accepted: a port that is not a nodePort; or omit the field",
     ),
     (
         "  ports: [{port: 80}]\n  externalIPs: [web.example]",
@@ -279,7 +279,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  type: LoadBalancer\n  clusterIP: None",
-        "7:14: error: spec.clusterIP: None does not go with type LoadBalancer; accepted: an address, or leave it out",
+        "7:14: error: spec.clusterIP: None is not allowed with type LoadBalancer; accepted: an address; or omit the field",
     ),
     (
         "  ports: [{port: 80}]\n  ipFamilies: [IPv5]",
@@ -287,11 +287,11 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  ipFamilies: [IPv4, IPv4]",
-        "6:22: error: spec.ipFamilies[1]: IPv4 twice; accepted: each family once",
+        "6:22: error: spec.ipFamilies[1]: IPv4 is listed twice; accepted: each family once",
     ),
     (
         "  ports: [{port: 80}]\n  clusterIP: 10.0.0.1\n  ipFamilies: [IPv6]",
-        "7:16: error: spec.ipFamilies[0]: IPv6 does not fit the cluster IP 10.0.0.1; accepted: families in the order of clusterIPs",
+        "7:16: error: spec.ipFamilies[0]: IPv6 is not the family of the cluster IP 10.0.0.1; accepted: families in the same order as clusterIPs",
     ),
     (
         "  ports: [{port: 80}]\n  ipFamilies: [IPv4, IPv6]\n  ipFamilyPolicy: SingleStack",
@@ -307,15 +307,15 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  loadBalancerClass: tidegate.dev/gateway",
-        "6:22: error: spec.loadBalancerClass: goes with type LoadBalancer only; accepted: type: LoadBalancer, or leave it out",
+        "6:22: error: spec.loadBalancerClass: valid only with type LoadBalancer; accepted: type: LoadBalancer, or leave it out",
     ),
     (
         "  ports: [{port: 80}]\n  allocateLoadBalancerNodePorts: false",
-        "6:34: error: spec.allocateLoadBalancerNodePorts: goes with type LoadBalancer only; accepted: type: LoadBalancer, or leave it out",
+        "6:34: error: spec.allocateLoadBalancerNodePorts: valid only with type LoadBalancer; accepted: type: LoadBalancer, or leave it out",
     ),
     (
         "  ports: [{port: 80}]\n  loadBalancerSourceRanges: [10.0.0.0/8]",
-        "6:29: error: spec.loadBalancerSourceRanges: goes with type LoadBalancer only; accepted: type: LoadBalancer, or leave it out",
+        "6:29: error: spec.loadBalancerSourceRanges: valid only with type LoadBalancer; accepted: type: LoadBalancer, or leave it out",
     ),
     (
         "  ports: [{port: 80}]\n  type: LoadBalancer\n  loadBalancerSourceRanges: [10.0.0.0]",
@@ -331,11 +331,11 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  sessionAffinityConfig: {clientIP: {}}",
-        "6:26: error: spec.sessionAffinityConfig: goes with sessionAffinity: ClientIP only; accepted: sessionAffinity: ClientIP, or leave it out",
+        "6:26: error: spec.sessionAffinityConfig: valid only with sessionAffinity: ClientIP; accepted: sessionAffinity: ClientIP, or leave it out",
     ),
     (
         "  ports: [{port: 80}]\n  externalTrafficPolicy: Local",
-        "6:26: error: spec.externalTrafficPolicy: does not go with type ClusterIP without externalIPs; accepted: type: LoadBalancer or NodePort, or externalIPs, or leave it out",
+        "6:26: error: spec.externalTrafficPolicy: not allowed with type ClusterIP without externalIPs; accepted: type: LoadBalancer or NodePort, or externalIPs; or omit the field",
     ),
     (
         "  ports: [{port: 80}]\n  type: LoadBalancer\n  externalTrafficPolicy: local",
@@ -347,7 +347,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  type: LoadBalancer\n  healthCheckNodePort: 30100",
-        "7:24: error: spec.healthCheckNodePort: goes with type LoadBalancer and externalTrafficPolicy Local only; accepted: type: LoadBalancer with externalTrafficPolicy: Local, or leave it out",
+        "7:24: error: spec.healthCheckNodePort: valid only with type LoadBalancer and externalTrafficPolicy Local; accepted: type: LoadBalancer with externalTrafficPolicy: Local; or omit the field",
     ),
     (
         "  ports: [{port: 80}]\n  publishNotReadyAddresses: 1",
@@ -399,7 +399,7 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {/a: b}}\nspec: {clusterIP: None}",
-        "3:37: error: metadata.annotations[/a]: \"/a\" is not a key; accepted: a name of at most 63 letters, digits, -, _ and ., with an optional DNS prefix and /",
+        "3:37: error: metadata.annotations[/a]: \"/a\" is not a valid key; accepted: a name of at most 63 letters, digits, -, _ and ., with an optional DNS prefix and /",
     ),
     (
         "apiVersion: v1\nkind: Service\nmetadata: {name: web, creationTimestamp: yesterday}\nspec: {clusterIP: None}",
@@ -411,7 +411,7 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "apiVersion: v1\nkind: Node\nmetadata: {name: n1, namespace: x}",
-        "3:33: error: metadata.namespace: a Node is in no namespace; accepted: no namespace",
+        "3:33: error: metadata.namespace: Node is cluster-scoped; accepted: no namespace",
     ),
     (
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}",
@@ -419,7 +419,7 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\nendpoints: [{addresses: ['::1']}]",
-        "5:26: error: endpoints[0].addresses[0]: ::1 is IPv6, and the addressType is IPv4; accepted: an IPv4 address",
+        "5:26: error: endpoints[0].addresses[0]: ::1 is IPv6, but addressType is IPv4; accepted: an IPv4 address",
     ),
     (
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv6\nendpoints: [{addresses: ['::ffff:10.0.0.1']}]",
@@ -443,7 +443,7 @@ const OTHER_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\nports: [{name: a, port: 1}, {name: a, port: 2}]",
-        "5:29: error: ports[1]: the name \"a\" is also that of ports[0]; accepted: a name of its own for each port",
+        "5:29: error: ports[1]: the name \"a\" is already used by ports[0]; accepted: a different name for each port",
     ),
     (
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\nports: [{protocol: ICMP}]",
@@ -530,7 +530,9 @@ fn a_kind_of_ours_that_is_misspelt_is_an_error_and_one_of_another_group_is_not()
         assert_eq!(report.len(), 1, "{report}");
         if let Some(meant) = meant {
             assert!(
-                report.to_string().contains(&format!("kind {kind} is not known, {meant} is")),
+                report
+                    .to_string()
+                    .contains(&format!("kind {kind} is not known; the nearest known kind is {meant}")),
                 "{report}"
             );
         }
@@ -544,7 +546,7 @@ fn other_kinds_are_warned_about_by_name() {
     assert!(objects.is_empty() && !report.has_errors());
     assert_eq!(
         report.to_string(),
-        "f.yaml:1:1: warning: kind Deployment is not read by the gateway; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool\n"
+        "f.yaml:1:1: warning: the gateway does not read kind Deployment; accepted: Service, EndpointSlice, Endpoints, Pod, Namespace, Node, AddressPool\n"
     );
 }
 
@@ -676,7 +678,10 @@ fn names_and_keys_are_those_of_kubernetes_1_36() {
         assert_eq!(one(&text).kind(), "Service", "{metadata}");
     }
     let capital = "apiVersion: v1\nkind: Service\nmetadata: {name: web, labels: {Example.COM/a: b}}\nspec: {ports: [{port: 80}]}\n";
-    assert!(read(capital).1.to_string().contains("\"Example.COM/a\" is not a key"), "of labels it is not");
+    assert!(
+        read(capital).1.to_string().contains("\"Example.COM/a\" is not a valid key"),
+        "of labels it is not"
+    );
     for (kind, version, rest) in [
         ("EndpointSlice", "discovery.k8s.io/v1", "addressType: IPv4"),
         ("Pod", "v1", "spec: {}"),

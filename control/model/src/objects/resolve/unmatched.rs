@@ -91,12 +91,12 @@ impl Merge<'_> {
                 (name, true) => format!("{name}, protocol {}", port.protocol),
             };
             let what = format!(
-                "{described}, Service {} wants {wanted}: port {} gets no endpoint",
+                "{described}, but Service {} needs {wanted}: port {} gets no endpoint",
                 service.meta.key, port.port
             );
             let accepted = match port.name.as_str() {
                 "" => format!("a port without a name, protocol {}", port.protocol),
-                name => format!("a port of the name {name}, protocol {}", port.protocol),
+                name => format!("a port named {name}, protocol {}", port.protocol),
             };
             self.unmatched.push(Diagnostic::warning(what).accepting(accepted).at(place.clone()));
         }
@@ -105,7 +105,7 @@ impl Merge<'_> {
             let what =
                 format!("{described}, and {more} more ports of Service {} get no endpoint", service.meta.key);
             self.unmatched
-                .push(Diagnostic::warning(what).accepting("a port for each of the Service's").at(place));
+                .push(Diagnostic::warning(what).accepting("a port for each port of the Service").at(place));
         }
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn run(exec: &ExecConfig, limit: Duration) -> Result<Credentials, Str
     let fault = |what: String| format!("exec plugin {command}: {what}");
     if exec.interactive_mode == Some(ExecInteractiveMode::Always) {
         return Err(fault(
-            "it wants a terminal (interactiveMode: Always), and a gateway has none; accepted: Never, IfAvailable"
+            "it needs a terminal (interactiveMode: Always), which a gateway does not have; accepted: Never, IfAvailable"
                 .into(),
         ));
     }
@@ -101,12 +101,12 @@ struct Ended {
 
 fn wait(child: &mut Child, limit: Duration) -> Result<Ended, String> {
     let streams = (child.stdout.take(), child.stderr.take());
-    let (Some(output), Some(words)) = streams else { return Err("it has no output".into()) };
+    let (Some(output), Some(words)) = streams else { return Err("its output cannot be read".into()) };
     let readers = [reader(output), reader(words)].map(|reader| reader.map_err(|error| error.to_string()));
     let [output, words] = readers;
     let (output, words) = (output?, words?);
     let until = Instant::now() + limit;
-    let late = || format!("it has not ended within {} s", limit.as_secs());
+    let late = || format!("it did not exit within {} s", limit.as_secs());
     if !ends(child, until)? {
         return Err(late());
     }
@@ -155,7 +155,10 @@ fn reader(stream: impl Read + Send + 'static) -> std::io::Result<std::sync::mpsc
 fn last_line(words: &[u8]) -> String {
     let words = String::from_utf8_lossy(words);
     let last = words.lines().map(str::trim).rfind(|line| !line.is_empty());
-    last.map_or_else(|| "it said nothing".to_owned(), |line| line.chars().take(WORDS_MAX).collect())
+    last.map_or_else(
+        || "it printed no error message".to_owned(),
+        |line| line.chars().take(WORDS_MAX).collect(),
+    )
 }
 
 fn read(output: &[u8], version: &str) -> Result<Credentials, String> {
@@ -190,15 +193,19 @@ fn read(output: &[u8], version: &str) -> Result<Credentials, String> {
     let certificate = match (status.client_certificate_data, status.client_key_data) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
-        _ => return Err("it gave one of clientCertificateData and clientKeyData; accepted: both".into()),
+        _ => {
+            return Err(
+                "it printed only one of clientCertificateData and clientKeyData; accepted: both".into()
+            );
+        }
     };
     let token = status.token.filter(|token| !token.is_empty());
     if token.is_none() && certificate.is_none() {
-        return Err("it gave neither a token nor a client certificate".into());
+        return Err("it printed neither a token nor a client certificate".into());
     }
     let expires = status.expiration_timestamp;
     if let Some(at) = expires.filter(|at| *at <= Timestamp::now()) {
-        return Err(format!("what it gave expired at {at}"));
+        return Err(format!("its credentials expired at {at}"));
     }
     Ok(Credentials { token, certificate, expires })
 }
@@ -255,17 +262,17 @@ mod tests {
                 plugin("echo hush; echo a first line >&2; echo no such role >&2; exit 7"),
                 "exec plugin sh: it failed (exit status: 7): no such role",
             ),
-            (plugin("exit 1"), "exec plugin sh: it failed (exit status: 1): it said nothing"),
+            (plugin("exit 1"), "exec plugin sh: it failed (exit status: 1): it printed no error message"),
             (plugin("echo hush"), "exec plugin sh: it printed no ExecCredential (line 1, column 1)"),
             (printed("null"), "exec plugin sh: the ExecCredential that it printed has no status"),
-            (printed("{}"), "exec plugin sh: it gave neither a token nor a client certificate"),
+            (printed("{}"), "exec plugin sh: it printed neither a token nor a client certificate"),
             (
                 printed(r#"{"clientCertificateData": "hush"}"#),
-                "exec plugin sh: it gave one of clientCertificateData and clientKeyData; accepted: both",
+                "exec plugin sh: it printed only one of clientCertificateData and clientKeyData; accepted: both",
             ),
             (
                 printed(r#"{"token": "hush", "expirationTimestamp": "1999-01-01T00:00:00Z"}"#),
-                "exec plugin sh: what it gave expired at 1999-01-01T00:00:00Z",
+                "exec plugin sh: its credentials expired at 1999-01-01T00:00:00Z",
             ),
             (
                 plugin(
@@ -310,7 +317,7 @@ mod tests {
         let script = format!("sleep 600 & echo $! > {}; wait", file.display());
         let limit = Duration::from_millis(300);
         let said = run(&plugin(&script), limit).err().expect("it hangs");
-        assert_eq!(said, "exec plugin sh: it has not ended within 0 s");
+        assert_eq!(said, "exec plugin sh: it did not exit within 0 s");
         let pid = std::fs::read_to_string(&file).expect("it got as far");
         let stat = format!("/proc/{}/stat", pid.trim());
         // Gone, or a zombie until its new parent looks.

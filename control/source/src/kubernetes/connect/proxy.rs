@@ -69,11 +69,11 @@ impl Proxy {
         let refused = |what: &str| Err(format!("{what}; accepted: {PROXY}"));
         // The environment may leave out the scheme.
         let full = if named.contains("://") { named.to_owned() } else { format!("http://{named}") };
-        let Ok(uri) = full.parse::<Uri>() else { return refused("is no URL") };
+        let Ok(uri) = full.parse::<Uri>() else { return refused("is not a URL") };
         match uri.scheme_str() {
             Some("http") => {}
-            Some(other) => return refused(&format!("is of scheme {other}, which is not supported")),
-            None => return refused("is no URL"),
+            Some(other) => return refused(&format!("has the scheme {other}, which is not supported")),
+            None => return refused("is not a URL"),
         }
         let Some(authority) = uri.authority() else { return refused("has no host") };
         let user = authority.as_str().rsplit_once('@').map(|(user, _)| unescaped(user));
@@ -190,14 +190,16 @@ async fn ask(stream: &mut TcpStream, server: &Uri, user: Option<&[u8]>) -> Resul
             return Err(format!("it answers with more than {ANSWER_BYTES_MAX} bytes"));
         }
         let byte = stream.read_u8().await;
-        answer.push(byte.map_err(|error| format!("it hangs up in the middle of its answer: {error}"))?);
+        answer.push(
+            byte.map_err(|error| format!("the connection ended in the middle of its answer: {error}"))?,
+        );
     }
     let answer = String::from_utf8_lossy(&answer);
     let status = answer.lines().next().unwrap_or_default();
     let code = status.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1));
     match code.map(|code| code.starts_with('2')) {
         Some(true) => Ok(()),
-        Some(false) => Err(format!("it refuses the way to {host}:{port}: {status}")),
+        Some(false) => Err(format!("it refuses to connect to {host}:{port}: {status}")),
         None => Err("it does not speak HTTP".to_owned()),
     }
 }
@@ -274,9 +276,9 @@ mod tests {
         for (named, expected) in [
             (
                 "socks5://me:hush@proxy:1080",
-                "proxy-url is of scheme socks5, which is not supported; accepted: http://",
+                "proxy-url has the scheme socks5, which is not supported; accepted: http://",
             ),
-            ("https://proxy", "proxy-url is of scheme https, which is not supported"),
+            ("https://proxy", "proxy-url has the scheme https, which is not supported"),
             ("http://me:hush@", "proxy-url is no URL"),
             ("http:// proxy", "proxy-url is no URL"),
         ] {
@@ -285,7 +287,7 @@ mod tests {
         }
         let said = chosen("https://10.0.0.1", None, &[("https_proxy", "socks5://proxy")])
             .expect_err("not supported");
-        assert!(said.starts_with("$https_proxy is of scheme socks5"), "{said}");
+        assert!(said.starts_with("$https_proxy has the scheme socks5"), "{said}");
     }
 
     #[test]

@@ -241,7 +241,7 @@ async fn what_the_gateway_cannot_do_is_refused_by_name() {
     );
     world.write(json!({"token": ADMIN_TOKEN}), &json!({"proxy-url": "socks5://127.0.0.1:1080"}));
     let said = world.fault().await;
-    assert!(said.contains("proxy-url is of scheme socks5, which is not supported"), "{said}");
+    assert!(said.contains("proxy-url has the scheme socks5, which is not supported"), "{said}");
 }
 
 #[tokio::test]
@@ -324,7 +324,7 @@ async fn a_proxy_gets_its_password_and_is_told_when_it_refuses() {
     world.write(json!({"token": ADMIN_TOKEN}), &named("me:hush@"));
     let said = world.fault().await;
     assert!(
-        said.contains(&format!("proxy http://{}: it refuses the way to 127.0.0.1:", proxy.address)),
+        said.contains(&format!("proxy http://{}: it refuses to connect to 127.0.0.1:", proxy.address)),
         "{said}"
     );
     assert!(said.contains("407 Proxy Authentication Required") && !said.contains("hush"), "{said}");

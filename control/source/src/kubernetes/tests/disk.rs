@@ -251,7 +251,10 @@ fn objects_are_read_once_from_the_api_server_or_from_disk() {
     world.server.refuse_connections(true).expect("it can be told");
     let (objects, report) = load(&world.config, "edge");
     assert!(objects.services.contains_key(&key("web")));
-    assert!(!report.has_errors() && report.to_string().contains("the objects on disk are used"), "{report}");
+    assert!(
+        !report.has_errors() && report.to_string().contains("using the objects that were saved to disk"),
+        "{report}"
+    );
     let (objects, report) = load(&world.config, "another");
     assert!(objects.services.is_empty() && report.has_errors(), "{report}");
     assert!(report.to_string().contains("accepted: an API server that answers"), "{report}");

@@ -158,7 +158,7 @@ fn a_bad_field_costs_that_field_and_is_told() {
             "spec.ports.1.name",
             json!("http"),
             |s| names(s) == ["http"],
-            "http is also the name of spec.ports[0]",
+            "the name http is already used by spec.ports[0]",
         ),
         ("spec.ports.0.name", json!("An odd name"), |s| names(s) == ["An odd name", "dns"], ""),
         (
@@ -298,7 +298,7 @@ fn faults_of_one_object_are_told_up_to_a_limit() {
     });
     let (_, said) = read("EndpointSlice", &object);
     assert_eq!(said.len(), 9);
-    assert_eq!(said[8], "EndpointSlice has 1000 faults, of which 8 are told");
+    assert_eq!(said[8], "EndpointSlice has 1000 errors; the first 8 are reported");
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn missing_conditions_mean_ready_serving_and_not_terminating() {
 fn address_types_are_ipv4_and_ipv6_only() {
     let outcome = Both::new(&(web("") + &slice_of_web("a", "FQDN", &["addresses: [example.com]"]))).look();
     assert_eq!(states(only(&outcome)), [] as [String; 0]);
-    assert!(outcome.findings[0].diagnostic.what.contains("lists names"), "{:?}", messages(&outcome));
+    assert!(outcome.findings[0].diagnostic.what.contains("has addressType FQDN"), "{:?}", messages(&outcome));
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn legacy_endpoints_are_accepted_from_a_directory_and_a_cut_at_1000_is_a_warning
     let outcome = world.look();
     assert_eq!(states(only(&outcome)), ["10.1.0.1:8080 active", "10.1.0.2:8080 down"]);
     let message = &messages(&outcome)[0];
-    assert!(message.contains("warning: Endpoints default/web were cut at 1000 addresses"), "{message}");
+    assert!(message.contains("warning: Endpoints default/web is truncated at 1000 addresses"), "{message}");
     let at_the_server = tidegate_source::kubernetes::testing::objects_of(&legacy);
     assert!(at_the_server.endpoints.is_empty(), "nobody asks an API server for them: it has slices");
 }
@@ -251,9 +251,9 @@ fn a_port_that_no_slice_has_is_told_with_what_both_have() {
         let outcome = Both::new(&(web("") + &slice)).look();
         let (reason, what, accepted) = finding(&outcome);
         assert_eq!(reason, Reason::NoMatchingPort);
-        let said = format!("EndpointSlice default/s-1 has {has}, Service default/web wants {wants}");
+        let said = format!("EndpointSlice default/s-1 has {has}, but Service default/web needs {wants}");
         assert!(what.starts_with(&said) && what.ends_with(": port 80 gets no endpoint"), "{what}");
-        assert_eq!(accepted, "a port of the name http, protocol TCP");
+        assert_eq!(accepted, "a port named http, protocol TCP");
         assert_eq!(outcome.services[0].warnings, [what]);
     }
     let none = slice_of_web("s-1", "IPv4", &[]).replace("[{name: http, protocol: TCP, port: 8080}]", "[]");

@@ -161,7 +161,10 @@ fn served_for_every_service_with_type_load_balancer_external_traffic_policy_loca
         assert_eq!((api, directory), (0, usize::from(spec.contains("Local"))), "{why}");
     }
     let said = refused(&web("  healthCheckNodePort: 30500\n"));
-    assert!(said[0].contains("goes with type LoadBalancer and externalTrafficPolicy Local only"), "{said:?}");
+    assert!(
+        said[0].contains("valid only with type LoadBalancer and externalTrafficPolicy Local"),
+        "{said:?}"
+    );
 }
 
 #[tokio::test]

@@ -45,7 +45,7 @@ fn a_service_with_several_ports_names_all_of_them() {
     assert_eq!(refused(&named("web", "{name: a, port: 80}, {port: 81}")), [missing]);
     let twice = refused(&named("web", "{name: a, port: 80}, {name: a, port: 81}"));
     assert!(
-        twice[0].starts_with("error: spec.ports[1].name: a is also the name of spec.ports[0]"),
+        twice[0].starts_with("error: spec.ports[1].name: the name a is already used by spec.ports[0]"),
         "{twice:?}"
     );
 }
@@ -84,7 +84,9 @@ fn the_key_of_a_service_port_is_port_and_protocol() {
     let said = refused(&named("web", "{name: a, port: 80}, {name: b, port: 80}"));
     assert_eq!(
         said,
-        ["error: spec.ports[1].port: 80/TCP is also spec.ports[0]; accepted: each port and protocol once"]
+        [
+            "error: spec.ports[1].port: 80/TCP is already used by spec.ports[0]; accepted: each port and protocol once"
+        ]
     );
     let mixed = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: LoadBalancer, \
                  allocateLoadBalancerNodePorts: false, loadBalancerIP: 203.0.113.5, ports: [{name: t, port: 53}, \
