@@ -1,7 +1,7 @@
-//! From the validated configuration to what the dataplane and `reconcile` are given: plain mapping, no decisions.
+//! Converts the validated configuration to the inputs of the dataplane and of `reconcile`. It makes no decisions.
 //!
-//! Used by the daemon with the ports as they turned out, and by `check`, `replay` and `explain`, which have none
-//! and take what the configuration says ([`offline_interfaces`]).
+//! The daemon passes its ports with the values that the drivers report. `check`, `replay` and `explain` have no ports
+//! and use the values of the configuration ([`offline_interfaces`]).
 
 use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, Policy, RouteSpec};
 use tidegate_core::wire::MacAddr;

@@ -1,8 +1,8 @@
-//! The control plane: what operators write, made into what the dataplane does.
+//! The control plane: compiles configuration and Kubernetes objects into the forwarding state of the dataplane.
 //!
-//! Layers that need no DPDK are crates of their own below `control/`; each says in its `lib.rs` what it may depend on.
-//! Here is what puts them to work: [`daemon`], [`cli`], [`admin`], [`telemetry`], [`demo`]. This crate may depend on all
-//! others, and is the only one that may use `tidegate-dataplane`. No packet is touched here.
+//! Layers that need no DPDK are separate crates below `control/`; each says in its `lib.rs` what it may depend on.
+//! This crate combines them: [`daemon`], [`cli`], [`admin`], [`telemetry`], [`demo`]. It may depend on all others,
+//! and is the only one that may use `tidegate-dataplane`. It does not process packets.
 
 pub mod admin;
 pub mod assemble;

@@ -1,7 +1,7 @@
-//! The binary `tidegate`: hands the command line to [`tidegate::cli`] and ends with its exit code, and chooses the
-//! allocator.
+//! The binary `tidegate`: sets the allocator, passes the command line to [`tidegate::cli`], and exits with its exit
+//! code.
 //!
-//! Nothing else lives here, so that everything can be reached by tests of the library.
+//! All other code is in the library, so that tests can reach it.
 
 use std::process::ExitCode;
 

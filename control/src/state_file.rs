@@ -1,4 +1,4 @@
-//! Files in a state directory: for the gateway alone (0600), and either whole or as they were before.
+//! Writes files in a state directory atomically, with mode 0600.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};

@@ -1,4 +1,4 @@
-//! A token bucket: so many at once, so many a second after that.
+//! A token bucket: it allows a burst, and then a constant rate.
 
 use std::time::Duration;
 

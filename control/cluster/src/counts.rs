@@ -1,4 +1,4 @@
-//! What the writing comes to, for metrics and status.
+//! Counts writes and events, and holds the state of the election, for metrics and status.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};

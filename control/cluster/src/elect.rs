@@ -1,6 +1,6 @@
-//! Asks the API server for the lease, again and again, and tells who leads.
+//! Requests the lease from the API server at intervals, and reports which gateway is the leader.
 //!
-//! One attempt each two seconds, each with a limit; [`Election`] decides, this only asks.
+//! One attempt every two seconds, each with a time limit. [`Election`] decides; this file only sends requests.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! What is told to users in `kubectl describe`: events, as values.
+//! Kubernetes events as values: what users see in `kubectl describe`.
 //!
-//! `plan` makes them, `record` writes them. Reasons are names that users know from other load balancers.
+//! `plan` creates them, `record` writes them. Reasons are names that users know from other load balancers.
 
 use tidegate_model::diagnostic::Severity;
 use tidegate_model::objects::ObjectKey;

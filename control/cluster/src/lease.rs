@@ -1,10 +1,10 @@
 //! Leader election: the gateway that holds a Lease (coordination.k8s.io/v1) and renews it is the one that writes.
 //!
-//! [`Election`] is the state machine, pure: it is told what the API server has and when, and says what to ask for.
-//! `elect` asks. The rules are those of client-go's leader election with its durations: a lease is taken when its
-//! holder has not renewed it for 15 s by our own clock, the holder renews every 2 s, and it stops leading at once when
-//! no renewal that began in the last 10 s succeeded. So between the last write of one leader and the first of the
-//! next lie 5 s, whatever their clocks say.
+//! [`Election`] is the state machine, and is pure: its input is the Lease of the API server with a time, its output
+//! the next request. `elect` sends the requests. The rules are those of client-go's leader election with its
+//! durations: a lease is taken when its holder has not renewed it for 15 s by our own clock, the holder renews every
+//! 2 s, and it stops leading at once when no renewal that began in the last 10 s succeeded. So between the last write
+//! of one leader and the first of the next there are 5 s, whatever their clocks show.
 //!
 //! Invariant: nothing here compares the clock of one machine with that of another.
 

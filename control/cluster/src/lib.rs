@@ -1,17 +1,19 @@
-//! What the gateway writes to a cluster: status, conditions, finalizers and events of Services, the status of its
-//! own kinds, and the lease that says who of several gateways writes.
+//! Writes to a cluster: status, conditions, finalizers and events of Services, the status of the gateway's own kinds,
+//! and the lease that decides which of several gateways writes.
 //!
-//! Reading is `tidegate_source::kubernetes`. The way of a write: the daemon offers each round to the [`ClusterWriter`];
-//! `writer` has [`plan`] compare it with what the API server has, `queue` lets the writes through at a bearable rate,
-//! `request` sends them; `record` writes the [`event`]s. `elect` asks for the [`lease`], `peer_poll` at the other gateways
-//! (`peers`), `own_status` tells of this one, `namesake` whether its name is another's too, and [`ReleaseTracker`] holds back
-//! addresses for them. [`words`] are what programs match in all of it. [`crd`] are the kinds that the gateway brings along; [`uninstall`] takes all of it back.
+//! `tidegate_source::kubernetes` reads from the cluster. A write takes this path: the daemon passes each round to the
+//! [`ClusterWriter`]; `writer` has [`plan`] compare it with the objects of the API server; `queue` releases the
+//! writes at a bounded rate; `request` sends them; `record` writes the [`event`]s. `elect` requests the [`lease`].
+//! `peer_poll` reads the status of the other gateways (`peers`), `own_status` writes that of this one, and `namesake`
+//! detects another gateway with the same name. [`ReleaseTracker`] withholds addresses that other gateways may still
+//! serve. [`words`] are the names in all of these that programs match. [`crd`] defines the gateway's own kinds;
+//! [`uninstall`] removes everything that was written.
 //!
-//! May depend on: `tidegate-model`, `tidegate-source` (the connection, and what state the source is in), `tidegate-policy`
-//! (what the writes follow from). May not: health checks, the dataplane.
+//! May depend on: `tidegate-model`, `tidegate-source` (the connection, and the state of the source),
+//! `tidegate-policy` (the results to write). May not: health checks, the dataplane.
 //!
-//! Invariant: nothing here is waited for by the forwarding side, whatever the API server does.
-//! Invariant: Services and AddressPools are written by the leader alone, its own `GatewayStatus` by every gateway.
+//! Invariant: forwarding never waits for anything here, whatever the API server does. Invariant: only the leader
+//! writes Services and AddressPools. Every gateway writes its own `GatewayStatus`.
 
 pub mod bucket;
 mod counts;

@@ -1,8 +1,8 @@
-//! Long computation that holds nobody up: plans of 10,000 Services take a tenth of a second.
+//! Runs long computations at low priority: a plan of 10,000 Services takes a tenth of a second.
 //!
-//! On a thread of the runtime that is a tenth of a second in which the source beside it hears nothing, and every
-//! change waits. So the runtime is told, and the work is done by a thread that gives way to the others of the process:
-//! where the control plane has one CPU, a round of the daemon comes first.
+//! On a thread of the runtime, that would stop the source on the same runtime for a tenth of a second and delay every
+//! change. So the runtime is told that the thread blocks, and the work runs on a thread of lower priority than the
+//! others of the process: if the control plane has one CPU, a round of the daemon comes first.
 
 use std::thread;
 use std::time::Duration;

@@ -1,15 +1,16 @@
-//! Whether another process writes under this gateway's name.
+//! Detects another process that writes under this gateway's name.
 //!
-//! Two gateways of one name (a DaemonSet whose Pods all read one configuration, a copied machine) would write one
-//! `GatewayStatus` in turn, and nobody would know the addresses of both. Every run of a gateway has an instance of its
-//! own, which its status names. A gateway that starts looks first: where the object is of another instance that has not
-//! said goodbye, it waits for [`SUSPECT_MAX`]. If the heartbeat moves meanwhile, the name is taken: this gateway never
-//! leads and never writes a status, and says so. If it stands still, the other one is dead.
+//! Two gateways with the same name (a DaemonSet whose Pods all read one configuration, a copied machine) would
+//! overwrite the same `GatewayStatus` in turn, and the addresses of both would not be known. Every run of a gateway
+//! has its own instance, which is in its status. A gateway that starts reads the object first. If it is of another
+//! instance that has not shut down normally, the gateway waits for [`SUSPECT_MAX`]. If the heartbeat changes
+//! meanwhile, the name is taken: this gateway never leads and never writes a status, and reports it. If the heartbeat
+//! does not change, the other gateway is dead.
 //!
-//! Two that start at the same time find nothing and both write. Each then sees the other's instance in its own object;
-//! the one with the smaller instance stays.
+//! Two gateways that start at the same time find no object, and both write. Each then sees the other's instance in
+//! its own object; the one with the smaller instance stays.
 //!
-//! Pure: time is an argument. No clock of another machine counts.
+//! Pure: time is an argument. Clocks of other machines are not used.
 
 use std::time::Duration;
 

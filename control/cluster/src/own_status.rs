@@ -1,11 +1,10 @@
-//! This gateway's own `GatewayStatus`: when it is written, and how.
+//! Decides when this gateway writes its own `GatewayStatus`, and how.
 //!
-//! Where there is news, no sooner than a second after the last one; without, every ten seconds, so that others know that
-//! the gateway lives. The requests run in the background of `writer`.
+//! After a change it writes no sooner than a second after the last write; without a change, every ten seconds, so
+//! that others know that the gateway lives. The requests run in the background of `writer`.
 //!
-//! A status is written over the version that this gateway wrote last. Where somebody else has written meanwhile (a
-//! gateway that says that its name is taken), the API server answers with a conflict: that is read before it is written
-//! over.
+//! A write names the version that this gateway wrote last. If another gateway has written meanwhile (to report that
+//! its name is taken), the API server answers with a conflict. Then the object is read before it is written again.
 
 use std::time::Duration;
 

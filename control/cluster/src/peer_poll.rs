@@ -1,7 +1,7 @@
 //! Polls the GatewayStatus objects of the other gateways: when, and with which requests.
 //!
-//! [`PeerPoll`] keeps the times and what came of the last look; `writer` sends the requests in the background. Every ten
-//! seconds, every second while something waits for other gateways.
+//! [`PeerPoll`] keeps the times and the result of the last poll; `writer` sends the requests in the background. It
+//! polls every ten seconds, and every second while something waits for other gateways.
 
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! The other gateways: which are live, from their `GatewayStatus` and the time since its heartbeat last changed.
 //!
-//! Pure: time is an argument. A gateway is live until its heartbeat was seen to stand still for 40 s, from one look to
-//! another; one that says goodbye is not. While nobody can look, nobody dies. A `GatewayStatus` without news for a day
-//! is of a gateway that is gone for good.
+//! Pure: time is an argument. A gateway is live until two polls that are 40 s apart have seen the same heartbeat, or
+//! until it shuts down normally. While polls fail, no gateway becomes dead. If a `GatewayStatus` has not changed for
+//! a day, its gateway is gone for good.
 //!
-//! Invariant: who is live and waited for is told by our clock alone. Clocks of others count only where a day's
-//! difference decides, and there with ours too.
+//! Invariant: only our own clock decides which gateways are live and waited for. Clocks of others count only for the
+//! difference of a day, and only together with ours.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,12 +1,12 @@
 //! Queues the writes of the newest plan and releases them at a bounded rate, with pauses after failures.
 //!
-//! Pure: time is an argument, requests are sent by `run`. Each plan replaces the one before, so nothing old is ever
-//! sent. What was taken by the API server is not sent again until the object is seen to have changed.
+//! Pure: time is an argument, requests are sent by `run`. Each plan replaces the previous one, so no outdated write
+//! is sent. A write that the API server accepted is not sent again until the object is seen to have changed.
 //!
-//! Namespaces take turns ([`Turns`]): the Services of one, however many they are and however often they change, do not
-//! delay the status of another's. Within a namespace the order is that of the plan.
+//! Namespaces take turns ([`Turns`]): the Services of one, however many they are and however often they change, do
+//! not delay the status of another's. Within a namespace the order is that of the plan.
 //!
-//! Invariant: at most one request for a target is under way.
+//! Invariant: at most one request for a target is in progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

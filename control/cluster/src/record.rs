@@ -1,14 +1,16 @@
 //! Writes events to the API server at a bounded rate; a repeated event increments the count of the first one.
 //!
-//! An event that comes again, also after a restart and from another leader, finds its object by a name made of what it
-//! says, and is counted there: one line in `kubectl describe`, for as long as the API server keeps the object. Each
-//! object has a budget of its own, so that one that is never content does not drown the others, and there is one budget
-//! for all, in which namespaces take turns ([`Turns`]). What does not fit is dropped and counted, of the namespace that
-//! has the most. Nothing waits for an event, and the events of one namespace do not delay or drop those of another.
+//! The name of an event object is a hash of its content. So an event that is repeated, even after a restart or by
+//! another leader, finds its object and is counted there: one line in `kubectl describe`, for as long as the API
+//! server keeps the object. Each object has a budget, so that one with many events does not crowd out the others. A
+//! common budget covers all objects, in which namespaces take turns ([`Turns`]). Events above it are dropped and
+//! counted, from the namespace that has the most. Nothing waits for an event, and the events of one namespace do not
+//! delay or drop those of another.
 //!
-//! What an event tells is told once for as long as it holds, so an event that an API server could not take for the time
-//! being (429, 5xx, no answer) is kept and sent again ([`Kept`]), for as long as an API server would keep it. Namespaces
-//! have equal shares there too: where there is no more room, the one that has the most loses what is due last.
+//! An event is written once for as long as its cause exists. So an event that the API server does not accept for the
+//! moment (429, 5xx, no answer) is kept and sent again ([`Kept`]), for as long as an API server would keep it.
+//! Namespaces have equal shares there too: if there is no more room, the namespace that has the most loses the events
+//! that are due last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;

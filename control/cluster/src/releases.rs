@@ -1,15 +1,16 @@
 //! Tracks what the other gateways have applied, and withholds released addresses that they may still serve.
 //!
-//! The daemon keeps a [`ReleaseTracker`] and shows it the Services before each round; with the [`PeerReleases`], which the writer tells,
-//! it says who decides on addresses and which of them are withheld. An address that a Service gave back is given to
-//! another one when every live gateway has applied the version of the Services in which it was given back: they say in
-//! their `GatewayStatus` how far they are, whatever the number of addresses.
+//! The daemon keeps a [`ReleaseTracker`] and passes it the Services before each round. Together with the
+//! [`PeerReleases`] of the writer, it decides which gateway assigns addresses, and which addresses are withheld. A
+//! released address is assigned again when every live gateway has applied the version of the Services in which it was
+//! released. Their `GatewayStatus` has one number for this, however many addresses there are.
 //!
-//! Who follows remembers the last version in which anything was given back; who decides remembers it by address, so
-//! that one address holds up no other. [`PeerReleases::decides_since`] stands for what happened before a gateway decided.
+//! A follower remembers the last version in which any address was released. The leader remembers that version for
+//! each address, so that one address does not delay another. [`PeerReleases::decides_since`] stands for releases from
+//! before a gateway became the leader.
 //!
-//! Invariant: an address that no Service names and that is not remembered was given back in `settled_since` or before,
-//! or before this gateway began to decide.
+//! Invariant: an address that no Service names and that is not remembered was released in `settled_since` or before,
+//! or before this gateway became the leader.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

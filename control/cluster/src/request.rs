@@ -1,8 +1,9 @@
 //! Sends writes to the API server and classifies its responses.
 //!
-//! Status goes by server-side apply under one field manager, so that what others own stays theirs; the finalizer by a
-//! strategic merge patch, which adds and takes off one entry whatever else is in the list; that of AddressPools, which
-//! know no such patch, by an apply. All name the uid: an object that was deleted and made anew is not meant.
+//! Status is written by server-side apply under one field manager, so that fields of other owners stay theirs. The
+//! finalizer of a Service is written by a strategic merge patch, which adds or removes one entry of the list; that of
+//! AddressPools, which do not support such a patch, by an apply. All requests contain the uid, so that they do not
+//! change an object that was deleted and created again.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! The handle of what is written: the daemon starts a [`ClusterWriter`], offers it each round, and hears from it what
-//! is known of the other gateways.
+//! The handle of the writer: the daemon starts a [`ClusterWriter`], passes it each round, and reads from it what is
+//! known about the other gateways.
 //!
-//! Nothing it does is waited for: rounds are handed over in a cell that holds the newest (`writer` takes them), and the
-//! end has a limit.
+//! The daemon never waits for it: a cell holds the newest round until `writer` takes it, and shutdown has a time
+//! limit.
 
 use std::sync::Arc;
 use std::time::Duration;

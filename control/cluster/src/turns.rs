@@ -1,7 +1,7 @@
-//! What waits, by namespace. Namespaces take turns, so that one which has thousands of things waiting, or new ones
-//! without end, does not keep another from having its few done.
+//! A queue in which namespaces take turns, so that a namespace with thousands of entries, or with new ones all the
+//! time, does not delay the few of another.
 //!
-//! What is of no namespace, such as an AddressPool, has turns of its own.
+//! Entries without a namespace, such as those of an AddressPool, have their own turns.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;

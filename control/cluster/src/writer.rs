@@ -1,11 +1,12 @@
-//! The task that writes to the API server: it plans the writes from the newest outcome, sends them, and plans again after
-//! every change.
+//! The task that writes to the API server: it plans the writes from the newest outcome, sends them, and plans again
+//! after every change.
 //!
-//! `queue` says what may be sent when, `peer_poll` and `own_status` keep the times of the other requests; all of them run in
-//! the background and come back as [`Done`].
+//! `queue` decides which writes may be sent when; `peer_poll` and `own_status` keep the times of the other requests.
+//! All of them run in the background and return as [`Done`].
 //!
-//! Invariant: the lead is looked at before every single write, and a plan of a gateway that does not lead has none.
-//! Invariant: nobody leads who does not know who else there is, and from which version of the Services on it decides.
+//! Invariant: the leadership is checked before every single write, and the plan of a gateway that does not lead has
+//! no writes. Invariant: a gateway leads only if it knows the other gateways, and the version of the Services from
+//! which on it decides.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,17 +1,17 @@
 //! Health checks: those that the gateway makes (which endpoints answer), and those that it answers
 //! ([`health_check_node_port`]).
 //!
-//! `reconcile` says what to check ([`Target`]), the [`Checker`] checks it on tokio and tells what it found
-//! ([`Verdicts`]), and the daemon reconciles again. [`Tally`] is the rule of thresholds, `schedule` that of turns;
-//! neither has a clock or a socket. Checks go out by the kernel, like any connection of this host; those of DSR backends
-//! go through the dataplane to the VIP, as clients' packets do.
+//! `reconcile` lists the [`Target`]s, the [`Checker`] checks them on tokio and publishes [`Verdicts`], and the daemon
+//! reconciles again. [`Tally`] applies thresholds, `schedule` decides when each target is checked; neither has a
+//! clock or a socket. Checks use the host's kernel, like any connection of this host. Checks of DSR backends go
+//! through the dataplane to the VIP, as clients' packets do.
 //!
-//! May depend on: `tidegate-model` (targets and verdicts), `tidegate-probe` (checks at a VIP), `tidegate-http`. May not:
-//! what follows from a verdict (`tidegate-policy`), the dataplane.
+//! May depend on: `tidegate-model` (targets and verdicts), `tidegate-probe` (checks at a VIP), `tidegate-http`. May
+//! not: `tidegate-policy`, which acts on the verdicts; the dataplane.
 //!
-//! Invariant: a target that was never checked passes. A gateway that starts forwards at once by what Kubernetes
-//! says, and takes out what it then finds failing.
-//! Invariant: a fault of the gateway itself (no file descriptor, no local port) says nothing about a target.
+//! Invariant: a target that was never checked passes. A gateway that starts forwards at once to the endpoints that
+//! Kubernetes lists, and removes those that then fail. Invariant: a fault of the gateway itself (no file descriptor,
+//! no local port) does not count against a target.
 
 mod answer;
 pub mod health_check_node_port;

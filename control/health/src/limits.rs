@@ -1,4 +1,4 @@
-//! How much the checks may take of this host.
+//! Limits on the resources of this host that the checks may use.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

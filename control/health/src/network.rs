@@ -1,10 +1,10 @@
-//! The real checks: TCP, HTTP, TLS and UDP by this host's kernel, to a backend's own address or, through the dataplane, to
-//! the VIP on this backend ([`Probes`]).
+//! The network checks: TCP, HTTP, TLS and UDP through this host's kernel, to a backend's own address or, through the
+//! dataplane, to the VIP on this backend ([`Probes`]).
 //!
-//! One connection a check and nothing kept between checks: a check tells what a new client would meet. Memory of a
-//! check under way is bounded: heads of HTTP answers up to [`HEAD_BYTES_MAX`], bodies are not read.
+//! Each check opens a new connection, so it sees what a new client would see. The memory of a check is bounded: the
+//! head of an HTTP answer is read up to [`HEAD_BYTES_MAX`], the body is not read.
 //!
-//! Connections are closed by RST, so that thousands of checks a second leave no TIME_WAIT behind.
+//! Connections are closed with RST, so that thousands of checks a second leave no TIME_WAIT.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,8 +1,9 @@
-//! Runs the checks: one task that asks the [`Schedule`] whose turn it is, and one short task per check under way.
+//! Runs the checks: one task that asks the [`Schedule`] for due targets, and one short task for each check in
+//! progress.
 //!
-//! The clock and the sockets are here and in the [`Prober`]; what is decided is decided in the schedule and in
-//! [`Tally`](super::Tally). A new set of targets replaces the last one at most every [`REPLACE_GAP`]:
-//! reconciling may be much quicker than checking.
+//! The clock and the sockets are here and in the [`Prober`]; decisions are made in the schedule and in
+//! [`Tally`](super::Tally). A new set of targets replaces the last one at most every [`REPLACE_GAP`], because
+//! reconciling can be much faster than checking.
 
 use std::collections::HashMap;
 use std::future::Future;

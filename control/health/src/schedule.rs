@@ -1,15 +1,17 @@
-//! Whose turn it is: when each target is asked, how many at once, and what follows from the answers.
+//! Decides when each target is checked, how many are checked at once, and what follows from the results.
 //!
-//! A target has a place in its interval that a hash of its address and a seed decide, so thousands are spread evenly,
-//! and one that goes and comes back, or is asked otherwise, keeps its place. Every check is up to a tenth of the
-//! interval late on purpose, so that targets that fell together by chance part again. Gateways differ in their seed,
-//! and so in when they ask the same backend.
+//! A hash of a target's address and a seed sets its position in the interval. So thousands of targets are spread
+//! evenly, and a target that is removed and added again, or whose check changes, keeps its position. Every check is
+//! delayed by up to a tenth of the interval, so that targets with the same position by chance separate. Gateways have
+//! different seeds, so they check the same backend at different times.
 //!
-//! What is bounded: checks under way (TLS apart, which costs the most) and checks a second, both in fair shares for
-//! each namespace ([`Shares`]), and memory: half a kilobyte a target, waiting or not. A target is under way, waits, or
-//! has a time; never two of them. So when all time out nothing piles up: each is asked as its turn comes, late.
+//! These are bounded: checks in progress (TLS separately, which costs the most) and checks a second, both in fair
+//! shares for each namespace ([`Shares`]), and memory: half a kilobyte for each target. A target is in progress,
+//! waiting, or scheduled; never two of these. So if all checks time out, nothing accumulates: each target is checked
+//! when its turn comes, late.
 //!
-//! Invariant: nothing here reads a clock, asks anyone or rolls dice: `now` and the seed are arguments.
+//! Invariant: nothing here reads a clock, sends a request or generates random numbers: `now` and the seed are
+//! arguments.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

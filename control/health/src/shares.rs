@@ -1,13 +1,17 @@
-//! How the checks that the gateway can do are shared out between namespaces, so that none of them delays another's.
+//! Divides the gateway's capacity for checks among namespaces, so that none of them delays another's checks.
 //!
-//! Two things are short. Checks under way: a namespace may begin another one only while it has fewer of them than
-//! [`OF_THE_FREE`] times those that nobody has ("dynamic thresholds", Choudhury and Hahne, 1998). The last part of
-//! them, [`KEPT`], is for namespaces that have none. So one namespace alone can have three quarters, two can have two fifths
-//! each, and there is always room for one that comes later. Namespaces that may begin a check do so in turn. Checks a second: each namespace gets what it asks for up to a level, and
-//! the level is such that the sum is what the gateway can do (max-min fairness); the intervals of those that ask for
-//! more are stretched.
+//! Two resources are limited.
 //!
-//! The operator's own checks count as one more namespace. Pure; called by `schedule` alone.
+//! Checks in progress: a namespace may begin another check only while it has fewer of them than [`OF_THE_FREE`] times
+//! the number that is free ("dynamic thresholds", Choudhury and Hahne, 1998). The last part of the capacity,
+//! [`KEPT`], is reserved for namespaces that have no check in progress. So one namespace alone can have three
+//! quarters, two can have two fifths each, and there is always room for a new one. Namespaces that may begin a check
+//! take turns.
+//!
+//! Checks a second: each namespace gets what it requests up to a level, which is set so that the sum fits the
+//! capacity (max-min fairness). The intervals of namespaces that request more are stretched.
+//!
+//! The operator's own checks count as one more namespace. Pure; only `schedule` calls it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

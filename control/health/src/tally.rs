@@ -1,11 +1,11 @@
-//! The rule of thresholds and of damping: how many results in a row turn a target over.
+//! Thresholds and damping: how many results in a row change the state of a target.
 //!
-//! Pure, and counted in checks, not in time. A target that turned more than [`TURNS_MAX`] times within
-//! [`WINDOW`] checks flaps: its thresholds are raised a level. At level n the healthy threshold is multiplied by
-//! 2^n, at most 8; the unhealthy one by 2, whatever the level, so that a flapping target that dies is out after
-//! twice the time asked for at the latest. Every [`WINDOW`] checks without a turn take a level back.
+//! Pure, and counted in checks, not in time. A target whose state changed more than [`TURNS_MAX`] times within
+//! [`WINDOW`] checks flaps, and its damping level is raised by one. At level n the healthy threshold is multiplied by
+//! 2^n, at most 8; the unhealthy one by 2 at every level, so that a flapping target that dies is removed after at
+//! most twice the configured time. Each [`WINDOW`] checks without a change lower the level by one.
 //!
-//! Invariant: a state never changes but by a whole threshold of results in a row against it.
+//! Invariant: a state changes only after a whole threshold of results in a row against it.
 
 use super::Rules;
 

@@ -1,12 +1,13 @@
-//! HTTP/1.1 on a listener: accept, bound, answer. Used by every server of the daemon: admin socket, health ports, metrics.
+//! A bounded HTTP/1.1 server for every listener of the daemon: admin socket, health ports, metrics.
 //!
-//! Header names go out as Go writes them (`X-Content-Type-Options`): some clients compare bytes. What is asked and
-//! answered is the callers' business; here are the [`Limits`] that keep one of them from taking the process down.
+//! Header names are written as Go writes them (`X-Content-Type-Options`), because some clients compare bytes. The
+//! callers decide on requests and answers; this crate enforces the [`Limits`] that keep a client from exhausting the
+//! process.
 //!
 //! May depend on: nothing of Tidegate.
 //!
 //! Invariant: connections are bounded in number and in time, and end with their server. A client that only holds
-//! connections open keeps nobody out: a new connection takes the place of the oldest one without a request under way.
+//! connections open cannot block others: a new connection replaces the oldest one without a request in progress.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;

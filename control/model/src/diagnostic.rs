@@ -1,9 +1,9 @@
-//! What is wrong with what the operator wrote, where, and what would be accepted.
+//! Faults of operator input: what is wrong, where, and what is accepted.
 //!
-//! Every reader of operator input (the configuration, manifests, annotations) records its faults here and
-//! goes on, so that one run shows all of them. Nothing here reads files or decides what a fault is.
+//! Every reader of operator input (the configuration, manifests, annotations) records its faults here and continues,
+//! so that one run reports all of them. Nothing here reads files or decides what a fault is.
 //!
-//! Invariant: a [`Report`] prints in the same order whatever the order its diagnostics were added in.
+//! Invariant: a [`Report`] prints its diagnostics in the same order, whatever the order in which they were added.
 
 use std::fmt;
 use std::sync::Arc;

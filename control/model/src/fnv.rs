@@ -1,7 +1,8 @@
-//! FNV-1a of 64 bits (Fowler, Noll, Vo; draft-eastlake-fnv): a hash that is the same in every gateway, version and run.
+//! FNV-1a of 64 bits (Fowler, Noll, Vo; draft-eastlake-fnv): a hash that is the same in every gateway, version and
+//! run.
 //!
-//! For checksums of our own files, names and places that gateways must agree on. Who can choose the input can make
-//! collisions.
+//! It is used for checksums of our own files, and for names and positions on which gateways must agree. It does not
+//! resist an attacker: whoever can choose the input can create collisions.
 
 /// The hash of nothing: the offset basis.
 pub const START: u64 = 0xcbf2_9ce4_8422_2325;

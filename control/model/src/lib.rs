@@ -1,12 +1,13 @@
-//! What operators and Kubernetes say, read and checked: the values that all other crates of the control plane share.
+//! The values that all other crates of the control plane share: configuration and Kubernetes objects, decoded and
+//! validated.
 //!
 //! [`diagnostic`] has faults with their positions, [`yaml`] the decoder that collects them, [`objects`] the desired
-//! state in Kubernetes' terms, [`config`] `gateway.yaml`, [`health`] what is checked and what the checks found.
-//! [`shared_map`] is the map in which sources keep their objects, [`fnv`] the hash on which gateways agree, [`time`] how
-//! points in time are shown.
+//! state as Kubernetes objects, [`config`] the configuration `gateway.yaml`, and [`health`] targets and results of
+//! health checks. [`shared_map`] is the map in which sources keep their objects, [`fnv`] the hash on which gateways
+//! agree, and [`time`] formats points in time.
 //!
-//! May depend on: `tidegate-core`, for values such as forwarding modes and MAC addresses. May not: a Kubernetes client,
-//! the dataplane, another crate of the control plane, sockets, threads. Files are read by [`config::load`] alone.
+//! May depend on: `tidegate-core`, for values such as forwarding modes and MAC addresses. May not: a Kubernetes
+//! client, the dataplane, another crate of the control plane, sockets, threads. Only [`config::load`] reads files.
 
 pub mod config;
 pub mod diagnostic;

@@ -1,4 +1,4 @@
-//! Points in time as people and the Kubernetes API have them.
+//! Formats points in time for people and for the Kubernetes API.
 
 use jiff::Timestamp;
 

@@ -1,9 +1,9 @@
-//! What follows from the objects, as pure functions: [`reconcile`] makes the desired state of the dataplane, [`pools`]
-//! says which Service has which address, [`explain`] says what happens to one packet and why.
+//! Decisions on the objects, as pure functions: [`reconcile`] computes the desired state of the dataplane, [`pools`]
+//! decides which Service has which address, [`explain`] shows the decision for one packet.
 //!
-//! May depend on: `tidegate-model` (what goes in) and `tidegate-core` (what comes out, and the functions that decide about
-//! packets). May not: a clock, a file, a socket, a thread, where the objects come from, the dataplane. The tests read
-//! their objects by `tidegate-source`, and ask the real listeners of `tidegate-health`.
+//! May depend on: `tidegate-model` (the inputs) and `tidegate-core` (the outputs, and the functions that decide on
+//! packets). May not: a clock, a file, a socket, a thread, a source of objects, the dataplane. The tests read their
+//! objects with `tidegate-source`, and query the real listeners of `tidegate-health`.
 
 pub mod explain;
 pub mod pools;

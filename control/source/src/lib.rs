@@ -1,13 +1,12 @@
-//! Where the desired state comes from: a directory of manifests, or the API server (connection, watches, retention).
+//! The sources of the desired state: a directory of manifests, or the API server (connection, watches, retention).
 //!
-//! Every source fills the one [`tidegate_model::objects::Objects`] with objects that are defaulted and valid, and gives it out as
-//! [`SourceUpdate`]s, so that nobody after it needs to know which source it was. What cannot be taken is in a report,
-//! with its place. How a source gets on is in its [`SourceState`], for metrics, `status` and conditions.
+//! Every source produces the same [`tidegate_model::objects::Objects`], with objects that are defaulted and valid,
+//! and publishes it as [`SourceUpdate`]s, so that later stages do not depend on the source. Faults are in a report,
+//! with their place. The condition of a source is in its [`SourceState`], for metrics, `status` and conditions.
 //!
-//! Invariant: the same objects give equal [`Objects`], whichever source they came through ([`manifest`] decodes for
-//! both).
+//! Invariant: the same objects give equal [`Objects`] from either source ([`manifest`] decodes for both).
 //!
-//! May depend on: `tidegate-model`. May not: what is decided from the objects (`tidegate-policy`), the dataplane.
+//! May depend on: `tidegate-model`. May not: `tidegate-policy`, which decides on the objects; the dataplane.
 
 pub mod directory;
 pub mod kubernetes;

@@ -1,18 +1,19 @@
-//! Which EndpointSlices are kept: those of a Service with too many endpoints are not, and namespaces share the memory.
+//! Decides which EndpointSlices are kept: not those of a Service with too many endpoints; namespaces share the memory
+//! for the others.
 //!
-//! Anybody who may create EndpointSlices in one namespace decides how large they are. A [`SliceBudget`] counts them, by
-//! namespace and Service, and says whose endpoints are not kept:
+//! Whoever can create EndpointSlices in a namespace controls how large they are. A [`SliceBudget`] counts them, by
+//! namespace and Service, and decides whose endpoints are not kept:
 //!
-//! 1. those of a Service whose slices list more than [`ENDPOINTS_MAX`] endpoints: it is refused anyway;
-//! 2. where the others are larger together than `bytes_max`: each namespace may keep up to a level, which is the same for
-//!    all and as high as fits. A namespace below the level loses nothing. In a namespace above it the Services with the
-//!    newest slices lose theirs, until the rest fits.
+//! 1. those of a Service whose slices list more than [`ENDPOINTS_MAX`] endpoints, because it is refused anyway;
+//! 2. if the others together are larger than `bytes_max`: each namespace may keep slices up to a level, which is the
+//!   same for all and as high as fits. A namespace below the level loses nothing. In a namespace above it the
+//!   Services with the newest slices lose theirs, until the rest fits.
 //!
-//! A Service loses all of its slices or none. What stays of a slice is that it exists and how much it lists
-//! ([`EndpointSlice::left_out`]), so what is decided can be decided again.
+//! A Service loses all of its slices or none. Of a slice that is left out, the gateway keeps only that it exists and
+//! how much it lists ([`EndpointSlice::left_out`]), so that the decision can be made again.
 //!
-//! Used by both sources. Invariant: what [`SliceBudget::settle`] decides follows from the slices of the moment alone, not
-//! from the order in which they came.
+//! Both sources use it. Invariant: the result of [`SliceBudget::settle`] depends only on the current slices, not on
+//! the order in which they arrived.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

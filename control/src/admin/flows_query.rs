@@ -1,8 +1,8 @@
-//! Which flows `flows` is asked for: by Service, backend and client, and how many.
+//! The filter of `flows`: by Service, backend and client, with a limit.
 //!
-//! The same text on the command line and in the query of the request, parsed here for both.
+//! The command line and the query of the request use the same text, which is parsed here for both.
 //!
-//! Invariant: what [`FlowsQuery::pairs`] writes, [`FlowsQuery::parse`] reads as it was.
+//! Invariant: [`FlowsQuery::parse`] reads back exactly what [`FlowsQuery::pairs`] wrote.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -1,8 +1,8 @@
-//! The admin socket: how the commands talk to the daemon.
+//! The admin socket: the commands use it to talk to the daemon.
 //!
-//! HTTP/1.1 with JSON over a Unix socket that only its owner may open, so that `curl --unix-socket` works too.
-//! [`api`] has the types of every answer, [`AdminBackend`] is what the daemon implements, [`Server`] brings the
-//! two together, [`Client`] is what the commands use. Nothing here knows how an answer comes about or is shown.
+//! It serves HTTP/1.1 with JSON over a Unix socket that only its owner can open, so `curl --unix-socket` works too.
+//! [`api`] has the types of every answer, the daemon implements [`AdminBackend`], [`Server`] connects the two, and
+//! the commands use [`Client`]. This module does not compute or format answers.
 //!
 //! | Request | Answer |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | `POST /v1/drain?target=T`, `POST /v1/undrain?target=T` | [`api::DrainAnswer`] |
 //! | `POST /v1/reload` | [`api::ReloadAnswer`] |
 //!
-//! Invariant: a fault of the request is a 4xx with [`api::ErrorAnswer`] that says what would be accepted.
+//! Invariant: an invalid request gets a 4xx answer with an [`api::ErrorAnswer`] that says what is accepted.
 
 pub mod api;
 mod client;

@@ -1,4 +1,4 @@
-//! The server: requests to calls of the [`AdminBackend`], results to JSON.
+//! The server of the admin socket: it calls the [`AdminBackend`] for each request and returns the result as JSON.
 
 use std::future::Future;
 use std::io;

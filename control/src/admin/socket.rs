@@ -1,7 +1,7 @@
-//! The socket's file: made for its owner alone, put in the place of a stale one, removed at the end.
+//! The file of the admin socket: readable by its owner only. It replaces a stale file, and is removed at shutdown.
 //!
-//! It is bound under another name and moved into place when its mode is right, so that at no moment anybody
-//! else can open it.
+//! The socket is bound under another name and renamed after its mode is set, so that nobody else can open it at any
+//! moment.
 
 use std::fs::{self, Permissions};
 use std::io;

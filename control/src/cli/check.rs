@@ -1,7 +1,7 @@
-//! `tidegate check`: configuration and manifests together, all faults in one report.
+//! `tidegate check`: reports all faults of the configuration and the manifests.
 //!
-//! Faults go to standard output, one a line, sorted by place, as compilers print them; the last line, on standard
-//! error, sums up. Exit code 2 when anything is refused, 0 where there are only warnings or nothing.
+//! Faults go to standard output, one in each line, sorted by place, in the format of compilers. A summary goes to
+//! standard error. The exit code is 2 if anything is refused, and 0 if there are only warnings or no faults.
 
 use std::io::{self, Write};
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! What can be asked of a cluster instead of a gateway, from any machine with a kubeconfig: `status`, `services` and
-//! `pools`, by the objects that the gateways write to the API server.
+//! Commands that query the API server instead of a gateway: `status`, `services` and `pools`, from any machine with a
+//! kubeconfig.
 //!
-//! The rights are those of whoever asks: to list gatewaystatuses, services and addresspools. What only a gateway knows (its
-//! flows, drops and backends) is asked on its machine.
+//! They read the objects that the gateways write. The user needs the right to list gatewaystatuses, services and
+//! addresspools. Flows, drops and backends are known only to a gateway and are not available here.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `tidegate crds`: the definitions of the kinds that the gateway brings along, for `kubectl apply -f -`.
+//! `tidegate crds`: prints the CustomResourceDefinitions of the gateway's own kinds, for `kubectl apply -f -`.
 
 use std::io::Write as _;
 use std::path::PathBuf;

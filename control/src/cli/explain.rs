@@ -1,7 +1,7 @@
-//! `tidegate explain`: the decision for one packet, of files or of the running daemon.
+//! `tidegate explain`: shows the decision for one packet, from files or from the running daemon.
 //!
-//! The exit code is 0 whatever becomes of the packet: the question was answered. With `-c` faults of manifests go
-//! to standard error and what they cost shows in the answer.
+//! The exit code is 0 whatever the decision is. With `-c`, faults of manifests go to standard error, and the answer
+//! shows their effect.
 
 use std::process::ExitCode;
 

@@ -1,9 +1,9 @@
-//! Configuration and manifests as `check`, `replay` and `explain -c` take them: offline, everything healthy.
+//! Loads configuration and manifests for `check`, `replay` and `explain -c`: offline, with every backend healthy.
 //!
-//! Reads the files, reconciles and compiles once, and gathers every fault of every stage in one report. The
-//! daemon does the same steps with what it knows more: link addresses of its ports, health, drains.
+//! It reads the files, reconciles and compiles once, and collects the faults of all stages in one report. The daemon
+//! takes the same steps with additional inputs: link addresses of its ports, health, drains.
 //!
-//! Invariant: a pure function of the files, whatever the order of manifests and of what is in them.
+//! Invariant: the result depends only on the files, not on the order of the files or of the objects in them.
 
 use std::collections::BTreeSet;
 use std::path::Path;

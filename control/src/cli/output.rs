@@ -1,10 +1,10 @@
-//! How answers are printed: tables in the manner of kubectl, JSON, YAML.
+//! Prints answers as tables like kubectl's, as JSON, or as YAML.
 //!
-//! A [`Table`] has columns that show always and columns that show with `-o wide`; JSON and YAML show the value
-//! itself, so what scripts read does not depend on columns. No command knows how padding works, nothing here
-//! knows what is shown.
+//! A [`Table`] has columns that are always shown and columns for `-o wide`. JSON and YAML show the value itself, so
+//! scripts do not depend on columns. Commands do not format tables themselves, and this module does not know the
+//! content.
 //!
-//! Invariant: lines have no trailing spaces, and every line but the last cell's content is aligned.
+//! Invariant: lines have no trailing spaces, and all cells except the last of a line are aligned.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};

@@ -1,9 +1,9 @@
-//! `tidegate replay`: what the gateway would do with the packets of a capture, offline.
+//! `tidegate replay`: shows offline what the gateway would do with the packets of a capture.
 //!
-//! The dataplane's own replay does it; here are files, and the JSON line of each packet. Manifests with faults are
-//! replayed without what is refused, as the daemon would run, and the faults go to standard error. A faulty
-//! configuration is refused with exit code 2; a capture that is none, or is cut off, ends with exit code 1 after
-//! what came before the fault has been written.
+//! It uses the dataplane's own replay; this file reads and writes captures and prints a JSON line for each packet. If
+//! manifests have faults, the objects that the daemon would refuse are left out, and the faults go to standard error.
+//! A faulty configuration is refused with exit code 2. If a file is not a capture, or is cut off, the packets before
+//! the fault are written and the exit code is 1.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};

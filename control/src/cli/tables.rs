@@ -1,7 +1,7 @@
 //! Formats every response as a table for people. Scripts use `-o json`, which prints the response itself.
 //!
-//! Headers and cells in the manner of kubectl: upper case, `<pending>`, `<none>`, ages like `3m20s`. One function an
-//! answer; nothing here asks the daemon.
+//! Headers and cells follow kubectl: upper case, `<pending>`, `<none>`, ages like `3m20s`. Each answer has one
+//! function. This module does not query the daemon.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,8 +1,8 @@
-//! `tidegate uninstall`: takes what gateways wrote back out of a cluster. Also `kubectl tidegate uninstall`, from a
-//! workstation: it needs a kubeconfig and no gateway.
+//! `tidegate uninstall`: removes everything that gateways wrote to a cluster. Also `kubectl tidegate uninstall`, from
+//! a workstation: it needs a kubeconfig and no gateway.
 //!
-//! One line for each thing that is done, to standard output; what to do next, to standard error. Exit code 1 where
-//! something is left.
+//! It prints a line for each change to standard output, and the next steps to standard error. The exit code is 1 if
+//! something could not be removed.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,11 @@
-//! Saves the addresses of Services to disk, for a gateway that reads manifests from a directory and so has no status to
+//! Saves the addresses of Services to disk, for a gateway that reads manifests from a directory and has no status to
 //! write them to.
 //!
-//! One line a Service: a hash of the rest of the line, and JSON. A line that is cut or altered costs that Service its
-//! memory, and no other; what was lost is logged. The controller saves before it publishes, so that a gateway that is
-//! killed at any moment comes back with every address that anybody could have used.
+//! Each Service has one line: a hash of the rest of the line, and JSON. If a line is cut or altered, only that
+//! Service loses its record, and the loss is logged. The controller saves before it publishes, so a gateway that is
+//! killed at any moment restarts with every address that a client could have used.
 //!
-//! Each gateway and each directory of manifests has a file of its own, so two gateways on one machine do not meet.
+//! Each gateway and each directory of manifests has its own file, so two gateways on one machine do not share one.
 
 use std::fs;
 use std::io;

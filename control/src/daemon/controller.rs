@@ -1,10 +1,10 @@
-//! Runs one round of the control loop: collects the inputs, reconciles, publishes the result to the workers.
+//! Runs one round of the control loop: collects the inputs, reconciles, and publishes the result to the workers.
 //!
-//! Owned by the daemon's loop; nothing else changes the desired state. Each [`Controller::apply`] is one round: the
-//! [`Reconciler`], a publish where the outcome differs from the last, the targets of the health checks, and a
-//! line in the log for every finding that is new, as many as [`FaultLog`] allows.
+//! The daemon's loop owns it; nothing else changes the desired state. Each [`Controller::apply`] is one round: it
+//! runs the [`Reconciler`], publishes if the outcome differs from the last one, sets the targets of the health
+//! checks, and logs every new finding within the limits of [`FaultLog`].
 //!
-//! Invariant: a round that fails leaves everything as the last good one had it.
+//! Invariant: a round that fails changes nothing; the last good state stays in use.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,11 @@
-//! What operators have drained, kept in a file, so that a restart gives a drained backend no new flows.
+//! The targets that operators have drained, saved in a file, so that a drained backend gets no new flows after a
+//! restart.
 //!
-//! The file has one target in a line. It is `drained` in `source.kubernetes.stateDirectory`, with the gateway's name,
-//! or beside the admin socket where there is no such directory.
+//! The file has one target in each line. It is `drained` in `source.kubernetes.stateDirectory`, with the gateway's
+//! name, or a file beside the admin socket if there is no such directory.
 //!
-//! Invariant: a file that cannot be written or read is told, in the log, by [`Drains::trouble`] and to whoever drains,
-//! and stops nothing. It is tried again until it is written.
+//! Invariant: if the file cannot be written or read, the log, [`Drains::trouble`] and the answer to a drain report
+//! it, and nothing stops. The write is retried until it succeeds.
 
 use std::collections::BTreeSet;
 use std::fs;

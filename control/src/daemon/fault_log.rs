@@ -1,11 +1,11 @@
-//! What has been logged of faults, and how many lines a namespace may have.
+//! Decides which faults are logged, and how many lines each namespace may have.
 //!
-//! A fault is logged once for as long as it holds. Whoever may change objects in one namespace decides how many faults
-//! these have, and how often they change, so each namespace has a budget of lines: a burst, and a rate after that. What
-//! does not fit is left out and counted, and one line a minute says how many were left out. Status, events and
-//! `tidegate services` have the faults all the same.
+//! A fault is logged once for as long as it exists. Whoever can change objects in a namespace controls how many
+//! faults these have and how often they change. So each namespace has a budget of lines: a burst, and then a rate.
+//! Further lines are left out and counted, and one line a minute reports their number. Status, events and `tidegate
+//! services` still show all faults.
 //!
-//! Faults that are of no namespace are the operator's (configuration, pools, the gateway), and are never left out.
+//! Faults that belong to no namespace (configuration, pools, the gateway) are the operator's and are never left out.
 //!
 //! Invariant: pure: the clock is an argument.
 

@@ -1,7 +1,7 @@
-//! The listing of single flows: what was asked for in the dataplane's terms, what came back in people's.
+//! Lists flows: converts the query to the dataplane's types, and the result to names and addresses.
 //!
-//! Waits for workers with a bound, so it is called on a thread of its own. Flows of Services that go meanwhile are
-//! left out.
+//! It waits for workers, with a time limit, so it is called on a separate thread. Flows of Services that are removed
+//! meanwhile are left out.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,11 +1,12 @@
-//! Whether the node that the gateway runs on has a kube-proxy.
+//! Detects whether the node of the gateway runs kube-proxy.
 //!
-//! A kube-proxy answers the health-check node ports of all Services on its node. Were the gateway to bind one first, the
-//! kube-proxy could not, and would log an error for ever; what the gateway answers there is the same. So where there is a
-//! kube-proxy, the gateway leaves these ports to it. It is known by its own health port on loopback, `--healthz-bind-address`
-//! (10256 by default), which is asked every few seconds: it may start later than the gateway, or be taken away.
+//! kube-proxy answers the health-check node ports of all Services on its node. If the gateway bound one of them
+//! first, kube-proxy could not bind it and would log an error for ever, although both give the same answer. So the
+//! gateway leaves these ports to kube-proxy. It detects kube-proxy by its own health port on loopback,
+//! `--healthz-bind-address` (10256 by default), and checks every few seconds, because kube-proxy may start later than
+//! the gateway, or stop.
 //!
-//! Off the cluster (no `node.name`) nobody asks.
+//! A gateway off the cluster (no `node.name`) does not check.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! The daemon behind `tidegate run`, from reading the configuration to shutdown.
 //!
-//! One loop ([`serve`]) waits for whatever may change the desired state (manifests, health, drains that end, the
-//! operator, signals), lets changes settle, and has the [`Controller`] reconcile and publish. What others may look at
-//! meanwhile (admin socket, metrics, health ports) is in [`State`].
+//! One loop ([`serve`]) waits for everything that can change the desired state: manifests, health, drains that end,
+//! the operator, signals. It lets changes settle, and has the [`Controller`] reconcile and publish. [`State`] holds
+//! what other tasks read: the admin socket, metrics, health ports.
 //!
-//! Invariant: whatever goes wrong after the start, the last good state keeps forwarding; only a dead worker or a
-//! signal ends the process.
+//! Invariant: after any failure at run time the last good state keeps forwarding. Only a dead worker or a signal ends
+//! the process.
 
 mod address_file;
 mod controller;

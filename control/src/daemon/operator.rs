@@ -1,7 +1,7 @@
 //! Answers requests on the admin socket: queries about the running daemon, and drains and reloads.
 //!
-//! Reading looks at [`State`] and the dataplane's counters; changes go to the controller's loop as a [`Command`] and
-//! come back when they are decided.
+//! Queries read [`State`] and the dataplane's counters. Changes go to the controller's loop as a [`Command`], which
+//! answers when it has decided.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Objects that are not used at all, among those that are: nothing that an operator wrote is left out of an answer.
+//! Adds refused objects to the answers of `services`, so that nothing that an operator wrote is missing there.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_source::RefusedObject;

@@ -1,7 +1,7 @@
-//! What of the configuration may change while the gateway runs, and what needs a restart.
+//! Decides which parts of the configuration can change at run time, and which need a restart.
 //!
-//! Ports, cores, memory and listeners are made once, at the start; a change there is refused as a whole and named,
-//! so that the gateway never runs half of one configuration and half of another.
+//! Ports, cores, memory and listeners are created once, at the start. A reload that changes them is refused as a
+//! whole, and the error names them, so that the gateway never runs with parts of two configurations.
 
 use std::net::SocketAddr;
 use std::path::Path;

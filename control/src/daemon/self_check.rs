@@ -1,10 +1,11 @@
-//! Comparisons of incremental results with ones computed from scratch, in the background.
+//! Compares incremental results with results computed from scratch, in the background.
 //!
-//! Reconcile and the allocation of addresses compute only what a change touches. [`SelfCheck`] takes a round now and then
-//! (`selfCheck.interval`, `selfCheck.changes`) and compares it on a thread of low priority. A difference is a bug: it
-//! is logged with both sides, counted, and healed by the controller, which computes its next round from scratch.
+//! Reconcile and the allocation of addresses compute only what a change affects. At intervals (`selfCheck.interval`,
+//! `selfCheck.changes`) [`SelfCheck`] compares one round on a low-priority thread. A difference is a bug: it is
+//! logged with both results and counted, and the controller computes its next round from scratch.
 //!
-//! Invariant: a round waits for no comparison, and there is one at a time. What it needs is freed when it ends.
+//! Invariant: a round never waits for a comparison, and only one comparison runs at a time. Its memory is freed when
+//! it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! The steps of starting up: the dataplane, the source, the listeners.
 //!
-//! Called once by the daemon, in this order; each error says what could not be had.
+//! The daemon calls them once, in this order. Each error says which step failed.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The state of the running daemon that other tasks read: the result of the last round, and the dataplane.
 //!
-//! Written by the controller after each round; read by the admin socket, metrics and health ports, each of which takes
-//! an [`Arc`] and never holds up a round.
+//! The controller writes it after each round. The admin socket, metrics and health ports read it: each takes an
+//! [`Arc`] and never delays a round.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

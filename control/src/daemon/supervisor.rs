@@ -1,11 +1,11 @@
 //! Notifies the supervisor (`sd_notify(3)`) when the gateway forwards, what it waits for, and when it stops.
 //!
 //! `READY=1` means that every worker has applied the first snapshot, so that units ordered after the gateway find it
-//! forwarding. An API server that does not answer a gateway without objects on disk would keep it waiting for ever, and
-//! a supervisor that gives up makes it no better: after [`READY_MAX`] the gateway is as ready as it can be, and
-//! `STATUS=` says what is missing (`systemctl status` shows it). `deploy/systemd` waits for longer than that.
+//! forwarding. If the API server does not answer and no objects are saved on disk, the gateway would wait without
+//! end, and a restart by the supervisor would not help. So after [`READY_MAX`] it reports ready, and `STATUS=` says
+//! what is missing (`systemctl status` shows it). The start timeout in `deploy/systemd` is longer than that.
 //!
-//! Called by the daemon's loop, after each round. Without `NOTIFY_SOCKET` nothing is told.
+//! The daemon's loop calls it after each round. Without `NOTIFY_SOCKET` it does nothing.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};

@@ -1,11 +1,11 @@
 //! `tidegate demo`: real clients reach real servers through the real gateway, in every forwarding mode.
 //!
-//! Builds a lab of namespaces, starts this same binary as `tidegate run` in the gateway's, sends HTTP and UDP over
-//! every path, kills a backend under load, adds one, and prints what happened. What was expected is decided here and
-//! in [`steps`]; how it is printed, in [`report`]. Uses the daemon by its contract only, as a user would.
+//! It builds a lab of namespaces, starts this same binary as `tidegate run` in the gateway's namespace, sends HTTP
+//! and UDP over every path, kills a backend under load, adds one, and prints the results. This file and [`steps`]
+//! decide what is expected; [`report`] prints it. The demo uses only the daemon's public interfaces, as a user would.
 //!
-//! Invariant: whatever happens, Ctrl-C included, nothing of the lab is left; and the outcome is a success only if
-//! every path did what its mode promises.
+//! Invariant: nothing of the lab is left in any case, Ctrl-C included. The outcome is a success only if every path
+//! behaved as its mode specifies.
 
 mod report;
 mod steps;

@@ -1,7 +1,7 @@
-//! What the demo shows, step by step: every path, a backend killed under load, one added.
+//! The steps of the demo: every path, a backend killed under load, a backend added.
 //!
-//! A step prints its table and adds to the list of problems what its mode promised and did not keep. An error is
-//! for what stops the show: a tool that is missing, a gateway that is gone.
+//! A step prints its table and adds every deviation from the expected behaviour to the list of problems. It returns
+//! an error only if the demo cannot continue: a tool is missing, or the gateway has ended.
 
 use super::report::{counts, print_table};
 use crate::netlab::addresses::client;

@@ -1,8 +1,8 @@
-//! Who has which address in the lab. Documentation prefixes only (RFC 5737, RFC 3849).
+//! The addresses of the lab. Documentation prefixes only (RFC 5737, RFC 3849).
 //!
-//! Two prefixes share the one link: clients in [`CLIENT_PREFIX`], servers in [`SERVER_PREFIX`], and the gateway in
-//! both, so that a reply of a server reaches a client only by the way its mode says: straight over the link where
-//! the server answers as the VIP, through the gateway where it answers as itself. VIPs are either routed to the
+//! Two prefixes share one link: clients are in [`CLIENT_PREFIX`], servers in [`SERVER_PREFIX`], and the gateway in
+//! both. So the reply of a server reaches the client only on the path of its mode: directly over the link if the
+//! server answers with the VIP, through the gateway if it answers with its own address. VIPs are either routed to the
 //! gateway ([`ROUTED_VIPS`]) or on the clients' own link ([`ON_LINK_VIPS`]), where the gateway answers ARP and ND.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,8 +1,8 @@
-//! Undoing a lab: by name, so that it works for our own labs and for those of processes that died.
+//! Removes a lab by its name, so that it works for our own labs and for those of processes that died.
 //!
-//! Every namespace is called `tg<pid>-<n>-<host>` and the directory `tidegate-lab-tg<pid>-<n>`; the names alone say
-//! what belongs together and whose it is. Links, addresses, taps and routes vanish with their namespace. What a gateway
-//! that was killed has left of its devices does not, and is removed here ([`record::forget`]).
+//! Every namespace is called `tg<pid>-<n>-<host>` and the directory `tidegate-lab-tg<pid>-<n>`: the names show which
+//! lab and which process they belong to. Links, addresses, taps and routes vanish with their namespace. Device
+//! records of a killed gateway do not, and are removed here ([`record::forget`]).
 //!
 //! Invariant: only processes inside a lab's namespaces are ended, by pid.
 

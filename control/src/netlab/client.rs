@@ -1,7 +1,7 @@
 //! The clients of the lab: HTTP by curl, long-lived connections, datagrams, throughput, and a steady load.
 //!
-//! Every answer names the backend and the client as the backend saw it ([`BackendAnswer`]), so a caller can count where
-//! connections landed and which source address arrived there.
+//! Every answer names the backend and the client address that the backend saw ([`BackendAnswer`]), so a caller can
+//! count the connections of each backend and check the source addresses.
 
 use super::namespace::{Namespace, output_of};
 use super::poll::wait_for;

@@ -1,5 +1,5 @@
-//! One at a time: making a namespace or a process, and undoing labs. What is made while its lab is undone would be left
-//! behind.
+//! A lock between creating a namespace or a process and removing labs. Without it, something created while its lab is
+//! removed would be left behind.
 
 use std::sync::{Mutex, PoisonError};
 

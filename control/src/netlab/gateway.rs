@@ -1,7 +1,7 @@
 //! The gateway under test: the real `tidegate run` on DPDK's af_packet driver in the gateway's namespace.
 //!
-//! Writes the configuration, starts and stops the daemon, asks its probes. Knows the daemon only by its contract:
-//! command line, configuration keys, signals, HTTP.
+//! Writes the configuration, starts and stops the daemon, and reads its probes. It uses only the daemon's public
+//! interfaces: command line, configuration keys, signals, HTTP.
 
 use super::addresses as plan;
 use super::namespace::output_of;

@@ -1,4 +1,4 @@
-//! What a lab is built of.
+//! The description of a lab: its hosts and options.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,7 +1,8 @@
 //! Writes the manifests of the lab: Services with their EndpointSlices, as YAML.
 //!
-//! One [`Manifest`] is one file in the watched directory. A weight is an annotation of the endpoint's Pod, so an
-//! endpoint with a weight brings its Pod along. Files are put in place by rename: the gateway never reads half a file.
+//! One [`Manifest`] is one file in the watched directory. A weight is an annotation of the endpoint's Pod, so the
+//! manifest of an endpoint with a weight also has its Pod. Files are renamed into place, so the gateway never reads a
+//! partial file.
 
 use super::addresses::Family;
 use anyhow::{Context, Result};

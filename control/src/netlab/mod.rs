@@ -1,12 +1,12 @@
 //! A network of namespaces on this machine: one client, one gateway and some servers on a shared link.
 //!
-//! `tidegate demo` and the end-to-end tests build it to put real programs (curl, nginx, iperf3, the kernel's own
-//! TCP) around a real gateway. Here lives the network ([`Lab`]), the addresses in it ([`addresses`]), what runs in
-//! it ([`server`], [`gateway`], [`tools`]) and what clients do ([`client`], [`manifests`] for what the gateway is
-//! told, [`flood`] for a host that means harm). Nothing here forwards a packet between client and server but the gateway under test.
+//! `tidegate demo` and the end-to-end tests use it to run real programs (curl, nginx, iperf3, the kernel's own TCP)
+//! against a real gateway. The modules are the network ([`Lab`]), its addresses ([`addresses`]), the programs in it
+//! ([`server`], [`gateway`], [`tools`]), the actions of clients ([`client`]), the gateway's manifests ([`manifests`])
+//! and an attacking host ([`flood`]). Only the gateway under test forwards packets between client and server.
 //!
-//! Everything bears the name `tg<pid>-<n>`. It is undone when the [`Lab`] is dropped, on SIGINT and SIGTERM after
-//! [`cleanup::on_signals`], and by the next lab when the process died in another way ([`cleanup::sweep`]).
+//! All names begin with `tg<pid>-<n>`. The lab is removed when the [`Lab`] is dropped, on SIGINT and SIGTERM after
+//! [`cleanup::on_signals`], and by the next lab if the process died in another way ([`cleanup::sweep`]).
 //!
 //! Invariant: nothing outside the namespaces and one directory under the temporary directory is changed.
 

@@ -1,7 +1,7 @@
 //! One network namespace: commands and closures run inside it, and its links and sysctls.
 //!
-//! Made by `ip netns`, so that `ip netns exec` reaches it by hand as well. A socket belongs to the namespace in
-//! which it was made for as long as it lives, so [`Namespace::enter`] needs a thread only for the making.
+//! It is created with `ip netns`, so `ip netns exec` works by hand as well. A socket stays in the namespace in which
+//! it was created, so [`Namespace::enter`] needs a thread only to create it.
 //!
 //! Invariant: the namespace of the calling thread never changes.
 

@@ -1,6 +1,6 @@
-//! Waiting for something to become true, with a bound: the only way in which the lab waits.
+//! Waits for a condition with a time limit. The lab waits in no other way.
 //!
-//! Invariant: no caller sleeps a fixed time and hopes; a bound that runs out is an error that says what was awaited.
+//! Invariant: no caller sleeps for a fixed time. When the time limit ends, the error says what was awaited.
 
 use anyhow::{Result, bail};
 use std::thread;

@@ -1,6 +1,6 @@
-//! A program running in a namespace of the lab, with its output in a file, ended when dropped.
+//! A program running in a namespace of the lab, with its output in a file. It is ended on drop.
 //!
-//! Invariant: whoever started a process waits for it: no zombie outlives its [`LabProcess`].
+//! Invariant: the process that starts a program waits for it: no zombie outlives its [`LabProcess`].
 
 use super::Namespace;
 use super::exclusive::changing;

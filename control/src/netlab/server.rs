@@ -1,7 +1,7 @@
-//! A server of the lab: real nginx and iperf3, and our tools that tell who they are and whom they see.
+//! A server of the lab: real nginx and iperf3, and our tools that report their own name and the client's address.
 //!
-//! Programs that must answer under the address they were asked at (UDP) bind every address; the others bind the
-//! wildcard. Killing a server ends all its programs and leaves its namespace, so that it can come back.
+//! Programs that must answer from the address of the request (UDP) bind every address; the others bind the wildcard.
+//! Killing a server ends all its programs and keeps its namespace, so that it can start again.
 
 use super::addresses::{self as plan, ECHO_PORT, Family, HTTP_PORT, HTTP_TARGET_PORT, IPERF_PORT, TELL_PORT};
 use super::cleanup::end_processes_in;

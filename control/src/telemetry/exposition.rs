@@ -1,12 +1,13 @@
-//! Writes the Prometheus text exposition format 0.0.4, and nothing else: no metric is named here.
+//! Writes the Prometheus text exposition format 0.0.4. It does not know any metric.
 //!
 //! Format: <https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>.
 //!
-//! Why our own: `prometheus-client` writes OpenMetrics only, where the family of `x_total` is called `x`, so whoever
-//! asks for the older format (a browser, curl, most test tools) reads untyped samples; `prometheus` wants every
-//! series registered beforehand and rests on a crate that `deny.toml` names. What is needed is this page.
+//! Why our own: `prometheus-client` writes OpenMetrics only, where the family of `x_total` is called `x`, so clients
+//! that request the older format (a browser, curl, most test tools) read untyped samples. `prometheus` requires that
+//! every series is registered beforehand, and depends on a crate that `deny.toml` bans. This one file covers all that
+//! is needed.
 //!
-//! Invariant: a family's samples follow its HELP and TYPE at once. Names are the caller's; values are escaped here.
+//! Invariant: a family's samples directly follow its HELP and TYPE. The caller gives names; values are escaped here.
 
 use std::fmt::{Display, Formatter, Write as _};
 

@@ -1,8 +1,8 @@
 //! Defines every metric: its name, help text and the source of its value.
 //!
-//! Called by [`render`](super::render), once each. Names are written in full, so that they can be searched for.
+//! [`render`](super::render) calls each function once. Names are written in full, so that they can be searched for.
 //!
-//! Invariant: what can be counted is there from the first scrape, at 0: a rate over a series that appears with its
+//! Invariant: every counter exists from the first scrape, at 0, because a rate over a series that appears with its
 //! first event misses that event.
 
 use std::borrow::Cow;

@@ -1,9 +1,9 @@
-//! Durations that several threads recorded, merged into one distribution of each kind.
+//! Merges the durations that several threads recorded into one distribution for each kind.
 //!
-//! Writers count in the buckets of [`tidegate_core::histogram`]; here these become an HDR histogram, which gives quantiles
-//! to `status -o wide` and cumulative counts to `/metrics`.
+//! Writers count in the buckets of [`tidegate_core::histogram`]. This module converts them to an HDR histogram, which
+//! gives quantiles to `status -o wide` and cumulative counts to `/metrics`.
 //!
-//! Invariant: what is shown is at most 4 % above what was recorded, and never more than 1 % below it: 1/32 by the
+//! Invariant: a shown value is at most 4 % above the recorded one, and never more than 1 % below it: 1/32 by the
 //! recorder's buckets, 1/128 by the histogram's. Counts and sums are exact.
 
 use std::time::Duration;

@@ -1,11 +1,12 @@
-//! What operators graph and alert on: the page of `/metrics`, in the Prometheus text format 0.0.4.
+//! The page of `/metrics`, in the Prometheus text format 0.0.4.
 //!
-//! The daemon gathers a [`Sample`] of plain values at each scrape and [`render`]s it; [`serve`] answers the
-//! scrapes. Only [`Timings`] live from scrape to scrape. Names and labels are an interface: they change with a line
-//! in the CHANGELOG. BGP has no metric while there is no BGP.
+//! At each scrape the daemon collects a [`Sample`] of plain values and [`render`]s it; [`serve`] answers the scrapes.
+//! Only [`Timings`] persist between scrapes. Names and labels are an interface: a change needs a line in the
+//! CHANGELOG. There is no metric for BGP, because BGP is not supported.
 //!
-//! Counters are since the start of the daemon, and those of a Service since its ports are served: a Service that
-//! is removed takes its series along, one that loses a VIP falls by that VIP's share, which `rate()` reads as a reset.
+//! Counters count from the start of the daemon; those of a Service count from the time its ports are served. The
+//! series of a removed Service disappear. If a Service loses a VIP, its counters fall by that VIP's share, which
+//! `rate()` reads as a reset.
 //!
 //! Invariant: [`render`] is a pure function, and no series is written twice: Services are summed over their VIPs.
 

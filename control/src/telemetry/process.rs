@@ -1,6 +1,6 @@
-//! The process as the kernel sees it, for the `process_*` metrics that every dashboard knows.
+//! The `process_*` metrics that every dashboard has, as the kernel reports them.
 //!
-//! The one place of telemetry that reads from outside; the daemon calls it for each scrape.
+//! Only this file of telemetry reads data from outside the process. The daemon calls it for each scrape.
 
 use procfs::process::{LimitValue, Process as Proc};
 use procfs::{ProcError, WithCurrentSystemInfo as _};

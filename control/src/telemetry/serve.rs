@@ -1,7 +1,8 @@
-//! The listener of `admin.listen`: GET /metrics, made at each request, and 404 for everything else.
+//! The listener of `admin.listen`: it answers `GET /metrics` with a page rendered for each request, and everything
+//! else with 404.
 //!
-//! The page is made on a blocking thread, so that a large one holds up nobody else on the runtime. One request a
-//! connection: scrapes are seconds apart, and a connection that ends by itself needs no idle timer.
+//! The page is rendered on a blocking thread, so that a large one does not delay other tasks. Each connection serves
+//! one request: scrapes are seconds apart, and connections that close at once need no idle timer.
 //!
 //! Invariant: connections are bounded in number and in time ([`Limits::SCRAPES`]), and end with their [`Listener`].
 

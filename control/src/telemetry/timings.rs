@@ -1,9 +1,9 @@
-//! How long updates take: histograms that the daemon feeds and every scrape reads.
+//! Histograms of update durations, which the daemon records and every scrape reads.
 //!
-//! Atomics only, so [`Timings`] is shared by reference. Nothing here reads a clock.
+//! It uses atomics only, so [`Timings`] is shared by reference. Nothing here reads a clock.
 //!
-//! Invariant: in one reading the buckets add up to the count, whoever observes at the same time; only the sum may be
-//! ahead or behind by what is being observed.
+//! Invariant: in one reading the buckets add up to the count, even if others record at the same time. Only the sum
+//! may differ, by the values that are being recorded.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

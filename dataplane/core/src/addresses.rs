@@ -1,18 +1,18 @@
-//! The addresses that the gateway answers for, and in what manner.
+//! The addresses that the gateway answers for, and how.
 //!
-//! VIPs, SNAT addresses and outer sources of tunnels are the dataplane's: it answers ARP, neighbour solicitations
-//! and pings for them. The interfaces' own addresses are the kernel's: what is sent to them is punted, except requests
-//! for their link address, which the dataplane answers so that no flood can keep a neighbour from resolving them. Asked
-//! for packets that no service and no flow has claimed. Built by the compile of a snapshot. Where `tunnelSource` is a
-//! prefix, its addresses are not listed here: [`Snapshot::address`](crate::snapshot::Snapshot::address) asks for them
-//! last.
+//! The dataplane owns VIPs, SNAT addresses and outer sources of tunnels: it answers ARP, neighbour solicitations and
+//! pings for them. The kernel owns the interfaces' own addresses: packets to them are punted. Only requests for their
+//! link address are answered by the dataplane, so that no flood can prevent a neighbour from resolving them. The
+//! table is read for packets that match no service and no flow. The compile of a snapshot builds it. If
+//! `tunnelSource` is a prefix, its addresses are not listed here:
+//! [`Snapshot::address`](crate::snapshot::Snapshot::address) checks them last.
 //!
-//! Invariant: an address has one kind; where it is several things, the interface's own comes first (else ssh
-//! and BGP to a gateway that serves nodePorts would end), then the VIP.
+//! Invariant: an address has one kind. If several apply, the interface's own comes first (otherwise ssh and BGP to a
+//! gateway that serves nodePorts would end), then the VIP.
 //!
-//! The table also holds addresses that the gateway does not answer for, but that no client can have: the
-//! network and broadcast addresses of connected networks, and the default routers ([`SourceFault`]).
-//! One look-up of a source tells all of them.
+//! The table also contains addresses that the gateway does not answer for, but that no client can have: the network
+//! and broadcast addresses of connected networks, and the default routers ([`SourceFault`]). So one look-up of a
+//! source checks all of them.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! Backends as packets meet them, and endpoints, by which replies are told.
+//! Backends as the packet path reads them, and endpoints, which identify replies.
 //!
-//! A [`Backend`] is one cache line at the index of its [`BackendId`]. An endpoint is (address, port, protocol)
-//! whatever services it is behind; only those of `nat` and `fullnat` services can be looked up, for theirs are
-//! the replies that come back through the gateway. Built by the compile of a snapshot.
+//! A [`Backend`] is one cache line at the index of its [`BackendId`]. An endpoint is (address, port, protocol),
+//! whatever services use it. Only endpoints of `nat` and `fullnat` services can be looked up, because only their
+//! replies return through the gateway. The compile of a snapshot builds both.
 //!
-//! Invariant: an id of a backend that is gone finds nothing, also after its index went to another.
+//! Invariant: the id of a removed backend finds nothing, even after its index is reused.
 
 use crate::hash::key_hash;
 use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};

@@ -1,6 +1,7 @@
-//! A list whose copies share what they have in common: for what is read by people and the next compile, not per packet.
+//! A list whose copies share unchanged parts, for people and for the next compile. The packet path does not read it.
 //!
-//! Items lie in chunks of 64 behind [`Arc`]s: a copy is a pointer for each chunk, changing one item copies one chunk.
+//! Items are in chunks of 64 behind [`Arc`]s: a copy costs one pointer for each chunk, and changing one item copies
+//! one chunk.
 
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
-//! What a worker counts. Written by one worker, read by anyone, with nothing locked.
+//! The counters of a worker: written by one worker, read by anyone, without locks.
 //!
-//! A counter is an atomic that its worker loads, adds to and stores with relaxed order: on the usual machines
-//! that is a plain `mov`, and a reader sees a value that was true a moment ago. [`WorkerCounters`] lives as
-//! long as the worker; [`Tallies`] (per service, per backend) is sized for a snapshot and grows by being
-//! replaced, so that whoever reads adds up all the ones a worker has had.
+//! A counter is an atomic that its worker loads, adds to and stores with relaxed order. On the usual machines that is
+//! a plain `mov`, and a reader sees a value that was correct a moment ago. [`WorkerCounters`] live as long as the
+//! worker. [`Tallies`] (per service, per backend) have the size of a snapshot and are replaced to grow, so a reader
+//! adds up all of them that a worker has had.
 //!
-//! Invariant: every frame given to a worker is counted once in exactly one of transmits, punts, hand-overs
-//! and drops (`tests/pipeline_fuzz.rs`).
+//! Invariant: every frame given to a worker is counted once in exactly one of transmits, punts, hand-overs and drops
+//! (`tests/pipeline_fuzz.rs`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,8 +1,8 @@
-//! [`Difference`]: where two values that must be equal are not, in a few words for a log.
+//! [`Difference`]: the place where two values differ that must be equal, in a few words for a log.
 //!
-//! Used by the comparisons of incremental results with ones computed from scratch. Values are compared by the text that
-//! [`Debug`] writes of them, so that also what equality leaves out counts. The text is never held as a whole: each block
-//! of it becomes a number, and only the place that differs is written again.
+//! Used by the comparisons of incremental results with results computed from scratch. Values are compared by their
+//! [`Debug`] text, so that parts which equality ignores count too. The text is never held as a whole: each block of
+//! it is reduced to a number, and only the part that differs is written again.
 
 use std::fmt::{self, Debug, Write};
 use std::hash::{DefaultHasher, Hasher};

@@ -1,17 +1,17 @@
-//! What was decided for the first fragment of a datagram, which alone has the ports, for the fragments after it.
+//! Remembers the decision for the first fragment of a datagram, which alone has the ports, for the later fragments.
 //!
-//! The key is source, destination and identification, in IPv4 the protocol too (RFC 791 section 3.2). In IPv6 the
-//! protocol is no part of it: the fragment header of a later fragment names what follows there, which may be an
+//! The key is source, destination and identification, in IPv4 also the protocol (RFC 791 section 3.2). In IPv6 the
+//! protocol is not part of it: the fragment header of a later fragment names what follows there, which may be an
 //! extension header (RFC 8200 section 4.5).
 //!
 //! The table is set-associative: a hash with the worker's secret picks a set of [`FRAGMENT_WAYS`] places. A new
-//! datagram takes a free or expired place, then that of the oldest datagram without a later fragment, and only then that
-//! of the oldest of all. So spoofed first fragments push out each other and never a datagram whose later fragments
-//! arrive; one that still waits for its second fragment outlives 4,096 of them in all but 2 cases of 10^14, 20,000 in
-//! all but 5 of 100,000. Decisions end after [`LIFETIME`]: hosts that wait longer for the rest of a datagram are rare,
-//! and identifications are used again.
+//! datagram takes a free or expired place, then that of the oldest datagram without a later fragment, and only then
+//! that of the oldest of all. So spoofed first fragments evict each other and never a datagram whose later fragments
+//! arrive. A datagram that still waits for its second fragment outlives 4,096 of them in all but 2 cases of 10^14,
+//! 20,000 in all but 5 of 100,000. Decisions end after [`LIFETIME`]: hosts that wait longer for the rest of a
+//! datagram are rare, and identifications are reused.
 //!
-//! Invariant: bounded by [`FRAGMENTS_MAX`]; all memory is set aside at the start and touched only when it is used.
+//! Invariant: bounded by [`FRAGMENTS_MAX`]; all memory is reserved at the start and touched only when it is used.
 
 use std::time::Duration;
 

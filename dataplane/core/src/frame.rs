@@ -1,7 +1,7 @@
-//! What the pipeline needs of a frame's memory: bytes with room in front.
+//! The interface between the pipeline and a frame's memory: bytes with room in front.
 //!
-//! Drivers implement it: a DPDK mbuf, or a plain buffer for memory, captures and tests. One frame in gives
-//! at most one frame out, rewritten in place.
+//! Drivers implement it: a DPDK mbuf, or a plain buffer for memory, captures and tests. Each input frame gives at
+//! most one output frame, rewritten in place.
 
 /// One received frame, Ethernet header first, contiguous in memory.
 pub trait Frame {

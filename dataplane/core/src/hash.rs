@@ -1,13 +1,13 @@
-//! The hashes that the packet path is decided by: selection (which backend), keys (which table slot), identity
-//! (where a backend stands in a Maglev permutation).
+//! The hashes of the packet path: selection (which backend), keys (which table slot), identity (the position of a
+//! backend in a Maglev permutation).
 //!
-//! All are built of one step, [`fold`]: a 64 x 64 -> 128 bit multiplication with both halves xored. Addresses
-//! are read as big-endian words, so results are the same on every machine, gateway and version; the golden
-//! values in the tests are a contract between gateways: active/active ones pick alike because these agree.
-//! None is keyed: a client that chooses its ports can choose its backend, as with any ECMP router before us.
+//! All consist of one step, [`fold`]: a 64 x 64 -> 128 bit multiplication with both halves xored. Addresses are read
+//! as big-endian words, so results are the same on every machine, gateway and version. The golden values in the tests
+//! are a contract between gateways: active/active gateways choose the same backend because these agree. None is
+//! keyed: a client that chooses its ports can choose its backend, as with any ECMP router in front of the gateway.
 //!
-//! Invariant: a change of a golden value moves every connection of every gateway; it needs a new version of
-//! the hash beside the old one, never an edit.
+//! Invariant: golden values never change, because a change would move every connection of every gateway. A different
+//! hash needs a new version beside the old one.
 
 use crate::wire::Addr;
 

@@ -1,11 +1,11 @@
-//! Durations counted in buckets: recorded by one writer in a few instructions, read by anyone.
+//! Durations counted in buckets: one writer records them in a few instructions, anyone can read them.
 //!
-//! The buckets are log-linear. Each value below 64 has a bucket of its own; from there every power of two is cut into
-//! 32 buckets of equal width. The unit is the caller's: nanoseconds, or cycles of the time stamp counter.
+//! The buckets are log-linear. Each value below 64 has its own bucket; above that, every power of two is divided into
+//! 32 buckets of equal width. The caller chooses the unit: nanoseconds, or cycles of the time stamp counter.
 //!
-//! Invariant: the bounds of a bucket differ by less than 1/32 of any value in it ([`RELATIVE_ERROR_MAX`]).
-//! Invariant: recording takes no lock and allocates nothing. In one reading the count is the sum of the buckets, whoever
-//! records meanwhile; only the sum of the values may be ahead or behind by what is being recorded.
+//! Invariant: the bounds of a bucket differ by less than 1/32 of any value in it ([`RELATIVE_ERROR_MAX`]). Invariant:
+//! recording takes no lock and allocates nothing. In one reading the count is the sum of the buckets, even if others
+//! record at the same time. Only the sum of the values may differ, by the values that are being recorded.
 
 use std::fmt::{self, Debug, Formatter};
 

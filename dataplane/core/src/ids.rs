@@ -1,10 +1,10 @@
 //! Small numbers that stand for services, backends and endpoints in flow entries and counters.
 //!
-//! An id is an index into a snapshot's tables plus a generation: when an index is given to something else
-//! the generation differs, so a flow entry that still carries the old id matches nothing instead of the
-//! wrong thing. Ids stay the same from snapshot to snapshot for as long as the thing they name lives.
+//! An id is an index into a snapshot's tables plus a generation. When an index is reused for something else, the
+//! generation differs, so a flow entry with the old id matches nothing. Ids stay the same from snapshot to snapshot
+//! for as long as the thing they name exists.
 //!
-//! Invariant: within one snapshot, id -> thing and thing -> id are one to one.
+//! Invariant: within one snapshot, ids and things correspond one to one.
 
 /// Bits of an id that are the index.
 const INDEX_BITS: u32 = 22;

@@ -1,8 +1,8 @@
-//! `KeyIndex`: from a hash to the position of a record that has the key, by open addressing.
+//! `KeyIndex`: finds the position of the record that has a key, by a hash and open addressing.
 //!
-//! One 4-byte word a slot (occupied, 9 bits of the hash, 22 bits of position), 16 slots a cache line, at most
-//! half full: 1,000 services take 8 KiB here, and nearly every look-up reads one line here and one of the
-//! records. Keys stay in the records, which the caller compares in full. Built once, then only read.
+//! Each slot is one 4-byte word (occupied, 9 bits of the hash, 22 bits of position), with 16 slots in a cache line,
+//! and the table is at most half full: 1,000 services take 8 KiB here, and nearly every look-up reads one line here
+//! and one of the records. Keys stay in the records, which the caller compares in full. Built once, then only read.
 //!
 //! Invariant: at least half of the slots are empty, so every probe ends.
 

@@ -1,11 +1,12 @@
-//! Bytes in, verdict out: the packet path of Tidegate.
+//! The packet path of Tidegate: bytes in, verdict out.
 //!
-//! What lives here: header checks, service and flow look-ups, the choice of a backend, the forwarding modes, and the pipeline
-//! that runs them over a burst. What may not: DPDK, threads, clocks, I/O, tokio, Kubernetes, `unsafe` (but
-//! for [`prefetch`]). Who calls it: the workers of `tidegate-dataplane`, `replay`, `explain`, the benches.
+//! It contains header checks, service and flow look-ups, the choice of a backend, the forwarding modes, and the
+//! pipeline that runs them over a burst. It must not contain DPDK, threads, clocks, I/O, tokio, Kubernetes, or
+//! `unsafe` (except for [`prefetch`]). Callers: the workers of `tidegate-dataplane`, `replay`, `explain`, the
+//! benches.
 //!
-//! Invariant: a frame never panics, allocates or blocks; it becomes a [`verdict::Verdict`] with a counted
-//! reason. The same snapshot, frames and times give the same verdicts, bytes and state.
+//! Invariant: a frame never panics, allocates or blocks; it gets a [`verdict::Verdict`] with a counted reason. The
+//! same snapshot, frames and times give the same verdicts, bytes and state.
 #![deny(unsafe_code)]
 
 pub mod addresses;

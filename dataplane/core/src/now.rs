@@ -1,7 +1,7 @@
 //! Time as an argument.
 //!
-//! Invariant: nothing in this crate reads a clock. Workers pass the time-stamp counter's nanoseconds, replay
-//! passes the capture's timestamps, tests pass what they like.
+//! Invariant: nothing in this crate reads a clock. Workers pass the nanoseconds of the time-stamp counter, replay
+//! passes the capture's timestamps, tests pass any value.
 
 use std::time::Duration;
 

@@ -1,18 +1,18 @@
-//! `PathMtus`: the path MTU of each tunnel that a router has told us is smaller than our link's.
+//! `PathMtus`: the path MTU of each tunnel for which a router has reported less than our link's MTU.
 //!
-//! Outer IPv4 headers have DF set, so a router on the way to a backend that cannot forward a packet drops it and
-//! tells us (RFC 1191, RFC 8201). The client cannot be told from that error, which quotes too little of its packet.
-//! So the worker that receives the error remembers the MTU here, and the next packet that is too big for it is
-//! answered with "packet too big" (RFC 2003 section 5.1, RFC 2473 section 7.1). One table for all workers, since any
-//! of them may receive the error and every one of them may send to the backend.
+//! Outer IPv4 headers have DF set, so a router on the path to a backend that cannot forward a packet drops it and
+//! sends us an error (RFC 1191, RFC 8201). That error quotes too little of the client's packet to identify the
+//! client. So the worker that receives it remembers the MTU here, and the next packet that is too big for it is
+//! answered with "packet too big" (RFC 2003 section 5.1, RFC 2473 section 7.1). All workers share one table, since
+//! any of them may receive the error and every one of them may send to the backend.
 //!
-//! An entry ends after [`LIFETIME`], so that a path which has grown is used again. Within that time the MTU of an
-//! entry only falls. A bucket has four entries; a new one replaces the entry of its bucket that ends first. What may
-//! be learnt is decided by `pipeline::tunnel_errors`; this table only keeps it.
+//! An entry ends after [`LIFETIME`], so that a path whose MTU has grown is used again. Within that time the MTU of an
+//! entry can only fall. A bucket has four entries; a new one replaces the entry of its bucket that ends first.
+//! `pipeline::tunnel_errors` decides which errors are accepted; this table only stores the result.
 //!
 //! Orderings. Each entry is a sequence lock: its version is odd while it is being written, and a reader that sees an
-//! odd or a changed version takes the entry as absent. Writers exclude each other by a flag that none of them waits
-//! for: who finds it taken does not write, and the next packet brings the next error.
+//! odd or a changed version treats the entry as absent. Writers exclude each other by a flag without waiting: a
+//! writer that finds it set does not write, and the next packet causes the next error.
 //!
 //! Invariant: readers and writers never wait, and a reader never sees the MTU of another address.
 

@@ -1,19 +1,19 @@
-//! The way of a packet, top to bottom: [`Pipeline::process`] runs a burst through the stages in order.
+//! The stages of a packet, in order: [`Pipeline::process`] runs a burst through them.
 //!
-//! 1. `check` the headers of every frame, answer ARP, ask the cache for the service of each packet;
-//! 2. `sort_out` which packets are for a service and which may come back from a backend; what is neither ends
-//!    here ([`rest`], [`icmp_errors`]), but for fragments without ports, which go last ([`fragments`]);
-//! 3. `find_flows`: look up the flow of each, whose bucket the stage before asked the cache for;
-//! 4. `choose` a backend for those that have none, by the hash, and a flow entry that remembers it
-//!    ([`service_flows`], [`reply_flows`]);
-//! 5. `deliver`: rewrite by the mode of the service, or answer what cannot be delivered ([`deliver`]).
+//! 1. `check` the headers of every frame, answer ARP, prefetch the service of each packet;
+//! 2. `sort_out` the packets for a service and those that may return from a backend; all others end here ([`rest`],
+//!   [`icmp_errors`]), except fragments without ports, which are processed last ([`fragments`]);
+//! 3. `find_flows`: look up the flow of each packet, whose bucket the previous stage prefetched;
+//! 4. `choose` a backend by the hash for packets without a flow, and create the flow entry ([`service_flows`],
+//!   [`reply_flows`]);
+//! 5. `deliver`: rewrite by the mode of the service, or answer packets that cannot be delivered ([`deliver`]).
 //!
-//! Each stage goes over the whole burst and prefetches for the next, so that the cache misses of a burst
-//! overlap. The branching is here; how bytes change is in [`crate::forward`] and [`answers`], what a table
-//! does in [`crate::conntrack`] and [`crate::snapshot`].
+//! Each stage processes the whole burst and prefetches for the next, so that the cache misses of a burst overlap. All
+//! branching is here; [`crate::forward`] and [`answers`] change bytes, [`crate::conntrack`] and [`crate::snapshot`]
+//! contain the tables.
 //!
-//! Invariant: every frame gets exactly one verdict. A frame that is punted, handed over or dropped is
-//! unchanged, so that the kernel, another worker or a later try sees what came.
+//! Invariant: every frame gets exactly one verdict. A frame that is punted, handed over or dropped is unchanged, so
+//! that the kernel, another worker or a later attempt sees the original.
 
 mod admission;
 mod answers;

@@ -1,7 +1,7 @@
-//! The one module of this crate that may say `unsafe`: cache prefetch.
+//! Cache prefetch: the only module of this crate that may use `unsafe`.
 //!
-//! Hiding the misses of flow, service and backend tables behind the work of a burst is where the speed of
-//! this dataplane comes from; Rust has no safe prefetch on stable yet.
+//! The speed of this dataplane depends on hiding the cache misses of flow, service and backend tables behind the work
+//! of a burst, and stable Rust has no safe prefetch yet.
 #![allow(unsafe_code, reason = "prefetch intrinsics take raw pointers; they never fault and read nothing")]
 
 /// Asks the cache for the line that holds `place`, to be read soon.

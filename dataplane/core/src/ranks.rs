@@ -1,10 +1,11 @@
-//! `Ranks`: where a value stands among sorted keys, by a static B-tree: for look-ups of addresses in many intervals.
+//! `Ranks`: the position of a value among sorted keys, by a static B-tree, for look-ups of addresses in many
+//! intervals.
 //!
-//! A node is one cache line of 16 IPv4 addresses, or two of 8 IPv6 addresses; 4,096 keys are three nodes deep, 65,536
-//! four. Within a node all keys are compared at once, without a branch on any of them. Built by the compile of a
-//! snapshot for routes and source ranges, then only read.
+//! A node is one cache line of 16 IPv4 addresses, or two of 8 IPv6 addresses; 4,096 keys need three levels, 65,536
+//! four. Within a node all keys are compared at once, without a branch on any of them. The compile of a snapshot
+//! builds it for routes and source ranges; after that it is only read.
 //!
-//! Invariant: [`Ranks::last_up_to`] is what a binary search would give.
+//! Invariant: [`Ranks::last_up_to`] gives the result of a binary search.
 
 use std::sync::Arc;
 

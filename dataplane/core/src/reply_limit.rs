@@ -1,14 +1,14 @@
-//! Limits on the packets that a worker makes itself: ICMP errors and TCP resets.
+//! Limits on the packets that a worker creates itself: ICMP errors and TCP resets.
 //!
-//! Answers to a flood would make the gateway a reflector, so they are limited, as RFC 4443 section 2.4 (f) and
-//! RFC 1812 section 4.3.2.8 require. One limit for everything would let a flood of one kind silence all others:
-//! 300 packets with TTL 1 would switch off path MTU discovery for every client. So each kind of answer
-//! ([`AnswerKind`]) has a token bucket of its own, and each source prefix (/24 or /56) has one within the kind. An
-//! answer needs a token of both, and takes both or none. The rates are in `limits.rs`, per worker.
+//! Answers to a flood would make the gateway a reflector, so they are limited, as RFC 4443 section 2.4 (f) and RFC
+//! 1812 section 4.3.2.8 require. With one common limit, a flood of one kind would suppress all others: 300 packets
+//! with TTL 1 would stop path MTU discovery for every client. So each kind of answer ([`AnswerKind`]) has its own
+//! token bucket, and each source prefix (/24 or /56) has one within the kind. An answer needs a token of both, and
+//! takes both or none. The rates are in `limits.rs`, per worker.
 //!
-//! Prefixes share [`ANSWER_PREFIXES`] buckets by a keyed hash: a sender cannot choose to share the bucket of
-//! another one. Echo replies, ARP replies and neighbour advertisements are not limited: they are as long as the
-//! question.
+//! Prefixes share [`ANSWER_PREFIXES`] buckets by a keyed hash: a sender cannot choose to share the bucket of another
+//! one. Echo replies, ARP replies and neighbour advertisements are not limited, because they are as long as the
+//! request.
 
 use crate::hash::keyed_hash;
 use crate::limits::{ANSWER_PREFIXES, ANSWERS_SMALL, ANSWERS_WITH_QUOTE, AnswerLimits, Rate};

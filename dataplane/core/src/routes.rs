@@ -1,10 +1,9 @@
-//! Routes: from a destination to the interface and next hop that lead there, by longest prefix.
+//! Routes: the interface and next hop for a destination, by longest prefix.
 //!
-//! Connected prefixes (those of the interfaces' addresses) and configured routes; a connected prefix beats a
-//! route of the same length. Nested prefixes are cut into intervals that each have one next hop, found by a static
-//! B-tree (`ranks`): one node for a handful of routes, three for a thousand (a route for each node of a
-//! cluster), whatever their lengths. Built by the compile of a snapshot, read for each packet that leaves towards a
-//! client.
+//! Connected prefixes (those of the interfaces' addresses) and configured routes; a connected prefix beats a route of
+//! the same length. Nested prefixes are cut into intervals with one next hop each, found by a static B-tree
+//! (`ranks`): one node for a handful of routes, three for a thousand (a route for each node of a cluster), whatever
+//! their lengths. The compile of a snapshot builds it; it is read for each packet that leaves towards a client.
 //!
 //! Invariant: `via` of every next hop is on-link at its interface, and has its slot in the neighbour table.
 

@@ -1,10 +1,9 @@
-//! What a service port chooses the backend of a new flow by: seats, or a Maglev table.
+//! Chooses the backend of a new flow of a service port, with seats or with a Maglev table.
 //!
-//! Both are built by the compile of a snapshot from the backends that take new flows, and from these alone: those that
-//! drain or are down are local history, and have no part in the choice. Both answer with the id of the backend, so
-//! that nothing else has to be looked up.
+//! The compile of a snapshot builds both, only from the backends that take new flows: backends that drain or are down
+//! are local history, and have no influence. Both return the id of the backend, so that no further look-up is needed.
 //!
-//! Invariant: gateways with the same desired state choose alike, whatever each has seen before.
+//! Invariant: gateways with the same desired state choose the same backend, whatever their history.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

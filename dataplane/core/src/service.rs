@@ -1,10 +1,10 @@
-//! Service ports as packets meet them, and the table that finds one by (VIP, protocol, port).
+//! Service ports as the packet path reads them, and the table that finds one by (VIP, protocol, port).
 //!
-//! [`Service`] is the one cache line that a packet needs; [`ServiceInfo`] is the rest, for people. Both stand
-//! at the index of their [`ServiceId`]. Built by the compile of a snapshot; what happens to a packet of a
-//! service is decided elsewhere.
+//! [`Service`] is the one cache line that a packet needs; [`ServiceInfo`] is the rest, for people. Both are at the
+//! index of their [`ServiceId`]. The compile of a snapshot builds them; other modules decide on the packets of a
+//! service.
 //!
-//! Invariant: a look-up compares the whole key, and an id of a service that is gone finds nothing.
+//! Invariant: a look-up compares the whole key, and the id of a removed service finds nothing.
 
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
-//! `SourceRanges`: which clients may come in, a set of prefixes asked once for each new flow.
+//! `SourceRanges`: the clients that a service admits, a set of prefixes that is checked once for each new flow.
 //!
-//! Only whether any prefix holds a client matters to a packet, so the prefixes become disjoint intervals, and the ends
-//! of these a static B-tree (`ranks`): a client is inside when the number of ends up to its address is odd.
-//! 10,000 IPv4 prefixes are four cache lines a look-up, the first of them in the cache; 16 ends are one. Built by the
-//! compile of a snapshot, one for all services with equal prefixes, and kept from snapshot to snapshot;
-//! [`SourceRanges::longest`] names the prefix, for people.
+//! A packet only needs to know whether any prefix contains the client. So the prefixes become disjoint intervals, and
+//! the ends of these a static B-tree (`ranks`): a client is inside if the number of ends up to its address is odd.
+//! With 10,000 IPv4 prefixes a look-up reads four cache lines, of which the first stays in the cache; 16 ends are one
+//! line. The compile of a snapshot builds one for all services with equal prefixes, and keeps it from snapshot to
+//! snapshot. [`SourceRanges::longest`] returns the prefix, for people.
 //!
-//! Invariant: immutable, and `admits` says what a scan of all prefixes would say (a property test).
+//! Invariant: immutable, and `admits` gives the result of a scan of all prefixes (a property test).
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
-//! What becomes of a frame, and why: every frame ends as exactly one verdict, every reason has a counter.
+//! The verdict on a frame and its reason: every frame ends with exactly one verdict, and every reason has a counter.
 //!
-//! Reasons are the vocabulary of `tidegate_drops_total{reason}`, of `replay --json` and of `drops`; their
-//! snake_case names are an interface. Nothing here decides anything.
+//! Reasons are the values of `tidegate_drops_total{reason}`, of `replay --json` and of `drops`; their snake_case
+//! names are an interface. Nothing here decides anything.
 
 use crate::ids::{InterfaceIndex, WorkerIndex};
 use crate::wire::Malformed;

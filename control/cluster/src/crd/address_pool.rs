@@ -1,4 +1,4 @@
-//! `AddressPool`: addresses that Services may have, and which Services. Cluster-wide.
+//! `AddressPool`: addresses that Services can get, and rules that say which Services. Cluster-wide.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
-//! The table of objects that the schemas and CEL rules of our kinds are tested with, judged by the gateway itself: what
-//! an API server lets through that evaluates no rules.
+//! Tests the gateway with the table of objects that tests the schemas and CEL rules of our kinds, because an API
+//! server that evaluates no rules accepts objects that the rules would refuse.
 //!
-//! The table is `deploy/scripts/crd-cases.yaml`; what API servers say of it is tested by `deploy/scripts/check-crds.py`.
+//! The table is `deploy/scripts/crd-cases.yaml`. `deploy/scripts/check-crds.py` tests the answers of API servers.
 
 use std::path::Path;
 

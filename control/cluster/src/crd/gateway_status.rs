@@ -1,8 +1,8 @@
 //! `GatewayStatus`: the status of one gateway. Cluster-scoped; each gateway has one object of its own name.
 //!
-//! Written by the gateway; the others read all of them to know what is withdrawn everywhere, what is served where, and
-//! which addresses are gateways'. After 40 s without a heartbeat the leader sets its conditions to
-//! `Unknown`; after a day it deletes the object.
+//! The gateway writes it. The others read all of them to know what is withdrawn everywhere, what is served where, and
+//! which addresses belong to gateways. After 40 s without a heartbeat the leader sets its conditions to `Unknown`;
+//! after a day it deletes the object.
 
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -1,10 +1,10 @@
-//! The kinds that the gateway brings along, group `tidegate.dev`, version `v1alpha1`: their schemas and manifests.
+//! The gateway's own kinds, group `tidegate.dev`, version `v1alpha1`: their schemas and manifests.
 //!
-//! [`AddressPool`] is what operators write: the pools of the configuration as objects. [`GatewayStatus`] is what
-//! every gateway writes about itself. The files in `deploy/kubernetes/crds/` are written from the types
-//! ([`manifests`], `tidegate crds`), and a test holds them against the types.
+//! Operators write [`AddressPool`] objects: the pools of the configuration as objects. Every gateway writes a
+//! [`GatewayStatus`] about itself. The files in `deploy/kubernetes/crds/` are generated from the types
+//! ([`manifests`], `tidegate crds`), and a test compares them with the types.
 //!
-//! Invariant: schemas are structural, every list and text has a bound, so that CEL rules stay within their cost.
+//! Invariant: schemas are structural, and every list and text has a bound, so that CEL rules stay within their cost.
 
 mod address_pool;
 #[cfg(test)]

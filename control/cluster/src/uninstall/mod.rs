@@ -1,12 +1,12 @@
-//! Removes what gateways wrote to a cluster (finalizers, conditions and statuses), so that Tidegate can be uninstalled and
-//! no object is blocked by its finalizers.
+//! Removes what gateways wrote to a cluster (finalizers, conditions and statuses), so that Tidegate can be
+//! uninstalled and no object is blocked by its finalizers.
 //!
-//! Gateways that run would write it all again. So the Lease by which they agree on who writes is held first, under the
-//! name [`UNINSTALLED`](super::lease::UNINSTALLED): no gateway takes it from there, and each that sees it says goodbye
-//! and is silent. They go on forwarding what the status of Services says until that is cleared. `traces` knows what is
-//! ours; `gateways` waits for the gateways and holds the Lease.
+//! Running gateways would write it again. So the Lease that decides which gateway writes is taken first, under the
+//! name [`UNINSTALLED`](super::lease::UNINSTALLED): no gateway takes it from that holder, and each gateway that sees
+//! it sets `stopped` and stops writing. The gateways keep forwarding by the status of Services until that is cleared.
+//! `traces` finds what is ours; `gateways` waits for the gateways and holds the Lease.
 //!
-//! Every write is tried as a dry run before the first one is made: where one is refused, nothing is changed.
+//! Every write is tried as a dry run before the first real one. If one is refused, nothing is changed.
 //!
 //! Invariant: nothing here needs a gateway, its configuration, or the definitions of its kinds.
 

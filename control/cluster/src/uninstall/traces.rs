@@ -1,8 +1,8 @@
 //! Finds what Tidegate wrote on an object, in its JSON. Pure.
 //!
-//! Objects are read as they are and not decoded, so that nothing on them stands in the way: a Service that a gateway
-//! refuses is released like any other. Finalizers and conditions are ours by the prefix `tidegate.dev/`, whatever version
-//! wrote them; addresses in the status of a Service by their field manager.
+//! Objects are not decoded, so that no fault in them prevents this: a Service that a gateway refuses is released like
+//! any other. Finalizers and conditions are ours if they have the prefix `tidegate.dev/`, whatever version wrote
+//! them; addresses in the status of a Service are ours by their field manager.
 
 use serde_json::{Map, Value, json};
 use tidegate_model::objects::ObjectKey;

@@ -1,4 +1,4 @@
-//! The texts and headers of the answers, as kube-proxy has them. Pure.
+//! The bodies and headers of the answers, identical to kube-proxy's. Pure.
 
 use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};

@@ -1,7 +1,7 @@
-//! The listeners of health-check node ports: opened, kept, tried again and closed as Services want them.
+//! Opens, keeps, retries and closes the listeners of health-check node ports, as Services require.
 //!
-//! One task holds all of them. A new count of endpoints changes an answer and no socket; a port that another
-//! process has is reported and tried again every [`RETRY`].
+//! One task holds all of them. A new count of endpoints changes only the answer, not the socket. A port that another
+//! process uses is reported and retried every [`RETRY`].
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,11 +1,12 @@
-//! What load balancers and kubelets ask over HTTP: is there an endpoint here, does the gateway work.
+//! Answers load balancers and kubelets over HTTP: whether a Service has an endpoint here, and whether the gateway
+//! works.
 //!
-//! Two servers, byte for byte as kube-proxy answers (`docs/kubernetes.md`, section 4):
-//! [`HealthCheckNodePorts`] listens on the `healthCheckNodePort` of each Service that has one, and [`probes`]
-//! serves `/healthz`, `/livez` and `/readyz`. Both read [`ProxyHealth`], which the daemon keeps up to date. What
-//! to answer is decided in [`answer`], without a socket.
+//! Two servers give the same answers as kube-proxy, byte for byte (`docs/kubernetes.md`, section 4):
+//! [`HealthCheckNodePorts`] listens on the `healthCheckNodePort` of each Service that has one, and [`probes`] serves
+//! `/healthz`, `/livez` and `/readyz`. Both read [`ProxyHealth`], which the daemon updates. [`answer`] decides the
+//! answer, without a socket.
 //!
-//! Invariant: a port that cannot be bound never stands in the way of the others; it is tried again.
+//! Invariant: a port that cannot be bound does not affect the others. It is retried.
 
 pub mod answer;
 mod listeners;

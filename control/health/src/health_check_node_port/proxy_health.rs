@@ -1,7 +1,7 @@
-//! Whether the gateway works: every worker runs, and what was decided was applied in time.
+//! Whether the gateway is healthy: every worker runs, and every update was applied in time.
 //!
-//! The daemon reports events, the servers ask; times are arguments. An update that waits longer than the
-//! timeout makes the gateway unhealthy until it is applied, as with kube-proxy.
+//! The daemon reports events and the servers read the result; times are arguments. If an update waits longer than the
+//! timeout, the gateway is unhealthy until it is applied, as with kube-proxy.
 
 use std::sync::Mutex;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `admin`: where the daemon answers its operators.
+//! `admin`: the addresses on which the daemon serves commands, metrics and probes.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! What has to hold between sections: routes against interfaces, addresses against each other.
+//! Checks between sections: routes against interfaces, addresses against each other.
 //!
-//! Runs over a configuration whose parts were decoded, faulty ones at their defaults.
+//! It runs after all sections were decoded. Keys with a fault have their defaults.
 
 use std::net::IpAddr;
 

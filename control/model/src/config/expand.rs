@@ -1,10 +1,10 @@
-//! `${NODE_NAME}` and the addresses of the node in the texts of a configuration.
+//! Expands `${NODE_NAME}` and the addresses of the node in the values of a configuration.
 //!
-//! A DaemonSet gives every Pod the same file. What differs from node to node comes by the environment, which the Pod has
-//! from the downward API: `NODE_NAME` (`spec.nodeName`) and `NODE_IPS` (`status.hostIPs`, or `NODE_IP`: `status.hostIP`).
-//! Any text of the file may hold `${NODE_NAME}`, `${NODE_IP}` (the first), `${NODE_IPV4}` and `${NODE_IPV6}`, also within
-//! other text: `"${NODE_IPV4}/24"`. Nothing else is expanded: `${` with another name is an error, for a typing mistake is
-//! likelier than a name of that kind.
+//! A DaemonSet gives every Pod the same file. Values that differ between nodes come from environment variables, which
+//! the Pod sets with the downward API: `NODE_NAME` (`spec.nodeName`) and `NODE_IPS` (`status.hostIPs`, or `NODE_IP`:
+//! `status.hostIP`). Any value of the file may contain `${NODE_NAME}`, `${NODE_IP}` (the first address),
+//! `${NODE_IPV4}` and `${NODE_IPV6}`, also within other text: `"${NODE_IPV4}/24"`. Nothing else is expanded: `${`
+//! with another name is an error, because it is probably a typing mistake.
 
 use std::net::IpAddr;
 

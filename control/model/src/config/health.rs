@@ -1,7 +1,6 @@
-//! `health`: how backends are checked, for Services that do not say otherwise by annotation.
+//! `health`: how backends are checked, unless the annotations of a Service say otherwise.
 //!
-//! The words and ranges of annotations and of this section are the same; [`health_protocol`] and [`health_path`]
-//! read both.
+//! Annotations and this section accept the same values; [`health_protocol`] and [`health_path`] read both.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! `gateway.yaml`: what the operator says about this gateway, read and checked as a whole.
+//! `gateway.yaml`: the configuration of this gateway, decoded and validated as a whole.
 //!
-//! [`load`] reads a file, [`parse`] a text; both give every fault in one report. The raw form is the YAML
-//! tree, the validated one [`GatewayConfig`]: whoever holds one need not check it again. One file per section
-//! of the configuration; each key is documented at the field that it becomes, and for operators in [`keys`].
+//! [`load`] reads a file, [`parse`] a text; both report every fault. The raw form is the YAML tree, the validated
+//! form is [`GatewayConfig`], which needs no further checks. Each section has a file. The field of each key documents
+//! it for developers, and [`keys`] for operators.
 //!
-//! Nothing here looks at devices, addresses of the host or manifests: the same file gives the same result on
-//! any machine, but for the default of `dataplane.idle`, which depends on the number of cores given.
+//! Nothing here reads devices, addresses of the host or manifests: the same file gives the same result on any
+//! machine, except for the default of `dataplane.idle`, which depends on the given number of cores.
 //!
 //! Invariant: a configuration exists only if its report has no error.
 

@@ -1,4 +1,4 @@
-//! `pools`: the addresses that Services may have, and which Services.
+//! `pools`: the addresses that Services can get, and the rules that say which Services.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

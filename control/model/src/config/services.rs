@@ -1,7 +1,7 @@
-//! `services`: how Services are served that do not say otherwise by annotation.
+//! `services`: how Services are served, unless their annotations say otherwise.
 //!
-//! The words of annotations and of this section are the same; [`forwarding`], [`target`], [`scheduler`] and
-//! [`table_size`] read both. A word that is known but not done yet is told apart from one nobody knows.
+//! Annotations and this section accept the same values; [`forwarding`], [`target`], [`scheduler`] and [`table_size`]
+//! read both. They distinguish values that are not supported yet from unknown ones.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

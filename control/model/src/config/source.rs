@@ -1,4 +1,4 @@
-//! `source`: where the Kubernetes objects come from. Exactly one of the two.
+//! `source`: where the Kubernetes objects come from: a directory or an API server, never both.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

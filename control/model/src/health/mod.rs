@@ -1,7 +1,7 @@
-//! Values of health checks: what is checked ([`Target`], [`Targets`]), what was found ([`Verdicts`]), and what
-//! load balancers upstream are answered ([`HealthCheckNodePort`]).
+//! Values of health checks: the targets ([`Target`], [`Targets`]), the results ([`Verdicts`]), and the answers to
+//! upstream load balancers ([`HealthCheckNodePort`]).
 //!
-//! `reconcile` makes targets and reads verdicts; the checks themselves are elsewhere, and so is the rule of thresholds.
+//! `reconcile` creates targets and reads verdicts. The checks and the rule of thresholds are in `tidegate-health`.
 //!
 //! Invariant: a target that was never checked passes.
 

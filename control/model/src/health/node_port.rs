@@ -1,4 +1,4 @@
-//! What a health-check node port has to answer: made by `reconcile`, served by `tidegate-health`.
+//! The answer of a health-check node port: `reconcile` computes it, `tidegate-health` serves it.
 
 use crate::objects::{ObjectKey, Port};
 

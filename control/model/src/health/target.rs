@@ -1,11 +1,12 @@
-//! What is checked and how: the key that Services which want the same check of the same endpoint share.
+//! The target of a health check and its settings. Services that need the same check of the same endpoint share one
+//! target.
 //!
-//! Values only; `reconcile` makes targets, the runner checks them. Target node has two checks of its own, those
-//! that a node answers for Kubernetes: the health-check node port of a Service (policy Local) and the proxy's
+//! Values only: `reconcile` creates targets, the runner checks them. With target `node` there are two more kinds of
+//! checks, which Kubernetes answers on nodes: the health-check node port of a Service (policy Local) and kube-proxy's
 //! `/healthz` (policy Cluster).
 //!
-//! Invariant: equal targets are one check, whichever Services ask for it. Targets of two namespaces are never equal, so
-//! what one namespace asks for has no part in when and how another's endpoints are checked.
+//! Invariant: equal targets are checked once, whichever Services need them. Targets of two namespaces are never
+//! equal, so one namespace cannot influence when and how endpoints of another are checked.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

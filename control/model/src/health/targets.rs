@@ -1,8 +1,8 @@
-//! All targets at one moment: what `reconcile` gives and the checker takes.
+//! The set of all targets at one moment: `reconcile` computes it, the checker reads it.
 //!
-//! A copy is one pointer, and [`Targets::changes`] costs what changed between two of them, so that one endpoint's
-//! change does not cost a walk over all targets. Services that want the same check share a target: it stays until the
-//! last of them is gone.
+//! A copy costs one pointer. [`Targets::changes`] costs as much as the difference between two sets, so a change of
+//! one endpoint does not need a walk over all targets. Services that need the same check share a target, which exists
+//! until the last of them is removed.
 
 use super::Target;
 use crate::shared_map::{Iter, SharedMap};

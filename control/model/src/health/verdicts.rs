@@ -1,9 +1,10 @@
-//! What the checks found out, as `reconcile` reads it: who fails and why, who flaps, what weights nodes tell.
+//! The results of health checks, as `reconcile` reads them: which targets fail and why, which flap, and the weights
+//! that nodes report.
 //!
-//! An immutable value that costs an `Arc` to pass on; the runner makes a new one when a target turns, not with
-//! every check. It names only targets about which there is something to say.
+//! An immutable value behind an `Arc`. The runner creates a new one when the state of a target changes, not after
+//! every check. It contains only targets that fail, flap or report a weight.
 //!
-//! Invariant: a target that is not named passes, or was never checked.
+//! Invariant: a target that is not listed passes, or was never checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,6 +1,6 @@
-//! First to last address of one family: what pools are made of.
+//! A range of addresses of one family, from first to last: pools consist of these.
 //!
-//! Arithmetic only; which address of a range is given to whom is up to `pools`.
+//! Arithmetic only; `pools` decides which Service gets which address.
 
 use std::fmt;
 use std::net::IpAddr;

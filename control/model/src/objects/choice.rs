@@ -1,7 +1,7 @@
-//! Which endpoints of a service port take new flows: kube-proxy's rule, as a pure function.
+//! Chooses the endpoints of a service port that take new flows: kube-proxy's rule, as a pure function.
 //!
-//! `reconcile` asks once per service port, or once per node where nodes are the targets. Health checks come
-//! after: what they find is not known here.
+//! `reconcile` calls it once for each service port, or once for each node if nodes are the targets. Health checks are
+//! applied later and are not known here.
 
 use super::{ResolvedEndpoint, TrafficPolicy};
 

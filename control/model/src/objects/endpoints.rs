@@ -1,7 +1,7 @@
-//! Who answers for a Service: EndpointSlices, and the legacy Endpoints.
+//! The endpoints of a Service as they are written: EndpointSlices, and the legacy Endpoints.
 //!
-//! As read: nothing is merged or left out here but what the API says never counts (addresses after the
-//! first). What follows for a Service is in `resolve`, whom to choose in `choice`.
+//! Nothing is merged or left out here, except what the API ignores (addresses after the first). `resolve` merges them
+//! for a Service, `choice` chooses among them.
 
 use std::net::IpAddr;
 

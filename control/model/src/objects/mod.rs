@@ -1,11 +1,11 @@
-//! The desired state in Kubernetes' terms, as every source of objects fills it.
+//! The desired state as Kubernetes objects, in the form that every source produces.
 //!
-//! A source (directory, later the API server) decodes, defaults and validates; what is here is already legal:
-//! a port is not zero, a CIDR parses, a protocol is known. Readers (`reconcile`, `pools`, `health`) see only
-//! these types and never learn which source filled them. No Kubernetes client types, no I/O, no clock.
+//! A source (the directory or the API server) decodes, defaults and validates, so values here are valid: a port is
+//! not zero, a CIDR parses, a protocol is known. Readers (`reconcile`, `pools`, `health`) see only these types and do
+//! not know the source. No Kubernetes client types, no I/O, no clock.
 //!
-//! Invariant: [`Objects`] is keyed by name, so that the order in which objects arrive never shows.
-//! Invariant: where an object was written ([`Origin`]) never takes part in comparing objects.
+//! Invariant: [`Objects`] is keyed by name, so the order in which objects arrive has no effect. Invariant: the place
+//! where an object was written ([`Origin`]) is ignored when objects are compared.
 
 mod address_range;
 mod choice;

@@ -1,13 +1,13 @@
-//! Where each field of an object was written, so that later stages can point at it.
+//! The place where each field of an object was written, so that later stages can report it.
 //!
-//! A source makes one per object; `reconcile`, `pools` and annotation parsing ask it for the place of a field
-//! path such as `spec.ports[1].protocol` or `metadata.annotations[tidegate.dev/forwarding]`. A path that was
-//! not written (a default) gives the place of its nearest written parent.
+//! A source creates one for each object. `reconcile`, `pools` and annotation parsing look up the place of a field
+//! path such as `spec.ports[1].protocol` or `metadata.annotations[tidegate.dev/forwarding]`. For a path that was not
+//! written (a default), the result is the place of its nearest written parent.
 //!
-//! Positions are kept by a 64-bit hash of the path, 16 bytes each: 100,000 endpoints stay at some 20 MB. A
-//! collision would show a wrong line in a message, nothing else.
+//! Positions are stored by a 64-bit hash of the path, 16 bytes each: 100,000 endpoints need about 20 MB. A collision
+//! would show a wrong line in a message and has no other effect.
 //!
-//! Invariant: all origins are equal to each other, so that moving an object in its file changes no snapshot.
+//! Invariant: all origins are equal to each other, so moving an object within its file does not change the snapshot.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

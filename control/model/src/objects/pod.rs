@@ -1,4 +1,4 @@
-//! A Pod, as far as it can stand for an endpoint where no slices are given.
+//! A Pod, with the fields that make it an endpoint when there are no slices.
 
 use std::net::IpAddr;
 

@@ -1,6 +1,6 @@
-//! Pools of addresses, as the configuration writes them and as `AddressPool` objects (tidegate.dev/v1alpha1) do.
+//! Pools of addresses, from the configuration and from `AddressPool` objects (tidegate.dev/v1alpha1).
 //!
-//! Values only: `pools` decides who gets which address, `cluster` writes the status of the objects.
+//! Values only: `pools` decides which Service gets which address, `cluster` writes the status of the objects.
 
 use std::net::IpAddr;
 

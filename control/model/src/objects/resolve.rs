@@ -1,10 +1,10 @@
-//! From a Service to the endpoints of each of its ports: slices merged, or Endpoints, or Pods.
+//! Finds the endpoints of each port of a Service: merged slices, or Endpoints, or Pods.
 //!
-//! Pure. `reconcile` builds one [`EndpointIndex`] over a state of [`Objects`] and asks for each Service; who
-//! of the endpoints takes flows is decided by [`super::choose`] and by health.
+//! Pure. `reconcile` builds one [`EndpointIndex`] over a state of [`Objects`] and queries it for each Service.
+//! [`super::choose`] and health decide which of the endpoints take flows.
 //!
-//! Sources in order: EndpointSlices labelled with the Service's name; else the legacy Endpoints of the same
-//! name; else, for a Service with a selector, the Pods that it selects.
+//! The first of these that exists counts: EndpointSlices labelled with the Service's name; the legacy Endpoints of
+//! the same name; for a Service with a selector, the Pods that it selects.
 //!
 //! Invariant: the result does not depend on the order of slices, of endpoints in them, or of Pods.
 

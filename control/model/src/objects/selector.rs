@@ -1,6 +1,6 @@
-//! Label selectors in the two forms Kubernetes has: `matchLabels` and `matchExpressions`.
+//! Label selectors in the two forms of Kubernetes: `matchLabels` and `matchExpressions`.
 //!
-//! Pools choose by them who may take their addresses, annotations choose nodes by their text form. Pure.
+//! Pools use them to say which Services may get addresses; annotations select nodes with their text form. Pure.
 
 use super::Labels;
 use crate::yaml::text;

@@ -1,7 +1,7 @@
-//! A Service: which addresses and ports it wants, of whom, and how.
+//! A Service: the addresses and ports that it requests, and how they are to be served.
 //!
-//! Already defaulted and valid (kubernetes.io/docs/reference, core/v1 `Service`); nothing here says which of
-//! its wishes the gateway grants: that is `pools` and `reconcile`.
+//! Already defaulted and valid (kubernetes.io/docs/reference, core/v1 `Service`). `pools` and `reconcile` decide
+//! which of its requests are granted.
 
 use std::fmt;
 use std::net::IpAddr;

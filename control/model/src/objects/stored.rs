@@ -1,8 +1,8 @@
-//! What an API server keeps of a Service beside what its user wrote: what `cluster` compares with before it writes.
+//! The fields of a Service that controllers write: `cluster` compares with them before it writes.
 //!
-//! Filled by the sources; the desired state never depends on it but for the addresses that a restart adopts
-//! ([`Service::ingress_ips`](super::Service::ingress_ips)) and for the finalizer, which holds an address that is
-//! given back until every gateway has withdrawn it.
+//! Sources fill them. The desired state does not depend on them, except for the addresses that a restart adopts
+//! ([`Service::ingress_ips`](super::Service::ingress_ips)) and for the finalizer, which reserves a released address
+//! until every gateway has withdrawn it.
 
 use std::net::IpAddr;
 

@@ -1,11 +1,13 @@
-//! A sorted map whose copies share what they have in common.
+//! A sorted map whose copies share unchanged parts.
 //!
-//! Sources keep their objects in one, and hand out a copy with every change; `reconcile` compares the copy with the
-//! last one. Both cost what changed, not what there is: pairs lie in sorted chunks behind [`Arc`]s, a copy is one
-//! pointer, an edit of a map that others hold copies one chunk and the list of chunks, and [`SharedMap::diff`] passes
-//! over the chunks that both maps have. At 10,000 keys an edit copies about 100 pairs, a look-up compares about 14.
+//! Sources keep their objects in one, and publish a copy with every change; `reconcile` compares the copy with the
+//! last one. Both cost as much as the change, not as much as the map: pairs are in sorted chunks behind [`Arc`]s, a
+//! copy costs one pointer, an edit of a shared map copies one chunk and the list of chunks, and [`SharedMap::diff`]
+//! skips the chunks that both maps share. At 10,000 keys an edit copies about 100 pairs, and a look-up compares about
+//! 14.
 //!
-//! No interior mutability, no order of insertion: equal contents are equal maps, however they are cut into chunks.
+//! No interior mutability, no insertion order: maps with equal contents are equal, however they are divided into
+//! chunks.
 //!
 //! Invariant: no chunk is empty or longer than [`CHUNK_MAX`]; keys ascend within chunks and from chunk to chunk.
 

@@ -1,8 +1,8 @@
-//! Decoding that never stops at the first fault: typed getters record what is wrong and give `None`.
+//! A decoder that continues after a fault: typed getters record what is wrong and return `None`.
 //!
-//! A [`Sheet`] collects the faults of one file. [`Fields`] is a mapping being read key by key, which in the
-//! end knows the keys nobody asked for; [`Field`] is one value with its path for messages. The schema
-//! (which keys, which ranges) is with the callers.
+//! A [`Sheet`] collects the faults of one file. [`Fields`] is a mapping that is read key by key; at the end it
+//! reports the keys that were not read. [`Field`] is one value with its path for messages. The callers define the
+//! schema (keys and ranges).
 
 use std::cell::RefCell;
 use std::fmt::Display;

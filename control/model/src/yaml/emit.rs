@@ -1,7 +1,7 @@
-//! YAML of a JSON value, for `-o yaml`: block style, keys in the order given.
+//! Writes a JSON value as YAML, for `-o yaml`: block style, keys in the given order.
 //!
-//! Strings that YAML would read as something else are in double quotes with JSON's escapes, which YAML has too.
-//! Read back it is the same value: tests ask our own YAML reader.
+//! Strings that YAML would read as another type are written in double quotes with JSON's escapes, which YAML shares.
+//! The tests check with our own YAML reader that reading the text gives the same value.
 
 use std::fmt::Write as _;
 

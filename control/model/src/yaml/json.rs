@@ -1,6 +1,6 @@
-//! JSON as the same tree as YAML: what an API server sends is decoded by the readers of manifests.
+//! Converts JSON to the same tree as YAML, so that the readers of manifests also decode objects of an API server.
 //!
-//! Values have no place (line 0): whoever decodes names the object instead. A tree is written back as JSON to be kept
+//! Values have no position (line 0); the decoder names the object instead. A tree is written back as JSON to be saved
 //! on disk.
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};

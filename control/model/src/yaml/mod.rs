@@ -1,11 +1,11 @@
-//! YAML (and JSON, which is YAML) as a tree that knows where each value was written.
+//! Parses YAML (and JSON, which is YAML) to a tree in which each value has its position.
 //!
-//! [`parse`] makes the tree, [`Sheet`], [`Fields`] and [`Field`] decode it and collect faults on the way.
-//! Scalars mean what `kubectl` takes them to mean: the rules of sigs.k8s.io/yaml, a YAML 1.1 dialect in which
-//! `yes`, `on` and `y` are booleans and `0644` is octal. Knows nothing of any schema; reads no files.
+//! [`parse`] builds the tree; [`Sheet`], [`Fields`] and [`Field`] decode it and collect faults. Scalars have the same
+//! meaning as for `kubectl`: the rules of sigs.k8s.io/yaml, a YAML 1.1 dialect in which `yes`, `on` and `y` are
+//! booleans and `0644` is octal. It does not know any schema and reads no files.
 //!
-//! Invariant: bounded work for any input. Depth, the number of values, and what anchors, aliases and merge keys
-//! repeat (values and bytes) have limits; the time is linear in the size of the text.
+//! Invariant: work is bounded for any input. Depth, the number of values, and what anchors, aliases and merge keys
+//! repeat (values and bytes) have limits. The time is linear in the size of the text.
 
 mod decode;
 pub mod emit;

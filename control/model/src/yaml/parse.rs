@@ -1,8 +1,8 @@
-//! From text to trees: one per document, with anchors, aliases and merge keys resolved.
+//! Parses text to trees: one for each document, with anchors, aliases and merge keys resolved.
 //!
-//! The grammar is saphyr-parser's (events with places, no recursion of its own); building the tree, its
-//! limits, and what is a fault are here. A fault does not stop the others from being found, except that
-//! nothing after a syntax error can be read.
+//! The grammar is saphyr-parser's (events with positions, without recursion). This file builds the tree, and defines
+//! its limits and its faults. After a fault, parsing continues to find others, except that nothing after a syntax
+//! error can be read.
 
 use std::collections::{HashMap, HashSet};
 

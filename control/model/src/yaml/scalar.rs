@@ -1,6 +1,6 @@
-//! What a plain scalar means, by the rules that `kubectl` goes by (sigs.k8s.io/yaml, after YAML 1.1).
+//! The type and value of a plain scalar, by the rules that `kubectl` uses (sigs.k8s.io/yaml, after YAML 1.1).
 //!
-//! Quoted text is always text. Dates stay text, since they end up as text in JSON.
+//! Quoted text is always text. Dates remain text, because they become text in JSON.
 
 /// A scalar: the text as written (quotes and escapes resolved) and what it means.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,7 +1,7 @@
-//! Text with a meaning: durations, MAC addresses, CIDRs, label keys and the like.
+//! Parses text values: durations, MAC addresses, CIDRs, label keys and others.
 //!
-//! Used for values of fields and of annotations alike. Each gives `None` for text it does not take; what
-//! would be accepted is a constant beside it, for messages.
+//! Fields and annotations use the same functions. Each returns `None` for invalid text; a constant beside it says
+//! what is accepted, for messages.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! `explain`: computes the decision for one packet step by step, as text and as data.
 //!
-//! The steps ask the same functions of [`Snapshot`] and [`hash`] that the pipeline asks, so an explanation
-//! cannot drift from what is forwarded; what the packet would meet on the wire (headers, TTL, fragments) is not
-//! known here. `explain -c` asks it of a snapshot compiled from files, the daemon of the one that it runs.
+//! The steps call the same functions of [`Snapshot`] and [`hash`] as the pipeline, so an explanation cannot differ
+//! from what is forwarded. Checks of the frame itself (headers, TTL, fragments) are not part of it. `explain -c` uses
+//! a snapshot that is compiled from files, the daemon uses its current one.
 //!
 //! Invariant: pure. The same snapshot, views and packet give the same explanation.
 

@@ -1,12 +1,12 @@
 //! Assigns addresses to Services in three passes.
 //!
-//! 1. Who has something keeps it: from the last call, else by its own status (`keep`).
-//! 2. New ports on addresses that are kept, external IPs and requested addresses (`tidegate.dev/load-balancer-ips`,
-//!    `spec.loadBalancerIP`).
+//! 1. Each Service keeps what it has: from the last call, otherwise from its own status (`keep`).
+//! 2. New ports on kept addresses, external IPs and requested addresses (`tidegate.dev/load-balancer-ips`,
+//!   `spec.loadBalancerIP`).
 //! 3. An address chosen from a pool for every Service that still lacks one.
 //!
-//! So a chosen address never stands in the way of a requested one, unless it was given out before the request
-//! was made: first come keeps. Who has its turn, and in which order, is up to [`Allocator`](super::Allocator).
+//! So a chosen address never blocks a requested one, unless it was assigned before the request was made.
+//! [`Allocator`](super::Allocator) decides which Services take part, and in which order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

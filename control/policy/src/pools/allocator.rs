@@ -1,13 +1,15 @@
 //! [`Allocator`]: which Service has which address, updated incrementally.
 //!
-//! All Services that take part are given their addresses in three passes (`allocate`). When some of them change, the
-//! passes are run again for those alone that the change can touch, while the others hold what they hold:
-//! - who changed, or has another memory than when it had its turn;
-//! - who hangs on others: it was refused because of what another holds, or chose freely, which others may come before;
-//! - whoever holds an address that one of these held or names; and, where a pool has a quota, their namespaces.
+//! All Services that take part get their addresses in three passes (`allocate`). When some of them change, the passes
+//! run again only for those that the change can affect, while the others keep what they hold:
+//! - Services that changed, or whose memory differs from that of their last turn;
+//! - Services whose result depends on others: they were refused because of what another holds, or their address was
+//!   chosen freely, and others may now come before them;
+//! - every Service that holds an address that one of these held or names; and, if a pool has a quota, their
+//!   namespaces.
 //!
-//! The others got what they have in the first two passes, on addresses that nobody else names, so their turns would
-//! come to the same whoever comes before them.
+//! The other Services got their addresses in the first two passes, on addresses that no other Service names, so their
+//! result does not depend on which Services come before them.
 //!
 //! Invariant: the result is the one of a new allocator with the same Services and memory (tested over random
 //! histories, here and in `reconcile`).

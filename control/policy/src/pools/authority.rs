@@ -1,7 +1,7 @@
-//! Who decides on LoadBalancer addresses, and what a gateway takes as given before it does.
+//! Which gateway decides on LoadBalancer addresses, and what the others use instead.
 //!
-//! Of several gateways at one API server the leader decides and writes the address into the Service's status; the
-//! others grant what they read there, so that all of them serve the same address for the same Service.
+//! Among several gateways at one API server the leader decides and writes the address into the Service's status. The
+//! others use the address in the status, so that all of them serve the same address for the same Service.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,9 +1,9 @@
 //! Pass 3: chooses an address for every Service that still needs one.
 //!
-//! Every address of a pool has a rank for every Service, by a hash of both; of the free ones the Service gets the one
-//! of the highest rank. So what is given follows from the Service's name, and neither from the order in which Services
-//! come nor from what else the pool has: two gateways with the same Services choose alike, and a pool that grows is
-//! another choice for few. Only where the first choice is held already does it matter who came first.
+//! Every address of a pool has a rank for every Service, by a hash of both. The Service gets the free address with
+//! the highest rank. So the choice depends on the Service's name, and neither on the order of Services nor on the
+//! other addresses of the pool: two gateways with the same Services choose the same addresses, and a pool that grows
+//! changes the choice of few Services. The order matters only if the first choice is already held.
 
 use std::net::IpAddr;
 

@@ -1,8 +1,8 @@
-//! Pass 2, the external IPs: each is honoured where a pool authorises it.
+//! Pass 2, external IPs: each is honoured if a pool authorises it.
 //!
-//! Anyone who may create a Service could otherwise take any address (CVE-2020-8554). Ports of one external IP may
-//! belong to different Services; who claimed a port first keeps it. A pool that is disabled authorises nothing new, and
-//! external IPs count in the quota of a namespace, as all other addresses do.
+//! Otherwise anyone who can create a Service could take over any address (CVE-2020-8554). Ports of one external IP
+//! may belong to different Services; the Service that claimed a port first keeps it. A disabled pool authorises
+//! nothing new, and external IPs count in the quota of a namespace like all other addresses.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

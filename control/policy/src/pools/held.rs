@@ -1,7 +1,8 @@
 //! The addresses that a Service holds, as kept in memory, written to its status and saved to disk.
 //!
-//! One entry for each address and capacity, with the ports that are the Service's own there. It says under which wish
-//! and sharing key the address was given, so that a later change of the Service is told from one of the pool.
+//! One entry for each address and capacity, with the ports that belong to the Service there. The entry records the
+//! request and the sharing key under which the address was assigned, so that a later change of the Service can be
+//! distinguished from a change of the pool.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;

@@ -1,12 +1,13 @@
 //! Pass 1: a Service keeps the addresses and ports that it has, as long as it requests them.
 //!
-//! First comes what is known to be a Service's own, port by port ([`Had::firm`](super::Had)); these claims were
-//! granted side by side before, so their order does not matter. Then comes what a Service had by a source that counts
-//! less, and what it has under another sharing key now: who changes loses. Ports that a Service added are claimed in
-//! pass 2, like everything that is new.
+//! First come the ports that are known to belong to a Service ([`Had::firm`](super::Had)). These claims were granted
+//! together before, so their order does not matter. Then come claims from a less reliable source, and claims under a
+//! sharing key that has changed: the Service that changed its key loses. Ports that a Service added are claimed in
+//! pass 2, like everything new.
 //!
-//! A change of a pool takes nothing from anybody: neither its addresses, its quota, its selectors nor its end. The
-//! operator takes addresses back by `forceRelease`: then a Service keeps what the pool would still give it.
+//! A change of a pool takes nothing from a Service: neither its addresses, its quota, its selectors nor its removal.
+//! The operator takes addresses back with `forceRelease`: then a Service keeps only what the pool would still assign
+//! to it.
 
 use std::net::IpAddr;
 

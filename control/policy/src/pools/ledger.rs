@@ -1,11 +1,12 @@
-//! Who holds which (address, port, protocol), and whether one more may come in.
+//! Records which Service holds which (address, port, protocol), and decides whether another Service can share an
+//! address.
 //!
-//! The rules of sharing live here and nowhere else; which address to try is up to `allocate` and its neighbours.
+//! The rules of sharing are only here; `allocate` and its neighbours decide which address to try.
 //!
-//! - The same (address, port, protocol) has one owner: who claimed it first.
-//! - A LoadBalancer address is one Service's own, unless all that hold it carry the same
-//!   `tidegate.dev/allow-shared-ip` key and are of one namespace, or the pool shares across namespaces.
-//! - External IPs are shared by port, as Kubernetes has it: the pool's selectors say who may claim one.
+//! - The same (address, port, protocol) has one owner: the Service that claimed it first.
+//! - A LoadBalancer address belongs to one Service, unless all Services that hold it have the same
+//!   `tidegate.dev/allow-shared-ip` key and are in one namespace, or the pool shares across namespaces.
+//! - External IPs are shared by port, as in Kubernetes: the pool's selectors say which Services may claim one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
-//! One list of pools from two places: those of the configuration first, then `AddressPool` objects by name.
+//! Merges two lists of pools: those of the configuration come first, then `AddressPool` objects by name.
 //!
-//! A name that is there twice and ranges that overlap are told, never a crash: the first one of a name counts, and an
-//! address that several pools have is looked up in their order.
+//! Duplicate names and overlapping ranges are reported, and are never a crash: the first pool with a name counts, and
+//! an address in several pools belongs to the first of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,21 +1,22 @@
-//! Which Service has which address: a pure function of pools, Services and what they had before.
+//! Decides which Service has which address: a pure function of pools, Services and the addresses that they had
+//! before.
 //!
-//! [`Ledger`] records claims on (address, port, protocol); it is filled in three passes (`allocate`): Services keep
-//! what they have and still ask for, then externalIPs and requested addresses are claimed, then the rest get one
-//! chosen. Within a pass the order is creation time, then UID, then name, so the order in which files are read
-//! never shows. [`Allocator`] keeps the result and gives again only what a change can touch. Called by `reconcile`;
-//! what is refused comes back as [`Problem`]s, which `reconcile` places.
+//! [`Ledger`] records claims on (address, port, protocol). It is filled in three passes (`allocate`): Services keep
+//! what they have and still request; then externalIPs and requested addresses are claimed; then an address is chosen
+//! for each Service that still lacks one. Within a pass the order is creation time, then UID, then name, so the order
+//! in which files are read has no effect. [`Allocator`] keeps the result and computes again only what a change can
+//! affect. `reconcile` calls it, and adds places to the [`Problem`]s of refused requests.
 //!
-//! What a Service has is remembered port by port ([`Held`]). It is kept across restarts in the status of the Service,
-//! or, for a directory, in a file of the daemon. A change of a pool takes nothing from a Service, unless the pool says
-//! `forceRelease` (`keep`).
+//! The addresses of a Service are remembered port by port ([`Held`]). They are kept across restarts in the status of
+//! the Service, or, for a directory, in a file of the daemon. A change of a pool takes nothing from a Service, unless
+//! the pool has `forceRelease` (`keep`).
 //!
-//! All addresses of a CIDR may be given out, the first and the last too: a VIP is a host route, no subnet.
+//! All addresses of a CIDR can be assigned, including the first and the last: a VIP is a host route, not a subnet.
 //!
-//! Invariant: two Services never own the same (address, port, protocol).
-//! Invariant: who has an (address, port, protocol) and still asks for it loses it to nobody who asks for it later.
-//! Invariant: without memory the choice follows from a Service's name, so a Service that is added moves another
-//! one only where both hash to the same address.
+//! Invariant: two Services never own the same (address, port, protocol). Invariant: a Service that has an (address,
+//! port, protocol) and still requests it never loses it to a later request. Invariant: without memory the choice
+//! depends on a Service's name, so a new Service changes the address of another one only if both hash to the same
+//! address.
 
 mod allocate;
 mod allocator;

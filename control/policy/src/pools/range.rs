@@ -1,8 +1,9 @@
-//! A pool's ranges laid end to end, and the bands in which addresses are chosen (`docs/kubernetes.md`, section 6).
+//! The ranges of a pool as one sequence, and the bands in which addresses are chosen (`docs/kubernetes.md`, section
+//! 6).
 //!
-//! Arithmetic only. An address becomes a number, a pool's ranges of one family become one [`Span`] of offsets
-//! from 0, and the span has a static band below an offset and a dynamic band above it, as Kubernetes has for
-//! cluster IPs (KEP-3070).
+//! Arithmetic only. An address becomes a number, a pool's ranges of one family become one [`Span`] of offsets from 0,
+//! and the span has a static band below an offset and a dynamic band above it, as Kubernetes has for cluster IPs
+//! (KEP-3070).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

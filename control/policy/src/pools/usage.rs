@@ -1,7 +1,7 @@
-//! How full the pools are, and who uses them.
+//! How full the pools are, and which Services use them.
 //!
-//! [`Users`] is kept up by the [`Allocator`](super::Allocator) as Services get and lose addresses, so that a pool that
-//! the operator changes or removes can say who still uses it.
+//! The [`Allocator`](super::Allocator) updates [`Users`] as Services get and lose addresses, so that a pool that the
+//! operator changes or removes can show which Services still use it.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! From the objects of all files to one state: keyed, each object once, node ports given out.
+//! Combines the objects of all files into one state: keyed, each object once, with node ports allocated.
 
 use std::sync::Arc;
 

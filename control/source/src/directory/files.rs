@@ -1,14 +1,14 @@
-//! Finds the files of the directory, reads those that changed, and decodes the objects of each.
+//! Finds the files of the directory, reads those that changed, and decodes their objects.
 //!
-//! A refresh looks at the metadata of every file and reads those that changed. A file that was changed in the
-//! last two seconds is read again next time whatever its metadata say, because the clock of a file system may be
-//! too coarse to tell two quick writes apart.
+//! A refresh checks the metadata of every file and reads the files that changed. A file that was changed in the last
+//! two seconds is read again on the next refresh whatever its metadata say, because the clock of a file system may be
+//! too coarse to distinguish two quick writes.
 //!
-//! A file is *lost* when it no longer holds any object, cannot be read, or is no file any more while its name is
-//! still there. An editor that truncates and rewrites a file looks like that for a moment, so a lost file keeps its
-//! objects for the grace time. A file whose name is gone was deleted: its objects go at once.
+//! A file is *lost* if its name still exists but it has no object, cannot be read, or is no longer a file. An editor
+//! that truncates and rewrites a file looks like that for a moment, so a lost file keeps its objects for the grace
+//! time. If the name is gone, the file was deleted, and its objects are removed at once.
 //!
-//! Invariant: a file with an error in its text keeps the objects of its last good reading, if there was one.
+//! Invariant: a file with an error in its text keeps the objects of its last valid version, if there was one.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,8 +1,9 @@
-//! What is in the directory: every manifest by its path, each directory once.
+//! Lists the directory: every manifest by its path, each directory once.
 //!
-//! Symbolic links are followed, so that a mounted ConfigMap works. A link may lead back up the tree, or two links to
-//! the same place: a directory is known by device and inode, and is read by the first path that leads to it. Paths
-//! without links come first, then links in the order of their names, so the same tree always gives the same paths.
+//! Symbolic links are followed, so that a mounted ConfigMap works. A link may lead back up the tree, or two links may
+//! lead to the same place. So a directory is identified by device and inode, and is read by the first path that leads
+//! to it. Paths without links come first, then links in the order of their names, so the same tree always gives the
+//! same paths.
 //!
 //! Nothing here opens a file.
 

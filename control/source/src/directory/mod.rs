@@ -1,13 +1,13 @@
-//! Manifests in a directory: read once, or read and followed.
+//! Reads manifests from a directory, once or with a watch.
 //!
-//! The manifests are all `*.yaml`, `*.yml` and `*.json` below the directory, in the order of their paths; hidden
+//! The manifests are all `*.yaml`, `*.yml` and `*.json` below the directory, in the order of their paths. Hidden
 //! files and directories are ignored ([`listing`]).
 //!
-//! Each file is decoded on its own ([`files`]), then all are put together ([`assemble`]), where the same
-//! object in two places is found and node ports are given out ([`node_ports`]). [`watch`] follows changes: a
-//! file that turns bad keeps its last good objects, and the other files are read as usual.
+//! Each file is decoded by itself ([`files`]). Then the objects of all files are combined ([`assemble`]), which finds
+//! the same object in two places and allocates node ports ([`node_ports`]). [`watch`] follows changes: a file that
+//! becomes invalid keeps its last valid objects, and the other files are read as usual.
 //!
-//! Invariant: the objects do not depend on how they are spread over files or on the order inside of them.
+//! Invariant: the objects do not depend on how they are spread over files or on the order within them.
 
 mod assemble;
 mod files;

@@ -1,9 +1,8 @@
-//! Node ports that an API server would give out: `nodePort` and `healthCheckNodePort`.
+//! Allocates the node ports that an API server would allocate: `nodePort` and `healthCheckNodePort`.
 //!
-//! The range is 30000 to 32767. Its lowest min(max(16, size/32), 128) ports are the static band, which is
-//! used last, so that ports chosen by hand there stay free (KEP-3668). Where a port comes out is decided by a
-//! hash of the Service's name and the port, so that it is the same in every run, and another Service moves it
-//! only by a collision.
+//! The range is 30000 to 32767. Its lowest min(max(16, size/32), 128) ports are the static band, which is used last,
+//! so that ports chosen by hand there stay free (KEP-3668). A hash of the Service's name and the port chooses the
+//! node port, so it is the same in every run, and another Service changes it only by a collision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

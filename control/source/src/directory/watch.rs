@@ -1,9 +1,9 @@
-//! Follows a directory: inotify tells that something changed, a refresh finds out what.
+//! Watches a directory: inotify reports that something changed, and a refresh finds out what.
 //!
-//! Events only wake the thread; what changed is always read from the directory itself, so lost or merged
-//! events, atomic renames and a ConfigMap's swap of `..data` need no cases of their own. Every few seconds the
-//! directory is looked at without an event too, for what inotify cannot see: targets of links outside of it,
-//! an overflowing queue, the directory itself replaced.
+//! Events only wake the thread. The refresh reads the directory itself, so lost or merged events, atomic renames and
+//! a ConfigMap's swap of `..data` need no special handling. Every few seconds there is also a refresh without an
+//! event, for changes that inotify cannot report: targets of links outside of the directory, an overflowing queue, a
+//! replaced directory.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;

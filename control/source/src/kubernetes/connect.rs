@@ -1,13 +1,14 @@
 //! The connection to the API server: its address, our credentials, and a new client when their files change.
 //!
-//! A [`Connector`] gives out a client for the kubeconfig as it is now, or for the service account of the Pod: the files
-//! (kubeconfig, certificates, keys, tokens) are looked at before every request, and a client made before a change is not
-//! given out again. Where they make no sense any more, the last good client goes on. Credentials of a plugin ([`exec`])
-//! are fetched again when they expire or are refused; [`proxy`] is the way through a proxy; [`found`] knows where the API
-//! server is, for no Service may have that address. Used by the watches here and by whoever writes to the API server.
+//! A [`Connector`] returns a client for the current kubeconfig, or for the service account of the Pod. It checks the
+//! files (kubeconfig, certificates, keys, tokens) before every request, and does not return a client that is older
+//! than a change. If the files become invalid, it keeps the last valid client. Credentials of a plugin ([`exec`]) are
+//! fetched again when they expire or are refused. [`proxy`] connects through a proxy. [`found`] knows the addresses
+//! of the API server, which no Service may have. The watches here use it, and so does the code that writes to the API
+//! server.
 //!
-//! No request is made here. Nothing here waits without a limit; files and plugins are waited for on a thread that nobody
-//! waits for at the end.
+//! This file sends no request. Nothing here waits without a limit. Files and plugins are read on a separate thread
+//! that shutdown does not wait for.
 
 mod exec;
 mod found;

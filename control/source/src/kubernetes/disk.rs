@@ -1,13 +1,14 @@
 //! Saves the last known objects to disk and loads them, for a gateway that starts while the API server is down.
 //!
-//! A file of JSON lines: a head (format, API server, number of objects, the last word about each kind), one line an
-//! object (kind, version, trimmed object, how long it is kept if it is lost, what of it is left out), and a foot with a hash of all lines before it. Written whole to a file beside it, flushed to disk, and put
-//! in its place by rename, so that there is always one whole file. Its modification time tells when its objects were
-//! last known to be those of the API server.
+//! A file of JSON lines: a head (format, API server, number of objects, the last known version of each kind), one
+//! line for each object (kind, version, trimmed object, how long it is kept if it is lost, which parts are left out),
+//! and a foot with a hash of all lines before it. A new file is written beside the old one, flushed to disk, and
+//! renamed into place, so there is always one complete file. Its modification time is the time at which its objects
+//! were last known to be those of the API server.
 //!
-//! The file is for the gateway alone (0600): it has what its account may read of the cluster.
+//! Only the gateway can read the file (mode 0600): it contains everything that its account may read of the cluster.
 //!
-//! Reading decodes the objects as if the API server had sent them. A file that is cut, altered or of another format is
+//! Objects are decoded as if the API server had sent them. A file that is cut, altered or of another format is
 //! refused as a whole, with a reason.
 
 use std::fs::{self, DirBuilder, File, Permissions};

@@ -1,8 +1,8 @@
-//! What the hub keeps of EndpointSlices: the budget, and what is to be read again.
+//! Decides which EndpointSlices the hub keeps within the memory budget, and which it must read again.
 //!
-//! The hub counts each slice as it is shown ([`Slices::shown`]), and asks what is to change ([`Slices::settle`]). A slice
-//! that is left out and fits again is listed anew with all others ([`Slices::ask`]), not too often: whose slices come and
-//! go around their limit must not cost the API server a list each time.
+//! The hub counts each slice when it is shown ([`Slices::shown`]), and asks which ones to change
+//! ([`Slices::settle`]). If a slice that was left out fits again, all slices are listed again ([`Slices::ask`]), but
+//! not too often: slices that come and go around the limit must not cost the API server a list each time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,23 +1,23 @@
-//! Whether a list is of the history that was seen so far, or may be of a server that lost some of it.
+//! Decides whether a list continues the known history, or may come from a server that lost some of it.
 //!
-//! A list that lacks objects means that they were deleted, or that the API server is back empty or from a backup. A
-//! watch that expired (410) on a healthy server is the usual reason for a list, and what was deleted meanwhile has to
-//! go at once. What tells the two apart: the cluster (the uid of `kube-system`, which a new one has anew), the version
-//! (a backup is behind; one that was restored with `--bump-revision` is ahead by more than anybody could have
-//! written), and how long nobody watched (a restore takes longer than a restart). `retain` adds what it sees in the
-//! list itself. Pure.
+//! If a list lacks objects, they were deleted, or the API server returned empty or from a backup. A watch that
+//! expired (410) on a healthy server is the usual reason for a list, and objects deleted meanwhile must be removed at
+//! once. Three things distinguish the cases: the cluster (the uid of `kube-system`, which is different in a new
+//! cluster), the version (a backup is behind; one that was restored with `--bump-revision` is ahead by more than
+//! could have been written), and how long there was no watch (a restore takes longer than a restart). `retain` adds
+//! what it sees in the list itself. Pure.
 //!
-//! What a gateway finds on its own disk at the start is another matter: nobody watched while it was not running, for
-//! however long, so the outage says nothing. There the cluster and the version decide alone
-//! ([`Heard::continuity_with_disk`]).
+//! Objects that a gateway loads from its own disk at the start are a different case: there was no watch while it was
+//! not running, for an unknown time, so the length of the outage says nothing. Only the cluster and the version
+//! decide ([`Heard::continuity_with_disk`]).
 //!
-//! A version alone says little where a backup is a few seconds old: its server has soon written more than was lost. So
-//! a watch that is taken up after a fault also looks for the newest change that it was told ([`Newest`]). On the same
-//! history the API server has that object at that version, or the watch tells what became of it since.
+//! The version alone is not enough if a backup is a few seconds old: its server has soon written more than was lost.
+//! So a watch that resumes after a fault also looks for the newest change that it received ([`Newest`]). In the same
+//! history the API server has that object at that version, or the watch reports what happened to it since.
 //!
-//! Not told apart: a backup that lacks nothing of a kind but its bookmarks, and one that is found only after an outage
-//! that is too long to take a watch up, or by an expired watch (410), whose server has written more since than was
-//! lost. What such a server lacks is believed to be deleted.
+//! Two cases are not detected: a backup that lacks only bookmarks of a kind; and a backup whose server has written
+//! more since then than was lost, if it is found only after an outage that is too long to resume a watch, or by an
+//! expired watch (410). Objects that such a server lacks count as deleted.
 
 use std::time::{Duration, Instant};
 

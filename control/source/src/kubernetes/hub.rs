@@ -1,12 +1,12 @@
 //! Merges the objects of all kinds into one state and publishes it when it is complete.
 //!
-//! The hub receives the events of the reflectors, keeps the objects of each kind ([`Retain`]), and publishes a
-//! [`SourceUpdate`] for the events that arrived together: it does not wait for more, its reader does. It also publishes the
-//! state of the source ([`SourceState`]) and decides when objects are loaded from disk and saved.
+//! The hub receives the events of the reflectors, keeps the objects of each kind ([`Retain`]), and publishes one
+//! [`SourceUpdate`] for all events that arrived together. It does not wait for more events; the reader of the update
+//! does. It also publishes the state of the source ([`SourceState`]) and decides when objects are loaded from disk
+//! and saved.
 //!
-//! Invariant: nothing is published before every kind was listed, or was loaded from disk because the API server cannot be
-//! reached.
-//! Invariant: an object that did not change keeps its `Arc`.
+//! Invariant: nothing is published before every kind was listed, or was loaded from disk because the API server
+//! cannot be reached. Invariant: an object that did not change keeps its `Arc`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! The kinds of objects that are watched: where, which of them, and what of them is kept.
+//! The kinds of objects that are watched: their path, the selector, and the fields that are kept.
 //!
-//! One entry of [`KINDS`] each. What their fields mean is decoded by `source::manifest`, the same as from files; a new
-//! kind is read there, and gets its place in [`Objects`] and its line here.
+//! Each kind has an entry in [`KINDS`]. `source::manifest` decodes the fields, as for files. A new kind needs a
+//! decoder there, a place in [`Objects`], and an entry here.
 
 use tidegate_model::objects::{ObjectKey, Objects};
 use tidegate_model::yaml::Node;

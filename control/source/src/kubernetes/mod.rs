@@ -1,15 +1,15 @@
 //! Reads objects from an API server: lists them, watches them, and keeps them while the API server fails.
 //!
-//! [`KubernetesSource::start`] watches every kind of `KINDS` on the runtime that it is called on, until it is dropped.
-//! The way of an object: `reflect` lists and watches (`wire` is the HTTP of it, `connect` the credentials), `object`
-//! trims and decodes it by the same code as manifests in files, `retain` decides what to believe of an API server that
-//! comes back from a loss (`history` knows one from an expired watch), `pulse` finds out when it is silent, `hub` puts the kinds together and gives out
-//! updates, `disk` keeps the last objects (`save` says when).
+//! [`KubernetesSource::start`] watches every kind of `KINDS` on the current runtime, until it is dropped. An object
+//! passes these stages: `reflect` lists and watches (`wire` is its HTTP, `connect` its credentials). `object` trims
+//! and decodes it with the same code as manifests in files. `retain` decides what to keep when an API server returns
+//! after a loss (`history` distinguishes that from an expired watch). `pulse` detects when the API server no longer
+//! answers. `hub` merges the kinds and publishes updates. `disk` saves the last objects (`save` decides when).
 //!
-//! Whatever the API server does, the last objects stay; [`KubernetesSource::state`] tells since when.
+//! Whatever the API server does, the last known objects stay; [`KubernetesSource::state`] says since when.
 //!
-//! Invariant: nothing is given out before every kind was listed, or is there from the disk.
-//! Invariant: dropping the source ends it at once: no request is waited for.
+//! Invariant: nothing is published before every kind was listed, or loaded from disk. Invariant: dropping the source
+//! ends it at once: no request is waited for.
 
 mod causes;
 mod connect;

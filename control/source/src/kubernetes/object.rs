@@ -1,7 +1,8 @@
-//! An object on its way from JSON to the model: trimmed, decoded, its faults with its name.
+//! Converts an object from JSON to the model: trims and decodes it, and adds its name to its faults.
 //!
-//! The trimmed JSON is kept beside the decoded object: it is what goes to disk, read back by the same way, and tells
-//! without decoding that nothing of interest changed. About 200 bytes an endpoint.
+//! The trimmed JSON is kept beside the decoded object. It is saved to disk and read back by the same code, and a
+//! comparison with it shows without decoding that nothing of interest changed. It needs about 200 bytes for each
+//! endpoint.
 
 use std::sync::Arc;
 

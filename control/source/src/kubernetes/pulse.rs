@@ -1,9 +1,9 @@
-//! Whether the API server still answers, asked every few seconds.
+//! Checks every few seconds whether the API server still answers.
 //!
-//! A watch in which nothing comes says nothing about the API server: a network that drops packets in silence, or a server
-//! that hangs, is found out by the next bookmark that does not come, a minute and more later. So while there are watches, a
-//! small request is made every [`Tuning::pulse`]; when two of them in a row have no answer, every watch is given up, and
-//! the source is lost. Refusals are answers.
+//! A watch without events says nothing about the API server: if a network drops packets silently, or a server hangs,
+//! only the next missing bookmark shows it, a minute or more later. So while there are watches, a small request is
+//! sent every [`Tuning::pulse`]. If two of them in a row get no answer, every watch is dropped and the source counts
+//! as lost. A refusal is an answer.
 
 use std::sync::Arc;
 use std::time::Duration;

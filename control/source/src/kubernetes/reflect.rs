@@ -1,10 +1,10 @@
 //! Lists one kind of objects and then watches it, and recovers from every failure of the API server.
 //!
-//! A [`Reflector`] turns one kind's lists and watches into [`Event`]s for the hub. A watch that ends or breaks is taken
-//! up where it was, once the API server is known to be of the same cluster and no further back; only where it is not,
-//! or no longer has the version (410), or stays silent again and again, or was away long enough to be restored from a
-//! backup, everything is listed anew. Between attempts there is a pause that doubles, with jitter, and no shorter than a
-//! `Retry-After` asks for.
+//! A [`Reflector`] converts the lists and watches of one kind to [`Event`]s for the hub. A watch that ends or breaks
+//! resumes where it was, after a check that the API server is of the same cluster and not behind. Everything is
+//! listed again only if that check fails, if the server no longer has the version (410), if it repeatedly stops
+//! answering, or if it was away long enough to be restored from a backup. The pause between attempts doubles, with
+//! jitter, and is at least what a `Retry-After` requests.
 //!
 //! Invariant: no wait without a limit, no loop without a pause: a request that failed, or a watch that ended at once,
 //! is followed by one.

@@ -1,18 +1,19 @@
-//! The objects of one kind that the gateway uses: those of the API server, and those that it seems to have lost.
+//! The objects of one kind that the gateway uses: those of the API server, and those that the server seems to have
+//! lost.
 //!
-//! [`Retain`] takes what a list and a watch say, in their words, and answers with the keys whose shown object changed.
-//! Changes seen by a watch count at once. A list after a loss is different: the API server may be back empty, or back
-//! from a backup. An object that is missing there, or older there than it was, is *kept*: shown as it last was, until
-//! the API server has it again (at that version or newer, or made anew: with another uid), or until the grace time is
-//! over. Objects that are new in such a list are shown at once. A list that goes on where the last word ended
-//! ([`Continuity`]; a watch that expired on a healthy API server) is believed in what it lacks, unless that is most of
-//! what there was. The first list after a start that is newer than the disk is believed in all that it lacks.
+//! [`Retain`] receives lists and watch events, and returns the keys whose object changed. Changes from a watch take
+//! effect at once. A list after a loss is different: the API server may have returned empty or from a backup. An
+//! object that is missing there, or older than before, is *kept*: the last known version stays in use until the API
+//! server has it again (at that version or newer, or created again with another uid), or until the grace time is
+//! over. New objects in such a list are used at once. If a list continues the known history ([`Continuity`]; a watch
+//! that expired on a healthy API server), missing objects count as deleted, unless most of them are missing. In the
+//! first list after a start that is newer than the disk, all missing objects count as deleted.
 //!
-//! Versions are `metadata.resourceVersion`, which compare as numbers (KEP-5504); 0 stands for one that does not, and
-//! counts as newer than anything. Events that come twice or out of order are told by their versions; of objects from
-//! before and after a loss they say nothing unless both have one uid.
+//! Versions are `metadata.resourceVersion`, compared as numbers (KEP-5504); 0 stands for a version that is not a
+//! number, and counts as newer than any other. Versions also detect events that arrive twice or out of order.
+//! Versions from before and after a loss are compared only if both objects have the same uid.
 //!
-//! Invariant: pure: the clock is an argument, and counts only while the API server answers, so that nothing expires
+//! Invariant: pure: the clock is an argument, and advances only while the API server answers, so that nothing expires
 //! while it is away.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,10 +1,10 @@
 //! Decides when the last known objects are saved to disk: soon after a change, not too often, and at shutdown.
 //!
-//! Used by the hub, which has the objects. Writing is done by `disk` on a thread of its own, one at a time; here is
-//! decided when. Without a state directory nothing is ever due.
+//! The hub, which has the objects, uses it. `disk` writes on a separate thread, one file at a time; this file only
+//! decides when. Without a state directory nothing is saved.
 //!
-//! Invariant: a file that lacks the newest objects is never noted to be right. A save that failed is tried again until
-//! one succeeds, and [`Saver::trouble`] tells why meanwhile.
+//! Invariant: a file that lacks the newest objects is never recorded as current. A failed save is retried until one
+//! succeeds, and [`Saver::trouble`] reports the reason meanwhile.
 
 use std::io;
 use std::thread::JoinHandle;

@@ -1,7 +1,7 @@
-//! Objects of a manifest as if an API server had sent them: the way of `object` and `kinds`, without HTTP.
+//! Decodes the objects of a manifest as if an API server had sent them, with the code of `object` and `kinds`,
+//! without HTTP.
 //!
-//! For tests that ask whether both sources come to the same; what the watches leave out by selector or never ask for
-//! is left out here.
+//! For tests that compare both sources. Objects that the watches exclude by selector, or never request, are left out.
 
 use std::sync::Arc;
 

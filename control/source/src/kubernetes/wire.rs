@@ -1,8 +1,8 @@
 //! Sends list and watch requests over HTTP and decodes the responses; every wait has a limit.
 //!
-//! A list is read page by page, each decoded object by object while it is parsed, so that no page of JSON trees is ever
-//! in memory. A watch gives one event a line. What an answer means for the next request is decided by the caller,
-//! `reflect`; here it is only told apart ([`Fault`]).
+//! A list is read page by page, and each page is decoded object by object while it is parsed, so that no page of JSON
+//! trees is in memory. A watch delivers one event in each line. This file only classifies answers ([`Fault`]); the
+//! caller, `reflect`, decides what to request next.
 
 use std::time::Duration;
 

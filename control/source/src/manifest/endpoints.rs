@@ -1,7 +1,7 @@
 //! `EndpointSlice` (discovery.k8s.io/v1) and legacy `Endpoints` (v1).
 //!
-//! Addresses that may not be endpoints (loopback and the like) are kept here: the merge refuses them one by
-//! one and says so, where an API server would refuse the whole object.
+//! Addresses that cannot be endpoints (loopback and the like) are kept here. The merge refuses and reports them one
+//! by one, while an API server would refuse the whole object.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

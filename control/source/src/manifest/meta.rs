@@ -1,4 +1,4 @@
-//! `metadata`, the same for all kinds but for the rule of the name.
+//! `metadata`: the same for all kinds, except for the rule of the name.
 
 use tidegate_model::objects::{Labels, Metadata, ObjectKey};
 use tidegate_model::yaml::{Field, Fields, Unknown, text};

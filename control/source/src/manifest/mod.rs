@@ -1,11 +1,11 @@
 //! Decodes Kubernetes objects from YAML trees, with the defaults and validation of an API server.
 //!
-//! [`decode`] takes one document and gives the objects in it (several for a `List`). An object with an error
-//! is refused, the others stay. Unknown fields are warnings, as with an API server's strict validation;
-//! kinds that the gateway has no use for are warnings too. [`decode_stored`] takes an object that an API server has
-//! stored, and never refuses it: a field that cannot be used costs that field. Pure: no file is read here.
+//! [`decode`] takes one document and returns the objects in it (several for a `List`). An object with an error is
+//! refused, the others stay. Unknown fields cause warnings, as with an API server's strict validation, and so do
+//! kinds that the gateway does not use. [`decode_stored`] takes an object that an API server has stored, and never
+//! refuses it: only an invalid field is not used. Pure: no file is read here.
 //!
-//! Invariant: what [`decode`] accepts, [`decode_stored`] reads as the same object.
+//! Invariant: [`decode_stored`] reads every object that [`decode`] accepts, with the same result.
 
 mod endpoints;
 mod meta;

@@ -1,4 +1,4 @@
-//! `Pod`, `Namespace` and `Node`: only what the gateway needs of them, everything else is passed over.
+//! `Pod`, `Namespace` and `Node`: only the fields that the gateway needs. All others are skipped.
 
 use std::net::IpAddr;
 use std::sync::Arc;

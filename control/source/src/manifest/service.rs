@@ -1,7 +1,8 @@
 //! `Service`: defaults and validation of core/v1 (`docs/kubernetes.md`, sections 1 and 3).
 //!
-//! Each fault is reported where it stands, and what is returned is right for a stored object, which goes on without the
-//! field, the port or the address that has the fault. The caller refuses the object of a file.
+//! Each fault is reported with its place. The returned object is right for a stored object, which is used without the
+//! field, the port or the address that has the fault. For an object of a file with a fault, the caller refuses the
+//! object.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};

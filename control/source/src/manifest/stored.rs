@@ -1,7 +1,7 @@
-//! What controllers wrote on a Service: finalizers, `status`, and who owns it by `metadata.managedFields`.
+//! The fields of a Service that controllers write: finalizers, `status`, and their owner by `metadata.managedFields`.
 //!
-//! Nobody writes these by hand; a manifest that was read from a cluster has them. So nothing here is an error but
-//! what has the wrong shape, and the reader has no defaults to apply.
+//! Nobody writes these by hand, but a manifest that was read from a cluster has them. So only a wrong type is an
+//! error here, and there are no defaults.
 
 use std::net::IpAddr;
 

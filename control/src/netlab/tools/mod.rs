@@ -1,7 +1,6 @@
 //! Small programs that run inside the lab's servers, as hidden subcommands `tidegate lab ...` of the one binary.
 //!
-//! They are peers of the gateway, never part of it: nothing of the dataplane is used here. Each runs until it is
-//! killed.
+//! They are peers of the gateway and use nothing of the dataplane. Each runs until it is killed.
 
 pub mod decap;
 pub mod tcp_tell;

@@ -1,7 +1,7 @@
-//! A TCP line server that tells who it is and whom it saw, and then keeps the connection.
+//! A TCP line server that reports its own name and the client's address, and then keeps the connection.
 //!
-//! On accept it writes `NAME client=ADDRESS:PORT`; each line that follows comes back as `NAME LINE`. So a client
-//! knows at every moment that its connection still ends at the backend where it began.
+//! On accept it writes `NAME client=ADDRESS:PORT`. It returns each line that follows as `NAME LINE`. So a client can
+//! check at any moment that its connection still ends at the same backend.
 
 use anyhow::{Context, Result};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};

@@ -1,7 +1,8 @@
-//! A UDP server that tells who it is and whom it saw: `NAME client=ADDRESS:PORT TEXT` for each datagram `TEXT`.
+//! A UDP server that reports its own name and the client's address: `NAME client=ADDRESS:PORT TEXT` for each datagram
+//! `TEXT`.
 //!
-//! One socket for each address, so that the answer leaves from the address that was asked: a VIP on the loopback
-//! as well as the server's own.
+//! It has one socket for each address, a VIP on the loopback as well as the server's own, so that the answer leaves
+//! from the address that received the datagram.
 
 use anyhow::{Context, Result, ensure};
 use std::net::{SocketAddr, UdpSocket};

@@ -1,12 +1,13 @@
-//! Who has how many flows of a table: the flows of each service, and the opening entries of each service and of each
+//! Counts the flows of a table: all flows of each service, and the opening entries of each service and of each
 //! network of clients.
 //!
-//! The first is for the share that one service may have of a full table, the others tell who floods it. An entry is
-//! opening as long as its direction has not shown that the flow is established ([`State::is_opening`]), so a NAT flow
-//! has two such entries at first, and one when its backend has answered. The networks, /24 and /56, share 4,096
-//! counters by a secret hash: a counter says at least what its network has.
+//! The first count limits the share of one service in a full table; the others identify the source of a flood. An
+//! entry is opening as long as its direction has not shown that the flow is established ([`State::is_opening`]). So a
+//! NAT flow has two such entries at first, and one when its backend has answered. The networks, /24 and /56, share
+//! 4,096 counters by a secret hash: a counter is at least as large as the count of its network.
 //!
-//! Invariant: the counts are exact after each change of an entry; affinity is no opening entry.
+//! Invariant: the counts are exact after each change of an entry. Entries of session affinity are not opening
+//! entries.
 //!
 //! [`State::is_opening`]: super::tcp_state::State
 

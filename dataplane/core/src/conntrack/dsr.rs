@@ -1,10 +1,10 @@
-//! Flows of which the gateway sees the client's side only, and session affinity.
+//! Flows of which the gateway sees only the client's side, and session affinity.
 //!
-//! One entry each: 20 bytes for IPv4, three to a cache line; 32 bytes for IPv6, two to a line. At the bound
-//! that is 32 and 48 bytes of table per flow. Called by the pipeline with a key, its hash, and what the packet is.
+//! Each has one entry: 20 bytes for IPv4, three in a cache line; 32 bytes for IPv6, two in a line. At the bound that
+//! is 32 and 48 bytes of table per flow. The pipeline calls it with a key, its hash, and the kind of packet.
 //!
-//! Losing an entry here breaks nothing by itself: the packet goes where its hash sends it, which is the same
-//! backend unless the slot's owner has changed since.
+//! The loss of an entry here breaks nothing by itself: the hash sends the packet to the same backend, unless the
+//! owner of its slot has changed since.
 
 use super::answer::{First, Full};
 use super::eviction::{EvictionReason, FlowCounters};

@@ -1,11 +1,11 @@
-//! What a flow is told by, and the hash of it.
+//! The key that identifies a flow, and its hash.
 //!
-//! A key is (owner, address, port). Towards a VIP the owner is the service port, which is one to one with
-//! (VIP, protocol, port); for replies it is the endpoint. So ten bytes are the full key of an IPv4 flow and
-//! nothing is left to a fingerprint. The hash is keyed by a secret of the worker: who does not know it
-//! cannot aim flows at one bucket. It has nothing to do with Maglev's hash, which is public and fixed.
+//! A key is (owner, address, port). Towards a VIP the owner is the service port, which stands for (VIP, protocol,
+//! port); for replies it is the endpoint. So ten bytes are the full key of an IPv4 flow, and no fingerprint is
+//! needed. The hash is keyed by a secret of the worker: a sender that does not know it cannot aim flows at one
+//! bucket. It is independent of Maglev's hash, which is public and fixed.
 //!
-//! Invariant: a key hashes alike whether it comes from a packet or out of a table.
+//! Invariant: a key has the same hash whether it comes from a packet or from a table.
 
 use crate::ids::{EndpointId, ServiceId};
 use crate::wire::Addr;

@@ -1,21 +1,23 @@
-//! The flows that a worker knows: which backend a connection has, and how to translate it.
+//! The flow tables of a worker: the backend of each connection, and how to translate it.
 //!
-//! Each worker has its own [`FlowTables`]: nothing is shared or locked. A packet costs one cache line that was
-//! asked for before: [`FlowTables::hash`] and `prefetch` for the burst, other work, `lookup_first`, and for what that
-//! leaves `lookup` and `insert`. With DSR ([`DsrTable`]) a flow is one entry, with NAT ([`NatTable`]) two.
+//! Each worker has its own [`FlowTables`]: nothing is shared or locked. A packet costs one prefetched cache line:
+//! [`FlowTables::hash`] and `prefetch` for the burst, other work, `lookup_first`, and `lookup` and `insert` for
+//! packets that are still without a flow. A DSR flow ([`DsrTable`]) has one entry, a NAT flow ([`NatTable`]) two.
 //!
-//! What is promised of full tables: a flow that is established and in use is never pushed out, by anything. A flood of
-//! SYNs, of datagrams that nobody answers, or of any packets that come one to a 5-tuple, only turns over entries that
-//! are not established, and these are kept for less long as the table fills. Of these it turns over its own, told by
-//! their service and by the network of their clients, and not the handshakes of others (`room.rs`). When all else is
-//! full, an established flow that has been idle for ten seconds or more gives way to a new one, the longest idle near it
-//! first. A service that has its share of a full table only replaces its own flows, and those that are not established.
-//! What is not promised: a flood of many services that completes handshakes fills a table with flows that are in use,
-//! and then new flows are refused; and a flood from random sources that the backends answer ends handshakes with the
-//! same service that take longer than it takes to turn the table over.
+//! Guarantees for full tables: a flow that is established and in use is never evicted. A flood of SYNs, of unanswered
+//! datagrams, or of packets with a new 5-tuple each, evicts only entries that are not established, and these have
+//! shorter lifetimes as the table fills. The flood evicts its own entries, which are identified by their service and
+//! by the network of their clients, and not the handshakes of others (`room.rs`). If no other entry can be evicted,
+//! an established flow that has been idle for ten seconds or more is evicted for a new one, the longest idle near it
+//! first. A service that has its share of a full table replaces only its own flows, and those that are not
+//! established.
 //!
-//! Invariant: nothing here reads a clock, allocates after construction, or depends on anything but its
-//! arguments; the secret of the hash is one of them.
+//! Not guaranteed: a flood of many services that completes handshakes fills a table with flows that are in use, and
+//! then new flows are refused. A flood from random sources that the backends answer ends handshakes with the same
+//! service that take longer than it takes to replace all opening entries of the table.
+//!
+//! Invariant: nothing here reads a clock, allocates after construction, or depends on anything except its arguments;
+//! the secret of the hash is one of them.
 
 mod answer;
 mod counts;

@@ -1,11 +1,11 @@
 //! Flows that pass the gateway in both directions: `nat` and `fullnat`.
 //!
-//! Two entries each, client -> VIP and endpoint -> gateway, of 32 bytes for IPv4 (two to a cache line: 96
-//! bytes of table per flow at the bound) and 64 bytes for IPv6 (two to a pair of lines: 192 bytes). Each holds
-//! the other's key, so that a packet of either direction touches its own line only; ageing, eviction and a
-//! SYN on a known flow look at both. NAT does not cross families.
+//! Each has two entries, client -> VIP and endpoint -> gateway, of 32 bytes for IPv4 (two in a cache line: 96 bytes
+//! of table per flow at the bound) and 64 bytes for IPv6 (two in a pair of lines: 192 bytes). Each entry contains the
+//! key of the other, so a packet of either direction touches only its own line. Ageing, eviction and a SYN on a known
+//! flow read both. NAT does not cross families.
 //!
-//! Invariant: the two entries of a flow come and go together, and each names the other.
+//! Invariant: the two entries of a flow are created and removed together, and each names the other.
 
 use super::answer::{First, PairError};
 use super::dsr::by_family;

@@ -1,25 +1,25 @@
-//! Where a new entry goes, and what has to make way for it.
+//! Finds the place of a new entry, and decides which entry is evicted for it.
 //!
-//! In this order: a free slot of the first bucket, then of the second; the slot of a flow that is over; a
-//! slot whose entry can move to its other bucket, two moves deep; the slot of the least flow that is not
-//! established ([`Rank`]); the slot of the established flow that is idle for longest, if that is long enough; none.
-//! Once the table holds more than its bound, flows that are not established make way before free slots are used: a
-//! flood then turns over its own entries. From there on a service that has its share of the table takes the place of
-//! its own flows, or of those that are not established, or none ([`Table::admit`]).
+//! In this order: a free slot of the first bucket, then of the second; the slot of a flow that has ended; a slot
+//! whose entry can move to its other bucket, two moves deep; the slot of the least valuable flow that is not
+//! established ([`Rank`]); the slot of the established flow that has been idle longest, if that is long enough; none.
+//! Once the table holds more than its bound, flows that are not established are evicted before free slots are used: a
+//! flood then replaces its own entries. From there on a service that has its share of the table replaces its own
+//! flows, or those that are not established, or none ([`Table::admit`]).
 //!
-//! A flood must not end the handshakes of others, which are opening flows as its own are. So the opening flows of the
-//! network and of the service that have the most of them make way first ([`Heft`]), among these the ones that nobody
-//! has answered, and among these the oldest. Where the two buckets of a new flow hold none that is clearly one of a
-//! flood, it looks at some others, and the least flow of all makes way. A new flow of a flood does not push out a flow
-//! of those that have far less: it uses a free slot, or is refused.
+//! A flood must not end the handshakes of others, which are opening flows like its own. So the opening flows of the
+//! network and of the service that have the most of them are evicted first ([`Heft`]); among these, unanswered flows;
+//! and among these, the oldest. If the two buckets of a new flow have no flow that clearly belongs to a flood, some
+//! other buckets are examined, and the least valuable flow of all is evicted. A new flow of a flood does not evict a
+//! flow of a service or network that has far fewer: it uses a free slot, or is refused.
 //!
-//! Why moves: without them, tables that are two thirds full and in use lose 10 % (three entries a bucket) to
-//! 21 % (two) of new flows to full buckets; with them less than 0.2 %, for 0.2 to 0.7 looks at other buckets
-//! per new flow, and none below half the bound. First bucket first, not the emptier: more flows are found in
-//! the bucket that was prefetched (70 % at the bound, nearly all at half of it).
+//! Why moves: without them, tables that are two thirds full and in use lose 10 % (three entries a bucket) to 21 %
+//! (two) of new flows to full buckets; with them less than 0.2 %, at the cost of reading 0.2 to 0.7 more buckets per
+//! new flow, and none below half the bound. Why the first bucket and not the emptier one: more flows are found in the
+//! bucket that was prefetched (70 % at the bound, nearly all at half of it).
 //!
-//! Invariant: an established flow that is in use is moved, but never evicted: one gives way only when it has been idle
-//! for [`ESTABLISHED_IDLE_MIN_MS`], and nothing else near the new flow can.
+//! Invariant: an established flow that is in use may be moved, but is never evicted. One is evicted only when it has
+//! been idle for [`ESTABLISHED_IDLE_MIN_MS`] and no other entry near the new flow can be.
 
 use std::cmp::Reverse;
 

@@ -1,16 +1,16 @@
-//! Buckets of entries in one lump of memory: storage, search, ageing. Room for new entries is made in
-//! `room.rs`; what an entry means is up to the DSR and NAT tables, which are this one with other sizes.
+//! Buckets of entries in one block of memory: storage, search, ageing. `room.rs` makes room for new entries. The DSR
+//! and NAT tables define the meaning of an entry; they are this table with different sizes.
 //!
-//! An entry is `W` words: owner, port and state, last packet, value, address (`A` words); in tables of pairs
-//! also the key of the other entry. A bucket is `B` words: one cache line (two for IPv6 pairs) with `K` entries,
-//! and each key has two buckets. The memory is zeroed words of which the first bucket is the first aligned
-//! one, because only words come zeroed by the system and so untouched until used; a type aligned to the
-//! cache line would be written in full at start.
+//! An entry is `W` words: owner, port and state, last packet, value, address (`A` words); in tables of pairs also the
+//! key of the other entry. A bucket is `B` words: one cache line (two for IPv6 pairs) with `K` entries, and each key
+//! has two buckets. The memory consists of zeroed words, and the first bucket begins at the first aligned one. Only
+//! plain words are zeroed by the system and so remain untouched until they are used; a type aligned to the cache line
+//! would be written in full at the start.
 //!
-//! How many flows each service has is counted beside the entries, so that one service cannot take a full table for
-//! itself: above its share a service only replaces its own flows (see `room.rs`).
+//! The flows of each service are counted beside the entries, so that one service cannot use a full table alone: above
+//! its share a service replaces only its own flows (see `room.rs`).
 //!
-//! Invariant: an entry lies in one of the two buckets of its key, and no key is there twice. The entries of a
+//! Invariant: an entry is in one of the two buckets of its key, and no key is in the table twice. The entries of a
 //! pair name each other by key, not by place, so either can be moved without touching the other.
 
 use super::answer::First;

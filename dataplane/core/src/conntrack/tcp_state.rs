@@ -1,15 +1,16 @@
-//! How far along a flow is, and how long it may be idle.
+//! The state of a flow, and how long it may be idle.
 //!
-//! A state is what one direction has shown. With DSR the gateway sees the client only ([`State::alone`]); a NAT flow
-//! has an entry and so a state for each direction ([`State::of_both`]). This is not a TCP: it follows no sequence
-//! numbers, drops nothing, and only decides what is kept and for how long.
+//! A state records what one direction has shown. With DSR the gateway sees only the client ([`State::alone`]); a NAT
+//! flow has an entry, and so a state, for each direction ([`State::of_both`]). This is not a TCP implementation: it
+//! follows no sequence numbers, drops nothing, and only decides which flows are kept and for how long.
 //!
-//! Without sequence numbers anyone who knows the 5-tuple can forge a FIN or a RST (RFC 5961). So with NAT one side's
-//! word never shortens the life of a flow: until the other side closes or resets too, the idle timeout of the service
-//! holds, and only the [`Worth`] of the flow drops. It then makes way before others do where room or a port is short.
+//! Without sequence numbers anyone who knows the 5-tuple can forge a FIN or a RST (RFC 5961). So with NAT one side
+//! alone never shortens the lifetime of a flow: until the other side closes or resets too, the idle timeout of the
+//! service applies, and only the [`Worth`] of the flow falls. Then it is evicted before others if there is no room or
+//! no port.
 //!
-//! Invariant: one packet never makes a flow [`Phase::Established`]. It takes a second one that is no SYN,
-//! and with NAT one from each side. A TCP flow that began with anything but a SYN never becomes established.
+//! Invariant: one packet never makes a flow [`Phase::Established`]. That takes a second packet that is not a SYN, and
+//! with NAT one from each side. A TCP flow that began with anything but a SYN never becomes established.
 
 use std::time::Duration;
 

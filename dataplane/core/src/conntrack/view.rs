@@ -1,6 +1,6 @@
-//! Flows as people see them: `flows`, tests, drains. Not for the packet path.
+//! Flows in a form for people: for `flows`, tests and drains. Not for the packet path.
 //!
-//! Invariant: a view is a copy; it holds on to nothing in a table.
+//! Invariant: a view is a copy, and has no reference to a table.
 
 use super::tcp_state::Phase;
 use crate::ids::{BackendId, EndpointId, ServiceId};

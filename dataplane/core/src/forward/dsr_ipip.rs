@@ -1,12 +1,12 @@
-//! `dsr-ipip`: the packet travels inside another IP packet to the backend, which takes the outer header off,
-//! has the VIP on its loopback and answers the client itself (RFC 2003, RFC 2473, RFC 4213; any family in any).
+//! `dsr-ipip`: the packet travels inside another IP packet to the backend. The backend removes the outer header, has
+//! the VIP on its loopback, and answers the client itself (RFC 2003, RFC 2473, RFC 4213; any family in any).
 //!
-//! Outer fields: TTL 64; traffic class copied with its ECN bits (RFC 6040 normal mode at the ingress); DF set,
-//! so that nothing on the way fragments and the identification means nothing (RFC 6864). An IPv6 packet that its sender
-//! need not make smaller, but that does not fit the tunnel, is the exception: its outer packet is fragmented
-//! ([`forward_to_be_cut`]), and the backend puts it together again. Two fields spread flows over
-//! the backend's receive queues: the source, where `tunnelSource` is a prefix, and in IPv6 the flow label (RFC 6438).
-//! Both follow from [`flow_hash`].
+//! Outer fields: TTL 64; traffic class copied with its ECN bits (RFC 6040 normal mode at the ingress); DF set, so
+//! that no router fragments and the identification has no meaning (RFC 6864). The exception is an IPv6 packet that
+//! its sender need not make smaller, but that does not fit the tunnel: its outer packet is fragmented
+//! ([`forward_to_be_cut`]), and the backend reassembles it. Two fields spread flows over the backend's receive
+//! queues: the source, if `tunnelSource` is a prefix, and in IPv6 the flow label (RFC 6438). [`flow_hash`] determines
+//! both.
 
 use super::{Link, NoRoom};
 use crate::frame::Frame;

@@ -1,7 +1,7 @@
-//! `dsr-l2`: the packet goes to the backend's link address as it is; the backend has the VIP on its loopback
-//! and answers the client itself.
+//! `dsr-l2`: the packet goes to the backend's link address without other changes. The backend has the VIP on its
+//! loopback and answers the client itself.
 //!
-//! Touches the Ethernet addresses and the hop limit: one cache line, no transport checksum.
+//! It changes the Ethernet addresses and the hop limit: one cache line, no transport checksum.
 
 use super::{Link, NoRoom, cut_trailer};
 use crate::frame::Frame;

@@ -1,5 +1,5 @@
-//! `fullnat`: both ends change. The backend sees a SNAT address of the gateway as its client, so that its
-//! replies come back whatever its routes are; the client sees the VIP.
+//! `fullnat`: both addresses change. The backend sees a SNAT address of the gateway as its client, so its replies
+//! return to the gateway whatever its routes are. The client sees the VIP.
 
 use super::nat;
 use super::{Link, NoRoom};

@@ -1,10 +1,10 @@
-//! The forwarding modes: how a frame is rewritten once it is known where it goes.
+//! The forwarding modes: how a frame is rewritten when its destination is known.
 //!
-//! One file per mode, each a few pure functions from (frame, headers, where to) to the frame as sent. What
-//! may not live here: look-ups, verdicts, policy, state. The pipeline has found the backend and the link, and
-//! has checked that hop limit and size allow it.
+//! Each mode has a file with a few pure functions from (frame, headers, destination) to the frame as sent. Not
+//! allowed here: look-ups, verdicts, policy, state. The pipeline has found the backend and the link, and has checked
+//! that hop limit and size allow it.
 //!
-//! Invariant: when one of these says [`NoRoom`], the frame is as it came.
+//! Invariant: when one of these functions returns [`NoRoom`], the frame is unchanged.
 
 pub mod dsr_ipip;
 pub mod dsr_l2;

@@ -1,7 +1,7 @@
-//! `nat`: the destination becomes the backend, the client's address stays; the backend's way back to clients
-//! leads through the gateway, which makes the VIP the source again.
+//! `nat`: the destination becomes the backend, and the client's address stays. The backend's route to clients must
+//! lead through the gateway, which changes the source of replies back to the VIP.
 //!
-//! Also the last step of every translated packet: [`send`] is what `fullnat` uses too.
+//! [`send`] is also the last step of every translated packet of `fullnat`.
 
 use super::dsr_l2;
 use super::{Link, NoRoom};

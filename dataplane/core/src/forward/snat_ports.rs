@@ -1,15 +1,15 @@
-//! Local ports of FullNAT flows: in which order they are given out, and which of them bring a reply home to the worker
+//! Local ports of FullNAT flows: the order in which they are assigned, and which of them return a reply to the worker
 //! that holds the flow.
 //!
-//! No list of free ports is kept: the worker's flow table says who has a port. A port is one flow's per SNAT address,
-//! backend and protocol, so each pair of a SNAT address and a backend has 64,512 of them, or, where ports are split
-//! among workers, a worker its share of these. [`SnatPorts`] gives them out in rotation, in an order that spreads over
-//! the range: the next port is the one that was given out longest ago, so its last flow has had the most time to end
-//! and the backend the most time to forget it.
+//! There is no list of free ports: the worker's flow table shows which flow has a port. A port belongs to one flow
+//! per SNAT address, backend and protocol. So each pair of a SNAT address and a backend has 64,512 of them, or, if
+//! ports are split among workers, each worker has a share of these. [`SnatPorts`] assigns them in rotation, in an
+//! order that spreads over the range: the next port is the one whose last assignment is the oldest, so its last flow
+//! has had the most time to end, and the backend the most time to forget it.
 //!
-//! How replies find their worker is [`Steering`]: where the NIC hashes by RSS the port is chosen so that the
-//! Toeplitz hash of the reply selects this worker's queue; where it does not, ports are split by remainder and
-//! whoever receives a reply hands it over.
+//! [`Steering`] describes how replies reach their worker. If the NIC hashes by RSS, the port is chosen so that the
+//! Toeplitz hash of the reply selects this worker's queue. Otherwise ports are split by remainder, and the worker
+//! that receives a reply hands it over.
 
 use crate::hash::{key_hash, scale};
 use crate::ids::WorkerIndex;

@@ -1,4 +1,4 @@
-//! The fill of one Maglev table: turns by weight, walks by identity.
+//! Fills one Maglev table: turns by weight, walks by identity.
 //!
 //! The paper's loop needs about `M * ln M` probes. Here a probe is an addition, a subtraction and a bit of a map
 //! that stays in the first-level cache. Half of all probes would look for the last `sqrt M` free slots: for

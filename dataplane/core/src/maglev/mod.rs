@@ -1,13 +1,13 @@
 //! Maglev tables: which backend owns which slot of the hash space (Eisenbud et al., NSDI 2016, section 3.4).
 //!
-//! Each backend walks its own permutation of the slots and takes the next free one when its turn comes. The
-//! permutation hangs on the backend's stable identity alone (address, and number among equal addresses), so
-//! tables do not depend on the order of backends, equal on every gateway. Turns come as often as the weight
-//! says. Called by the compile of a snapshot for services with `scheduler: maglev`; workers only read slots. The size
-//! is configured: a size that followed the number of backends would deal the whole table anew at each step.
+//! Each backend walks its own permutation of the slots and takes the next free one when it has its turn. The
+//! permutation depends only on the backend's stable identity (address, and number among equal addresses), so tables
+//! do not depend on the order of backends and are equal on every gateway. The number of turns follows the weight. The
+//! compile of a snapshot builds tables for services with `scheduler: maglev`; workers only read slots. The size is
+//! configured: a size that followed the number of backends would redistribute the whole table at each step.
 //!
-//! Bounds (tested): with n backends of weights w and their sum W, a table of M slots gives a backend
-//! `M * w / W` slots, off by no more than `1 + n * w / W`. Equal weights: all within one of each other.
+//! Bounds (tested): with n backends of weights w and their sum W, a table of M slots gives a backend `M * w / W`
+//! slots, with a deviation of at most `1 + n * w / W`. With equal weights, all are within one of each other.
 //!
 //! Invariant: equal (size, identities, weights up to a common factor) give equal tables, and one allocation.
 

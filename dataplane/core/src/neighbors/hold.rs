@@ -1,7 +1,7 @@
-//! Who holds the slots of the neighbour table: snapshots and the resolver. Slots are given and freed here.
+//! Allocates and frees the slots of the neighbour table, which snapshots and the resolver hold.
 //!
 //! Everything here takes the writers' lock, so it is for control threads and the slow path, not for workers. The
-//! orderings are those of the table's module.
+//! memory orderings are described in the table's module.
 //!
 //! Invariant: a slot is free exactly when no [`Hold`] and no [`NeighborTable::intern`] holds it.
 

@@ -1,18 +1,18 @@
 //! `NeighborTable`: the link address of each next hop, shared by all snapshots and workers.
 //!
-//! A slot belongs to one (interface, address) while somebody holds it: snapshots by a [`Hold`], which they drop with
-//! themselves, and the resolver by [`NeighborTable::intern`] until [`NeighborTable::release`]. Backends and routes
-//! of a snapshot name their next hops by slot. A slot that nobody holds is free for another next hop, so neither a
-//! long life nor a flood fills the table. The two kinds of holders have room of their own: what packets ask for
-//! cannot take the place of a backend.
+//! A slot belongs to one (interface, address) while it is held: by snapshots with a [`Hold`], which they drop when
+//! they are dropped, and by the resolver with [`NeighborTable::intern`] until [`NeighborTable::release`]. Backends
+//! and routes of a snapshot name their next hops by slot. A slot without a holder is free for another next hop, so
+//! neither a long life nor a flood fills the table. The two kinds of holders have separate room: next hops that
+//! packets request cannot take the place of a backend.
 //!
-//! Orderings. Readers take no lock. The version of a slot is odd while the slot is free and while its key is written;
+//! Orderings. Readers take no lock. The version of a slot is odd while the slot is free and while its key is written.
 //! [`NeighborTable::resolve`] reads the version before the key and again after the link address, so it never returns
 //! the address of another neighbour that got the slot meanwhile. Removal closes the gap in the index by moving later
-//! entries forward; each is stored at its new place before its old place changes, and `removals` grows in between, so
-//! a reader that missed an entry on the move sees that and looks again. State and link address are one word.
+//! entries forward. Each is stored at its new place before its old place changes, and `removals` grows in between, so
+//! a reader that missed a moving entry sees that and searches again. State and link address are one word.
 //!
-//! Invariant: readers never wait, and never see an address that was not learnt for the next hop that they ask for.
+//! Invariant: readers never wait, and never see an address that was not learnt for the next hop that they look up.
 
 mod hold;
 #[cfg(test)]

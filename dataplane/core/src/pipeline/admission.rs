@@ -1,11 +1,12 @@
-//! Known flows whose clients may no longer come in: looked for when the source ranges of a service change.
+//! Finds known flows whose clients are no longer admitted, when the source ranges of a service change.
 //!
-//! New flows are asked for their source range as they begin; a known flow is not, so that it costs what it costs
-//! without ranges. When a snapshot brings other ranges, each worker goes through its flow tables once more beside its
-//! packets, some buckets a turn, and forgets the flows of clients that are now left out: their next packet begins a
-//! flow, and is refused. Tables of a million flows take a second or so; until then such a flow goes on.
+//! The source range is checked when a flow begins and not for each packet, so that a packet of a known flow costs the
+//! same as without ranges. When a snapshot has other ranges, each worker walks through its flow tables once, some
+//! buckets in each turn between packets, and removes the flows of clients that are no longer admitted: their next
+//! packet begins a flow, and is refused. Tables of a million flows take about a second; until then such a flow
+//! continues.
 //!
-//! Invariant: without a change of ranges nothing here is done but one comparison.
+//! Invariant: without a change of ranges the only cost is one comparison.
 
 use super::Pipeline;
 use crate::limits::RECHECK_BUCKETS_PER_TURN;

@@ -1,13 +1,13 @@
 //! Frames that the gateway answers itself: ARP, neighbour solicitations, pings, resets and ICMP errors.
 //!
-//! Each turns the received frame into its answer in place and says whether it could; what may be answered is
-//! the pipeline's decision, how an answer looks is `wire`'s. Answers go back to the station that the frame
-//! came from, so none of them needs a neighbour to be resolved.
+//! Each function turns the received frame into its answer in place and returns whether it could. The pipeline decides
+//! what may be answered, and `wire` builds the answer. Answers go back to the station that sent the frame, so no
+//! neighbour has to be resolved.
 //!
-//! Resets and ICMP errors are limited, so they are asked for by [`Pipeline::reset`] and [`Pipeline::refuse`], which
-//! take a token of the limit once it is certain that an answer is due.
+//! Resets and ICMP errors have rate limits. [`Pipeline::reset`] and [`Pipeline::refuse`] take a token of the limit
+//! only when it is certain that an answer is due.
 //!
-//! Invariant: when one of these says no, the frame is as it came.
+//! Invariant: when one of these functions returns no, the frame is unchanged.
 
 use super::{Burst, Oversized, Pipeline};
 

@@ -1,9 +1,9 @@
-//! The last stage: rewrites each packet by the mode of its service and sends it to its next hop, or answers
-//! why that cannot be.
+//! The last stage: rewrites each packet by the mode of its service and sends it to its next hop, or answers with the
+//! reason why it cannot.
 //!
-//! Everything that may refuse a packet is asked before the first byte changes: hop limit, route, neighbour,
-//! size, room. Costs per packet: the backend's line and the next hop's, both asked for by the stage before,
-//! and the first lines of the frame.
+//! All checks that can refuse a packet are made before the first byte changes: hop limit, route, neighbour, size,
+//! room. Costs per packet: the backend's line and the next hop's, both prefetched by the previous stage, and the
+//! first lines of the frame.
 
 use super::{Burst, Destination, Oversized, Packet, Pipeline, View};
 use crate::backend::Backend;

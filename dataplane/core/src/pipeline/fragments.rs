@@ -1,14 +1,15 @@
-//! Fragments on their way: the first one of a datagram decides, those without ports follow it.
+//! Forwards fragments: the first fragment of a datagram decides, and those without ports follow it.
 //!
-//! Off the fast path, and last of all stages, since the fragments of a datagram mostly arrive together: what was decided
-//! for the first is known only when it is on its way. [`crate::fragments`] is the table.
+//! This is off the fast path, and the last of all stages, since the fragments of a datagram mostly arrive together,
+//! and the decision for the first is known only after it is forwarded. [`crate::fragments`] is the table.
 //!
-//! Several workers. A first fragment goes to the worker that holds its flow, like any packet with ports; the worker that
-//! received it remembers which, and sends the later ones after it. A worker that receives a later one without having
-//! seen the first hands it over to the datagram's gatherer, a worker that the hash of its key names, which is told of
-//! every first fragment. So a later fragment is handed over twice at most, and its order behind the first is kept.
+//! Several workers. A first fragment goes to the worker that holds its flow, like any packet with ports. The worker
+//! that received it remembers that worker, and sends the later fragments there. A worker that receives a later
+//! fragment without having seen the first hands it over to the datagram's gatherer, a worker that the hash of its key
+//! selects and that is informed of every first fragment. So a later fragment is handed over at most twice, and stays
+//! behind the first.
 //!
-//! A later fragment of an unseen first gets the verdict of what belongs to nobody, and is listed in
+//! A later fragment of an unseen first fragment gets the verdict of a packet that matches nothing, and is listed in
 //! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may hold it and process it again.
 
 use super::{Burst, Destination, FirstFragment, FlowNote, Note, Pipeline, UnknownFragment, answers};

@@ -1,13 +1,14 @@
-//! ICMP errors about a flow go to that flow's other end; the packet that they quote tells which flow.
+//! Forwards an ICMP error about a flow to the other end of that flow. The packet that the error quotes identifies the
+//! flow.
 //!
-//! Without them path MTU discovery breaks: the router that cannot pass a packet on answers the VIP, or the
-//! backend, and only the gateway knows whose packet it was (RFC 1191, RFC 8201). The error is judged by the
-//! quote, not by its own source, which may be any router (`docs/kubernetes.md`, section 3).
+//! Without these errors path MTU discovery fails: the router that cannot forward a packet sends the error to the VIP,
+//! or to the backend, and only the gateway knows the sender of the packet (RFC 1191, RFC 8201). The error is admitted
+//! or refused by the quote, not by its own source, which may be any router (`docs/kubernetes.md`, section 3).
 //!
-//! With several workers the error goes to the one that holds the flow, which the quote tells too ([`super::owners`]).
-//! Where it does not (DSR, and a port that deals packets in ways we do not know), each worker is asked in turn, and the
-//! last one answers by the hash. An error takes `workers - 1` hand-overs at most.
-//! Off the fast path; what the quote says is rewritten by `deliver`, along with the error's own addresses.
+//! With several workers the error goes to the worker that holds the flow, which the quote also identifies
+//! ([`super::owners`]). If it does not (DSR, and a port with an unknown distribution), each worker is tried in turn,
+//! and the last one decides by the hash. An error takes `workers - 1` hand-overs at most. This is off the fast path;
+//! `deliver` rewrites the quote together with the error's own addresses.
 
 use super::owners::Dealt;
 use super::service_flows::local_of;

@@ -1,18 +1,19 @@
-//! Several workers: which of them holds the state of a flow, and so has to process its packets.
+//! Several workers: decides which of them holds the state of a flow and so has to process its packets.
 //!
-//! The owner follows from what a packet says, so that packets of both directions, fragments and ICMP errors lead to
-//! the same worker. There are three ways:
+//! The owner follows from the content of a packet, so that packets of both directions, fragments and ICMP errors lead
+//! to the same worker. There are three cases:
 //!
-//! - `nat`: a hash of the client, since replies come back to the client's own address by whatever queue.
-//! - `fullnat` and RSS: the NIC deals packets by their addresses and ports, so the owner is where the client's packets
-//!   come to, and the SNAT port is chosen so that replies come there too. Nothing is handed over but what the NIC
-//!   deals otherwise: fragments, and packets with extension headers; Toeplitz tells where the others of the flow come.
-//! - `fullnat` and a port that deals packets in ways we do not know: a hash of the client, as for `nat`. It costs a
-//!   hand-over for all but one in `workers` packets of clients, beside those of replies that it always cost; without
-//!   it, the whole and the fragmented datagrams of a flow would come to different workers and get two SNAT ports.
+//! - `nat`: a hash of the client, since replies to the client's own address may arrive on any queue.
+//! - `fullnat` and RSS: the NIC distributes packets by their addresses and ports, so the owner is the worker that
+//!   receives the client's packets, and the SNAT port is chosen so that replies arrive there too. Only packets that
+//!   the NIC distributes differently are handed over: fragments, and packets with extension headers; Toeplitz gives
+//!   the worker that receives the other packets of the flow.
+//! - `fullnat` and a port with an unknown distribution: a hash of the client, as for `nat`. This costs a hand-over
+//!   for all but one in `workers` packets of clients, in addition to the hand-overs of replies. Without it, the whole
+//!   and the fragmented datagrams of a flow would reach different workers and get two SNAT ports.
 //!
-//! DSR needs no state to decide alike everywhere, so its packets stay where they come, but for those that RSS deals
-//! otherwise: their flow may be in flux.
+//! DSR needs no state for equal decisions, so its packets stay on the worker that receives them, except for those
+//! that RSS distributes differently: their flow may be changing its backend.
 
 use super::{Arrival, Pipeline};
 use crate::forward::snat_ports::{Steering, owner_of_port};

@@ -1,8 +1,8 @@
 //! Packets from backends back to clients, in the modes that translate: find the flow's client.
 //!
-//! Stages 2 to 4 of the pipeline for this direction. Whatever is for no service port may be one: its source
-//! is looked up among the endpoints, then the flow that the endpoint has with the packet's destination. What
-//! is neither goes the way of the rest.
+//! Stages 2 to 4 of the pipeline for this direction. Every packet that is not for a service port may be one: its
+//! source is looked up among the endpoints, then the flow between the endpoint and the packet's destination. Packets
+//! without such a flow continue in `rest`.
 
 use arrayvec::ArrayVec;
 

@@ -1,7 +1,8 @@
-//! What is for no service port: ARP, neighbour discovery, pings, strays, and everything that is the kernel's.
+//! Packets that are not for a service port: ARP, neighbour discovery, pings, unmatched packets, and packets for the
+//! kernel.
 //!
-//! Off the fast path. Called by the pipeline for ARP packets and for IP packets that match no service; decides
-//! and sets the verdict. Replies of backends are told apart before this (`reply_flows`).
+//! Off the fast path. The pipeline calls it for ARP packets and for IP packets that match no service; it decides and
+//! sets the verdict. Replies of backends are recognised before this (`reply_flows`).
 
 use super::{Burst, NeighborEvent, Pipeline, Sighting, answers};
 use crate::addresses::{AddressKind, SourceFault};

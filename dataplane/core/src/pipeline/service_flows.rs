@@ -1,8 +1,8 @@
 //! Packets from clients to service ports: find the flow's backend, or choose one.
 //!
-//! Stages 2 to 4 of the pipeline for this direction. A request asks the cache for its flow bucket, then reads
-//! it; a hit asks for the backend, a miss for what its choice reads; then the backend is certain and the packet goes
-//! on to be delivered, or is answered because there is none.
+//! Stages 2 to 4 of the pipeline for this direction. A packet's flow bucket is prefetched, then read. A hit
+//! prefetches the backend, a miss prefetches what the choice reads. Then the backend is known and the packet is
+//! delivered, or it is answered because there is no backend.
 
 use std::time::Duration;
 

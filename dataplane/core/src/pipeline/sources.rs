@@ -1,12 +1,14 @@
-//! Which sources are believed: the packets that are dropped as `bad_source`.
+//! Decides which source addresses are accepted: other packets are dropped as `bad_source`.
 //!
-//! A packet of a known flow is not asked: its source was judged when the flow began. So the usual path pays nothing.
-//! Asked are packets that would begin a flow, in every mode, and packets that no flow and no service takes: pings of
-//! VIPs, ICMP errors, packets for the kernel, what would be answered with a reset or an error.
+//! Packets of a known flow are not checked, because their source was checked when the flow began. So the usual path
+//! costs nothing. Checked are packets that would begin a flow, in every mode, and packets that match no flow and no
+//! service: pings of VIPs, ICMP errors, packets for the kernel, packets that would be answered with a reset or an
+//! error.
 //!
-//! Without this one forged datagram from a VIP to another VIP would go round for ever: each answer is a packet from a
-//! VIP to a VIP again. A flow that began before its client's address became ours goes on until it is idle, and does no
-//! harm: what the gateway sends to that address comes back from a VIP, and is refused here.
+//! Without this check one forged datagram from a VIP to another VIP would circulate for ever: each answer is again a
+//! packet from a VIP to a VIP. If a client's address becomes one of the gateway's during a flow, the flow continues
+//! until it is idle, and does no harm: packets that the gateway sends to that address return from a VIP, and are
+//! refused here.
 
 use super::Burst;
 use crate::addresses::SourceFault;

@@ -1,14 +1,15 @@
-//! ICMP errors about packets in tunnels: they come to the outer source, which is ours, and quote our outer header.
+//! ICMP errors about packets in tunnels: they are sent to the outer source, which is ours, and quote our outer
+//! header.
 //!
-//! "Fragmentation needed" and "packet too big" make the path MTU of the tunnel smaller ([`crate::path_mtu`]); the next
-//! packet that is too big is answered to its client. All other errors are counted and dropped: they quote too little to
-//! be passed on to a client, and whether a backend can be reached is for the health checks to find out.
+//! "Fragmentation needed" and "packet too big" lower the path MTU of the tunnel ([`crate::path_mtu`]); the next
+//! packet that is too big is answered to its client. All other errors are counted and dropped: they quote too little
+//! to be passed on to a client, and health checks detect backends that cannot be reached.
 //!
-//! An error is believed only if it quotes what this gateway sends: IP-in-IP from a tunnel source to the address of a
-//! backend that answers clients itself, whole, with DF, no longer than the link allows and longer than the MTU that the
-//! error reports; and, where the quote reaches that far, inside it a packet to a `dsr-ipip` service that has this
-//! backend. Somebody who is not on the path and knows VIP and backend can still forge one. It then costs that
-//! backend's clients smaller packets for ten minutes, and never less than the minimum of the outer family.
+//! An error is accepted only if it quotes a packet that this gateway sends: IP-in-IP from a tunnel source to the
+//! address of a backend that answers clients itself, whole, with DF, no longer than the link allows and longer than
+//! the MTU that the error reports. If the quote is long enough, it must also contain a packet to a `dsr-ipip` service
+//! with this backend. A host that is not on the path and knows VIP and backend can still forge such an error. It then
+//! costs that backend's clients smaller packets for ten minutes, but never below the minimum of the outer family.
 
 use super::{Burst, Pipeline};
 use crate::backend::EndpointKey;

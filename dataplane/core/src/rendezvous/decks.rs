@@ -1,9 +1,9 @@
-//! More seats than one deck holds: several decks, each with an order of its own, and times that compare them.
+//! Several decks for more seats than one deck holds: each deck has its own order, and times make them comparable.
 //!
 //! Ranks of decks that are not equally full cannot be compared. So each rank has a time: the sum of exponentially
 //! distributed steps up to it, drawn from the flow's hash for the deck. The occupied seat with the earliest time
-//! decides, and each of all seats has the same chance. Within a deck the order by time is the order by rank, so
-//! a second deck takes its share of flows and leaves the others where they are.
+//! wins, and each of all seats has the same chance. Within a deck the order by time is the order by rank, so a second
+//! deck takes its share of flows and leaves the others where they are.
 //!
 //! Invariant: integers only; equal times are decided by the decks' hashes.
 

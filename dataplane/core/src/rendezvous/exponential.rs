@@ -1,7 +1,7 @@
-//! 1,024 steps of time: the exponential distribution in integers, computed once and never again.
+//! 1,024 steps of time: the exponential distribution in integers, as a constant table.
 //!
-//! Entry `k` is `-ln((k + 1/2) / 1024)` times 2^20, rounded to nearest. They are part of the definition: written out,
-//! because a logarithm computed at run time may differ in its last bit from one machine to the next.
+//! Entry `k` is `-ln((k + 1/2) / 1024)` times 2^20, rounded to nearest. The values are part of the definition. They
+//! are written out, because a logarithm computed at run time may differ in its last bit between machines.
 
 /// Bits of a word that choose a step.
 pub(super) const STEP_BITS: u32 = 10;

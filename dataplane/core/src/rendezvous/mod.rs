@@ -1,14 +1,14 @@
-//! Seat rendezvous: which backend a new flow gets, from the set of backends and the flow's hash alone.
+//! Seat rendezvous: chooses the backend of a new flow from the set of backends and the flow's hash alone.
 //!
-//! A backend of weight `w` sits on `w` numbered seats of a deck of 8,192, at places that follow from its identity
+//! A backend of weight `w` has `w` numbered seats of a deck of 8,192, at positions that follow from its identity
 //! ([`seats`]). A flow's hash orders the seats of the deck ([`rank`]); the flow belongs to the backend on the first
-//! occupied seat in that order. Few seats are all ranked ([`scan`]); for many, the order is followed until a seat is
-//! occupied ([`walk`]); both give the same answer. More seats than one deck can hold fill further decks ([`decks`]).
-//! `docs/selection.md` has the definition for a second implementation. The compile of a snapshot builds; workers
-//! look up.
+//! occupied seat in that order. If there are few seats, all are ranked ([`scan`]); if there are many, the order is
+//! followed until a seat is occupied ([`walk`]); both give the same result. If one deck is not enough, there are more
+//! ([`decks`]). `docs/selection.md` has the definition for a second implementation. The compile of a snapshot builds;
+//! workers look up.
 //!
-//! Invariant: the answer is a function of the set of (identity, weight) and the hash. No history, no order of
-//! arrival and no number of backends has a part in it, so every gateway answers alike.
+//! Invariant: the result is a function of the set of (identity, weight) and the hash. It does not depend on history,
+//! order of arrival or number of backends, so every gateway gives the same result.
 
 mod decks;
 mod exponential;

@@ -1,4 +1,4 @@
-//! The order in which a flow looks at the seats of a deck: a permutation of 0..8192 keyed by its hash, and back.
+//! The order in which a flow visits the seats of a deck: a permutation of 0..8192 keyed by its hash, and its inverse.
 //!
 //! 13 bits go through three rounds of a multiplication by an odd number and a shift, in 16-bit arithmetic, so that a
 //! vector of 128 bits ranks eight seats at once on any x86-64. Pure.

@@ -1,10 +1,10 @@
-//! Few seats: the rank of each, and the smallest.
+//! For few seats: computes the rank of each and takes the smallest.
 //!
-//! Seats and ranks are 16 bits wide and every step is the same for all lanes, so the compiler makes vectors of the
-//! loops; on plain x86-64 (SSE2) as well, which has a minimum of signed 16-bit lanes and of no other 16 bits. The
-//! lower bits of a lane say which chunk and lane its rank came from, so that the owner is found without a second pass.
+//! Seats and ranks are 16 bits wide and every step is the same for all lanes, so the compiler vectorises the loops.
+//! This works on plain x86-64 (SSE2) too, which has a minimum of signed 16-bit lanes but not of unsigned ones. The
+//! lower bits of a lane contain the chunk and the lane of its rank, so the owner is found without a second pass.
 //!
-//! Invariant: a place that no seat fills repeats the last seat and its owner.
+//! Invariant: a place without a seat repeats the last seat and its owner.
 
 use super::rank::Order;
 use crate::ids::BackendId;

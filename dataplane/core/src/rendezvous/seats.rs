@@ -1,12 +1,11 @@
-//! Who sits where: the part of the definition that the control plane computes.
+//! Assigns seats to backends: the part of the definition that the control plane computes.
 //!
-//! Each backend has as many tokens as its weight. A token tries seats in an order of its own, four in each deck; a
-//! seat goes to the highest token that asks for it. All seats prefer tokens alike, so placing the tokens from the
-//! highest down, each on its first free seat, gives the one arrangement in which no token has a claim, whatever
-//! the order of members.
+//! Each backend has as many tokens as its weight. A token tries seats in its own order, four in each deck; a seat
+//! goes to the highest token that tries it. All seats prefer tokens in the same order, so placing the tokens from the
+//! highest down, each on its first free seat, gives the one stable assignment, whatever the order of members.
 //!
-//! Invariant: one backend more takes seats from nobody, unless it asks for one that is taken: then the lower token
-//! goes on with its next try, and nothing else moves.
+//! Invariant: a new backend takes no seat from another, unless it tries one that is taken: then the lower token moves
+//! to its next try, and nothing else moves.
 
 use super::member::Member;
 use super::place::DECK_SEATS;

@@ -1,8 +1,8 @@
-//! Many seats: a deck to be walked in the order of a flow until a seat is occupied.
+//! For many seats: walks a deck in the order of a flow until a seat is occupied.
 //!
-//! `8192 / seats` steps are to be expected. Eight are made at once: their seats are computed as one vector, and
-//! looked up in a bitmap of 1 KiB without a branch. Owners are listed by seat; how many come before each 64 seats
-//! is kept beside the bitmap.
+//! The expected number of steps is `8192 / seats`. Eight are made at once: their seats are computed as one vector,
+//! and looked up in a bitmap of 1 KiB without a branch. Owners are listed by seat; the number of owners before each
+//! block of 64 seats is stored beside the bitmap.
 //!
 //! Invariant: a walk ends, since the order visits every seat.
 

@@ -1,10 +1,10 @@
-//! Indices of ids over a chain of snapshots: kept while their holder lives, then given again.
+//! Allocates the indices of ids over a chain of snapshots: an index is kept while its holder exists, then reused.
 //!
-//! An index that is free goes to the next holder with its generation one higher; the lowest goes first, so
-//! tables stay dense and the same history gives the same ids. Called by the compile of a snapshot.
+//! A free index goes to the next holder with its generation incremented. The lowest is used first, so tables stay
+//! dense and the same history gives the same ids. The compile of a snapshot calls it.
 //!
 //! Invariant: an index has one holder in a snapshot, and no (index, generation) names two things in a row.
-//! Generations count modulo 2^10: a note older than 1,023 holders of one index could match again.
+//! Generations count modulo 2^10: a flow entry that is older than 1,023 holders of one index could match again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! A port of the gateway as the packet path sees it.
 //!
-//! Made by the compile of a snapshot out of an [`InterfaceSpec`](super::InterfaceSpec); the position in the
-//! snapshot is the interface index used everywhere else. No counters and no device here.
+//! The compile of a snapshot builds it from an [`InterfaceSpec`](super::InterfaceSpec). Its position in the snapshot
+//! is the interface index used everywhere else. It has no counters and no device.
 
 use std::net::IpAddr;
 

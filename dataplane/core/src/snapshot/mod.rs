@@ -1,13 +1,14 @@
 //! `Snapshot`: the forwarding state of one moment, immutable, read by all workers at once.
 //!
-//! Control compiles one from a [`SnapshotSpec`] and publishes it; workers take it once a burst. The look-ups
-//! come in steps, so that a stage can ask the cache for what the next one reads: hash, prefetch, find;
-//! [`Service::prefetch_choice`], [`Service::select`], prefetch, [`Snapshot::backend`]. Nothing here allocates but the calls
-//! for people, at the end. Link addresses are not here: they change by themselves, in the
-//! [`NeighborTable`](crate::neighbors::NeighborTable) that all snapshots share.
+//! The control plane compiles one from a [`SnapshotSpec`] and publishes it; workers take it once per burst. Look-ups
+//! have several steps, so that a stage can prefetch what the next one reads: hash, prefetch, find;
+//! [`Service::prefetch_choice`], [`Service::select`], prefetch, [`Snapshot::backend`]. Nothing here allocates, except
+//! the functions for people at the end. Link addresses are not here, because they change independently: they are in
+//! the [`NeighborTable`](crate::neighbors::NeighborTable) that all snapshots share.
 //!
-//! Invariant: a snapshot names no backend that it does not hold; an id from an older one finds the same thing
-//! or nothing. Equal specs compile to snapshots that decide alike, whatever order they list things in.
+//! Invariant: a snapshot names no backend that it does not contain; an id from an older one finds the same thing or
+//! nothing. Equal specs compile to snapshots that make the same decisions, whatever the order in which they list
+//! things.
 
 mod compile;
 mod indices;

@@ -1,7 +1,7 @@
-//! What a compile finds wrong: a [`Problem`] costs one thing and leaves the rest working, a [`CompileError`]
-//! refuses the whole spec, and the last good snapshot stays.
+//! The faults that a compile finds: a [`Problem`] leaves out one thing and the rest works; a [`CompileError`] refuses
+//! the whole spec, and the last good snapshot stays.
 //!
-//! Texts are for operators: what, where, why. Whoever shows them adds where the object came from.
+//! Texts are for operators: what, where, why. The caller adds the place of the object.
 
 use std::net::{IpAddr, SocketAddr};
 

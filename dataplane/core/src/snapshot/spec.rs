@@ -1,10 +1,10 @@
-//! The desired forwarding state, in plain values: what control asks of the dataplane.
+//! The desired forwarding state in plain values: the input that the control plane gives to the dataplane.
 //!
-//! `reconcile` (crate `tidegate`) makes a [`SnapshotSpec`] out of configuration, services and health;
-//! [`Snapshot::compile`](super::Snapshot::compile) turns it into tables. Nothing here is looked at per packet.
+//! `reconcile` (crate `tidegate-policy`) computes a [`SnapshotSpec`] from configuration, services and health;
+//! [`Snapshot::compile`](super::Snapshot::compile) compiles it to tables. The packet path does not read it.
 //!
-//! Invariant: the same set of services and backends gives an equal spec, and equal specs compile to tables
-//! that decide alike, whatever the order they were listed in: `compile` sorts by stable identity.
+//! Invariant: the same set of services and backends gives an equal spec, and equal specs compile to tables that make
+//! the same decisions, whatever the order in which they were listed: `compile` sorts by stable identity.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,12 +1,12 @@
 //! `TunnelPrefix`: the outer source addresses of tunnels of one family, one or many.
 //!
-//! IP-in-IP has no ports. A receiver that spreads packets over its queues by the outer addresses puts all packets of one
-//! gateway on one queue. With a prefix as `tunnelSource`, the hash of the inner flow chooses one address of it, so that
-//! the flows of a backend arrive on many queues, and each flow on one.
+//! IP-in-IP has no ports. A receiver that spreads packets over its queues by the outer addresses puts all packets of
+//! one gateway on one queue. If `tunnelSource` is a prefix, the hash of the inner flow chooses one of its addresses,
+//! so that the flows of a backend arrive on many queues, and each flow on one.
 //!
-//! Of an IPv4 prefix of four addresses or more the first and the last are left out: they may be the network and the
-//! broadcast address of a link. Of an IPv6 prefix the first is left out, the Subnet-Router anycast address (RFC 4291
-//! section 2.6.1). Of more than 2^32 addresses the first 2^32 are used.
+//! In an IPv4 prefix of four addresses or more the first and the last are left out: they may be the network and the
+//! broadcast address of a link. In an IPv6 prefix the first is left out, the Subnet-Router anycast address (RFC 4291
+//! section 2.6.1). If there are more than 2^32 addresses, only the first 2^32 are used.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,9 +1,9 @@
 //! `Addr`: an IPv4 or IPv6 address in 16 bytes, compared and hashed without a branch on the family.
 //!
-//! IPv4 is kept IPv4-mapped (`::ffff:a.b.c.d`). The header checks refuse mapped addresses in IPv6 packets, so
-//! the mapping is one to one. Used by everything on the packet path; std's address types are for the edges.
+//! IPv4 is stored IPv4-mapped (`::ffff:a.b.c.d`). The header checks refuse mapped addresses in IPv6 packets, so the
+//! mapping is one to one. The whole packet path uses it; std's address types are used at the edges.
 //!
-//! Invariant: an `Addr` made from an IPv6 header is never IPv4-mapped.
+//! Invariant: an `Addr` from an IPv6 header is never IPv4-mapped.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};

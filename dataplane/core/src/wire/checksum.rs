@@ -1,8 +1,8 @@
 //! The Internet checksum: in full (RFC 1071) and by difference (RFC 1624).
 //!
-//! Both keep a 64-bit running sum of big-endian words and fold once at the end. The difference form uses equation
-//! 3 of RFC 1624, `HC' = ~(~HC + ~m + m')`, which has no trouble with the two zeros: it gives 0xffff only where
-//! the full sum would. Callers: header writers, rewrites, reply builders.
+//! Both keep a 64-bit running sum of big-endian words and fold once at the end. The difference form uses equation 3
+//! of RFC 1624, `HC' = ~(~HC + ~m + m')`, which handles the two representations of zero: it gives 0xffff only if the
+//! full sum would. Callers: header writers, rewrites, reply builders.
 //!
 //! Invariant: a sum is over whole 16-bit words; only the last slice added may have an odd length.
 

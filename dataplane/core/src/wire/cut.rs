@@ -1,14 +1,14 @@
-//! Cutting a packet into fragments (RFC 791 section 3.2, RFC 8200 section 4.5), for a link that it does not fit.
+//! Fragments a packet (RFC 791 section 3.2, RFC 8200 section 4.5) for a link that it does not fit.
 //!
-//! An IPv6 packet is cut only behind the Fragment header that it begins with: the gateway writes one into outer packets
-//! that it may fragment. An IPv4 packet in a tunnel is cut, and each piece gets the tunnel's header: the receiver of the inner packet puts it
-//! together again, and routers on the way see whole packets (RFC 4459 section 3.3 lists the ways; this one is right where
-//! the inner packet may be fragmented). Where it may not, the tunnel's packet is cut, and the end of the tunnel puts it
-//! together. A fragment may be cut again. Identification and DF stay; options that are not
-//! to be copied are in the first piece only, and no-operations in the others. Who calls it: the drivers' side, which
-//! has the memory for the pieces; whether a packet may be cut is the pipeline's decision.
+//! An IPv6 packet is fragmented only behind the Fragment header that it begins with: the gateway writes one into
+//! outer packets that it may fragment. If an IPv4 packet in a tunnel may be fragmented, the inner packet is, and each
+//! fragment gets the tunnel's header: the receiver of the inner packet reassembles it, and routers on the path see
+//! whole packets (RFC 4459 section 3.3 compares the methods). If it may not, the outer packet is fragmented, and the
+//! end of the tunnel reassembles it. A fragment may be fragmented again. Identification and DF are kept. Options that
+//! must not be copied are only in the first fragment, and no-operations replace them in the others. The driver side
+//! calls it, because it has the memory for the fragments; the pipeline decides whether a packet may be fragmented.
 //!
-//! Invariant: the pieces' data, by their offsets, is the packet's data, each byte once.
+//! Invariant: the fragments' data, by their offsets, is the packet's data, each byte once.
 
 use super::checksum::checksum;
 use super::ethernet::{self, ether_type};

@@ -1,6 +1,6 @@
 //! Ethernet II: addresses, the header, and writing it with or without an 802.1Q tag.
 //!
-//! The frame check sequence is the NIC's business and never in our buffers; so is padding to 60 bytes.
+//! The NIC handles the frame check sequence, which is never in our buffers, and the padding to 60 bytes.
 
 use super::vlan::{TAG_LEN, VlanId};
 use core::fmt;

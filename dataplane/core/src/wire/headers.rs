@@ -1,10 +1,10 @@
-//! `Headers`: what the header checks found in one frame, in one cache line, so that no later stage parses again.
+//! `Headers`: the result of the header checks for one frame, in one cache line, so that no later stage parses again.
 //!
-//! Offsets count from the first byte of the frame. Ports and lengths are in host order. Written by `parse` only;
-//! read by every stage. Nothing here looks at a frame.
+//! Offsets count from the first byte of the frame. Ports and lengths are in host order. Only `parse` writes it; every
+//! stage reads it. Nothing here reads a frame.
 //!
-//! Invariant: for the frame it was parsed from, `l3 < l4 <= ip_end <= frame.len()`, and the transport header that
-//! `l4_checksum` speaks of lies wholly inside `l4..ip_end`.
+//! Invariant: for the frame it was parsed from, `l3 < l4 <= ip_end <= frame.len()`, and the transport header to which
+//! `l4_checksum` refers is completely inside `l4..ip_end`.
 
 use super::addr::Addr;
 use super::vlan::VlanId;

@@ -1,9 +1,9 @@
-//! ICMP (RFC 792) and ICMPv6 (RFC 4443): errors that answer a packet, and echo replies made in place.
+//! ICMP (RFC 792) and ICMPv6 (RFC 4443): errors that answer a packet, and echo replies built in place.
 //!
-//! An error is handed out as the bytes to put in front of the quoted packet, so that the caller trims its frame
-//! and prepends, and copies nothing. Rate limits and the choice of the source address are the caller's.
+//! An error is returned as the bytes to put in front of the quoted packet, so that the caller trims its frame and
+//! prepends, and copies nothing. The caller applies rate limits and chooses the source address.
 //!
-//! Invariant: [`error`] is asked only after [`may_answer_with_icmp`] said yes.
+//! Invariant: [`error`] is called only after [`may_answer_with_icmp`] returned yes.
 
 use super::addr::Addr;
 use super::checksum::{Delta, Sum};

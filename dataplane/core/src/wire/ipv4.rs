@@ -1,6 +1,7 @@
 //! IPv4 (RFC 791): the header check, and writing an outer header.
 //!
-//! Options are legal and left alone, but for source routes, which are refused. Padding behind the total length is the Ethernet trailer and is ignored.
+//! Options are valid and not changed, except for source routes, which are refused. Padding behind the total length is
+//! the Ethernet trailer and is ignored.
 
 use super::addr::Addr;
 use super::checksum::{Delta, Sum, checksum};

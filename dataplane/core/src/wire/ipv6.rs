@@ -1,10 +1,11 @@
 //! IPv6 (RFC 8200): the header check with a bounded walk over extension headers, and writing an outer header.
 //!
-//! Walked: hop-by-hop, routing, destination options, fragment, authentication. ESP, no-next-header and anything
-//! unknown end the walk and are the packet's protocol. Their options are not judged: that is for the nodes they
-//! speak to. A routing header with segments left is refused. Jumbograms (RFC 2675) do not fit Ethernet and fail the length check.
+//! The walk covers hop-by-hop, routing, destination options, fragment and authentication headers. ESP, no-next-header
+//! and anything unknown end the walk and are the packet's protocol. Options are not checked: they are for the nodes
+//! to which they are addressed. A routing header with segments left is refused. Jumbograms (RFC 2675) do not fit
+//! Ethernet and fail the length check.
 //!
-//! Invariant: at most [`EXTENSION_HEADERS_MAX`] extension headers are read, whatever the packet says.
+//! Invariant: at most [`EXTENSION_HEADERS_MAX`] extension headers are read, whatever the packet contains.
 
 use super::addr::Addr;
 use super::headers::{Family, Fragment, Headers, proto};

@@ -1,8 +1,8 @@
-//! Every reason for which a frame is refused by the header checks, one variant each.
+//! Every reason for which the header checks refuse a frame, one variant each.
 //!
-//! The names are part of what users see (`drops_total{reason}`, `replay --json`), so they are stable snake_case.
-//! What is merely unwanted (a service we do not have, a port of zero) is policy and has no variant here. Source routes
-//! have one: no node is to follow them.
+//! Users see the names (`drops_total{reason}`, `replay --json`), so they are stable snake_case. Packets that are
+//! valid but unwanted (a service that does not exist, a port of zero) are refused by policy and have no variant here.
+//! Source routes have one, because no node should follow them.
 //!
 //! Invariant: each variant is produced by at least one test (`wire/tests.rs`).
 

@@ -1,15 +1,16 @@
 //! Frames: checked once, then read and rewritten through plain offsets.
 //!
-//! [`parse`] checks every header up to the transport header in one pass and yields a [`Headers`] of one cache
-//! line; no later stage parses again. Beside it stand leaf functions that rewrite a frame ([`rewrite`]), write
-//! outer headers ([`ipv4`], [`ipv6`], [`ethernet`]) or turn a frame into its answer ([`icmp`], [`tcp::reset`], [`arp`], [`ndp`]).
-//! Policy, look-ups and counters are elsewhere. Callers: the pipeline and the forwarding modes.
+//! [`parse`] checks every header up to the transport header in one pass and returns a [`Headers`] of one cache line;
+//! no later stage parses again. Other functions rewrite a frame ([`rewrite`]), write outer headers ([`ipv4`],
+//! [`ipv6`], [`ethernet`]) or turn a frame into its answer ([`icmp`], [`tcp::reset`], [`arp`], [`ndp`]). Policy,
+//! look-ups and counters are elsewhere. Callers: the pipeline and the forwarding modes.
 //!
-//! Refused here is what no receiver could use, and source routes, which none should. The IPv4 header checksum is checked, transport checksums are the
-//! end host's job; rewrites are incremental, so a wrong one stays wrong and is found there.
+//! `parse` refuses frames that no receiver could use, and source routes, which none should follow. It checks the IPv4
+//! header checksum. Transport checksums are left to the end host: rewrites are incremental, so a wrong one stays
+//! wrong and is detected there.
 //!
-//! Invariant: no allocation, and no panic whatever the bytes. Functions that take a frame with its `Headers` panic
-//! only when the two do not belong together, which is a slip of the caller.
+//! Invariant: no allocation, and no panic whatever the bytes are. Functions that take a frame with its `Headers`
+//! panic only if the two do not belong together, which is a mistake of the caller.
 
 pub mod addr;
 pub mod arp;

@@ -1,6 +1,6 @@
 //! Neighbour discovery (RFC 4861): solicitations and advertisements, read with the checks of section 7.1 and built.
 //!
-//! Router discovery and redirects are the kernel's: the gateway's routes are configured.
+//! The kernel handles router discovery and redirects: the gateway's routes are configured.
 
 use super::addr::Addr;
 use super::checksum::Sum;

@@ -1,7 +1,8 @@
-//! The packet that an ICMP error quotes: reading it to find the flow, and rewriting it for NAT.
+//! The packet that an ICMP error quotes: reads it to find the flow, and rewrites it for NAT.
 //!
-//! A quote is cut short at will and its checksums may be those of another leg, so only what the look-up needs is
-//! checked. RFC 792 promises 8 bytes behind the IP header: ports for TCP, UDP and SCTP, the identifier for echo.
+//! A quote may be cut at any length, and its checksums may be those of another leg, so only the fields that the
+//! look-up needs are checked. RFC 792 guarantees 8 bytes behind the IP header: ports for TCP, UDP and SCTP, the
+//! identifier for echo.
 
 use super::addr::Addr;
 use super::checksum::{Delta, Sum};

@@ -1,10 +1,10 @@
 //! In-place changes of a checked packet: addresses and ports (NAT), hop limit, traffic class.
 //!
-//! Every change keeps the checksums by difference, so a packet that came damaged leaves equally damaged and the end
-//! host finds out. The `Headers` are updated along with the frame and stay true. What to change to is the forwarding
-//! modes' choice.
+//! Every change updates the checksums by difference, so a packet that arrives damaged leaves equally damaged and the
+//! end host detects it. The `Headers` are updated together with the frame. The forwarding modes choose the new
+//! values.
 //!
-//! Invariant: nothing but the named fields and the checksums over them changes (`wire/tests.rs` diffs the bytes).
+//! Invariant: only the named fields and the checksums over them change (`wire/tests.rs` compares the bytes).
 
 use super::addr::Addr;
 use super::checksum::{Delta, after_hop};

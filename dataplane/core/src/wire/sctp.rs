@@ -1,7 +1,7 @@
 //! SCTP (RFC 9260): the CRC32c of a packet. Only the common header is read, in `transport`.
 //!
-//! The CRC covers the ports but no pseudo header: address changes leave it right, port changes need a pass over the
-//! packet. Prefer forwarding modes that leave the ports.
+//! The CRC covers the ports but no pseudo header: it stays right when addresses change, and needs a pass over the
+//! packet when ports change. Prefer forwarding modes that keep the ports.
 
 use super::headers::{Headers, L4Checksum};
 

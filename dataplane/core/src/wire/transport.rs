@@ -1,5 +1,5 @@
-//! The transport step of the header checks, shared by both families: lengths, ports, and the few fields the
-//! pipeline asks for. Only `ipv4` and `ipv6` call it, never for later fragments.
+//! The transport step of the header checks, shared by both families: lengths, ports, and the few fields that the
+//! pipeline reads. Only `ipv4` and `ipv6` call it, never for later fragments.
 
 use super::headers::{Family, L4Checksum, proto};
 use super::malformed::Malformed;

@@ -1,4 +1,4 @@
-//! UDP (RFC 768): writing the header of a tunnel that rides in UDP. Reading is in `transport`.
+//! UDP (RFC 768): writes the header of a tunnel over UDP. Reading is in `transport`.
 
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 8;

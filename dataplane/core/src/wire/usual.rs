@@ -1,11 +1,10 @@
-//! The short cut of the header checks: an untagged IPv4 packet without options, whole, of TCP or UDP.
+//! A fast path of the header checks for untagged, unfragmented IPv4 packets without options, with TCP or UDP.
 //!
-//! Nearly every packet is one. Its headers stand at known offsets, so that the checks of [`super::parse`] need no
-//! branch that traffic could mispredict (TCP and UDP alternate as they like) and everything stays in registers: a
-//! third of the instructions of the whole parser, which takes what is not usual, errors included. Called by the
-//! pipeline.
+//! Nearly every packet is one. Its headers are at fixed offsets, so the checks of [`super::parse`] need no branch
+//! that traffic could mispredict (TCP and UDP may alternate) and everything stays in registers. It takes a third of
+//! the instructions of the full parser, which handles all other packets and all errors. The pipeline calls it.
 //!
-//! Invariant: where this says `Some`, `parse` says the same (a property in `tests/checks.rs`).
+//! Invariant: if this returns `Some`, `parse` returns the same (a property in `tests/checks.rs`).
 
 use std::hint::select_unpredictable;
 

@@ -1,4 +1,4 @@
-//! The single 802.1Q tag. Stacked tags (802.1ad) are not ours: such frames are `Parsed::Other`.
+//! The single 802.1Q tag. Stacked tags (802.1ad) are not supported: such frames are `Parsed::Other`.
 
 use super::malformed::Malformed;
 use core::num::NonZeroU16;

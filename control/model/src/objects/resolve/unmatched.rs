@@ -1,5 +1,5 @@
-//! Ports of a Service that get no endpoint because nobody who describes its endpoints has such a port: a name that is
-//! written otherwise on both sides is the commonest mistake in manifests.
+//! Reports ports of a Service that get no endpoint because no slice, Endpoints or Pod has such a port. The most
+//! common cause is a port name that differs between the two.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! `service.beta.kubernetes.io/aws-load-balancer-*`, with the ranges and defaults of AWS.
 //!
-//! Pure functions of a value, and of the other annotations where one counts only beside another.
+//! Pure functions of a value, and of other annotations if a value counts only together with another one.
 
 use std::time::Duration;
 

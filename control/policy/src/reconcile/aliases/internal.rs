@@ -1,6 +1,6 @@
-//! The spellings of "not reachable from the internet".
+//! The annotations that request an internal address, in the spelling of each vendor.
 //!
-//! A value that is neither yes nor no gives no address: one chosen without it could be a public one.
+//! If a value is neither yes nor no, no address is assigned, because it could be a public one.
 
 use tidegate_model::objects::Labels;
 

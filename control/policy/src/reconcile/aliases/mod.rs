@@ -1,10 +1,10 @@
-//! Annotations of other load balancers, and what each of them says in ours (`docs/compat.md`).
+//! Annotations of other load balancers, and the equivalent annotation of Tidegate for each (`docs/compat.md`).
 //!
-//! A table of keys, each with a pure function from the value as written to [`AliasValue`]; the vendors' own rules (ranges,
-//! defaults, spellings of yes and no) are in `aws`, `tke` and `internal`. `options` applies what they say, for the
-//! vendors in `services.compat` only, and names in a finding whatever has no effect.
+//! A table of keys, each with a pure function from the value as written to an [`AliasValue`]. The vendors' own rules
+//! (ranges, defaults, spellings of yes and no) are in `aws`, `tke` and `internal`. `options` applies the values, only
+//! for the vendors in `services.compat`, and reports each annotation that has no effect.
 //!
-//! Invariant: a known alias is never passed over in silence, unless it says what the gateway does anyway.
+//! Invariant: a known alias without effect is always reported, unless it requests what the gateway always does.
 
 mod aws;
 mod internal;

@@ -1,10 +1,10 @@
-//! Runs a credential plugin: the program that `exec` of a kubeconfig user names (client.authentication.k8s.io).
+//! Runs a credential plugin: the program in `exec` of a kubeconfig user (client.authentication.k8s.io).
 //!
-//! [`run`] starts it, waits, bounded, and reads the ExecCredential that it prints. It has no terminal. Called by
-//! `connect`, on a thread where waiting holds nobody up; the result is kept there until it expires.
+//! [`run`] starts it, waits with a time limit, and reads the ExecCredential that it prints. It has no terminal.
+//! `connect` calls it on a thread that may block, and keeps the result until it expires.
 //!
-//! Invariant: what the plugin printed to its output, and its environment, are secrets: no message has them.
-//! Invariant: no plugin outlives [`run`], nor does a program that it started in its process group.
+//! Invariant: the plugin's standard output and its environment are secrets: no message contains them. Invariant: no
+//! plugin outlives [`run`], nor does a program that it started in its process group.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;

@@ -1,9 +1,9 @@
-//! Where API servers are found: addresses that no Service may have.
+//! Finds the addresses of API servers, which no Service may have.
 //!
-//! [`Found`] looks for the host of a connection as the client does, from time to time. Used by `connect` whenever it
-//! gives out a client.
+//! [`Found`] resolves the host of a connection as the client does, from time to time. `connect` calls it whenever it
+//! returns a client.
 //!
-//! Invariant: where nothing is found, what was found before stays.
+//! Invariant: if nothing is found, the addresses found before stay.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,10 +1,10 @@
 //! Chooses an HTTP proxy and opens a tunnel through it to the API server (CONNECT, RFC 9110 section 9.3.6).
 //!
-//! [`Proxy::choose`] decides as Kubernetes' own clients do: `proxy-url` of the cluster always counts; else the
-//! environment (`HTTPS_PROXY`, for http API servers `HTTP_PROXY`, in capitals or not), but for what `NO_PROXY` names
-//! and for loopback. [`Tunnel`] connects. Called by `connect`.
+//! [`Proxy::choose`] follows the rules of Kubernetes' own clients: `proxy-url` of the cluster always counts;
+//! otherwise the environment (`HTTPS_PROXY`, for http API servers `HTTP_PROXY`, in upper or lower case), except for
+//! hosts in `NO_PROXY` and for loopback. [`Tunnel`] connects. `connect` calls it.
 //!
-//! Invariant: no message has the password of a proxy.
+//! Invariant: no message contains the password of a proxy.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,9 +1,9 @@
-//! The slots of the neighbour table that a snapshot keeps for its backends, routes and fixed neighbours.
+//! The slots of the neighbour table that a snapshot holds for its backends, routes and fixed neighbours.
 //!
-//! A snapshot compiled from scratch has one hold, of all its slots. A revised one shares the holds of the snapshot
-//! before and adds the slots of what changed, so that a change of one endpoint does not walk over all of them. After
-//! [`CHAIN_MAX`] revisions it takes one hold of what it names, and the slots of what is gone are free when the older
-//! snapshots are.
+//! A snapshot that is compiled from scratch has one hold of all its slots. A revised one shares the holds of the
+//! previous snapshot and adds the slots of what changed, so that a change of one endpoint does not walk over all of
+//! them. After [`CHAIN_MAX`] revisions it takes one hold of all slots that it names; slots that are no longer named
+//! become free when the older snapshots are dropped.
 //!
 //! Invariant: every slot that the snapshot names is in one of its holds.
 

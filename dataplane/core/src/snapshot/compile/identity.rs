@@ -1,8 +1,8 @@
-//! Ids of everything programmed: those of the previous snapshot for what lives on, free ones for the rest.
+//! Assigns ids to everything that is programmed: the ids of the previous snapshot for what still exists, free ones
+//! for the rest.
 //!
-//! A service is known by (VIP, protocol, port), a backend by its service and (address, port), an endpoint by
-//! (address, port, protocol). Called by the compile of a snapshot; how indices are given is in
-//! [`super::super::indices`].
+//! A service is identified by (VIP, protocol, port), a backend by its service and (address, port), an endpoint by
+//! (address, port, protocol). The compile of a snapshot calls it; [`super::super::indices`] allocates indices.
 //!
 //! Invariant: things are numbered in the order of their keys, so equal histories give equal ids.
 

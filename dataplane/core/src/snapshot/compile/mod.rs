@@ -1,10 +1,10 @@
-//! From a spec to a snapshot: check, program what can be, keep ids, make tables.
+//! Compiles a spec to a snapshot: checks it, programs what is possible, keeps ids, builds tables.
 //!
-//! Runs on a control thread. What cannot work at all refuses the spec; what cannot work alone becomes a
-//! [`Problem`] and is left out. Everything is sorted by identity first, so the order of the spec does not
-//! matter. Side effects are on the neighbour table alone: next hops get slots, fixed ones their addresses.
+//! Runs on a control thread. A fault that concerns everything refuses the spec; a fault of one part becomes a
+//! [`Problem`], and that part is left out. Everything is sorted by identity first, so the order of the spec does not
+//! matter. The only side effects are on the neighbour table: next hops get slots, fixed ones their addresses.
 //!
-//! Invariant: an error leaves the neighbour table as it was: the slots that were taken are given up.
+//! Invariant: after an error the neighbour table is unchanged: slots that were taken are released.
 
 mod holds;
 mod identity;

@@ -1,8 +1,8 @@
-//! What lies around the services: interfaces, routes, addresses, and whether a backend can be reached.
+//! The network around the services: interfaces, routes, addresses, and whether a backend can be reached.
 //!
-//! Called by the compile of a snapshot, once its spec is known to be sound. Each rule that leaves a backend out
-//! is in [`Network::reach`], with its reason; nothing here refuses a spec. Next hops get their slots in the
-//! neighbour table here.
+//! The compile of a snapshot calls it after it has checked the spec. [`Network::reach`] contains each rule that
+//! leaves a backend out, with its reason; nothing here refuses a spec. Next hops get their slots in the neighbour
+//! table here.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! From one snapshot to the next where services are the same and some of them have other backends or options.
+//! Derives the next snapshot from the previous one if the services are the same and only some have other backends or
+//! options.
 //!
-//! What does not change is shared; tables that packets read get the places of what changed anew (see [`crate::table`]).
-//! So one endpoint's change costs little, and not a compile of everything. What this
-//! cannot do (services that come or go, other source ranges, other surroundings, a spec that is refused) is left to
-//! the compile from scratch.
+//! Unchanged parts are shared. Tables that packets read get new entries only for what changed (see [`crate::table`]).
+//! So a change of one endpoint costs little, and not a compile of everything. All other cases (services that are added
+//! or removed, other source ranges, another network, a refused spec) use the compile from scratch.
 //!
-//! Invariant: the snapshot is the one that the compile from scratch makes of the same previous one (tested).
+//! Invariant: the snapshot is the one that the compile from scratch gives with the same previous one (tested).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
