@@ -18,7 +18,7 @@ pub struct Counts {
     standing: RwLock<Candidate>,
 }
 
-/// How this gateway stands in the election, for people.
+/// The state of this gateway in the election, as text for people.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Candidate {
     /// The gateway that leads, by its name, as far as this one knows.
@@ -99,7 +99,7 @@ impl Counts {
         }
     }
 
-    /// How the gateway stands in the election.
+    /// The state of the gateway in the election.
     #[must_use]
     pub fn standing(&self) -> Candidate {
         self.standing.read().unwrap_or_else(PoisonError::into_inner).clone()

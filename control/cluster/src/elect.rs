@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::lease::{Ask, Election, LEASE, RENEW_DEADLINE, RETRY, UNINSTALLED};
 use super::request::{RequestError, within};
 
-/// Attempts that fail for less than this are no news: who leads goes on meanwhile.
+/// Failing attempts are reported only after this time: until then a leader keeps leading.
 const FAILING_MIN: Duration = RENEW_DEADLINE;
 
 /// How it stands.
@@ -25,7 +25,7 @@ pub(super) struct Leadership {
     pub(super) until: Option<Instant>,
     /// Who leads, as far as we know.
     pub(super) holder: Option<String>,
-    /// Whether the API server was asked, with whatever result.
+    /// Whether a request was sent to the API server, whatever its result.
     pub(super) is_asked: bool,
     /// Why the lease cannot be read or written, where that has failed for [`FAILING_MIN`].
     pub(super) trouble: Option<String>,
@@ -36,13 +36,13 @@ impl Leadership {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Whether Tidegate was uninstalled from the cluster: nobody writes there.
+    /// Whether Tidegate was uninstalled from the cluster, so that no gateway writes.
     pub(super) fn is_uninstalled(&self) -> bool {
         self.holder.as_deref() == Some(UNINSTALLED)
     }
 }
 
-/// Whether this gateway asks for the lease.
+/// Whether this gateway requests the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Candidacy {
     /// It does not know yet whether its name is its own.

@@ -72,7 +72,7 @@ impl Regarding {
     }
 }
 
-/// An event. Equal ones are told once for as long as they hold.
+/// An event. Equal events are written once for as long as their cause exists.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Event {
     /// Normal or Warning.
@@ -97,7 +97,7 @@ impl Event {
         Self { event_type, regarding, reason: reason.into().as_str(), note: cut(note, NOTE_BYTES_MAX) }
     }
 
-    /// What was asked for and not granted, with what would be.
+    /// An event for a request that was not granted, with what is accepted.
     #[must_use]
     pub fn of_finding(regarding: Regarding, finding: &Finding) -> Self {
         let diagnostic = &finding.diagnostic;

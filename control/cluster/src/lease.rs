@@ -22,7 +22,7 @@ pub const LEASE: &str = "tidegate";
 /// and none writes to the cluster until the lease is deleted or has another holder.
 pub const UNINSTALLED: &str = "tidegate-uninstall";
 
-/// How long others wait for a holder that is not heard of.
+/// How long others wait for a holder that does not renew the lease.
 pub const DURATION: Duration = Duration::from_secs(15);
 /// How long a holder leads after a renewal began.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ pub enum Ask {
     Get,
     /// Make it, ours.
     Create(Box<Lease>),
-    /// Change it, on the condition that nobody else did (`resourceVersion`).
+    /// Change it, on the condition that it was not changed meanwhile (`resourceVersion`).
     Replace(Box<Lease>),
 }
 
@@ -80,7 +80,8 @@ impl Election {
         }
     }
 
-    /// The API server has this lease, or none. What to ask for next, if the lease is to be had.
+    /// Records the lease of the API server, or that there is none. Returns the next request, if the lease can be
+    /// taken or renewed.
     pub fn found(&mut self, lease: Option<Lease>, now: Instant, wall: Timestamp) -> Option<Ask> {
         let Some(lease) = lease else {
             self.seen = None;
@@ -110,7 +111,7 @@ impl Election {
         ask
     }
 
-    /// The API server took what we asked for in an attempt that began at `began`: we lead from then on.
+    /// Records that the API server accepted our request of an attempt that began at `began`: we lead from then on.
     pub fn granted(&mut self, lease: Lease, began: Instant) {
         self.leads_until = Some(began + RENEW_DEADLINE);
         self.seen = Some((lease, began));
@@ -126,7 +127,7 @@ impl Election {
         }
     }
 
-    /// What to ask for when we go: the lease without a holder, so that nobody waits.
+    /// The request at shutdown: the lease without a holder, so that no other gateway has to wait.
     #[must_use]
     pub fn released(&mut self, wall: Timestamp) -> Option<Ask> {
         self.leads_until.take()?;

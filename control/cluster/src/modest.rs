@@ -14,8 +14,8 @@ use tokio::task::block_in_place;
 /// The nice value of the thread: it gets a tenth of what a busy thread gets, and so gets on even beside one.
 const NICE: i32 = 10;
 
-/// Does `work` on a thread of lower priority, and waits for it without holding up other tasks. On a runtime of one
-/// thread, which has no other to go on with, it is done at once. Gives its result and the time that it had on the CPU.
+/// Runs `work` on a thread of lower priority, and waits for it without blocking other tasks. On a runtime with one
+/// thread, `work` runs directly. Returns its result and the CPU time that it used.
 ///
 /// # Panics
 /// Outside of a Tokio runtime, and if `work` does.
@@ -45,7 +45,7 @@ pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Durati
     })
 }
 
-/// What this thread has had of the CPU.
+/// The CPU time of this thread.
 fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

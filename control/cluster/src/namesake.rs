@@ -22,7 +22,7 @@ use super::words::{condition_reason, condition_type};
 
 /// A living gateway writes its heartbeat within this time.
 pub(super) const SUSPECT_MAX: Duration = HEARTBEAT.saturating_add(Duration::from_secs(3));
-/// What a gateway of the same name said of itself counts for so long.
+/// How long a status that a gateway with the same name wrote counts.
 const RIVAL_MAX: Duration = Duration::from_secs(60);
 
 /// The condition by which a gateway that has found its name taken tells the one that has it.
@@ -72,7 +72,7 @@ impl Namesake {
         }
     }
 
-    /// Who asked for the name lately, where it is ours.
+    /// The other gateway that recently used the name, if the name is ours.
     pub(super) fn rival(&self, now: Instant) -> Option<&str> {
         let (who, _, since) = self.rival.as_ref()?;
         (now.duration_since(*since) < RIVAL_MAX).then_some(who)

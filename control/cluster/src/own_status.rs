@@ -23,7 +23,7 @@ use super::words::{condition_reason, condition_type};
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);
 /// No status is written sooner after the last one.
 const NEWS_MIN: Duration = Duration::from_secs(1);
-/// What somebody else wrote is read within this time; then it is written over.
+/// How long to try to read what another gateway wrote before it is overwritten.
 const READ_MAX: Duration = Duration::from_secs(2);
 
 /// Fields of the status that the definition did not have from the beginning.
@@ -36,7 +36,7 @@ pub(super) struct OwnStatus {
     pub(super) written: GatewayStatusStatus,
     /// Whether the object itself is known to be there.
     exists: bool,
-    /// The resourceVersion that the last write came to; none where somebody else's was found since.
+    /// The resourceVersion of our last write; none if another gateway has written since.
     version: Option<String>,
     is_under_way: bool,
     due: Option<Instant>,
@@ -98,7 +98,8 @@ impl OwnStatus {
         }
     }
 
-    /// It ended. Whether somebody else had written: that is to be read before the next one.
+    /// Records that a write ended. Returns whether another gateway had written, which must be read before the next
+    /// write.
     pub(super) fn ended(&mut self, status: GatewayStatusStatus, result: Written, now: Instant) -> bool {
         self.is_under_way = false;
         self.last = Some(now);
@@ -123,7 +124,8 @@ impl OwnStatus {
         }
     }
 
-    /// What is left when the daemon has withdrawn: nobody waits for us any more. `None` where nothing was ever said.
+    /// The last status, when the daemon has withdrawn its addresses: no gateway waits for this one anymore. `None` if
+    /// no status was ever written.
     pub(super) fn farewell(&self) -> Option<GatewayStatusStatus> {
         if !self.exists {
             return None;
@@ -157,7 +159,7 @@ pub(super) type Written = Result<Option<String>, RequestError>;
 /// What a status is written over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Over {
-    /// The object may not be there: it is made first.
+    /// The object may not exist: it is created first.
     Nothing,
     /// This resourceVersion, and no other.
     Version(String),

@@ -26,7 +26,7 @@ use super::words::condition_reason;
 const CALM: Duration = Duration::from_secs(10);
 /// and while something waits for them.
 const URGENT: Duration = Duration::from_secs(1);
-/// A namesake is told in at most so many attempts.
+/// The maximum number of attempts to report the conflict to a gateway with the same name.
 const TOLD_MAX: usize = 3;
 /// Objects of gateways that are gone for good are deleted so many at a look.
 const GONE_MAX: usize = 8;
@@ -35,7 +35,7 @@ const GONE_MAX: usize = 8;
 #[derive(Debug)]
 pub(super) struct PeerPoll {
     pub(super) peers: Peers,
-    /// The API server has told who there is.
+    /// Whether the API server has listed the other gateways.
     pub(super) is_known: bool,
     at: Instant,
     began: Option<Instant>,
@@ -92,7 +92,7 @@ impl PeerPoll {
         true
     }
 
-    /// Why nobody knows who there is: this gateway does not lead.
+    /// Why the other gateways are not known, so that this gateway does not lead.
     pub(super) fn trouble(&self) -> Option<String> {
         let error = self.error.as_ref().filter(|_| !self.is_known)?;
         Some(format!("cannot list the other gateways: {error}"))

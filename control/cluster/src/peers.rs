@@ -19,7 +19,7 @@ use super::own_status::heartbeat_time;
 use super::plan::Peer;
 use super::words::{condition_reason, condition_type};
 
-/// A gateway that is not heard of for this long holds nobody up.
+/// A gateway whose heartbeat has not changed for this long is not waited for.
 pub(super) const LIVE: Duration = Duration::from_secs(40);
 /// The `GatewayStatus` of a gateway that is not heard of for this long is deleted.
 pub(super) const GONE: SignedDuration = SignedDuration::from_hours(24);
@@ -31,7 +31,7 @@ pub(super) struct Peers {
     heard: BTreeMap<String, (Option<String>, Instant)>,
     list: Vec<GatewayStatus>,
     looked: Instant,
-    /// What this gateway had applied when the look began.
+    /// The version that this gateway had applied when the poll began.
     own_applied: u64,
 }
 
@@ -57,7 +57,8 @@ impl Peers {
         Self { own_name, heard: BTreeMap::new(), list: Vec::new(), looked: now, own_applied: 0 }
     }
 
-    /// The API server has these now, asked by a gateway that had applied the Services of that version when it asked.
+    /// Records the list of the API server; `own_applied` is the version of the Services that this gateway had applied
+    /// when it sent the request.
     pub(super) fn listed(&mut self, list: Vec<GatewayStatus>, own_applied: u64, now: Instant) {
         let mut heard = BTreeMap::new();
         for one in &list {

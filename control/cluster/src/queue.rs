@@ -30,7 +30,7 @@ const INTERVAL_STEP: u32 = 200;
 const QUICK: Duration = Duration::from_millis(100);
 /// Requests under way.
 const UNDER_WAY_MAX: usize = 16;
-/// Those of one namespace: where the API server is slow with these, by a webhook, others go on.
+/// The maximum for one namespace: if a webhook makes the writes of one namespace slow, those of others continue.
 const UNDER_WAY_OF_NAMESPACE_MAX: usize = UNDER_WAY_MAX / 4 * 3;
 /// The status of one pool is written no sooner after the last time: while Services come, its figures change with each.
 const POOL_PAUSE: Duration = Duration::from_secs(3);

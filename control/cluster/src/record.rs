@@ -230,7 +230,7 @@ impl Kept {
         self.events.values().filter_map(first).min()
     }
 
-    /// Takes one that is due: of the first namespace that has one, after the one whose turn it was last.
+    /// Takes a due event of the next namespace in turn that has one.
     fn take(&mut self, now: Instant) -> Option<Due> {
         let is_due =
             |events: &BTreeMap<(Instant, u64), Due>| events.keys().next().is_some_and(|(at, _)| *at <= now);
@@ -292,7 +292,7 @@ enum Unwritten {
 }
 
 impl Unwritten {
-    /// How long to wait at least before it is sent again, if it is of use to send it again.
+    /// The shortest time before it is sent again; `None` if another attempt is useless.
     fn again_after(&self) -> Option<Duration> {
         match self {
             Self::Request(error) => match error.code() {
@@ -416,7 +416,7 @@ impl From<&KubeEvent> for Known {
 }
 
 impl Known {
-    /// The patch that counts it once more, unless somebody else did meanwhile.
+    /// The patch that increments its count, unless another gateway did meanwhile.
     fn once_more(&self) -> serde_json::Value {
         let count = self.count.saturating_add(1);
         json!({

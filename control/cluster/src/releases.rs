@@ -27,7 +27,7 @@ pub struct PeerReleases {
     pub leads: bool,
     /// The version of Services that every live gateway has applied, this one too.
     pub withdrawn: u64,
-    /// A version that was the newest after this gateway had begun to lead: nobody else decided after it.
+    /// A version that was the newest after this gateway became the leader: no other gateway decided after it.
     pub decides_since: u64,
     /// The addresses of the other gateways, with their names.
     pub addresses: Arc<BTreeMap<IpAddr, String>>,
@@ -40,7 +40,7 @@ pub struct ReleaseTracker {
     given: Arc<Allocations>,
     /// Of the Services seen last; 0 while it is not known.
     version: u64,
-    /// Of the Services that were last taken up.
+    /// The version of the last Services.
     seen: u64,
     /// How many Services name an address.
     named: BTreeMap<IpAddr, u32>,
@@ -84,7 +84,7 @@ impl ReleaseTracker {
         (self.version, self.seen) = (version, version);
     }
 
-    /// Counts who names what now; the addresses that nobody names any more.
+    /// Counts the Services that name each address. Returns the addresses that no Service names anymore.
     fn count(
         &mut self,
         services: &SharedMap<ObjectKey, Arc<Service>>,
@@ -141,8 +141,8 @@ impl ReleaseTracker {
     }
 }
 
-/// The addresses by which gateways serve a Service, whoever they follow: those that its status and its spec have, and
-/// those that are about to be in its status. A deleted one is served by nobody.
+/// All addresses on which a gateway may serve a Service: those of its status and its spec, and those that are about
+/// to be in its status. A deleted Service has none.
 fn names(service: Option<&Arc<Service>>, given: Option<&Holdings>) -> BTreeSet<IpAddr> {
     let Some(service) = service.filter(|service| service.meta.deletion_time.is_none()) else {
         return BTreeSet::new();
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// (who has which address, version, what is known of the others)
+    /// (holders of addresses, version, what is known about the other gateways)
     type State<'a> = (&'a [(u32, u8)], u64, &'a PeerReleases);
 
     fn seen(states: &[State<'_>]) -> ReleaseTracker {

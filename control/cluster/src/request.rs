@@ -25,7 +25,7 @@ use super::queue::Answer;
 /// a leader sends last is over before the next one begins.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
     #[error("no answer within {} s", ANSWER_MAX.as_secs())]
@@ -65,8 +65,8 @@ impl RequestError {
         }
     }
 
-    /// The definition does not have a field of what is applied: the whole is refused for it. Only the message says so,
-    /// as with [`is_about_ip_mode`](Self::is_about_ip_mode).
+    /// Whether the definition lacks a field of the applied object, for which the API server refuses all of it. Only
+    /// the message shows this, as for [`is_about_ip_mode`](Self::is_about_ip_mode).
     pub(super) fn is_about_schema(&self) -> bool {
         match self {
             Self::Client(kube::Error::Api(status)) => status.message.contains("not declared in schema"),

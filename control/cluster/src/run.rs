@@ -102,14 +102,14 @@ impl ClusterWriter {
         self.name_taken.clone()
     }
 
-    /// What the writing came to.
+    /// The counters of writes and events.
     #[must_use]
     pub fn counts(&self) -> Arc<Counts> {
         Arc::clone(&self.counts)
     }
 
-    /// Says goodbye: no more writes, the status of this gateway says so, the lease is given back. Whatever the API
-    /// server does, this ends within 1.5 s.
+    /// Shuts down: stops writing, sets `stopped` in the status of this gateway, and releases the lease. It ends
+    /// within 1.5 s, whatever the API server does.
     pub async fn leave(&self) {
         self.ends.send_replace(true);
         let mut ended = self.ended.clone();

@@ -50,8 +50,7 @@ impl<T> Turns<T> {
         self.len += 1;
     }
 
-    /// Finds what comes next: of the first namespace after the last one whose turn it was that may go and has something
-    /// that is due, the first such thing.
+    /// Finds the next entry: the first due entry of the next namespace in turn that may send and has one.
     pub(super) fn find(
         &self,
         may_go: impl Fn(&str) -> bool,

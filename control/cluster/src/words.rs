@@ -34,7 +34,7 @@ macro_rules! words {
 }
 
 words! {
-    /// The reason of an event. Those of what an object asked for and did not get are [`Reason`]s.
+    /// The reason of an event. For requests that were not granted see [`Reason`].
     EventReason in
     /// Reasons of events that tell what was done.
     event_reason {
@@ -58,7 +58,7 @@ words! {
         UNAVAILABLE = "UnAvailableLoadBalancer",
         /// Other gateways may still serve what was given back.
         WAITING = "WaitingForGateways",
-        /// No gateway leads, so none gives out addresses.
+        /// No gateway leads, so none assigns addresses.
         NO_LEADER = "WaitingForLeader",
         /// Another controller writes the same status.
         CONFLICTING = "ConflictingController",
@@ -76,7 +76,7 @@ words! {
     ConditionType in
     /// Types of conditions, of Services, of AddressPools and of GatewayStatuses.
     condition_type {
-        /// Of a Service: it has the addresses that it asks for.
+        /// Of a Service: it has the addresses that it requests.
         ALLOCATED = pools::ALLOCATED,
         /// Of a Service: its ports are served.
         PROGRAMMED = "tidegate.dev/Programmed",
@@ -200,7 +200,7 @@ words! {
     PortError in
     /// Errors of ports.
     port_error {
-        /// The Service asks for something that the gateway does not do yet.
+        /// The Service requests something that the gateway does not support yet.
         NOT_SUPPORTED = "tidegate.dev/NotSupported",
         /// Another Service has the port.
         CONFLICT = "tidegate.dev/Conflict",

@@ -36,7 +36,7 @@ use super::releases::PeerReleases;
 use super::request::{self, RequestError, with_client};
 use super::words::event_reason;
 
-/// Plans are made no more often than this.
+/// The shortest time between two plans.
 const SETTLE: Duration = Duration::from_millis(100);
 /// The pause after a plan is this many times what the plan had of the CPU, and at most this long. The time of day would
 /// count what others had meanwhile: on a busy machine a plan of a second would be followed by a pause of twenty.
@@ -44,7 +44,7 @@ const PLAN_PAUSE_TIMES: u32 = 20;
 const PLAN_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Writes that are under way at the end are waited for this long.
 const WRITES_END_MAX: Duration = Duration::from_secs(1);
-/// The version to lead from is asked for again after this.
+/// The time after which the version to lead from is requested again.
 const TERM_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the task listens to.
@@ -55,7 +55,7 @@ pub(super) struct Inputs {
     pub(super) leaves: watch::Receiver<bool>,
 }
 
-/// What the task tells.
+/// The outputs of the task.
 pub(super) struct Tells {
     pub(super) fleet: watch::Sender<PeerReleases>,
     pub(super) standing: watch::Sender<Candidacy>,
@@ -69,9 +69,9 @@ enum Done {
     /// With what this gateway had applied when it began to look, and whether its own status was written then.
     Gateways(u64, bool, Result<Vec<GatewayStatus>, RequestError>),
     Forgotten(Gone, Result<(), RequestError>),
-    /// The object of a gateway that is not heard of says so.
+    /// The conditions of a gateway without a heartbeat were set to `Unknown`.
     Marked(String, Result<(), RequestError>),
-    /// The gateway that has our name was told.
+    /// The conflict was reported to the gateway with our name.
     NamesakeTold(Result<(), RequestError>),
     /// Of the term of this number.
     Term(u64, Result<u64, RequestError>),
@@ -87,7 +87,7 @@ struct Term {
     /// A version of the Services after we had the lease: who held it before wrote nothing newer.
     since: Option<u64>,
     ask_at: Option<Instant>,
-    /// Why the version is not known, though it was asked for.
+    /// Why the version is not known although it was requested.
     error: Option<String>,
 }
 
@@ -101,11 +101,11 @@ pub(super) struct Writer {
     /// Asks the source to list the Services.
     refresh: Arc<Notify>,
     namesake: Namesake,
-    /// Who has our name is being told.
+    /// Whether a report to the gateway with our name is in progress.
     tells_namesake: bool,
     /// Whether we led when we last looked.
     led: bool,
-    /// Why we cannot lead, as last told.
+    /// The last reported reason why we cannot lead.
     hindrance: Option<String>,
     term: Term,
     memory: Memory,
@@ -157,7 +157,7 @@ impl Writer {
         }
     }
 
-    /// Runs until it is told to leave, then says goodbye.
+    /// Runs until `ClusterWriter::leave`, then shuts down normally.
     pub(super) async fn run(mut self) {
         loop {
             let wake = self.work();
@@ -619,7 +619,7 @@ impl Writer {
         }
     }
 
-    /// A Service whose status cannot be written says so, where events can be.
+    /// Writes an event for a Service whose status cannot be written.
     fn tell_failure(&self, target: &Target, error: &RequestError) {
         let (Target::Finalizer(key) | Target::Status(key)) = target else { return };
         // What is no refusal of this write is a fault of the connection, and not the Service's.

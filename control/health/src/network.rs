@@ -57,8 +57,8 @@ impl NetworkProber {
         Self { tls: TlsConfig::that_takes_any_certificate(), probes: None }
     }
 
-    /// Asks targets at their VIPs through these probes. Without them, and where these know no way, targets are asked at
-    /// their own addresses.
+    /// Checks targets at their VIPs through these probes. Without probes, or if they have no path to a target, the
+    /// target is checked at its own address.
     #[must_use]
     pub fn through(self, probes: Arc<Probes>) -> Self {
         Self { probes: Some(probes), ..self }
@@ -107,7 +107,7 @@ impl NetworkProber {
         }
     }
 
-    /// The way to a target's VIP, if it is to be asked there.
+    /// The path to a target's VIP, if the target is checked there.
     fn way(&self, target: &Target) -> Option<(&Probes, Way)> {
         let (at, probes) = (target.at_vip.as_ref()?, self.probes.as_deref()?);
         Some((probes, probes.way(at.vip, target.address.ip(), at.mode)?))

@@ -23,7 +23,7 @@ use super::{Failure, Limits, Target, Targets, UDP_SILENCE_MAX, Verdicts};
 /// Minimum time from one set of targets to the next.
 const REPLACE_GAP: Duration = Duration::from_millis(50);
 
-/// How a target is asked; the real one is [`NetworkProber`](super::NetworkProber).
+/// Checks a target; the implementation of the daemon is [`NetworkProber`](super::NetworkProber).
 pub trait Prober: Clone + Send + Sync + 'static {
     /// Asks once. The runner ends it after the timeout, by dropping it.
     fn ask(&self, target: &Target) -> impl Future<Output = Answer> + Send;
@@ -45,7 +45,7 @@ pub struct CheckCounts {
     stretch: AtomicU64,
 }
 
-/// How much there is to check, and how well the gateway keeps up.
+/// The number of checks, and whether the gateway keeps up with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CheckLoad {
     /// Targets.
@@ -58,8 +58,8 @@ pub struct CheckLoad {
     pub under_way: u64,
     /// Checks so far that began more than an interval after their time.
     pub late: u64,
-    /// By what the intervals of the namespace that asks for the most are multiplied, so that no more checks than the
-    /// bound begin in a second. 1 where all have what they ask for.
+    /// The factor by which the intervals of the namespace with the most checks are multiplied, so that no more checks
+    /// than the bound begin in a second. 1 if no interval is stretched.
     pub stretch: u64,
 }
 
@@ -82,7 +82,7 @@ impl CheckCounts {
         self.round_trips.read()
     }
 
-    /// How much there is to do.
+    /// The current numbers of checks.
     #[must_use]
     pub fn load(&self) -> CheckLoad {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -137,8 +137,8 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// Starts without targets, on the tokio runtime that this is called in. The gateway's name decides when in its
-    /// interval each target is asked: two gateways ask the same one at different times.
+    /// Starts without targets, on the current tokio runtime. The gateway's name decides when in its interval each
+    /// target is checked, so that two gateways check the same target at different times.
     pub fn start(prober: impl Prober, limits: Limits, gateway: &str) -> Self {
         let (targets, targets_seen) = watch::channel(Targets::default());
         let (verdicts_out, verdicts) = watch::channel(Verdicts::default());
@@ -166,7 +166,7 @@ impl Checker {
         });
     }
 
-    /// What is known now; changes when a target turns or tells another weight, not with every check.
+    /// The current verdicts; they change when the state or weight of a target changes, not with every check.
     #[must_use]
     pub fn verdicts(&self) -> watch::Receiver<Verdicts> {
         self.verdicts.clone()
@@ -265,8 +265,8 @@ async fn check(prober: impl Prober, target: Target) -> Answer {
     timeout(limit, prober.ask(&target)).await.unwrap_or(silence.into())
 }
 
-/// A check at a VIP. Where it fails, the endpoint's own address is asked too, in what is left of the time: this tells
-/// an endpoint that is down from one that lacks the VIP. Half of the time is enough for an answer that comes at all.
+/// A check at a VIP. If it fails, the endpoint's own address is checked too, in the remaining time, to distinguish an
+/// endpoint that is down from one that lacks the VIP. Half of the time is enough for an answer.
 async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) -> Answer {
     let until = Instant::now() + limit;
     let asked = prober.ask(target);

@@ -202,8 +202,8 @@ impl Schedule {
         self.late
     }
 
-    /// By what the intervals of the namespace that asks for the most are multiplied to stay below the bound on checks a
-    /// second.
+    /// The factor by which the intervals of the namespace with the most checks are multiplied, to stay below the
+    /// bound on checks a second.
     pub(super) fn stretch(&self) -> u32 {
         self.shares.stretch_max()
     }
@@ -270,8 +270,8 @@ impl Schedule {
         self.times.push(Reverse(Time { at, entry }));
     }
 
-    /// Stretches intervals where the sum of all checks asks for it: everyone whose namespace has another stretch, and who
-    /// has a time, gets another time.
+    /// Stretches intervals if the sum of all checks requires it: every scheduled target whose namespace gets another
+    /// stretch is scheduled again.
     fn stretch_if_due(&mut self, now: Nanos) {
         let before: Vec<u32> = self.slots.iter().map(|slot| self.shares.stretch(slot.share)).collect();
         if !self.shares.share_out(u64::from(self.limits.per_second_max) * 3600) {

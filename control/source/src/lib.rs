@@ -31,8 +31,8 @@ pub struct SourceUpdate {
     /// their last good state. What did not change since the last update is the same `Arc` as there: see
     /// [`Objects`] for finding what did.
     pub objects: Arc<Objects>,
-    /// The resourceVersion that the Services are of: a gateway that has applied them serves nothing that was taken back
-    /// in this version or before, but for what it keeps. 0 for a directory, and until an API server has told it.
+    /// The resourceVersion of the Services: a gateway that has applied them serves nothing that was released in this
+    /// version or before, except objects that it keeps. 0 for a directory, and until an API server has sent it.
     pub version: u64,
     /// Some of the Services are only kept: the API server lost them, or has older ones.
     pub keeps_services: bool,
@@ -74,10 +74,10 @@ pub struct StaleFile {
     pub since: SystemTime,
 }
 
-/// How the source gets on. A directory is always connected.
+/// The state of the source. A directory is always connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceState {
-    /// Whether every watch is in place now. While it is not, the gateway goes on with the last objects.
+    /// Whether every watch is connected. Otherwise the gateway continues with the last known objects.
     pub connected: bool,
     /// Since when that is so.
     pub since: Timestamp,

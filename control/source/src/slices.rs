@@ -249,7 +249,7 @@ impl SliceBudget {
         self.namespaces.values().map(count).sum()
     }
 
-    /// What is said of each namespace of which not all slices are kept.
+    /// The report about each namespace of which not all slices are kept.
     pub(crate) fn faults(&self) -> impl Iterator<Item = (&str, Diagnostic)> {
         let not_kept = self.namespaces.iter().filter(|(_, of)| !of.not_kept.is_empty());
         not_kept.map(|(namespace, of)| {
@@ -272,7 +272,7 @@ impl SliceBudget {
     }
 }
 
-/// Leaves out of the objects what is not kept, and says so in the report. How many slices that is.
+/// Removes the slices that are not kept from the objects, and reports it. Returns their number.
 pub(crate) fn leave_out(objects: &mut Objects, mib: u32, report: &mut Report) -> usize {
     let budget = SliceBudget::of(mib, objects);
     let not_kept = |(key, slice): (&ObjectKey, &Arc<EndpointSlice>)| {

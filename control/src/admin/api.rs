@@ -28,12 +28,12 @@ pub struct Status {
     pub started: String,
     /// Seconds since then.
     pub uptime_seconds: u64,
-    /// Every worker runs and has what was decided in time, and the neighbour table has room.
+    /// Every worker runs and applies updates in time, and the neighbour table has room.
     pub healthy: bool,
     /// Every worker has a snapshot, and every interface can carry packets.
     pub ready: bool,
-    /// Another gateway of the same name; why this one cannot lead; a state that cannot be published; interfaces and taps that cannot carry packets;
-    /// what is not on disk and a restart would not know; since when.
+    /// Another gateway of the same name; why this one cannot lead; a state that cannot be published; interfaces and
+    /// taps that cannot carry packets; state that is not on disk and would be lost in a restart. Each with its time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
     /// Generation of the newest desired state.
@@ -42,12 +42,12 @@ pub struct Status {
     pub generation_applied: u64,
     /// Where the objects come from.
     pub source: SourceStatus,
-    /// How writing to the cluster goes; absent where the objects come from a directory.
+    /// The state of writing to the cluster; absent if the objects come from a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
     /// The workers.
     pub workers: Vec<WorkerStatus>,
-    /// How long the parts of the gateway take.
+    /// Durations of the parts of the gateway.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latencies: Vec<LatencyStatus>,
     /// The ports.
@@ -55,24 +55,24 @@ pub struct Status {
     /// How full the neighbour table is.
     #[serde(default)]
     pub neighbors: NeighborsStatus,
-    /// Services that ask for an address.
+    /// The number of Services that request an address.
     pub services: usize,
-    /// Those that wait for one.
+    /// The number of Services that wait for one.
     pub services_pending: usize,
     /// Backends that take new flows, over all service ports.
     pub backends_active: usize,
     /// All backends, over all service ports.
     pub backends: usize,
-    /// What the operator drained.
+    /// The targets that operators drained.
     pub drained: Vec<String>,
-    /// What was asked for and not granted.
+    /// Requests of objects that were not granted.
     pub findings: Vec<FindingView>,
-    /// Objects that are not used at all for their errors, with why.
+    /// Objects that are refused because of their errors, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
 }
 
-/// Where the objects come from, and how that goes.
+/// The source of objects and its state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
@@ -95,24 +95,24 @@ pub struct SourceStatus {
     /// The objects are those that were on disk when the gateway started.
     #[serde(default)]
     pub from_disk: bool,
-    /// What is kept though the API server lost it.
+    /// Objects that are kept although the API server lost them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<String>,
     /// When it was last read without error, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_read: Option<String>,
-    /// Faults of the last reading: the last good state stays while there are any.
+    /// Faults of the last read. While there are any, the last good state stays.
     #[serde(default)]
     pub errors: Vec<String>,
 }
 
-/// How writing to the cluster goes.
+/// The state of writing to the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterStatus {
     /// Whether this gateway leads: it writes the status of Services.
     pub leads: bool,
-    /// The name of the gateway that leads; absent where none is known to.
+    /// The name of the leader; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<String>,
     /// Writes that wait.
@@ -131,21 +131,21 @@ pub struct WorkerStatus {
     pub core: usize,
     /// `running` or why not.
     pub state: String,
-    /// Share of the time in which it had something to do, 0 to 1.
+    /// The share of time in which it had work, 0 to 1.
     pub busy_ratio: f64,
-    /// Cycles a packet, over the last interval of measurement.
+    /// Cycles per packet over the last measurement interval.
     pub cycles_per_packet: f64,
-    /// Flows that it remembers.
+    /// The number of flows in its tables.
     pub flows: u64,
 }
 
-/// How long one part of the gateway takes, since the start: within 4 %.
+/// Durations of one part of the gateway since the start, with an error of at most 4 %.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LatencyStatus {
     /// `worker-turn`: a turn of a worker's loop that had work. `punt-queue`: a frame for the kernel in its queue.
-    /// `health-check`: from the start of a check to its result or timeout. `publication`: from when the workers were given a
-    /// snapshot until each of them forwards by it.
+    /// `health-check`: from the start of a check to its result or timeout. `publication`: from the publication of a
+    /// snapshot until each worker has applied it.
     pub name: String,
     /// How many were recorded.
     pub count: u64,
@@ -169,7 +169,7 @@ pub struct InterfaceStatus {
     pub mac: String,
     /// Whether the link is up.
     pub link_up: bool,
-    /// The link, and its past.
+    /// The state of the link.
     #[serde(default)]
     pub link: LinkStatus,
     /// The tap that mirrors it for the kernel; absent where there is none.
@@ -193,7 +193,7 @@ pub struct LinkStatus {
     pub state: String,
     /// Since when, RFC 3339.
     pub since: String,
-    /// How often that has changed, since the start.
+    /// How often the state has changed since the start.
     pub transitions: u64,
 }
 
@@ -207,32 +207,32 @@ pub struct TapStatus {
     pub link: LinkStatus,
 }
 
-/// The neighbour table: a further next hop finds no room once `used` is `max`.
+/// The usage of the neighbour table. If `used` is `max`, there is no room for another next hop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NeighborsStatus {
     /// Next hops of backends and routes.
     pub next_hops: usize,
-    /// How many of those there may be.
+    /// The maximum of them.
     pub next_hops_max: usize,
-    /// Neighbours that only packets want.
+    /// Neighbours that only packets requested.
     pub on_demand: usize,
-    /// How many of those there may be.
+    /// The maximum of them.
     pub on_demand_max: usize,
 }
 
 impl NeighborsStatus {
-    /// Whether next hops of backends or routes find no room any more.
+    /// Whether there is no more room for next hops of backends or routes.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.next_hops_max > 0 && self.next_hops >= self.next_hops_max
     }
 }
 
-/// The reason of the finding that the configuration which was read last has errors.
+/// The reason of the finding for a latest configuration with errors.
 pub const CONFIGURATION_REFUSED: &str = "ConfigurationRefused";
 
-/// What was asked for and not granted.
+/// Requests of objects that were not granted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FindingView {
@@ -272,7 +272,7 @@ impl From<&Finding> for FindingView {
 pub struct ServicesAnswer {
     /// Services that ask for an address, sorted by namespace and name.
     pub services: Vec<ServiceView>,
-    /// What they asked for and did not get.
+    /// Their requests that were not granted.
     pub findings: Vec<FindingView>,
 }
 
@@ -284,7 +284,7 @@ pub struct BackendsAnswer {
     pub backends: Vec<BackendRow>,
 }
 
-/// A backend with the service port that it is behind.
+/// A backend of a service port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackendRow {
@@ -302,27 +302,26 @@ pub struct BackendRow {
     pub protocol: String,
     /// The backend.
     pub backend: BackendView,
-    /// What the packet path knows of it.
+    /// Its state in the packet path.
     #[serde(flatten)]
     pub forwarding: BackendForwarding,
 }
 
-/// What the packet path knows of a backend of a service port.
+/// The state of a backend of a service port in the packet path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackendForwarding {
-    /// New flows that it was given; absent where it is in no snapshot yet.
+    /// The number of new flows that were sent to it; absent if it is in no snapshot yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u64>,
-    /// Bytes of the largest packet, outer header included, that reaches it by a tunnel (`dsr-ipip`), as a router on the
-    /// way said; absent where none said so in the last ten minutes.
+    /// The path MTU of its tunnel (`dsr-ipip`) in bytes, outer header included, as a router reported it; absent if
+    /// none was reported in the last ten minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u16>,
 }
 
 impl BackendRow {
-    /// The rows of services, in their order; `forwarding` is asked for each, by (VIP, protocol, port) and
-    /// backend.
+    /// The rows of services, in their order; `forwarding` is called for each, with (VIP, protocol, port) and backend.
     pub fn of_services(
         services: &[impl std::borrow::Borrow<ServiceView>],
         forwarding: impl Fn(&PortView, &BackendView) -> BackendForwarding,
@@ -350,28 +349,28 @@ impl BackendRow {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowsAnswer {
-    /// Flows of each worker.
+    /// The number of flows of each worker.
     pub workers: Vec<WorkerFlows>,
-    /// Flows forgotten, by reason.
+    /// Evicted flows, by reason.
     pub evictions: Vec<ReasonCount>,
     /// New flows for which there was no room.
     pub refused: u64,
-    /// The flows asked for, sorted by Service, VIP and client.
+    /// The requested flows, sorted by Service, VIP and client.
     #[serde(default)]
     pub flows: Vec<FlowRow>,
-    /// There are more than were asked for.
+    /// Whether there are more flows than the limit.
     #[serde(default)]
     pub more: bool,
-    /// Workers whose flows are not listed: they have not answered in time.
+    /// Workers that did not answer in time, so their flows are not listed.
     #[serde(default)]
     pub silent_workers: usize,
 }
 
-/// What a worker remembers of a flow. Sorted by name.
+/// The kind of a flow entry. Sorted by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FlowRowKind {
-    /// Which backend a client has, for all its ports.
+    /// Session affinity: the backend of a client, for all its ports.
     Affinity,
     /// One direction: the backend answers the client itself.
     Dsr,
@@ -403,16 +402,16 @@ pub struct FlowRow {
     pub port_name: String,
     /// `TCP` or `UDP`.
     pub protocol: String,
-    /// The client; port 0 for affinity, which is of all its ports.
+    /// The client; port 0 for affinity, which covers all its ports.
     pub client: SocketAddr,
     /// The VIP, with the service port.
     pub vip: SocketAddr,
-    /// Where the flow goes; absent where the backend is gone.
+    /// The backend of the flow; absent if the backend is gone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<SocketAddr>,
     /// Forwarding mode.
     pub mode: String,
-    /// What the worker remembers.
+    /// The kind of the entry.
     pub kind: FlowRowKind,
     /// The local address and port towards the backend, in mode `fullnat`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -429,13 +428,13 @@ pub struct FlowRow {
 pub struct WorkerFlows {
     /// Its number.
     pub worker: u8,
-    /// Flows that it remembers.
+    /// The number of flows in its tables.
     pub flows: u64,
-    /// Flows that it has room for.
+    /// The number of flows that it has room for.
     pub capacity: u64,
 }
 
-/// How often something happened for a reason.
+/// A count for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasonCount {
     /// The reason, as in metrics.
@@ -448,7 +447,7 @@ pub struct ReasonCount {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DropsAnswer {
-    /// Every reason there is, those that never happened too.
+    /// Every reason, including those with a count of 0.
     pub drops: Vec<ReasonCount>,
     /// Frames handed to the kernel, by reason.
     pub punts: Vec<ReasonCount>,
@@ -472,11 +471,11 @@ pub struct PoolView {
     pub total: u64,
     /// Addresses held by Services.
     pub assigned: u64,
-    /// Addresses that can still be given out.
+    /// Addresses that can still be assigned.
     pub free: u64,
     /// Whether it is being emptied.
     pub disabled: bool,
-    /// Addresses that it gave and does not have any more, and that Services still hold.
+    /// Addresses that are no longer in the pool but that Services still hold.
     #[serde(default)]
     pub outside: u64,
     /// How many Services hold addresses from it.
@@ -485,7 +484,7 @@ pub struct PoolView {
     /// The first of them, `namespace/name`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub some_users: Vec<String>,
-    /// There is no such pool any more; Services still hold addresses from it.
+    /// The pool no longer exists, but Services still hold addresses from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
     /// `AddressPool/NAME`, where it is one; pools of the configuration have none.
@@ -519,9 +518,9 @@ pub struct DrainAnswer {
     pub target: String,
     /// Backends of service ports that it covers now.
     pub backends: usize,
-    /// All that is drained now.
+    /// Everything that is drained now.
     pub drained: Vec<String>,
-    /// Why a restart of the gateway would not know it.
+    /// Why a restart of the gateway would forget it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_kept: Option<String>,
 }
@@ -530,7 +529,7 @@ pub struct DrainAnswer {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReloadAnswer {
-    /// Whether what was read is in use now; else the last good state stays.
+    /// Whether the new configuration is in use; otherwise the last good state stays.
     pub accepted: bool,
     /// Faults, one a line as `check` prints them.
     pub report: Vec<String>,

@@ -21,19 +21,19 @@ use tidegate_source::kubernetes;
 
 use crate::assemble;
 
-/// What the files come to.
+/// The result of loading the files.
 pub(super) struct Offline {
-    /// The configuration, without which nothing can be asked.
+    /// The configuration, if it is valid. Queries need it.
     pub(super) config: Option<GatewayConfig>,
     /// The objects that are sound.
     pub(super) objects: Objects,
-    /// The desired state, where there is a configuration.
+    /// The desired state, if there is a configuration.
     pub(super) outcome: Option<Outcome>,
     /// Every fault of configuration, manifests and desired state.
     pub(super) report: Report,
 }
 
-/// Reads all that the configuration at `path` leads to.
+/// Loads the configuration at `path` and its manifests.
 pub(super) fn offline(path: &Path) -> Offline {
     let loaded = config::load(path);
     let mut report = loaded.report;
@@ -62,7 +62,8 @@ pub(super) fn offline(path: &Path) -> Offline {
     Offline { config: loaded.config, objects, outcome, report }
 }
 
-/// Ports without a backend by their traffic policy. That is no finding: with policy Local it is as usual on most nodes.
+/// Ports without a backend by their traffic policy. This is not a finding, because with policy Local it is usual on
+/// most nodes.
 fn notes(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     let mut notes = Vec::new();
     for view in &outcome.services {
@@ -80,7 +81,7 @@ fn notes(objects: &Objects, outcome: &Outcome) -> Vec<Diagnostic> {
     notes
 }
 
-/// The desired state of a gateway that has just begun and finds every backend well.
+/// The desired state of a gateway that has just started, with every backend healthy.
 fn reconcile_offline(config: &GatewayConfig, objects: &Objects) -> Outcome {
     reconcile(&Input {
         settings: &assemble::settings(config, assemble::offline_interfaces(config)),
@@ -93,7 +94,7 @@ fn reconcile_offline(config: &GatewayConfig, objects: &Objects) -> Outcome {
     })
 }
 
-/// What the compile of the spec has to say, each with the place of the Service or of the key that it is about.
+/// The messages of the compile of the spec, each with the place of its Service or key.
 fn compile_report(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec) -> Report {
     match Snapshot::compile(spec, None, &NeighborTable::new()) {
         Ok((_, problems)) => problems.iter().map(|p| problem(config, objects, spec, p)).collect(),
@@ -101,7 +102,7 @@ fn compile_report(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec
     }
 }
 
-/// A problem costs one thing and leaves the rest working, but what was asked for is not done: an error.
+/// A problem leaves out only one part, but that part was requested, so it is an error.
 fn problem(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec, problem: &Problem) -> Diagnostic {
     let place = match problem {
         Problem::Backend { service, .. }

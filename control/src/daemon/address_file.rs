@@ -25,9 +25,9 @@ use tokio::time::Instant;
 
 use crate::state_file;
 
-/// Changes whenever the lines mean something else. Lines of another format are lost, like damaged ones.
+/// The version of the format of lines. Lines of another version are ignored, like damaged ones.
 const FORMAT: u32 = 1;
-/// How long a round waits for the disk. A disk that takes longer does not hold up what is published.
+/// How long a round waits for the disk. A slower disk does not delay the publication.
 const SAVE_MAX: Duration = Duration::from_secs(2);
 /// A save that failed is tried again after this.
 const RETRY: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ const BYTES_MAX: u64 = 256 << 20;
 pub(super) struct AddressFile {
     path: PathBuf,
     saved: Arc<Allocations>,
-    /// What was to be saved last.
+    /// The latest content to save.
     tried: Arc<Allocations>,
     under_way: Option<JoinHandle<io::Result<()>>>,
     failed: Option<Failed>,
@@ -49,7 +49,7 @@ pub(super) struct AddressFile {
 #[derive(Debug)]
 struct Failed {
     why: String,
-    /// When the first of the failures in a row was.
+    /// The time of the first of the consecutive failures.
     since: Timestamp,
     /// When it is tried again.
     again: Instant,
@@ -61,7 +61,7 @@ struct Line {
     namespace: String,
     name: String,
     uid: String,
-    /// It has no Service any more, and is kept for its return.
+    /// Its Service no longer exists. It is kept in case the Service returns.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     departed: bool,
     held: Vec<Held>,
@@ -82,7 +82,7 @@ impl AddressFile {
         Self { path, saved: Arc::default(), tried: Arc::default(), under_way: None, failed: None }
     }
 
-    /// What is on disk. What cannot be read is logged, and lost.
+    /// The content of the file. Lines that cannot be read are logged, and lost.
     pub(super) fn load(&mut self) -> Arc<Allocations> {
         match read(&self.path) {
             Ok(None) => tracing::info!(path = %self.path.display(), "no saved addresses of a previous run"),
@@ -114,7 +114,7 @@ impl AddressFile {
         self.failed.as_ref().map(|failed| failed.again)
     }
 
-    /// Why the addresses on disk are not the newest, for people.
+    /// Why the addresses on disk are outdated, as text for people.
     pub(super) fn trouble(&self) -> Option<String> {
         let Failed { why, since, .. } = self.failed.as_ref()?;
         let since = whole_seconds(*since);
@@ -124,7 +124,7 @@ impl AddressFile {
         ))
     }
 
-    /// Sees to it that these are on disk, within a limit.
+    /// Saves these to disk, and waits within a limit.
     pub(super) async fn save(&mut self, allocations: &Arc<Allocations>) {
         match &self.failed {
             None if Arc::ptr_eq(&self.saved, allocations) => return,
@@ -174,7 +174,7 @@ impl AddressFile {
     }
 }
 
-/// What a file came to.
+/// The result of reading a file.
 struct Read {
     allocations: Allocations,
     /// Services whose lines are damaged or missing.
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(file(&blocked.join("state")).load(), allocations(1));
     }
 
-    /// What was saved last is asked for again: that must not leave the gateway busy with tries that are always due.
+    /// Saves the same content again: this must not cause endless retries.
     #[tokio::test]
     async fn a_failed_save_is_over_with_the_next_that_succeeds_whatever_that_saves() {
         let directory = tempfile::tempdir().expect("a directory");

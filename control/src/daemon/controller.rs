@@ -38,33 +38,33 @@ use crate::admin::api::ReloadAnswer;
 use crate::assemble;
 use crate::logging;
 
-/// How long a round waits for the workers to take up what it published. Longer only under a worker that hangs, which
-/// `/healthz` then tells.
+/// How long a round waits for the workers to apply its snapshot. Only a worker that hangs takes longer, and
+/// `/healthz` then reports it.
 const APPLY_MAX: Duration = Duration::from_millis(500);
-/// How long it looks often, without letting the thread go.
+/// How long the round polls the workers without yielding its thread.
 const APPLY_SOON: Duration = Duration::from_millis(2);
 const APPLY_POLL: Duration = Duration::from_micros(50);
-/// A round that the workers had not taken up in time is looked at again after this long: other gateways may wait to
-/// hear that something is withdrawn.
+/// If the workers did not apply a round in time, it is checked again after this time: other gateways may wait until
+/// this one reports a withdrawal.
 const APPLY_AGAIN: Duration = Duration::from_secs(1);
 
-/// What the operator asks of the desired state; answered when it is decided.
+/// A request of the operator that changes the desired state. The answer is sent when it is decided.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// No new flows for a backend, or for all of a node. The answer: all that is drained now.
+    /// Drain a backend, or all backends of a node. The answer is the list of everything that is drained.
     Drain(DrainTarget, oneshot::Sender<Drained>),
-    /// New flows again. The answer: all that is drained still, or `None` where it was not drained.
+    /// Undrain. The answer is the list of everything that is still drained, or `None` if the target was not drained.
     Undrain(DrainTarget, oneshot::Sender<Option<Drained>>),
     /// Read configuration and manifests again.
     Reload(oneshot::Sender<ReloadAnswer>),
 }
 
-/// What is drained now.
+/// The result of a drain or undrain.
 #[derive(Debug)]
 pub(super) struct Drained {
     /// All of it.
     pub(super) targets: Vec<String>,
-    /// Why a restart would not know it.
+    /// Why a restart would forget it.
     pub(super) not_kept: Option<String>,
 }
 
@@ -83,30 +83,30 @@ pub(super) struct Controller {
     verdicts: Verdicts,
     drained: Drains,
     memory: Memory,
-    /// Where the addresses of Services are saved, if no API server has them.
+    /// The file of the addresses of Services, if there is no API server.
     addresses: Option<AddressFile>,
     /// The round whose spec was last given to the workers.
     published: Option<Arc<Outcome>>,
-    /// The last round that every worker forwards by.
+    /// The last round that every worker has applied.
     applied: Option<Arc<Outcome>>,
     generation: u64,
-    /// Since when the workers have a snapshot that not each of them is known to forward by.
+    /// Since when the workers have a snapshot that is not known to be applied by each of them.
     handed_over: Option<std::time::Instant>,
     reconcile_at: Option<Duration>,
-    /// What the health-check node ports were told last.
+    /// The last settings of the health-check node ports.
     listening: Arc<[HealthCheckNodePort]>,
-    /// The node has a kube-proxy, and these ports are its own.
+    /// The node has a kube-proxy, which serves these ports.
     has_kube_proxy: bool,
     reconciler: Reconciler,
     self_check: SelfCheck,
     started: Instant,
-    /// What is written to the cluster, where the objects come from one.
+    /// The writer to the cluster, if the objects come from an API server.
     cluster: Option<ClusterWriter>,
     fleet: PeerReleases,
     releases: ReleaseTracker,
-    /// The version of the newest Services that all workers forward by.
+    /// The version of the newest Services that all workers have applied.
     version_applied: u64,
-    /// When the last round is to be offered to it again.
+    /// When to pass the last round to it again.
     offer_at: Option<Instant>,
     told: Logged,
 }
@@ -114,7 +114,7 @@ pub(super) struct Controller {
 /// What has been logged.
 #[derive(Default)]
 struct Logged {
-    /// What is still true, and the lines that each namespace may have.
+    /// The faults that still exist, and the budget of lines of each namespace.
     faults: FaultLog,
     /// What that was made of.
     findings: Arc<[Finding]>,
@@ -172,7 +172,7 @@ impl Controller {
         }
     }
 
-    /// Goes on with the addresses that Services had in the last run, and saves those that they get.
+    /// Loads the addresses that Services had in the last run, and saves later ones.
     pub(super) fn resume(&mut self, mut addresses: AddressFile) {
         self.memory.allocations = addresses.load();
         self.addresses = Some(addresses);
@@ -204,14 +204,14 @@ impl Controller {
         all.into_iter().flatten().min()
     }
 
-    /// This is known of the other gateways now.
+    /// Sets what is known about the other gateways.
     pub(super) fn set_peers(&mut self, fleet: &PeerReleases) {
         if self.fleet != *fleet {
             self.fleet = fleet.clone();
         }
     }
 
-    /// Whether the node has a kube-proxy: then health-check node ports are left to it.
+    /// Sets whether the node has a kube-proxy, which then serves the health-check node ports.
     pub(super) fn share_node(&mut self, has_kube_proxy: bool) {
         if self.has_kube_proxy == has_kube_proxy {
             return;
@@ -226,24 +226,24 @@ impl Controller {
         }
     }
 
-    /// Says goodbye to the cluster.
+    /// Tells the cluster writer to shut down normally.
     pub(super) async fn leave_cluster(&mut self) {
         if let Some(cluster) = self.cluster.take() {
             cluster.leave().await;
         }
     }
 
-    /// The source has this now; nothing before its first state.
+    /// Sets the current state of the source; `None` before its first state.
     pub(super) fn take(&mut self, manifests: SourceUpdate) {
         self.manifests = Some(manifests).filter(|update| update.revision > 0);
     }
 
-    /// This is what the checks found out.
+    /// Sets the results of the health checks.
     pub(super) fn set_verdicts(&mut self, verdicts: Verdicts) {
         self.verdicts = verdicts;
     }
 
-    /// Does what the operator asks; in force with the next round.
+    /// Carries out a request of the operator. It takes effect with the next round.
     pub(super) fn execute(&mut self, command: Command) {
         // Whoever asked may have gone: then nobody waits for the answer.
         match command {
@@ -270,7 +270,7 @@ impl Controller {
         }
     }
 
-    /// Reads the configuration again. What is refused, or cannot change while the gateway runs, changes nothing.
+    /// Reads the configuration again. A configuration that is refused, or that needs a restart, changes nothing.
     pub(super) fn reload(&mut self) -> ReloadAnswer {
         let loaded = config::load(&self.path);
         loaded.report.iter().for_each(logging::diagnostic);
@@ -303,8 +303,8 @@ impl Controller {
         ReloadAnswer { accepted, report }
     }
 
-    /// One round; `seen` is when the first change that it is made for was seen. Reconcile and compile run here, on the
-    /// thread of the daemon's loop, which nobody else waits for: listeners, checks and sources have others.
+    /// Runs one round; `seen` is when its first change was seen. Reconcile and compile run here, on the thread of the
+    /// daemon's loop. Listeners, checks and sources run on other threads and do not wait for it.
     pub(super) async fn apply(&mut self, seen: Option<std::time::Instant>) {
         let Some(manifests) = self.manifests.clone() else { return };
         let began = Instant::now();
@@ -357,7 +357,8 @@ impl Controller {
         }
     }
 
-    /// Who decides on addresses in this round, and which of them nobody gets for the sake of other gateways.
+    /// Which gateway decides on addresses in this round, and which addresses are withheld because other gateways may
+    /// still serve them.
     fn check_surroundings(&mut self, manifests: &SourceUpdate) {
         if self.cluster.is_none() {
             return;
@@ -368,7 +369,7 @@ impl Controller {
         self.settings.other_gateways = Arc::clone(&self.fleet.addresses);
     }
 
-    /// Hands the round to who writes it to the cluster.
+    /// Passes the round to the cluster writer.
     fn offer(
         &mut self,
         manifests: &SourceUpdate,
@@ -411,15 +412,15 @@ impl Controller {
         });
     }
 
-    /// Where a comparison has found a difference, this round is computed from scratch. Who holds which address, and which
-    /// flows end when, is in `memory` and stays.
+    /// If a comparison has found a difference, computes this round from scratch. Addresses and draining flows are in
+    /// `memory` and stay.
     fn heal(&mut self) {
         if !self.self_check.collect().is_empty() {
             self.reconciler = Reconciler::default();
         }
     }
 
-    /// The desired state, and what to compare where a comparison is due.
+    /// The desired state, and the subject of a comparison if one is due.
     fn reconcile(&mut self, manifests: &SourceUpdate) -> (Arc<Outcome>, Option<Subject>) {
         let input = Input {
             settings: &self.settings,
@@ -439,8 +440,8 @@ impl Controller {
         (outcome, subject)
     }
 
-    /// Publishes a spec that differs from the last one, and waits for the workers to take it up. What they leave out;
-    /// `None` where nothing was published.
+    /// Publishes a spec that differs from the last one, and waits for the workers to apply it. Returns the problems
+    /// of parts that are left out; `None` if nothing was published.
     async fn publish(&mut self, outcome: &Arc<Outcome>) -> Option<Vec<Problem>> {
         let spec = &outcome.spec;
         if self.is_published(spec) {
@@ -475,13 +476,13 @@ impl Controller {
         Some(published.problems)
     }
 
-    /// Whether the workers were given a spec that says the same.
+    /// Whether the workers already have an equal spec.
     fn is_published(&self, spec: &SnapshotSpec) -> bool {
         self.published.as_ref().is_some_and(|last| last.spec.says_the_same(spec))
     }
 
-    /// Records how long the workers took to apply what they were given, once each of them has. A snapshot that was
-    /// followed by another meanwhile counts together with it.
+    /// Records how long the workers took to apply a snapshot, when each of them has applied it. If another snapshot
+    /// followed meanwhile, both count as one.
     fn note_applied(&mut self) {
         if self.dataplane.applied_generation() >= self.generation
             && let Some(since) = self.handed_over.take()
@@ -505,7 +506,7 @@ impl Controller {
         }
     }
 
-    /// Logs what is new; what is gone may be told again.
+    /// Logs new faults. A fault that ended is logged again if it returns.
     fn tell(&mut self, manifests: &SourceUpdate, outcome: &Outcome, problems: &[Problem]) {
         let unbound = self.node_ports.failures().borrow().clone();
         let (told, now) = (&mut self.told, Instant::now());
@@ -569,8 +570,8 @@ fn namespace_of<'a>(problem: &Problem, services: &'a [SharedService]) -> Option<
     Some(&services[at].namespace)
 }
 
-/// The Services by whose newest state the workers do not forward yet: their service ports differ from those of the last
-/// round that was applied.
+/// The Services whose newest state the workers have not applied yet: their service ports differ from those of the
+/// last applied round.
 fn unapplied(applied: Option<&Outcome>, newest: &Outcome) -> BTreeSet<ObjectKey> {
     let before = applied.map_or(&[][..], |outcome| &outcome.spec.services);
     let now = &newest.spec.services[..];
@@ -604,7 +605,7 @@ fn unapplied(applied: Option<&Outcome>, newest: &Outcome) -> BTreeSet<ObjectKey>
     found
 }
 
-/// What reconcile needs, with the ports as they turned out.
+/// The settings of reconcile, with the values that the ports report.
 fn settings(config: &GatewayConfig, dataplane: &Dataplane) -> Settings {
     let ports = assemble::dataplane_config(config);
     let interfaces = tidegate_dataplane::gateway::interface_specs(&ports, dataplane.interfaces());

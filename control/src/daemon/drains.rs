@@ -69,7 +69,7 @@ impl Drains {
         Self { targets, path, trouble, again: None }
     }
 
-    /// What is drained now.
+    /// The drained targets.
     pub(super) fn targets(&self) -> &BTreeSet<DrainTarget> {
         &self.targets
     }

@@ -45,16 +45,16 @@ use supervisor::Supervisor;
 
 /// Exit code for a configuration that is refused.
 const REFUSED: u8 = 2;
-/// Exit code where another gateway has the same `metadata.name` at the same API server.
+/// Exit code if another gateway has the same `metadata.name` at the same API server.
 const NAME_TAKEN: u8 = 3;
 /// A gateway that finds its name taken this soon after its start ends. Later it has flows, and keeps forwarding them.
 const NAME_TAKEN_ENDS: Duration = Duration::from_secs(60);
-/// The least pause between two rounds: changes that come meanwhile go together.
+/// The shortest pause between two rounds: changes that arrive in it are handled together.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// The longest, after a round that took as long.
+/// The longest pause, after a round that took as long.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long the gateway goes on forwarding after the end was asked for: those who look at `/readyz` have this time to
-/// send their packets elsewhere.
+/// How long the gateway keeps forwarding after a shutdown signal: clients of `/readyz` have this time to send their
+/// packets elsewhere.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the gateway of the configuration at `path` until a signal ends it.
@@ -82,7 +82,7 @@ pub fn run(path: &Path) -> anyhow::Result<ExitCode> {
     code
 }
 
-/// What the loop listens to.
+/// The inputs of the loop.
 struct Inputs {
     source: Source,
     manifests: watch::Receiver<SourceUpdate>,
@@ -95,9 +95,9 @@ struct Inputs {
     kube_proxy: watch::Receiver<bool>,
     commands: mpsc::Receiver<Command>,
     failures: watch::Receiver<Option<String>>,
-    /// An interface has changed its state: others are told that the gateway is ready, or not.
+    /// An interface has changed its state: the readiness of the gateway may have changed.
     links: watch::Receiver<()>,
-    /// A comparison has found that an incremental result is wrong: the next round is made from scratch.
+    /// A comparison has found that an incremental result is wrong: the next round is computed from scratch.
     differences: watch::Receiver<()>,
     hangup: Signal,
     terminate: Signal,
@@ -108,7 +108,7 @@ struct Inputs {
 enum Wake {
     /// Something may have changed what is desired.
     Changed,
-    /// The operator asked, and waits for the outcome.
+    /// A request of the operator, who waits for the result.
     Command(Command),
     /// SIGHUP.
     Reload,
@@ -254,7 +254,7 @@ async fn serve(
     Ok(code)
 }
 
-/// What keeps the gateway from forwarding, for people.
+/// Why the gateway does not forward yet, as text for people.
 fn waits_for(source: &SourceState, degraded: &[String]) -> String {
     if !degraded.is_empty() {
         return format!("waiting for links: {}", degraded.join("; "));
@@ -265,8 +265,8 @@ fn waits_for(source: &SourceState, degraded: &[String]) -> String {
     }
 }
 
-/// Ends the threads of the dataplane. Others may still hold it for an answer that is under way: they let go when the
-/// runtime ends, and its end is the same.
+/// Ends the threads of the dataplane. If other tasks still hold it for an answer in progress, they drop it when the
+/// runtime ends, with the same effect.
 async fn stop(dataplane: Arc<Dataplane>) {
     if let Ok(dataplane) = Arc::try_unwrap(dataplane) {
         let stopped = tokio::task::spawn_blocking(move || dataplane.stop()).await;
@@ -311,8 +311,8 @@ impl Inputs {
     }
 }
 
-/// When the next round may begin. A change that comes alone does not wait; of many, those that come during a round and
-/// the pause after it go together, so that rounds take half of the thread's time at most.
+/// When the next round may begin. A single change does not wait. Changes that arrive during a round and the pause
+/// after it are handled together, so that rounds take at most half of the thread's time.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     next: Instant,
@@ -327,14 +327,14 @@ impl Pace {
         self.next
     }
 
-    /// A round that took this much of the CPU is over now.
+    /// Records that a round ended, which used this much CPU time.
     fn ended(&mut self, took: Duration) {
         self.next = Instant::now() + took.clamp(PAUSE_MIN, PAUSE_MAX);
     }
 }
 
-/// What the daemon's loop has had of the CPU. It runs on the main thread, and so do its rounds. The time of day would
-/// count what others had meanwhile: on a busy machine each slow round would be followed by a pause as long.
+/// The CPU time of the daemon's loop, which runs on the main thread together with its rounds. Elapsed time would
+/// include the CPU time of others: on a busy machine each slow round would be followed by an equally long pause.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()

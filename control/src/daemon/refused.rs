@@ -76,7 +76,7 @@ mod tests {
             rows,
             [
                 ("api", Some("shop.yaml:7:3: spec.type: the text \"x\" is not accepted"), &[][..]),
-                ("web", Some("shop.yaml:7:3: spec.ports: no port"), &[slice.to_owned()][..]),
+                ("web", Some("shop.yaml:7:3: spec.ports: the list is empty"), &[slice.to_owned()][..]),
             ]
         );
         assert_eq!(described(&all[0]), slice);

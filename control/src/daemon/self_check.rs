@@ -19,9 +19,9 @@ use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-/// The nice value of the thread (`setpriority(2)`): it runs when nobody else of the machine wants its CPU.
+/// The nice value of the thread (`setpriority(2)`): it runs when no other process needs the CPU.
 const NICE: i32 = 19;
-/// After a comparison there is none for this many times as long as it took: so it has 5 % of one CPU at most.
+/// The pause after a comparison, as a multiple of its duration: so comparisons use at most 5 % of one CPU.
 const PAUSE_FACTOR: u32 = 20;
 
 /// What is computed incrementally.
@@ -36,7 +36,7 @@ pub(super) enum Layer {
 impl Layer {
     const ALL: [Self; 2] = [Self::Reconcile, Self::Allocation];
 
-    /// Its word in logs and metrics.
+    /// Its name in logs and metrics.
     fn as_str(self) -> &'static str {
         match self {
             Self::Reconcile => "reconcile",
@@ -65,7 +65,7 @@ impl Comparisons {
     }
 }
 
-/// What is to be compared. It shares what it can with the state in use.
+/// The subject of a comparison. It shares most of its memory with the state in use.
 #[derive(Debug)]
 pub(super) struct Subject {
     pub(super) round: reconcile::Round,
@@ -75,7 +75,7 @@ pub(super) struct Subject {
 #[derive(Debug)]
 struct Done {
     took: Duration,
-    /// The layers in which something differs.
+    /// The layers with a difference.
     different: Vec<Layer>,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct SelfCheck {
     /// Changes when a comparison has found a difference.
     found: watch::Sender<()>,
     under_way: Option<oneshot::Receiver<Done>>,
-    /// Rounds that computed something anew since the last comparison began.
+    /// Rounds with a computation since the last comparison began.
     changes: u64,
     began: Instant,
     not_before: Instant,
@@ -100,24 +100,24 @@ impl SelfCheck {
         Self { counts, found, under_way: None, changes: 0, began: now, not_before: now }
     }
 
-    /// Changes when a comparison has found a difference: [`Self::collect`] has it then.
+    /// Changes when a comparison has found a difference, which [`Self::collect`] then returns.
     pub(super) fn found(&self) -> watch::Receiver<()> {
         self.found.subscribe()
     }
 
-    /// A round computed something anew.
+    /// Records that a round computed something.
     pub(super) fn changed(&mut self) {
         self.changes += 1;
     }
 
-    /// When a round has to be made for the next comparison, though nothing changes.
+    /// When the next comparison needs a round, even without a change.
     pub(super) fn due(&self, config: &SelfCheckConfig) -> Option<Instant> {
         // The end of one that is under way is not known. It is looked for with the next round, or after the interval.
         let last = if self.under_way.is_some() { Instant::now() } else { self.began };
         config.enabled.then(|| (last + config.interval).max(self.not_before))
     }
 
-    /// Whether the round that is being made is to be compared.
+    /// Whether the current round is to be compared.
     pub(super) fn is_due(&self, config: &SelfCheckConfig) -> bool {
         let now = Instant::now();
         let is_time = now >= self.began + config.interval || self.changes >= config.changes;

@@ -23,25 +23,25 @@ use tokio::sync::watch;
 use super::self_check::Comparisons;
 use crate::telemetry::{self, Generations, Latencies, Process, Sample, Timings};
 
-/// An update that the workers have not taken up after this long makes the gateway unhealthy: twice kube-proxy's
-/// default sync period, as there.
+/// If the workers have not applied an update after this time, the gateway is unhealthy: twice kube-proxy's default
+/// sync period, as for kube-proxy.
 const UPDATE_MAX: Duration = Duration::from_secs(60);
 
 /// How long a scrape waits for the workers' count of local ports in use.
 const SNAT_PORTS_WAIT: Duration = Duration::from_millis(100);
 
-/// What a round of the controller came to.
+/// The result of a round of the controller.
 #[derive(Debug, Clone)]
 pub(super) struct Round {
     /// The desired state, and what was not granted.
     pub(super) outcome: Arc<Outcome>,
-    /// Services by whose newest state the workers do not forward yet.
+    /// Services whose newest state the workers have not applied yet.
     pub(super) unapplied: Arc<BTreeSet<ObjectKey>>,
-    /// What the dataplane leaves out.
+    /// Parts that the dataplane leaves out.
     pub(super) problems: Vec<Problem>,
-    /// What it was made from.
+    /// The objects from which it was computed.
     pub(super) manifests: SourceUpdate,
-    /// What the operator took out.
+    /// Targets that the operator drained.
     pub(super) drained: BTreeSet<DrainTarget>,
     /// When it ended.
     pub(super) ended: Timestamp,
@@ -50,9 +50,9 @@ pub(super) struct Round {
 /// The newest desired state cannot be published: the last good one keeps forwarding.
 #[derive(Debug, Clone)]
 pub(super) struct PublishFailure {
-    /// What the dataplane says.
+    /// The error of the dataplane.
     pub(super) why: String,
-    /// When the first of the failures in a row was.
+    /// The time of the first of the consecutive failures.
     pub(super) since: Timestamp,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct State {
     pub(super) comparisons: Arc<Comparisons>,
     timings: Timings,
     health: ProxyHealth,
-    /// What the monotonic times of `health` count from.
+    /// The origin of the monotonic times of `health`.
     epoch: Instant,
     desired: AtomicU64,
     publish_failures: AtomicU64,
@@ -88,14 +88,14 @@ pub(super) struct State {
     publish_failure: RwLock<Option<PublishFailure>>,
     last: RwLock<Option<Arc<Round>>>,
     leaving: AtomicBool,
-    /// Why the configuration on disk is not in force.
+    /// Why the configuration on disk is not in use.
     refused_configuration: RwLock<Option<String>>,
     /// `admin.metricsPerBackend`.
     metrics_per_backend: AtomicBool,
-    /// Why addresses of Services, and what operators have drained, are not on disk.
+    /// Why the addresses of Services and the drained targets are not saved on disk.
     unsaved: RwLock<(Option<String>, Option<String>)>,
     source: watch::Receiver<SourceState>,
-    /// What is written to the cluster, where the objects come from one.
+    /// The counters of the cluster writer, if the objects come from an API server.
     cluster: OnceLock<Arc<tidegate_cluster::Counts>>,
     name_taken: OnceLock<watch::Receiver<Option<String>>>,
 }
@@ -132,66 +132,67 @@ impl State {
         }
     }
 
-    /// These are the counts of what is written to the cluster.
+    /// Sets the counters of the cluster writer.
     pub(super) fn writes(&self, counts: Arc<tidegate_cluster::Counts>) {
         // Logged once, at the start.
         let _ = self.cluster.set(counts);
     }
 
-    /// By this it is known who else has the gateway's name.
+    /// Sets the source of information about a gateway with the same name.
     pub(super) fn may_lose_name(&self, taken: watch::Receiver<Option<String>>) {
         // Logged once, at the start.
         let _ = self.name_taken.set(taken);
     }
 
-    /// Who else has the gateway's name.
+    /// The other gateway with the same name.
     pub(super) fn name_taken(&self) -> Option<String> {
         self.name_taken.get()?.borrow().clone()
     }
 
-    /// What is written to the cluster, where the objects come from one.
+    /// The counters of the cluster writer, if the objects come from an API server.
     pub(super) fn cluster(&self) -> Option<tidegate_cluster::Reading> {
         self.cluster.get().map(|counts| counts.read())
     }
 
-    /// How the gateway stands in the election, where the objects come from a cluster.
+    /// The state of the election, if the objects come from an API server.
     pub(super) fn candidate(&self) -> tidegate_cluster::Candidate {
         self.cluster.get().map(|counts| counts.standing()).unwrap_or_default()
     }
 
-    /// How the source gets on.
+    /// The state of the source.
     pub(super) fn source_state(&self) -> SourceState {
         self.source.borrow().clone()
     }
 
-    /// This generation was given to the workers.
+    /// Records that this generation was published to the workers.
     pub(super) fn desire(&self, generation: u64) {
         self.desired.store(generation, Ordering::Relaxed);
         self.health.update_queued(self.epoch.elapsed());
     }
 
-    /// The configuration that was read last is refused for this reason, or is in force.
+    /// Records why the latest configuration is refused, or that it is in use.
     pub(super) fn refuse_configuration(&self, why: Option<String>) {
         *self.refused_configuration.write().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
-    /// Why the configuration that was read last is not in force.
+    /// Why the latest configuration is not in use.
     pub(super) fn refused_configuration(&self) -> Option<String> {
         self.refused_configuration.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// These are not on disk, for these reasons: addresses of Services, and what operators have drained.
+    /// Records why the addresses of Services and the drained targets are not saved on disk.
     pub(super) fn leave_unsaved(&self, addresses: Option<String>, drained: Option<String>) {
         *self.unsaved.write().unwrap_or_else(PoisonError::into_inner) = (addresses, drained);
     }
 
-    /// What a restart would not know, by the word that metrics have for it, with why.
+    /// State that a restart would lose, by its name in metrics, with the reason.
     pub(super) fn unsaved(&self) -> [(&'static str, Option<String>); 3] {
         let (addresses, drained) = self.unsaved.read().unwrap_or_else(PoisonError::into_inner).clone();
         [("addresses", addresses), ("drained", drained), ("objects", self.source_state().unsaved)]
     }
 
-    /// A publication failed. Whether that is news: the first in a row, or for another reason than the last.
+    /// Records that a publication failed. Returns whether this is the first failure in a row, or has another reason
+    /// than the last one.
     pub(super) fn publish_failed(&self, why: &str) -> bool {
         self.publish_failures.fetch_add(1, Ordering::Relaxed);
         self.health.update_queued(self.epoch.elapsed());
@@ -202,7 +203,7 @@ impl State {
         is_news
     }
 
-    /// The newest desired state is published. Whether that failed before.
+    /// Records that the newest desired state is published. Returns whether that failed before.
     pub(super) fn published(&self) -> bool {
         if self.publish_failure().is_none() {
             return false;
@@ -215,18 +216,18 @@ impl State {
         self.publish_failure.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether load balancers may send to the gateway's own node.
+    /// Sets whether load balancers may send to the gateway's own node.
     pub(super) fn set_node_eligible(&self, eligible: bool) {
         self.health.set_node_eligible(eligible);
     }
 
-    /// So many more log lines were left out.
+    /// Counts log lines that were left out.
     pub(super) fn log_lines_left_out(&self, count: u64) {
         self.lines_left_out.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// A round is over; `took` from its beginning until it was applied, `change` since the change of the manifests
-    /// that it was made for was seen.
+    /// Records a round; `took` is the time from its beginning until it was applied, `change` the time since its
+    /// change of the manifests was seen.
     pub(super) fn round(&self, round: Round, took: Duration, change: Option<Duration>) {
         self.timings.observe_sync(took);
         if let Some(change) = change {
@@ -235,12 +236,12 @@ impl State {
         *self.last.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(round));
     }
 
-    /// Every worker forwards by a snapshot, so long after it was given it. For the daemon's loop alone.
+    /// Records the time after which every worker has applied a snapshot. Only the daemon's loop calls it.
     pub(super) fn applied(&self, took: Duration) {
         self.timings.observe_publication(took);
     }
 
-    /// How long the parts of the gateway take.
+    /// Durations of the parts of the gateway.
     pub(super) fn latencies(&self, stats: &Stats) -> Latencies {
         Latencies::merge(stats, &self.checks.round_trips(), &self.timings.publications())
     }
@@ -250,33 +251,33 @@ impl State {
         self.last.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What the dataplane leaves out since the last round.
+    /// The parts that the dataplane leaves out since the last round.
     pub(super) fn problems(&self) -> Vec<Problem> {
         self.last().map(|round| round.problems.clone()).unwrap_or_default()
     }
 
-    /// Generations of the newest snapshot, and of the oldest that a worker forwards by.
+    /// The generations of the newest snapshot, and of the oldest one that a worker still uses.
     pub(super) fn generations(&self) -> Generations {
         let desired = self.desired.load(Ordering::Relaxed);
         Generations { desired, applied: self.dataplane.applied_generation() }
     }
 
-    /// What of the configuration counts here.
+    /// Sets the part of the configuration that is used here.
     pub(super) fn configure(&self, config: &GatewayConfig) {
         self.metrics_per_backend.store(config.admin.metrics_per_backend, Ordering::Relaxed);
     }
 
-    /// The end has begun: not ready any more.
+    /// Records that shutdown has begun: the gateway is no longer ready.
     pub(super) fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Since the start, whatever was done to the clock meanwhile.
+    /// The time since the start, independent of changes of the system clock.
     pub(super) fn uptime(&self) -> Duration {
         self.epoch.elapsed()
     }
 
-    /// What health ports and probes answer now.
+    /// The current answer of health ports and probes.
     pub(super) fn health(&self) -> HealthReport {
         let Generations { desired, applied } = self.generations();
         let now = Timestamp::now();
@@ -290,7 +291,7 @@ impl State {
         HealthReport { ready: report.ready && !leaving && degraded.is_empty(), degraded, ..report }
     }
 
-    /// Interfaces that cannot carry packets, for people.
+    /// Interfaces that cannot carry packets, as text for people.
     pub(super) fn link_troubles(&self) -> Vec<String> {
         let troubles = self.dataplane.links().troubles();
         troubles.into_iter().map(|(what, since)| format!("{what}, since {}", timestamp(since))).collect()
@@ -335,7 +336,7 @@ impl State {
     }
 }
 
-/// In whole seconds, as people and conditions have it.
+/// In whole seconds, as in conditions.
 pub(super) fn timestamp(at: std::time::SystemTime) -> Timestamp {
     whole_seconds(Timestamp::try_from(at).unwrap_or_default())
 }

@@ -18,15 +18,15 @@ use crate::request::within;
 
 /// Between two looks at the gateways.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// A gateway of before this version goes on telling of itself: it is not waited for longer than this. Longer than
-/// [`LIVE`], so that one that is dead is known to be.
+/// Older gateways do not know this holder of the Lease and keep writing their status: they are not waited for longer
+/// than this. Longer than [`LIVE`], so that a dead gateway is recognised.
 const SILENT_MAX: Duration = Duration::from_secs(LIVE.as_secs() + 10);
 /// A heartbeat that is older by the clock of this machine is no sign of life, however wrong the clocks are.
 const ANCIENT: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
 /// Attempts to change the Lease, which a gateway renews meanwhile.
 pub(super) const ATTEMPTS: usize = 10;
 
-/// What a gateway says about itself.
+/// A gateway, from its `GatewayStatus`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Gateway {
     pub(super) name: String,
@@ -73,9 +73,9 @@ impl Gateways {
         }
     }
 
-    /// Waits until no gateway writes any more: each said goodbye, or was not heard of for longer than a live one is
-    /// silent. Gives the names of those that run, of those that were there `before` the Lease was taken: a goodbye of
-    /// after it is not the end of a gateway.
+    /// Waits until no gateway writes: each has set `stopped`, or its heartbeat has not changed for longer than that
+    /// of a live one. Returns the names of the running gateways among those that existed `before` the Lease was
+    /// taken, because a gateway that sets `stopped` after that still runs.
     pub(super) async fn silenced(
         &self,
         before: Vec<Gateway>,
@@ -142,7 +142,7 @@ pub(super) struct Hold {
 /// Who had the Lease before it was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Before {
-    /// Nobody, or somebody who has not renewed it.
+    /// No holder, or one that did not renew it.
     Nobody,
     /// The gateway of this name.
     Gateway(String),
@@ -168,7 +168,7 @@ impl Before {
 }
 
 impl Hold {
-    /// Takes the Lease from whoever has it. A leader stops writing before it is taken: its next renewal is refused.
+    /// Takes the Lease from its holder. A leader then stops writing, because its next renewal is refused.
     pub(super) async fn take(client: &Client, namespace: &str) -> Result<Self, UninstallError> {
         let api = Api::namespaced(client.clone(), namespace);
         let mut hold = Self { api, namespace: namespace.to_owned(), before: Before::Nobody };
@@ -176,7 +176,7 @@ impl Hold {
         Ok(hold)
     }
 
-    /// Gives it back: the gateways go on.
+    /// Releases the Lease, so that the gateways continue to write.
     pub(super) async fn give_back(&self) {
         if let Err(error) = self.change("").await {
             tracing::warn!(lease = LEASE, namespace = self.namespace, %error, "cannot release the Lease");

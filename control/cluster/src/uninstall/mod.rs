@@ -32,7 +32,7 @@ use error::failed;
 use gateways::{Before, Gateway, Gateways, Hold};
 use traces::{Kind, Traces};
 
-/// Objects asked for in a page.
+/// The number of objects in a page.
 const PAGE: u32 = 500;
 /// Requests under way.
 const UNDER_WAY_MAX: usize = 8;
@@ -42,7 +42,7 @@ const ROUNDS_MAX: usize = 5;
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Change nothing; the API server is asked whether it would take every write.
+    /// Change nothing; only check whether the API server would accept every write.
     pub dry_run: bool,
     /// Go on where a write is refused.
     pub keep_going: bool,
@@ -59,7 +59,7 @@ pub struct Uninstalled {
     pub left: Vec<String>,
     /// Gateways that run. They write nothing more as long as the Lease is held.
     pub running: Vec<String>,
-    /// The Lease is left as it is, held: gateways run, or may run since an uninstallation of before.
+    /// Whether the Lease remains held, because gateways run, or may run since an earlier uninstallation.
     pub holds_lease: bool,
 }
 
@@ -131,7 +131,7 @@ pub async fn uninstall(
     Ok(done)
 }
 
-/// What would be done, with what the API server says to it.
+/// A dry run: the changes, and the API server's answers to them.
 async fn rehearse(
     client: &Client,
     gateways: &Gateways,
@@ -206,8 +206,7 @@ async fn traces(client: &Client) -> Result<Vec<Traces>, UninstallError> {
     Ok(found)
 }
 
-/// As [`release`], again on what an object has become where somebody changed it meanwhile: a gateway that runs writes
-/// statuses.
+/// Like [`release`], but tries again if the object was modified meanwhile: a running gateway writes statuses.
 async fn release_surely(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), RequestError> {
     let mut now = traces.clone();
     for _ in 1..gateways::ATTEMPTS {
@@ -265,7 +264,8 @@ async fn release(client: &Client, traces: &Traces, dry_run: bool) -> Result<(), 
     Ok(())
 }
 
-/// What is left of ours on an object, by the API server's answer. An object that is gone meanwhile has nothing of ours.
+/// What remains of ours on an object, from the API server's answer. An object that is deleted meanwhile has nothing
+/// of ours.
 fn left(kind: Kind, answer: Result<DynamicObject, RequestError>) -> Result<Option<Traces>, RequestError> {
     match answer {
         Ok(object) => Ok(Traces::of(kind, &json_of(&object))),

@@ -97,7 +97,7 @@ impl Traces {
         json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "status": {}})
     }
 
-    /// A patch of the status that removes what is left after [`Self::apply_nothing`], whoever owns it by now.
+    /// A patch of the status that removes what remains after [`Self::apply_nothing`], whoever owns it.
     pub(super) fn status_patch(&self) -> Value {
         let mut status = Map::new();
         match self.kind {

@@ -60,7 +60,7 @@ pub struct BindFailure {
     pub service: ObjectKey,
     /// Where.
     pub address: SocketAddr,
-    /// What the system said.
+    /// The error of the system.
     pub error: String,
 }
 
@@ -72,7 +72,7 @@ pub struct HealthCheckNodePorts {
 }
 
 impl HealthCheckNodePorts {
-    /// Starts without ports, on the tokio runtime that this is called in; `report` is asked with each request.
+    /// Starts without ports, on the current tokio runtime; `report` is called for each request.
     pub fn start(bind: &Bind, report: impl Fn() -> HealthReport + Send + Sync + 'static) -> Self {
         let (wanted, wanted_seen) = watch::channel(Vec::new());
         let (failures_out, failures) = watch::channel(Vec::new());

@@ -18,7 +18,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Binds `admin.healthz` and serves; `report` is asked with each request.
+    /// Binds `admin.healthz` and serves; `report` is called for each request.
     ///
     /// # Errors
     /// When the address cannot be bound.

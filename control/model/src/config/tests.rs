@@ -299,7 +299,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  - {name: b, device: d, addresses: [10.0.0.0/24]}",
-        "8:38: error: dataplane.interfaces[1].addresses[0]: 10.0.0.0/24 is not the address of a host; accepted: a host address with the prefix length of its network",
+        "8:38: error: dataplane.interfaces[1].addresses[0]: 10.0.0.0/24 is not a host address; accepted: a host address with the prefix length of its network",
     ),
     (
         "  - {name: b, device: d, addresses: [192.0.2.2/32]}",
@@ -460,7 +460,7 @@ const FAULTS: &[(&str, &str)] = &[
     ),
     (
         "pools: [{name: p, addresses: []}]",
-        "8:30: error: pools[0].addresses: no address; accepted: an address, a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
+        "8:30: error: pools[0].addresses: the list is empty; accepted: an address, a CIDR such as 203.0.113.0/28, or a range such as 203.0.113.10-203.0.113.20",
     ),
     (
         "pools: [{name: p, addresses: [203.0.113.9-203.0.113.1]}]",
@@ -574,7 +574,7 @@ const FAULTS: &[(&str, &str)] = &[
         "admin: {healthz: 127.0.0.1:9469}",
         "8:18: error: admin.healthz: 127.0.0.1:9469 is taken by admin.listen; accepted: another address or port",
     ),
-    ("---\nkind: X", "9:1: error: a second document; accepted: one GatewayConfig in the file"),
+    ("---\nkind: X", "9:1: error: the file has a second document; accepted: one GatewayConfig in each file"),
 ];
 
 #[test]
@@ -645,7 +645,7 @@ fn the_kubernetes_source_has_defaults_for_every_key_and_paths_relative_to_the_fi
 fn both_sources_at_once_are_refused() {
     let text = format!("{BASE}source: {{directory: {{}}, kubernetes: {{}}}}\n");
     let errors: Vec<String> = read(&text).report.errors().map(|e| e.what.clone()).collect();
-    assert!(errors.contains(&"source: both directory and kubernetes".to_owned()), "{errors:?}");
+    assert!(errors.contains(&"source: both directory and kubernetes are set".to_owned()), "{errors:?}");
 }
 
 #[test]
@@ -671,7 +671,7 @@ fn overlapping_pools_and_odd_addresses_are_warnings() {
         lines(&text),
         [
             "gateway.yaml:8:20: warning: dataplane.neighbors[0].ip: 198.51.100.1 is not on-link, so the gateway never uses this entry; accepted: an address in 192.0.2.0/24 (uplink), 2001:db8::/64 (uplink)",
-            "gateway.yaml:9:19: warning: dataplane.snatAddresses[0]: 192.0.2.2 is also the address of uplink: local ports may collide with the host's; accepted: an address of its own",
+            "gateway.yaml:9:19: warning: dataplane.snatAddresses[0]: 192.0.2.2 is also the address of uplink: local ports may collide with the host's; accepted: an address that no interface has",
             "gateway.yaml:12:25: warning: pools[1].addresses[0]: overlaps 203.0.113.0-203.0.113.15 at pools[0].addresses[0]; accepted: ranges that do not overlap",
         ]
     );

@@ -88,7 +88,7 @@ pub struct Metadata {
     pub key: ObjectKey,
     /// Identity over time. Where the input has none it is derived from kind, namespace and name.
     pub uid: String,
-    /// When it was created, if the input says so: it decides who keeps a contested address.
+    /// The creation time, if it is written: it decides which Service keeps a contested address.
     pub creation_time: Option<jiff::Timestamp>,
     /// Set while the object waits for its deletion: `deletionTimestamp`.
     pub deletion_time: Option<jiff::Timestamp>,
@@ -104,7 +104,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Metadata with only a key, for objects that are made rather than read; the uid is the key itself.
+    /// Metadata with only a key, for objects that are not read from a source; the uid is the key itself.
     pub fn new(key: ObjectKey) -> Self {
         Self {
             uid: key.to_string(),

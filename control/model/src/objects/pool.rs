@@ -12,13 +12,13 @@ use crate::diagnostic::Diagnostic;
 pub struct Pool {
     /// Its name, unique.
     pub name: String,
-    /// What it has, in the order written.
+    /// Its addresses, in the order written.
     pub ranges: Vec<AddressRange>,
     /// Whether Services that name no pool get addresses from it.
     pub auto_assign: bool,
     /// Whether `spec.externalIPs` inside it are honoured.
     pub external_ips: bool,
-    /// Being emptied: nothing new is given out, what is given stays.
+    /// Disabled: there are no new assignments, existing ones stay.
     pub disabled: bool,
     /// Namespaces that may use it; the empty selector admits all.
     pub namespace_selector: Selector,
@@ -84,8 +84,8 @@ impl Pool {
 pub struct AddressPool {
     /// Name, labels, origin.
     pub meta: Metadata,
-    /// What it offers. Ranges that are not understood are left out and told in `faults`; a pool that was valid before
-    /// keeps its last valid state.
+    /// The pool. Invalid ranges are left out and reported in `faults`; a pool that was valid before keeps its last
+    /// valid state.
     pub pool: Pool,
     /// What of its spec cannot be used; only an API server without our schema lets such an object in.
     pub faults: Vec<Diagnostic>,
@@ -104,7 +104,7 @@ pub struct AddressPoolStatus {
     pub total: i64,
     /// Addresses that Services hold.
     pub used: i64,
-    /// Addresses that can still be given out.
+    /// Addresses that can still be assigned.
     pub available: i64,
     /// `Accepted`, `Overlaps`, `InUse`.
     pub conditions: Vec<Condition>,

@@ -29,8 +29,8 @@ pub struct ServiceEndpoints {
     pub ports: Vec<PortEndpoints>,
     /// Endpoints that were refused and other oddities, as warnings with their place.
     pub findings: Vec<Diagnostic>,
-    /// Ports of the Service that get no endpoint because nobody who describes its endpoints has such a port: as
-    /// warnings that name what both have.
+    /// Ports of the Service that get no endpoint because no slice, Endpoints or Pod has such a port: as warnings that
+    /// name the ports of both.
     pub unmatched: Vec<Diagnostic>,
     /// What of its EndpointSlices cannot be used ([`Metadata::faults`]), with the slice.
     pub slice_faults: Vec<(ObjectKey, Diagnostic)>,
@@ -212,7 +212,7 @@ impl SliceIndex {
     }
 }
 
-/// Pods by namespace, made when the first Service asks for them.
+/// Pods by namespace, built when the first Service needs them.
 #[derive(Debug, Clone, Default)]
 pub struct PodIndex<'a>(OnceCell<HashMap<&'a str, Vec<&'a Pod>>>);
 

@@ -149,7 +149,7 @@ pub struct ServicePort {
 }
 
 impl ServicePort {
-    /// How the port is called in tables and metrics: its name, else its number.
+    /// The name of the port in tables and metrics: its name, or its number if it has none.
     pub fn label(&self) -> String {
         if self.name.is_empty() { self.port.to_string() } else { self.name.clone() }
     }

@@ -46,7 +46,7 @@ pub struct SharedMap<K, V> {
 pub struct Difference<'a, K, V> {
     /// The key.
     pub key: &'a K,
-    /// Its value in the map that was asked.
+    /// Its value in the map on which the method was called.
     pub before: Option<&'a V>,
     /// Its value in the other.
     pub after: Option<&'a V>,

@@ -104,7 +104,7 @@ impl Sheet {
     }
 }
 
-/// What a key that nobody asked for is.
+/// How keys that were not read are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unknown {
     /// An error.
@@ -306,7 +306,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// A mapping being read: remembers which keys were asked for.
+/// A mapping that is being read. It records which keys were read.
 #[derive(Debug)]
 pub struct Fields<'a> {
     of: Field<'a>,
@@ -357,7 +357,7 @@ impl<'a> Fields<'a> {
         self.asked.borrow_mut().extend_from_slice(keys);
     }
 
-    /// Records the keys that nobody asked for.
+    /// Reports the keys that were not read.
     pub fn finish(self, unknown: Unknown) {
         let severity = match unknown {
             Unknown::Refused => Severity::Error,

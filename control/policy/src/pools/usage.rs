@@ -25,7 +25,7 @@ pub struct PoolUsage {
     pub reserved: u128,
     /// Whether it is being emptied.
     pub disabled: bool,
-    /// Addresses that it gave and does not have any more, and that Services still hold.
+    /// Addresses that are no longer in the pool but that Services still hold.
     pub outside: u128,
     /// Services that hold an address from it.
     pub users: usize,
@@ -36,7 +36,7 @@ pub struct PoolUsage {
 }
 
 impl PoolUsage {
-    /// Addresses that can still be given out.
+    /// Addresses that can still be assigned.
     #[must_use]
     pub fn free(&self) -> u128 {
         self.total.saturating_sub(self.assigned).saturating_sub(self.reserved)

@@ -188,7 +188,7 @@ impl From<String> for PortRefusal {
 /// The kinds of refusals of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RefusalReason {
-    /// The Service asks for something that the gateway does not do yet.
+    /// The Service requests something that the gateway does not support yet.
     NotSupported,
     /// Another Service has the port on the address.
     Conflict,

@@ -21,8 +21,7 @@ const STATIC_BAND: u16 = 86;
 /// Who has a port.
 type Taken = BTreeMap<(Port, Protocol), ObjectKey>;
 
-/// A port that its Service asked for and another has: the Service, and the index of the port, none for
-/// `healthCheckNodePort`.
+/// A requested port that another Service has: the Service, and the index of the port, none for `healthCheckNodePort`.
 type Refused = BTreeSet<(ObjectKey, Option<usize>)>;
 
 /// Notes the ports that Services ask for, first come first, then gives ports to those that should have some. A port

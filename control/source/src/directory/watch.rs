@@ -129,7 +129,7 @@ fn follow(
     }
 }
 
-/// Waits until changes pause; false if told to stop.
+/// Waits until changes pause; false if the watch should stop.
 fn settle(woken: &Receiver<Wake>, seen: Instant) -> bool {
     loop {
         let left = DEBOUNCE_MAX.saturating_sub(seen.elapsed());
@@ -179,7 +179,7 @@ impl Notifier {
         self.watching = identity.and_then(|identity| Some((self.watch(path)?, identity)));
     }
 
-    /// `None` where it cannot be watched now: the periodic look goes on, and tries again.
+    /// `None` if it cannot be watched now: the periodic refresh continues, and tries again.
     fn watch(&self, path: &Path) -> Option<notify::RecommendedWatcher> {
         let wake = self.wake.clone();
         let handler = move |event: notify::Result<notify::Event>| {

@@ -42,7 +42,7 @@ use proxy::{Proxy, Tunnel};
 
 /// Longest wait for a TCP and TLS connection, proxy included.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// A connection without traffic is asked for life after this,
+/// A connection without traffic is probed after this time,
 const KEEPALIVE: Duration = Duration::from_secs(6);
 /// again after each of these,
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
@@ -52,7 +52,7 @@ const KEEPALIVE_RETRIES: u32 = 3;
 const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
 /// Credentials are fetched again this long before they expire.
 const EXPIRY_MARGIN: SignedDuration = SignedDuration::from_secs(10);
-/// A plugin that failed is not asked again for this long, whoever wants a client.
+/// A plugin that failed is not run again for this time.
 const PLUGIN_PAUSE: Duration = Duration::from_secs(5);
 /// Where a Pod finds its token and the certificate authority: the client library's places.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -76,7 +76,7 @@ struct State {
     plugin: Option<Plugin>,
     /// When the credentials were last refused.
     refused: Option<Instant>,
-    /// Why the last good client goes on, as it was told.
+    /// The last reported reason why the last valid client stays in use.
     told: Option<ConnectError>,
 }
 
@@ -130,8 +130,8 @@ impl Connector {
         Self { kubeconfig, context, state, found, changed: Notify::new() }
     }
 
-    /// Where the API server was found when a client was given out last: addresses that nobody else may have. Loopback
-    /// addresses, which nobody can have, are left out.
+    /// The addresses of the API server when a client was last returned, which no Service may have. Loopback addresses
+    /// are left out, because no Service can have them.
     #[must_use]
     pub fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
         self.found.addresses()
@@ -140,7 +140,7 @@ impl Connector {
     /// A client by what the files say now.
     ///
     /// # Errors
-    /// When the kubeconfig, or what it names, cannot be read or makes no sense, and no client of before can go on.
+    /// If the kubeconfig, or a file that it names, cannot be read or is invalid, and there is no previous client.
     pub async fn connection(&self) -> Result<Connection, ConnectError> {
         let (connection, host) = self.current().await?;
         if let Some(host) = host {
@@ -177,7 +177,7 @@ impl Connector {
         Ok(connection)
     }
 
-    /// Waits until somebody was given a client that other files made: whoever pauses because credentials were refused
+    /// Waits until a client was created from changed files: a caller that pauses because its credentials were refused
     /// need not wait any longer.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
@@ -228,7 +228,7 @@ impl Connector {
     }
 }
 
-/// A client, and what the plugin said that was asked for it, now or before.
+/// A client, and the output of its plugin, current or cached.
 type Made = (Result<Current, ConnectError>, Option<Plugin>);
 
 impl Current {
@@ -270,7 +270,7 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// What tells that a file changed: device, inode, size, modification. `None` where it cannot be had.
+/// The values that show that a file changed: device, inode, size, modification time. `None` if they cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Signature(Option<(u64, u64, u64, i64, i64)>);
 
@@ -304,7 +304,7 @@ fn make(
     Ok(Current { client, server, host, serial, files, expires })
 }
 
-/// What the kubeconfig or the Pod says, and the proxy on the way.
+/// The configuration from the kubeconfig or the Pod, and the proxy.
 fn configured(
     (kubeconfig, context): (Option<PathBuf>, Option<String>),
     watch: &mut impl FnMut(&Path),
@@ -426,8 +426,8 @@ fn put(credentials: Credentials, user: &mut AuthInfo) {
     }
 }
 
-/// The client library's stack, but for its retries (whoever asks has limits and retries of his own), its reading of the
-/// environment, and its log lines.
+/// The client library's stack without its retries (callers have their own limits and retries), without its use of the
+/// environment, and without its log lines.
 fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError> {
     let failed = |e: kube::Error| error("cannot create a client for the API server", &e);
     let mut tcp = HttpConnector::new();

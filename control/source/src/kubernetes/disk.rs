@@ -178,7 +178,7 @@ impl Disk {
         Ok(Some(Saved { server: head.server, confirmed, heard, objects }))
     }
 
-    /// Writes the file anew.
+    /// Replaces the file.
     ///
     /// # Errors
     /// When the directory or the file cannot be written; the file from before stays.

@@ -22,7 +22,7 @@ pub(super) struct Slices {
     touched: BTreeSet<ObjectKey>,
     /// Slices that fit again, and have to be read.
     awaited: BTreeSet<ObjectKey>,
-    /// When they may be asked for.
+    /// The earliest time at which they may be listed.
     may_ask: Instant,
 }
 
@@ -72,7 +72,7 @@ impl Slices {
         services.iter().flat_map(of).collect()
     }
 
-    /// When what is awaited is to be asked for.
+    /// When the awaited slices are to be listed.
     pub(super) fn due(&self) -> Option<Instant> {
         (!self.awaited.is_empty()).then_some(self.may_ask)
     }

@@ -49,7 +49,7 @@ pub(super) struct Heard {
 }
 
 impl Heard {
-    /// Whether a list as of `point`, at `now`, goes on where this ended; nobody watched for `outage`.
+    /// Whether a list of version `point`, at `now`, continues this history after an `outage` without a watch.
     pub(super) fn continuity(&self, point: &Point, outage: Duration, now: Instant) -> Continuity {
         let since = now.saturating_duration_since(self.at).as_secs();
         let written_max = WRITES_AT_ONCE_MAX.saturating_add(WRITES_PER_SECOND_MAX.saturating_mul(since));
@@ -70,14 +70,14 @@ impl Heard {
         }
     }
 
-    /// The API server has told everything up to this version.
+    /// Records that the API server has sent everything up to this version.
     pub(super) fn tell(&mut self, version: u64, now: Instant) {
         self.point.version = self.point.version.max(version);
         self.at = now;
     }
 }
 
-/// The newest change of a kind that was told.
+/// The newest change of a kind that was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Newest {
     pub(super) key: ObjectKey,

@@ -31,9 +31,9 @@ use super::wire::WatchEvent;
 use crate::slices::locked;
 use crate::{KeptObjects, SourceState, SourceUpdate};
 
-/// Events taken before what they came to is given out.
+/// The maximum number of events in one update.
 const EVENTS_AT_ONCE: usize = 4096;
-/// Names of kept objects that are told.
+/// The maximum number of kept objects that a report names.
 const KEPT_NAMES: usize = 3;
 /// An error is logged no sooner after the last one than this; the same again only after this.
 const LOG_MIN: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ pub(super) struct Hub {
     changed: Option<Instant>,
     given: bool,
     revision: u64,
-    /// The version that the API server's Services are of, and that of those last given out.
+    /// The version of the API server's Services, and that of the last published ones.
     version: u64,
     version_given: u64,
     logged: Option<(String, Instant)>,
@@ -79,7 +79,7 @@ struct Store {
     counted: Duration,
     since: Instant,
     heard: Option<Heard>,
-    /// Why the API server does not let us read it, where we go on without.
+    /// Why the API server does not allow us to read it, if we continue without it.
     forbidden: Option<String>,
 }
 
@@ -99,7 +99,7 @@ impl Store {
         self.up = up;
     }
 
-    /// How long nobody has watched.
+    /// How long there has been no watch.
     fn outage(&self, now: Instant) -> Duration {
         if self.up { Duration::ZERO } else { now.saturating_duration_since(self.since) }
     }
@@ -317,7 +317,7 @@ impl Hub {
         }
     }
 
-    /// The gateway goes on with what it has of an optional kind, and says so.
+    /// Keeps the known objects of an optional kind that may not be read, and reports it.
     fn forbidden(&mut self, index: KindIndex, why: String, now: Instant) {
         let store = &mut self.stores[index];
         store.set_up(false, now);
@@ -335,8 +335,8 @@ impl Hub {
         self.turn(None);
     }
 
-    /// The API server does not have the kind. Where there never was one, there are none of it. Where there are some,
-    /// their definition was taken away, and nobody deleted them one by one: they stay until it is back.
+    /// Records that the API server does not have the kind. If there never was an object of it, there are none.
+    /// Otherwise their definition was removed and they were not deleted one by one: they stay until it is back.
     fn absent(&mut self, index: KindIndex, server: String, point: Point, now: Instant) {
         if self.stores[index].retain.all().next().is_none() {
             self.listed(index, Vec::new(), point, now);
@@ -527,7 +527,7 @@ impl Hub {
         });
     }
 
-    /// What is told of each kind that the gateway goes on without.
+    /// The reports about the kinds that the gateway may not read.
     fn forbidden_kinds(&self) -> impl Iterator<Item = String> {
         self.stores.iter().zip(KINDS).filter_map(|(store, kind)| {
             let why = store.forbidden.as_ref()?;
@@ -562,7 +562,7 @@ impl Hub {
         report
     }
 
-    /// Brings what is told of kept objects up to date.
+    /// Updates the report about kept objects.
     fn keep_told(&mut self, now: Instant) {
         let wall = Timestamp::now();
         let told = |(store, kind): (&Store, &super::kinds::Kind)| {

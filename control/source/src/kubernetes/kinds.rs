@@ -20,11 +20,11 @@ pub(super) struct Kind {
     /// What of the object is kept beside its metadata: keys of the object with the keys below them, all of them
     /// where none is named. Empty: everything.
     pub(super) keep: &'static [(&'static str, &'static [&'static str])],
-    /// Whether the gateway goes on without it: an API server may not have it (404: then there are none,
-    /// unless there were some before), or may not let
-    /// the gateway read it (403: then those of before stay).
+    /// Whether the gateway continues without it: an API server may not have it (404: then there are none, unless
+    /// there were some before), or may not allow the gateway to read it (403: then the known ones stay).
     pub(super) optional: bool,
-    /// Which objects are kept, where that cannot be said by labels. Of these kinds only the metadata is asked for.
+    /// A filter of the objects that are kept, if labels cannot express it. Only the metadata of these kinds is
+    /// requested.
     pub(super) only: Option<fn(&Node) -> bool>,
     /// Gives the object its place.
     pub(super) put: fn(&mut Objects, &ObjectKey, &Object),
@@ -93,7 +93,7 @@ pub(super) const SERVICE: KindIndex = 0;
 /// The place of EndpointSlices.
 pub(super) const SLICE: KindIndex = 1;
 
-/// Nothing is given out before all of these were listed.
+/// Nothing is published before all of these were listed.
 pub(super) const KINDS: &[Kind] = &[
     kind!(Service, services, whole, "/api/v1/services"),
     kind!(EndpointSlice, endpoint_slices, whole, "/apis/discovery.k8s.io/v1/endpointslices", labels: SLICES),

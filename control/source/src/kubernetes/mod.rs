@@ -135,19 +135,19 @@ impl KubernetesSource {
         self.connector.clone()
     }
 
-    /// Has the Services listed once, though nothing is wrong: who has to know that everything up to now was seen need not
-    /// wait for a bookmark of their watch.
+    /// Lists the Services once without a fault, for a caller that must know that everything up to now was seen and
+    /// cannot wait for a bookmark of their watch.
     #[must_use]
     pub fn refresh(&self) -> Arc<Notify> {
         self.refresh.clone()
     }
 
-    /// Ends pauses between attempts (SIGHUP): the next one is made now.
+    /// Ends pauses between attempts (SIGHUP), so that the next attempt begins now.
     pub fn reload(&self) {
         self.nudge.notify_waiters();
     }
 
-    /// Brings the objects on disk up to date: to be asked before the end, and to be waited for with a limit.
+    /// Saves the current objects to disk. Call it before shutdown, and wait with a limit.
     pub async fn save(&self) {
         let (done, saved) = oneshot::channel();
         if self.saves.send(done).await.is_ok() {
@@ -235,8 +235,8 @@ pub fn location(config: &KubernetesConfig) -> String {
     }
 }
 
-/// Reads all objects once, for `check`, `replay` and `explain`: from the API server, or where that cannot be reached
-/// from the disk. What went wrong is in the report; without any objects to go by it has an error.
+/// Reads all objects once, for `check`, `replay` and `explain`: from the API server, or from disk if the API server
+/// cannot be reached. Faults are in the report, which has an error if there are no objects.
 #[must_use]
 pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -27,7 +27,7 @@ const METADATA: [&str; 10] = [
     "finalizers",
     "managedFields",
 ];
-/// The object again, as somebody applied it.
+/// The annotation with a copy of the object as it was applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Faults of an EndpointSlice that are reported; one may have thousands.
@@ -48,7 +48,8 @@ impl Content {
         Self(Arc::new((self.json().into(), Some(object))))
     }
 
-    /// A pool whose spec has faults offers what the last one did, where there was one: who has an address keeps it.
+    /// A pool whose spec has faults keeps the last valid spec, if there was one, so that Services keep their
+    /// addresses.
     pub(super) fn after(self, last: Option<&Object>) -> Self {
         match (self.object(), last) {
             (Some(Object::AddressPool(new)), Some(Object::AddressPool(last))) if !new.faults.is_empty() => {

@@ -27,7 +27,7 @@ use super::tuning::Tuning;
 use super::wire::{self, Fault, PAGES, Watch, WatchEvent};
 use crate::slices::{SharedBudget, SliceBudget, locked};
 
-/// What a reflector tells the hub.
+/// An event from a reflector to the hub.
 #[derive(Debug)]
 pub(super) enum Event {
     /// All that there is, as of this point.
@@ -42,7 +42,7 @@ pub(super) enum Event {
     Down(KindIndex, String),
     /// The API server does not let us read a kind that is optional.
     Forbidden(KindIndex, String),
-    /// What the API server has is not what follows on what was told.
+    /// The state of the API server does not continue the received history.
     OtherHistory(KindIndex),
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Reflector {
     lost: Option<Instant>,
 }
 
-/// The hub is gone: nobody listens any more.
+/// The hub has ended and receives no more events.
 struct Unheard;
 
 /// Why one attempt is over.
@@ -207,7 +207,7 @@ impl Reflector {
         }
     }
 
-    /// What a fault asks for before the next attempt: another client, or a pause.
+    /// Prepares the next attempt after a fault: another client, or a pause.
     async fn after(&self, fault: &Fault, serial: Option<u64>) -> Duration {
         match (fault, serial) {
             (Fault::Refused { code: 401, .. }, Some(serial)) => self.connector.refused(serial).await,
@@ -259,7 +259,7 @@ impl Reflector {
         }
     }
 
-    /// Watches from `version` on, which follows what was told.
+    /// Watches from `version` on, the last received one.
     async fn watch(&mut self, version: &mut String, resumed: bool, useless: &mut u32) -> End {
         let connection = match self.connection().await {
             Ok(connection) => connection,
@@ -278,8 +278,8 @@ impl Reflector {
         }
     }
 
-    /// Whether the API server is of the history that was watched up to version `before`: a watch from a version that is
-    /// still to come, or of another history, would tell nothing of it. What this gives back the watch has to explain.
+    /// Whether the API server has the history that was watched up to version `before`: a watch from a future version,
+    /// or in another history, would not report the difference. The watch must explain the returned change.
     async fn compare(&self, connection: &Connection, before: u64) -> Result<Option<Newest>, Fault> {
         let cluster = wire::cluster(connection, self.tuning.answer).await?;
         if cluster != self.cluster {
@@ -376,7 +376,7 @@ fn forgotten(newest: &Newest) -> Fault {
     Fault::Forgotten { key: newest.key.to_string(), version: newest.version }
 }
 
-/// Until a list is asked for.
+/// Waits until a list is requested.
 async fn refreshed(refresh: Option<&Notify>) {
     match refresh {
         Some(refresh) => refresh.notified().await,
@@ -384,7 +384,7 @@ async fn refreshed(refresh: Option<&Notify>) {
     }
 }
 
-/// Reads all pages. A list whose continuation expires begins anew with the next attempt.
+/// Reads all pages. A list whose continuation expires starts again with the next attempt.
 ///
 /// Of EndpointSlices the endpoints that `budget` does not keep are left out as the pages come, so that a list takes no more
 /// memory than what is kept of it. The budget has what was known before.

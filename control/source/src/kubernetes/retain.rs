@@ -49,8 +49,8 @@ pub(super) struct Item<T> {
 pub(super) enum Continuity {
     /// It is, by all that can be told.
     GoesOn,
-    /// It is of the same cluster, and newer than what was on disk when the gateway started: believed in all that it
-    /// lacks, however much that is.
+    /// It is of the same cluster, and newer than the objects on disk when the gateway started: all missing objects
+    /// count as deleted, however many they are.
     Newer,
     /// It may be of a server that is back empty, or from a backup.
     Unknown,
@@ -76,7 +76,7 @@ struct Kept<T> {
     until: Duration,
 }
 
-/// What a list after a loss came to.
+/// The effect of a list after a loss.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Relisted {
     /// Keys whose shown object changed.
@@ -92,7 +92,7 @@ pub(super) struct Relisted {
 }
 
 impl<T: Clone + PartialEq> Retain<T> {
-    /// Nothing yet. With a grace of zero everything is believed at once.
+    /// Empty. With a grace of zero, missing objects count as deleted at once.
     pub(super) fn new(grace: Duration) -> Self {
         Self { entries: BTreeMap::new(), kept: BTreeSet::new(), deletions: 0, grace }
     }
@@ -229,7 +229,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         }
     }
 
-    /// A watch says that everything up to `version` has been told.
+    /// Records a bookmark: everything up to `version` has been received.
     pub(super) fn bookmark(&mut self, version: u64) {
         if self.deletions > 0 {
             self.forget_deletions(version);
@@ -314,7 +314,7 @@ impl<T: Clone + PartialEq> Retain<T> {
 }
 
 impl<T> Entry<T> {
-    /// What is shown is what the API server had the last time.
+    /// Whether the shown object is the last one of the API server.
     fn is_only_there(&self) -> bool {
         self.kept.is_none() && matches!(self.server, Server::Has(_))
     }
@@ -327,7 +327,7 @@ impl<T> Entry<T> {
         }
     }
 
-    /// What is shown; and until when it is kept, if it has to be: no longer than it was to be kept already.
+    /// The shown object, and until when it is kept if it must be kept: no longer than it was already to be kept.
     fn into_shown(self, until: Duration) -> (Option<Item<T>>, Duration) {
         match self.kept {
             Some(kept) => (Some(kept.item), kept.until),
@@ -358,7 +358,7 @@ fn is_older<T>(item: &Item<T>, than: &Item<T>) -> bool {
     item.version != 0 && item.version < than.version && !is_another(item, than)
 }
 
-/// Whether it was made anew under the name of the other.
+/// Whether it was created again under the name of the other.
 fn is_another<T>(item: &Item<T>, than: &Item<T>) -> bool {
     differ(&item.uid, &than.uid)
 }

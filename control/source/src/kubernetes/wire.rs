@@ -21,7 +21,7 @@ use super::connect::Connection;
 use super::kinds::Kind;
 use super::object::{Identity, Received, identity, version_number};
 
-/// Objects asked for in a page, and in the next attempt where they are too large together. One object is at most
+/// The number of objects in a page, and in the next attempts if they are too large together. One object is at most
 /// 1.5 MiB at an API server.
 pub(super) const PAGES: [u32; 3] = [500, 50, 5];
 /// Largest page taken: 500 slices of 100 endpoints are a third of it.
@@ -73,12 +73,12 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// The version that was asked for is too old: only a list helps.
+    /// Whether the requested version is too old, so that only a list helps.
     pub(super) fn is_expired(&self) -> bool {
         matches!(self, Self::Refused { code: 410, .. }) || self.is_other_history()
     }
 
-    /// What the API server lacks says nothing of what was deleted.
+    /// Whether objects that the API server lacks may not have been deleted.
     pub(super) fn is_other_history(&self) -> bool {
         matches!(self, Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster)
     }
@@ -105,7 +105,7 @@ impl Fault {
     }
 }
 
-/// Which cluster the API server is of: the uid of the namespace `kube-system`, which is made with a cluster; empty where
+/// The cluster of the API server: the uid of the namespace `kube-system`, which is created with a cluster; empty if
 /// there is none.
 pub(super) async fn cluster(connection: &Connection, wait: Duration) -> Result<String, Fault> {
     let uri = "/api/v1/namespaces?fieldSelector=metadata.name%3Dkube-system".to_owned();
@@ -113,8 +113,8 @@ pub(super) async fn cluster(connection: &Connection, wait: Duration) -> Result<S
     Ok(list.items.into_iter().next().map(|item| item.metadata.uid).unwrap_or_default())
 }
 
-/// The version that the API server's objects of a kind are of now. Each kind is asked for its own: behind
-/// `--etcd-servers-overrides` they are kept in etcds that count apart.
+/// The current version of the API server's objects of a kind. Each kind has its own: with `--etcd-servers-overrides`
+/// kinds are in etcds with separate versions.
 pub(super) async fn version(connection: &Connection, kind: &Kind, wait: Duration) -> Result<u64, Fault> {
     let uri = uri(kind, &[("limit", "1".to_owned())]);
     let list = heads(connection, uri, METADATA_LIST, wait).await?;
@@ -196,14 +196,14 @@ pub(super) async fn list(
     parsed.map_err(|e| Fault::Broken(e.to_string()))?
 }
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Debug)]
 pub(super) enum WatchEvent {
     /// `ADDED` or `MODIFIED`.
     Applied(Box<Received>),
     /// `DELETED`, at a version.
     Deleted(Identity),
-    /// `BOOKMARK`: everything up to here was told.
+    /// `BOOKMARK`: everything up to here was sent.
     Bookmark(u64),
 }
 
@@ -256,8 +256,8 @@ impl Watch {
         Ok(Self { kind, response, buffer: Vec::new(), told: 0, searched: 0 })
     }
 
-    /// The next event; `None` when the API server ended the watch in order. What is lost of an event that was cut
-    /// comes again in the next watch.
+    /// The next event; `None` if the API server ended the watch normally. An event that was cut is sent again in the
+    /// next watch.
     pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<WatchEvent>, Fault> {
         loop {
             if let Some(at) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') {

@@ -51,7 +51,7 @@ pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> 
     })))
 }
 
-/// Warns where a slice names no Service: nobody gets its endpoints.
+/// Warns if a slice names no Service, because its endpoints are then unused.
 fn belongs_to_a_service(object: &Fields<'_>, meta: &Metadata) {
     let document = object.itself();
     let labels = || document.node.entry("metadata")?.node.entry("labels")?.node.entry(SERVICE_NAME_LABEL);

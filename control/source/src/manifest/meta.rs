@@ -25,9 +25,9 @@ pub(super) const CLUSTER: Scope =
 pub(super) const NAMESPACE: Scope =
     Scope { namespaced: false, name: text::is_rfc1123_label, accepted: RFC1123_LABEL };
 
-/// Reads `metadata`. Where its name is faulty the result only stands in, so that the faults of the rest are found as
-/// well; the sheet has the error then. The namespace is `default` where none is written; a uid that is not written is
-/// made of kind, namespace and name, so that it is the same in every run.
+/// Reads `metadata`. If the name is invalid, the sheet has an error and the result is a placeholder, so that the
+/// faults of the rest are found as well. The default of the namespace is `default`; the default of the uid is derived
+/// from kind, namespace and name, so that it is the same in every run.
 ///
 /// Of a stored object name and namespace are taken as they are, and it is being deleted where `deletionTimestamp`
 /// says anything at all.

@@ -58,9 +58,9 @@ pub(crate) fn decode(sheet: &Sheet, document: &Node) -> Decoded {
     decoded
 }
 
-/// An object of this kind that an API server has stored, called `name` in messages; `None` where it is none that the
-/// gateway reads. What cannot be used of it is in its [`Metadata::faults`] (an AddressPool's in
-/// [`AddressPool::faults`]), for whoever tells of it; the report has what would be told nowhere else.
+/// An object of this kind that an API server has stored, called `name` in messages; `None` if the gateway does not
+/// read it. Its invalid parts are in its [`Metadata::faults`] (an AddressPool's in [`AddressPool::faults`]), for the
+/// code that reports them; the report has faults that would be reported nowhere else.
 pub(crate) fn decode_stored(
     object: &Node,
     kind: &str,

@@ -304,7 +304,7 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     service.source_ranges = ranges;
 }
 
-/// Source ranges that admit nobody: the addresses that no packet comes from, one of each family.
+/// Source ranges that admit no client: an address that no packet can have as its source, one of each family.
 const NOBODY: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128)),

@@ -155,7 +155,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
         "  type: Loadbalancer\n  ports: [{port: 80}]",
         "5:9: error: spec.type: the text \"Loadbalancer\" is not accepted; accepted: ClusterIP, NodePort, LoadBalancer, ExternalName",
     ),
-    ("  type: ClusterIP", "5:3: error: spec.ports: no port; accepted: at least one port"),
+    ("  type: ClusterIP", "5:3: error: spec.ports: the list is empty; accepted: at least one port"),
     ("  ports: 80", "5:10: error: spec.ports: the number 80 is not accepted; accepted: a list"),
     (
         "  ports: [{name: a}]",
@@ -307,15 +307,15 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  loadBalancerClass: tidegate.dev/gateway",
-        "6:22: error: spec.loadBalancerClass: valid only with type LoadBalancer; accepted: type: LoadBalancer, or leave it out",
+        "6:22: error: spec.loadBalancerClass: valid only with type LoadBalancer; accepted: type: LoadBalancer; or omit the field",
     ),
     (
         "  ports: [{port: 80}]\n  allocateLoadBalancerNodePorts: false",
-        "6:34: error: spec.allocateLoadBalancerNodePorts: valid only with type LoadBalancer; accepted: type: LoadBalancer, or leave it out",
+        "6:34: error: spec.allocateLoadBalancerNodePorts: valid only with type LoadBalancer; accepted: type: LoadBalancer; or omit the field",
     ),
     (
         "  ports: [{port: 80}]\n  loadBalancerSourceRanges: [10.0.0.0/8]",
-        "6:29: error: spec.loadBalancerSourceRanges: valid only with type LoadBalancer; accepted: type: LoadBalancer, or leave it out",
+        "6:29: error: spec.loadBalancerSourceRanges: valid only with type LoadBalancer; accepted: type: LoadBalancer; or omit the field",
     ),
     (
         "  ports: [{port: 80}]\n  type: LoadBalancer\n  loadBalancerSourceRanges: [10.0.0.0]",
@@ -331,7 +331,7 @@ const SERVICE_FAULTS: &[(&str, &str)] = &[
     ),
     (
         "  ports: [{port: 80}]\n  sessionAffinityConfig: {clientIP: {}}",
-        "6:26: error: spec.sessionAffinityConfig: valid only with sessionAffinity: ClientIP; accepted: sessionAffinity: ClientIP, or leave it out",
+        "6:26: error: spec.sessionAffinityConfig: valid only with sessionAffinity: ClientIP; accepted: sessionAffinity: ClientIP; or omit the field",
     ),
     (
         "  ports: [{port: 80}]\n  externalTrafficPolicy: Local",

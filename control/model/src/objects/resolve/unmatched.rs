@@ -10,7 +10,7 @@ use crate::objects::{
     AddressType, EndpointPort, EndpointSlice, Endpoints, Pod, Protocol, ServicePort, TargetPort,
 };
 
-/// Ports of one Service that are told one by one.
+/// The maximum number of ports of one Service that are reported one by one.
 const TOLD_MAX: usize = 8;
 /// Ports of a slice that are named in a message.
 const NAMED_MAX: usize = 3;
@@ -66,7 +66,7 @@ impl Merge<'_> {
         }
     }
 
-    /// `described` is who has which ports, for the message.
+    /// `described` names the object and its ports, for the message.
     fn unmatched_by<'p>(
         &mut self,
         ports: impl Iterator<Item = &'p EndpointPort>,

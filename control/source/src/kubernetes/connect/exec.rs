@@ -24,10 +24,10 @@ const VERSIONS: [&str; 2] = ["client.authentication.k8s.io/v1", "client.authenti
 pub(super) const PLUGIN_MAX: Duration = Duration::from_secs(20);
 /// No ExecCredential is larger.
 const OUTPUT_BYTES_MAX: u64 = 1024 * 1024;
-/// Of what it says on its error stream this much is told.
+/// The maximum length of its error message in reports, in characters.
 const WORDS_MAX: usize = 300;
 
-/// What a plugin gave.
+/// The credentials from a plugin.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Credentials {
     /// Bearer token.

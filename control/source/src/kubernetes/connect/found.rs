@@ -37,7 +37,7 @@ struct State {
 }
 
 impl Found {
-    /// Where it was found last. Loopback addresses, which nobody can have, are left out.
+    /// The addresses found last. Loopback addresses are left out, because no Service can have them.
     pub(super) fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
         Arc::clone(&self.state().addresses)
     }

@@ -85,7 +85,7 @@ impl Proxy {
     }
 }
 
-/// `%40` and the like: of the URL, not of what the proxy is told.
+/// Decodes `%40` and the like, which are escapes of the URL and not part of the credentials.
 fn unescaped(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
@@ -279,8 +279,8 @@ mod tests {
                 "proxy-url has the scheme socks5, which is not supported; accepted: http://",
             ),
             ("https://proxy", "proxy-url has the scheme https, which is not supported"),
-            ("http://me:hush@", "proxy-url is no URL"),
-            ("http:// proxy", "proxy-url is no URL"),
+            ("http://me:hush@", "proxy-url is not a URL"),
+            ("http:// proxy", "proxy-url is not a URL"),
         ] {
             let said = chosen("https://10.0.0.1", Some(named), &[]).expect_err(named);
             assert!(said.starts_with(expected) && !said.contains("hush"), "{said}");
