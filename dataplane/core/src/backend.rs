@@ -115,7 +115,7 @@ impl EndpointKey {
     }
 }
 
-/// What stands at an index that no endpoint has.
+/// The value at an index without an endpoint.
 fn vacant_endpoint(index: usize) -> (EndpointKey, EndpointId) {
     let nowhere = EndpointKey { address: Addr::UNSPECIFIED, port: 0, protocol: Protocol::Tcp };
     (nowhere, EndpointId::from_raw(vacant_raw(index)))

@@ -145,7 +145,7 @@ impl Tallies {
         }
     }
 
-    /// How many service and backend indices there is room for.
+    /// The number of service and backend indices for which there is room.
     #[must_use]
     pub fn capacity(&self) -> (usize, usize) {
         (self.services.len(), self.connections.len())

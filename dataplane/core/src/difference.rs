@@ -19,9 +19,9 @@ const HEAD: usize = 160;
 pub struct Difference {
     /// What differs, such as `spec.services[12]`.
     pub part: String,
-    /// What the incremental computation has there; at most about a thousand bytes.
+    /// The incremental result there; at most about a thousand bytes.
     pub incremental: String,
-    /// What the computation from scratch has there; as long.
+    /// The result from scratch there; of the same length.
     pub from_scratch: String,
 }
 

@@ -41,7 +41,7 @@ pub enum Decision {
     ToClient {
         /// Service port.
         service: ServiceId,
-        /// Backend, if it is known: for what is told of the packet.
+        /// The backend, if it is known, for reports about the packet.
         backend: Option<BackendId>,
         /// Client.
         client: Endpoint,
@@ -86,7 +86,7 @@ struct Entry {
     key: FragmentKey,
     decision: Decision,
     since: Now,
-    /// A later fragment has asked for it.
+    /// A later fragment has used it.
     followed: bool,
 }
 
@@ -165,7 +165,7 @@ impl Fragments {
         Some(entry.decision)
     }
 
-    /// How much is lost with what a place holds: nothing, an expired entry, one that nothing followed, by age.
+    /// The value of the entry at a place: none, expired, without a later fragment, and by age.
     fn worth(&self, place: usize, now: Now) -> (u8, Now) {
         match entry_of(self.places[place]).map(|index| &self.entries[index]) {
             None => (0, Now(0)),

@@ -17,7 +17,7 @@ const SUB_BITS: u32 = 5;
 const VALUE_BITS: u32 = 40;
 const BUCKETS: usize = ((VALUE_BITS - SUB_BITS + 1) << SUB_BITS) as usize;
 
-/// The greatest value that is told apart: greater ones count as this.
+/// The greatest value: greater ones count as this.
 pub const VALUE_MAX: u64 = (1 << VALUE_BITS) - 1;
 /// By what part of itself a value that was recorded may differ from the bounds of its bucket.
 pub const RELATIVE_ERROR_MAX: f64 = 1.0 / (1 << SUB_BITS) as f64;

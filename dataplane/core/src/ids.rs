@@ -49,7 +49,7 @@ macro_rules! id {
                 self.0
             }
 
-            /// The id out of a flow entry. A stale one is told by the snapshot, not here.
+            /// The id from a flow entry. The snapshot detects stale ids.
             #[inline]
             #[must_use]
             pub fn from_raw(raw: u32) -> Self {
@@ -68,7 +68,7 @@ id! {
     BackendId
 }
 id! {
-    /// (address, port, protocol) of an endpoint, whatever services it is behind: what replies are told by.
+    /// (address, port, protocol) of an endpoint, whatever services use it: it identifies replies.
     EndpointId
 }
 

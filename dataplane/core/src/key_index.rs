@@ -44,8 +44,8 @@ impl KeyIndex {
         Self { mask, lines: lines.into(), len }
     }
 
-    /// This index without some entries and with others; `hash_of` gives the hash of a position in this one.
-    /// `None` where it would be more than half full: it is to be built anew then.
+    /// This index without some entries and with others; `hash_of` gives the hash of a position in this one. `None` if
+    /// it would be more than half full and must be rebuilt.
     ///
     /// # Panics
     /// If an entry to be taken out is not there.

@@ -16,7 +16,7 @@ pub const INTERFACES_MAX: usize = 16;
 /// Largest Maglev table: 655,373 is prime and gives 10,000 backends 65 slots each.
 pub const MAGLEV_SLOTS_MAX: u32 = 655_373;
 
-/// Slots of a Maglev table whose size nobody gave: the size of the paper, 131 KB a table.
+/// Slots of a Maglev table without a configured size: the size of the paper, 131 KB for each table.
 pub const MAGLEV_SLOTS_DEFAULT: u32 = 65_537;
 
 /// Backends of one service port: slots of a Maglev table are 16 bits wide, one value means "none".
@@ -61,8 +61,8 @@ pub const SNAT_PORT_BATCH: usize = 8;
 /// that share one only rotate faster.
 pub const SNAT_CURSORS: usize = 1 << 16;
 
-/// An opening flow that nobody has answered and of which a `nat` flow wants the port gives it up only after so long: the handshake of a living
-/// one is under way, and the new one can have another port.
+/// An unanswered opening flow releases its port to another `nat` flow only after this time: before it, a genuine
+/// handshake may be in progress, and the new flow can use another port.
 pub const OPENING_IDLE_MIN_MS: u32 = 1_000;
 
 /// Counters for the opening entries of clients' networks, of each table: 16 KiB.
@@ -78,19 +78,19 @@ pub const OPENING_NETWORK_MIN: u32 = 64;
 /// A service is taken to flood a table when it has more than one of so many of all opening entries.
 pub const OPENING_SERVICE_SHARE: u32 = 8;
 
-/// A table that holds more than its bound uses free slots before an opening flow makes way that is not idle for so long:
-/// a backend in the same data centre answers within it.
+/// A table above its bound uses free slots before it evicts an opening flow that has been idle for less than this: a
+/// backend in the same data centre answers within it.
 pub const OPENING_FRESH_MS: u32 = 10;
 
-/// Buckets in which a new flow looks for one that makes way rather than those in its own two, if these are worth as much
-/// as itself.
+/// Further buckets that are searched for a flow to evict, if those in the two buckets of the new flow are as valuable
+/// as the new one.
 pub const EVICTION_SAMPLE: u32 = 8;
 
-/// A flow that one side alone has closed or reset makes way only after so long: a half-closed connection that still
-/// carries data is busier.
+/// A flow that only one side has closed or reset is evicted only after this idle time: a half-closed connection that
+/// still carries data has more packets.
 pub const DOUBTFUL_IDLE_MIN_MS: u32 = 1_000;
 
-/// An established flow makes way for a new one only after so long, and only when nothing else can.
+/// An established flow is evicted for a new one only after this idle time, and only if no other flow can be.
 pub const ESTABLISHED_IDLE_MIN_MS: u32 = 10_000;
 
 /// From which percentage of its bound a flow table is short of room, and by what it divides the timeouts of opening
@@ -112,8 +112,8 @@ pub const HEADROOM_MIN: usize = 96;
 /// flows in 3 seconds. Eight cost 4 % of the time of a packet more.
 pub const AGEING_BUCKETS_PER_BURST: usize = 4;
 
-/// Buckets of flows asked for their source range each turn after a change of ranges: some 10 µs, and all of a table for
-/// a million flows in a second at 10,000 turns.
+/// Buckets of flows whose source ranges are checked in each turn after a change of ranges: this takes some 10 µs, and
+/// a whole table for a million flows takes a second at 10,000 turns.
 pub const RECHECK_BUCKETS_PER_TURN: u64 = 256;
 
 /// How often something may happen.
@@ -155,12 +155,12 @@ pub const ANSWER_PREFIXES: usize = 1024;
 /// fragmented datagrams a second each is remembered for half a second at least.
 pub const FRAGMENTS_MAX: usize = 1 << 16;
 
-/// Places among which a fragmented datagram may be remembered. With 16 of them, first fragments that nobody follows have
-/// to fill most of the table before one pushes out another of the last moments.
+/// The number of possible places of a fragmented datagram. With 16 of them, first fragments without later ones must
+/// fill most of the table before one evicts another recent one.
 pub const FRAGMENT_WAYS: usize = 16;
 
 /// Path MTUs of tunnels that are remembered, for all workers together: 512 KiB. Beyond that the ones that end first
-/// make way, bucket by bucket.
+/// are replaced, bucket by bucket.
 pub const PATH_MTUS_MAX: usize = 16_384;
 
 /// How often a worker lets an ICMP error change a path MTU: a forged flood of them costs no more than that.

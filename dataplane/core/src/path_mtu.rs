@@ -28,8 +28,8 @@ use crate::wire::{Addr, Family};
 /// How long a path MTU is remembered (RFC 1191 section 6.3).
 pub const LIFETIME: Duration = Duration::from_secs(600);
 
-/// The smallest path MTU of a tunnel that is believed: what every IPv4 host must be able to receive (RFC 791 section
-/// 3.2), and the minimum MTU of IPv6 (RFC 8200 section 5).
+/// The smallest path MTU of a tunnel that is accepted: the size that every IPv4 host must be able to receive (RFC 791
+/// section 3.2), and the minimum MTU of IPv6 (RFC 8200 section 5).
 #[inline]
 #[must_use]
 pub const fn minimum(outer: Family) -> u16 {
@@ -55,7 +55,7 @@ struct Entry {
     mtu: AtomicU16,
 }
 
-/// What one entry says.
+/// The content of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathMtu {
     /// The backend.
@@ -149,7 +149,7 @@ impl PathMtus {
 }
 
 impl Entry {
-    /// What it says; `None` where it says nothing, or is being written.
+    /// The content; `None` if it is empty or is being written.
     fn read(&self) -> Option<PathMtu> {
         let before = self.version.load(Acquire);
         let (high, low) = (self.high.load(Relaxed), self.low.load(Relaxed));

@@ -53,10 +53,10 @@ use admission::Recheck;
 use reply_flows::Replies;
 use service_flows::Requests;
 
-/// Frames ahead whose first line is asked for while the headers of one are checked.
+/// How many frames ahead the first line is prefetched while the headers of one frame are checked.
 const AHEAD: usize = 4;
 
-/// How one worker's pipeline is made.
+/// The settings of a worker's pipeline.
 #[derive(Debug, Clone)]
 pub struct PipelineConfig {
     /// Which worker this is.
@@ -157,7 +157,7 @@ pub enum NeighborEvent {
         /// The next hop.
         addr: Addr,
     },
-    /// An ARP or neighbour discovery packet told something that is not known yet.
+    /// An ARP or neighbour discovery packet contained new information.
     Seen {
         /// The link.
         interface: InterfaceIndex,
@@ -179,7 +179,8 @@ pub enum NeighborEvent {
     },
 }
 
-/// On what occasion a neighbour told its link address: how far that is believed (RFC 826, RFC 4861 7.2.3 and 7.2.5).
+/// The kind of packet in which a neighbour sent its link address, which decides how far it is trusted (RFC 826, RFC
+/// 4861 7.2.3 and 7.2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sighting {
     /// It says that it answers a request: an ARP reply to our address, a solicited advertisement.
@@ -187,12 +188,12 @@ pub enum Sighting {
         /// Replaces another link address.
         overrides: bool,
     },
-    /// Unasked: a gratuitous ARP packet, an unsolicited advertisement, a request to somebody else.
+    /// Unsolicited: a gratuitous ARP packet, an unsolicited advertisement, a request to another host.
     Announcement {
         /// Replaces another link address.
         overrides: bool,
     },
-    /// It asks for an address of ours, so it is about to send to us.
+    /// It requests one of our addresses, so it is about to send to us.
     Request,
 }
 
@@ -205,11 +206,11 @@ pub struct BurstOutput {
     pub notes: ArrayVec<Note, BURST>,
     /// News for the resolver; what does not fit comes again with the next packet.
     pub events: ArrayVec<NeighborEvent, BURST>,
-    /// The frames dropped as `neighbor_unresolved`, and for whom they could wait: a frame that comes again once the
-    /// neighbour is known goes on as if for the first time.
+    /// The frames dropped as `neighbor_unresolved`, with the neighbour for which they could wait. A frame that is
+    /// processed again when the neighbour is known is treated like a new one.
     pub unresolved: ArrayVec<Unresolved, BURST>,
-    /// The fragments that came before their first one, and what they wait for: one that comes again once the first
-    /// fragment was seen goes on as if for the first time. Each has the verdict that it gets if none is seen.
+    /// The fragments that arrived before their first one, and what they wait for. A fragment that is processed again
+    /// when the first one was seen is treated like a new one. Each has the verdict for the case that none is seen.
     pub unknown_fragments: ArrayVec<UnknownFragment, BURST>,
     /// The first fragments of this burst.
     pub first_fragments: ArrayVec<FirstFragment, BURST>,
@@ -245,8 +246,8 @@ pub struct FirstFragment {
     pub key: FragmentKey,
     /// The worker that knows where the others go, or will when it has processed the first.
     pub owner: WorkerIndex,
-    /// The worker at which the others are held when they arrive somewhere else than the first. If that is another one it
-    /// has to be told ([`Pipeline::learn_fragment`]), after the first fragment was handed over.
+    /// The worker that holds the later fragments if they arrive at another worker than the first. If that is another
+    /// worker, it must be informed ([`Pipeline::learn_fragment`]) after the first fragment was handed over.
     pub gatherer: WorkerIndex,
 }
 

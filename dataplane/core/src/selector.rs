@@ -31,7 +31,7 @@ pub struct Slots {
 }
 
 impl Default for Selector {
-    /// Chooses nobody.
+    /// A selector without backends.
     fn default() -> Self {
         Self::Rendezvous(Rendezvous::default())
     }

@@ -37,8 +37,8 @@ pub struct SourceRanges {
 }
 
 impl SourceRanges {
-    /// The set of these prefixes, of either family and in any order; host bits do not count. Of a family without any,
-    /// nobody is inside.
+    /// The set of these prefixes, of either family and in any order; host bits do not count. A family without a
+    /// prefix admits no client.
     #[must_use]
     pub fn new(nets: &[IpNet]) -> Self {
         Self::of(normalised(nets))

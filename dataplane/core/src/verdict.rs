@@ -95,8 +95,8 @@ reasons! {
         NotIp => "not_ip",
         /// To an address of the gateway itself, to a group, or to everyone.
         Local => "local",
-        /// From a VIP to an address of the gateway itself: a backend's answer to a check at the VIP. What answers nothing
-        /// that the host has sent is dropped as `bad_source` instead.
+        /// From a VIP to an address of the gateway itself: a backend's answer to a check at the VIP. Packets that
+        /// answer no check are dropped as `bad_source` instead.
         ProbeAnswer => "probe_answer",
         /// Between others: to no address of ours and from no backend.
         NotOurs => "not_ours",
@@ -159,7 +159,7 @@ reasons! {
         /// The backend chosen is the client itself, in mode `nat` and without a SNAT address of the family: its own
         /// answer would not come back through the gateway.
         Hairpin => "hairpin",
-        /// Every flow that would have to make way is established and in use, in a mode that needs state.
+        /// Every flow that could be evicted is established and in use, in a mode that needs state.
         FlowTableFull => "flow_table_full",
         /// The service has its share of a full flow table, in a mode that needs state.
         ServiceFlowShare => "service_flow_share",
@@ -177,8 +177,8 @@ reasons! {
         IcmpChecksum => "icmp_checksum",
         /// An authentication header in a packet that would be translated: its integrity check covers the addresses.
         Authenticated => "authenticated",
-        /// An ICMP error about a packet in a tunnel of ours. Its path MTU, if it has one, was taken into account; there is
-        /// nobody to pass it on to.
+        /// An ICMP error about a packet in a tunnel of ours. Its path MTU, if it has one, was used; the error is not
+        /// passed on.
         TunnelError => "tunnel_error",
         /// An ICMP or ICMPv6 message to a VIP that is neither echo request nor error.
         IcmpUnsupported => "icmp_unsupported",

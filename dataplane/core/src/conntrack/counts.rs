@@ -19,7 +19,7 @@ use crate::limits::{
 /// How much of the opening entries those have to whom a flow belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Load {
-    /// The more, the sooner the flow makes way.
+    /// A flow with a larger heft is evicted earlier.
     pub(super) heft: Heft,
     /// Whether the flow is probably one of a flood.
     pub(super) floods: bool,
@@ -52,12 +52,12 @@ impl Heft {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Counts {
-    /// Flows and opening entries of each service, by the index of its id. An index that is given to another service goes
-    /// on counting the flows of the former one until they are gone.
+    /// Flows and opening entries of each service, by the index of its id. If an index is reused for another service,
+    /// it also counts the flows of the former one until they are gone.
     of_service: Box<[[u32; 2]]>,
     /// Opening entries of the networks with this hash.
     of_network: Box<[u32]>,
-    /// One of the largest of these: the largest, but for a moment after it has shrunk.
+    /// The index of the largest of these; for a moment after it has shrunk, of one of the largest.
     largest: usize,
     /// Opening entries.
     opening: u32,
@@ -126,8 +126,8 @@ impl Counts {
         }
     }
 
-    /// What those have to whom a flow belongs: the network first, if it has so much that it must be flooding, then the
-    /// service.
+    /// The number of opening entries of the network and the service of a flow: first that of the network, if it is so
+    /// large that the network must be flooding, then that of the service.
     pub(super) fn load<const A: usize>(&self, owner: u32, client: &[u32; A]) -> Load {
         let network_floods = self.floods(slot(self.secret, client));
         let of_service = self.of_service.get(index(owner)).map_or(0, |counts| counts[OPENING]);

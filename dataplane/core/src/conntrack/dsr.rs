@@ -30,7 +30,7 @@ pub struct DsrTable {
 pub struct DsrHit {
     /// Where its packets go.
     pub backend: BackendId,
-    /// How far along it is, this packet included.
+    /// The phase of the flow, including this packet.
     pub phase: Phase,
     /// The packet is a SYN and the flow was over: a new connection of the same ports (RFC 9293 section
     /// 3.6.1, RFC 6191). The entry counts as opening; the caller may insert another backend over it.
@@ -80,9 +80,9 @@ impl DsrTable {
         })
     }
 
-    /// Looks into the first of the key's buckets alone, where most flows are, and asks for the second where the flow
-    /// is not there. A plain packet of an established flow is noted, which then goes to this backend. For the whole
-    /// burst, some work after [`Self::prefetch`]; [`Self::lookup`] what it leaves.
+    /// Searches only the first of the key's buckets, where most flows are, and prefetches the second if the flow is
+    /// not there. A plain packet of an established flow is recorded and goes to this backend. Call it for the whole
+    /// burst, some work after [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
     #[inline(always)]
     pub fn lookup_first(
         &mut self,
@@ -109,8 +109,8 @@ impl DsrTable {
     /// Remembers a flow that begins with `packet`, in place of what was known of the key.
     ///
     /// # Errors
-    /// [`Full`], counted: every flow that would have to make way is established and in use, or the service has its
-    /// share of a full table. The packet can still go where its hash sends it.
+    /// [`Full`], counted: every flow that could be evicted is established and in use, or the service has its share of
+    /// a full table. The packet can still go to the backend that its hash selects.
     #[inline]
     pub fn insert(
         &mut self,

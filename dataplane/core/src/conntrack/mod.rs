@@ -181,8 +181,8 @@ impl FlowTables {
         let _whole = self.sweep(0, u64::MAX, now, keep);
     }
 
-    /// As [`Self::retain`], over up to `buckets` buckets from `cursor` on (0 at first), and returns where to go on, or
-    /// `None` after the last. Flows that are moved meanwhile may be missed.
+    /// Like [`Self::retain`], over up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or
+    /// `None` after the last bucket. Flows that are moved meanwhile may be missed.
     pub fn sweep(
         &mut self,
         cursor: u64,
@@ -209,8 +209,8 @@ impl FlowTables {
         (end < base).then_some(end)
     }
 
-    /// Shows the flows of up to `buckets` buckets from `cursor` on (0 at first) and returns where to go on, or
-    /// `None` after the last. Flows that come, go or are moved meanwhile may be missed or shown twice.
+    /// Shows the flows of up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or `None`
+    /// after the last bucket. Flows that are added, removed or moved meanwhile may be missed or shown twice.
     pub fn scan(&self, cursor: u64, buckets: u64, now: Now, mut show: impl FnMut(FlowView)) -> Option<u64> {
         let end = cursor.saturating_add(buckets);
         let mut base = 0;

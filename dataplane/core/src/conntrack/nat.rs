@@ -39,7 +39,7 @@ pub struct NatHit {
     pub source: Addr,
     /// Source port to send with.
     pub source_port: u16,
-    /// How far along the client's side is, this packet included.
+    /// The phase of the client's side, including this packet.
     pub phase: Phase,
     /// The packet is a SYN and the flow was over: the server had closed or reset it, or both sides had (RFC 9293
     /// section 3.6.1, RFC 6191). Both entries count as opening; the caller may insert another pair over this one. A
@@ -54,7 +54,7 @@ pub enum ReplyKey {
     Free,
     /// Its flow is closed by both sides, or reset.
     Over,
-    /// Its flow is not established, nobody has answered it, and it is idle for so long.
+    /// Its flow is not established and unanswered, and has been idle for this long.
     Opening {
         /// Milliseconds since its last packet.
         idle_ms: u32,
@@ -84,7 +84,7 @@ pub struct ReplyHit {
     pub client_port: u16,
     /// Which backend it is.
     pub backend: BackendId,
-    /// How far along the server's side is, this packet included.
+    /// The phase of the server's side, including this packet.
     pub phase: Phase,
 }
 
@@ -109,9 +109,9 @@ impl NatTable {
         })
     }
 
-    /// Looks into the first of the key's buckets alone, where most flows are, and asks for the second where the flow
-    /// is not there. A plain packet of an established flow is noted. For the whole burst, some work after
-    /// [`Self::prefetch`]; [`Self::lookup`] what it leaves.
+    /// Searches only the first of the key's buckets, where most flows are, and prefetches the second if the flow is
+    /// not there. A plain packet of an established flow is recorded. Call it for the whole burst, some work after
+    /// [`Self::prefetch`], and then [`Self::lookup`] for the other packets.
     #[inline]
     pub fn lookup_first(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> First<NatHit> {
         by_family!(mut self, key, |table, packed| {
@@ -202,9 +202,9 @@ impl NatTable {
     /// hashes; what was known of `flow` is forgotten first, and so is what is over and has the `reply` key.
     ///
     /// # Errors
-    /// [`PairError::Conflict`] when another flow has the `reply` key, and nothing has changed.
-    /// [`PairError::Full`], counted, when every flow that would have to make way is established and in use, and
-    /// [`PairError::Share`], counted, when the service has its share of a full table; then nothing is known of `flow`.
+    /// [`PairError::Conflict`] if another flow has the `reply` key; nothing has changed then. [`PairError::Full`],
+    /// counted, if every flow that could be evicted is established and in use, and [`PairError::Share`], counted, if
+    /// the service has its share of a full table; `flow` is then not in the table.
     ///
     /// # Panics
     /// If the keys are of two families.

@@ -36,9 +36,9 @@ use crate::now::Now;
 /// Why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// Every flow that would have to make way is established and in use.
+    /// Every flow that could be evicted is established and in use.
     Full,
-    /// The service has its share of a full table, and none of its flows that would have to make way can.
+    /// The service has its share of a full table, and none of its flows can be evicted.
     Share,
 }
 
@@ -46,11 +46,11 @@ pub(super) enum NoRoom {
 #[derive(Debug, Clone, Copy)]
 struct Newcomer {
     load: Load,
-    /// For how long an opening flow must have been idle to make way although there may be a free slot.
+    /// How long an opening flow must have been idle to be evicted although there may be a free slot.
     fresh_ms: u32,
 }
 
-/// In which order flows make way: the least first.
+/// The order in which flows are evicted: the least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     tier: Tier,
@@ -85,8 +85,8 @@ impl Rank {
         Self { tier, heft: Reverse(heft), worth: v.standing.worth, idle_ms: Reverse(v.idle_ms) }
     }
 
-    /// Whether the flow makes way for this one, and no better one is looked for: it is over, of a larger
-    /// heft, or as the new one probably part of a flood.
+    /// Whether the flow is evicted for the new one without a search for a better one: it has ended, or has a larger
+    /// heft, or is, like the new one, probably part of a flood.
     fn makes_way_at_once(&self, new: Newcomer) -> bool {
         let Reverse(heft) = self.heft;
         let of_the_same_flood = new.load.floods
@@ -100,8 +100,8 @@ impl Rank {
         }
     }
 
-    /// Whether the flow makes way for this one although there may be a free slot: it is neither established
-    /// nor of those that have far less, and its handshake has not just begun.
+    /// Whether the flow is evicted for the new one although there may be a free slot: it is not established, its
+    /// service or network does not have far fewer flows, and its handshake has not just begun.
     fn makes_way_before_free_slots(&self, new: Newcomer) -> bool {
         let Reverse(heft) = self.heft;
         match self.tier {
@@ -113,8 +113,8 @@ impl Rank {
         }
     }
 
-    /// Whether the flow makes way for this one where there is no free slot. One of those that have far less
-    /// does when its handshake is not going on.
+    /// Whether the flow is evicted for the new one if there is no free slot. If its service or network has far fewer
+    /// flows, it is evicted only if its handshake is not in progress.
     fn makes_way(&self, new: Newcomer) -> bool {
         match self.tier {
             Tier::Over | Tier::Doubtful => true,
@@ -157,8 +157,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         Ok(place)
     }
 
-    /// An empty slot for an entry with this hash of a new flow, or `None`, counted, when no flow there makes way for it.
-    /// `flow` is the key of the client's side. If it is in the table, its reply is being placed, and it stays.
+    /// An empty slot for an entry with this hash of a new flow, or `None`, counted, if no flow there can be evicted
+    /// for it. `flow` is the key of the client's side. If it is in the table, the entry of its reply is being placed,
+    /// and it stays.
     pub(super) fn make_room(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
         let homes = [self.primary(hash), self.secondary(hash)];
         let within_bound = self.live < self.bound;
@@ -216,8 +217,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         Newcomer { load: self.load(flow), fresh_ms: if has_spare { OPENING_FRESH_MS } else { 0 } }
     }
 
-    /// The least flow of a sample of the table and `home`, the least one of the new flow's own buckets, if it makes way;
-    /// and whether it is `home`.
+    /// The least flow of a sample of the table and of `home`, the least one of the new flow's own buckets, if it can
+    /// be evicted; and whether it is `home`.
     fn least_of_more(
         &self,
         home: Option<(Rank, Place)>,
@@ -308,7 +309,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         place
     }
 
-    /// The flow of the least rank in some buckets, of those that may make way at all.
+    /// The flow of the least rank in some buckets, among those that can be evicted.
     fn least_in(
         &self,
         buckets: impl IntoIterator<Item = u32>,
@@ -371,7 +372,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 }
 
-/// For how long a flow must have been idle to make way.
+/// How long a flow must have been idle to be evicted.
 fn idle_min_ms(worth: Worth) -> u32 {
     match worth {
         Worth::Closed | Worth::Unanswered | Worth::Answered | Worth::Closing => 0,

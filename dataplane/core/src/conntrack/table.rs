@@ -242,8 +242,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.prefetch_bucket(self.primary(hash));
     }
 
-    /// Looks into the first bucket alone, which has been asked for, and asks for the second one where the key is not
-    /// in the first.
+    /// Searches only the first bucket, which has been prefetched, and prefetches the second one if the key is not in
+    /// the first.
     #[inline(always)]
     pub(super) fn find_first(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
         if self.live == 0 {
@@ -579,7 +579,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         !(self.is_empty(place) || Self::PAIRED && self.is_twin(place))
     }
 
-    /// How far along a flow is.
+    /// The phase of a flow.
     #[inline]
     pub(super) fn phase(&self, place: Place) -> Phase {
         self.state(place).map_or(Phase::Closed, State::phase)

@@ -35,7 +35,7 @@ pub(super) const IDLE_MIN_MS: u32 = 1_000;
 const _: () = assert!(IDLE_MIN_MS <= CLOSED_MS && IDLE_MIN_MS <= OPENING_MS && IDLE_MIN_MS <= CLOSING_MS);
 const _: () = assert!(CLOSED_MS <= UNANSWERED_MS && UNANSWERED_MS <= OPENING_MS && OPENING_MS <= CLOSING_MS);
 
-/// What a packet says about the state of its flow.
+/// The part of a packet that affects the state of its flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packet {
     /// A TCP segment with these flags (`wire::tcp::flags`).
@@ -63,7 +63,7 @@ impl Packet {
     }
 }
 
-/// How far along a flow is.
+/// The phase of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// A RST has been seen.
@@ -89,12 +89,12 @@ impl Phase {
     }
 }
 
-/// In which order flows make way for a new one that finds no room: the least first.
+/// The order in which flows are evicted for a new one without room: the least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Worth {
     /// Reset, and the other side agrees.
     Closed,
-    /// Not established, and nobody has answered: nothing shows that anyone is there. With DSR no answer is seen.
+    /// Not established and unanswered: nothing shows that the other side exists. With DSR no answer is seen.
     Unanswered,
     /// Not established, and the backend has answered: the client's next packet makes it so.
     Answered,
@@ -233,8 +233,8 @@ impl State {
         }
     }
 
-    /// What client and server make together. TCP is established when both have shown so, datagrams when the backend
-    /// has answered; TCP is over when both have said so.
+    /// The state of both sides together. TCP is established when both sides have shown it, a datagram flow when the
+    /// backend has answered. TCP has ended when both sides have ended it.
     pub(super) fn of_both(client: Self, server: Self, idle: IdleTimeout) -> FlowStatus {
         let of = |phase, worth, timeout_ms| FlowStatus::new(phase, worth, timeout_ms, idle);
         if !client.is_tcp() {
@@ -262,8 +262,8 @@ impl State {
         }
     }
 
-    /// The shortest timeout of any flow of which one direction is in this state, but for flows that the entry of the
-    /// other direction gives a shorter one. With `paired` there is another direction.
+    /// The shortest timeout of any flow of which one direction is in this state, except for flows whose other
+    /// direction has a shorter one. With `paired` there is another direction.
     #[inline]
     pub(super) fn shortest_ms(self, idle: IdleTimeout, paired: bool) -> u32 {
         if paired && self == Self::DatagramOpening {
@@ -272,7 +272,7 @@ impl State {
         self.alone(idle).timeout_ms
     }
 
-    /// How far along a flow is by what this direction has shown.
+    /// The phase of a flow as shown by this direction.
     #[inline]
     pub(super) fn phase(self) -> Phase {
         match self {

@@ -19,7 +19,7 @@ pub struct FlowView {
     pub backend: BackendId,
     /// Which table has it.
     pub kind: FlowKind,
-    /// How far along it is; both sides together for NAT.
+    /// Its phase; of both sides together for NAT.
     pub phase: Phase,
     /// Time since its last packet of either side, in milliseconds.
     pub idle_ms: u32,

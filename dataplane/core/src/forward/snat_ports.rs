@@ -19,7 +19,7 @@ use crate::wire::Addr;
 /// How packets of one flow find the worker that holds its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Steering {
-    /// One worker: everything comes to it.
+    /// One worker, which receives everything.
     Single,
     /// The port spreads packets in ways we do not know: ports are split by remainder, replies handed over.
     Partition,
@@ -137,8 +137,8 @@ impl SnatPorts {
         Pair { v4: local.is_v4(), cursor: cursor as usize % SNAT_CURSORS, rss_hash }
     }
 
-    /// The next port of a pair that brings replies home, the one that was given out longest ago, and its turn. `None`
-    /// when there is none among so many that there should be one: the next call looks on.
+    /// The next port of a pair whose replies reach this worker, the one whose last assignment is the oldest, and its
+    /// turn. `None` if there is none among so many that there should be one: the next call continues the search.
     pub fn next(&mut self, pair: &Pair) -> Option<(u16, Turn)> {
         // With RSS ports that lead home are spread at random, one in `workers`: in four times as many there is one,
         // but for one time in fifty.
@@ -156,7 +156,7 @@ impl SnatPorts {
         self.cursors[turn.cursor] = ((u32::from(turn.position) + 1) % self.count) as u16;
     }
 
-    /// Whether a reply to this port comes to this worker, directly or by hand-over.
+    /// Whether a reply to this port reaches this worker, directly or by hand-over.
     fn leads_home(&self, pair: &Pair, port: u16) -> bool {
         let Steering::Rss(rss) = &self.steering else { return true };
         let of_bit = &self.of_bit[usize::from(!pair.v4)];

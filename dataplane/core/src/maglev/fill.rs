@@ -60,7 +60,7 @@ impl PartialEq for Class {
 
 impl Eq for Class {}
 
-/// Owners of all `size` slots, or nothing where nobody takes part.
+/// Owners of all `size` slots; empty if there are no members.
 pub(super) fn fill(members: &[Member], size: u32) -> Vec<u16> {
     let mut classes = classes(members, size);
     if classes.is_empty() {

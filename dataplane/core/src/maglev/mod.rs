@@ -54,7 +54,7 @@ pub fn shares(table: &[u16], members: usize) -> Vec<u32> {
     counts
 }
 
-/// What a table is made of.
+/// The inputs of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Recipe {
     size: u32,
@@ -68,7 +68,7 @@ pub(crate) struct Tables(Arc<Mutex<Made>>);
 #[derive(Debug, Default)]
 struct Made {
     tables: HashMap<Recipe, Arc<[u16]>, BuildHasherDefault<FoldHasher>>,
-    /// Tables made since those that nobody uses were last let go.
+    /// Tables built since unused ones were last dropped.
     since: usize,
 }
 
@@ -88,8 +88,8 @@ impl Tables {
         Arc::clone(place.insert(table))
     }
 
-    /// Lets the tables go that no snapshot uses, once there may be some. To be called when a snapshot is made: those
-    /// of the ones before live on until then, for what comes and goes.
+    /// Drops the tables that no snapshot uses, if there may be some. Call it when a snapshot is built: until then
+    /// tables of earlier snapshots are kept, for backends that leave and return.
     pub(crate) fn tidy(&self) {
         let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if made.since > UNUSED_MAX.max(made.tables.len() / 16) {

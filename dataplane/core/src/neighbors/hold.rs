@@ -41,7 +41,7 @@ impl Hold {
     /// Holds a slot that another hold of the same table has.
     ///
     /// # Panics
-    /// If nobody holds it.
+    /// If it has no holder.
     pub fn keep(&mut self, slot: NeighborSlot) {
         let mut writers = self.table.writers();
         let before = writers.holders[slot.index()];
@@ -92,13 +92,13 @@ impl NeighborTable {
         }
     }
 
-    /// How full the table is.
+    /// The usage of the table.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.writers().usage
     }
 
-    /// All slots that somebody holds, by number.
+    /// All slots with a holder, by number.
     #[must_use]
     pub fn slots(&self) -> Vec<NeighborSlot> {
         let writers = self.writers();

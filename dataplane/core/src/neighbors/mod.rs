@@ -34,7 +34,7 @@ use crate::prefetch;
 use crate::wire::{Addr, MacAddr};
 use writers::Writers;
 
-/// Number of a next hop in the table, while somebody holds it.
+/// Number of a next hop in the table, while it has a holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct NeighborSlot(u32);
@@ -74,17 +74,18 @@ const RESOLVED: u64 = 1 << 48;
 const STALE: u64 = 1 << 49;
 const STATIC: u64 = 1 << 50;
 const STATES: u64 = RESOLVED | STALE | STATIC;
-/// A packet has asked for it by its address since the resolver last looked.
+/// A packet has looked it up by its address since the resolver's last check.
 const USED: u64 = 1 << 51;
 
-/// Looks again for an entry that was on the move: each time somebody else has removed another.
+/// The maximum number of searches for an entry that may have been moved: each further one needs another concurrent
+/// removal.
 const FIND_TRIES: usize = 8;
 
 #[derive(Debug)]
 struct Key {
     high: AtomicU64,
     low: AtomicU64,
-    /// Odd while the slot is nobody's.
+    /// Odd while the slot has no holder.
     version: AtomicU32,
     interface: AtomicU8,
 }
@@ -126,7 +127,7 @@ impl NeighborTable {
         Self::seeded(0)
     }
 
-    /// The same with a secret, so that nobody can choose addresses that collide.
+    /// The same with a secret, so that a sender cannot choose addresses that collide.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self::with(NEXT_HOPS_MAX, NEIGHBORS_ON_DEMAND_MAX, seed)
@@ -151,7 +152,7 @@ impl NeighborTable {
         }
     }
 
-    /// The path MTUs of tunnels that routers have told us of.
+    /// The path MTUs of tunnels that routers have reported.
     #[inline]
     #[must_use]
     pub fn path_mtus(&self) -> &PathMtus {
@@ -166,8 +167,8 @@ impl NeighborTable {
         }
     }
 
-    /// The link address to send to, if one is known. One load. Only for a slot that somebody holds: one of the
-    /// snapshot that the caller works with.
+    /// The link address to send to, if one is known. One load. Only for a slot with a holder: one of the snapshot
+    /// that the caller uses.
     #[inline]
     #[must_use]
     pub fn mac(&self, slot: NeighborSlot) -> Option<MacAddr> {
@@ -200,14 +201,15 @@ impl NeighborTable {
         self.unchanged(slot, version).then(|| (word & STATES != 0).then(|| mac_of(word)))
     }
 
-    /// The slot of a next hop, if it has one. Lock-free. It stays this next hop's while the caller knows of a holder.
+    /// The slot of a next hop, if it has one. Lock-free. The slot belongs to this next hop only while it has a
+    /// holder.
     #[inline]
     #[must_use]
     pub fn lookup(&self, interface: InterfaceIndex, addr: &Addr) -> Option<NeighborSlot> {
         self.find(interface, addr).map(|(slot, _)| NeighborSlot(slot))
     }
 
-    /// Whether a packet has asked for this next hop by its address since the last call.
+    /// Whether a packet has looked up this next hop by its address since the last call.
     #[must_use]
     pub fn take_use(&self, interface: InterfaceIndex, addr: &Addr) -> bool {
         let slot = self.lookup(interface, addr);

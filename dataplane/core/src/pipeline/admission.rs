@@ -17,7 +17,7 @@ use crate::snapshot::Snapshot;
 /// enough; a flow that is moved over both in the right moments lives on until the next change.
 const WALKS: u8 = 2;
 
-/// How far the flows of a worker have been asked.
+/// How far the flows of a worker have been checked.
 #[derive(Debug, Default)]
 pub(super) struct Recheck {
     /// [`Snapshot::admission`] of the walk, done or under way.

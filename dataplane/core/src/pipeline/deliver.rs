@@ -34,7 +34,8 @@ struct Way {
 struct Growth {
     /// Bytes of the headers that are added.
     overhead: usize,
-    /// A packet that is no longer than this with them passes every path. What is longer asks for the MTU of its path.
+    /// A packet that is no longer than this with them fits every path. For longer packets the MTU of the path is
+    /// looked up.
     passes: usize,
 }
 
@@ -168,8 +169,8 @@ impl Pipeline {
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
     }
 
-    /// Whether a packet whose hop limit or size needs a closer look goes on: it fits the path to its backend, or may be
-    /// sent in pieces. If not, it has its verdict: it is answered, or its outer packet is sent in pieces.
+    /// Whether a packet whose hop limit or size needs a further check is forwarded: it fits the path to its backend,
+    /// or may be fragmented. If not, it has its verdict: it is answered, or its outer packet is fragmented.
     #[cold]
     #[inline(never)]
     fn passes_after_all<F: Frame>(
@@ -271,8 +272,8 @@ impl Pipeline {
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
     }
 
-    /// Whether a packet whose hop limit ends here, or that does not fit the way, may go on: in pieces, where its sender
-    /// has left DF clear (RFC 791). It is answered otherwise.
+    /// Whether a packet whose hop limit ends here, or that does not fit the path, may be forwarded: in fragments, if
+    /// its sender has left DF clear (RFC 791). Otherwise it is answered.
     #[cold]
     fn passes_in_pieces<F: Frame>(
         &mut self,
@@ -333,7 +334,7 @@ impl NoWay {
         Self { refusal: Refusal::NeighborUnresolved, wanted }
     }
 
-    /// Ends the frame, and asks for the next hop.
+    /// Ends the frame, and requests the resolution of the next hop.
     #[cold]
     fn tell<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
         if let Some((interface, addr)) = self.wanted {
@@ -402,7 +403,7 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
 }
 
 /// Bytes of the largest packet, outer header included, that reaches a backend over a link with this MTU: less than
-/// that where a router on the way of a tunnel said so.
+/// that if a router on the path of a tunnel has reported it.
 #[inline(never)]
 fn mtu_to(view: &View<'_>, backend: &Backend, link_mtu: usize, now: Now) -> usize {
     if backend.mode != ForwardingMode::DsrIpip {

@@ -117,7 +117,7 @@ fn note(decision: Decision) -> Note {
     }
 }
 
-/// What the later fragments of a datagram share with the first, which has this verdict and backend.
+/// The decision for the later fragments of a datagram, whose first fragment has this verdict and backend.
 fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&Destination<'_>>) -> Decision {
     let to = match verdict {
         Verdict::Transmit {

@@ -49,7 +49,7 @@ pub(super) fn owner_of_client(client: (&Addr, u16), proto: u8, workers: u8) -> W
 }
 
 impl Pipeline {
-    /// The worker that holds the flow of a client's packets to a VIP; `None` where it is the one that they come to.
+    /// The worker that holds the flow of a client's packets to a VIP; `None` if it is the one that receives them.
     #[inline]
     pub(super) fn owner_of_request(
         &self,
@@ -68,8 +68,8 @@ impl Pipeline {
         }
     }
 
-    /// The worker that holds the flow of a backend's packets to this address and port; `None` where it is the one that
-    /// they come to.
+    /// The worker that holds the flow of a backend's packets to this address and port; `None` if it is the one that
+    /// receives them.
     #[inline]
     pub(super) fn owner_of_reply(
         &self,
@@ -102,7 +102,7 @@ impl Pipeline {
         }
     }
 
-    /// The worker to ask next about a flow that any of them may hold; `None` when all have been asked.
+    /// The next worker to try for a flow that any of them may hold; `None` when all have been tried.
     pub(super) fn next_to_ask(&self, arrival: Arrival) -> Option<WorkerIndex> {
         let more = arrival.hand_overs() + 1 < self.workers;
         more.then(|| if self.worker + 1 == self.workers { 0 } else { self.worker + 1 })

@@ -34,7 +34,7 @@ pub(super) fn may_be_reply(h: &Headers) -> bool {
 }
 
 impl Pipeline {
-    /// Stage 2: asks for the endpoint that the packet may come from.
+    /// Stage 2: prefetches the endpoint that the packet may come from.
     #[inline]
     pub(super) fn reply(&self, snapshot: &Snapshot, packet: u8, h: &Headers) -> Reply {
         let endpoint_hash = Snapshot::hash_endpoint(&h.src, h.proto, h.src_port);
@@ -42,7 +42,8 @@ impl Pipeline {
         Reply { packet, endpoint_hash, flow: None, found: None }
     }
 
-    /// Stage 3: tells the endpoint, asks for the bucket of the flow and reads it; what is from no endpoint ends here.
+    /// Stage 3: finds the endpoint, prefetches the bucket of the flow and reads it. Packets that are not from an
+    /// endpoint end here.
     #[inline(never)]
     pub(super) fn find_reply_flows<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, replies: &mut Replies) {
         let snapshot = burst.view.snapshot;

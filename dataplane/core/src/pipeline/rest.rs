@@ -15,8 +15,8 @@ use crate::wire::icmp::Problem;
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::{Addr, ArpPacket, Headers, L4Checksum, MacAddr, ethernet, icmp, proto};
 
-/// An ARP packet: requests for addresses of ours are answered, whatever else may concern the kernel is punted. What it
-/// tells about its sender goes to the resolver.
+/// An ARP packet: requests for our addresses are answered; other packets that may concern the kernel are punted. The
+/// information about the sender goes to the resolver.
 #[cold]
 pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &ArpPacket) {
     if packet.vlan != burst.interface.vlan {
@@ -84,7 +84,7 @@ impl Pipeline {
     }
 }
 
-/// What becomes of such a packet, before it is asked whether a refusal is to be answered.
+/// The verdict on such a packet, before the decision whether to answer a refusal.
 fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
     match burst.view.snapshot.address(&h.dst) {
         kind if refused_source(burst, h, kind) => Refusal::BadSource.into(),
@@ -109,9 +109,9 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
     }
 }
 
-/// Whether a packet to this kind of address has a source that it may not have. What is to a group or to everyone is
-/// the kernel's to judge: hosts without an address send it (DHCP), and neighbour discovery tells the kernel who else
-/// claims an address of ours.
+/// Whether a packet to this kind of address has an invalid source. The kernel decides on packets to a group or to
+/// everyone: hosts without an address send them (DHCP), and neighbour discovery shows the kernel other claims of our
+/// addresses.
 fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<AddressKind>) -> bool {
     match to {
         Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel) => burst.sender_fault(h).is_some(),
@@ -131,9 +131,9 @@ fn forged<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     matches!(burst.sender_fault(h), Some(SourceFault::Ours | SourceFault::NotOneHostOfNetwork))
 }
 
-/// Whether a packet to an address of the gateway itself may be the answer of a backend that the host asks at the VIP, as
-/// clients do: a DSR backend answers from there, or says by ICMP that it does not listen. Whether the host has asked is
-/// looked at on the way to the kernel.
+/// Whether a packet to an address of the gateway itself may be the answer of a backend to a health check at the VIP:
+/// a DSR backend answers from the VIP, or reports by ICMP that it does not listen. Whether there was such a check is
+/// decided on the path to the kernel.
 fn may_answer_probe<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     let has_ports = matches!(h.l4_checksum, L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::UdpZero);
     (has_ports || h.is_icmp_error()) && burst.view.snapshot.address(&h.src) == Some(AddressKind::Vip)

@@ -42,7 +42,7 @@ pub(super) struct Request<'s> {
     found: Option<Known>,
 }
 
-/// What a flow entry says.
+/// The content of a flow entry.
 #[derive(Clone, Copy)]
 struct Known {
     backend: BackendId,
@@ -58,7 +58,7 @@ impl From<DsrHit> for Known {
 }
 
 impl Known {
-    /// What an entry says of a packet of this client.
+    /// The meaning of an entry for a packet of this client.
     #[inline]
     fn translated(hit: &NatHit, mode: ForwardingMode, client: &FlowKey) -> Self {
         let local = local_of(hit, mode, &client.addr(), client.port());
@@ -82,14 +82,14 @@ impl<'s> Request<'s> {
     }
 }
 
-/// What a packet says about the state of its flow.
+/// The part of a packet that affects the state of its flow.
 #[inline]
 pub(super) fn kind_of(h: &Headers) -> Packet {
     if h.proto == proto::TCP { Packet::Tcp(h.tcp_flags) } else { Packet::Datagram }
 }
 
 impl Pipeline {
-    /// Stage 2: the flow key of a packet to `service`; its bucket is asked for.
+    /// Stage 2: the flow key of a packet to `service`; its bucket is prefetched.
     ///
     /// # Errors
     /// The verdict, when another worker holds the flow.
@@ -117,7 +117,7 @@ impl Pipeline {
         Ok(Request { packet, service, key, flow_hash, kind: kind_of(h), choice_hash: 0, found: None })
     }
 
-    /// Stage 3: reads the flow entries; asks for the backend of each hit and for what each miss chooses by.
+    /// Stage 3: reads the flow entries; prefetches the backend of each hit, and the data for the choice of each miss.
     #[inline(never)]
     pub(super) fn find_service_flows<F: Frame>(
         &mut self,

@@ -28,7 +28,8 @@ impl<F: Frame> Burst<'_, '_, F> {
         fault
     }
 
-    /// Why this packet may not be answered, or believed what it says of a flow. Routers may ping, and send ICMP errors.
+    /// Why this packet must not be answered, and its statements about a flow must not be trusted. Routers may ping,
+    /// and send ICMP errors.
     #[cold]
     pub(super) fn sender_fault(&self, h: &Headers) -> Option<SourceFault> {
         self.view.snapshot.source_fault(&h.src).filter(|fault| *fault != SourceFault::Router)

@@ -139,7 +139,7 @@ impl Rendezvous {
         }
     }
 
-    /// The seat that decides for a flow: what [`Self::owner`] finds, told in full. For people.
+    /// The seat of a flow: the result of [`Self::owner`] with all details, for people.
     #[must_use]
     pub fn place(&self, hash: u64) -> Option<Place> {
         let order = Order::new(hash);
@@ -170,7 +170,7 @@ impl Rendezvous {
         scanned.into_iter().map(|(seat, owner)| (0, seat, owner)).chain(walked)
     }
 
-    /// Whether nobody has a seat.
+    /// Whether no seat is occupied.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {

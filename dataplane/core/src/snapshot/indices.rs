@@ -60,7 +60,7 @@ impl Kind {
     }
 }
 
-/// One kind of index while a snapshot is compiled anew: first all [`Self::keep`], then all [`Self::fresh`].
+/// One kind of index while a snapshot is compiled: first all [`Self::keep`], then all [`Self::fresh`].
 #[derive(Debug)]
 pub(super) struct Indices {
     generations: Vec<u32>,

@@ -19,7 +19,7 @@ pub struct Interface {
     pub mtu: u16,
     /// The tag of every frame here.
     pub vlan: Option<VlanId>,
-    /// What the gateway says of itself here, in ARP requests and ICMP errors: its first IPv4 address.
+    /// The gateway's own address in ARP requests and ICMP errors here: its first IPv4 address.
     pub source_v4: Option<Addr>,
     /// The same for IPv6: its first address that is not link-local, else its first.
     pub source_v6: Option<Addr>,
@@ -55,7 +55,7 @@ impl Interface {
         })
     }
 
-    /// What the gateway says of itself to a neighbour of this family.
+    /// The gateway's own address towards a neighbour of this family.
     #[inline]
     #[must_use]
     pub fn source(&self, family: Family) -> Option<Addr> {

@@ -126,8 +126,8 @@ impl Snapshot {
         }
     }
 
-    /// The generation in which the source ranges of a service that has flows last changed: who has asked
-    /// [`Self::admits`] of all its flows since need not ask again.
+    /// The generation in which the source ranges of a service with flows last changed. A worker that has called
+    /// [`Self::admits`] for all its flows since then need not do so again.
     #[inline]
     #[must_use]
     pub fn admission(&self) -> u64 {
@@ -177,8 +177,8 @@ impl Snapshot {
         self.addresses.find(dst).or_else(tunnel)
     }
 
-    /// Why an address cannot be the source of a packet from the wire, as far as the address alone tells. Routers are
-    /// told too, which may send all but packets to services.
+    /// Why an address cannot be the source of a packet from the wire, judged by the address alone. Routers are
+    /// included; they may send everything except packets to services.
     #[inline]
     #[must_use]
     pub fn source_fault(&self, src: &Addr) -> Option<SourceFault> {
@@ -333,7 +333,7 @@ impl Snapshot {
         self.lineage.same_outside
     }
 
-    /// The ids that the snapshot before did not have: who counts by id begins anew with these.
+    /// The ids that the previous snapshot did not have: counters by id start at 0 for these.
     #[must_use]
     pub fn fresh(&self) -> &Fresh {
         &self.lineage.fresh

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use super::spec::{ForwardingMode, ServiceKey};
 use crate::limits;
 
-/// Something in the spec that is left out, or works less well than asked, and why.
+/// A part of the spec that is left out, or works less well than requested, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// A backend gets no packet.
@@ -37,8 +37,8 @@ pub enum Problem {
         /// Backends that take new flows.
         backends: usize,
     },
-    /// The weights of a service with `scheduler: rendezvous` sum to more than there are seats: all are divided, so
-    /// that shares are about as asked. A change of the divisor deals the flows of the service anew.
+    /// The weights of a service with `scheduler: rendezvous` sum to more than the number of seats: all are divided,
+    /// so that shares are about as requested. A change of the divisor redistributes the flows of the service.
     #[error(
         "{label} ({service}): the weights of its backends sum to {sum}, above {}, and are divided by {divisor}",
         limits::RENDEZVOUS_SEATS_MAX

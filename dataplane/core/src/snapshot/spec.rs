@@ -214,8 +214,8 @@ pub enum NoEndpoints {
     Reject,
     /// Nothing. Also what `externalTrafficPolicy: Local` asks when endpoints are elsewhere only.
     Drop,
-    /// What packets to this port would get without the service: its Service has left, and only its known flows go on. Its
-    /// VIP is no address of the gateway for its sake.
+    /// The same as without the service: its Service was removed, and only its known flows continue. It does not make
+    /// its VIP an address of the gateway.
     Unserved,
 }
 
@@ -273,11 +273,11 @@ pub struct ServiceSpec {
     pub idle_timeout_tcp: Duration,
     /// Idle time after which a UDP flow is forgotten.
     pub idle_timeout_udp: Duration,
-    /// Clients that may come in, by prefix; `None`: everyone. Of a family without a prefix in the list: nobody. New
-    /// flows are asked for it, and known ones once it changes.
+    /// The admitted clients, by prefix; `None` admits everyone. If the list has no prefix of a family, no client of
+    /// that family is admitted. New flows are checked, and known ones after a change.
     pub source_ranges: Option<Arc<[IpNet]>>,
-    /// Whether the links are told about the VIP when it is new (`announce.l2`); not where routes lead it here. One port
-    /// of several on a VIP is enough.
+    /// Whether a new VIP is announced on the links (`announce.l2`); not if routes lead to it. One port of several on
+    /// a VIP is enough.
     pub announced: bool,
     /// Backends in any order; (address, port) unique.
     pub backends: Vec<BackendSpec>,

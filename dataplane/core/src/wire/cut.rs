@@ -22,7 +22,7 @@ const NO_OPERATION: u8 = 1;
 /// An IPv6 header and a Fragment header.
 const IPV6_HEADERS_LEN: usize = ipv6::HEADER_LEN + ipv6::FRAGMENT_HEADER_LEN;
 
-/// How a packet is cut.
+/// How a packet is fragmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
     /// Offset of the outermost IP header, in the frame.

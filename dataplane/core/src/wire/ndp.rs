@@ -22,14 +22,14 @@ const OPTION_TARGET: u8 = 2;
 pub enum Ndp {
     /// Who has `target`?
     Solicitation {
-        /// The address asked for.
+        /// The requested address.
         target: Ipv6Addr,
         /// Source link-layer address option.
         source_mac: Option<MacAddr>,
     },
     /// `target` is here.
     Advertisement {
-        /// The address told of.
+        /// The announced address.
         target: Ipv6Addr,
         /// Target link-layer address option; a unicast answer may leave it out.
         target_mac: Option<MacAddr>,

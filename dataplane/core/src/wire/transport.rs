@@ -4,7 +4,7 @@
 use super::headers::{Family, L4Checksum, proto};
 use super::malformed::Malformed;
 
-/// What the transport header says; the fields are those of `Headers`.
+/// The content of the transport header; the fields are those of `Headers`.
 #[derive(Clone, Copy)]
 pub(crate) struct Transport {
     pub(crate) src_port: u16,

@@ -85,7 +85,7 @@ impl Ids {
     }
 }
 
-/// Whether flows of one mode can go on in the other: between DSR modes the packet inside stays the same.
+/// Whether flows of one mode can continue in the other: between DSR modes the inner packet stays the same.
 pub(super) fn same_kind_of_flow(a: ForwardingMode, b: ForwardingMode) -> bool {
     a == b || a.is_dsr() && b.is_dsr()
 }
