@@ -1,7 +1,7 @@
 //! Computes the conditions of a Service from the Service and its view.
 //!
-//! Reasons are words for programs, messages for people; both stay the same while nothing changed, so that no counting
-//! backend makes a write.
+//! Reasons are for programs, messages for people. Both stay the same while nothing changed, so a changing number of
+//! backends causes no write.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What a gateway says about itself in its `GatewayStatus`.
+//! Computes this gateway's own status for its `GatewayStatus`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

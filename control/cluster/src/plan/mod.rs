@@ -1,8 +1,8 @@
 //! Plans the writes to the API server, as a pure function: there is no write if nothing differs.
 //!
-//! [`plan`] compares the last round of the controller with what the API server has of Services and AddressPools, and
-//! gives the writes that bring them together, the events that tell about it, and what to remember. It never writes
-//! and never reads a clock; the executor does both and calls again with every change.
+//! [`plan`] compares the last round of the controller with the Services and AddressPools of the API server. It
+//! returns the writes that remove the differences, the events that report them, and the memory for the next call. It
+//! never writes and never reads a clock; the executor does both and calls again with every change.
 //!
 //! - [`service`]: finalizer, status and conditions of one Service, from its first address to its last;
 //! - [`condition`]: what the conditions say, and since when;

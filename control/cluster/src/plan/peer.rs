@@ -1,7 +1,7 @@
-//! What the other live gateways say of a Service, put together with what this one makes of it.
+//! The reports of the other live gateways about a Service, combined with the result of this one.
 //!
 //! A gateway lists in its `GatewayStatus` the Services of which it does not serve every port, and those without a
-//! backend there. What is on no list it serves, as of the version of the Services that it says it has applied.
+//! backend there. It serves all other Services, up to the version of the Services that it reports as applied.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! The status of AddressPools: how full they are, and whether they are used.
+//! The status of AddressPools: how many of their addresses are used, and whether Services hold any.
 
 use tidegate_model::objects::{AddressPool, Condition};
 use tidegate_policy::pools::PoolUsage;

@@ -1,9 +1,9 @@
-//! Somebody else writes the same status: it is told, and not fought over.
+//! Another controller writes the same status: this is reported, and Tidegate does not keep overwriting it.
 //!
-//! A status that we wrote and that another field manager owns now, with other addresses, is contested. It is left
-//! alone; after a minute it is written once more, and each time it is lost again the wait doubles, up to an hour. So a
-//! controller that was turned off is replaced by itself, and one that was not sees a handful of writes a day. An edit
-//! of the Service's spec is a new decision of its owner and counts at once.
+//! If another field manager owns a status that we wrote, with other addresses, the status is contested and left
+//! alone. After a minute it is written once more, and each time it is overwritten again the wait doubles, up to an
+//! hour. So after the other controller is turned off, the status becomes right by itself, and a controller that stays
+//! on sees a few writes a day. An edit of the Service's spec is a new decision of its owner and ends the wait.
 
 use std::collections::BTreeMap;
 

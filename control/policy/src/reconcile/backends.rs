@@ -1,9 +1,9 @@
-//! Computes the backends of one service port on one VIP: which take new flows, which only keep existing flows, which are
-//! kept after their removal, and which health checks are needed.
+//! Computes the backends of one service port on one VIP: which take new flows, which only keep existing flows, which
+//! are kept after their removal, and which health checks are needed.
 //!
-//! Kubernetes says who is ready ([`choose`]), the gateway's checks who answers, the operator whom to drain; the
-//! memory of the last call says who left. What weight they have is up to `weights` and, for nodes, to `nodes` and to
-//! what the nodes tell.
+//! Kubernetes decides which endpoints are ready ([`choose`]), the gateway's checks which answer, and the operator
+//! which are drained; the memory of the last call shows which were removed. `weights` gives their weight, and for
+//! nodes `nodes` and the weights that the nodes report.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};

@@ -1,9 +1,9 @@
-//! Who could be a backend of a port on one of its addresses, by the Service's target.
+//! The possible backends of a port on one of its addresses, by the Service's target.
 //!
-//! Target `pod`: the endpoints, at the ports that they resolved to. Target `node`: the nodes. For a DSR mode these
-//! are sent to at the port of the VIP, which stays the destination, so that the node's own proxy (kube-proxy) takes
-//! the packet for what it is; for a NAT mode at the Service's node port. Which of them take flows is decided in
-//! `backends`, by the policy and the viewpoint that stand here.
+//! Target `pod`: the endpoints, at the ports that they resolved to. Target `node`: the nodes. DSR modes send to them
+//! at the port of the VIP, which stays the destination, so that the node's own proxy (kube-proxy) recognises the
+//! packet; NAT modes send to the Service's node port. `backends` decides which of them take flows, by the policy and
+//! the viewpoint that are given here.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

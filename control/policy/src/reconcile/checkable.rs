@@ -1,9 +1,9 @@
-//! Where endpoints may be checked: `health.allowedNetworks`, by default the networks in which backends are.
+//! The networks in which endpoints may be checked: `health.allowedNetworks`, by default the networks of backends.
 //!
-//! Whoever may write EndpointSlices chooses their addresses. Without a bound, health checks would send requests to any
-//! host that the gateway reaches, and tell what it answers.
+//! Whoever can write EndpointSlices chooses their addresses. Without a limit, health checks would send requests to
+//! any host that the gateway reaches, and report the answers.
 //!
-//! Pure. Nodes as backends are not asked about here: they are the operator's.
+//! Pure. Nodes as backends are not restricted: they belong to the operator.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

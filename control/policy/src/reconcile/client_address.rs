@@ -1,10 +1,12 @@
-//! The forwarding mode of a Service that names none: that of the configuration, and where this is `fullnat` and the
-//! Service asks to keep its clients' addresses (`externalTrafficPolicy: Local`), `services.defaults.forwardingLocal`.
+//! The forwarding mode of a Service without an annotation for it: the configured one; or, if that is `fullnat` and
+//! the Service requires its clients' addresses to be kept (`externalTrafficPolicy: Local`),
+//! `services.defaults.forwardingLocal`.
 //!
-//! Only the operator knows what backends are prepared for: `nat` needs their way back to lead through the gateway, and
-//! DSR needs the VIP on them. So nothing is guessed here; without a mode that keeps addresses a finding says so.
+//! Only the operator knows for which mode backends are prepared: with `nat` their route to clients must lead through
+//! the gateway, and with DSR they need the VIP. So nothing is guessed here; without a mode that keeps addresses a
+//! finding reports it.
 //!
-//! Pure. What endpoints there are has no part in it: the mode of a Service must not change with them.
+//! Pure. It does not depend on the endpoints, because the mode of a Service must not change with them.
 
 use tidegate_core::snapshot::ForwardingMode;
 use tidegate_model::config::Target;

@@ -1,7 +1,7 @@
-//! [`Round`]: one round of a [`Reconciler`] with its inputs, to be compared with one computed from scratch.
+//! [`Round`]: one round of a [`Reconciler`] with its inputs, for a comparison with one computed from scratch.
 //!
-//! The daemon takes one now and then, and compares it in the background. Taking it costs some pointers: the inputs and
-//! the outcome share what they are made of with the reconciler. While it is kept, the reconciler copies what it changes.
+//! The daemon takes one at intervals, and compares it in the background. Taking it costs some pointers: the inputs
+//! and the outcome share their contents with the reconciler. While it is kept, the reconciler copies what it changes.
 //!
 //! Invariant: a round in which no dependency was missed has no difference (tested over random histories).
 

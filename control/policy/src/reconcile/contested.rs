@@ -1,11 +1,11 @@
-//! Whose a node port or a cluster IP is, where several Services claim it.
+//! Decides which Service has a node port or a cluster IP that several Services claim.
 //!
-//! What a pool gave comes first, then health-check node ports, then first come by creation time and UID. [`Contested`]
-//! keeps all claims by (address, protocol, port), so that a Service that changes is compared with those alone that
-//! claim the same. Where the gateway serves neither node ports nor cluster IPs, there is nothing to contest or to keep.
+//! Addresses from a pool come first, then health-check node ports, then the first Service by creation time and UID.
+//! [`Contested`] keeps all claims by (address, protocol, port), so that a Service that changes is compared only with
+//! those that claim the same. If the gateway serves neither node ports nor cluster IPs, nothing is stored.
 //!
-//! Invariant: of all claims on one (address, protocol, port) the first is the owner's, whatever the order in which they
-//! came.
+//! Invariant: among all claims on one (address, protocol, port) the first is the owner's, whatever the order in which
+//! they arrived.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;

@@ -1,11 +1,12 @@
-//! Which Services depend on something else that changed: a node, a Pod, an address, a drain.
+//! Finds the Services that depend on something else that changed: a node, a Pod, an address, a drain.
 //!
-//! What the result for a Service depends on is noted as [`Dependencies`]: a list of [`DependencyKey`]s (its endpoints' addresses, nodes and Pods,
-//! whatever else it forwards to), and which sides of a node matter to it. A change gives [`Changes`], and a Service is
-//! computed anew where they meet. Keys are hashes: a collision costs one needless computation, never a wrong result.
+//! The inputs of the result for a Service are recorded as [`Dependencies`]: a list of [`DependencyKey`]s (its
+//! endpoints' addresses, nodes and Pods, and everything else that it forwards to), and which parts of a node matter
+//! to it. A change gives [`Changes`], and a Service is computed again if the two have something in common. Keys are
+//! hashes: a collision costs one needless computation, never a wrong result.
 //!
-//! Invariant: what is not noted here and is no part of the Service itself does not show in what it comes to. Whoever
-//! lets a Service depend on something more adds it here (the property of `tests/incremental` tells).
+//! Invariant: the result for a Service depends only on the Service itself and on what is recorded here. A new
+//! dependency of a Service must be added here (the property of `tests/incremental` checks this).
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
-//! The memory of backends that left: they keep their flows until the drain timeout.
+//! The memory of removed backends: they keep their flows until the drain timeout.
 //!
-//! State in, state out: [`Drains::step`] is given who is listed now and says who left and is still to be kept.
-//! An endpoint that moves between slices and is in neither for a moment is such a one, and loses no flow.
+//! State in, state out: [`Drains::step`] receives the listed backends and returns the removed ones that are still to
+//! be kept. An endpoint that moves between slices and is in neither for a moment is one of these, and loses no flow.
 //!
 //! Invariant: nothing here reads a clock; times count from the start of the daemon.
 

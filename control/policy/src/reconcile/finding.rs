@@ -1,6 +1,6 @@
-//! What an object asked for and did not get, with its place: what `check`, `services` and events show.
+//! A request of an object that was not granted, with its place: `check`, `services` and events show it.
 //!
-//! A finding is made where the decision is made; nothing here decides.
+//! The code that decides creates the finding; nothing here decides.
 
 use std::net::IpAddr;
 

@@ -1,9 +1,9 @@
-//! Where clients reach the ports of a Service: LoadBalancer addresses and external IPs, the gateway's own addresses
-//! for node ports, cluster IPs. All are one table of (address, protocol, port).
+//! The addresses on which clients reach the ports of a Service: LoadBalancer addresses and external IPs, the
+//! gateway's own addresses for node ports, cluster IPs. All are one table of (address, protocol, port).
 //!
-//! Who may have an address of a pool is decided in `pools`, who has which node port and cluster IP in `contested`.
+//! `pools` decides which Service may have an address of a pool, `contested` which has a node port or cluster IP.
 //!
-//! Invariant: no two Services are given the same (address, protocol, port).
+//! Invariant: no two Services have the same (address, protocol, port).
 
 use std::net::IpAddr;
 

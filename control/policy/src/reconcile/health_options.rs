@@ -1,10 +1,10 @@
 //! The health-check settings of one Service: its `health-check-*` annotations override `health` of the configuration.
 //!
-//! [`HealthOptions::apply`] takes one annotation, [`HealthOptions::checks`] decides when all are in. The rule of who
-//! is checked how is [`Checks::target`], for every endpoint of every port.
+//! [`HealthOptions::apply`] takes one annotation, [`HealthOptions::checks`] decides when all were taken.
+//! [`Checks::target`] decides for every endpoint of every port how it is checked.
 //!
-//! Invariant: a value that is not understood, or not in its range, is said with what is accepted, and the
-//! configuration's goes on in its stead.
+//! Invariant: an invalid value, or one out of its range, is reported with what is accepted, and the configured value
+//! is used instead.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;

@@ -1,11 +1,12 @@
-//! What the gateway's checks say about endpoints: who is checked how, who fails, and when none is set aside.
+//! Applies the results of the gateway's checks to endpoints: how each is checked, which fail, and when failures are
+//! ignored.
 //!
-//! Pure, and per service port. A UDP port answers no handshake: without a check of its own it is judged by the
+//! Pure, and for one service port. A UDP port answers no handshake: without its own check it takes the result of the
 //! checked TCP ports of the same endpoint and Service ([`TcpEvidence`]).
 //!
-//! Invariant: with [`HealthConfig::fail_open`](tidegate_model::config::HealthConfig::fail_open) checks never take the last
-//! endpoint away: Kubernetes calls it ready, and when all fail at once, the check or the way to them is the
-//! likelier fault.
+//! Invariant: with [`HealthConfig::fail_open`](tidegate_model::config::HealthConfig::fail_open) checks never remove
+//! the last endpoint: Kubernetes reports it as ready, and when all fail at the same time, the check or the route to
+//! them is the more likely fault.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,14 +1,15 @@
-//! [`Reconciler`]: [`reconcile`](super::reconcile) with a cached result for each Service. It recomputes only the Services
-//! whose inputs changed.
+//! [`Reconciler`]: [`reconcile`](super::reconcile) with a cached result for each Service. It recomputes only the
+//! Services whose inputs changed.
 //!
-//! What changed is found by comparing with the inputs of the last call: [`SharedMap::diff`](tidegate_model::shared_map::SharedMap::diff)
-//! passes over what both states of the objects share. A change of a Service, of its slices or of its addresses is that
-//! Service's; one of a node, a Pod, a verdict or a drain is that of the Services that came out of it (`touched`); one of
-//! a namespace's labels that of its Services, where a pool's selector tells the difference. Only a change of the settings
-//! (but for who decides on addresses), and a memory that is not the one it left, do everything anew. What Services share
-//! (`sums`, `addresses`) is kept up.
+//! Changes are found by comparing with the inputs of the last call:
+//! [`SharedMap::diff`](tidegate_model::shared_map::SharedMap::diff) skips everything that both states of the objects
+//! share. A change of a Service, of its slices or of its addresses affects that Service; one of a node, a Pod, a
+//! verdict or a drain affects the Services whose results depend on it (`touched`); one of a namespace's labels
+//! affects its Services, if a pool's selector distinguishes them. Only a change of the settings (except for which
+//! gateway decides on addresses), or a memory that is not the one of the last call, recomputes everything. What
+//! Services share (`sums`, `addresses`) is updated.
 //!
-//! Invariant: equal inputs give an equal [`Outcome`], whatever was asked before (tested over random histories).
+//! Invariant: equal inputs give an equal [`Outcome`], whatever the earlier calls were (tested over random histories).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! Service ports of Services that left. Their flows go on until the drain timeout, and are the Service's again when it
-//! returns before that.
+//! Service ports of removed Services. Their flows continue until the drain timeout, and belong to the Service again
+//! if it returns before that.
 //!
-//! State in, state out, as with backends that left (`drain`). The dataplane keeps each port of a Service that left, without
-//! new flows ([`NoEndpoints::Unserved`]) and without its address: the address is free, or another Service has it. A port
-//! that another Service has by now is that Service's.
+//! State in, state out, as with removed backends (`drain`). The dataplane keeps each port of a removed Service,
+//! without new flows ([`NoEndpoints::Unserved`]) and without its address: the address is free, or another Service has
+//! it. If another Service has the port by then, the port belongs to that one.
 //!
-//! Invariant: a Service that stays and loses a port, or is refused, leaves nothing behind.
+//! Invariant: if a Service stays and loses a port, or is refused, nothing is kept for it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Computes the desired state from Kubernetes objects, health results and drains. Read it top-down to follow a Service
-//! update.
+//! Computes the desired state from Kubernetes objects, health results and drains. Read it top-down to follow a
+//! Service update.
 //!
-//! [`reconcile`] is a pure function: [`Settings`], [`Objects`], health, drains, the memory of the last call and
-//! `now` give an [`Outcome`]: the [`SnapshotSpec`] for the dataplane, what to check and to listen on, what to
-//! show, and every wish that was not granted, with its place. The steps:
+//! [`reconcile`] is a pure function: [`Settings`], [`Objects`], health, drains, the memory of the last call and `now`
+//! give an [`Outcome`]: the [`SnapshotSpec`] for the dataplane, the targets of health checks, the listeners, the
+//! views, and every request that was not granted, with its place. The steps:
 //!
 //! 1. [`plan`](plan::plan): whether a Service concerns us, and what its annotations ask for
 //!    ([`options`](options::options));

@@ -1,12 +1,13 @@
 //! Target `node`: the nodes of the cluster as candidates for backends, instead of the endpoints themselves.
 //!
-//! A node is a candidate with each family's InternalIP. Policy Cluster: every node; policy Local: those that have
-//! endpoints of the Service, as ready as these, weighted by how many are ready, so that Pods and not nodes get even
-//! shares. The label `node.kubernetes.io/exclude-from-external-load-balancers` and the Service's
-//! `tidegate.dev/backend-node-selector` take nodes out; readiness flips and cordons do not: health checks decide.
+//! A node is a candidate with each family's InternalIP. With policy Cluster every node is one; with policy Local, the
+//! nodes that have endpoints of the Service. Such a node is as ready as its endpoints and is weighted by how many are
+//! ready, so that Pods and not nodes get equal shares. The label
+//! `node.kubernetes.io/exclude-from-external-load-balancers` and the Service's `tidegate.dev/backend-node-selector`
+//! exclude nodes; changes of readiness and cordons do not: health checks decide.
 //!
-//! Pure; called by `program` for each VIP. What comes out is [`ResolvedEndpoint`]s, so that everything after
-//! treats nodes like endpoints.
+//! Pure; `program` calls it for each VIP. The result consists of [`ResolvedEndpoint`]s, so that all later steps treat
+//! nodes like endpoints.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

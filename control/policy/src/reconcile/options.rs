@@ -1,9 +1,9 @@
 //! Parses the annotations of a Service into options; the configuration has the defaults.
 //!
-//! One pass over the annotations of our prefix and over the aliases of others. A value that is not understood
-//! is an error that names key, value and what would be accepted, and the default goes on in its stead. A wish
-//! that is understood and not granted yet lands in [`Options::refused`]: no port of the Service is programmed
-//! then, since serving it another way than asked (without its rate limit, to nodes it excludes) is worse.
+//! One pass over the annotations of our prefix and over the aliases of others. An invalid value is an error that
+//! names key, value and what is accepted, and the default is used instead. A valid request that is not supported yet
+//! is recorded in [`Options::refused`]: then no port of the Service is programmed, because serving it differently
+//! from the request (without its rate limit, to nodes it excludes) is worse.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

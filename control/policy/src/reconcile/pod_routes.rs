@@ -1,7 +1,7 @@
 //! `services.podRoutes: node`: the next hop of a Pod address is its node.
 //!
-//! Each of a node's `spec.podCIDRs` becomes a route by the node's InternalIP of the same family. The gateway's own
-//! routes come first: a prefix that they have is theirs. Pure; what cannot be a route is said at the Node.
+//! Each of a node's `spec.podCIDRs` becomes a route through the node's InternalIP of the same family. The gateway's
+//! own routes take precedence for their prefixes. Pure; prefixes that cannot be routed are reported on the Node.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

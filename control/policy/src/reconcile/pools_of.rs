@@ -1,4 +1,4 @@
-//! The pools of the configuration and those of `AddressPool` objects as one list, with what is wrong among them.
+//! The pools of the configuration and those of `AddressPool` objects as one list, with their faults.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::Pool;

@@ -1,8 +1,8 @@
 //! Turns each port of a Service on each of its VIPs into a [`ServiceSpec`], or into a refusal with its reason.
 //!
-//! The order of questions for a port on an address ([`Frontend`]): does the gateway do what the Service asks; is the
-//! port the Service's own there; who could be a backend (`candidates`); which of these can the mode reach. Who takes
-//! flows is decided in `backends`.
+//! For a port on an address ([`Frontend`]) it checks in this order: whether the gateway supports what the Service
+//! requests; whether the port belongs to the Service there; which backends are possible (`candidates`); which of
+//! these the mode can reach. `backends` decides which take flows.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! Addresses that no Service may have: those of gateways, nodes and API servers (`docs/kubernetes.md`, section 7).
 //!
-//! Whoever could take one of these by `spec.externalIPs` would take the traffic of others with it. Pure.
+//! A Service that could take one of these with `spec.externalIPs` would receive the traffic of others. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

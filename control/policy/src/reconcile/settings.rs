@@ -1,7 +1,7 @@
-//! What reconcile needs of the configuration, as plain values.
+//! The part of the configuration that reconcile needs, as plain values.
 //!
-//! `assemble` fills it from the validated configuration and what only the running gateway knows (the MAC
-//! addresses of its ports); tests write it by hand. No file, no default beside [`Settings::default`].
+//! `assemble` fills it from the validated configuration and from values that only the running gateway has (the MAC
+//! addresses of its ports); tests write it by hand. No file, and no default except [`Settings::default`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

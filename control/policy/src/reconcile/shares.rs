@@ -1,12 +1,12 @@
-//! How much all Services together may take of the tables that they share, and which of them get nothing when they ask
-//! for more than that.
+//! Limits how much of the shared tables all Services together may use, and decides which of them are refused if they
+//! request more.
 //!
-//! Each Service has a [`Demand`], found by arithmetic on counts. While the sum fits, everybody is served. When it does
-//! not, the namespace with the largest demand gives up its newest Service, again and again until the rest fits: a
-//! namespace that asks for less than the others loses nothing, whoever else comes and whenever. Services that are
-//! refused are told so, and are served again when there is room.
+//! Each Service has a [`Demand`], computed from counts. While the sum fits, every Service is served. If it does not,
+//! the newest Service of the namespace with the largest demand is refused, again and again until the rest fits. So a
+//! namespace that requests less than the others loses nothing, whatever the others do. Refused Services are reported,
+//! and are served again when there is room.
 //!
-//! Invariant: who is refused follows from the demands of the moment alone, not from the order in which they came.
+//! Invariant: which Services are refused depends only on the current demands, not on the order in which they arrived.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 

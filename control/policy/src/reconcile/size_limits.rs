@@ -1,10 +1,10 @@
-//! How much one Service may take of the tables that all Services share.
+//! Limits how much of the shared tables one Service may use.
 //!
 //! Each limit is checked by arithmetic on counts, before anything of that size is built. A Service above a limit is
-//! refused whole, with a finding and a view that says why; every other Service is programmed as usual.
+//! refused as a whole, with a finding and a view that show the reason; every other Service is programmed as usual.
 //!
-//! The limits are far above what a Service of the Kubernetes API needs, and far below what would slow a round down for
-//! the others.
+//! The limits are far above the needs of a Service of the Kubernetes API, and far below sizes that would slow down a
+//! round for the others.
 
 use std::collections::HashSet;
 

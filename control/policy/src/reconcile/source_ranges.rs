@@ -1,8 +1,8 @@
-//! Who may come in by a LoadBalancer VIP: `loadBalancerSourceRanges` as the dataplane is given them.
+//! The clients that may use a LoadBalancer VIP: converts `loadBalancerSourceRanges` for the dataplane.
 //!
 //! Pure leaf of `program`. The ranges filter LoadBalancer VIPs only: node ports and externalIPs are open to everyone,
-//! but for an address that is a LoadBalancer VIP as well. Which of field and annotation counts is decided where
-//! manifests are read.
+//! except for an address that is also a LoadBalancer VIP. The decoder of manifests decides whether the field or the
+//! annotation counts.
 
 use std::net::IpAddr;
 use std::sync::Arc;

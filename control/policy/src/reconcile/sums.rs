@@ -1,8 +1,7 @@
-//! What all Services come to together, kept up by taking out what one of them gave before and putting in what it gives
-//! now.
+//! The combined result of all Services, updated by removing the old contribution of a Service and adding the new one.
 //!
-//! Called by `incremental` for each Service that was taken up again. Lists that others hold (findings, listeners) are
-//! made anew only where what they are made of has changed.
+//! `incremental` calls it for each Service that was computed again. Lists that others hold (findings, listeners) are
+//! rebuilt only if their contents have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,9 +1,10 @@
-//! What the desired state looks like to people: the answers of `services` and `backends`.
+//! The desired state for people: the answers of `services` and `backends`.
 //!
-//! Values with serde only, filled by `program`; the admin socket passes them on as they are, so the field
-//! names are what `-o json` shows.
+//! Values with serde only, filled by `program`. The admin socket passes them on unchanged, so `-o json` shows the
+//! field names.
 //!
-//! What a program may decide by is an enum; text is for people alone, and nothing reads it. In JSON an enum is its name.
+//! Values that a program may act on are enums; text is only for people, and no code reads it. In JSON an enum is its
+//! name.
 
 mod by_name;
 

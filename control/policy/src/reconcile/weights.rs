@@ -1,7 +1,7 @@
-//! The share that an endpoint or a node gets of new flows: `tidegate.dev/weight`.
+//! The share of new flows of an endpoint or a node: `tidegate.dev/weight`.
 //!
-//! Of an endpoint it is that of its Pod, else of its Node, else 1: twice the flows is 2, none is 0. Pure; a value
-//! that is not understood is said at the object that has it, and the next in line counts.
+//! The weight of an endpoint is that of its Pod, otherwise of its Node, otherwise 1. A weight of 2 gives twice the
+//! flows, 0 gives none. Pure; an invalid value is reported at its object, and the next one in this order counts.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{Metadata, Node, Objects, ResolvedEndpoint};

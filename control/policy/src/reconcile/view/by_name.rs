@@ -1,6 +1,6 @@
 //! Types of other crates in the JSON of views: each value is written as its name, and read back from it.
 //!
-//! For `#[serde(with = "by_name")]`. The names are contracts: they stand in manifests, in metrics and in what scripts read.
+//! For `#[serde(with = "by_name")]`. The names are contracts: manifests, metrics and scripts use them.
 
 use serde::{Deserialize as _, Deserializer, Serializer, de};
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
