@@ -1,11 +1,11 @@
-//! The core on cores: workers, drivers, snapshots to workers, neighbours, the way to the kernel.
+//! Runs the core on CPU cores: workers, drivers, publication of snapshots, neighbours, the path to the kernel.
 //!
-//! Who calls it: the control plane, through [`gateway`]; `tidegate replay`, through [`replay`]. What may not live here:
-//! Kubernetes, configuration files, `unsafe` (that is crate `dpdk`'s), decisions about packets (those are
-//! `tidegate_core`'s). Read [`worker`] first: it is the loop that everything else serves.
+//! Callers: the control plane, through [`gateway`]; `tidegate replay`, through [`replay`]. Not allowed here:
+//! Kubernetes, configuration files, `unsafe` (which belongs to crate `dpdk`), decisions about packets (which belong
+//! to `tidegate_core`). Read [`worker`] first: it is the loop that everything else serves.
 //!
-//! Invariant: nothing is shared between workers but bounded queues; a worker's loop takes no lock and allocates
-//! nothing, and control never waits for a worker without a bound.
+//! Invariant: workers share nothing except bounded queues; a worker's loop takes no lock and allocates nothing, and
+//! the control plane never waits for a worker without a limit.
 #![forbid(unsafe_code)]
 
 pub mod clock;

@@ -1,8 +1,8 @@
-//! Says in the log which path MTUs of tunnels were learnt, and which have expired.
+//! Logs the path MTUs of tunnels that were learnt or have expired.
 //!
-//! Workers learn them ([`tidegate_core::path_mtu`]) and write no log. The slow path compares the table with what it knew,
-//! at once when there is news, and then not again for [`PAUSE`]: routers, or who forges their errors, do not fill the
-//! log. What changes to and fro within a pause is not told.
+//! Workers learn them ([`tidegate_core::path_mtu`]) and write no log. The slow path compares the table with its last
+//! state, at once after a change, and then not again for [`PAUSE`], so that routers, or an attacker who forges their
+//! errors, cannot fill the log. Changes that are undone within a pause are not logged.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! The device that probes' sockets send by: a TUN of this process, with the near addresses.
+//! The device that the sockets of probes use: a TUN of this process, with the near addresses.
 //!
 //! Invariant: not persistent. The device, its addresses and routes are gone with the process, however it ends.
 

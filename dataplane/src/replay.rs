@@ -1,9 +1,9 @@
-//! The real pipeline over a capture: what the gateway would do with these packets, without ports, root or DPDK.
+//! Runs the real pipeline over a capture: what the gateway would do with these packets, without ports, root or DPDK.
 //!
-//! One worker, the capture's timestamps as the clock, static neighbours only, packet after packet in the order of the
-//! file. Used by `tidegate replay` and by tests from outside. A fragment that comes before the first one of its datagram
-//! waits for it as in the worker: what became of it is told in its turn, and what is sent because of it goes to the
-//! output when it is sent, with the timestamp of the packet that ended the wait.
+//! One worker, the capture's timestamps as the clock, static neighbours only, one packet after the other in the order
+//! of the file. `tidegate replay` and tests use it. A fragment that precedes the first one of its datagram waits for
+//! it as in the worker: its result is reported in its turn, and the frames that are sent because of it go to the
+//! output when they are sent, with the timestamp of the packet that ended the wait.
 //!
 //! Invariant: the result is a function of the spec and the capture alone: same input, same bytes out.
 

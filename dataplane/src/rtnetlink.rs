@@ -1,4 +1,4 @@
-//! Requests to the kernel by rtnetlink: one request, one answer, nothing kept.
+//! Requests to the kernel by rtnetlink: one request, one answer, no state.
 
 use std::io;
 

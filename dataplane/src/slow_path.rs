@@ -1,10 +1,10 @@
-//! The one thread beside the workers: the kernel's taps with their routes, the resolver of neighbours, and the log of
-//! what workers learn.
+//! The one thread besides the workers: it serves the kernel's taps with their routes, the resolver of neighbours, and
+//! the log of learnt path MTUs.
 //!
-//! Frames that workers punt go into the interface's tap, what the kernel sends there goes to a worker to be sent;
-//! what workers tell about neighbours goes to the state machine, whose requests go out the same way. Workers neither
-//! wake this thread nor enter the kernel for it: it comes by at least every [`WAIT_MAX`], which is the most that a
-//! punted frame waits on an idle gateway.
+//! Frames that workers punt are written to the interface's tap. Frames that the kernel sends there go to a worker to
+//! be sent. Reports of workers about neighbours go to the state machine, whose requests are sent in the same way.
+//! Workers neither wake this thread nor enter the kernel for it: it runs at least every [`WAIT_MAX`], which is the
+//! longest wait of a punted frame on an idle gateway.
 //!
 //! Invariant: bounded work per turn for each of its duties, so that none starves another.
 

@@ -1,7 +1,7 @@
-//! What threads meet by, in two forms: the real one, and one that loom can model (`--cfg loom`).
+//! Synchronisation primitives in two forms: the real ones, and ones that loom can model (`--cfg loom`).
 //!
-//! Used by [`crate::publish`] and [`crate::worker::mailbox`], whose protocols are checked under loom. Loom does not see
-//! inside the queues: there they are boxes that do each operation in one step.
+//! Used by [`crate::publish`] and [`crate::worker::mailbox`], whose protocols are checked under loom. Loom does not
+//! see inside the queues: there they are boxes that do each operation in one step.
 
 #[cfg(not(loom))]
 pub(crate) use real::*;

@@ -1,9 +1,10 @@
-//! Which core runs which worker, and which queues it owns: a pure function of what was asked and what there is.
+//! Decides which core runs which worker, and which queues it owns: a pure function of the request and the hardware.
 //!
-//! Worker i runs on the i-th core asked for and owns receive and transmit queue i of every port, so no queue has
-//! two owners and nothing is locked. Called once at the start, before any port is started.
+//! Worker i runs on the i-th requested core and owns receive and transmit queue i of every port, so no queue has two
+//! owners and nothing is locked. Called once at the start, before any port is started.
 //!
-//! Invariant: nothing here asks the machine; what it has is an argument, and the same arguments give the same plan.
+//! Invariant: nothing here queries the machine; its properties are an argument, and the same arguments give the same
+//! plan.
 
 use std::path::Path;
 

@@ -56,7 +56,7 @@ pub fn pin(cpus: &[usize]) {
 /// What the daemon's controller holds.
 pub struct Gateway<'a> {
     settings: Settings,
-    /// What the source has.
+    /// The objects of the source.
     pub objects: Objects,
     memory: Memory,
     reconciler: Reconciler,

@@ -1,10 +1,10 @@
-//! How a worker lets go of a port's queue and gets a new one, without a lock and without waiting.
+//! Lets a worker release a port's queue and get a new one, without a lock and without waiting.
 //!
-//! A device can disappear and come back while the gateway runs: its port is closed and opened again, which is allowed
-//! only while no worker holds a queue of it. One [`Gate`] for each queue of each port: the thread that watches links
-//! asks, the worker sees it at its next burst and answers. Both sides only store and load a byte.
+//! A device can disappear and return while the gateway runs: its port is closed and opened again, which is allowed
+//! only while no worker holds a queue of it. Each queue of each port has one [`Gate`]: the thread that watches links
+//! sends a request, and the worker sees it at its next burst and answers. Both sides only store and load a byte.
 //!
-//! Invariant: each stage is left by one side only. The watching thread leaves `Open`, `Mute` and `Released`; the worker
+//! Invariant: only one side leaves each stage. The watching thread leaves `Open`, `Mute` and `Released`; the worker
 //! leaves `Release` and `Offered`.
 
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -1,7 +1,8 @@
 //! Ports in memory: bounded queues of plain frames, for tests and benches of the real worker.
 //!
-//! [`port`] gives the worker's ends, one [`MemoryQueue`] per worker, and a [`MemoryPort`] for the test, which plays
-//! the wire: what it offers to a queue the worker receives, what the worker sends it takes.
+//! [`port`] returns the worker's ends, one [`MemoryQueue`] per worker, and a [`MemoryPort`] for the test, which
+//! stands for the wire: the worker receives what the test puts into a queue, and the test takes what the worker
+//! sends.
 //!
 //! Invariant: both directions are bounded, so that full transmit queues and partial sends happen here as on a NIC.
 

@@ -1,9 +1,9 @@
-//! Where frames come from and go to, behind one trait: DPDK ports, or queues in memory.
+//! The sources and destinations of frames behind one trait: DPDK ports, or queues in memory.
 //!
 //! A [`PortQueue`] is one receive and one transmit queue of one port, owned by one worker. The worker's loop is
-//! generic over it, so that nothing is called through a pointer per packet.
+//! generic over it, so that no call per packet goes through a pointer.
 //!
-//! Invariant: a frame has one owner; what a queue did not take stays in the batch, in order.
+//! Invariant: a frame has one owner; frames that a queue did not accept stay in the batch, in order.
 
 use arrayvec::ArrayVec;
 use tidegate_core::frame::Frame;

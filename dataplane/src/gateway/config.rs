@@ -1,4 +1,4 @@
-//! What a gateway is to be, and why it could not be made: the control plane's side of the facade.
+//! The settings of a gateway, and the errors of its start: the control plane's side of the facade.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,11 +1,11 @@
-//! What services and backends have counted over snapshots that come and go.
+//! The counts of services and backends over successive snapshots.
 //!
-//! A worker counts by index in its [`Tallies`]; a snapshot that needs more indices gets larger ones, and an index is
-//! given to another service when its first one is gone. So the count of a service is the sum over all tallies that
-//! each worker has had, less what that sum was when the id was first seen.
+//! A worker counts by index in its [`Tallies`]. A snapshot that needs more indices gets larger ones, and an index is
+//! reused for another service when its first one is gone. So the count of a service is the sum over all tallies of
+//! each worker, minus that sum at the time when the id was first seen.
 //!
-//! Invariant: counts of an id that lives on never go back. What workers still count for the id that had the index
-//! before, in the moment until they take the new snapshot up, is counted for the new one.
+//! Invariant: the counts of an id that exists never fall. What workers still count for the previous id of an index,
+//! until they apply the new snapshot, is counted for the new one.
 
 use std::sync::Arc;
 

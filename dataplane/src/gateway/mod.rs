@@ -1,10 +1,10 @@
 //! The facade that the control plane uses: a gateway over DPDK ports, from start to orderly stop.
 //!
-//! [`Dataplane::start`] brings up DPDK, ports, taps and threads; [`Dataplane::publish`] hands a forwarding state to the
-//! workers; everything else reads. What is behind it and does not know DPDK is the [`worker_pool`].
+//! [`Dataplane::start`] starts DPDK, ports, taps and threads; [`Dataplane::publish`] publishes a forwarding state to
+//! the workers; everything else reads. The parts behind it that do not know DPDK are the [`worker_pool`].
 //!
-//! Invariant: nothing here waits for a worker without a bound, but [`Dataplane::stop`], which waits for one turn of
-//! each worker's loop. After it, or after a failed start, no thread, port, tap or packet memory is left.
+//! Invariant: nothing here waits for a worker without a limit, except [`Dataplane::stop`], which waits for one turn
+//! of each worker's loop. After it, or after a failed start, no thread, port, tap or packet memory is left.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Deref;

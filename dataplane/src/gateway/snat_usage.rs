@@ -1,8 +1,8 @@
-//! How many local ports of `fullnat` are in use, by SNAT address and backend, for metrics.
+//! The number of local ports of `fullnat` in use, by SNAT address and backend, for metrics.
 //!
-//! Nothing is counted per packet: workers walk their tables, a few buckets per turn, when they are asked. Who reads
-//! waits for them with a bound. Where they have not finished by then, the reading is the one before, and the count goes
-//! on for the next one.
+//! Nothing is counted per packet: on request, workers walk their tables, a few buckets per turn. The reader waits for
+//! them with a time limit. If they have not finished by then, the reading is the previous one, and the count
+//! continues for the next one.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

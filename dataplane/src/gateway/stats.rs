@@ -1,7 +1,7 @@
-//! What a gateway has counted, added up over its workers: plain values for metrics and tables.
+//! The counters of a gateway, summed over its workers: plain values for metrics and tables.
 //!
-//! Read from counters with one writer each, at any time, by anyone; nothing is locked but control's own ledger.
-//! Numbers read while traffic flows were each true a moment ago, not all at the same moment.
+//! They are read from counters with one writer each, at any time, by anyone; only control's own ledger is locked.
+//! Numbers that are read while traffic flows were each correct a moment ago, but not all at the same moment.
 
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;

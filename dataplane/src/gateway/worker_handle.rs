@@ -1,8 +1,9 @@
-//! One worker of a worker pool, seen from outside: its thread's life, its state, its figures.
+//! One worker of a worker pool, seen from outside: its thread, its state, its figures.
 //!
-//! The [`super::worker_pool`] starts them, asks them and waits for their end; nothing here knows what they forward.
+//! The [`super::worker_pool`] starts workers, queries them and waits for their end. Nothing here knows what they
+//! forward.
 //!
-//! Invariant: a thread that ends unasked leaves the state `Failed`, and the callback has been called.
+//! Invariant: if a thread ends unexpectedly, the state is `Failed` and the callback has been called.
 
 use std::any::Any;
 use std::io;

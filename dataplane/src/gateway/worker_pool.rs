@@ -1,11 +1,11 @@
-//! The threads of a gateway, on any driver: workers, the slow path, and the publisher that feeds them.
+//! The threads of a gateway, on any driver: workers, the slow path, and the publisher of snapshots.
 //!
-//! [`super::Dataplane`] makes one over DPDK ports; tests make one over ports in memory. Control talks to it from any
-//! thread; its lock is control's own, workers never take it.
+//! [`super::Dataplane`] builds one over DPDK ports; tests build one over ports in memory. The control plane calls it
+//! from any thread; only the control plane takes its lock, workers never do.
 //!
-//! Invariant: a worker that ends without being told to is noticed: its state says `Failed`, [`WorkerPool::healthy`] is false,
-//! and the callback has been called with what it said.
-//! Invariant: after [`WorkerPool::stop`] no thread is left and every frame has gone back to where it came from.
+//! Invariant: a worker that ends unexpectedly is noticed: its state is `Failed`, [`WorkerPool::healthy`] is false,
+//! and the callback has been called with its message. Invariant: after [`WorkerPool::stop`] no thread is left and
+//! every frame has been returned to its pool.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};

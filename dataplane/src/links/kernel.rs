@@ -1,7 +1,7 @@
-//! What the kernel says of its interfaces, by rtnetlink.
+//! The state of the kernel's interfaces, by rtnetlink.
 //!
-//! [`Kernel::link`] asks for one interface by name; [`Events`] wakes who waits when any interface changes. What an event
-//! says is not read: whoever is woken asks again, so that an event that was lost costs nothing but time.
+//! [`Kernel::link`] queries one interface by name; [`Events`] wakes a waiter when any interface changes. The content
+//! of an event is not read: the waiter queries again, so that a lost event only costs time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,8 +1,8 @@
-//! One gateway a device: the second one is refused, whatever its interfaces are called.
+//! Lets only one gateway use a device: the second one is refused, whatever its interfaces are called.
 //!
-//! The lock is a socket in the abstract name space, which the kernel keeps for each network namespace: two gateways in
-//! different namespaces may have devices of one name, and a process that ends, however it ends, leaves no lock behind.
-//! Who has it stands in the device's [`Record`].
+//! The lock is a socket in the abstract name space, which the kernel keeps for each network namespace. So two
+//! gateways in different namespaces may have devices with the same name, and a process leaves no lock behind, however
+//! it ends. The device's [`Record`] names the process that has the lock.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;

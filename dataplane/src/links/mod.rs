@@ -1,9 +1,9 @@
-//! Whether each interface can carry frames: its port's link, and the tap that mirrors it for the kernel.
+//! Whether each interface can carry frames: its port's link, and the tap that stands for it in the kernel.
 //!
-//! [`Links`] is the table that everyone may read; the watching thread ([`watch`]) and the slow path write it. A change
-//! of state is logged here, once, counted, and told to whoever asked ([`Links::on_change`]).
+//! [`Links`] is the table that everyone may read; the watching thread ([`watch`]) and the slow path write it. A
+//! change of state is logged here once, counted, and reported to the callback ([`Links::on_change`]).
 //!
-//! Invariant: a worker never looks in here; what concerns workers goes by their [`crate::drivers::gate`].
+//! Invariant: a worker never reads this; workers are informed through their [`crate::drivers::gate`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

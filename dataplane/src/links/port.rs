@@ -1,12 +1,14 @@
-//! One port that comes and goes with its device: closed when the device is gone, opened again when it is back.
+//! One port that is closed when its device is gone and opened again when the device is back.
 //!
-//! A packet socket is bound to the interface that it was opened on, not to its name: an interface that is deleted and
-//! made anew needs a new socket. So the port is closed as soon as the name stands for nothing or for another interface,
-//! and opened again as it was at the start (queues, address, MTU, settings of the kernel). Workers let go of their queues
-//! in between by their [`Gate`]s; flows, services and neighbours stay.
-//! Only devices that are interfaces of the kernel are opened again. The link of others is asked of their driver.
+//! A packet socket is bound to the interface on which it was opened, not to its name: an interface that is deleted
+//! and created again needs a new socket. So the port is closed as soon as the name belongs to no interface or to
+//! another one, and opened again with the same settings as at the start (queues, address, MTU, settings of the
+//! kernel). In between, workers release their queues through their [`Gate`]s; flows, services and neighbours stay.
+//! Only devices that are interfaces of the kernel are opened again. For others only the link is read from their
+//! driver.
 //!
-//! Invariant: nothing here waits for a worker: a turn does what it can, and says whether to come back soon.
+//! Invariant: nothing here waits for a worker: a turn does what is possible, and returns whether to call it again
+//! soon.
 
 use std::mem;
 use std::sync::Arc;

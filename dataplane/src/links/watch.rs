@@ -1,9 +1,9 @@
 //! The thread that watches ports and taps.
 //!
-//! It sleeps until the kernel tells of a change of any interface, or a second is over (drivers that are asked, attempts
-//! that are repeated), and looks at everything then.
+//! It sleeps until the kernel reports a change of any interface, or for a second (for drivers that must be polled,
+//! and for retries), and then checks everything.
 //!
-//! Invariant: it holds all ports while it runs, and gives them back at its end: nobody else opens or closes one.
+//! Invariant: it owns all ports while it runs, and returns them at its end: nothing else opens or closes one.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! What the state machine asks of its driver.
+//! The actions that the neighbour state machine returns to its driver.
 
 use std::net::IpAddr;
 

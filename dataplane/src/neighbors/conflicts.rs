@@ -1,10 +1,11 @@
-//! Other stations that claim an address of ours: when to defend it, and when to say so (RFC 5227 section 2.4).
+//! Other stations that claim one of our addresses: when to defend it, and when to log it (RFC 5227 section 2.4).
 //!
-//! Each claim is counted where it is received. Here it is decided which of them is answered by an announcement and which
-//! is logged: at most one of each for an address in [`DEFEND_INTERVAL`]. So two gateways that announce the same VIP on
-//! one link do not answer each other without end: the second claim within the interval gets no answer.
+//! Each claim is counted where it is received. This file decides which of them is answered by an announcement and
+//! which is logged: at most one of each for an address in [`DEFEND_INTERVAL`]. So two gateways that announce the same
+//! VIP on one link do not answer each other without end: the second claim within the interval gets no answer.
 //!
-//! Invariant: the memory is bounded; with [`REMEMBERED_MAX`] addresses in dispute at once the others are only counted.
+//! Invariant: the memory is bounded; while [`REMEMBERED_MAX`] addresses are in dispute, further ones are only
+//! counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

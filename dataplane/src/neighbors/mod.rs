@@ -1,9 +1,11 @@
-//! Link addresses of next hops: what is wanted of a forwarding state, and what the state machine's actions do.
+//! Link addresses of next hops: converts a forwarding state to the input of the state machine, and carries out its
+//! actions.
 //!
-//! The machine is [`resolver`]; the slow path drives it. Here is the seam: a [`SnapshotSpec`] becomes the
-//! [`Surroundings`] that the machine looks after, and what it learns goes into the table that workers read.
+//! The machine is [`resolver`]; the slow path drives it. Here a [`SnapshotSpec`] becomes the [`Surroundings`] of the
+//! machine, and learnt addresses are written to the table that workers read.
 //!
-//! Invariant: the slow path is the only writer of link addresses beside the compile of a snapshot, which makes slots.
+//! Invariant: the slow path is the only writer of link addresses, besides the compile of a snapshot, which creates
+//! slots.
 
 use std::net::IpAddr;
 

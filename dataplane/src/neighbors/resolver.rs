@@ -1,16 +1,16 @@
-//! The neighbour state machine: which link addresses are asked for, refreshed, believed and given up.
+//! The neighbour state machine: which link addresses are requested, refreshed, accepted and removed.
 //!
-//! Pure: `now` is an argument, frames to send and changes of the table come back as [`Action`]s. The thread that
-//! drives it is in [`super`]. The states are those of RFC 4861 section 7.3, for ARP too; what changes them are the rules
-//! of its section 7.2.5: only an answer to a request of ours makes an entry reachable, and an advertisement without the
+//! Pure: `now` is an argument; frames to send and changes of the table are returned as [`Action`]s. The thread that
+//! drives it is in [`super`]. The states are those of RFC 4861 section 7.3, for ARP too. The transitions are those of
+//! its section 7.2.5: only an answer to our own request makes an entry reachable, and an advertisement without the
 //! override flag replaces nothing.
 //!
-//! Next hops of routes and backends are pinned: they are asked for before any packet needs them, and nothing evicts
-//! them. What only packets want has shares of its own ([`shelves`](super::shelves)). Each kind has its own budget of
-//! frames, so that none delays another.
+//! Next hops of routes and backends are pinned: they are requested before any packet needs them, and nothing evicts
+//! them. Next hops that only packets need have their own shares ([`shelves`](super::shelves)). Each kind has its own
+//! budget of frames, so that none delays another.
 //!
-//! Invariant: what strangers say about addresses that nobody wants changes nothing, unless they ask for us.
-//! Invariant: entries and frames are bounded; an event costs the logarithm of the entries.
+//! Invariant: information from unknown stations about unneeded addresses changes nothing, unless the stations request
+//! one of our addresses. Invariant: entries and frames are bounded; an event costs the logarithm of the entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,12 +1,12 @@
-//! The neighbours that only packets want, in bounded shares: who makes room for whom.
+//! The neighbours that only packets need, in bounded shares, and which of them is evicted for another.
 //!
-//! Each interface has a share for each family, so that a flood on one of them leaves the others alone, and each share
-//! has three shelves with room of their own: addresses asked for that have not answered, stations that asked for us and
-//! have not been sent anything, and neighbours in use or used not long ago. A flood of addresses that nobody has fills
-//! the first, one of forged requests the second; neither touches the third, and nothing that packets used within
-//! [`IN_USE`] is evicted from that.
+//! Each interface has a share for each family, so that a flood on one of them does not affect the others. Each share
+//! has three shelves with separate room: requested addresses that have not answered, stations that requested our
+//! address and to which nothing was sent yet, and neighbours that are in use or were used recently. A flood of
+//! packets to unused addresses fills the first, a flood of forged requests the second; neither affects the third, and
+//! an entry that packets used within [`IN_USE`] is never evicted from it.
 //!
-//! Invariant: every operation takes time in the logarithm of the entries; none looks at all of them.
+//! Invariant: every operation takes time in the logarithm of the entries; none examines all of them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

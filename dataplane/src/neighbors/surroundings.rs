@@ -1,4 +1,4 @@
-//! What the gateway is, as far as neighbours care: its interfaces, whom it will ask for, and what is its own.
+//! The gateway as the resolver sees it: its interfaces, the neighbours that it needs, and its own addresses.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

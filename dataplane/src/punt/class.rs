@@ -1,10 +1,10 @@
-//! Classes of frames for the kernel: each has a queue and a rate of its own, so that a flood of one delays no other.
+//! Classes of frames for the kernel: each has its own queue and rate, so that a flood of one delays no other.
 //!
-//! A worker asks for the class of a frame only when the frame goes to the kernel. The slow path takes from the queues in
-//! the order of [`PuntClass::ALL`], a bounded number from each per turn.
+//! A worker determines the class of a frame only when the frame goes to the kernel. The slow path takes from the
+//! queues in the order of [`PuntClass::ALL`], a bounded number from each per turn.
 //!
-//! Invariant: an attacker's frames are in the classes of strangers ([`PuntClass::Neighbor`], [`PuntClass::Other`], and
-//! [`PuntClass::Routing`]) unless they answer what the host itself asked ([`OwnConnections`]).
+//! Invariant: an attacker's frames are in the classes of strangers ([`PuntClass::Neighbor`], [`PuntClass::Other`],
+//! and [`PuntClass::Routing`]) unless they answer requests of the host itself ([`OwnConnections`]).
 
 use crossbeam::queue::ArrayQueue;
 use tidegate_core::counters::Counter;

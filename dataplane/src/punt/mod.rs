@@ -1,8 +1,9 @@
-//! The way to the kernel and back: one tap for each interface, with its addresses and routes.
+//! The path to the kernel and back: one tap for each interface, with its addresses and routes.
 //!
-//! [`class`] tells frames for the kernel apart, with the help of [`own`]. [`tap`] is the device, [`netlink`] gives it addresses and routes, which [`mod@routes`] keeps up with; the slow path moves the frames. Where a port
-//! is a kernel interface too (`net_af_packet`), the kernel hears every frame there as well as on the tap: that interface
-//! must have no address, and its own ingress silenced, or the kernel answers twice.
+//! [`class`] classifies frames for the kernel, with the help of [`own`]. [`tap`] is the device, [`netlink`] sets its
+//! addresses and routes, and [`mod@routes`] keeps the routes up to date; the slow path moves the frames. If a port is
+//! also a kernel interface (`net_af_packet`), the kernel receives every frame there as well as on the tap. That
+//! interface must have no address, and its own ingress must be silenced, or the kernel answers twice.
 //!
 //! Invariant: everything set up here is gone when the process ends.
 

@@ -1,13 +1,13 @@
-//! The connections and questions of the host itself, as far as its frames through the taps show them: how an answer to
-//! a health check, a BGP session or an ARP request of the kernel is told from a flood to the gateway's own address.
+//! The connections and requests of the host itself, as its frames through the taps show them. They distinguish an
+//! answer to a health check, a BGP session or an ARP request of the kernel from a flood to the gateway's own address.
 //!
-//! The slow path notes what the kernel sends, workers ask for each frame that goes to the kernel. A connection is noted
-//! when the host opens it, and kept while the host sends on it. What only answers somebody else is not noted, or a
-//! flood of SYNs to an open port would make itself important; the exception is a BGP session, which either side may open
-//! and which carries data only after a handshake.
+//! The slow path records what the kernel sends, workers look up each frame that goes to the kernel. A connection is
+//! recorded when the host opens it, and kept while the host sends on it. Answers of the host to others are not
+//! recorded, because otherwise a flood of SYNs to an open port would raise its own class. The exception is a BGP
+//! session, which either side may open and which carries data only after a handshake.
 //!
-//! Invariant: one writer, readers without locks, a fixed size. A forgotten connection still works: its packets are only
-//! in a class with more company.
+//! Invariant: one writer, readers without locks, a fixed size. A forgotten connection still works: its packets are
+//! only in a class with more traffic.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,10 +1,10 @@
-//! The kernel's copy of the routes: what the forwarding state routes, the kernel routes through the taps, so that the
-//! gateway's own connections (health checks, the API server) take the way that its packets take.
+//! The kernel's copy of the routes: the kernel routes the prefixes of the forwarding state through the taps, so that
+//! the gateway's own connections (health checks, the API server) take the same path as forwarded packets.
 //!
-//! [`TapRoutes`] is told the routes of each new forwarding state and changes the kernel's some at a time, driven by
+//! [`TapRoutes`] receives the routes of each new forwarding state and changes the kernel's some at a time, driven by
 //! the slow path. A route that the kernel refuses is logged once and not tried again until it changes.
 //!
-//! Invariant: only routes made here are taken away; those of the host are not touched (`netlink::ROUTE_METRIC`).
+//! Invariant: only routes created here are removed; those of the host are not touched (`netlink::ROUTE_METRIC`).
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,13 +1,13 @@
-//! Keeps the kernel quiet on an interface that the gateway has by `net_af_packet`.
+//! Silences the kernel on an interface that the gateway uses by `net_af_packet`.
 //!
-//! There the kernel hears every frame as well, and it holds the gateway's own addresses on the tap: it would answer
-//! twice, and forward what is ours to forward. Sysctls of that one interface stop it behind the packet sockets: no
-//! answer to ARP, no IPv6, and a strict reverse path filter, which drops all IPv4 because the way back to anybody is
-//! by the tap. (`tc ... action drop` would say it better; not every kernel has the classifier.) What the gateway
-//! sends is not touched.
+//! There the kernel also receives every frame, and it has the gateway's own addresses on the tap: it would answer
+//! twice, and forward packets that the gateway forwards. Sysctls of that one interface stop it behind the packet
+//! sockets: no answer to ARP, no IPv6, and a strict reverse path filter, which drops all IPv4 because every return
+//! route uses the tap. (`tc ... action drop` would be more direct, but not every kernel has the classifier.) Frames
+//! that the gateway sends are not affected.
 //!
-//! Invariant: what was set is put back on drop. The values before are in the device's [`Record`] until then, so that the
-//! process after one that was killed puts those back, and not what it finds.
+//! Invariant: the sysctls are restored on drop. Until then their original values are in the device's [`Record`], so
+//! that after a kill the next process restores those, and not the values that it finds.
 
 use std::io;
 use std::path::PathBuf;

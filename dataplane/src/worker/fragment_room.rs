@@ -1,11 +1,11 @@
-//! Fragments that came before the first one of their datagram, which alone tells where they go: held for a moment, since
-//! a datagram whose fragments take different ways through the network arrives in any order.
+//! Fragments that arrive before the first one of their datagram, which alone shows their destination: they are held
+//! for a moment, because fragments that take different paths through the network arrive in any order.
 //!
-//! The pipeline leaves such a frame as it came. What waits here is processed once more when the first fragment was seen;
-//! what waits too long gets the verdict that it had. Used by the worker and by `replay`.
+//! The pipeline leaves such a frame unchanged. A frame that waits here is processed once more when the first fragment
+//! was seen; one that waits too long gets the verdict that it had. The worker and `replay` use it.
 //!
-//! Invariant: bounded in frames, frames of a datagram and time; all memory is set aside at the start. A full room gives
-//! up its oldest frame: during a flood of fragments without a first one the others wait for a shorter time.
+//! Invariant: bounded in frames, frames of a datagram and time; all memory is reserved at the start. A full room
+//! drops its oldest frame: during a flood of fragments without a first one the others wait for a shorter time.
 
 use std::collections::VecDeque;
 use std::time::Duration;

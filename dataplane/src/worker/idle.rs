@@ -1,11 +1,11 @@
-//! What a worker does when there is nothing to do.
+//! What a worker does when it has no work.
 //!
-//! `poll` spins. `adaptive` goes down in steps: some turns of spinning (a burst may be on its way), some of giving up
-//! the core to whoever wants it, then sleeps that double up to about a millisecond. The first turn with work
-//! goes back to the top, so a loaded worker never sleeps.
+//! `poll` spins. `adaptive` has steps: first some turns of spinning (a burst may be about to arrive), then some of
+//! yielding the core to other threads, then sleeps that double up to about a millisecond. The first turn with work
+//! returns to the first step, so a loaded worker never sleeps.
 //!
-//! Invariant: a sleep is bounded by [`SLEEP_MAX`], so a worker always comes by for snapshots and its end. The kernel's
-//! timer slack adds about 60 µs to each.
+//! Invariant: a sleep is bounded by [`SLEEP_MAX`], so a worker always checks for snapshots and for its end. The
+//! kernel's timer slack adds about 60 µs to each.
 
 use std::time::Duration;
 

@@ -1,12 +1,12 @@
-//! Everything by which other threads reach a worker: frames handed over, news of first fragments, frames to send,
+//! Everything by which other threads reach a worker: frames handed over, reports of first fragments, frames to send,
 //! questions.
 //!
-//! Bounded queues without locks; many may put in, only the worker takes out. A worker that sleeps is woken by who
-//! puts something in: one system call per sleep, none while it runs.
+//! Bounded queues without locks; many may put in, only the worker takes out. A thread that puts something in wakes a
+//! worker that sleeps: one system call per sleep, none while it runs.
 //!
 //! The wake-up is checked by loom (`tests/loom_mailbox.rs`).
 //!
-//! Invariant: nobody waits here. A full queue gives the thing back, and the caller counts it.
+//! Invariant: no thread waits here. A full queue returns the item, and the caller counts it.
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -1,12 +1,12 @@
-//! What workers tell the resolver: bounded queues, one for each kind of news, so that a flood of one kind leaves room
+//! Reports from workers to the resolver: bounded queues, one for each kind, so that a flood of one kind leaves room
 //! for the others.
 //!
-//! Wishes come from packets that wait for a next hop, sightings and claims from ARP and neighbour discovery packets. A
-//! worker that meets the same news over and over passes it on once in [`REPEATED_AFTER`]; a packet to a next hop that
-//! does not answer costs no place in a queue each time.
+//! Wishes come from packets that wait for a next hop, sightings and claims from ARP and neighbour discovery packets.
+//! A worker passes a repeated report on only once in [`REPEATED_AFTER`], so packets to a next hop that does not
+//! answer do not fill a queue.
 //!
-//! Invariant: nobody waits here, and nothing is allocated after the start. What finds no room is counted and lost; it
-//! comes again with the next packet.
+//! Invariant: no thread waits here, and nothing is allocated after the start. A report without room is counted and
+//! lost; the next packet repeats it.
 
 use std::time::Duration;
 

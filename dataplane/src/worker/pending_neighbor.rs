@@ -1,12 +1,13 @@
-//! Frames that wait until the link address of their next hop is known, so that the first packet to a neighbour is late
-//! and not lost (TCP would send it again after a second; RFC 4861 section 7.2.2 asks for at least one to be kept).
+//! Frames that wait until the link address of their next hop is known, so that the first packet to a neighbour is
+//! late and not lost (TCP would send it again after a second; RFC 4861 section 7.2.2 requires that at least one is
+//! kept).
 //!
-//! The pipeline leaves a frame that it cannot send as it came, so the worker keeps it here and runs it once more when
-//! the neighbour is found. What waits too long, or finds no room, is dropped for the reason that it always had.
-//! Nothing is looked at while nothing waits, and no more often than every [`LOOK_EVERY`] while something does.
+//! The pipeline leaves a frame that it cannot send unchanged, so the worker keeps it here and processes it once more
+//! when the neighbour is found. A frame that waits too long, or finds no room, is dropped for its original reason.
+//! While no frame waits, nothing is checked; otherwise no more often than every [`LOOK_EVERY`].
 //!
-//! Invariant: bounded in neighbours, frames and time; all memory is set aside at the start. A frame is counted when it
-//! leaves here, not when it comes.
+//! Invariant: bounded in neighbours, frames and time; all memory is reserved at the start. A frame is counted when it
+//! leaves, not when it arrives.
 
 use std::time::Duration;
 

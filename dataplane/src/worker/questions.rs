@@ -1,7 +1,7 @@
-//! What a worker can be asked while it runs, and how it answers without stopping.
+//! Queries to a running worker, and how it answers without stopping.
 //!
-//! A listing of flows is made a few hundred buckets per turn, into memory that the asker has set aside, and sent by a
-//! channel that the asker may have left by then.
+//! A listing of flows is built a few hundred buckets per turn, in memory that the caller has reserved, and sent
+//! through a channel that the caller may have dropped by then.
 //!
 //! Invariant: nothing here waits or allocates on the worker (a listing stops at its limit, which is its capacity).
 

@@ -53,7 +53,7 @@ pub(super) struct Circumstances<'a> {
     pub(super) waits_for: Option<&'a str>,
 }
 
-/// All conditions of a Service that asks for an address; `contested` says who else writes its status.
+/// All conditions of a Service that requests an address; `contested` names another writer of its status.
 pub(super) fn of_service(
     of: &OfService<'_>,
     view: &ServiceView,

@@ -20,7 +20,7 @@ pub const ADDRESSES_MAX: usize = 1024;
 /// Services of which something is not served, or without backends, that are listed at most: as many as the schema takes.
 pub const SERVICES_MAX: usize = 1024;
 
-/// The status, but for the time of its heartbeat. `before` is the one before, for since when conditions hold.
+/// The status, except for the time of its heartbeat. `before` is the previous one, for the times of conditions.
 #[must_use]
 pub fn gateway_status(
     situation: &Situation<'_>,

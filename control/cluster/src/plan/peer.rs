@@ -38,7 +38,7 @@ pub(super) struct Around {
     pub(super) gateways: usize,
     /// Those that are not ready, and so get no packets.
     pub(super) unready: Vec<String>,
-    /// Those that are ready and do not serve it as it is asked for, with why.
+    /// The gateways that are ready and do not serve it as requested, with the reason.
     pub(super) not_serving: Vec<String>,
     /// Those that are ready and have no backend for one of its ports.
     pub(super) without_backends: Vec<String>,
@@ -108,8 +108,8 @@ pub(super) fn fingerprint(peers: &[Peer], key: &ObjectKey) -> u64 {
     hasher.finish()
 }
 
-/// A number for what the owner of a Service asks for: its spec, and what configures gateways of its annotations and
-/// labels. Services of an API server have no generation.
+/// A hash of the requests of the owner of a Service: its spec, and the annotations and labels that configure
+/// gateways. Services of an API server have no generation.
 pub(super) fn asked(service: &Service) -> u64 {
     let Service { meta, ingress_ips: _, stored: _, .. } = service;
     let spec = Service {

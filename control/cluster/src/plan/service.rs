@@ -78,8 +78,8 @@ impl Planner<'_> {
         }
     }
 
-    /// It asks for an address and may have none any more: its pool or its namespace changed. The status says so, and
-    /// the Service is let go when no gateway serves the address any more.
+    /// Handles a Service that requests an address but may no longer have one, because its pool or its namespace
+    /// changed. The status shows this, and the Service is released when no gateway serves the address.
     fn lost(&mut self, of: &OfService<'_>, view: &ServiceView) {
         self.status(of, view);
         if of.service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER) {
@@ -118,7 +118,7 @@ impl Planner<'_> {
         });
     }
 
-    /// Status and conditions of a Service that asks for an address.
+    /// Status and conditions of a Service that requests an address.
     fn status(&mut self, of: &OfService<'_>, view: &ServiceView) {
         let (service, stored) = (of.service, &of.service.stored);
         let key = &service.meta.key;
@@ -184,7 +184,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The events of what is about to change; each is planned until the change is seen, and told once.
+    /// Plans the events of pending changes; each is planned until the change is seen, and written once.
     fn tell(
         &mut self,
         of: &OfService<'_>,

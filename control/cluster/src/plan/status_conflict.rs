@@ -14,12 +14,12 @@ use tidegate_policy::pools::{ALLOCATED, FIELD_MANAGER};
 const WAIT_MIN: SignedDuration = SignedDuration::from_mins(1);
 const WAIT_MAX: SignedDuration = SignedDuration::from_hours(1);
 
-/// A status that somebody else writes.
+/// A status that another controller writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusConflict {
     /// The other field manager.
     pub who: String,
-    /// What its owner asked for when it began.
+    /// The requests of its owner when the conflict began.
     asked: u64,
     /// When it is written again.
     retry_at: Timestamp,

@@ -39,14 +39,14 @@ pub struct Circumstances<'a> {
     pub neighbors: &'a NeighborTable,
     /// The time by the workers' clock: whether a path MTU is still remembered.
     pub now: Now,
-    /// Why (VIP, protocol, port) is not programmed, if somebody asked for it and was refused; or why it has no backend,
-    /// where that follows from its traffic policy.
+    /// Why (VIP, protocol, port) is not programmed, if a Service requests it and was refused; or why it has no
+    /// backend, if that follows from its traffic policy.
     pub refused: Option<&'a str>,
     /// What the flow tables say; `None` where there are none to ask.
     pub known_flow: Option<KnownFlow>,
     /// The backend that the client has by session affinity, on this service port.
     pub affinity: Option<SocketAddr>,
-    /// Workers that were asked for the flow and did not answer in time.
+    /// Workers that did not answer in time when they were asked for the flow.
     pub silent_workers: usize,
 }
 
@@ -68,8 +68,8 @@ pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -
     told.0
 }
 
-/// Why the port that the packet is to is not programmed, or has no backend by its traffic policy, if a Service asks for
-/// it: for [`Circumstances::refused`].
+/// Why the destination port of the packet is not programmed, or has no backend by its traffic policy, if a Service
+/// requests it: for [`Circumstances::refused`].
 #[must_use]
 pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String> {
     let to = packet.destination;
@@ -84,7 +84,7 @@ pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String>
     }
 }
 
-/// The branching; what is found is told on the way. The error is the end of a packet that is not forwarded.
+/// Contains all branching; each result is recorded as a step. The error is the end of a packet that is not forwarded.
 fn decide(
     snapshot: &Snapshot,
     about: Circumstances<'_>,

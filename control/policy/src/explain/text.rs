@@ -165,7 +165,7 @@ pub(super) fn slot(service: &Service, slots: &Slots, slot: u32, hash: u64) -> St
     format!("{slot} of {}: hash {hash:#018x} of {}", slots.len(), hashed(service))
 }
 
-/// What the hash of a flow is made of.
+/// The inputs of the hash of a flow.
 fn hashed(service: &Service) -> &'static str {
     if service.affinity_ms == 0 {
         "source, destination, ports and protocol"

@@ -31,13 +31,13 @@ pub struct Applicant<'a> {
     pub wants_load_balancer: bool,
     /// It had addresses and releases them: no Service gets them until every gateway has withdrawn them.
     pub leaving: bool,
-    /// Addresses that it requests, each with the path of the field that says so.
+    /// Addresses that it requests, each with the path of its field.
     pub requested: Vec<(IpAddr, String)>,
     /// The only pools that it takes addresses from.
     pub pool: Option<PoolWish>,
     /// `tidegate.dev/allow-shared-ip`.
     pub sharing_key: Option<String>,
-    /// What it had before, by the memory of this gateway or by its own status: see [`adopted`](super::adopted()).
+    /// What it had before, from the memory of this gateway or from its own status: see [`adopted`](super::adopted()).
     pub had: Had,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Applicant<'a> {
         &self.service.meta.key
     }
 
-    /// Addresses that it had or asks for.
+    /// Addresses that it had or requests.
     pub(super) fn names(&self) -> impl Iterator<Item = IpAddr> {
         let requested = self.requested.iter().map(|(ip, _)| *ip);
         let service = self.service;
@@ -96,7 +96,7 @@ pub struct Granted {
     pub contested: Vec<(IpAddr, PortKey)>,
     /// Why it waits for an address, if it does.
     pub pending: Option<String>,
-    /// What it asked for and did not get.
+    /// Its requests that were not granted.
     pub problems: Vec<Problem>,
 }
 
@@ -119,9 +119,9 @@ pub(super) struct Allocation {
     pub(super) searches: Cell<usize>,
     /// In the order of the pools.
     usage: Vec<PoolUsage>,
-    /// Of the Service whose turn it is.
+    /// The footprint of the current Service.
     pub(super) footprint: Footprint,
-    /// What it gets hangs on what others hold, or may hold one day.
+    /// Whether its result depends on what others hold, or may hold later.
     hangs: Cell<bool>,
 }
 
@@ -190,7 +190,7 @@ impl Allocation {
         }
     }
 
-    /// Other addresses that nobody may have.
+    /// Sets the addresses that no Service may have.
     pub(super) fn reserve(&mut self, reserved: BTreeMap<IpAddr, Holder>) {
         self.reserved = reserved;
         self.full.get_mut().clear();
@@ -231,7 +231,7 @@ impl Allocation {
         }
     }
 
-    /// Notes that what the applicant gets hangs on what others hold.
+    /// Records that the result of the applicant depends on what others hold.
     pub(super) fn hangs(&self) {
         self.hangs.set(true);
     }
@@ -247,8 +247,8 @@ impl Allocation {
         Ok(())
     }
 
-    /// RequireDualStack with one family refused gets none: what was given goes back by never being shown.
-    /// The ledger keeps the claim, so nobody moves in while the Service waits.
+    /// RequireDualStack with one family refused gets no address: the other one is not shown. The ledger keeps its
+    /// claim, so no other Service gets it while this one waits.
     pub(super) fn all_or_nothing(&self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let both = applicant.service.ip_family_policy == IpFamilyPolicy::RequireDualStack;
         if both && granted.pending.is_some() {

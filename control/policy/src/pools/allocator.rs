@@ -34,7 +34,7 @@ const DEPARTED_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct Allocator {
     allocation: Allocation,
-    /// Shared with whoever compares it, for as long as that takes.
+    /// Shared with a comparison while it runs.
     granted: Arc<BTreeMap<ObjectKey, Granted>>,
     footprints: BTreeMap<ObjectKey, Footprint>,
     allocations: Arc<Allocations>,
@@ -46,8 +46,8 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Without Services. `reserved` are addresses of gateways, of nodes and of API servers: nobody gets
-    /// them, whatever pools and Services say; only what was given before it became a node's stays.
+    /// An allocator without Services. `reserved` are addresses of gateways, of nodes and of API servers: no Service
+    /// gets them, whatever pools and Services say; only an address that was assigned before it became a node's stays.
     #[must_use]
     pub fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, Holder>, authority: Authority) -> Self {
         Self {
@@ -74,8 +74,8 @@ impl Allocator {
     /// Gives these Services their addresses again, and whom else that touches; the Services that have others now, or
     /// are new or gone.
     ///
-    /// `applicant` says what a Service wants, given what it is remembered to hold; `None` where it takes no part. Of
-    /// Services that are not `changed` it has to say what it said before, but for what they had.
+    /// `applicant` returns the requests of a Service, given what it is remembered to hold; `None` if it takes no
+    /// part. For Services that are not `changed` it must return the same as before, except for what they had.
     pub fn update<'a>(
         &mut self,
         changed: impl IntoIterator<Item = ObjectKey>,
@@ -237,7 +237,7 @@ impl Allocator {
         }
     }
 
-    /// Other addresses that nobody may have; the Services that this may touch, for [`Self::update`].
+    /// Sets the addresses that no Service may have. Returns the Services that this may affect, for [`Self::update`].
     pub fn reserve(&mut self, reserved: BTreeMap<IpAddr, Holder>) -> Vec<ObjectKey> {
         let was = &self.allocation.reserved;
         if *was == reserved {
@@ -251,8 +251,8 @@ impl Allocator {
         touched
     }
 
-    /// Other addresses that other gateways still serve; the Services that this may touch, for [`Self::update`].
-    /// `None` where somebody else decides now, or this gateway anew: then everything is.
+    /// Sets the addresses that other gateways still serve. Returns the Services that this may affect, for
+    /// [`Self::update`]; `None` if another gateway decides now, or this one has just begun to: then all are affected.
     pub fn set_authority(&mut self, authority: &Authority) -> Option<Vec<ObjectKey>> {
         if *self.allocation.authority() == *authority {
             return Some(Vec::new());

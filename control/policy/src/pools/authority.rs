@@ -13,12 +13,12 @@ use super::{ClaimKind, Held, Holdings, recorded};
 /// Who decides on LoadBalancer addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Authority {
-    /// This gateway: it leads, or nobody else reads its source.
+    /// This gateway: it leads, or no other gateway reads its source.
     Decides {
-        /// Addresses that nobody gets now: other gateways still serve them for Services that gave them back.
+        /// Addresses that are withheld: other gateways still serve them for Services that released them.
         withheld: BTreeSet<IpAddr>,
     },
-    /// This gateway, and it gives out nothing now: another one may still serve anything that was given back.
+    /// This gateway, which assigns nothing now: another one may still serve any released address.
     Waits,
     /// Another one: only addresses that Services have already are granted.
     Follows,
@@ -33,15 +33,15 @@ impl Default for Authority {
 
 /// The field manager under which the gateways write; who else owns a status is a stranger.
 pub const FIELD_MANAGER: &str = "tidegate";
-/// The condition that says whether a Service has the addresses that it asks for.
+/// The condition that says whether a Service has the addresses that it requests.
 pub const ALLOCATED: &str = "tidegate.dev/Allocated";
 
 /// What a Service had before.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Had {
-    /// What is known to be its own: it comes before anything that another Service asks for.
+    /// What is known to belong to it: this precedes any request of another Service.
     pub firm: Vec<Held>,
-    /// What it had by a source that counts less: it comes before what is new.
+    /// What it had according to a less reliable source: this precedes new requests.
     pub weak: Vec<Held>,
     /// Addresses that it had when it was last there; it gets them where they are free.
     pub last: Vec<IpAddr>,
@@ -61,7 +61,7 @@ impl Had {
     }
 }
 
-/// What a Service had before: by the memory of this gateway, and by what its status says.
+/// What a Service had before: from the memory of this gateway, and from its status.
 ///
 /// Who decides trusts its memory first, for what it gave may not be written yet; after a restart there is none, and
 /// the status is adopted. Who follows trusts the status, so that it serves what the version of its Services says and
@@ -109,7 +109,7 @@ fn has_status_of_ours(service: &Service) -> bool {
     service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
 }
 
-/// Whether somebody else changed the addresses in a status of ours, or took them out.
+/// Whether another controller changed or removed the addresses in a status of ours.
 fn is_foreign(service: &Service) -> bool {
     let stored = &service.stored;
     let managers = &stored.ingress_managers;

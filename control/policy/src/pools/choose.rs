@@ -85,7 +85,7 @@ impl Allocation {
         self.all_or_nothing(applicant, granted);
     }
 
-    /// What is said of a wish that no pool answers to.
+    /// The message about a request for which there is no pool.
     fn no_such_pool(&self, applicant: &Applicant<'_>, wanted: &WantedPool) -> (String, String) {
         let key = applicant.key();
         match wanted {
@@ -159,9 +159,9 @@ impl Allocation {
         })
     }
 
-    /// Of the addresses that nobody holds the one of the highest rank; dynamic band first. In a band too large to look
-    /// at all of it, the first free one of a sequence of places that follows from the Service's name, and from where
-    /// that ends, in order.
+    /// The free address with the highest rank, from the dynamic band first. If a band is too large to examine as a
+    /// whole: the first free address in a sequence of places that follows from the Service's name, and then in order
+    /// from the end of that sequence.
     fn unheld_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
         if self.is_known_full(pool, family) {
             return None;
@@ -192,7 +192,7 @@ impl Allocation {
         found
     }
 
-    /// Whether nobody holds the address, and anybody may.
+    /// Whether the address is free and may be assigned.
     fn is_free(&self, ip: IpAddr) -> bool {
         !self.ledger.is_held(ip) && !self.reserved.contains_key(&ip) && !self.is_withheld(ip)
     }

@@ -12,8 +12,8 @@ use tidegate_model::objects::{Condition, Protocol, Stored};
 
 use super::{ClaimKind, PortKey, WantedPool};
 
-/// The condition whose message is the list of what a Service holds, as JSON: see [`record`]. A gateway that starts, or
-/// begins to follow, gives each port to who has it by this list, whatever the Services ask for meanwhile.
+/// The condition whose message is the list of what a Service holds, as JSON: see [`record`]. A gateway that starts,
+/// or begins to follow, assigns each port to its owner in this list, whatever Services request meanwhile.
 pub const HOLDS: &str = "tidegate.dev/Holds";
 
 /// Longest list, in bytes: the API server takes messages of 32 KiB.
@@ -39,7 +39,7 @@ pub struct Held {
     /// The `tidegate.dev/allow-shared-ip` under which it has the address.
     #[serde(default, rename = "sharedUnder", skip_serializing_if = "Option::is_none")]
     pub sharing_key: Option<String>,
-    /// The pool that it asked for when it was given the address.
+    /// The pool that it requested when it got the address.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "wish")]
     pub wish: Option<WantedPool>,
 }
@@ -101,7 +101,7 @@ pub fn record(held: &[Held]) -> String {
     if short.len() <= RECORD_BYTES_MAX { short } else { "[]".to_owned() }
 }
 
-/// What a status says that its Service holds: nothing where it has no list, or one that is not understood.
+/// What a Service holds according to its status: nothing if there is no valid list.
 #[must_use]
 pub fn recorded(stored: &Stored) -> Vec<Held> {
     let condition: Option<&Condition> = stored.condition(HOLDS);

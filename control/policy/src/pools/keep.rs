@@ -47,7 +47,7 @@ impl Allocation {
         }
     }
 
-    /// What else it had: what nobody with a better claim has by now.
+    /// The rest of what it had, unless a Service with a better claim has it now.
     pub(super) fn keep_rest(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let asked = sorted_ports(applicant);
         for held in applicant.had.all() {
@@ -140,8 +140,8 @@ impl Allocation {
         (wished && !self.takes_back(applicant, held, &from)).then_some(from)
     }
 
-    /// The pool that an address was given from; where it has it no more, the one that the applicant may use, or any
-    /// that has it. `None` where nobody knows of a pool: a status that is not of our making.
+    /// The pool from which an address was assigned. If that pool no longer has it: one that the applicant may use, or
+    /// any pool that has it. `None` if no pool is known, as for a status that we did not write.
     pub(super) fn pool_of_held(&self, applicant: &Applicant<'_>, held: &Held) -> Option<From> {
         let contains = |at: &usize| self.pools[*at].contains(held.address);
         let is_ours = !held.pool.is_empty() || applicant.had.status_is_ours;
@@ -315,7 +315,7 @@ impl Allocation {
     }
 }
 
-/// The ports that a Service asks for, sorted.
+/// The ports that a Service requests, sorted.
 fn sorted_ports(applicant: &Applicant<'_>) -> Vec<PortKey> {
     let mut ports = applicant.ports();
     ports.sort_unstable();

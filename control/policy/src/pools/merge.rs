@@ -25,7 +25,7 @@ pub enum PoolFault {
     },
 }
 
-/// All pools, and what is wrong with objects, by the object's name; at most one overlap is told for each.
+/// All pools, and the faults of objects, by the object's name; at most one overlap is reported for each.
 #[must_use]
 pub fn merge(
     configured: &[Pool],

@@ -57,7 +57,7 @@ pub const INTERNAL_LABEL: (&str, &str) = ("scope", "internal");
 pub struct PoolWish {
     /// Which.
     pub wanted: WantedPool,
-    /// Path of the field that says so.
+    /// Path of its field.
     pub field: String,
 }
 
@@ -150,14 +150,14 @@ pub enum ProblemKind {
     Conflict,
 }
 
-/// Something that a Service asked for and did not get.
+/// A request of a Service that was not granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Its kind.
     pub kind: ProblemKind,
     /// `Warning` where the Service got something that serves as well.
     pub severity: Severity,
-    /// Path of the field that asked for it (`spec.externalIPs[0]`).
+    /// Path of the field with the request (`spec.externalIPs[0]`).
     pub field: String,
     /// What was refused and why.
     pub what: String,

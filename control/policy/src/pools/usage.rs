@@ -12,7 +12,7 @@ use super::Held;
 /// Services that are named as users of a pool.
 const NAMED_MAX: usize = 8;
 
-/// How full a pool is, and who uses it.
+/// The usage of a pool, and the Services that use it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PoolUsage {
     /// The pool's name.
@@ -21,7 +21,7 @@ pub struct PoolUsage {
     pub total: u128,
     /// Of these, the addresses that Services hold.
     pub assigned: u128,
-    /// Addresses never given out because they are the gateway's own.
+    /// Addresses that are never assigned because they are the gateway's own.
     pub reserved: u128,
     /// Whether it is being emptied.
     pub disabled: bool,
@@ -42,7 +42,7 @@ impl PoolUsage {
         self.total.saturating_sub(self.assigned).saturating_sub(self.reserved)
     }
 
-    /// Who uses it: `default/web, shop/api and 3 more`; empty where nobody does.
+    /// The Services that use it: `default/web, shop/api and 3 more`; empty if there are none.
     #[must_use]
     pub fn used_by(&self) -> String {
         let named: Vec<String> = self.some_users.iter().map(ToString::to_string).collect();

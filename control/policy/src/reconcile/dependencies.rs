@@ -55,7 +55,7 @@ const NETWORKS: Sides = 1 << 4;
 /// A node's InternalIPs, whether it is left out, and whether it is there.
 const AS_TARGET: Sides = 1 << 3;
 
-/// What a Service came out of, beside itself and its slices.
+/// The inputs of the result for a Service, besides itself and its slices.
 #[derive(Debug)]
 pub(super) struct Dependencies {
     /// Hashes of its keys, sorted.

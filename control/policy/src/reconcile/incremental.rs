@@ -109,7 +109,7 @@ impl Reconciler {
         self.last.as_ref().map_or_else(Arc::default, |last| Arc::clone(last.addresses.allocator().granted()))
     }
 
-    /// How many Services the last call computed anew: those that the changes could touch, and no others.
+    /// The number of Services that the last call computed: those that the changes could affect, and no others.
     #[must_use]
     pub fn taken_up(&self) -> usize {
         self.last.as_ref().map_or(0, |last| last.taken_up)
@@ -125,10 +125,10 @@ impl Reconciler {
     }
 }
 
-/// What has to be computed anew.
+/// What must be computed again.
 #[derive(Debug, Default)]
 struct Dirty {
-    /// Services to be served anew.
+    /// Services whose ports must be computed again.
     services: BTreeSet<ObjectKey>,
     /// Services that may ask for other addresses.
     applicants: BTreeSet<ObjectKey>,
@@ -172,7 +172,7 @@ impl Last {
             && Arc::ptr_eq(&self.memory.allocations, &input.memory.allocations)
     }
 
-    /// What has to be computed anew because the inputs changed. Takes the new inputs over.
+    /// What must be computed again because the inputs changed. Stores the new inputs.
     fn changed(&mut self, input: &Input<'_>) -> Dirty {
         let mut dirty = Dirty::default();
         let (old, new) = (&self.objects, input.objects);
@@ -260,7 +260,7 @@ impl Last {
             .collect()
     }
 
-    /// Step 1 anew for these; those whose plan is another.
+    /// Repeats step 1 for these. Returns those whose plan has changed.
     fn plan(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) -> BTreeSet<ObjectKey> {
         let mut replanned = BTreeSet::new();
         for key in services {
@@ -285,7 +285,7 @@ impl Last {
         replanned
     }
 
-    /// Step 2 anew where its inputs changed; the Services to which its result matters.
+    /// Repeats step 2 if its inputs changed. Returns the Services that its result affects.
     fn allocate(
         &mut self,
         input: &Input<'_>,
@@ -306,7 +306,7 @@ impl Last {
         services.into_iter().chain(touched).collect()
     }
 
-    /// Steps 3 and 4 anew for these, and for those for which there is room now, or no longer.
+    /// Repeats steps 3 and 4 for these, and for those for which there is room now, or no longer.
     fn serve(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) {
         let own_addresses = input.settings.own_addresses();
         let Self { addresses, slices, plans, served, sums, shares, .. } = self;

@@ -20,7 +20,7 @@ use super::planned::Planned;
 use super::served::{Entry, Served};
 use super::view::ServiceView;
 
-/// What all Services come to together.
+/// The combined result of all Services.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     pub(super) specs: SharedMap<ServiceKey, SharedService>,
@@ -39,7 +39,7 @@ pub(super) struct Sums {
     listed_listeners: Listed<HealthCheckNodePort>,
 }
 
-/// A list that is made anew where what it is made of has changed.
+/// A list that is rebuilt if its contents have changed.
 type Listed<T> = Option<Arc<[T]>>;
 
 impl Sums {

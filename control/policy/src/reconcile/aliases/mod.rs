@@ -35,7 +35,7 @@ pub(super) struct Alias {
 type Read = for<'a> fn(&'a str, &'a Labels) -> AliasValue<'a>;
 
 impl Alias {
-    /// What a value says, beside the other annotations of the Service.
+    /// The meaning of a value, together with the other annotations of the Service.
     pub(super) fn read<'a>(&self, value: &'a str, annotations: &'a Labels) -> AliasValue<'a> {
         (self.read)(value.trim(), annotations)
     }
