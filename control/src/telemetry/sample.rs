@@ -16,13 +16,13 @@ use super::timings::Timings;
 pub struct Sample<'a> {
     /// Of the binary.
     pub version: &'a str,
-    /// Names by interface index; an interface without one goes by its index.
+    /// Names by interface index; an interface without a name is called by its index.
     pub interfaces: &'a [String],
     /// Their links and taps, by interface index.
     pub links: &'a [InterfaceLink],
-    /// What the dataplane counted.
+    /// The counters of the dataplane.
     pub stats: &'a Stats,
-    /// What the services of the published snapshot counted.
+    /// The counters of the services of the published snapshot.
     pub service_stats: &'a [ServiceStats],
     /// Local ports of `fullnat` in use, by SNAT address and backend.
     pub snat_ports: &'a [SnatPortStats],
@@ -34,9 +34,9 @@ pub struct Sample<'a> {
     pub pools: &'a [PoolUsage],
     /// Generation of the newest snapshot, and the one that every worker has applied.
     pub generations: Generations,
-    /// Whether the configuration that was read last is not in force.
+    /// Whether the latest configuration is not in use.
     pub configuration_refused: bool,
-    /// What a restart would not know, by what it is: whether it is not on disk.
+    /// Kinds of state that a restart would lose, each with whether it is missing on disk.
     pub unsaved: &'a [(&'static str, bool)],
     /// Desired states that could not be published.
     pub publish_failures: u64,
@@ -56,23 +56,23 @@ pub struct Sample<'a> {
     pub log_lines_left_out: u64,
     /// EndpointSlices whose endpoints are not kept, because they are beyond a limit.
     pub slices_left_out: usize,
-    /// How the source gets on.
+    /// The state of the source.
     pub source: &'a SourceState,
     /// What is written to the cluster; `None` leaves its families out.
     pub cluster: Option<tidegate_cluster::Reading>,
-    /// (In all, free), as `Dataplane::buffers` tells.
+    /// (Total, free), from `Dataplane::buffers`.
     pub packet_buffers: (u32, u32),
     /// The process itself; `None` leaves its families out.
     pub process: Option<&'a Process>,
-    /// Whether there are series per backend: backends times service ports is the one number here that grows large.
+    /// Whether there are series for each backend: the product of backends and service ports can be large.
     pub per_backend: bool,
 }
 
 /// Generations of snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Generations {
-    /// Of the newest snapshot made.
+    /// Of the newest snapshot.
     pub desired: u64,
-    /// The lowest that a worker forwards by.
+    /// The lowest one that a worker still uses.
     pub applied: u64,
 }

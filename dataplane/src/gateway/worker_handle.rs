@@ -64,7 +64,7 @@ pub struct WorkerStats {
     pub cycles_per_packet: f64,
     /// Frames through its pipeline, since the start.
     pub frames: u64,
-    /// Flows that it remembers.
+    /// The number of flows in its tables.
     pub flows: u64,
     /// News for the resolver that was lost; it comes again.
     pub neighbor_events_lost: u64,

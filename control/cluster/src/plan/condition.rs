@@ -21,7 +21,7 @@ pub(super) const HEALTHY: &str = condition_type::HEALTHY.as_str();
 /// Of our own, by this prefix.
 pub(super) const PREFIX: &str = "tidegate.dev/";
 
-/// What a condition says, without since when.
+/// The content of a condition, without its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NewCondition {
     pub(super) kind: ConditionType,

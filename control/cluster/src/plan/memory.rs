@@ -15,9 +15,9 @@ use crate::event::Event;
 pub struct Memory {
     /// Since when conditions are as they are, for what is written and not seen yet.
     pub(super) since: BTreeMap<(ObjectKey, String), (String, Timestamp)>,
-    /// Statuses that somebody else writes.
+    /// Statuses that another controller writes.
     pub(super) contests: BTreeMap<ObjectKey, StatusConflict>,
-    /// Events that were told and are still true.
+    /// Events that were written and whose cause still exists.
     pub(super) told: BTreeSet<Event>,
     /// Services that give their addresses back, by uid: the version in which they were first seen to.
     pub(super) leaving: BTreeMap<String, Leaving>,
@@ -34,7 +34,7 @@ pub struct Memory {
     pub(super) settled: BTreeMap<ObjectKey, Settled>,
 }
 
-/// See [`Memory::settled`]. Of Services that nobody was told anything about: findings have to be told again and again.
+/// See [`Memory::settled`]. Only for Services without findings, because findings must be reported again and again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Settled {
     pub(super) service: Arc<Service>,
@@ -69,7 +69,7 @@ pub(super) struct Leaving {
     pub(super) since: u64,
 }
 
-/// What the owner of a Service asks for.
+/// The requests of the owner of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) uid: String,
@@ -78,7 +78,7 @@ pub(super) struct Asked {
     /// The version of the Services in which it was first seen, and when; 0 where it was served before.
     pub(super) version: u64,
     pub(super) since: Timestamp,
-    /// It is another than before, and its owner was not told yet that it is served.
+    /// Whether it has changed, and no event has yet reported that it is served.
     pub(super) is_news: bool,
 }
 

@@ -5,18 +5,18 @@
 //! never writes and never reads a clock; the executor does both and calls again with every change.
 //!
 //! - [`service`]: finalizer, status and conditions of one Service, from its first address to its last;
-//! - [`condition`]: what the conditions say, and since when;
-//! - [`status_conflict`]: somebody else writes the same status;
-//! - [`peer`]: what the other gateways say of a Service;
-//! - [`pool`], [`gateway`]: the status of the kinds of our own.
+//! - [`condition`]: the conditions, and since when they hold;
+//! - [`status_conflict`]: another controller writes the same status;
+//! - [`peer`]: the reports of the other gateways about a Service;
+//! - [`pool`], [`gateway`]: the status of our own kinds.
 //!
-//! They add to a [`Planner`], and none of them calls another but `service`. What a plan follows from is in `situation`
-//! and `memory`, what it is in `write`.
+//! They add to a [`Planner`]; only `service` calls the others. The inputs of a plan are in `situation` and `memory`,
+//! its output is in `write`.
 //!
-//! Invariant: writes that are done and seen are not planned again (a tested property).
-//! Invariant: an AddressPool carries our finalizer while Services hold addresses of it.
-//! Invariant: an address is in a status only while the Service carries our finalizer, and the finalizer goes only when
-//! every live gateway has withdrawn.
+//! Invariant: writes that are done and seen are not planned again (a tested property). Invariant: an AddressPool
+//! carries our finalizer while Services hold addresses of it. Invariant: an address is in a status only while the
+//! Service carries our finalizer, and the finalizer is removed only when every live gateway has withdrawn the
+//! address.
 
 mod condition;
 mod gateway;
@@ -136,8 +136,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Nobody else may lead either: a Service that has waited for long, and has no word from anybody who leads, is told why
-    /// by those that cannot.
+    /// If no gateway may lead, a Service that has waited for long gets an event from the gateways that cannot lead,
+    /// with the reason.
     fn leaderless(&mut self) {
         let Situation { observation, hindrance, now, .. } = self.situation;
         let services = &observation.objects.services;
@@ -165,8 +165,8 @@ impl Planner<'_> {
         self.memory.waiting = waiting;
     }
 
-    /// Nothing is written on Pods, Nodes and EndpointSlices; what they asked for and did not get is told there all the
-    /// same.
+    /// Writes events for requests of Pods, Nodes and EndpointSlices that were not granted. Nothing else is written on
+    /// these objects.
     fn of_others(&mut self, kind: ObjectKind, key: &ObjectKey, findings: &[&Finding]) {
         let objects = &self.situation.observation.objects;
         let meta = match kind {

@@ -45,7 +45,7 @@ pub(super) struct Around {
 }
 
 impl Around {
-    /// What the others say of a Service that was asked for as it is since `version`, first seen at `since`.
+    /// The reports of the others about a Service whose current spec exists since `version`, first seen at `since`.
     pub(super) fn new(
         peers: &[Peer],
         now: Timestamp,

@@ -61,8 +61,8 @@ impl Planner<'_> {
         asked
     }
 
-    /// A Service waits for other gateways to apply `version`: whoever it is that keeps it waiting is named, and where it
-    /// takes long, in an event too.
+    /// Reports that a Service waits for other gateways to apply `version`, with their names; after a long time, in an
+    /// event too.
     pub(super) fn waits(&mut self, service: &Service, version: u64) -> Option<String> {
         let Situation { now, peers, .. } = self.situation;
         let names = peer::behind(peers, version);

@@ -12,10 +12,10 @@ use tidegate_policy::reconcile::{Finding, Outcome};
 use super::peer::Peer;
 use crate::event::Regarding;
 
-/// What one round of the controller came to.
+/// The result of one round of the controller.
 #[derive(Debug, Clone)]
 pub struct Observation {
-    /// What the source has.
+    /// The objects of the source.
     pub objects: Arc<Objects>,
     /// The version of its Services: [`SourceUpdate::version`](tidegate_source::SourceUpdate::version).
     pub version: u64,
@@ -31,7 +31,7 @@ pub struct Observation {
     pub publish_failure: Option<String>,
     /// Whether it was made by a gateway that decides on addresses.
     pub decides: bool,
-    /// The version that every gateway has to apply before all free addresses can be given out; `None` when they can.
+    /// The version that every gateway must apply before all free addresses can be assigned; `None` if they can.
     pub waits_for: Option<u64>,
     /// The gateway's own addresses.
     pub own_addresses: BTreeSet<IpAddr>,
@@ -84,9 +84,9 @@ pub struct Situation<'a> {
 /// A Service with what the last round made of it.
 pub(super) struct OfService<'a> {
     pub(super) service: &'a Service,
-    /// Where it asks for an address.
+    /// Its view, if it requests an address.
     pub(super) view: Option<&'a ServiceView>,
-    /// What it asked for and did not get.
+    /// Its requests that were not granted.
     pub(super) findings: &'a [&'a Finding],
     /// Whether its LoadBalancer address is ours to give.
     pub(super) claimed: bool,

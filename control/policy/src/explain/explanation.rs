@@ -43,7 +43,7 @@ impl fmt::Display for PacketVerdict {
 pub struct Explanation {
     /// The packet.
     pub packet: Packet,
-    /// The generation of the snapshot asked.
+    /// The generation of the snapshot.
     pub generation: u64,
     /// What becomes of the packet.
     pub verdict: PacketVerdict,
@@ -85,15 +85,15 @@ pub struct Explanation {
     /// The longest IP packet of the client that fits the way, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// What was asked and what was found, in order.
+    /// The steps with their results, in order.
     pub steps: Vec<Step>,
 }
 
 /// One step of the decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// What was asked: `destination`, `service`, `source`, `source range`, `flow`, `affinity`, `seat` or `slot`, `backend`,
-    /// `hairpin`, `mode`, `next hop`, `mtu`.
+    /// The name of the step: `destination`, `service`, `source`, `source range`, `flow`, `affinity`, `seat` or
+    /// `slot`, `backend`, `hairpin`, `mode`, `next hop`, `mtu`.
     pub step: String,
     /// What was found.
     pub found: String,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use tidegate_core::snapshot::Protocol;
 
-/// The packet asked about: the first of its flow (a TCP SYN, the first UDP datagram).
+/// The packet to explain: the first of its flow (a TCP SYN, the first UDP datagram).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packet {
     /// Transport protocol.

@@ -17,11 +17,11 @@ use crate::pools::Allocations;
 pub struct Input<'a> {
     /// The gateway's own side.
     pub settings: &'a Settings,
-    /// What the source has.
+    /// The objects of the source.
     pub objects: &'a Objects,
     /// What the checks found out.
     pub verdicts: &'a Verdicts,
-    /// What the operator drained.
+    /// The targets that operators drained.
     pub drained: &'a BTreeSet<DrainTarget>,
     /// [`Outcome::memory`](super::Outcome::memory) of the last call; the default at the start.
     pub memory: &'a Memory,

@@ -5,17 +5,18 @@
 //! give an [`Outcome`]: the [`SnapshotSpec`] for the dataplane, the targets of health checks, the listeners, the
 //! views, and every request that was not granted, with its place. The steps:
 //!
-//! 1. [`plan`](plan::plan): whether a Service concerns us, and what its annotations ask for
+//! 1. [`plan`](plan::plan): whether the gateway serves a Service, and what its annotations request
 //!    ([`options`](options::options));
 //! 2. [`Allocator`](crate::pools::Allocator): which addresses each Service has (`addresses`);
-//! 3. [`EndpointIndex::resolve`](tidegate_model::objects::EndpointIndex::resolve): who answers for each of its ports;
+//! 3. [`EndpointIndex::resolve`](tidegate_model::objects::EndpointIndex::resolve): the endpoints of each of its
+//!    ports;
 //! 4. [`serve`](serve::serve): ports on addresses ([`program`](program::program)), with backends and their states
 //!    (`candidates`, `backends`);
 //! 5. [`one_owner_each`](listeners::one_owner_each): health-check node ports.
 //!
-//! Steps 1, 3 and 4 are about one Service at a time. [`Reconciler`] (`incremental`) calls them in this order. It keeps what
-//! they gave, and takes them again for the Services whose inputs changed: it gives what [`reconcile`] gives, at the price
-//! of what changed.
+//! Steps 1, 3 and 4 handle one Service at a time. [`Reconciler`] (`incremental`) calls them in this order. It caches
+//! their results, and repeats them only for the Services whose inputs changed: it gives the result of [`reconcile`]
+//! at the cost of the change.
 //!
 //! No file imports from a file that calls it: what several steps need is in files without steps (`input`, `outcome`,
 //! `settings`, `context`, `planned`, `served`, `collector`, `frontend`, `finding`, `view`).

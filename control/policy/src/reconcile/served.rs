@@ -24,7 +24,7 @@ pub(super) struct Entry {
     pub(super) dependencies: Dependencies,
 }
 
-/// What one Service comes to.
+/// The result for one Service.
 #[derive(Debug)]
 pub(super) struct Served {
     /// Sorted by key.
@@ -38,8 +38,8 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Keeps what is equal to what was there before as the same value, so that whoever looks at it next finds it
-    /// unchanged without looking inside.
+    /// Replaces values that are equal to the previous ones by these, so that later comparisons find them unchanged by
+    /// pointer.
     pub(super) fn share(&mut self, before: &Self) {
         if self.view == before.view {
             self.view = Arc::clone(&before.view);

@@ -9,11 +9,11 @@ pub(super) struct Tuning {
     pub(super) answer: Duration,
     /// A watch in which nothing comes for this long is dead: bookmarks come once a minute.
     pub(super) silence: Duration,
-    /// The API server is asked this often whether it still answers,
+    /// The interval of the requests that check whether the API server still answers,
     pub(super) pulse: Duration,
     /// and has this long to answer: after two times this and the pause it is lost, 20 s in all.
     pub(super) pulse_answer: Duration,
-    /// Watches are asked to last this many seconds, from and below.
+    /// The requested duration of watches in seconds: from the first, below the second.
     pub(super) watch_seconds: (u64, u64),
     /// A watch that ends sooner is a failure.
     pub(super) watch_min: Duration,
@@ -22,13 +22,13 @@ pub(super) struct Tuning {
     pub(super) backoff_max: Duration,
     /// No `Retry-After` is obeyed for longer.
     pub(super) retry_after_max: Duration,
-    /// A watch that could not be taken up for longer is not: everything is listed.
+    /// A watch that was interrupted for longer does not resume: everything is listed.
     pub(super) resume_max: Duration,
-    /// A watch that is taken up has this long to tell what became of the newest change.
+    /// A watch that resumes has this long to report what happened to the newest change.
     pub(super) explanation: Duration,
     /// EndpointSlices whose endpoints were not kept, and that fit again, are listed no more often than this.
     pub(super) refit: Duration,
-    /// A kind that the API server does not have is asked for this often.
+    /// How often a kind that the API server does not have is requested.
     pub(super) absent: Duration,
     /// The objects on disk are used when the API server has not answered for this long, or fails.
     pub(super) boot_wait: Duration,

@@ -49,16 +49,16 @@ impl Object {
     }
 }
 
-/// Faults of one stored object that are told one by one: each becomes an event.
+/// The maximum number of faults of one stored object that are reported one by one, each as an event.
 const FAULTS_MAX: usize = 8;
 
-/// All faults of a stored object, cut to what is told.
+/// The faults of a stored object that are reported.
 fn told(report: &Report, name: &str) -> Vec<Diagnostic> {
     let mut faults: Vec<Diagnostic> = report.iter().take(FAULTS_MAX).cloned().collect();
     if report.len() > FAULTS_MAX {
-        let what = format!("{name} has {} faults, of which {FAULTS_MAX} are told", report.len());
+        let what = format!("{name} has {} errors; the first {FAULTS_MAX} are reported", report.len());
         let location = faults.first().and_then(|fault| fault.location.clone());
-        faults.push(Diagnostic::error(what).accepting("an object without faults").at(location));
+        faults.push(Diagnostic::error(what).accepting("an object without errors").at(location));
     }
     faults
 }
@@ -71,7 +71,7 @@ impl Object {
         RefusedObject { kind, key: meta.key.clone(), service, faults: vec![why] }
     }
 
-    /// The object with what of it cannot be used, and what is left to be told otherwise.
+    /// The object with its faults, and the faults that must be reported in another way.
     pub(super) fn with_faults(mut self, report: Report) -> (Option<Self>, Report) {
         if report.is_empty() {
             return (Some(self), report);

@@ -1,13 +1,13 @@
 //! What the tables answer: to a first look-up, and where a flow is not taken in.
 
-/// What the first bucket of a key says of a packet's flow: nearly always all there is to say.
+/// The result of searching the first bucket of a key, which is nearly always sufficient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First<T> {
     /// The flow is established and in use, the packet plain, and noted.
     Steady(T),
     /// The flow is there; the packet changes it, or is the first for a while. Nothing is noted.
     There,
-    /// The flow is not in this bucket, and the other one has been asked for.
+    /// The flow is not in this bucket, and the other one has been prefetched.
     Absent,
 }
 
@@ -22,7 +22,7 @@ impl<T> First<T> {
     }
 }
 
-/// No flow that could make way for a new one.
+/// No flow can be evicted for a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("every flow that would have to make way is established and in use")]
 pub struct Full;
@@ -36,7 +36,7 @@ pub enum PairError {
     /// See [`Full`].
     #[error("every flow that would have to make way is established and in use")]
     Full,
-    /// The service has its share of a full table, and none of its flows near the new one can make way.
+    /// The service has its share of a full table, and none of its flows near the new one can be evicted.
     #[error("the service has its share of a full table")]
     Share,
 }

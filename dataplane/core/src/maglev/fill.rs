@@ -1,9 +1,9 @@
 //! Fills one Maglev table: turns by weight, walks by identity.
 //!
-//! The paper's loop needs about `M * ln M` probes. Here a probe is an addition, a subtraction and a bit of a map
-//! that stays in the first-level cache. Half of all probes would look for the last `sqrt M` free slots: for
-//! those each walk computes its distance to every one (a multiplication by the inverse of its step modulo M)
-//! and jumps to the nearest, which is the slot it would have come to. Called by [`build`](super::build) alone.
+//! The paper's loop needs about `M * ln M` probes. Here a probe is an addition, a subtraction and one bit of a map
+//! that stays in the first-level cache. Half of all probes would search for the last `sqrt M` free slots. For those,
+//! each walk computes its distance to every free slot (a multiplication by the inverse of its step modulo M) and
+//! jumps to the nearest, which is the slot that it would have reached. Only [`build`](super::build) calls it.
 //!
 //! Invariant: the table is that of the paper's loop, slot by slot; only the time differs.
 

@@ -2,7 +2,7 @@
 
 use crate::wire::Addr;
 
-/// The slot belongs to nobody.
+/// The slot has no owner.
 pub const NO_BACKEND: u16 = u16::MAX;
 
 /// A backend as its table sees it.

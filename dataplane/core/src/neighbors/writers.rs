@@ -2,16 +2,16 @@
 
 use std::collections::VecDeque;
 
-/// How full the table is, by who holds its slots.
+/// The usage of the table, by kind of holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Next hops of backends, routes and fixed neighbours.
     pub next_hops: usize,
-    /// How many of those there may be.
+    /// The maximum of them.
     pub next_hops_max: usize,
     /// Next hops that only packets ask for.
     pub on_demand: usize,
-    /// How many of those there may be.
+    /// The maximum of them.
     pub on_demand_max: usize,
 }
 

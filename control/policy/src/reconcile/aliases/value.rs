@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
-/// What the value of an alias says.
+/// The meaning of the value of an alias.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum AliasValue<'a> {
     /// The same as this annotation of ours with this value.
@@ -14,9 +14,9 @@ pub(in super::super) enum AliasValue<'a> {
     Internal,
     /// Known, and without effect, for this reason; with what would have an effect.
     Ignored(Cow<'static, str>, &'static str),
-    /// Not understood: what would be. The default goes on.
+    /// Invalid, with what is accepted. The default is used.
     Invalid(Cow<'static, str>),
-    /// Not understood, and to go on with the default would be unsafe: no port is programmed.
+    /// Invalid, and the default would be unsafe: no port is programmed.
     InvalidPort(Cow<'static, str>),
     /// Not understood, and an address chosen without it could be the wrong one: no address is given.
     InvalidAddress(Cow<'static, str>),
