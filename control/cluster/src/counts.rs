@@ -12,6 +12,7 @@ pub struct Counts {
     conflict: AtomicU64,
     throttled: AtomicU64,
     failed: AtomicU64,
+    lines_left_out: AtomicU64,
     events_sent: AtomicU64,
     events_dropped: AtomicU64,
     events_failed: AtomicU64,
@@ -53,6 +54,8 @@ pub struct Reading {
     pub pending: u64,
     /// Writes by result, as metrics name it: success, conflict, throttled, failure.
     pub writes: [(&'static str, u64); 4],
+    /// Failed writes of which no line was logged.
+    pub log_lines_left_out: u64,
     /// Events by result.
     pub events: [(&'static str, u64); 3],
 }
@@ -75,6 +78,11 @@ impl Counts {
             Ended::Failed => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A write failed, and no line was logged.
+    pub(super) fn line_left_out(&self) {
+        self.lines_left_out.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn event(&self, how: EventEnded) {
@@ -118,6 +126,7 @@ impl Counts {
                 ("throttled", read(&self.throttled)),
                 ("failure", read(&self.failed)),
             ],
+            log_lines_left_out: read(&self.lines_left_out),
             events: [
                 ("success", read(&self.events_sent)),
                 ("dropped", read(&self.events_dropped)),

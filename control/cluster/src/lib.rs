@@ -20,6 +20,7 @@ mod counts;
 pub mod crd;
 mod elect;
 pub mod event;
+mod failure_log;
 pub mod lease;
 mod modest;
 mod namesake;

@@ -59,7 +59,7 @@ impl Target {
     }
 
     /// Whose turn it takes; empty for what is of no namespace.
-    fn namespace(&self) -> &str {
+    pub(super) fn namespace(&self) -> &str {
         match self {
             Self::Finalizer(service) | Self::Status(service) => &service.namespace,
             Self::Pool(_) | Self::PoolFinalizer(_) => "",

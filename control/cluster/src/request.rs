@@ -158,7 +158,7 @@ pub(super) async fn send(client: Client, write: Write) -> Result<(), RequestErro
 }
 
 /// What the end of a request means for the queue, and how it is counted.
-pub(super) fn judge(write: &str, result: &Result<(), RequestError>) -> (Answer, Ended) {
+pub(super) fn judge(result: &Result<(), RequestError>) -> (Answer, Ended) {
     let error = match result {
         Ok(()) => return (Answer::Done, Ended::Done),
         Err(error) => error,
@@ -168,10 +168,7 @@ pub(super) fn judge(write: &str, result: &Result<(), RequestError>) -> (Answer, 
         Some(404 | 409) => (Answer::Moot, Ended::Conflict),
         _ if error.is_about_deletion() => (Answer::Moot, Ended::Conflict),
         Some(429) => (Answer::Throttled(error.retry_after()), Ended::Throttled),
-        _ => {
-            tracing::warn!(write, %error, "a write to the API server failed and will be retried");
-            (Answer::Failed, Ended::Failed)
-        }
+        _ => (Answer::Failed, Ended::Failed),
     }
 }
 
@@ -269,6 +266,6 @@ mod tests {
         let write = Write::Finalizer { service: ObjectKey::new("shop", "web"), uid, present: true };
         let result = with_client(&connector, |client| send(client, write)).await;
         assert_eq!(result.as_ref().expect_err("it is deleted").code(), Some(422));
-        assert_eq!(judge("the finalizer", &result), (Answer::Moot, Ended::Conflict));
+        assert_eq!(judge(&result), (Answer::Moot, Ended::Conflict));
     }
 }

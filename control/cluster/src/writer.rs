@@ -23,6 +23,7 @@ use super::counts::{Candidate, Counts, Ended};
 use super::crd::{GatewayStatus, GatewayStatusStatus};
 use super::elect::{Candidacy, Leadership};
 use super::event::{Event, EventType, Regarding};
+use super::failure_log::{FailureLog, Line};
 use super::lease::LEASE;
 use super::modest::giving_way;
 use super::namesake::{self, Namesake};
@@ -110,6 +111,7 @@ pub(super) struct Writer {
     term: Term,
     memory: Memory,
     queue: Queue,
+    failure_log: FailureLog,
     peer_poll: PeerPoll,
     status: OwnStatus,
     /// Requests that change what is the leader's, and all others.
@@ -148,6 +150,7 @@ impl Writer {
             term: Term::default(),
             memory: Memory::default(),
             queue: Queue::default(),
+            failure_log: FailureLog::default(),
             status: OwnStatus::default(),
             writes: JoinSet::new(),
             asks: JoinSet::new(),
@@ -534,10 +537,11 @@ impl Writer {
                 self.plan_soon();
             }
             Done::Write(target, name, result) => {
-                let (answer, ended) = request::judge(&name, &result);
+                let (answer, ended) = request::judge(&result);
                 self.counts.ended(ended);
                 self.queue.ended(&target, &answer, now);
                 if let (Answer::Failed, Err(error)) = (&answer, &result) {
+                    self.log_failure(&target, &name, error, now);
                     self.tell_failure(&target, error);
                 }
             }
@@ -616,6 +620,15 @@ impl Writer {
                     self.peer_poll.hasten(now);
                 }
             }
+        }
+    }
+
+    fn log_failure(&mut self, target: &Target, write: &str, error: &RequestError, now: Instant) {
+        match self.failure_log.failed(target.namespace(), now) {
+            Line::Logged(left_out) => {
+                tracing::warn!(write, %error, left_out, "a write to the API server failed and will be retried");
+            }
+            Line::LeftOut => self.counts.line_left_out(),
         }
     }
 

@@ -325,7 +325,8 @@ impl State {
             health_checks: &self.checks.read(),
             check_load: self.checks.load(),
             stale_files: last.as_ref().map_or(&[], |round| &round.manifests.stale),
-            log_lines_left_out: self.lines_left_out.load(Ordering::Relaxed),
+            log_lines_left_out: self.lines_left_out.load(Ordering::Relaxed)
+                + self.cluster().map_or(0, |cluster| cluster.log_lines_left_out),
             slices_left_out: last.as_ref().map_or(0, |round| round.manifests.slices_left_out),
             packet_buffers: self.dataplane.buffers(),
             source: &self.source_state(),

@@ -414,7 +414,7 @@ pub(super) fn control(page: &mut Exposition, sample: &Sample<'_>) {
     page.gauge("tidegate_source_stale_timestamp_seconds", help, [])
         .sample([], since.map_or(0.0, |since| since.as_secs_f64()));
 
-    let help = "Log lines about faults of objects that were left out, because their namespace had too many.";
+    let help = "Log lines about faults of objects and about failed writes that were left out, because their namespace had too many.";
     page.counter("tidegate_log_lines_left_out_total", help, []).sample([], sample.log_lines_left_out);
     let help = "EndpointSlices whose endpoints are not kept, because a Service lists too many or a namespace is above its share.";
     page.gauge("tidegate_source_endpoint_slices_left_out", help, []).sample([], sample.slices_left_out);

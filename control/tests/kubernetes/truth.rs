@@ -159,7 +159,7 @@ fn the_second_gateway_of_one_name_refuses_to_lead_says_so_and_ends() {
 }
 
 #[test]
-fn a_silent_partition_is_seen_within_20_s_and_its_end_too() {
+fn a_silent_partition_is_seen_and_its_end_too() {
     let world = shop();
     let gateway = world.gateway("edge-1");
     world.until("it to be connected", || (gateway.source()["connected"] == true).then_some(()));
