@@ -284,9 +284,13 @@ mod tests {
     };
 
     async fn server() -> SocketAddr {
+        server_with(LIMITS).await
+    }
+
+    async fn server_with(limits: Limits) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port of loopback");
         let address = listener.local_addr().expect("bound");
-        tokio::spawn(serve(listener, LIMITS, |_| std::future::ready(text(StatusCode::OK, "fine"))));
+        tokio::spawn(serve(listener, limits, |_| std::future::ready(text(StatusCode::OK, "fine"))));
         address
     }
 
@@ -334,5 +338,21 @@ mod tests {
         let server = server().await;
         let answer = ask(connect(server, "127.0.0.1").await).await;
         assert!(answer.contains("Connection: close"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_probe_connection_ends_by_itself_whatever_trickles_in() {
+        let server = server_with(Limits::PROBES).await;
+        let (mut reader, mut writer) = connect(server, "127.0.0.1").await.into_split();
+        let trickle = tokio::spawn(async move {
+            // A header without an end, so each byte is taken.
+            while writer.write_all(b"G").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        let mut answer = Vec::new();
+        let end = tokio::time::timeout(Duration::from_secs(60), reader.read_to_end(&mut answer)).await;
+        assert!(end.is_ok(), "it was open for a minute");
+        trickle.abort();
     }
 }
