@@ -79,7 +79,7 @@ fn no_two_files_of_a_crate_import_from_each_other() {
             };
             match KNOWN.iter().position(is_within) {
                 Some(known) => _ = met.insert(known),
-                None => unexpected.push_str(&format!("{name}: {circle}\n")),
+                None => unexpected += &format!("{name}: {circle}\n"),
             }
         }
     }

@@ -244,8 +244,10 @@ impl Reading<'_> {
                 "{" => {
                     self.at += 1;
                     while self.token(0) != "}" && self.at < self.tokens.len() {
+                        let from = self.at;
                         self.uses(before, is_public, content);
-                        if self.token(0) == "," {
+                        // A comma, or what is no tree.
+                        if self.token(0) == "," || self.at == from {
                             self.at += 1;
                         }
                     }
