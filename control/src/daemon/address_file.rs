@@ -331,7 +331,7 @@ mod tests {
         fs::write(&state, "").expect("ours");
         first.save(&allocations(2)).await;
         let told = first.trouble().expect("it is told");
-        assert!(told.contains("a restart may give others") && told.contains(".addresses: "), "{told}");
+        assert!(told.contains("a restart may assign others") && told.contains(".addresses: "), "{told}");
         fs::remove_file(&state).expect("ours");
         // The Service of the failed save is gone again.
         first.save(&allocations(1)).await;

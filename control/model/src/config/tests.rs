@@ -680,7 +680,7 @@ fn overlapping_pools_and_odd_addresses_are_warnings() {
 #[test]
 fn fullnat_without_snat_addresses_is_warned_about() {
     let report = lines(BASE);
-    assert!(report.len() == 1 && report[0].contains("no such service can be served"), "{report:?}");
+    assert!(report.len() == 1 && report[0].contains("Services in this mode cannot be served"), "{report:?}");
     assert!(lines(&format!("{BASE}services: {{defaults: {{forwarding: nat}}}}\n")).is_empty());
 }
 

@@ -226,7 +226,7 @@ fn legacy_endpoints_count_where_there_is_no_slice_and_truncation_is_told() {
     let resolved = resolve(&objects, &web());
     assert_eq!(shown(&resolved.ports[0].endpoints), ["10.2.0.1:8080 rs-", "10.2.0.2:8080 ---"]);
     assert_eq!(resolved.findings.len(), 1);
-    assert!(resolved.findings[0].what.contains("cut at 1000"), "{}", resolved.findings[0]);
+    assert!(resolved.findings[0].what.contains("truncated at 1000"), "{}", resolved.findings[0]);
 }
 
 #[test]

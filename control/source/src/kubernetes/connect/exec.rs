@@ -302,7 +302,7 @@ mod tests {
     fn what_a_gateway_cannot_serve_is_refused_by_name() {
         let mut exec = plugin("");
         exec.interactive_mode = Some(ExecInteractiveMode::Always);
-        assert!(fault(&exec).contains("wants a terminal (interactiveMode: Always)"));
+        assert!(fault(&exec).contains("needs a terminal (interactiveMode: Always)"));
         let mut exec = plugin("");
         exec.api_version = Some("client.authentication.k8s.io/v1alpha1".to_owned());
         assert!(

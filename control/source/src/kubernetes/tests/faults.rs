@@ -674,8 +674,9 @@ async fn pools_whose_definition_vanishes_stay_and_the_source_says_that_it_lost_t
     world.server.apply(pool).expect("legal");
     world.apply_web();
     let has_pool = |u: &SourceUpdate| u.objects.address_pools.contains_key("public");
-    let lost =
-        |s: &SourceState| !s.connected && s.last_error.as_ref().is_some_and(|e| e.contains("no definition"));
+    let lost = |s: &SourceState| {
+        !s.connected && s.last_error.as_ref().is_some_and(|e| e.contains("no longer has a definition"))
+    };
     let source = world.start_tuned(tuning);
     until(&source, "the pool", has_pool).await;
     world.server.faults().on(POOLS, Fault::ServerError(404));
