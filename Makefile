@@ -9,7 +9,7 @@ FUZZ_SECONDS ?= 600
 FLOODS ?=
 export CARGO
 
-.PHONY: help setup setup-bench build release demo lint test floods kube-proxy fuzz bench deny clean
+.PHONY: help setup setup-bench build release demo lint test test-apiserver floods kube-proxy fuzz bench deny clean
 
 help:
 	@echo 'make demo     build in release, show real clients reaching real servers in every forwarding mode'
@@ -18,6 +18,7 @@ help:
 	@echo 'make build    debug build        make release  release build'
 	@echo 'make lint     rustfmt and clippy, warnings are errors'
 	@echo 'make kube-proxy  target node against the real kube-proxy, built from Debian source (root, network, minutes)'
+	@echo 'make test-apiserver  the stories of the gateway with a real API server (root): CONTRIBUTING.md says how'
 	@echo 'make floods   what floods take from others, 30 s for each mode and flood (root, half an hour): docs/floods.md'
 	@echo 'make fuzz     FUZZ_SECONDS=$(FUZZ_SECONDS) of arbitrary frames into the pipeline'
 	@echo 'make bench    ns and instructions per packet, the control plane at 10,000 Services, micro-benches'
@@ -45,6 +46,9 @@ lint:
 
 test: setup
 	@deploy/scripts/test.sh
+
+test-apiserver: setup
+	@deploy/scripts/test-apiserver.sh
 
 floods: setup
 	TIDEGATE_FLOODS=long $(CARGO) test --release --workspace --test e2e --locked -- --nocapture \

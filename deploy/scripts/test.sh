@@ -11,6 +11,9 @@ stage() { printf '\n=== %s (%ds)\n' "$*" "$SECONDS"; }
 [[ $(id -u) == 0 ]] || { echo "make test needs root: namespaces, AF_PACKET and TUN" >&2; exit 1; }
 pkg-config --exists 'libdpdk >= 22.11' || { echo "no libdpdk 22.11 or newer; run make setup" >&2; exit 1; }
 
+# These choose another API server for the stories, which skips some: make test-apiserver.
+unset KUBE_APISERVER ETCD KUBE_CONTROLLER_MANAGER TIDEGATE_TEST_KUBECONFIG
+
 before=$(mktemp)
 trap 'rm -f "$before"' EXIT
 deploy/scripts/leftovers.sh snapshot "$before"

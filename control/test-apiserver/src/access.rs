@@ -43,11 +43,14 @@ impl User {
         Self { name: name.into(), groups: vec!["system:authenticated".into()] }
     }
 
-    /// Of a token that [`bound_token`] made, if its account is there and it has not expired.
+    /// Of a token that [`bound_token`] made, if its account and its Secret are there and it has not expired.
     pub(crate) fn of_bound_token(store: &Store, token: &str) -> Option<Self> {
         let mut parts = token.strip_prefix(BOUND)?.split('/');
         let (namespace, name, expires) = (parts.next()?, parts.next()?, parts.next()?);
         store.get("serviceaccounts", namespace, name)?;
+        if let Some(secret) = parts.next() {
+            store.get("secrets", namespace, secret)?;
+        }
         let is_over = expires.parse::<i64>().ok()? <= jiff::Timestamp::now().as_second();
         (!is_over).then(|| Self::service_account(namespace, name))
     }
@@ -60,9 +63,10 @@ impl User {
 /// How tokens begin that a ServiceAccount was given for a time.
 const BOUND: &str = "bound/";
 
-/// A token for a ServiceAccount until a Unix time.
-pub(crate) fn bound_token(namespace: &str, name: &str, expires: i64) -> String {
-    format!("{BOUND}{namespace}/{name}/{expires}")
+/// A token for a ServiceAccount until a Unix time, and no longer than a Secret of its namespace is there, if one is named.
+pub(crate) fn bound_token(namespace: &str, name: &str, expires: i64, secret: Option<&str>) -> String {
+    let secret = secret.map(|secret| format!("/{secret}")).unwrap_or_default();
+    format!("{BOUND}{namespace}/{name}/{expires}{secret}")
 }
 
 /// What somebody wants to do.

@@ -205,7 +205,9 @@ impl Api {
         let mut body = request.object()?;
         let seconds = body["spec"]["expirationSeconds"].as_i64().unwrap_or(3600).max(600);
         let expires = Timestamp::now() + SignedDuration::from_secs(seconds);
-        let token = bound_token(&target.namespace, &target.name, expires.as_second());
+        let bound = &body["spec"]["boundObjectRef"];
+        let secret = bound["name"].as_str().filter(|_| bound["kind"] == "Secret");
+        let token = bound_token(&target.namespace, &target.name, expires.as_second(), secret);
         body["status"] =
             json!({"token": token, "expirationTimestamp": expires.strftime("%FT%TZ").to_string()});
         Ok(Answer::Object { code: 201, body, warnings: Vec::new() })

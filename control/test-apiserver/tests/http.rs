@@ -147,6 +147,27 @@ fn service(name: &str) -> Value {
 const SERVICES: &str = "/api/v1/namespaces/default/services";
 
 #[test]
+fn a_token_that_is_bound_to_a_secret_is_refused_when_the_secret_is_gone() {
+    let server = server();
+    let account = "{apiVersion: v1, kind: ServiceAccount, metadata: {name: gateway, namespace: shop}}\n---\n";
+    let secret = "{apiVersion: v1, kind: Secret, metadata: {name: lease-of-life, namespace: shop}}";
+    server.apply(&format!("{account}{secret}")).expect("legal");
+    let admin = Client::new(&server);
+    let token = |spec: Value| {
+        let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec});
+        let answer = admin.post("/api/v1/namespaces/shop/serviceaccounts/gateway/token", &asked);
+        answer.body["status"]["token"].as_str().expect("a token").to_owned()
+    };
+    let bound =
+        token(json!({"boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": "lease-of-life"}}));
+    let free = token(json!({}));
+    let code = |token: &str| Client::with_token(&server, token).get("/api").code;
+    assert_eq!((code(&bound), code(&free)), (200, 200));
+    assert!(server.delete("v1", "Secret", "shop", "lease-of-life"));
+    assert_eq!((code(&bound), code(&free)), (401, 200));
+}
+
+#[test]
 fn a_watch_from_a_list_misses_nothing_and_repeats_nothing() {
     let server = server();
     let client = Client::new(&server);

@@ -5,6 +5,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 use test_apiserver::Fault;
 
+use crate::api::Needs;
+use crate::needs;
 use crate::world::{SEEN, Setting, World, service, slice, text};
 
 fn shop(setting: &Setting) -> World {
@@ -18,6 +20,7 @@ fn shop(setting: &Setting) -> World {
 
 #[test]
 fn watch_breaks_and_relists() {
+    needs!(Needs::Faults, Needs::Requests);
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
     let vips = gateway.vips("web");
@@ -44,11 +47,11 @@ fn watch_breaks_and_relists() {
 fn token_expires() {
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
-    world.expire_token();
-    world.api.faults().end_watches();
+    world.api.expire_token();
+    world.api.end_watches();
     world.until("the loss to be told", || (gateway.source()["connected"] == false).then_some(()));
     assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"]);
-    assert!(text(&gateway.source()["lastError"]).contains("401"), "{}", gateway.source());
+    world.until("the reason", || text(&gateway.source()["lastError"]).contains("401").then_some(()));
     world.apply(&slice("web", &["10.244.0.2"]));
     world.renew_token("edge-1");
     world.until("the new token to be used", || {
@@ -59,11 +62,12 @@ fn token_expires() {
 
 #[test]
 fn comes_back_empty() {
+    needs!(Needs::LostObjects);
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
     let vips = gateway.vips("web");
-    world.api.restart_empty().expect("listens again");
-    world.install();
+    world.api.restart_empty();
+    world.install_again();
     world.until("what is kept to be told", || {
         gateway.source()["kept"].as_array().is_some_and(|kept| !kept.is_empty()).then_some(())
     });
@@ -80,6 +84,7 @@ fn comes_back_empty() {
 /// The cluster is made again from its manifests, object by object; each has another uid than before.
 #[test]
 fn comes_back_empty_and_services_made_anew_get_the_addresses_that_they_had() {
+    needs!(Needs::LostObjects);
     let mut world = World::new();
     let names = ["web", "api", "db"];
     let manifest = |name: &str| service(name) + &slice(name, &["10.244.0.1"]);
@@ -104,8 +109,8 @@ fn comes_back_empty_and_services_made_anew_get_the_addresses_that_they_had() {
     world.until("all to be served", || {
         names.iter().all(|name| !gateway.backends(name).is_empty()).then_some(())
     });
-    world.api.restart_empty().expect("listens again");
-    world.install();
+    world.api.restart_empty();
+    world.install_again();
     world.until("what is kept to be told", || {
         is_served();
         (kept().contains("3 Service objects") && kept().contains("3 EndpointSlice objects")).then_some(())
@@ -146,7 +151,7 @@ fn what_changed_just_before_sigterm_is_there_after_a_boot_without_api_server() {
     let gateway = world.gateway("edge-1");
     world.until("the change", || (gateway.backends("web").len() == 2).then_some(()));
     world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
-    world.api.refuse_connections(true).expect("the thread is there");
+    world.api.refuse_connections(true);
     world.start_again("edge-1");
     let gateway = world.gateway("edge-1");
     world.until("the change, from the disk", || (gateway.backends("web").len() == 2).then_some(()));
@@ -155,11 +160,12 @@ fn what_changed_just_before_sigterm_is_there_after_a_boot_without_api_server() {
 
 #[test]
 fn comes_back_empty_and_is_believed_after_the_grace() {
+    needs!(Needs::LostObjects);
     let setting = Setting { source: "    apiLossGrace: 1s".into(), ..Setting::default() };
     let world = shop(&setting);
     let gateway = world.gateway("edge-1");
-    world.api.restart_empty().expect("listens again");
-    world.install();
+    world.api.restart_empty();
+    world.install_again();
     world.until("the VIP to go", || gateway.vips("web").is_empty().then_some(()));
     // The cluster is made again from its manifests.
     world.apply(&(service("web") + &slice("web", &["10.244.0.7"])));
@@ -170,6 +176,7 @@ fn comes_back_empty_and_is_believed_after_the_grace() {
 
 #[test]
 fn comes_back_older() {
+    needs!(Needs::LostObjects);
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
     let older = world.api.snapshot();
@@ -184,7 +191,7 @@ fn comes_back_older() {
             "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: busy}}, data: {{n: \"{number}\"}}}}"
         ));
     }
-    world.api.restart_from(&older).expect("listens again");
+    world.api.restart_from(&older);
     world.until("what is kept to be told", || {
         gateway.source()["kept"].as_array().is_some_and(|kept| !kept.is_empty()).then_some(())
     });
@@ -202,7 +209,7 @@ fn api_server_gone_at_boot() {
     let vips = world.gateway("edge-1").vips("web");
     world.until("the objects to be on disk", || world.has_state("edge-1").then_some(()));
     world.end("edge-1", Signal::TERM, SEEN).expect("it ends");
-    world.api.refuse_connections(true).expect("the thread is there");
+    world.api.refuse_connections(true);
     world.start_again("edge-1");
     let gateway = world.gateway("edge-1");
     world.until("the last snapshot from the disk", || {
@@ -212,7 +219,7 @@ fn api_server_gone_at_boot() {
     assert_eq!(gateway.source()["fromDisk"], true);
     assert_eq!(gateway.source()["connected"], false);
     world.apply(&slice("web", &["10.244.0.1", "10.244.0.5"]));
-    world.api.refuse_connections(false).expect("the port is still free");
+    world.api.refuse_connections(false);
     world.until("the API server to be followed again", || (gateway.backends("web").len() == 2).then_some(()));
     world.until("the disk not to be needed any more", || {
         (gateway.source()["fromDisk"] == false).then_some(())
@@ -224,13 +231,13 @@ fn sigterm_with_api_server_unreachable() {
     // The promise is 3 s, as nothing is being drained; the rest is for a busy machine. Requests that hang take longer.
     const PROMISED: Duration = Duration::from_secs(9);
     let mut world = shop(&Setting::default());
-    world.api.faults().on("", Fault::Hang);
-    world.api.faults().end_watches();
+    world.api.hang(true);
+    world.api.end_watches();
     world.end("edge-1", Signal::TERM, PROMISED).expect("it ends in time when requests hang");
 
-    world.api.faults().clear();
+    world.api.hang(false);
     world.start_again("edge-1");
-    world.api.refuse_connections(true).expect("the thread is there");
+    world.api.refuse_connections(true);
     let gateway = world.gateway("edge-1");
     world.until("the loss to be told", || (gateway.source()["connected"] == false).then_some(()));
     world.end("edge-1", Signal::TERM, PROMISED).expect("it ends in time when connections are refused");
@@ -238,6 +245,7 @@ fn sigterm_with_api_server_unreachable() {
 
 #[test]
 fn events_twice_and_out_of_order_end_in_the_last_state() {
+    needs!(Needs::Faults);
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
     world.api.faults().duplicate_events(true);
@@ -251,6 +259,7 @@ fn events_twice_and_out_of_order_end_in_the_last_state() {
 
 #[test]
 fn throttling_and_errors_are_waited_out() {
+    needs!(Needs::Faults);
     let world = shop(&Setting::default());
     let gateway = world.gateway("edge-1");
     world.api.faults().on_next(4, "/services", Fault::TooManyRequests(1));

@@ -7,8 +7,8 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use test_apiserver::Options;
-
+use crate::api::Needs;
+use crate::needs;
 use crate::world::{Setting, World, service, slice};
 
 /// Services that a gateway has heard of.
@@ -44,12 +44,13 @@ fn project(account: &Path, state: &str, token: &str, authority: &str) {
 
 #[test]
 fn in_a_pod_the_service_account_is_enough_and_its_token_and_authority_are_followed() {
+    needs!(Needs::NewAuthority, Needs::Requests);
     let mut world = World::new();
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
     let account = world.directory().join("serviceaccount");
     std::fs::create_dir_all(&account).expect("made");
     let authority = |world: &World| world.api.certificate_authority().expect("with TLS");
-    project(&account, "first", world.token(), &authority(&world));
+    project(&account, "first", &world.api.token(), &authority(&world));
     // The paths of a Pod, in a mount namespace of the gateway's own.
     let starter = world.directory().join("in-pod");
     write_executable(
@@ -69,15 +70,15 @@ fn in_a_pod_the_service_account_is_enough_and_its_token_and_authority_are_follow
     assert!(world.api.requests().iter().any(|request| request.user == asker));
 
     // A new token, and the old one ends.
-    project(&account, "second", &world.other_token("second"), &authority(&world));
-    world.expire_token();
-    world.api.restart().expect("the same port");
+    project(&account, "second", &world.api.other_token("second"), &authority(&world));
+    world.api.expire_token();
+    world.api.restart();
     world.apply(&(service("later") + &slice("later", &["10.244.0.2"])));
     serves(&world, "edge-1", "later");
 
     // A new authority.
-    world.api.renew_certificate().expect("the same port");
-    project(&account, "third", &world.other_token("second"), &authority(&world));
+    world.api.renew_certificate();
+    project(&account, "third", &world.api.other_token("second"), &authority(&world));
     world.apply(&(service("last") + &slice("last", &["10.244.0.3"])));
     serves(&world, "edge-1", "last");
 }
@@ -112,13 +113,14 @@ fn a_plugin_of_the_kubeconfig_gives_the_token_and_when_it_fails_status_says_why(
     let why = world.until("the reason", || gateway.source()["lastError"].as_str().map(str::to_owned));
     assert!(why.contains("login: it failed (exit status: 1): the token service is down"), "{why}");
 
-    std::fs::write(directory.join("credential"), credential(world.token())).expect("written");
+    std::fs::write(directory.join("credential"), credential(&world.api.token())).expect("written");
     serves(&world, "edge-1", "web");
 
     // Refused before its time: the plugin is asked for another.
-    std::fs::write(directory.join("credential"), credential(&world.other_token("second"))).expect("written");
-    world.expire_token();
-    world.api.restart().expect("the same port");
+    std::fs::write(directory.join("credential"), credential(&world.api.other_token("second")))
+        .expect("written");
+    world.api.expire_token();
+    world.api.restart();
     world.apply(&(service("later") + &slice("later", &["10.244.0.2"])));
     serves(&world, "edge-1", "later");
 }
@@ -126,12 +128,14 @@ fn a_plugin_of_the_kubeconfig_gives_the_token_and_when_it_fails_status_says_why(
 #[test]
 fn the_environments_proxy_is_the_way_but_for_what_no_proxy_names() {
     // Not on loopback, which no proxy is asked for; the certificate is for localhost.
-    let listen = "192.0.2.77:0".parse().expect("an address");
-    let mut world = World::with_addresses(&["192.0.2.77/32"], Options { listen, ..Options::default() });
+    let mut world = World::reached_at("192.0.2.77".parse().expect("an address"));
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
     let mut kubeconfig: serde_json::Value =
-        serde_json::from_str(&world.api.kubeconfig_text(world.token())).expect("it is JSON");
-    kubeconfig["clusters"][0]["cluster"]["tls-server-name"] = "localhost".into();
+        serde_json::from_str(&world.api.kubeconfig_text(&world.api.token())).expect("it is JSON");
+    let name = &mut kubeconfig["clusters"][0]["cluster"]["tls-server-name"];
+    if name.is_null() {
+        *name = "localhost".into();
+    }
     let proxied = |no_proxy: &str| Setting {
         kubeconfig: Some(kubeconfig.to_string()),
         // Nobody listens there.

@@ -6,7 +6,10 @@ use std::process::Command;
 
 use test_apiserver::{Options, TestApiServer};
 
-use crate::world::deploy;
+use crate::api::{Api, Needs};
+use crate::needs;
+use crate::uninstall::installed;
+use crate::world::{World, deploy};
 
 /// Runs a tool; its output, or what it said.
 fn run(command: &mut Command) -> Result<String, String> {
@@ -20,25 +23,60 @@ fn run(command: &mut Command) -> Result<String, String> {
 
 /// An API server with a kubeconfig for kubectl.
 struct Cluster {
-    server: TestApiServer,
+    place: Place,
     home: tempfile::TempDir,
+}
+
+/// Where the server is. The test API server needs no network of its own.
+enum Place {
+    Here(TestApiServer),
+    Lab(Box<World>),
 }
 
 impl Cluster {
     fn new() -> Self {
-        let server = TestApiServer::start(Options::default()).expect("a free port");
         let home = tempfile::tempdir().expect("a temporary directory");
-        server.kubeconfig(home.path()).expect("written");
-        Self { server, home }
+        let place = if Api::is_in_process() {
+            let server = TestApiServer::start(Options::default()).expect("a free port");
+            server.kubeconfig(home.path()).expect("written");
+            Place::Here(server)
+        } else {
+            let world = World::empty();
+            world.api.kubeconfig(home.path()).expect("written");
+            Place::Lab(Box::new(world))
+        };
+        Self { place, home }
     }
 
     fn kubectl(&self, arguments: &[&str], path: &Path) -> Result<String, String> {
-        run(self.command().args(arguments).arg(path))
+        self.run(self.command().args(arguments).arg(path))
     }
 
     /// About no file.
     fn kubectl_plain(&self, arguments: &[&str]) -> Result<String, String> {
-        run(self.command().args(arguments))
+        self.run(self.command().args(arguments))
+    }
+
+    fn run(&self, command: &mut Command) -> Result<String, String> {
+        match &self.place {
+            Place::Here(_) => run(command),
+            Place::Lab(world) => world.enter_gateway(|| run(command)),
+        }
+    }
+
+    fn apply(&self, yaml: &str) -> Result<Vec<serde_json::Value>, String> {
+        match &self.place {
+            Place::Here(server) => server.apply(yaml),
+            Place::Lab(world) => world.api.apply(yaml),
+        }
+    }
+
+    /// Differs after any change of what is installed; with the test API server after any change at all.
+    fn version(&self) -> String {
+        match &self.place {
+            Place::Here(server) => server.resource_version().to_string(),
+            Place::Lab(world) => installed(world).join("\n"),
+        }
     }
 
     fn command(&self) -> Command {
@@ -68,20 +106,22 @@ fn kustomizations() -> Vec<PathBuf> {
 
 #[test]
 fn every_kustomization_is_taken_by_a_server_side_dry_run_with_strict_validation() {
+    needs!(Needs::Version(31));
     let cluster = Cluster::new();
     cluster.prepare();
     for path in kustomizations() {
-        let before = cluster.server.resource_version();
+        let before = cluster.version();
         let said = cluster.kubectl(&["apply", "--dry-run=server", "-k"], &path);
         let said = said.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         assert!(said.lines().all(|line| line.ends_with("(server dry run)")), "{said}");
         assert!(!said.is_empty(), "{}", path.display());
-        assert_eq!(cluster.server.resource_version(), before, "a dry run keeps nothing");
+        assert_eq!(cluster.version(), before, "a dry run keeps nothing");
     }
 }
 
 #[test]
 fn every_kustomization_is_installed_twice_without_a_change() {
+    needs!(Needs::NoNodes, Needs::Version(31));
     for path in kustomizations() {
         let cluster = Cluster::new();
         cluster.prepare();
@@ -95,6 +135,7 @@ fn every_kustomization_is_installed_twice_without_a_change() {
 
 #[test]
 fn a_misspelt_field_of_a_manifest_would_be_found() {
+    needs!(Needs::Version(25));
     let cluster = Cluster::new();
     cluster.prepare();
     let text =
@@ -165,10 +206,11 @@ fn the_dockerfile_passes_its_linter() {
 /// for nothing go through at every step, as does the removal of our finalizer.
 #[test]
 fn the_admission_policies_stop_no_write_in_any_order_of_apply_and_delete() {
+    needs!(Needs::NamespaceController, Needs::Version(31));
     let cluster = Cluster::new();
     let held = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop, finalizers: \
                 [tidegate.dev/cleanup]}, spec: {externalIPs: [203.0.113.1], ports: [{port: 80}]}}";
-    cluster.server.apply(held).expect("legal");
+    cluster.apply(held).expect("legal");
     let directory = |name: &str| deploy().join("kubernetes").join(name);
     let (base, crds, admission) = (directory("base"), directory("crds"), directory("admission"));
     let mut count = 0;

@@ -3,6 +3,8 @@
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::api::Needs;
+use crate::needs;
 use crate::world::{SEEN, Setting, World, service, slice, text};
 
 /// Gateways that take their addresses from AddressPools alone.
@@ -168,6 +170,7 @@ fn a_service_that_gets_the_label_of_another_proxy_is_released_in_full_and_its_ad
 
 #[test]
 fn namespace_terminating() {
+    needs!(Needs::NamespaceController, Needs::Requests);
     let world = shop();
     assert!(world.api.delete("v1", "Namespace", "", "shop"));
     let namespace = world.api.get("v1", "Namespace", "", "shop").expect("the Service holds it");
@@ -253,6 +256,7 @@ fn two_gateways_one_status() {
 
 #[test]
 fn leader_loses_lease() {
+    needs!(Needs::Requests);
     let world = shop();
     let gateway = world.gateway("edge-1");
     let take = |holder: &str| {

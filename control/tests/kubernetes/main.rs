@@ -4,6 +4,7 @@
 //! Every gateway has the rights that `deploy/kubernetes` gives and no others. Needs root (a namespace of its own) and
 //! DPDK (`net_null`); `make test` names this binary, a plain `cargo test` leaves it out.
 
+mod api;
 mod api_loss;
 mod connect;
 mod endpoints;

@@ -4,6 +4,8 @@
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::api::Needs;
+use crate::needs;
 use crate::world::{SEEN, Setting, World, service, slice, text};
 
 /// Gateways with one address to give.
@@ -87,10 +89,11 @@ fn its_address_goes_to_no_other_service_when_the_gateway_starts_again() {
 
 #[test]
 fn of_a_slice_a_fault_costs_a_port_or_an_endpoint_and_is_told_on_the_slice() {
+    needs!(Needs::PastValidation);
     let mut world = World::new();
     let odd = slice("web", &["010.244.0.01", "x"])
         .replace("ports: [", "ports: [{name: none, port: 0, protocol: TCP}, ");
-    world.apply(&(service("web") + &odd));
+    world.api.apply_past_validation(&(service("web") + &odd)).expect("stored");
     world.start("edge-1");
     let gateway = world.gateway("edge-1");
     world.until("the backend", || (gateway.backends("web") == ["10.244.0.1:8080 active"]).then_some(()));

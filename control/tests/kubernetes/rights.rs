@@ -6,6 +6,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use test_apiserver::Logged;
 
+use crate::api::Needs;
+use crate::needs;
 use crate::world::{SEEN, Setting, World, service, slice, text};
 
 /// Verb, group and resource.
@@ -79,6 +81,7 @@ fn a_gateway_that_may_not_read_pods_serves_all_the_same_and_says_so() {
 
 #[test]
 fn rbac_is_the_least_that_works() {
+    needs!(Needs::Requests);
     let mut world = World::new();
     world.apply(
         "{apiVersion: tidegate.dev/v1alpha1, kind: AddressPool, metadata: {name: public}, \

@@ -5,6 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use test_apiserver::Fault;
 
+use crate::api::Needs;
+use crate::needs;
 use crate::world::{Setting, World, service, slice, text};
 
 /// Services of the one who has many. Status and finalizer of each take more than a minute at 50 writes a second, their
@@ -15,6 +17,7 @@ const HOSTILE: &str = "aaa";
 
 #[test]
 fn a_namespace_with_thousands_of_services_does_not_delay_address_and_event_of_another() {
+    needs!(Needs::Faults);
     let mut world = World::new();
     let document = "pools: [{name: public, addresses: [\"198.18.0.0/16\"]}]".into();
     world.start_with("edge-1", &Setting { document, ..Setting::default() });

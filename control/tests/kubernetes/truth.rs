@@ -6,20 +6,21 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use test_apiserver::{Fault, Options};
+use test_apiserver::Options;
 
+use crate::api::Needs;
+use crate::needs;
 use crate::world::{SEEN, Setting, World, service, slice, text};
 
-fn shop_with(setting: &Setting, options: Options) -> World {
-    let mut world = World::with(options);
+fn shop_in(mut world: World) -> World {
     world.apply(&(service("web") + &slice("web", &["10.244.0.1"])));
-    world.start_with("edge-1", setting);
+    world.start("edge-1");
     world.until("the conditions", || (condition(&world, "web", "Programmed").0 == "True").then_some(()));
     world
 }
 
 fn shop() -> World {
-    shop_with(&Setting::default(), Options::default())
+    shop_in(World::new())
 }
 
 /// Status and message of a condition of ours.
@@ -164,15 +165,13 @@ fn a_silent_partition_is_seen_and_its_end_too() {
     let gateway = world.gateway("edge-1");
     world.until("it to be connected", || (gateway.source()["connected"] == true).then_some(()));
     // Nothing is refused and nothing comes.
-    world.api.faults().silence_watches(true);
-    world.api.faults().on("", Fault::Hang);
+    world.api.hang(true);
     // Twenty, and the rest for a busy machine.
     world.within(Duration::from_secs(45), "the loss to be told", || {
         (gateway.source()["connected"] == false).then_some(())
     });
     assert_eq!(gateway.backends("web"), ["10.244.0.1:8080 active"]);
-    world.api.faults().clear();
-    world.api.faults().silence_watches(false);
+    world.api.hang(false);
     world.apply(&slice("web", &["10.244.0.2"]));
     world.within(Duration::from_secs(60), "changes to be followed again", || {
         gateway.backends("web").contains(&"10.244.0.2:8080 active".to_string()).then_some(())
@@ -181,8 +180,9 @@ fn a_silent_partition_is_seen_and_its_end_too() {
 
 #[test]
 fn kinds_in_another_etcd_are_watched_on_and_not_listed_again_and_again() {
+    needs!(Needs::ServerOptions, Needs::Faults, Needs::Requests);
     let options = Options { namespaces_apart: true, ..Options::default() };
-    let world = shop_with(&Setting::default(), options);
+    let world = shop_in(World::with(options));
     world.api.faults().end_watches();
     world.api.forget_requests();
     let gateway = world.gateway("edge-1");
@@ -204,6 +204,7 @@ fn kinds_in_another_etcd_are_watched_on_and_not_listed_again_and_again() {
 
 #[test]
 fn every_request_says_who_asks() {
+    needs!(Needs::Requests);
     let world = shop();
     let strangers = world.api.requests().into_iter().filter(|request| {
         request.user.contains("tidegate") && !request.field_manager.starts_with("tidegate")

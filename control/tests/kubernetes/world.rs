@@ -5,6 +5,7 @@
 //!
 //! Invariant: nothing waits without a bound, and a bound that runs out says what was seen last.
 
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,12 +13,16 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use test_apiserver::{Options, TestApiServer, User};
+use test_apiserver::Options;
 use tidegate::netlab::process::LabProcess;
 use tidegate::netlab::{Lab, LabPlan, cleanup, wait_for};
 
+use crate::api::{Api, needs};
+
 /// How long a change may take to be seen on a busy machine. How fast it really is, is measured elsewhere.
 pub(crate) const SEEN: Duration = Duration::from_secs(60);
+/// The same with a real API server: what gateways know of their connection follows its bookmarks, one a minute.
+const SEEN_WITH_A_REAL_SERVER: Duration = Duration::from_secs(180);
 /// Time between bookmarks.
 const BOOKMARKS: Duration = Duration::from_secs(2);
 
@@ -33,8 +38,7 @@ const INSTALL: [&str; 4] = [
 pub(crate) struct World {
     // Declared first: gateways end before their API server, and both before the namespace.
     gateways: Vec<Gateway>,
-    pub(crate) api: TestApiServer,
-    token: String,
+    pub(crate) api: Api,
     lab: Lab,
     _alone: MutexGuard<'static, ()>,
 }
@@ -66,15 +70,22 @@ pub(crate) struct Setting {
 impl World {
     /// A cluster with Tidegate's rights and definitions installed, no gateway yet.
     pub(crate) fn new() -> Self {
-        Self::with(Options::default())
+        Self::installed(&[], Options::default())
     }
 
+    /// The same with a test API server of these options: for stories that name [`needs::Needs::ServerOptions`].
     pub(crate) fn with(options: Options) -> Self {
-        Self::with_addresses(&[], options)
+        needs::used(needs::Needs::ServerOptions);
+        Self::installed(&[], options)
     }
 
-    /// Where gateways and API server are there are these addresses too.
-    pub(crate) fn with_addresses(addresses: &[&str], options: Options) -> Self {
+    /// Where gateways are there is this address too, and at it they reach the API server.
+    pub(crate) fn reached_at(address: IpAddr) -> Self {
+        let listen = SocketAddr::new(address, 0);
+        Self::installed(&[address], Options { listen, ..Options::default() })
+    }
+
+    fn installed(addresses: &[IpAddr], options: Options) -> Self {
         let world = Self::empty_with(addresses, options);
         world.install();
         world
@@ -85,7 +96,7 @@ impl World {
         Self::empty_with(&[], Options::default())
     }
 
-    fn empty_with(addresses: &[&str], options: Options) -> Self {
+    fn empty_with(addresses: &[IpAddr], options: Options) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         static SIGNALS: std::sync::Once = std::sync::Once::new();
         SIGNALS.call_once(|| cleanup::on_signals().expect("signal handlers"));
@@ -98,9 +109,8 @@ impl World {
         // How far gateways say that they are follows bookmarks where nothing happens: a minute on a real server, and less
         // than SEEN here.
         let options = Options { bookmark_interval: BOOKMARKS, ..options };
-        let api = lab.gateway().enter(|| TestApiServer::start(options)).expect("a free port on loopback");
-        let token = api.service_account_token("tidegate-system", "tidegate");
-        Self { gateways: Vec::new(), api, token, lab, _alone: alone }
+        let api = Api::start(&lab, options);
+        Self { gateways: Vec::new(), api, lab, _alone: alone }
     }
 
     /// Puts in what `deploy/kubernetes` gives.
@@ -109,6 +119,17 @@ impl World {
             for text in files(&deploy().join(path)) {
                 self.api.apply(&text).expect("what deploy/ has is legal");
             }
+        }
+    }
+
+    /// The same after the API server came back with nothing. The account is another one, and where its tokens hang on it
+    /// the gateways get new ones.
+    pub(crate) fn install_again(&self) {
+        self.install();
+        let others = self.gateways.iter().filter(|_| !Api::is_in_process());
+        for gateway in others {
+            let directory = self.lab.directory().join(&gateway.name);
+            self.api.kubeconfig_for(&directory, &self.api.token()).expect("kubeconfig written");
         }
     }
 
@@ -132,7 +153,7 @@ impl World {
                 "kubeconfig"
             }
             None => {
-                self.api.kubeconfig_for(&directory, &self.token).expect("kubeconfig written");
+                self.api.kubeconfig_for(&directory, &self.api.token()).expect("kubeconfig written");
                 "kubeconfig"
             }
         };
@@ -263,31 +284,14 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
         ended.map(|_| ()).map_err(|error| format!("{error:#}\n{}", gateway.process.log_tail(40)))
     }
 
-    /// The token of Tidegate's account.
-    pub(crate) fn token(&self) -> &str {
-        &self.token
-    }
-
     /// A place for the files of a story, gone with it.
     pub(crate) fn directory(&self) -> &Path {
         self.lab.directory()
     }
 
-    /// A new token of the account of these.
-    pub(crate) fn other_token(&self, name: &str) -> String {
-        let token = format!("{}-{name}", self.token);
-        self.api.add_token(&token, User::service_account("tidegate-system", "tidegate"));
-        token
-    }
-
-    /// The gateway's token is refused from now on.
-    pub(crate) fn expire_token(&self) {
-        self.api.expire_token(&self.token);
-    }
-
     /// A new token for the same account, in the gateway's kubeconfig.
     pub(crate) fn renew_token(&self, name: &str) {
-        let token = self.other_token("renewed");
+        let token = self.api.other_token("renewed");
         self.api.kubeconfig_for(&self.lab.directory().join(name), &token).expect("kubeconfig written");
     }
 
@@ -299,12 +303,12 @@ admin: {{socket: {socket}, listen: "127.0.0.1:{metrics}", healthz: "127.0.0.1:{h
 
     /// The same where the story says itself what is wrong when it does not come to hold.
     pub(crate) fn eventually<T>(&self, probe: impl FnMut() -> Option<T>) -> Option<T> {
-        wait_for("it", SEEN, probe).ok()
+        wait_for("it", seen(), probe).ok()
     }
 
     /// Waits until something holds of the cluster or its gateways; gives what was made of it.
     pub(crate) fn until<T>(&self, what: &str, probe: impl FnMut() -> Option<T>) -> T {
-        wait_for(what, SEEN, probe).unwrap_or_else(|error| panic!("{error:#}"))
+        wait_for(what, seen(), probe).unwrap_or_else(|error| panic!("{error:#}"))
     }
 }
 
@@ -315,6 +319,8 @@ impl Drop for World {
                 eprintln!("last words of {}:\n{}", gateway.name, gateway.process.log_tail(60));
                 eprintln!("its services: {}", gateway.ask("services").unwrap_or_default());
             }
+        } else {
+            needs::assert_all_used();
         }
     }
 }
@@ -369,6 +375,11 @@ impl Gateway {
     pub(crate) fn source(&self) -> Value {
         self.ask("status").unwrap_or_default()["source"].clone()
     }
+}
+
+/// The bound of [`World::until`].
+fn seen() -> Duration {
+    if Api::is_in_process() { SEEN } else { SEEN_WITH_A_REAL_SERVER }
 }
 
 pub(crate) fn text(value: &Value) -> String {

@@ -1,0 +1,263 @@
+//! The cluster of a kubeconfig, for as long as a story uses it: claimed when nothing of Tidegate is there, and left as it
+//! was.
+//!
+//! Whatever a story may leave behind is deleted before and after it, so a cluster in which such a thing is there already is
+//! refused: it may be a gateway's that carries traffic. A namespace, [`MARK`], says that the rest is of the stories; with
+//! it a run that died is cleaned up by the next.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tidegate::netlab::wait_for;
+
+use super::objects::{Admin, Place};
+
+/// The namespace that says whose the rest is.
+const MARK: &str = "tidegate-stories";
+/// Its annotation: host and process of who runs the stories.
+const RUN: &str = "tidegate.dev/stories";
+/// How long a namespace may take to go, its controller included.
+const GONE: Duration = Duration::from_secs(180);
+const FINALIZER: &str = "tidegate.dev/cleanup";
+
+/// Namespaces that stories make.
+const NAMESPACES: [&str; 3] = ["shop", "aaa", "tidegate-system"];
+/// Kinds of which stories and manifests make objects whose names say whose they are, with the namespace.
+const NAMED: [(&str, &str, &str); 8] = [
+    ("rbac.authorization.k8s.io/v1", "ClusterRole", ""),
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", ""),
+    ("rbac.authorization.k8s.io/v1", "Role", "kube-system"),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding", "kube-system"),
+    ("coordination.k8s.io/v1", "Lease", "kube-system"),
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding", ""),
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", ""),
+    ("apiextensions.k8s.io/v1", "CustomResourceDefinition", ""),
+];
+
+/// A cluster that is ours; given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim(Admin);
+
+impl Claim {
+    /// Claims the cluster and cleans up what a run left that died.
+    ///
+    /// # Errors
+    /// Something of Tidegate is there that no story made, or another run is under way: what it is.
+    pub(crate) fn take(admin: Admin) -> Result<Self, String> {
+        let run = format!("{} {}", host(), std::process::id());
+        match admin.get("v1", "Namespace", "", MARK) {
+            None => {
+                let found = found(&admin)?;
+                if !found.is_empty() {
+                    let what: Vec<String> = found.iter().map(|(place, _)| place.path()).collect();
+                    return Err(format!(
+                        "the cluster is in use, and the stories would delete this: {}. Accepted: a cluster without \
+                         Tidegate, without Services of its class, and without the namespaces {}",
+                        what.join(", "),
+                        NAMESPACES.join(", ")
+                    ));
+                }
+            }
+            Some(mark) => {
+                let other = mark["metadata"]["annotations"][RUN].as_str().unwrap_or_default().to_owned();
+                if other != run && !has_ended(&other) {
+                    return Err(format!(
+                        "another run of the stories uses the cluster: {other} (host and process). If it died: kubectl \
+                         annotate namespace {MARK} {RUN}-"
+                    ));
+                }
+            }
+        }
+        let mark = json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": MARK, "annotations": {RUN: run}},
+        });
+        let path = format!("/api/v1/namespaces/{MARK}?fieldManager=stories&force=true");
+        let marked = admin.request("PATCH", &path, Some(("application/apply-patch+yaml", &mark)));
+        marked.map_err(|refusal| refusal.to_string())?;
+        clean(&admin)?;
+        Ok(Self(admin))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // The mark stays where something else does: the next run tries again.
+        match clean(&self.0) {
+            Ok(()) => {
+                let path = format!("/api/v1/namespaces/{MARK}");
+                let _ = self.0.request("DELETE", &path, None);
+                let is_gone =
+                    || self.0.request("GET", &path, None).is_err_and(|no| no.code == 404).then_some(());
+                if let Err(error) = wait_for("the mark of the stories to go", GONE, is_gone) {
+                    eprintln!("{error:#}");
+                }
+            }
+            Err(error) => eprintln!("the cluster is not cleaned up: {error}"),
+        }
+    }
+}
+
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// Whether a run is over, as far as that can be known from here. Nobody's is.
+fn has_ended(run: &str) -> bool {
+    let Some((host_of_run, process)) = run.split_once(' ') else { return true };
+    host_of_run == host() && !std::path::Path::new("/proc").join(process).exists()
+}
+
+/// Everything that stories make or cause, with its finalizers.
+fn found(admin: &Admin) -> Result<Vec<(Place, Value)>, String> {
+    let mut found = Vec::new();
+    let mut look = |version: &str, kind: &str, namespace: &str, is_ours: &dyn Fn(&str, &Value) -> bool| {
+        let items = match admin.request("GET", &Place::new(version, kind, namespace, "").path(), None) {
+            Ok(list) => list["items"].as_array().cloned().unwrap_or_default(),
+            Err(refusal) if refusal.code == 404 => Vec::new(),
+            Err(refusal) => return Err(format!("{kind}: {refusal}")),
+        };
+        for item in items {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let metadata = &item["metadata"];
+            let (namespace, name) = (text(&metadata["namespace"]), text(&metadata["name"]));
+            if is_ours(&name, &item) {
+                let finalizers = metadata["finalizers"].clone();
+                found.push((Place::new(version, kind, &namespace, &name), finalizers));
+            }
+        }
+        Ok(())
+    };
+    look("v1", "Service", "", &|_, service| {
+        let finalizers = service["metadata"]["finalizers"].as_array();
+        service["spec"]["loadBalancerClass"] == "tidegate.dev/gateway"
+            || finalizers.is_some_and(|all| all.iter().any(|one| one == FINALIZER))
+    })?;
+    for kind in ["AddressPool", "GatewayStatus"] {
+        look("tidegate.dev/v1alpha1", kind, "", &|_, _| true)?;
+    }
+    look("v1", "Namespace", "", &|name, _| NAMESPACES.contains(&name))?;
+    look("v1", "Node", "", &|name, _| name == "a")?;
+    for (version, kind, namespace) in NAMED {
+        look(version, kind, namespace, &|name, _| {
+            name == "tidegate" || name.starts_with("tidegate-") || name.ends_with(".tidegate.dev")
+        })?;
+    }
+    Ok(found)
+}
+
+/// Deletes all of it and waits until it is gone.
+fn clean(admin: &Admin) -> Result<(), String> {
+    // About objects of the cluster; the others go with their namespace. Whoever has none of these has no Tidegate either.
+    let events = admin.request("GET", "/apis/events.k8s.io/v1/namespaces/default/events", None);
+    for event in events.map_err(|refusal| refusal.to_string())?["items"].as_array().into_iter().flatten() {
+        let reporter = event["reportingController"].as_str().unwrap_or_default();
+        if reporter.starts_with("tidegate") {
+            let name = event["metadata"]["name"].as_str().unwrap_or_default();
+            let _ = admin.request(
+                "DELETE",
+                &Place::new("events.k8s.io/v1", "Event", "default", name).path(),
+                None,
+            );
+        }
+    }
+    let mut last = String::new();
+    let cleaned = wait_for("the cluster to be clean", GONE, || {
+        let left = match found(admin) {
+            Ok(left) => left,
+            Err(error) => {
+                last = error;
+                return None;
+            }
+        };
+        if left.is_empty() {
+            return Some(());
+        }
+        last = left.iter().map(|(place, _)| place.path()).collect::<Vec<_>>().join(", ");
+        for (place, finalizers) in left {
+            release(admin, &place, &finalizers);
+            // Refused where it is going already; it is looked at again.
+            let _ = admin.request("DELETE", &place.path(), None);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        None
+    });
+    cleaned.map_err(|error| format!("{error:#}: {last}"))
+}
+
+/// Takes our finalizer from an object: no gateway runs that would.
+fn release(admin: &Admin, place: &Place, finalizers: &Value) {
+    let all = finalizers.as_array().cloned().unwrap_or_default();
+    if all.iter().any(|one| one == FINALIZER) {
+        let rest: Vec<&Value> = all.iter().filter(|one| **one != FINALIZER).collect();
+        let patch = json!({"metadata": {"finalizers": rest}});
+        let _ = admin.request("PATCH", &place.path(), Some(("application/merge-patch+json", &patch)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use test_apiserver::{Options, TestApiServer};
+
+    use super::*;
+
+    const SERVICE: &str = "{apiVersion: v1, kind: Service, metadata: {name: live, namespace: prod}, spec: {type: \
+                           LoadBalancer, loadBalancerClass: tidegate.dev/gateway, ports: [{port: 80}]}}";
+
+    /// A cluster, and a client of it over HTTP.
+    fn cluster() -> (TestApiServer, tempfile::TempDir, impl Fn() -> Admin) {
+        let server = TestApiServer::start(Options::default()).expect("a free port");
+        let directory = tempfile::tempdir().expect("a directory");
+        let kubeconfig = server.kubeconfig(directory.path()).expect("written");
+        (server, directory, move || Admin::new(&kubeconfig, None))
+    }
+
+    #[test]
+    fn a_cluster_in_which_somebody_uses_tidegate_is_refused_and_nothing_in_it_changes() {
+        let (server, _directory, admin) = cluster();
+        server.apply(SERVICE).expect("legal");
+        let before = server.resource_version();
+        let refused = Claim::take(admin()).expect_err("it is in use");
+        assert!(refused.contains("/api/v1/namespaces/prod/services/live"), "{refused}");
+        assert_eq!(server.resource_version(), before);
+        assert!(server.delete("v1", "Service", "prod", "live"));
+        server.apply("{apiVersion: v1, kind: Namespace, metadata: {name: shop}}").expect("legal");
+        let refused = Claim::take(admin()).expect_err("its namespace would be deleted");
+        assert!(refused.contains("/api/v1/namespaces/shop"), "{refused}");
+    }
+
+    #[test]
+    fn a_claimed_cluster_is_given_back_without_anything_that_stories_made() {
+        let (server, _directory, admin) = cluster();
+        let claim = Claim::take(admin()).expect("nothing is there");
+        assert!(server.get("v1", "Namespace", "", MARK).is_some());
+        let held = SERVICE.replace("metadata: {", "metadata: {finalizers: [tidegate.dev/cleanup], ");
+        server.apply(&held.replace("prod", "shop")).expect("legal");
+        server.apply(&held.replace("prod", "default")).expect("legal");
+        drop(claim);
+        for namespace in [MARK, "shop"] {
+            assert!(server.get("v1", "Namespace", "", namespace).is_none(), "{namespace}");
+        }
+        assert!(server.list("v1", "Service", "").is_empty(), "{:?}", server.list("v1", "Service", ""));
+    }
+
+    #[test]
+    fn a_run_that_died_is_cleaned_up_by_the_next_and_one_that_lives_is_left_alone() {
+        let (server, _directory, admin) = cluster();
+        let mark = |process: u32| {
+            let run = format!("{} {process}", host());
+            let metadata = json!({"name": MARK, "annotations": {RUN: run}});
+            let mark = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+            server.apply(&mark.to_string()).expect("legal");
+        };
+        server.apply(SERVICE).expect("legal");
+        // The first process of a machine lives; no process has a number beyond 2^22.
+        mark(1);
+        let refused = Claim::take(admin()).expect_err("it lives");
+        assert!(refused.contains("another run"), "{refused}");
+        assert!(server.get("v1", "Service", "prod", "live").is_some());
+        mark(4_999_999);
+        drop(Claim::take(admin()).expect("it died"));
+        assert!(server.get("v1", "Service", "prod", "live").is_none());
+    }
+}

@@ -1,0 +1,121 @@
+//! The way of the gateways to a real API server: a TCP forwarder that listens in their network namespace and connects from
+//! where the server can be reached. It is also what breaks connections, as the test API server does by itself.
+//!
+//! A socket belongs to the namespace in which it was made: the listener is made in the gateways' namespace, and the
+//! runtime that connects was built where the server is.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tidegate::netlab::Namespace;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// A forwarder; it ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Forwarder {
+    address: SocketAddr,
+    place: Namespace,
+    upstream: (String, u16),
+    runtime: Arc<Runtime>,
+    /// `None` while connections are refused.
+    listening: Mutex<Option<JoinHandle<()>>>,
+    state: watch::Sender<State>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct State {
+    /// Connections from before the last count end.
+    generation: u64,
+    /// Nothing passes, in either direction.
+    is_held: bool,
+}
+
+impl Forwarder {
+    /// Listens at an address of a namespace; port 0 is any.
+    pub(crate) fn start(
+        place: &Namespace,
+        listen: SocketAddr,
+        upstream: (String, u16),
+        runtime: Arc<Runtime>,
+    ) -> Self {
+        let (listening, state) = (Mutex::default(), watch::Sender::default());
+        let mut forwarder =
+            Self { address: listen, place: place.clone(), upstream, runtime, listening, state };
+        forwarder.address = forwarder.listen();
+        forwarder
+    }
+
+    /// Where it listens, for its whole life.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Closes every connection and refuses new ones, or listens again at the same port.
+    pub(crate) fn refuse(&self, refuse: bool) {
+        if !refuse {
+            self.listen();
+            return;
+        }
+        let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = listening {
+            task.abort();
+            // The socket is closed when the task is gone.
+            let _ = self.runtime.block_on(task);
+        }
+        self.state.send_modify(|state| state.generation += 1);
+    }
+
+    /// Connections stay open, new ones are accepted, and nothing passes; or all that waited passes.
+    pub(crate) fn hold(&self, hold: bool) {
+        self.state.send_modify(|state| state.is_held = hold);
+    }
+
+    fn listen(&self) -> SocketAddr {
+        let listener = self.place.enter(|| TcpListener::bind(self.address)).expect("the address is free");
+        listener.set_nonblocking(true).expect("a socket");
+        let address = listener.local_addr().expect("it is bound");
+        let (state, upstream) = (self.state.subscribe(), self.upstream.clone());
+        let task = self.runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(carry(client, upstream.clone(), state.clone()));
+            }
+        });
+        *self.listening.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        address
+    }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        self.refuse(true);
+    }
+}
+
+/// One connection, from its beginning to its end.
+async fn carry(
+    mut client: tokio::net::TcpStream,
+    upstream: (String, u16),
+    mut state: watch::Receiver<State>,
+) {
+    let generation = state.borrow().generation;
+    let both_ways = async {
+        // A server that cannot be reached is a connection that ends at once.
+        if let Ok(mut server) = tokio::net::TcpStream::connect(upstream).await {
+            let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+        }
+    };
+    tokio::pin!(both_ways);
+    loop {
+        let now = *state.borrow_and_update();
+        if now.generation != generation {
+            return;
+        }
+        tokio::select! {
+            changed = state.changed() => if changed.is_err() { return },
+            () = &mut both_ways, if !now.is_held => return,
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! A control plane of a story's own, from binaries: etcd, kube-apiserver and, where there is one, kube-controller-manager
+//! with the namespace controller alone, in the network namespace of the gateways.
+//!
+//! Each story has one: it begins with an empty cluster and may break it, and a story that fails leaves nothing to the
+//! next. That costs some ten seconds for each. The processes end with the lab, whatever ends that: a failed story, a
+//! signal, or the next run, where this one was killed.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::{Value, json};
+use test_apiserver::Logged;
+use tidegate::netlab::process::LabProcess;
+use tidegate::netlab::{Lab, Namespace, wait_for};
+
+use super::mode::Binaries;
+use super::objects::Admin;
+
+/// Nobody else is in the namespace: the usual ports are free.
+const PORT: u16 = 6443;
+const ETCD: &str = "http://127.0.0.1:2379";
+const ETCD_PEERS: &str = "http://127.0.0.1:2380";
+const ADMIN_TOKEN: &str = "stories-admin";
+/// A cold start on a busy machine.
+const READY: Duration = Duration::from_secs(180);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct ControlPlane {
+    binaries: &'static Binaries,
+    place: Namespace,
+    directory: PathBuf,
+    /// In the order of their start.
+    processes: Mutex<Vec<LabProcess>>,
+    /// Where in the audit log the requests begin that count.
+    counted_from: Mutex<usize>,
+}
+
+impl ControlPlane {
+    /// Starts one and waits until it is ready.
+    pub(crate) fn start(binaries: &'static Binaries, lab: &Lab) -> Self {
+        let directory = lab.directory().join("control-plane");
+        std::fs::create_dir_all(&directory).expect("a directory of the lab");
+        let (processes, counted_from) = (Mutex::default(), Mutex::default());
+        let plane = Self { binaries, place: lab.gateway().clone(), directory, processes, counted_from };
+        plane.write_files();
+        plane.launch();
+        plane
+    }
+
+    /// The kubeconfig of who may do everything.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.path("admin.kubeconfig")
+    }
+
+    /// Comes back with no objects.
+    pub(crate) fn restart_empty(&self) {
+        self.end();
+        std::fs::remove_dir_all(self.path("etcd")).expect("its data");
+        self.launch();
+    }
+
+    /// Stops for a copy of all objects.
+    pub(crate) fn snapshot(&self) -> PathBuf {
+        let copy = self.path("etcd-copy");
+        self.end();
+        copy_directory(&self.path("etcd"), &copy);
+        self.launch();
+        copy
+    }
+
+    /// Comes back with the objects of a copy.
+    pub(crate) fn restart_from(&self, copy: &Path) {
+        self.end();
+        std::fs::remove_dir_all(self.path("etcd")).expect("its data");
+        copy_directory(copy, &self.path("etcd"));
+        self.launch();
+    }
+
+    /// The requests of the audit log, answered ones only, and watches that have begun.
+    pub(crate) fn requests(&self) -> Vec<Logged> {
+        let text = std::fs::read_to_string(self.path("audit.log")).unwrap_or_default();
+        let from = *self.counted_from.lock().unwrap_or_else(PoisonError::into_inner);
+        text.get(from..).unwrap_or_default().lines().filter_map(logged).collect()
+    }
+
+    /// Requests count from now on.
+    pub(crate) fn forget_requests(&self) {
+        let size = std::fs::metadata(self.path("audit.log")).map_or(0, |file| file.len());
+        let size = usize::try_from(size).expect("a log that fits");
+        *self.counted_from.lock().unwrap_or_else(PoisonError::into_inner) = size;
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Certificates, keys, the admin's token, and what is audited.
+    fn write_files(&self) {
+        let write = |name: &str, text: &str| std::fs::write(self.path(name), text).expect("written");
+        let authority_key = KeyPair::generate().expect("a key");
+        let mut authority = CertificateParams::new(Vec::new()).expect("no names");
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority_pem = authority.self_signed(&authority_key).expect("signed").pem();
+        let issuer = Issuer::new(authority, authority_key);
+        let key = KeyPair::generate().expect("a key");
+        let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let certificate =
+            CertificateParams::new(names).expect("names").signed_by(&key, &issuer).expect("signed");
+        write("ca.crt", &authority_pem);
+        write("server.crt", &certificate.pem());
+        write("server.key", &key.serialize_pem());
+        let accounts = KeyPair::generate().expect("a key");
+        write("accounts.key", &accounts.serialize_pem());
+        write("accounts.pub", &accounts.public_key_pem());
+        write("tokens.csv", &format!("{ADMIN_TOKEN},stories-admin,1,\"system:masters\"\n"));
+        let policy = json!({
+            "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+            "rules": [{"level": "Metadata"}],
+        });
+        write("audit-policy.yaml", &policy.to_string());
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "stories",
+            "clusters": [{"name": "stories", "cluster": {
+                "server": format!("https://127.0.0.1:{PORT}"), "certificate-authority": self.path("ca.crt"),
+            }}],
+            "contexts": [{"name": "stories", "context": {"cluster": "stories", "user": "admin"}}],
+            "users": [{"name": "admin", "user": {"token": ADMIN_TOKEN}}],
+        });
+        write("admin.kubeconfig", &kubeconfig.to_string());
+    }
+
+    fn launch(&self) {
+        let file = |name: &str| self.path(name).display().to_string();
+        self.run(
+            "etcd",
+            &self.binaries.etcd,
+            &[
+                format!("--data-dir={}", file("etcd")),
+                format!("--listen-client-urls={ETCD}"),
+                format!("--advertise-client-urls={ETCD}"),
+                format!("--listen-peer-urls={ETCD_PEERS}"),
+                format!("--initial-advertise-peer-urls={ETCD_PEERS}"),
+                format!("--initial-cluster=default={ETCD_PEERS}"),
+            ],
+        );
+        self.run(
+            "kube-apiserver",
+            &self.binaries.apiserver,
+            &[
+                format!("--etcd-servers={ETCD}"),
+                format!("--secure-port={PORT}"),
+                "--bind-address=127.0.0.1".into(),
+                // There is no interface to guess it from, and nobody needs to find the server by the Service `kubernetes`.
+                "--advertise-address=192.0.2.250".into(),
+                "--endpoint-reconciler-type=none".into(),
+                format!("--tls-cert-file={}", file("server.crt")),
+                format!("--tls-private-key-file={}", file("server.key")),
+                format!("--token-auth-file={}", file("tokens.csv")),
+                "--authorization-mode=RBAC".into(),
+                "--service-account-issuer=https://kubernetes.default.svc".into(),
+                format!("--service-account-key-file={}", file("accounts.pub")),
+                format!("--service-account-signing-key-file={}", file("accounts.key")),
+                "--service-cluster-ip-range=10.96.0.0/16".into(),
+                "--allow-privileged=true".into(),
+                format!("--audit-policy-file={}", file("audit-policy.yaml")),
+                format!("--audit-log-path={}", file("audit.log")),
+            ],
+        );
+        self.await_readiness();
+        if let Some(program) = &self.binaries.controller_manager {
+            self.run(
+                "kube-controller-manager",
+                program,
+                &[
+                    format!("--kubeconfig={}", file("admin.kubeconfig")),
+                    "--controllers=namespace".into(),
+                    "--leader-elect=false".into(),
+                    format!("--cert-dir={}", file("certificates")),
+                    "--bind-address=127.0.0.1".into(),
+                ],
+            );
+        }
+    }
+
+    fn run(&self, name: &str, program: &Path, arguments: &[String]) {
+        let process = LabProcess::start(&self.place, &self.directory, name, program, arguments);
+        let process = process.unwrap_or_else(|error| panic!("{error:#}"));
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner).push(process);
+    }
+
+    fn await_readiness(&self) {
+        let admin = Admin::new(&self.kubeconfig(), Some(&self.place));
+        let ready = wait_for("the API server to be ready", READY, || {
+            let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+            if processes.iter_mut().any(|process| !process.runs()) {
+                return Some(false);
+            }
+            drop(processes);
+            // Not /readyz, whose answer is no JSON: it is ready when what it makes by itself is there.
+            let is_there = |path: &str| admin.request("GET", path, None).is_ok();
+            let all = ["kube-system", "default"].map(|name| is_there(&format!("/api/v1/namespaces/{name}")));
+            let roles = is_there("/apis/rbac.authorization.k8s.io/v1/clusterroles/system:discovery");
+            (roles && all.iter().all(|is_there| *is_there)).then_some(true)
+        });
+        if !matches!(ready, Ok(true)) {
+            let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+            let logs: Vec<String> = processes.iter().map(|process| process.log_tail(30)).collect();
+            panic!("the control plane does not come up ({ready:?}):\n{}", logs.join("\n---\n"));
+        }
+    }
+
+    /// Ends all, the last started first.
+    fn end(&self) {
+        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(mut process) = processes.pop() {
+            // etcd writes to disk what it has acknowledged: nothing is lost by a kill.
+            process.kill();
+        }
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+            processes.iter().for_each(|process| eprintln!("last words:\n{}", process.log_tail(10)));
+        }
+        self.end();
+    }
+}
+
+fn copy_directory(from: &Path, to: &Path) {
+    let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(copied.is_ok_and(|status| status.success()), "{} is copied", from.display());
+}
+
+/// A line of the audit log as the test API server logs its requests; bodies are not audited.
+fn logged(line: &str) -> Option<Logged> {
+    let event: Value = serde_json::from_str(line).ok()?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let method = match event["verb"].as_str()? {
+        "create" => "POST",
+        "update" => "PUT",
+        "patch" => "PATCH",
+        "delete" | "deletecollection" => "DELETE",
+        _ => "GET",
+    };
+    // A watch is told when it begins, and again when it ends.
+    if event["verb"] == "watch" && event["stage"] == "ResponseComplete" {
+        return None;
+    }
+    let address = text(&event["requestURI"]);
+    let (path, query) = address.split_once('?').unwrap_or((&address, ""));
+    let manager = query.split('&').find_map(|part| part.strip_prefix("fieldManager=")).map(str::to_owned);
+    let code = event["responseStatus"]["code"].as_u64().and_then(|code| u16::try_from(code).ok())?;
+    Some(Logged {
+        method: method.into(),
+        path: path.into(),
+        query: query.into(),
+        user: text(&event["user"]["username"]),
+        field_manager: manager.unwrap_or_else(|| {
+            // As the server does: what comes before the first slash.
+            text(&event["userAgent"]).split('/').next().unwrap_or_default().to_owned()
+        }),
+        body: String::new(),
+        code,
+    })
+}
+
+#[test]
+fn a_line_of_the_audit_log_is_a_request() {
+    let line = r#"{"kind":"Event","stage":"ResponseStarted","verb":"watch","requestURI":"/api/v1/services?watch=true&limit=1","user":{"username":"system:serviceaccount:tidegate-system:tidegate"},"userAgent":"tidegate/0.1","responseStatus":{"code":200}}"#;
+    let request = logged(line).expect("a request");
+    assert_eq!(
+        (request.method.as_str(), request.path.as_str(), request.code),
+        ("GET", "/api/v1/services", 200)
+    );
+    assert_eq!((request.query.as_str(), request.field_manager.as_str()), ("watch=true&limit=1", "tidegate"));
+    assert_eq!(logged(&line.replace("ResponseStarted", "ResponseComplete")), None, "it was told");
+}

@@ -1,0 +1,55 @@
+#!/bin/bash
+# The stories of control/tests/kubernetes with a real API server instead of the one of the tests. Called by
+# `make test-apiserver`, not by `make test`. Says at the end how many stories ran and which were skipped.
+#
+#   KUBE_APISERVER=PROGRAM ETCD=PROGRAM [KUBE_CONTROLLER_MANAGER=PROGRAM]   each story starts a control plane of its own
+#   TIDEGATE_TEST_KUBECONFIG=FILE   the cluster of its current context, which must have nothing of Tidegate in it
+#   STORIES=FILTER                  only these
+#
+# CONTRIBUTING.md says where the programs come from and what is skipped.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+cargo=${CARGO:-cargo}
+
+die() { printf 'test-apiserver: %s\n' "$*" >&2; exit 1; }
+accepted='accepted: KUBE_APISERVER=PROGRAM ETCD=PROGRAM, with KUBE_CONTROLLER_MANAGER=PROGRAM for the stories that delete
+namespaces; or TIDEGATE_TEST_KUBECONFIG=FILE; CONTRIBUTING.md says where the programs come from'
+
+program() {
+  local path
+  path=$(command -v "${!1}") || die "$1=${!1}: no such program; $accepted"
+  # Children of the tests have another directory.
+  export "$1=$(realpath "$path")"
+}
+
+[[ $(id -u) == 0 ]] || die "needs root: the gateways run in network namespaces"
+pkg-config --exists 'libdpdk >= 22.11' || die "no libdpdk 22.11 or newer; run make setup"
+if [[ -n ${TIDEGATE_TEST_KUBECONFIG:-} ]]; then
+  [[ -z ${KUBE_APISERVER:-}${ETCD:-}${KUBE_CONTROLLER_MANAGER:-} ]] ||
+    die "TIDEGATE_TEST_KUBECONFIG beside the path of a program; $accepted"
+  [[ -r $TIDEGATE_TEST_KUBECONFIG ]] || die "$TIDEGATE_TEST_KUBECONFIG cannot be read; $accepted"
+  TIDEGATE_TEST_KUBECONFIG=$(realpath "$TIDEGATE_TEST_KUBECONFIG")
+  export TIDEGATE_TEST_KUBECONFIG
+elif [[ -n ${KUBE_APISERVER:-} && -n ${ETCD:-} ]]; then
+  program KUBE_APISERVER
+  program ETCD
+  if [[ -n ${KUBE_CONTROLLER_MANAGER:-} ]]; then program KUBE_CONTROLLER_MANAGER; fi
+elif [[ -n ${KUBE_APISERVER:-} ]]; then
+  die "KUBE_APISERVER without ETCD; Debian has etcd in the package etcd-server; $accepted"
+else
+  die "no API server is named; $accepted"
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+code=0
+"$cargo" test --workspace --test kubernetes --locked -- ${STORIES:+"$STORIES"} 2>&1 | tee "$log" || code=$?
+# A story that is skipped passes for cargo, which does not know of it.
+skipped=$(grep -c '^skipped: ' "$log" || true)
+passed=$(sed -n 's/^test result: .* \([0-9]*\) passed; .*/\1/p' "$log" | tail -n 1)
+failed=$(sed -n 's/^test result: .* \([0-9]*\) failed; .*/\1/p' "$log" | tail -n 1)
+if [[ -n $passed ]]; then
+  printf '\ntest-apiserver: %d passed, %d failed, %d skipped:\n' "$((passed - skipped))" "$failed" "$skipped"
+  sed -n 's/^skipped: /  /p' "$log" | sort
+fi
+exit "$code"
