@@ -6,8 +6,8 @@
 //!
 //! 1. those of a Service whose slices list more than [`ENDPOINTS_MAX`] endpoints, because it is refused anyway;
 //! 2. if the others together are larger than `bytes_max`: each namespace may keep slices up to a level, which is the
-//!   same for all and as high as fits. A namespace below the level loses nothing. In a namespace above it the
-//!   Services with the newest slices lose theirs, until the rest fits.
+//!    same for all and as high as fits. A namespace below the level loses nothing. In a namespace above it the
+//!    Services with the newest slices lose theirs, until the rest fits.
 //!
 //! A Service loses all of its slices or none. Of a slice that is left out, the gateway keeps only that it exists and
 //! how much it lists ([`EndpointSlice::left_out`]), so that the decision can be made again.

@@ -2,10 +2,10 @@
 //!
 //! 1. `check` the headers of every frame, answer ARP, prefetch the service of each packet;
 //! 2. `sort_out` the packets for a service and those that may return from a backend; all others end here ([`rest`],
-//!   [`icmp_errors`]), except fragments without ports, which are processed last ([`fragments`]);
+//!    [`icmp_errors`]), except fragments without ports, which are processed last ([`fragments`]);
 //! 3. `find_flows`: look up the flow of each packet, whose bucket the previous stage prefetched;
 //! 4. `choose` a backend by the hash for packets without a flow, and create the flow entry ([`service_flows`],
-//!   [`reply_flows`]);
+//!    [`reply_flows`]);
 //! 5. `deliver`: rewrite by the mode of the service, or answer packets that cannot be delivered ([`deliver`]).
 //!
 //! Each stage processes the whole burst and prefetches for the next, so that the cache misses of a burst overlap. All

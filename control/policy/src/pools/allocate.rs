@@ -2,7 +2,7 @@
 //!
 //! 1. Each Service keeps what it has: from the last call, otherwise from its own status (`keep`).
 //! 2. New ports on kept addresses, external IPs and requested addresses (`tidegate.dev/load-balancer-ips`,
-//!   `spec.loadBalancerIP`).
+//!    `spec.loadBalancerIP`).
 //! 3. An address chosen from a pool for every Service that still lacks one.
 //!
 //! So a chosen address never blocks a requested one, unless it was assigned before the request was made.
