@@ -295,7 +295,7 @@ impl Api {
         used(Needs::LostObjects);
         match (&self.0, backup) {
             (Server::Test(server, _), Backup::Test(copy)) => {
-                server.restart_from(copy).expect("the port is free")
+                server.restart_from(copy).expect("the port is free");
             }
             (Server::Real(real), Backup::Real(copy)) => {
                 real.way().refuse(true);
