@@ -94,6 +94,13 @@ impl<T> Publisher<T> {
         &self.current
     }
 
+    /// The value published last, to be kept for longer than a look. Whoever keeps it last drops it, and that is not a
+    /// worker: a worker's own goes back to the publisher.
+    #[must_use]
+    pub fn share(&self) -> Arc<T> {
+        Arc::clone(&self.current)
+    }
+
     /// The generation published last.
     #[must_use]
     pub fn generation(&self) -> u64 {

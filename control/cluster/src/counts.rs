@@ -16,6 +16,8 @@ pub struct Counts {
     events_sent: AtomicU64,
     events_dropped: AtomicU64,
     events_failed: AtomicU64,
+    compared: AtomicU64,
+    different: AtomicU64,
     standing: RwLock<Candidate>,
 }
 
@@ -58,6 +60,8 @@ pub struct Reading {
     pub log_lines_left_out: u64,
     /// Events by result.
     pub events: [(&'static str, u64); 3],
+    /// Comparisons of a plan with one that passes over nothing, and those that found a difference.
+    pub comparisons: (u64, u64),
 }
 
 impl Reading {
@@ -92,6 +96,11 @@ impl Counts {
             EventEnded::Failed => &self.events_failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn compared(&self, is_different: bool) {
+        self.compared.fetch_add(1, Ordering::Relaxed);
+        self.different.fetch_add(u64::from(is_different), Ordering::Relaxed);
     }
 
     pub(super) fn stands(&self, leads: bool, pending: usize) {
@@ -132,6 +141,7 @@ impl Counts {
                 ("dropped", read(&self.events_dropped)),
                 ("failure", read(&self.events_failed)),
             ],
+            comparisons: (read(&self.compared), read(&self.different)),
         }
     }
 }

@@ -147,6 +147,7 @@ impl Cluster {
                         version_applied: update.version,
                         keeps_services: update.keeps_services,
                         outcome,
+                        comparisons: 0,
                         unapplied: Arc::default(),
                         publish_failure: None,
                         decides: fleet_now.leads,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tidegate_core::difference::Difference;
 use tidegate_model::objects::ObjectKey;
 use tidegate_source::SourceState;
 use tidegate_source::kubernetes::Connector;
@@ -30,7 +31,9 @@ use super::namesake::{self, Namesake};
 use super::own_status::{self, HEARTBEAT, Over, OwnStatus, Written};
 use super::peer_poll::{self, PeerPoll};
 use super::peers::Gone;
-use super::plan::{Identity, Memory, Observation, Plan, Situation, Write, gateway_status, plan};
+use super::plan::{
+    Identity, Memory, Observation, Plan, Situation, Write, gateway_status, plan, plan_compared,
+};
 use super::queue::{Answer, Job, Next, Queue, Seen, Target};
 use super::record::Recorder;
 use super::releases::PeerReleases;
@@ -110,6 +113,8 @@ pub(super) struct Writer {
     hindrance: Option<String>,
     term: Term,
     memory: Memory,
+    /// [`Observation::comparisons`] of the plan that was compared last.
+    compared: u64,
     queue: Queue,
     failure_log: FailureLog,
     peer_poll: PeerPoll,
@@ -149,6 +154,7 @@ impl Writer {
             hindrance: None,
             term: Term::default(),
             memory: Memory::default(),
+            compared: 0,
             queue: Queue::default(),
             failure_log: FailureLog::default(),
             status: OwnStatus::default(),
@@ -337,8 +343,20 @@ impl Writer {
             now: wall,
         };
         let (memory, written) = (&mut self.memory, &self.status.written);
+        let is_due = observation.comparisons > self.compared;
+        self.compared = observation.comparisons;
+        // Where it does not lead, there is nothing to compare. A new leader does not begin with a comparison.
+        let compares = is_due && situation.leads;
         let (planned, took) = giving_way(|| {
-            (plan(&situation, memory), gateway_status(&Situation { leads, ..situation }, written))
+            let (plan, differences) = match compares {
+                true => plan_compared(&situation, memory),
+                false => (plan(&situation, memory), Vec::new()),
+            };
+            if compares {
+                self.counts.compared(!differences.is_empty());
+                differences.iter().for_each(log_difference);
+            }
+            (plan, gateway_status(&Situation { leads, ..situation }, written))
         });
         let (Plan { writes, events, again_at, waits_for_peers }, status) = planned;
         self.status.stands(&status, now);
@@ -648,4 +666,15 @@ impl Writer {
         let service = observation.as_ref().and_then(|o| o.objects.services.get(key));
         service.map(|s| s.meta.uid.clone()).unwrap_or_default()
     }
+}
+
+/// A plan lacked something, or had too much: the one from scratch is written instead.
+fn log_difference(difference: &Difference) {
+    tracing::error!(
+        layer = "plan",
+        part = difference.part,
+        incremental = difference.incremental,
+        from_scratch = difference.from_scratch,
+        "an incremental result differs from the one computed from scratch: this is a bug in the gateway, please report it"
+    );
 }

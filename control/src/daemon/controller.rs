@@ -32,7 +32,7 @@ use super::address_file::AddressFile;
 use super::drains::Drains;
 use super::fault_log::FaultLog;
 use super::reload;
-use super::self_check::{SelfCheck, Subject};
+use super::self_check::{Layer, SelfCheck, Subject};
 use super::state::{Round, State};
 use crate::admin::api::ReloadAnswer;
 use crate::assemble;
@@ -99,6 +99,8 @@ pub(super) struct Controller {
     has_kube_proxy: bool,
     reconciler: Reconciler,
     self_check: SelfCheck,
+    /// The snapshot in use was revised wrongly: the next one is compiled from scratch, though its spec says the same.
+    recompiles: bool,
     started: Instant,
     /// The writer to the cluster, if the objects come from an API server.
     cluster: Option<ClusterWriter>,
@@ -160,6 +162,7 @@ impl Controller {
             reconcile_at: None,
             reconciler: Reconciler::default(),
             self_check,
+            recompiles: false,
             started: Instant::now(),
             cluster,
             fleet: PeerReleases::default(),
@@ -183,9 +186,9 @@ impl Controller {
         self.node_ports.failures()
     }
 
-    /// Changes when a comparison has found that an incremental result is wrong.
-    pub(super) fn differences(&self) -> watch::Receiver<()> {
-        self.self_check.found()
+    /// Changes when a comparison of incremental results has ended: [`Self::heal`] is to be called then.
+    pub(super) fn comparisons_end(&self) -> watch::Receiver<()> {
+        self.self_check.ends()
     }
 
     /// The configuration in force.
@@ -352,7 +355,9 @@ impl Controller {
         let round = Round { outcome, unapplied, problems, manifests, drained, ended };
         self.state.round(round, began.elapsed(), change);
         // After all that others wait for.
-        if let Some(subject) = subject {
+        if let Some(mut subject) = subject {
+            let published = self.published.as_ref();
+            subject.snapshot = published.map(|last| (self.dataplane.keep_snapshot(), Arc::clone(last)));
             self.self_check.begin(subject);
         }
     }
@@ -398,6 +403,7 @@ impl Controller {
             version_applied: self.version_applied,
             keeps_services: manifests.keeps_services,
             outcome: Arc::clone(outcome),
+            comparisons: self.self_check.due_count(),
             unapplied: Arc::clone(unapplied),
             publish_failure: self.state.publish_failure().map(|failure| failure.why),
             decides: self.fleet.leads,
@@ -412,12 +418,17 @@ impl Controller {
         });
     }
 
-    /// If a comparison has found a difference, computes this round from scratch. Addresses and draining flows are in
-    /// `memory` and stay.
-    fn heal(&mut self) {
-        if !self.self_check.collect().is_empty() {
-            self.reconciler = Reconciler::default();
+    /// If a comparison has found a difference, the next round is computed from scratch. Returns whether that round is
+    /// due now. Addresses and draining flows are in `memory` and stay.
+    pub(super) fn heal(&mut self) -> bool {
+        let different = self.self_check.collect();
+        for layer in &different {
+            match layer {
+                Layer::Reconcile | Layer::Allocation => self.reconciler = Reconciler::default(),
+                Layer::Snapshot => self.recompiles = true,
+            }
         }
+        !different.is_empty()
     }
 
     /// The desired state, and the subject of a comparison if one is due.
@@ -436,7 +447,11 @@ impl Controller {
             self.self_check.changed();
         }
         let is_due = self.self_check.is_due(&self.config.self_check);
-        let subject = is_due.then(|| Subject { round: self.reconciler.round(&input, &outcome) });
+        if is_due {
+            self.self_check.takes_round();
+        }
+        let subject =
+            is_due.then(|| Subject { round: self.reconciler.round(&input, &outcome), snapshot: None });
         (outcome, subject)
     }
 
@@ -444,12 +459,16 @@ impl Controller {
     /// of parts that are left out; `None` if nothing was published.
     async fn publish(&mut self, outcome: &Arc<Outcome>) -> Option<Vec<Problem>> {
         let spec = &outcome.spec;
-        if self.is_published(spec) {
+        if self.is_published(spec) && !self.recompiles {
             // What could not be published is no longer asked for.
             self.state.published();
             return None;
         }
-        let published = match self.dataplane.publish(spec) {
+        let published = match self.recompiles {
+            true => self.dataplane.publish_from_scratch(spec),
+            false => self.dataplane.publish(spec),
+        };
+        let published = match published {
             Ok(published) => published,
             Err(error) => {
                 let why = error.to_string();
@@ -465,6 +484,7 @@ impl Controller {
         if self.state.published() {
             tracing::info!("the desired state is published again");
         }
+        self.recompiles = false;
         self.published = Some(Arc::clone(outcome));
         self.generation = spec.generation;
         self.handed_over.get_or_insert(published.handed_over);

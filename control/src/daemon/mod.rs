@@ -97,8 +97,8 @@ struct Inputs {
     failures: watch::Receiver<Option<String>>,
     /// An interface has changed its state: the readiness of the gateway may have changed.
     links: watch::Receiver<()>,
-    /// A comparison has found that an incremental result is wrong: the next round is computed from scratch.
-    differences: watch::Receiver<()>,
+    /// A comparison of incremental results has ended.
+    comparisons: watch::Receiver<()>,
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
@@ -108,6 +108,8 @@ struct Inputs {
 enum Wake {
     /// Something may have changed what is desired.
     Changed,
+    /// A comparison of incremental results has ended.
+    Compared,
     /// A request of the operator, who waits for the result.
     Command(Command),
     /// SIGHUP.
@@ -169,7 +171,7 @@ async fn serve(
         commands,
         failures,
         links,
-        differences: controller.differences(),
+        comparisons: controller.comparisons_end(),
         hangup: signal(SignalKind::hangup())?,
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
@@ -197,6 +199,13 @@ async fn serve(
         match inputs.next(controller.due().into_iter().chain(supervisor.due()).min()).await {
             Wake::Changed => {
                 seen = inputs.seen.take();
+                sleep_until(pace.next()).await;
+            }
+            Wake::Compared => {
+                // Most find no difference, and no round is due.
+                if !controller.heal() {
+                    continue;
+                }
                 sleep_until(pace.next()).await;
             }
             Wake::Command(command) => controller.execute(command),
@@ -303,7 +312,7 @@ impl Inputs {
             Ok(()) = self.verdicts.changed() => Wake::Changed,
             Ok(()) = self.unbound.changed() => Wake::Changed,
             Ok(()) = self.links.changed() => Wake::Changed,
-            Ok(()) = self.differences.changed() => Wake::Changed,
+            Ok(()) = self.comparisons.changed() => Wake::Compared,
             Ok(()) = self.fleet.changed() => Wake::Changed,
             Ok(()) = self.kube_proxy.changed() => Wake::Changed,
             () = due => Wake::Changed,

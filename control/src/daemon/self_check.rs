@@ -1,11 +1,14 @@
 //! Compares incremental results with results computed from scratch, in the background.
 //!
-//! Reconcile and the allocation of addresses compute only what a change affects. At intervals (`selfCheck.interval`,
-//! `selfCheck.changes`) [`SelfCheck`] compares one round on a low-priority thread. A difference is a bug: it is
-//! logged with both results and counted, and the controller computes its next round from scratch.
+//! Reconcile, the allocation of addresses and the compile of snapshots compute only what a change affects. At intervals
+//! (`selfCheck.interval`, `selfCheck.changes`) [`SelfCheck`] compares one round and the snapshot in use on a
+//! low-priority thread. A difference is a bug: it is logged with both results and counted, and the controller computes
+//! its next round from scratch. The cluster writer compares its plans itself, as often
+//! ([`tidegate_cluster::plan::plan_compared`]).
 //!
 //! Invariant: a round never waits for a comparison, and only one comparison runs at a time. Its memory is freed when
-//! it ends.
+//! it ends. The controller frees the snapshot: that takes a lock that others wait for, and a low-priority thread could
+//! hold it for long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +16,9 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate_core::difference::Difference;
+use tidegate_dataplane::gateway::KeptSnapshot;
 use tidegate_model::config::SelfCheckConfig;
-use tidegate_policy::reconcile::{self, Compared};
+use tidegate_policy::reconcile::{self, Compared, Outcome};
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -31,16 +35,19 @@ pub(super) enum Layer {
     Reconcile,
     /// Which addresses Services have.
     Allocation,
+    /// What the workers forward by.
+    Snapshot,
 }
 
 impl Layer {
-    const ALL: [Self; 2] = [Self::Reconcile, Self::Allocation];
+    const ALL: [Self; 3] = [Self::Reconcile, Self::Allocation, Self::Snapshot];
 
     /// Its name in logs and metrics.
     fn as_str(self) -> &'static str {
         match self {
             Self::Reconcile => "reconcile",
             Self::Allocation => "allocation",
+            Self::Snapshot => "snapshot",
         }
     }
 }
@@ -69,6 +76,8 @@ impl Comparisons {
 #[derive(Debug)]
 pub(super) struct Subject {
     pub(super) round: reconcile::Round,
+    /// The snapshot in use, and the outcome that it was made of.
+    pub(super) snapshot: Option<(KeptSnapshot, Arc<Outcome>)>,
 }
 
 /// A comparison that ended.
@@ -77,17 +86,21 @@ struct Done {
     took: Duration,
     /// The layers with a difference.
     different: Vec<Layer>,
+    /// To be freed by the receiver.
+    snapshot: Option<KeptSnapshot>,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct SelfCheck {
     counts: Arc<Comparisons>,
-    /// Changes when a comparison has found a difference.
-    found: watch::Sender<()>,
+    /// Changes when a comparison has ended.
+    ends: watch::Sender<()>,
     under_way: Option<oneshot::Receiver<Done>>,
     /// Rounds with a computation since the last comparison began.
     changes: u64,
+    /// Comparisons that were due so far.
+    number: u64,
     began: Instant,
     not_before: Instant,
 }
@@ -96,13 +109,13 @@ impl SelfCheck {
     /// The first comparison is due one interval from now.
     pub(super) fn new(counts: Arc<Comparisons>) -> Self {
         let now = Instant::now();
-        let found = watch::Sender::new(());
-        Self { counts, found, under_way: None, changes: 0, began: now, not_before: now }
+        let ends = watch::Sender::new(());
+        Self { counts, ends, under_way: None, changes: 0, number: 0, began: now, not_before: now }
     }
 
-    /// Changes when a comparison has found a difference, which [`Self::collect`] then returns.
-    pub(super) fn found(&self) -> watch::Receiver<()> {
-        self.found.subscribe()
+    /// Changes when a comparison has ended: [`Self::collect`] is to be called then.
+    pub(super) fn ends(&self) -> watch::Receiver<()> {
+        self.ends.subscribe()
     }
 
     /// Records that a round computed something.
@@ -112,9 +125,19 @@ impl SelfCheck {
 
     /// When the next comparison needs a round, even without a change.
     pub(super) fn due(&self, config: &SelfCheckConfig) -> Option<Instant> {
-        // The end of one that is under way is not known. It is looked for with the next round, or after the interval.
+        // The end of one that is under way is not known. One that panics is noticed after the interval.
         let last = if self.under_way.is_some() { Instant::now() } else { self.began };
         config.enabled.then(|| (last + config.interval).max(self.not_before))
+    }
+
+    /// Comparisons that were due so far, for who compares something else as often.
+    pub(super) fn due_count(&self) -> u64 {
+        self.number
+    }
+
+    /// Records that the current round is compared.
+    pub(super) fn takes_round(&mut self) {
+        self.number += 1;
     }
 
     /// Whether the current round is to be compared.
@@ -124,7 +147,8 @@ impl SelfCheck {
         config.enabled && self.under_way.is_none() && is_time && now >= self.not_before
     }
 
-    /// The layers in which the comparison that ended since the last call found a difference.
+    /// The layers in which the comparison that ended since the last call found a difference. Frees the snapshot that was
+    /// compared.
     pub(super) fn collect(&mut self) -> Vec<Layer> {
         let Some(under_way) = &mut self.under_way else { return Vec::new() };
         let done = match under_way.try_recv() {
@@ -132,31 +156,29 @@ impl SelfCheck {
             Err(TryRecvError::Empty) => return Vec::new(),
             Err(TryRecvError::Closed) => {
                 tracing::error!("a comparison of incremental results with ones from scratch ended early");
-                Done { took: self.began.elapsed(), different: Vec::new() }
+                Done { took: self.began.elapsed(), different: Vec::new(), snapshot: None }
             }
         };
         self.under_way = None;
-        self.not_before = Instant::now() + done.took * PAUSE_FACTOR;
-        done.different
+        let Done { took, different, snapshot } = done;
+        drop(snapshot);
+        self.not_before = Instant::now() + took * PAUSE_FACTOR;
+        different
     }
 
     /// Begins a comparison. Never waits for it.
     pub(super) fn begin(&mut self, subject: Subject) {
         (self.changes, self.began) = (0, Instant::now());
-        let (ends, ended) = oneshot::channel();
-        let (counts, found) = (Arc::clone(&self.counts), self.found.clone());
+        let (result, ended) = oneshot::channel();
+        let (counts, ends) = (Arc::clone(&self.counts), self.ends.clone());
         let work = move || {
             // On Linux this is the thread's own. Without it the work is done all the same.
             let _ = rustix::process::setpriority_process(None, NICE);
             let began = std::time::Instant::now();
-            let different = compare(&subject, &counts);
-            drop(subject);
-            let is_found = !different.is_empty();
+            let (different, snapshot) = compare(subject, &counts);
             // Nobody waits for it where the daemon ends.
-            let _ = ends.send(Done { took: began.elapsed(), different });
-            if is_found {
-                found.send_replace(());
-            }
+            let _ = result.send(Done { took: began.elapsed(), different, snapshot });
+            ends.send_replace(());
         };
         match thread::Builder::new().name("tg-compare".to_owned()).spawn(work) {
             Ok(_) => self.under_way = Some(ended),
@@ -167,14 +189,26 @@ impl SelfCheck {
     }
 }
 
-fn compare(subject: &Subject, counts: &Comparisons) -> Vec<Layer> {
-    let Compared { allocation, reconcile } = subject.round.compare();
-    let found = [(Layer::Allocation, allocation), (Layer::Reconcile, reconcile)];
+/// The layers in which something differs. Takes the subject, so that each part of it is freed before the next one is
+/// compared, and gives the snapshot back.
+fn compare(subject: Subject, counts: &Comparisons) -> (Vec<Layer>, Option<KeptSnapshot>) {
+    let Subject { round, snapshot } = subject;
+    let Compared { allocation, reconcile } = round.compare();
+    drop(round);
+    let mut found = vec![(Layer::Allocation, allocation), (Layer::Reconcile, reconcile)];
+    let snapshot = snapshot.map(|(kept, outcome)| {
+        match kept.compare(&outcome.spec) {
+            Some(differences) => found.push((Layer::Snapshot, differences)),
+            None => tracing::debug!("the snapshot is not compared: the neighbour table is full"),
+        }
+        kept
+    });
     for (layer, differences) in &found {
         counts.count(*layer, !differences.is_empty());
         differences.iter().for_each(|difference| log(*layer, difference));
     }
-    found.into_iter().filter(|(_, differences)| !differences.is_empty()).map(|(layer, _)| layer).collect()
+    let different = found.into_iter().filter(|(_, differences)| !differences.is_empty());
+    (different.map(|(layer, _)| layer).collect(), snapshot)
 }
 
 fn log(layer: Layer, difference: &Difference) {
@@ -191,6 +225,13 @@ fn log(layer: Layer, difference: &Difference) {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tidegate_core::forward::snat_ports::Steering;
+    use tidegate_core::frame::MemoryFrame;
+    use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
+    use tidegate_core::testing::lab;
+    use tidegate_dataplane::drivers::memory::{self, Heap};
+    use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
+    use tidegate_dataplane::topology::{Idle, WorkerPlace};
     use tidegate_model::health::Verdicts;
     use tidegate_model::objects::{Metadata, ObjectKey, Objects, Service, ServiceType};
     use tidegate_policy::reconcile::{Input, Memory, Reconciler, Settings};
@@ -212,6 +253,11 @@ mod tests {
 
     /// A round of a reconciler that was given the objects `seen`, where `true_` are those that there are.
     fn subject(reconciler: &mut Reconciler, seen: &Objects, true_: &Objects) -> Subject {
+        round(reconciler, seen, true_).0
+    }
+
+    /// The same, and what came of the round.
+    fn round(reconciler: &mut Reconciler, seen: &Objects, true_: &Objects) -> (Subject, Arc<Outcome>) {
         let (settings, verdicts) =
             (Settings { claims_unclassed: true, ..Settings::default() }, Verdicts::default());
         let (drained, memory) = (BTreeSet::new(), Memory::default());
@@ -225,7 +271,8 @@ mod tests {
             now: Duration::ZERO,
         };
         let outcome = Arc::new(reconciler.reconcile(&input));
-        Subject { round: reconciler.round(&Input { objects: true_, ..input }, &outcome) }
+        let round = reconciler.round(&Input { objects: true_, ..input }, &outcome);
+        (Subject { round, snapshot: None }, outcome)
     }
 
     /// Waits for the comparison that is under way.
@@ -242,31 +289,97 @@ mod tests {
     fn a_round_that_missed_a_change_is_found_counted_and_reported_and_one_from_scratch_is_well() {
         let counts = Arc::<Comparisons>::default();
         let mut check = SelfCheck::new(Arc::clone(&counts));
-        let found = check.found();
+        let over = check.ends();
         let (before, now) = (objects(&["a"]), objects(&["a", "b"]));
         check.begin(subject(&mut Reconciler::default(), &before, &now));
         assert_eq!(ended(&mut check), [Layer::Allocation]);
         // The thread says so after its result, so that whoever is woken finds that.
         let is_told = |_| {
             thread::sleep(Duration::from_millis(10));
-            found.has_changed().expect("the sender lives")
+            over.has_changed().expect("the sender lives")
         };
         assert!((0..1_000).any(is_told), "nobody was woken");
-        assert_eq!(counts.read(), [("reconcile", 1, 0), ("allocation", 1, 1)]);
+        assert_eq!(counts.read(), [("reconcile", 1, 0), ("allocation", 1, 1), ("snapshot", 0, 0)]);
         check.begin(subject(&mut Reconciler::default(), &now, &now));
         assert_eq!(ended(&mut check), []);
-        assert_eq!(counts.read(), [("reconcile", 2, 0), ("allocation", 2, 1)]);
+        assert_eq!(counts.read(), [("reconcile", 2, 0), ("allocation", 2, 1), ("snapshot", 0, 0)]);
+    }
+
+    /// A gateway without a wire that forwards by this specification.
+    fn worker_pool(first: &SnapshotSpec) -> WorkerPool<MemoryFrame> {
+        let config = WorkerPoolConfig {
+            places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
+            idle: Idle::Adaptive,
+            flow_entries: 1024,
+            flow_service_percent: 50,
+            steering: Steering::Single,
+            seed: 7,
+            announce: false,
+            main_cpus: Vec::new(),
+        };
+        let (_wire, mut ends) = memory::port(1, 64);
+        let enter = |_: &WorkerPlace| Ok::<(), String>(());
+        WorkerPool::start(&config, vec![vec![ends.remove(0)]], Heap, vec![None], first, enter, None)
+            .expect("it starts")
+    }
+
+    /// One service port with these backends.
+    fn spec(generation: u64, backends: &[&str]) -> SnapshotSpec {
+        let service = lab::service(ForwardingMode::FullNat, Protocol::Tcp, "203.0.113.1:80", backends);
+        SnapshotSpec { generation, services: vec![service.into()], ..lab::spec() }
+    }
+
+    /// A round that finds nothing, and the snapshot in use, as if it had been compiled of `spec`.
+    fn with_snapshot(pool: &WorkerPool<MemoryFrame>, spec: SnapshotSpec) -> Subject {
+        let nothing = Objects::default();
+        let (subject, outcome) = round(&mut Reconciler::default(), &nothing, &nothing);
+        let outcome = Arc::new(Outcome { spec, ..(*outcome).clone() });
+        Subject { snapshot: Some((pool.keep_snapshot(), outcome)), ..subject }
+    }
+
+    #[test]
+    fn a_snapshot_that_lags_behind_is_found_and_freed_by_the_controller() {
+        let counts = Arc::<Comparisons>::default();
+        let mut check = SelfCheck::new(Arc::clone(&counts));
+        let pool = worker_pool(&spec(1, &["10.0.0.1:80", "10.0.0.77:80"]));
+        check.begin(with_snapshot(&pool, spec(1, &["10.0.0.1:80", "10.0.0.77:80"])));
+        assert_eq!(ended(&mut check), []);
+        assert_eq!(counts.read()[Layer::Snapshot as usize], ("snapshot", 1, 0));
+
+        check.begin(with_snapshot(&pool, spec(1, &["10.0.0.1:80", "10.0.0.78:80"])));
+        let done = check.under_way.take().expect("it began").blocking_recv().expect("it ends");
+        assert_eq!(counts.read()[Layer::Snapshot as usize], ("snapshot", 2, 1));
+        // Meanwhile the workers have got a newer one.
+        let newer = SnapshotSpec { generation: 2, services: Vec::new(), ..lab::spec() };
+        pool.publish(&newer).expect("it compiles");
+        let is_applied = |_| {
+            thread::sleep(Duration::from_millis(1));
+            pool.applied_generation() == 2
+        };
+        assert!((0..10_000).any(is_applied), "the worker takes it");
+        pool.reclaim();
+        let before = pool.neighbors().usage().next_hops;
+        let (result, ended) = oneshot::channel();
+        result.send(done).expect("it is kept below");
+        check.under_way = Some(ended);
+        assert_eq!(check.collect(), [Layer::Snapshot]);
+        assert_eq!(pool.neighbors().usage().next_hops, before - 1, "freed here, not by the thread");
     }
 
     #[test]
     fn a_difference_is_logged_as_an_error_with_both_sides() {
-        let log = Log::default();
-        let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
-        let subject = subject(&mut Reconciler::default(), &objects(&["a"]), &objects(&["a", "b"]));
-        let different =
-            tracing::subscriber::with_default(subscriber, || compare(&subject, &Comparisons::default()));
-        assert_eq!(different, [Layer::Allocation]);
-        let text = log.text();
+        // Another test may log the same line for the first time while the subscriber is made; tracing would then pass
+        // this one over. It knows the line the next time.
+        let logged = || {
+            let log = Log::default();
+            let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
+            let subject = subject(&mut Reconciler::default(), &objects(&["a"]), &objects(&["a", "b"]));
+            let different =
+                tracing::subscriber::with_default(subscriber, || compare(subject, &Comparisons::default()));
+            assert_eq!(different.0, [Layer::Allocation]);
+            Some(log.text()).filter(|text| !text.is_empty())
+        };
+        let text = (0..10).find_map(|_| logged()).expect("it is logged");
         assert!(text.contains("ERROR") && text.contains("layer=\"allocation\""), "{text}");
         assert!(text.contains("incremental=\"None\"") && text.contains("from_scratch=\"Some("), "{text}");
         assert!(text.len() < 20_000, "{}", text.len());
@@ -283,7 +396,8 @@ mod tests {
         tokio::time::advance(Duration::from_secs(10)).await;
         assert!(!check.is_due(&EVERY_SECOND), "one is under way");
         assert!(check.due(&EVERY_SECOND).expect("it is on") > Instant::now(), "the loop does not spin");
-        ends.send(Done { took: Duration::from_secs(1), different: Vec::new() }).expect("it is waited for");
+        let done = Done { took: Duration::from_secs(1), different: Vec::new(), snapshot: None };
+        ends.send(done).expect("it is waited for");
         assert_eq!(check.collect(), []);
         assert!(!check.is_due(&EVERY_SECOND), "it has 5 % of a CPU at most");
         tokio::time::advance(Duration::from_secs(21)).await;

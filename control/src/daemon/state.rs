@@ -305,6 +305,9 @@ impl State {
             self.dataplane.interfaces().iter().map(|interface| interface.name.clone()).collect();
         let per_backend = self.metrics_per_backend.load(Ordering::Relaxed);
         let stats = self.dataplane.stats();
+        let cluster = self.cluster();
+        let plans = cluster.as_ref().map(|cluster| ("plan", cluster.comparisons.0, cluster.comparisons.1));
+        let comparisons: Vec<_> = self.comparisons.read().into_iter().chain(plans).collect();
         telemetry::render(&Sample {
             version: env!("CARGO_PKG_VERSION"),
             interfaces: &interfaces,
@@ -319,7 +322,7 @@ impl State {
             configuration_refused: self.refused_configuration().is_some(),
             unsaved: &self.unsaved().map(|(what, why)| (what, why.is_some())),
             publish_failures: self.publish_failures.load(Ordering::Relaxed),
-            comparisons: &self.comparisons.read(),
+            comparisons: &comparisons,
             timings: &self.timings,
             latencies: &self.latencies(&stats),
             health_checks: &self.checks.read(),
@@ -330,7 +333,7 @@ impl State {
             slices_left_out: last.as_ref().map_or(0, |round| round.manifests.slices_left_out),
             packet_buffers: self.dataplane.buffers(),
             source: &self.source_state(),
-            cluster: self.cluster(),
+            cluster,
             process: Process::read().ok().as_ref(),
             per_backend,
         })

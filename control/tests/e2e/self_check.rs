@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidegate::netlab::modes::{all_paths, manifests};
 use tidegate::netlab::{Gateway, GatewayOptions, server};
 
-const LAYERS: [&str; 2] = ["reconcile", "allocation"];
+const LAYERS: [&str; 3] = ["reconcile", "allocation", "snapshot"];
 
 fn comparisons(world: &World, layer: &str) -> f64 {
     let labels = format!("layer=\"{layer}\"");

@@ -16,6 +16,7 @@ mod node;
 mod odd_objects;
 mod pools;
 mod rights;
+mod self_check;
 mod tenancy;
 mod truth;
 mod uninstall;

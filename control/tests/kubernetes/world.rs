@@ -337,6 +337,14 @@ impl Gateway {
         serde_json::from_slice(&output.stdout).ok()
     }
 
+    /// The value of one series of the metrics, with its labels as they are written.
+    pub(crate) fn series(&self, series: &str) -> Option<f64> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        let output = command.args(["metrics", "--socket"]).arg(&self.socket).output().ok()?;
+        let page = String::from_utf8(output.stdout).ok()?;
+        page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+    }
+
     /// Drains a target: what is answered, and what is warned of.
     pub(crate) fn drain(&self, target: &str) -> (String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));

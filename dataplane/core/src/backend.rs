@@ -222,6 +222,11 @@ impl Endpoints {
         (&self.records, self.by_key.iter().collect::<Vec<_>>(), &self.uses)
     }
 
+    /// All of them, in the order of their keys.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(EndpointKey, EndpointId)> {
+        self.by_key.iter()
+    }
+
     /// The id of a key, and how many backends it is of.
     pub(crate) fn known(&self, key: &EndpointKey) -> Option<(EndpointId, Uses)> {
         let id = self.by_key.get(key)?;

@@ -58,8 +58,8 @@ pub fn of_lists<T: Debug>(
             break;
         }
         // An end of one list is `None` against `Some`.
-        if let Some(difference) = of(&format!("{part}[{at}]"), &a, &b) {
-            return Some(difference);
+        if let Some(difference) = of(part, &a, &b) {
+            return Some(Difference { part: format!("{part}[{at}]"), ..difference });
         }
     }
     None

@@ -122,6 +122,11 @@ impl Slots {
         self.table.is_empty()
     }
 
+    /// The backends that take new flows, by their position.
+    pub(crate) fn owners(&self) -> &[BackendId] {
+        &self.owners
+    }
+
     /// The table: positions among the backends that take new flows, by slot.
     #[must_use]
     pub fn table(&self) -> &Arc<[u16]> {

@@ -32,6 +32,7 @@ use crate::worker::pending_neighbor::PARKED_MAX;
 
 pub mod config;
 pub mod error;
+pub mod kept_snapshot;
 mod ledger;
 pub mod snat_usage;
 pub mod stats;
@@ -43,6 +44,7 @@ pub use crate::links::{InterfaceLink, LinkState, LinkStatus, Links};
 pub use config::{DataplaneConfig, InterfaceConfig, InterfaceState, StartError};
 pub use dpdk::Memory;
 pub use error::{PublishError, WorkerPoolError};
+pub use kept_snapshot::KeptSnapshot;
 pub use snat_usage::SnatPortStats;
 pub use stats::{
     BackendStats, InterfaceStats, NeighborUsage, PuntClassStats, ServiceStats, SlowPathStats, Stats,

@@ -21,7 +21,7 @@ use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Pipeline, PipelineConfig};
-use tidegate_core::snapshot::{Problem, Snapshot, SnapshotSpec};
+use tidegate_core::snapshot::{CompileError, Problem, Snapshot, SnapshotSpec};
 use tidegate_core::wire::Family;
 use tidegate_probe::Probes;
 
@@ -38,6 +38,10 @@ use crate::punt::tap::Tap;
 use crate::slow_path::{Outside, SlowPath, SlowPathCounters};
 use crate::topology::{Idle, WorkerPlace};
 use crate::worker::{Exchange, FlowFilter, FlowQuestion, Forwarding, Question, Shared, Worker, WorkerParts};
+
+/// One of the two ways to compile a snapshot.
+type Compile =
+    fn(&SnapshotSpec, Option<&Snapshot>, &NeighborTable) -> Result<(Snapshot, Vec<Problem>), CompileError>;
 
 /// How the threads are made.
 #[derive(Debug, Clone)]
@@ -114,11 +118,11 @@ pub struct WorkerPool<F> {
     stop: Arc<AtomicBool>,
     stop_slow_path: Arc<AtomicBool>,
     outside: Arc<ArrayQueue<Outside>>,
-    neighbors: Arc<NeighborTable>,
+    pub(super) neighbors: Arc<NeighborTable>,
     links: Arc<Links>,
     probes: Arc<Probes>,
     ports: usize,
-    announce: bool,
+    pub(super) announce: bool,
     control: Mutex<Control>,
     snat_usage: SnatUsage,
     clock: Clock,
@@ -129,7 +133,7 @@ pub(super) struct Control {
     pub(super) publisher: Publisher<Forwarding>,
     pub(super) ledger: Ledger,
     /// What the slow path was told last.
-    outside: Outside,
+    pub(super) outside: Arc<Outside>,
 }
 
 impl<F> WorkerPool<F> {
@@ -185,7 +189,7 @@ impl<F> WorkerPool<F> {
             probes,
             ports,
             announce: config.announce,
-            control: Mutex::new(Control { publisher, ledger, outside: outside.clone() }),
+            control: Mutex::new(Control { publisher, ledger, outside: Arc::new(outside.clone()) }),
             snat_usage: SnatUsage::default(),
             clock: Clock::calibrated(),
         };
@@ -313,6 +317,14 @@ impl<F> WorkerPool<F> {
     /// # Errors
     /// [`PublishError`]: nothing has changed then.
     pub fn publish(&self, spec: &SnapshotSpec) -> Result<Published, PublishError> {
+        self.publish_by(spec, Snapshot::compile)
+    }
+
+    pub(super) fn publish_by(
+        &self,
+        spec: &SnapshotSpec,
+        compile: Compile,
+    ) -> Result<Published, PublishError> {
         if spec.interfaces.len() != self.ports {
             return Err(PublishError::Interfaces { given: spec.interfaces.len(), ports: self.ports });
         }
@@ -322,7 +334,7 @@ impl<F> WorkerPool<F> {
             return Err(PublishError::Generation { given: spec.generation, published });
         }
         let previous = &control.publisher.current().snapshot;
-        let (snapshot, problems) = Snapshot::compile(spec, Some(previous), &self.neighbors)?;
+        let (snapshot, problems) = compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
         self.probes.follow(&spec.interfaces, &snapshot);
         let same_outside = snapshot.same_outside();
@@ -330,9 +342,9 @@ impl<F> WorkerPool<F> {
         let handed_over = Instant::now();
         if !same_outside {
             let outside = Outside::of(spec, self.announce);
-            if control.outside != outside {
+            if *control.outside != outside {
                 self.outside.force_push(outside.clone());
-                control.outside = outside;
+                control.outside = Arc::new(outside);
             }
         }
         Ok(Published { generation: spec.generation, handed_over, problems })

@@ -18,6 +18,7 @@
 //! Service carries our finalizer, and the finalizer is removed only when every live gateway has withdrawn the
 //! address.
 
+mod compare;
 mod condition;
 mod gateway;
 mod memory;
@@ -32,6 +33,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub use compare::plan_compared;
 pub use gateway::{ADDRESSES_MAX, SERVICES_MAX, VIPS_MAX, gateway_status};
 pub use memory::Memory;
 pub use peer::Peer;

@@ -25,6 +25,8 @@ pub struct Observation {
     pub keeps_services: bool,
     /// What was made of it.
     pub outcome: Arc<Outcome>,
+    /// Comparisons with results from scratch that were due so far. If it has grown, the plan is compared too.
+    pub comparisons: u64,
     /// Services by whose part of it the workers do not forward yet.
     pub unapplied: Arc<BTreeSet<ObjectKey>>,
     /// Why the workers cannot have it: the last good state keeps forwarding.

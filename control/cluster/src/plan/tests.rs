@@ -1,5 +1,6 @@
 //! Stories about what is written: each round reconciles, plans, and has an API server of a few lines take the writes.
 
+mod compare;
 mod conformance;
 mod wording;
 
@@ -169,6 +170,7 @@ impl Cluster {
             version_applied: self.version,
             keeps_services: false,
             outcome: Arc::new(outcome),
+            comparisons: 0,
             unapplied: Arc::clone(&self.unapplied),
             publish_failure: None,
             decides: self.leads,
@@ -183,25 +185,38 @@ impl Cluster {
         }
     }
 
-    /// Reconciles and plans.
-    fn plan(&mut self) -> Plan {
-        let observation = self.observe();
-        let identity = Identity { name: "edge-1".into(), instance: "a".into(), node: None };
-        let situation = Situation {
-            observation: &observation,
-            identity: &identity,
+    fn identity(&self) -> Identity {
+        Identity { name: "edge-1".into(), instance: "a".into(), node: None }
+    }
+
+    fn situation<'a>(&'a self, observation: &'a Observation, identity: &'a Identity) -> Situation<'a> {
+        Situation {
+            observation,
+            identity,
             leads: self.leads,
             withdrawn: self.withdrawn,
             peers: &self.peers,
             namesake: None,
             hindrance: self.hindrance.as_deref(),
             now: self.now,
-        };
+        }
+    }
+
+    /// Reconciles and plans.
+    fn plan(&mut self) -> Plan {
+        let observation = self.observe();
+        let identity = self.identity();
+        let mut memory = self.memory.clone();
+        let situation = self.situation(&observation, &identity);
+        let (compared, differences) = plan_compared(&situation, &mut memory);
+        assert_eq!(differences, []);
         // As if nothing had been settled: the same comes of it.
         let mut afresh = Memory { settled: BTreeMap::new(), ..self.memory.clone() };
         let anew = plan(&situation, &mut afresh);
-        let planned = plan(&situation, &mut self.memory);
-        assert_eq!(planned, anew);
+        let mut memory = self.memory.clone();
+        let planned = plan(&situation, &mut memory);
+        self.memory = memory;
+        assert_eq!((&planned, &compared), (&anew, &anew));
         let unsettled = |memory: &Memory| Memory { settled: BTreeMap::new(), ..memory.clone() };
         assert_eq!(unsettled(&self.memory), unsettled(&afresh));
         planned

@@ -34,6 +34,11 @@ impl Kind {
         self.generations.len()
     }
 
+    /// Each index with the generation of its holder, or of the last one.
+    pub(super) fn all(&self) -> impl Iterator<Item = (usize, u32)> {
+        self.generations.iter().copied().enumerate()
+    }
+
     /// The same after these holders are gone and so many have come; what the new ones have, in their order.
     pub(super) fn revised(&self, gone: impl Iterator<Item = usize>, new: usize) -> (Self, Vec<(usize, u32)>) {
         let mut free = Arc::clone(&self.free);

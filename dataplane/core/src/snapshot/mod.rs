@@ -10,6 +10,7 @@
 //! nothing. Equal specs compile to snapshots that make the same decisions, whatever the order in which they list
 //! things.
 
+mod compare;
 mod compile;
 mod indices;
 mod interface;

@@ -12,6 +12,7 @@ mod network;
 mod revise;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,6 +56,21 @@ impl Snapshot {
         if let Some(revised) = previous.and_then(|previous| revise::revise(spec, previous, neighbors)) {
             return Ok(revised);
         }
+        compile_anew(spec, previous, neighbors)
+    }
+}
+
+impl Snapshot {
+    /// The same, with everything compiled from scratch: only ids, and Maglev tables of equal backends, are those of
+    /// `previous`.
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn compile_from_scratch(
+        spec: &SnapshotSpec,
+        previous: Option<&Snapshot>,
+        neighbors: &NeighborTable,
+    ) -> Result<(Snapshot, Vec<Problem>), CompileError> {
         compile_anew(spec, previous, neighbors)
     }
 }
@@ -104,6 +120,22 @@ pub(super) struct Lineage {
     pub(super) fresh: Fresh,
     /// Next hops and announced addresses are those of the snapshot before.
     pub(super) same_outside: bool,
+}
+
+impl Lineage {
+    /// All problems of the spec.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        self.problems.all()
+    }
+
+    /// What the next revision takes for the spec of this snapshot, where it differs from `spec`, and the numbers that it
+    /// counts on: for a comparison.
+    pub(super) fn basis(&self, spec: &SnapshotSpec) -> impl Debug {
+        let Self { surroundings, services, ranks, backends, problems: _, fresh: _, same_outside: _ } = self;
+        let other = services.iter().zip(&spec.services).find(|(known, given)| known != given);
+        let other = other.map(|(known, _)| known.clone());
+        (services.len(), other, surroundings.has_surroundings_of(spec), *backends, Arc::clone(ranks))
+    }
 }
 
 /// Problems by what they are about, so that those of what does not change are kept.

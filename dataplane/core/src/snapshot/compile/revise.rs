@@ -8,6 +8,7 @@
 //! Invariant: the snapshot is the one that the compile from scratch gives with the same previous one (tested).
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::identity::same_kind_of_flow;
@@ -147,10 +148,15 @@ fn leaves(service: &ServiceSpec) -> bool {
     service.no_endpoints == NoEndpoints::Unserved
 }
 
-/// Whether a backend of the service is a next hop itself.
+/// Whether a backend of the service is a next hop itself, or is in a network of an interface: those are resolved ahead,
+/// also where a narrower route leads to them by way of a router.
 fn on_link(network: &Network, service: &ServiceSpec) -> bool {
     let itself = |hop: NextHop| hop.via.is_none();
-    service.backends.iter().any(|b| network.routes.find(&b.address.into()).is_some_and(itself))
+    let is_near = |address: &IpAddr| {
+        network.interfaces.iter().flat_map(|interface| &interface.addresses).any(|net| net.contains(address))
+    };
+    let mut addresses = service.backends.iter().map(|backend| backend.address);
+    addresses.any(|address| is_near(&address) || network.routes.find(&address.into()).is_some_and(itself))
 }
 
 /// A service that is other than before.
@@ -239,8 +245,6 @@ fn endpoints(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Revisio
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -337,6 +341,7 @@ mod tests {
                 let (anew, same_problems) = anew.expect("it compiles");
                 prop_assert_eq!(problems, same_problems);
                 assert_same(&revised, &anew);
+                prop_assert_eq!(revised.compare(&spec, &neighbors), Some(Vec::new()));
                 prop_assert!(!revised.same_outside() || previous.next_hops() == anew.next_hops());
                 previous = revised;
             }

@@ -1,0 +1,49 @@
+//! The comparison of a plan: it finds a Service that is passed over wrongly, and the plan is made of all then.
+//!
+//! That it finds nothing else is a part of each story in these tests: every plan in them is compared.
+
+use super::*;
+
+#[test]
+fn a_service_that_is_passed_over_wrongly_is_found_and_written() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.endpoint("web", "10.0.1.1");
+    cluster.settle();
+    assert_eq!(cluster.plan().writes, []);
+    // Its conditions are gone, and it counts as a Service about which there is nothing to do.
+    cluster.edit("web", |service| service.stored.conditions.clear());
+    let observation = cluster.observe();
+    let (web, view) =
+        (Arc::clone(&cluster.objects.services[&key("web")]), Arc::clone(&observation.outcome.services[0]));
+    let around = peer::fingerprint(&cluster.peers, &key("web"));
+    let settled = Settled { service: web, view: Some(view), claimed: true, around };
+    cluster.memory.settled.insert(key("web"), settled);
+
+    let (identity, mut memory) = (cluster.identity(), cluster.memory.clone());
+    let situation = cluster.situation(&observation, &identity);
+    assert_eq!(plan(&situation, &mut memory.clone()).writes, [], "this is the fault");
+    let (planned, found) = plan_compared(&situation, &mut memory);
+    let parts: Vec<&str> = found.iter().map(|difference| difference.part.as_str()).collect();
+    assert!(parts.contains(&"writes[0]"), "{parts:?}");
+    assert!(found[0].from_scratch.contains("ServiceStatus"), "{found:?}");
+    assert!(matches!(&planned.writes[..], [Write::ServiceStatus { .. }]), "{planned:?}");
+    let (again, found) = plan_compared(&situation, &mut memory);
+    assert_eq!((again.writes, found), (planned.writes, vec![]), "the next plan is right by itself");
+}
+
+#[test]
+fn what_a_plan_would_forget_is_found_before_it_matters() {
+    let mut cluster = Cluster::new([service("web")]);
+    cluster.endpoint("web", "10.0.1.1");
+    cluster.settle();
+    let observation = cluster.observe();
+    let (identity, mut memory) = (cluster.identity(), cluster.memory.clone());
+    let situation = cluster.situation(&observation, &identity);
+    // It is passed over, and what its owner asks for is not known any more: a change of it would be no news.
+    assert!(memory.asked.remove(&key("web")).is_some() && memory.settled.contains_key(&key("web")));
+    let (planned, found) = plan_compared(&situation, &mut memory);
+    let parts: Vec<&str> = found.iter().map(|difference| difference.part.as_str()).collect();
+    assert_eq!((&planned.writes[..], &parts[..]), (&[][..], &["memory.asked[0]"][..]));
+    assert!(memory.asked.contains_key(&key("web")), "the one from scratch has looked at it");
+    assert_eq!(plan_compared(&situation, &mut memory).1, []);
+}

@@ -1,0 +1,370 @@
+//! A snapshot against one that is compiled from scratch: whether packets are forwarded alike.
+//!
+//! Used by the daemon now and then, in the background: a snapshot is most often revised from the one before. Ids, and the
+//! generation of [`Snapshot::admission`], are left out, because they depend on what there was before; what ids stand for
+//! is compared instead. Link addresses are not a part of snapshots. The snapshot from scratch has a neighbour table of its
+//! own, so that a comparison changes nothing that workers read, and takes no lock that anybody else waits for.
+
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+
+use super::compile::compile_anew;
+use super::problem::{BackendProblem, Problem};
+use super::spec::SnapshotSpec;
+use super::{Service, ServiceInfo, Snapshot};
+use crate::backend::Backend;
+use crate::difference::{self, Difference};
+use crate::hash::mix;
+use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
+use crate::neighbors::{NeighborSlot, NeighborTable};
+use crate::routes::NextHop;
+use crate::selector::Selector;
+use crate::service::BackendInfo;
+use crate::wire::{Addr, Family};
+
+/// Flows of each service port whose backend is shown where the choice differs.
+const FLOWS: u64 = 64;
+
+impl Snapshot {
+    /// Compares with a snapshot that is compiled from scratch of the same spec. `neighbors` is the table that this one was
+    /// compiled with. Takes some times as long as a compile from scratch, and the memory of a second snapshot; call it on
+    /// a thread that nobody waits for.
+    ///
+    /// `None` where a neighbour table was full: what is left out then depends on what there was before.
+    #[must_use]
+    pub fn compare(&self, spec: &SnapshotSpec, neighbors: &NeighborTable) -> Option<Vec<Difference>> {
+        let own = NeighborTable::new();
+        let (scratch, problems) = match compile_anew(spec, None, &own) {
+            Ok(compiled) => compiled,
+            Err(error) => {
+                let (incremental, from_scratch) = ("a snapshot".to_owned(), format!("an error: {error}"));
+                return Some(vec![Difference { part: "compile".to_owned(), incremental, from_scratch }]);
+            }
+        };
+        let known = self.lineage.problems();
+        if known.iter().chain(&problems).any(is_lack_of_room) {
+            return None;
+        }
+        let [one, other] = [Seen { snapshot: self, neighbors }, Seen { snapshot: &scratch, neighbors: &own }];
+        let found = [
+            difference::of_lists("ports", one.ports(), other.ports()),
+            difference::of_lists("endpoints", one.endpoints(), other.endpoints()),
+            difference::of_lists("addresses", self.addresses(), scratch.addresses()),
+            difference::of_lists("routes", one.routes(spec), other.routes(spec)),
+            difference::of_lists("next hops", one.next_hops(), other.next_hops()),
+            difference::of_lists("left over", one.left_over(), other.left_over()),
+            difference::of("lineage", &self.lineage.basis(spec), &scratch.lineage.basis(spec)),
+            difference::of("surroundings", &one.surroundings(), &other.surroundings()),
+            difference::of_lists("problems", &known, &problems),
+        ];
+        Some(found.into_iter().flatten().collect())
+    }
+}
+
+fn is_lack_of_room(problem: &Problem) -> bool {
+    match problem {
+        Problem::RouterTableFull { .. } | Problem::NeighborTableFull { .. } => true,
+        Problem::Backend { reason, .. } => *reason == BackendProblem::NeighborTableFull,
+        _ => false,
+    }
+}
+
+/// A snapshot with the table that its next hops are in.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    snapshot: &'a Snapshot,
+    neighbors: &'a NeighborTable,
+}
+
+impl<'a> Seen<'a> {
+    fn ports(self) -> impl Iterator<Item = impl Debug> {
+        self.snapshot.services().map(move |(service, info)| self.port(service, info))
+    }
+
+    /// A service port as packets meet it, and as people see it.
+    fn port(self, service: &'a Service, info: &'a ServiceInfo) -> impl Debug {
+        let snapshot = self.snapshot;
+        // The patterns are complete, so that a new field is not forgotten.
+        let ServiceInfo {
+            id: info_id,
+            key,
+            namespace,
+            name,
+            port_name,
+            mode: shown_mode,
+            scheduler,
+            source_ranges: asked,
+            backends,
+        } = info;
+        let &Service {
+            vip,
+            id,
+            affinity_ms,
+            idle_tcp_ms,
+            idle_udp_ms,
+            source_ranges,
+            port,
+            protocol,
+            mode,
+            no_endpoints,
+            ref selector,
+        } = service;
+        let names = (key, (namespace, name, port_name), shown_mode, scheduler);
+        let found = snapshot.service(
+            Snapshot::hash_service(&vip, protocol.number(), port),
+            &vip,
+            protocol.number(),
+            port,
+        );
+        let is_found = (found.is_some_and(|found| found.id == id), *info_id == id);
+        let record = (vip, port, protocol, mode, no_endpoints);
+        let times = (affinity_ms, idle_tcp_ms, idle_udp_ms);
+        let asked = asked.as_ref().map(|ranges| ranges.nets());
+        let admits = source_ranges.checked_sub(1).map(|at| snapshot.source_ranges.get(at).nets());
+        let list: Vec<_> =
+            backends.iter().map(|info| (self.shown(info), self.backend(id, info.id))).collect();
+        let choice: Vec<_> = (0..FLOWS).map(|flow| selector.owner(mix(flow)).map(|at| self.at(at))).collect();
+        let choices = (self.all_choices(selector), choice);
+        (names, is_found, record, times, (asked, admits), list, choices)
+    }
+
+    /// A backend of the service port `service` as packets meet it.
+    fn backend(self, service: ServiceId, id: BackendId) -> Option<impl Debug + use<>> {
+        let &Backend {
+            address,
+            id: _,
+            service: of,
+            endpoint,
+            neighbor,
+            port,
+            interface,
+            family,
+            state,
+            mode,
+            protocol,
+        } = self.snapshot.backend(id)?;
+        let hash = Snapshot::hash_endpoint(&address, protocol.number(), port);
+        let found = self.snapshot.endpoint(hash, &address, protocol.number(), port);
+        let key = self.snapshot.endpoint_key(endpoint);
+        let is_direct = key.map(|key| self.snapshot.is_direct_backend(&key));
+        // Replies of a `nat` or `fullnat` backend are found by its address.
+        let is_endpoint_found = found.map(|found| found == endpoint);
+        let links = (of == service, is_endpoint_found, key, is_direct);
+        Some(((address, port, protocol), mode, state, family, (interface, self.next_hop(neighbor)), links))
+    }
+
+    /// The same as people see it.
+    fn shown(self, info: &BackendInfo) -> impl Debug + use<> {
+        let &BackendInfo { id, endpoint, address, port, weight, state } = info;
+        let is_endpoint = self.snapshot.backend(id).map(|backend| backend.endpoint == endpoint);
+        (address, port, weight, state, is_endpoint)
+    }
+
+    /// Address and port of a backend.
+    fn at(self, id: BackendId) -> Option<(Addr, u16)> {
+        self.snapshot.backend(id).map(|backend| (backend.address, backend.port))
+    }
+
+    /// A number for all that a selector chooses by: who owns which seat or slot.
+    fn all_choices(self, selector: &Selector) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        match selector {
+            Selector::Rendezvous(seats) => {
+                seats.seats().for_each(|(deck, seat, owner)| (deck, seat, self.at(owner)).hash(&mut hasher));
+            }
+            Selector::Maglev(slots) => {
+                slots.owners().iter().for_each(|owner| self.at(*owner).hash(&mut hasher));
+                slots.table().hash(&mut hasher);
+            }
+        }
+        hasher.finish()
+    }
+
+    /// Backends and endpoints that an id finds and no service port has: flows of a backend that is gone would go on.
+    fn left_over(self) -> Vec<(Addr, u16)> {
+        let infos = self.snapshot.services().flat_map(|(_, info)| &info.backends);
+        let listed: HashSet<BackendId> = infos.map(|info| info.id).collect();
+        let of_backends = self.snapshot.backends.iter().filter(|backend| !listed.contains(&backend.id));
+        let of_backends = of_backends.map(|backend| (backend.address, backend.port));
+        let listed: HashSet<EndpointId> = self.snapshot.endpoints.iter().map(|&(_, id)| id).collect();
+        let of_endpoints = self.snapshot.generations.endpoints.all().filter_map(|(index, generation)| {
+            let id = EndpointId::new(index, generation);
+            let key = self.snapshot.endpoint_key(id).filter(|_| !listed.contains(&id))?;
+            Some((key.address, key.port))
+        });
+        of_backends.chain(of_endpoints).collect()
+    }
+
+    fn endpoints(self) -> impl Iterator<Item = impl Debug> {
+        let endpoints = &self.snapshot.endpoints;
+        endpoints.iter().map(|(key, _)| (key, endpoints.known(key).map(|(_, uses)| uses)))
+    }
+
+    /// What leads to all that the spec names.
+    fn routes(self, spec: &SnapshotSpec) -> impl Iterator<Item = impl Debug> {
+        let networks = spec.routes.iter().flat_map(|route| [route.to.network(), route.via]);
+        let links = spec.interfaces.iter().flat_map(|interface| &interface.addresses);
+        let links = links.flat_map(|net| [net.network(), net.broadcast()]);
+        let backends = spec.services.iter().flat_map(|service| &service.backends).map(|b| b.address);
+        networks.chain(links).chain(backends).map(move |address: IpAddr| {
+            let address = Addr::from(address);
+            let hop = self.snapshot.route(&address);
+            let hop = hop.map(|NextHop { interface, via, neighbor }| {
+                (interface, via, neighbor.map(|slot| self.next_hop(slot)))
+            });
+            (address, hop, self.snapshot.source_fault(&address))
+        })
+    }
+
+    fn next_hops(self) -> Vec<impl Debug> {
+        let mut hops: Vec<_> =
+            self.snapshot.next_hops().into_iter().map(|slot| self.next_hop(slot)).collect();
+        hops.sort_unstable();
+        hops
+    }
+
+    fn next_hop(self, slot: NeighborSlot) -> Option<(InterfaceIndex, Addr)> {
+        self.neighbors.key(slot)
+    }
+
+    fn surroundings(self) -> impl Debug {
+        let snapshot = self.snapshot;
+        let routers: Vec<_> = snapshot.default_routers().iter().map(|slot| self.next_hop(*slot)).collect();
+        let mut fixed: Vec<_> = snapshot.static_neighbors.iter().map(|slot| self.next_hop(*slot)).collect();
+        fixed.sort_unstable();
+        let sources = [Family::V4, Family::V6]
+            .map(|family| (snapshot.snat_addresses(family), snapshot.tunnel_source(family)));
+        (snapshot.generation, &snapshot.interfaces, sources, &snapshot.policy, routers, fixed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::snapshot::{
+        BackendSpec, BackendState, ForwardingMode, Protocol, Scheduler, ServiceSpec, SharedService,
+    };
+    use crate::testing::lab;
+
+    fn backend(host: u8) -> BackendSpec {
+        let address = format!("10.0.0.{host}").parse().expect("an address");
+        BackendSpec { address, port: 80, weight: 1, state: BackendState::Active }
+    }
+
+    fn service(vip: &str, hosts: &[u8]) -> SharedService {
+        let service = lab::service(ForwardingMode::FullNat, Protocol::Tcp, vip, &[]);
+        ServiceSpec { backends: hosts.iter().map(|host| backend(*host)).collect(), ..service }.into()
+    }
+
+    fn spec(generation: u64, hosts: &[u8]) -> SnapshotSpec {
+        let services = vec![service("203.0.113.1:80", hosts), service("203.0.113.2:80", &[11, 12])];
+        SnapshotSpec { generation, services, ..lab::spec() }
+    }
+
+    #[test]
+    fn a_snapshot_that_lags_behind_its_spec_differs_by_the_port_that_does() {
+        let neighbors = NeighborTable::with_capacity(64);
+        let (first, _) = Snapshot::compile(&spec(1, &[11]), None, &neighbors).expect("it compiles");
+        let (revised, _) =
+            Snapshot::compile(&spec(2, &[13, 12]), Some(&first), &neighbors).expect("it compiles");
+        assert_eq!(revised.compare(&spec(2, &[13, 12]), &neighbors), Some(Vec::new()));
+        // The order does not matter to packets, but the next revision would take it for a change.
+        let found = revised.compare(&spec(2, &[12, 13]), &neighbors).expect("there is room");
+        assert_eq!(found.iter().map(|one| &*one.part).collect::<Vec<_>>(), ["lineage"]);
+        let found = revised.compare(&spec(2, &[12, 14]), &neighbors).expect("there is room");
+        let port = found.iter().find(|one| one.part == "ports[0]").expect("the first port differs");
+        assert!(
+            port.incremental.contains("10.0.0.13") && !port.from_scratch.contains("10.0.0.13"),
+            "{port:?}"
+        );
+        assert!(found.iter().all(|one| one.part != "ports[1]"), "{found:?}");
+    }
+
+    #[test]
+    fn a_place_that_a_revision_left_as_it_was_is_found() {
+        let neighbors = NeighborTable::with_capacity(64);
+        let (first, _) = Snapshot::compile(&spec(1, &[11]), None, &neighbors).expect("it compiles");
+        let next = spec(2, &[11, 12]);
+        let revise = || Snapshot::compile(&next, Some(&first), &neighbors).expect("it compiles").0;
+        let stale = |spoil: &dyn Fn(&mut Snapshot)| {
+            let mut snapshot = revise();
+            spoil(&mut snapshot);
+            let found = snapshot.compare(&next, &neighbors).expect("there is room");
+            found.into_iter().map(|one| one.part).collect::<Vec<_>>()
+        };
+        assert_eq!(stale(&|_| ()), Vec::<String>::new());
+        let list = stale(&|snapshot| {
+            let (record, before) = first.services().next().expect("the first service port");
+            snapshot.services = snapshot.services.revised(vec![(0, record.clone(), before.clone())]);
+        });
+        assert!(list.contains(&"ports[0]".to_owned()), "{list:?}");
+        let endpoints = stale(&|snapshot| {
+            let old = Snapshot::compile(&spec(1, &[11]), None, &neighbors).expect("it compiles").0;
+            snapshot.endpoints = old.endpoints;
+        });
+        // The second one is of a backend more than before.
+        assert!(endpoints.contains(&"endpoints[1]".to_owned()), "{endpoints:?}");
+        assert_eq!(stale(&|snapshot| snapshot.snat_v4 = Arc::default()), ["surroundings"]);
+        let before = stale(&|snapshot| {
+            let old = Snapshot::compile(&spec(1, &[11]), None, &neighbors).expect("it compiles").0;
+            snapshot.lineage = old.lineage;
+        });
+        assert_eq!(before, ["lineage"], "the next revision would go by the spec before");
+    }
+
+    #[test]
+    fn a_choice_that_a_revision_left_as_it_was_is_found() {
+        for scheduler in [Scheduler::Rendezvous, Scheduler::Maglev { slots: 1_009 }] {
+            let of = |generation, hosts: &[u8]| {
+                let mut spec = spec(generation, hosts);
+                spec.services.iter_mut().for_each(|service| service.scheduler = scheduler);
+                spec
+            };
+            let neighbors = NeighborTable::with_capacity(64);
+            // Of one backend more, and of another one at the same place.
+            for (before, after) in [(&[11][..], &[11, 12][..]), (&[11, 12], &[11, 13])] {
+                let (first, _) = Snapshot::compile(&of(1, before), None, &neighbors).expect("it compiles");
+                let next = of(2, after);
+                let (mut revised, _) =
+                    Snapshot::compile(&next, Some(&first), &neighbors).expect("it compiles");
+                assert_eq!(revised.compare(&next, &neighbors), Some(Vec::new()), "{scheduler:?}");
+                let (record, info) = revised.services().next().expect("the first service port");
+                let selector = first.services().next().expect("the first service port").0.selector.clone();
+                let stale = (Service { selector, ..record.clone() }, info.clone());
+                revised.services = revised.services.revised(vec![(0, stale.0, stale.1)]);
+                let found = revised.compare(&next, &neighbors).expect("there is room");
+                let parts: Vec<_> = found.iter().map(|one| one.part.as_str()).collect();
+                assert_eq!(parts, ["ports[0]"], "{scheduler:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_backend_that_is_gone_and_is_still_found_by_its_id_is_left_over() {
+        let neighbors = NeighborTable::with_capacity(64);
+        let compile = || Snapshot::compile(&spec(1, &[11, 13]), None, &neighbors).expect("it compiles").0;
+        let next = spec(2, &[11]);
+        let (mut revised, _) = Snapshot::compile(&next, Some(&compile()), &neighbors).expect("it compiles");
+        assert_eq!(revised.compare(&next, &neighbors), Some(Vec::new()));
+        // Flows to the backend that is gone would go on.
+        revised.backends = compile().backends;
+        let found = revised.compare(&next, &neighbors).expect("there is room");
+        let left = found.iter().find(|one| one.part == "left over[0]").expect("it is left over");
+        assert!(left.incremental.contains("10.0.0.13") && left.from_scratch == "None", "{left:?}");
+    }
+
+    #[test]
+    fn a_comparison_takes_no_slot_of_the_neighbours_in_use_and_changes_no_link_address() {
+        let neighbors = NeighborTable::with_capacity(64);
+        let (snapshot, _) = Snapshot::compile(&spec(1, &[11, 12]), None, &neighbors).expect("it compiles");
+        let before = neighbors.len();
+        let mut other = spec(1, &[11, 12, 13, 14]);
+        other.neighbors.clear();
+        assert!(snapshot.compare(&other, &neighbors).is_some_and(|found| !found.is_empty()));
+        assert_eq!(neighbors.len(), before);
+    }
+}

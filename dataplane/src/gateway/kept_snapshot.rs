@@ -1,0 +1,200 @@
+//! [`KeptSnapshot`]: the forwarding state in use, kept for a comparison with one that is compiled from scratch.
+//!
+//! A comparison takes longer than a look ([`WorkerPool::with_snapshot`]), and no publication waits for it. Where it finds a
+//! difference, [`WorkerPool::publish_from_scratch`] has the workers forward by the right state.
+
+use std::sync::Arc;
+
+use tidegate_core::difference::{self, Difference};
+use tidegate_core::neighbors::NeighborTable;
+use tidegate_core::snapshot::{Snapshot, SnapshotSpec};
+
+use super::error::PublishError;
+use super::worker_pool::{Published, WorkerPool};
+use crate::slow_path::Outside;
+use crate::worker::Forwarding;
+
+/// See the module. Drop it on a thread of usual priority: where the workers have a newer state by then, that frees the
+/// slots of its next hops, with the lock that publications and the resolver wait for.
+#[derive(Debug)]
+pub struct KeptSnapshot {
+    forwarding: crate::sync::Arc<Forwarding>,
+    neighbors: Arc<NeighborTable>,
+    outside: Arc<Outside>,
+    announce: bool,
+}
+
+impl KeptSnapshot {
+    /// Compares with what is computed from scratch of the same spec: the tables of the workers ([`Snapshot::compare`]),
+    /// and what the slow path was told.
+    ///
+    /// `None` where a neighbour table was full: what is left out then depends on what there was before.
+    #[must_use]
+    pub fn compare(&self, spec: &SnapshotSpec) -> Option<Vec<Difference>> {
+        let mut found = self.forwarding.snapshot.compare(spec, &self.neighbors)?;
+        let Outside { around, routes } = Outside::of(spec, self.announce);
+        found.extend(difference::of("outside.around", &self.outside.around, &around));
+        found.extend(difference::of("outside.routes", &self.outside.routes, &routes));
+        Some(found)
+    }
+}
+
+impl<F> WorkerPool<F> {
+    /// The forwarding state in use.
+    #[must_use]
+    pub fn keep_snapshot(&self) -> KeptSnapshot {
+        let control = self.control();
+        KeptSnapshot {
+            forwarding: control.publisher.share(),
+            neighbors: Arc::clone(&self.neighbors),
+            outside: Arc::clone(&control.outside),
+            announce: self.announce,
+        }
+    }
+
+    /// [`WorkerPool::publish`] with everything compiled from scratch but ids: where a snapshot was revised wrongly.
+    ///
+    /// # Errors
+    /// As [`WorkerPool::publish`].
+    pub fn publish_from_scratch(&self, spec: &SnapshotSpec) -> Result<Published, PublishError> {
+        self.publish_by(spec, Snapshot::compile_from_scratch)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use tidegate_core::forward::snat_ports::Steering;
+    use tidegate_core::frame::MemoryFrame;
+    use tidegate_core::ids::BackendId;
+    use tidegate_core::snapshot::{CompileError, ForwardingMode, Problem, Protocol, RouteSpec};
+    use tidegate_core::testing::lab;
+
+    use super::*;
+    use crate::drivers::memory::{self, Heap};
+    use crate::gateway::WorkerPoolConfig;
+    use crate::topology::{Idle, WorkerPlace};
+
+    /// One service port with these backends.
+    fn spec(generation: u64, hosts: &[&str]) -> SnapshotSpec {
+        let backends: Vec<String> = hosts.iter().map(|host| format!("{host}:80")).collect();
+        let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
+        let service = lab::service(ForwardingMode::FullNat, Protocol::Tcp, "203.0.113.1:80", &backends);
+        SnapshotSpec { generation, services: vec![service.into()], ..lab::spec() }
+    }
+
+    fn worker_pool(first: &SnapshotSpec) -> WorkerPool<MemoryFrame> {
+        let config = WorkerPoolConfig {
+            places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
+            idle: Idle::Adaptive,
+            flow_entries: 1024,
+            flow_service_percent: 50,
+            steering: Steering::Single,
+            seed: 7,
+            announce: true,
+            main_cpus: Vec::new(),
+        };
+        let (_wire, mut ends) = memory::port(1, 64);
+        let enter = |_: &WorkerPlace| Ok::<(), String>(());
+        WorkerPool::start(&config, vec![vec![ends.remove(0)]], Heap, vec![None], first, enter, None)
+            .expect("it starts")
+    }
+
+    fn parts(found: Option<Vec<Difference>>) -> Vec<String> {
+        found.expect("there is room").into_iter().map(|difference| difference.part).collect()
+    }
+
+    /// The backends of the service port that workers forward by, with their ids.
+    fn backends(pool: &WorkerPool<MemoryFrame>) -> Vec<(String, BackendId)> {
+        pool.with_snapshot(|snapshot| {
+            let of = snapshot.services().flat_map(|(_, info)| info.backends.iter());
+            of.map(|backend| (backend.address.to_string(), backend.id)).collect()
+        })
+    }
+
+    /// Compiles a snapshot that has missed all but the first backend.
+    fn missing_a_change(
+        spec: &SnapshotSpec,
+        previous: Option<&Snapshot>,
+        neighbors: &NeighborTable,
+    ) -> Result<(Snapshot, Vec<Problem>), CompileError> {
+        let mut before = spec.clone();
+        before.services[0].backends.truncate(1);
+        Snapshot::compile(&before, previous, neighbors)
+    }
+
+    #[test]
+    fn a_snapshot_that_missed_a_change_is_found_and_workers_get_the_one_from_scratch() {
+        let pool = worker_pool(&spec(1, &["10.0.0.1"]));
+        let first = backends(&pool);
+        let second = spec(2, &["10.0.0.1", "10.0.0.2"]);
+        pool.publish_by(&second, missing_a_change).expect("it compiles");
+        assert_eq!(backends(&pool), first, "this is the fault");
+        let found = parts(pool.keep_snapshot().compare(&second));
+        assert!(found.contains(&"ports[0]".to_owned()), "{found:?}");
+
+        // As a round in which nothing else changes.
+        let third = SnapshotSpec { generation: 3, ..second };
+        assert_eq!(pool.publish_from_scratch(&third).expect("it compiles").problems, []);
+        let healed = backends(&pool);
+        assert_eq!(healed[0], first[0], "flows of the backend that stays go on");
+        assert_eq!(healed[1].0, "10.0.0.2");
+        let is_applied = |_| {
+            thread::sleep(Duration::from_millis(1));
+            pool.applied_generation() == 3
+        };
+        assert!((0..10_000).any(is_applied), "the worker takes it");
+        assert_eq!(parts(pool.keep_snapshot().compare(&third)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_slow_path_that_was_not_told_of_a_next_hop_is_found_and_told() {
+        let pool = worker_pool(&spec(1, &["10.0.0.1"]));
+        let second = spec(2, &["10.0.0.1", "10.0.0.77"]);
+        pool.publish(&second).expect("it compiles");
+        assert_eq!(parts(pool.keep_snapshot().compare(&second)), Vec::<String>::new());
+        // As where the revision had said that nothing changed for it.
+        pool.control().outside = Arc::new(Outside::of(&spec(1, &["10.0.0.1"]), true));
+        assert_eq!(parts(pool.keep_snapshot().compare(&second)), ["outside.around"]);
+        let third = SnapshotSpec { generation: 3, ..second };
+        pool.publish_from_scratch(&third).expect("it compiles");
+        assert_eq!(parts(pool.keep_snapshot().compare(&third)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_backend_in_a_connected_network_behind_a_router_makes_no_difference() {
+        let behind = |generation, hosts: &[&str]| {
+            let to = "10.0.0.64/26".parse().expect("a network");
+            let mut spec = spec(generation, hosts);
+            spec.routes.push(RouteSpec { to, via: lab::ip("10.0.0.250") });
+            spec
+        };
+        let pool = worker_pool(&behind(1, &["10.0.0.77"]));
+        let second = behind(2, &["10.0.0.77", "10.0.0.78"]);
+        pool.publish(&second).expect("it compiles");
+        assert_eq!(parts(pool.keep_snapshot().compare(&second)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_kept_snapshot_outlives_its_successors_and_frees_its_next_hops_when_it_is_dropped() {
+        let pool = worker_pool(&spec(1, &["10.0.0.1", "10.0.0.77"]));
+        let kept = pool.keep_snapshot();
+        // Of services that go, so that it is no revision, which shares next hops.
+        let empty = |generation| SnapshotSpec { generation, services: Vec::new(), ..lab::spec() };
+        let next_hops = || pool.neighbors().usage().next_hops;
+        let before = next_hops();
+        pool.publish(&empty(2)).expect("no publication waits for it");
+        let is_applied = |_| {
+            thread::sleep(Duration::from_millis(1));
+            pool.applied_generation() == 2
+        };
+        assert!((0..10_000).any(is_applied), "the worker takes it");
+        pool.reclaim();
+        assert_eq!(next_hops(), before, "the comparison looks at them");
+        assert_eq!(parts(kept.compare(&spec(1, &["10.0.0.1", "10.0.0.77"]))), Vec::<String>::new());
+        drop(kept);
+        assert_eq!(next_hops(), before - 1);
+    }
+}
