@@ -154,7 +154,11 @@ fn an_endpoint_that_cannot_be_one_and_a_kind_that_is_not_read_are_warnings() {
     let ran = Site::new(GATEWAY, &manifests.each_ref().map(|(name, text)| (*name, text.as_str()))).check();
     assert_eq!(ran.code, 0, "{}", ran.out);
     assert!(ran.out.contains("warning: endpoint 127.0.0.1") && ran.out.contains("loopback"), "{}", ran.out);
-    assert!(ran.out.contains("other.yaml:1:1: warning: the gateway does not read kind Deployment"), "{}", ran.out);
+    assert!(
+        ran.out.contains("other.yaml:1:1: warning: the gateway does not read kind Deployment"),
+        "{}",
+        ran.out
+    );
 }
 
 /// The one line of a report that says this; the check passes.

@@ -76,7 +76,7 @@ fn a_gateway_that_may_not_read_pods_serves_all_the_same_and_says_so() {
     world.until("a backend", || (gateway.backends("web") == ["10.244.0.1:8080 active"]).then_some(()));
     world.until("the others to be watched", || (gateway.source()["connected"] == true).then_some(()));
     let told = text(&gateway.source()["lastError"]);
-    assert!(told.starts_with("Pod objects are not read") && told.contains("403"), "{told}");
+    assert!(told.starts_with("Pod objects cannot be read") && told.contains("403"), "{told}");
 }
 
 #[test]

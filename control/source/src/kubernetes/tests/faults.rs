@@ -618,7 +618,8 @@ async fn an_optional_kind_that_is_forbidden_does_not_hold_up_the_first_state_and
         world.server.faults().on(path, Fault::ServerError(403));
         let source = world.start_tuned(Tuning { absent: Duration::from_millis(100), ..quick() });
         let update = until(&source, "objects", |u| service(u, "web").is_some()).await;
-        let told = |u: &SourceUpdate| u.report.to_string().contains(&format!("{kind} objects are not read"));
+        let told =
+            |u: &SourceUpdate| u.report.to_string().contains(&format!("{kind} objects cannot be read"));
         assert!(told(&update), "{}", update.report);
         let state = until_state(&source, "a connection for all others", |s| s.connected).await;
         assert!(state.failures > 0);
@@ -640,7 +641,7 @@ async fn an_optional_kind_that_is_forbidden_later_keeps_what_it_had() {
     until(&source, "the Pod", |u| u.objects.pods.len() == 1).await;
     world.server.faults().on("/api/v1/pods", Fault::ServerError(403));
     world.server.faults().end_watches();
-    let told = |u: &SourceUpdate| u.report.to_string().contains("Pod objects are not read");
+    let told = |u: &SourceUpdate| u.report.to_string().contains("Pod objects cannot be read");
     let update = until(&source, "that to be told", told).await;
     assert_eq!(update.objects.pods.len(), 1);
     until_state(&source, "a connection for all others", |s| s.connected).await;

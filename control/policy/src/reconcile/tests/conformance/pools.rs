@@ -429,7 +429,7 @@ fn an_address_pool_with_a_fault_is_refused_with_its_place() {
         ("addresses: [203.0.113.0/33]", "spec.addresses[0]: "),
         ("addresses: [203.0.113.9-203.0.113.1]", "\"203.0.113.9-203.0.113.1\" is not a range"),
         ("addresses: [127.0.0.0/28]", "contains loopback addresses"),
-        ("addresses: []", "no address"),
+        ("addresses: []", "the list is empty"),
         ("addresses: [203.0.113.0/28], quotaPerNamespace: 0", "spec.quotaPerNamespace: "),
         ("autoAssign: true", "addresses is missing"),
     ] {
