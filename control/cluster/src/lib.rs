@@ -23,6 +23,7 @@ mod elect;
 pub mod event;
 mod failure_log;
 pub mod lease;
+pub mod line_budget;
 mod modest;
 mod namesake;
 mod own_status;
@@ -43,5 +44,6 @@ mod writer;
 mod tests;
 
 pub use counts::{Candidate, Counts, Reading};
+pub use modest::cpu_time;
 pub use releases::{PeerReleases, ReleaseTracker};
 pub use run::ClusterWriter;

@@ -46,7 +46,8 @@ pub(super) fn giving_way<T: Send>(work: impl FnOnce() -> T + Send) -> (T, Durati
 }
 
 /// The CPU time of this thread.
-fn cpu_time() -> Duration {
+#[must_use]
+pub fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 

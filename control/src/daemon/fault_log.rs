@@ -9,19 +9,11 @@
 //!
 //! Invariant: pure: the clock is an argument.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::collections::BTreeSet;
 
-use tidegate_cluster::bucket::Bucket;
+use tidegate_cluster::line_budget::LineBudgets;
 use tidegate_model::diagnostic::Diagnostic;
 use tokio::time::Instant;
-
-/// Lines of one namespace at once,
-const BURST: u32 = 50;
-/// and one more after each of these.
-const INTERVAL: Duration = Duration::from_secs(10);
-/// How many were left out is logged no more often than this.
-const SUMMARY: Duration = Duration::from_secs(60);
 
 /// A fault, and the namespace that it is of; empty where it is the operator's.
 pub(super) type Fault = (String, Diagnostic);
@@ -31,8 +23,7 @@ pub(super) type Fault = (String, Diagnostic);
 pub(super) struct FaultLog {
     /// What is still true.
     faults: BTreeSet<Fault>,
-    /// Namespaces that have logged lately.
-    namespaces: BTreeMap<String, Budget>,
+    lines: LineBudgets,
 }
 
 /// What is to be logged.
@@ -46,46 +37,14 @@ pub(super) struct News {
     pub(super) left_out_now: u64,
 }
 
-#[derive(Debug)]
-struct Budget {
-    lines: Bucket,
-    left_out: u64,
-    /// When it was last said how many were left out.
-    said: Option<Instant>,
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self { lines: Bucket::new(BURST, INTERVAL), left_out: 0, said: None }
-    }
-}
-
-impl Budget {
-    /// When it is to be said how many were left out. The first time it was said at once.
-    fn due(&self) -> Option<Instant> {
-        self.said.filter(|_| self.left_out > 0).map(|said| said + SUMMARY)
-    }
-
-    /// Whether nothing has to be remembered.
-    fn is_full(&self, now: Instant) -> bool {
-        self.left_out == 0 && self.lines.is_full(now) && self.said.is_none_or(|said| said + SUMMARY <= now)
-    }
-}
-
 impl FaultLog {
     /// These are all faults now: what of them is new is to be logged. What is gone may be logged again.
     pub(super) fn news(&mut self, faults: BTreeSet<Fault>, now: Instant) -> News {
         let mut news = News::default();
         for (namespace, diagnostic) in faults.difference(&self.faults) {
-            if namespace.is_empty() {
-                news.faults.push(diagnostic.clone());
-                continue;
-            }
-            let budget = self.namespaces.entry(namespace.clone()).or_default();
-            if budget.lines.take(now).is_ok() {
+            if self.lines.take(namespace, now) {
                 news.faults.push(diagnostic.clone());
             } else {
-                budget.left_out += 1;
                 news.left_out_now += 1;
             }
         }
@@ -96,27 +55,21 @@ impl FaultLog {
 
     /// How many were left out, of each namespace of which that is to be said now.
     pub(super) fn summaries(&mut self, now: Instant) -> Vec<(String, u64)> {
-        let mut summaries = Vec::new();
-        for (namespace, budget) in &mut self.namespaces {
-            // The first of them at once.
-            let is_due = budget.said.is_none_or(|said| said + SUMMARY <= now);
-            if budget.left_out > 0 && is_due {
-                summaries.push((namespace.clone(), std::mem::take(&mut budget.left_out)));
-                budget.said = Some(now);
-            }
-        }
-        self.namespaces.retain(|_, budget| !budget.is_full(now));
-        summaries
+        self.lines.summaries(now)
     }
 
     /// When [`summaries`](Self::summaries) has something next.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.namespaces.values().filter_map(Budget::due).min()
+        self.lines.due()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tidegate_cluster::line_budget::{BURST, INTERVAL, SUMMARY};
+
     use super::*;
 
     fn faults(namespace: &str, round: u64, count: u64) -> impl Iterator<Item = Fault> {
@@ -183,9 +136,9 @@ mod tests {
         for n in 0..100 {
             log.news(faults(&format!("n{n}"), 0, 200).collect(), now);
         }
-        assert_eq!(log.namespaces.len(), 100);
+        assert_eq!(log.lines.namespaces(), 100);
         let later = now + INTERVAL * BURST + SUMMARY;
         log.news(BTreeSet::new(), later);
-        assert_eq!((log.namespaces.len(), log.due()), (0, None));
+        assert_eq!((log.lines.namespaces(), log.due()), (0, None));
     }
 }

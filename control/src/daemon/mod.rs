@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidegate_cluster::PeerReleases;
+use tidegate_cluster::{PeerReleases, cpu_time};
 use tidegate_dataplane::gateway::Dataplane;
 use tidegate_health::health_check_node_port::BindFailure;
 use tidegate_health::{Checker, Limits, NetworkProber};
@@ -237,6 +237,8 @@ async fn serve(
         controller.set_verdicts(inputs.verdicts.borrow_and_update().clone());
         controller.set_peers(&inputs.fleet.borrow_and_update());
         controller.share_node(*inputs.kube_proxy.borrow_and_update());
+        // The main thread runs this loop and its rounds. Elapsed time would include the CPU time of others: on a busy
+        // machine each slow round would be followed by an equally long pause.
         let before = cpu_time();
         controller.apply(seen).await;
         pace.ended(cpu_time().saturating_sub(before));
@@ -340,13 +342,6 @@ impl Pace {
     fn ended(&mut self, took: Duration) {
         self.next = Instant::now() + took.clamp(PAUSE_MIN, PAUSE_MAX);
     }
-}
-
-/// The CPU time of the daemon's loop, which runs on the main thread together with its rounds. Elapsed time would
-/// include the CPU time of others: on a busy machine each slow round would be followed by an equally long pause.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::try_from(time).unwrap_or_default()
 }
 
 #[cfg(test)]

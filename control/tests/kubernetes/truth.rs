@@ -59,7 +59,7 @@ fn a_publication_that_fails_is_told_everywhere_and_makes_the_gateway_unhealthy_a
         degraded.iter().map(text).find(|why| why.contains("cannot be published"))
     });
     assert!(why.contains("routes; accepted: at most 65536"), "{why}");
-    // What comes now is not forwarded, and nobody says that it is; what was there goes on.
+    // The new Service is not forwarded, and its status does not say that it is; the old one is still forwarded.
     world.apply(&(service("new") + &slice("new", &["10.244.0.2"])));
     world.until("the new one to be told so", || {
         let (status, message) = condition(&world, "new", "Programmed");

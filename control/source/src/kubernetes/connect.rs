@@ -61,7 +61,7 @@ const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 #[derive(Debug)]
 pub struct Connector {
     kubeconfig: Option<PathBuf>,
-    /// In the stead of the current context.
+    /// The context to use instead of the current one.
     context: Option<String>,
     state: Mutex<State>,
     found: Found,

@@ -102,7 +102,7 @@ fn host() -> String {
     name.trim().to_owned()
 }
 
-/// Whether a run is over, as far as that can be known from here. Nobody's is.
+/// Whether a run is over, as far as that can be known from this host. A run without a name is.
 fn has_ended(run: &str) -> bool {
     let Some((host_of_run, process)) = run.split_once(' ') else { return true };
     host_of_run == host() && !std::path::Path::new("/proc").join(process).exists()

@@ -100,7 +100,7 @@ pub(crate) fn is_skipped(place: &str, needs: &[Needs]) -> bool {
     }
     let name = place.trim_end_matches("::story");
     let name = name.split_once("::").map_or(name, |(_, name)| name);
-    // Not by a macro, whose output of a test that passes nobody sees.
+    // Not by a macro: the output of those is not shown for a test that passes.
     let _ = writeln!(std::io::stderr(), "skipped: {name}: needs {}", lacks.join("; and "));
     true
 }

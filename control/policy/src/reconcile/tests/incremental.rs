@@ -1,4 +1,4 @@
-//! Property: what is remembered never shows. And who is taken up again: nobody whom a change cannot touch.
+//! Property: cached results never change the outcome, and a change recomputes only the Services that it can affect.
 
 use tidegate_model::config::PodRoutes;
 use tidegate_model::objects::{

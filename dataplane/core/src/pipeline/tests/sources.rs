@@ -32,7 +32,7 @@ fn services(mode: ForwardingMode) -> Vec<ServiceSpec> {
     v4.chain(of_family("2001:db8:1::5", "2001:db8:1::6", "fd00::1")).collect()
 }
 
-/// Sources that are nobody's who could be answered: VIPs, own, SNAT and tunnel addresses, ends of connected networks.
+/// Sources that no real client has: VIPs, own, SNAT and tunnel addresses, ends of connected networks.
 const FORGED: [(&str, &[&str]); 2] = [
     (
         "203.0.113.5",

@@ -1,0 +1,105 @@
+//! How many lines a namespace may log.
+//!
+//! Whoever may change objects in one namespace decides how many faults these have, how often they change, and how many
+//! writes to them are refused. So each namespace has a budget of lines: a burst, and a rate after that. Lines that are
+//! left out are counted.
+//!
+//! Invariant: pure: the clock is an argument.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::bucket::Bucket;
+
+/// Lines of one namespace at once,
+pub const BURST: u32 = 50;
+/// and one more after each of these.
+pub const INTERVAL: Duration = Duration::from_secs(10);
+/// [`LineBudgets::summaries`] names a namespace no more often than this.
+pub const SUMMARY: Duration = Duration::from_secs(60);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct LineBudgets {
+    /// Namespaces that have logged lately.
+    namespaces: BTreeMap<String, Budget>,
+}
+
+#[derive(Debug)]
+struct Budget {
+    lines: Bucket,
+    left_out: u64,
+    /// When a summary last named how many lines were left out.
+    said: Option<Instant>,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { lines: Bucket::new(BURST, INTERVAL), left_out: 0, said: None }
+    }
+}
+
+impl Budget {
+    /// When a summary has to name how many lines were left out. The first one is immediate.
+    fn due(&self) -> Option<Instant> {
+        self.said.filter(|_| self.left_out > 0).map(|said| said + SUMMARY)
+    }
+
+    /// Whether nothing has to be remembered.
+    fn is_full(&self, now: Instant) -> bool {
+        self.left_out == 0 && self.lines.is_full(now) && self.said.is_none_or(|said| said + SUMMARY <= now)
+    }
+}
+
+impl LineBudgets {
+    /// Takes a line of a namespace; if there is none, counts a line that is left out. What is of no namespace (empty)
+    /// is the operator's and always has a line.
+    pub fn take(&mut self, namespace: &str, now: Instant) -> bool {
+        if namespace.is_empty() {
+            return true;
+        }
+        let budget = self.namespaces.entry(namespace.to_owned()).or_default();
+        let has_line = budget.lines.take(now).is_ok();
+        budget.left_out += u64::from(!has_line);
+        has_line
+    }
+
+    /// Takes the number of lines of a namespace that were left out.
+    pub fn take_left_out(&mut self, namespace: &str) -> u64 {
+        self.namespaces.get_mut(namespace).map_or(0, |budget| std::mem::take(&mut budget.left_out))
+    }
+
+    /// Takes how many lines were left out, of each namespace for which a summary is due now.
+    pub fn summaries(&mut self, now: Instant) -> Vec<(String, u64)> {
+        let mut summaries = Vec::new();
+        for (namespace, budget) in &mut self.namespaces {
+            // The first of them at once.
+            let is_due = budget.said.is_none_or(|said| said + SUMMARY <= now);
+            if budget.left_out > 0 && is_due {
+                summaries.push((namespace.clone(), std::mem::take(&mut budget.left_out)));
+                budget.said = Some(now);
+            }
+        }
+        self.forget_rested(now);
+        summaries
+    }
+
+    /// When [`summaries`](Self::summaries) has something next.
+    #[must_use]
+    pub fn due(&self) -> Option<Instant> {
+        self.namespaces.values().filter_map(Budget::due).min()
+    }
+
+    /// Forgets namespaces whose budget is full again.
+    pub fn forget_rested(&mut self, now: Instant) {
+        self.namespaces.retain(|_, budget| !budget.is_full(now));
+    }
+
+    /// Namespaces that are remembered.
+    #[must_use]
+    pub fn namespaces(&self) -> usize {
+        self.namespaces.len()
+    }
+}
