@@ -26,13 +26,13 @@ use crate::wire::Addr;
 /// What an address of the gateway is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressKind {
-    /// An interface's own: the kernel answers. A service may have ports of it nevertheless.
+    /// The address of an interface: the kernel answers for it. A service may have ports on it too.
     Own(InterfaceIndex),
-    /// Of at least one service.
+    /// An address of at least one service.
     Vip,
-    /// A source of `fullnat`.
+    /// A source address of `fullnat`.
     Snat,
-    /// An outer source of tunnels and nothing else.
+    /// Only an outer source address of tunnels.
     Tunnel,
 }
 
@@ -44,7 +44,7 @@ pub enum SourceFault {
     /// A VIP, or an address of the gateway itself: its packets do not come in from the wire.
     Ours,
     /// The network or broadcast address of a connected IPv4 network, or the subnet-router anycast address of a
-    /// connected IPv6 network (RFC 4291 2.6.1): an answer to it reaches many hosts, or another one than asked.
+    /// connected IPv6 network (RFC 4291 2.6.1). An answer to it would reach many hosts, or a different host.
     NotOneHostOfNetwork,
     /// A next hop of a default route. It may ping and speak to the kernel, but it is no client of a service.
     Router,
@@ -53,16 +53,16 @@ pub enum SourceFault {
     LinkLocal,
 }
 
-/// What an address is.
+/// The meaning of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Meaning {
     /// The gateway answers for it.
     Kind(AddressKind),
-    /// It only cannot be a client's.
+    /// No client can have the address.
     NoClient(SourceFault),
 }
 
-/// All of them. A copy shares them.
+/// All addresses with a meaning. A copy shares the memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Addresses {
     index: KeyIndex,
@@ -70,10 +70,10 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Of an address that is listed more than once the first counts.
+    /// If an address is listed more than once, the first entry counts.
     pub(crate) fn build(listed: impl Iterator<Item = (Addr, Meaning)>) -> Self {
         let mut records: Vec<_> = listed.collect();
-        // Stable: the first of equals stays first.
+        // The sort is stable: the first of equal entries stays first.
         records.sort_by_key(|&(addr, _)| addr);
         records.dedup_by_key(|&mut (addr, _)| addr);
         let entries = records.iter().enumerate().map(|(at, (addr, _))| (key_hash(addr, 0, 0), at));
@@ -94,7 +94,7 @@ impl Addresses {
         }
     }
 
-    /// Why this address cannot be a client's, as far as the address alone tells.
+    /// Why this address cannot be a client's, as far as the address alone shows.
     #[inline]
     pub(crate) fn source_fault(&self, addr: &Addr) -> Option<SourceFault> {
         if !addr.is_single_host() {

@@ -1,7 +1,7 @@
 //! Backends as the packet path reads them, and endpoints, which identify replies.
 //!
-//! A [`Backend`] is one cache line at the index of its [`BackendId`]. An endpoint is (address, port, protocol),
-//! whatever services use it. Only endpoints of `nat` and `fullnat` services can be looked up, because only their
+//! A [`Backend`] is one cache line at the index of its [`BackendId`]. An endpoint is (address, port, protocol); all
+//! services that use it share it. Only endpoints of `nat` and `fullnat` services can be looked up, because only their
 //! replies return through the gateway. The compile of a snapshot builds both.
 //!
 //! Invariant: the id of a removed backend finds nothing, even after its index is reused.
@@ -17,12 +17,12 @@ use crate::sorted_chunks::SortedChunks;
 use crate::table::Table;
 use crate::wire::{Addr, Family};
 
-/// Places in a table for so many indices: some more than there are, so that one more does not make it grow.
+/// The number of table places for this many indices. There are spare places, so that the table rarely grows.
 fn places(indices: usize) -> usize {
     indices.next_multiple_of(1024)
 }
 
-/// What the packet path needs of a backend: one cache line.
+/// The data of a backend that the packet path needs: one cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub struct Backend {
@@ -30,11 +30,11 @@ pub struct Backend {
     pub address: Addr,
     /// Its id.
     pub id: BackendId,
-    /// The service port that it is behind.
+    /// The service port that it belongs to.
     pub service: ServiceId,
     /// (address, port, protocol), shared with the same endpoint behind other service ports.
     pub endpoint: EndpointId,
-    /// Next hop on the way to it: itself where it is on-link, else a router.
+    /// Next hop towards it: the backend itself if it is on-link, otherwise a router.
     pub neighbor: NeighborSlot,
     /// Its port, in host order.
     pub port: u16,
@@ -42,7 +42,7 @@ pub struct Backend {
     pub interface: InterfaceIndex,
     /// Family of its address.
     pub family: Family,
-    /// What it may be given.
+    /// Which packets it may receive.
     pub state: BackendState,
     /// How packets reach it: its service's mode.
     pub mode: ForwardingMode,
@@ -55,7 +55,7 @@ const _: () = assert!(size_of::<Backend>() == 64);
 /// All backends of a snapshot.
 #[derive(Debug)]
 pub(crate) struct Backends {
-    /// By id; a vacant index holds no record that any id matches.
+    /// Indexed by id. The record of a vacant index matches no id.
     records: Table<Option<Backend>>,
 }
 
@@ -70,7 +70,7 @@ impl Backends {
         Self { records: records.into() }
     }
 
-    /// The same with `indices` places, without those at some indices and with others.
+    /// A copy with `indices` places, without the backends in `gone` and with those in `new`.
     pub(crate) fn revised(&self, indices: usize, gone: &[BackendId], new: &[Backend]) -> Self {
         let more = places(indices).saturating_sub(self.records.len());
         let records = self.records.revised(std::iter::repeat_n(None, more), |places| {
@@ -121,30 +121,30 @@ fn vacant_endpoint(index: usize) -> (EndpointKey, EndpointId) {
     (nowhere, EndpointId::from_raw(vacant_raw(index)))
 }
 
-/// Endpoints of one address that [`Endpoints::has_direct`] looks at: a node may have thousands.
+/// The maximum number of endpoints of one address that [`Endpoints::has_direct`] examines: a node may have thousands.
 const ENDPOINTS_ASKED: usize = 64;
 
 /// All endpoints of a snapshot. A copy shares everything.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoints {
     index: KeyIndex,
-    /// By index of the id.
+    /// Indexed by the index of the id.
     records: Table<(EndpointKey, EndpointId)>,
     by_key: SortedChunks<EndpointKey, EndpointId>,
-    /// By index of the id; for the next compile.
+    /// Indexed by the index of the id. The next compile needs it.
     uses: Table<Uses>,
 }
 
-/// How many backends are an endpoint.
+/// How many backends refer to an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Uses {
-    /// Of all services.
+    /// Backends of all services.
     pub(crate) all: u32,
-    /// Of services whose replies come back through the gateway: it can be looked up where there is one.
+    /// Backends of services whose replies return through the gateway. Above 0, the endpoint can be looked up.
     pub(crate) replies: u32,
 }
 
-/// An endpoint that is another in the next snapshot: by its id, what it is and how often, before and after.
+/// An endpoint that differs in the next snapshot: its key, its id, and its uses before and after.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Revision {
     pub(crate) key: EndpointKey,
@@ -172,7 +172,7 @@ impl Endpoints {
         }
     }
 
-    /// The same with `indices` places and some revised, in the order of their keys.
+    /// A copy with `indices` places and with these revisions, which are in the order of their keys.
     pub(crate) fn revised(&self, indices: usize, revisions: &[Revision]) -> Self {
         if revisions.is_empty() {
             return self.clone();
@@ -195,7 +195,7 @@ impl Endpoints {
             self.records.clone()
         } else {
             self.records.revised(more.clone().map(vacant_endpoint), |places| {
-                // One that comes may have the index of one that goes.
+                // A new endpoint may have the index of a removed one.
                 for at in revisions.iter().filter(|r| goes(r)).map(|r| r.id.index()) {
                     places.set(at, vacant_endpoint(at));
                 }
@@ -227,7 +227,7 @@ impl Endpoints {
         self.by_key.iter()
     }
 
-    /// The id of a key, and how many backends it is of.
+    /// The id of a key, and how many backends refer to it.
     pub(crate) fn known(&self, key: &EndpointKey) -> Option<(EndpointId, Uses)> {
         let id = self.by_key.get(key)?;
         Some((id, self.uses[id.index()]))
@@ -251,7 +251,7 @@ impl Endpoints {
         self.records.get(id.index()).filter(|(_, holder)| *holder == id).map(|&(key, _)| key)
     }
 
-    /// Whether a backend at this address answers clients itself. Some steps of a binary search.
+    /// Whether a backend at this address answers clients itself. Costs some steps of a binary search.
     pub(crate) fn has_direct(&self, address: &Addr) -> bool {
         let first = self.by_key.from(|key| key.address < *address);
         let here = first.take_while(|(key, _)| key.address == *address);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 const CHUNK: usize = 64;
 
-/// See the module.
+/// A list in chunks. A copy shares the chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chunked<T> {
     chunks: Vec<Arc<Vec<T>>>,
@@ -31,12 +31,12 @@ impl<T> Chunked<T> {
 
 impl<T: Clone> Chunked<T> {
     /// # Panics
-    /// If there is no such item.
+    /// If there is no item at this position.
     pub(crate) fn set(&mut self, at: usize, item: T) {
         Arc::make_mut(&mut self.chunks[at / CHUNK])[at % CHUNK] = item;
     }
 
-    /// Puts an item behind all others.
+    /// Appends an item.
     pub(crate) fn push(&mut self, item: T) {
         match self.chunks.last_mut().filter(|chunk| chunk.len() < CHUNK) {
             Some(chunk) => Arc::make_mut(chunk).push(item),

@@ -14,12 +14,12 @@ use crate::ids::{BackendId, InterfaceIndex, ServiceId};
 use crate::limits::INTERFACES_MAX;
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
 
-/// One number with one writer.
+/// A number with one writer.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds, by the one worker that owns the counter.
+    /// Adds to the counter. Only the worker that owns the counter may call this.
     #[inline]
     pub fn add(&self, count: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
@@ -38,11 +38,11 @@ impl Counter {
 pub struct InterfaceCounters {
     /// Frames received.
     pub rx_packets: Counter,
-    /// Bytes of them, without preamble and check sequence.
+    /// Bytes received, without preamble and check sequence.
     pub rx_bytes: Counter,
     /// Frames sent.
     pub tx_packets: Counter,
-    /// Bytes of them.
+    /// Bytes sent.
     pub tx_bytes: Counter,
     /// Packets in which another station claimed an address of ours.
     pub address_conflicts: Counter,
@@ -72,8 +72,8 @@ impl Default for WorkerCounters {
 }
 
 impl WorkerCounters {
-    /// Counts the end of one frame. The worker calls it once a frame, when the frame's end is certain: a
-    /// `Transmit` that the queue did not take is recorded as a drop instead.
+    /// Counts the verdict on one frame. The worker calls it once for each frame, when the outcome is certain: a
+    /// `Transmit` that the queue did not accept is recorded as a drop instead.
     #[inline]
     pub fn record(&self, verdict: Verdict) {
         match verdict {
@@ -119,7 +119,7 @@ impl WorkerCounters {
     }
 }
 
-/// Traffic of one service port, both directions where the gateway sees both.
+/// Traffic of one service port, in both directions if the gateway sees both.
 #[derive(Debug, Default)]
 pub struct ServiceTally {
     /// Packets forwarded.
@@ -136,7 +136,7 @@ pub struct Tallies {
 }
 
 impl Tallies {
-    /// Room for ids with indices below these numbers. What lies beyond is not counted.
+    /// Tallies for ids with indices below these numbers. Ids with larger indices are not counted.
     #[must_use]
     pub fn with_capacity(services: usize, backends: usize) -> Self {
         Self {
@@ -145,7 +145,7 @@ impl Tallies {
         }
     }
 
-    /// The number of service and backend indices for which there is room.
+    /// The numbers of service and backend indices that the tallies have room for.
     #[must_use]
     pub fn capacity(&self) -> (usize, usize) {
         (self.services.len(), self.connections.len())
@@ -168,13 +168,13 @@ impl Tallies {
         }
     }
 
-    /// Packets and bytes of the service at this index, since these tallies were made.
+    /// Packets and bytes of the service at this index since these tallies were created.
     #[must_use]
     pub fn service(&self, index: usize) -> (u64, u64) {
         self.services.get(index).map_or((0, 0), |tally| (tally.packets.value(), tally.bytes.value()))
     }
 
-    /// New flows of the backend at this index, since these tallies were made.
+    /// New flows of the backend at this index since these tallies were created.
     #[must_use]
     pub fn connections(&self, index: usize) -> u64 {
         self.connections.get(index).map_or(0, Counter::value)

@@ -1,4 +1,4 @@
-//! [`Difference`]: the place where two values differ that must be equal, in a few words for a log.
+//! [`Difference`]: the place where two values that must be equal differ, in a short form for a log.
 //!
 //! Used by the comparisons of incremental results with results computed from scratch. Values are compared by their
 //! [`Debug`] text, so that parts which equality ignores count too. The text is never held as a whole: each block of
@@ -37,7 +37,7 @@ pub struct Difference {
 pub fn of(part: &str, incremental: &dyn Debug, from_scratch: &dyn Debug) -> Option<Difference> {
     let [one, other] = [incremental, from_scratch].map(Blocks::of);
     let at = one.iter().zip(&other).position(|(a, b)| a != b);
-    // Where one text is the beginning of the other, they differ after its last block.
+    // If one text is the beginning of the other, they differ after its last block.
     let at = at.or_else(|| (one.len() != other.len()).then(|| one.len().min(other.len())))?;
     let from = at.saturating_sub(1) * BLOCK;
     let [incremental, from_scratch] = [incremental, from_scratch].map(|value| Excerpt::of(value, from));
@@ -57,7 +57,7 @@ pub fn of_lists<T: Debug>(
         if a.is_none() && b.is_none() {
             break;
         }
-        // An end of one list is `None` against `Some`.
+        // If one list is shorter, its end is compared as `None` against `Some`.
         if let Some(difference) = of(part, &a, &b) {
             return Some(Difference { part: format!("{part}[{at}]"), ..difference });
         }
@@ -65,7 +65,7 @@ pub fn of_lists<T: Debug>(
     None
 }
 
-/// Writes text into numbers, one for each [`BLOCK`] bytes of it.
+/// Reduces text to numbers, one for each [`BLOCK`] bytes.
 struct Blocks {
     block: Vec<u8>,
     done: Vec<u64>,
@@ -74,7 +74,7 @@ struct Blocks {
 impl Blocks {
     fn of(value: &dyn Debug) -> Vec<u64> {
         let mut blocks = Self { block: Vec::with_capacity(BLOCK), done: Vec::new() };
-        // Fails only where an implementation of `Debug` does: what it wrote until then is compared.
+        // This fails only if an implementation of `Debug` fails. The text written until then is compared.
         let _ = write!(blocks, "{value:?}");
         if !blocks.block.is_empty() {
             blocks.end();
@@ -105,7 +105,7 @@ impl Write for Blocks {
     }
 }
 
-/// Keeps the beginning of a text, and [`SHOWN`] bytes of it from a place on.
+/// Keeps the beginning of a text and [`SHOWN`] bytes from a given offset on.
 struct Excerpt {
     from: usize,
     at: usize,
@@ -117,7 +117,7 @@ struct Excerpt {
 impl Excerpt {
     fn of(value: &dyn Debug, from: usize) -> String {
         let mut excerpt = Self { from, at: 0, head: Vec::new(), shown: Vec::new(), is_cut: false };
-        // Ends early where all that is shown was written.
+        // Writing ends early once all bytes to be shown are written.
         let _ = write!(excerpt, "{value:?}");
         let Self { head, shown, is_cut, .. } = excerpt;
         let head =

@@ -1,14 +1,16 @@
-//! Remembers the decision for the first fragment of a datagram, which alone has the ports, for the later fragments.
+//! Remembers the decision for the first fragment of a datagram for its later fragments: only the first fragment has the
+//! ports.
 //!
 //! The key is source, destination and identification, in IPv4 also the protocol (RFC 791 section 3.2). In IPv6 the
 //! protocol is not part of it: the fragment header of a later fragment names what follows there, which may be an
 //! extension header (RFC 8200 section 4.5).
 //!
 //! The table is set-associative: a hash with the worker's secret picks a set of [`FRAGMENT_WAYS`] places. A new
-//! datagram takes a free or expired place, then that of the oldest datagram without a later fragment, and only then
-//! that of the oldest of all. So spoofed first fragments evict each other and never a datagram whose later fragments
-//! arrive. A datagram that still waits for its second fragment outlives 4,096 of them in all but 2 cases of 10^14,
-//! 20,000 in all but 5 of 100,000. Decisions end after [`LIFETIME`]: hosts that wait longer for the rest of a
+//! datagram takes a free or expired place, otherwise the place of the oldest datagram without a later fragment,
+//! otherwise the place of the oldest datagram. So spoofed first fragments evict each other and never a datagram whose
+//! later fragments arrive. A datagram that still waits for its second fragment survives 4,096 spoofed ones in all but 2
+//! cases of 10^14, and 20,000 in all but 5 of 100,000. Decisions end after [`LIFETIME`]: hosts that wait longer for the
+//! rest of a datagram are rare, and identifications are reused.
 //! datagram are rare, and identifications are reused.
 //!
 //! Invariant: bounded by [`FRAGMENTS_MAX`]; all memory is reserved at the start and touched only when it is used.
@@ -28,7 +30,7 @@ pub const LIFETIME: Duration = Duration::from_secs(15);
 /// What was decided for the first fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// To a backend; with `local` as the source where the mode is `fullnat`.
+    /// Sent to a backend. If the mode is `fullnat`, `local` is the source.
     ToBackend {
         /// Service port.
         service: ServiceId,
@@ -37,7 +39,7 @@ pub enum Decision {
         /// SNAT address and port.
         local: Option<Endpoint>,
     },
-    /// From a backend to its client, in the name of the VIP.
+    /// Sent from a backend to its client, with the VIP as its source.
     ToClient {
         /// Service port.
         service: ServiceId,
@@ -46,15 +48,15 @@ pub enum Decision {
         /// Client.
         client: Endpoint,
     },
-    /// Back to the sender, as the fragments of an echo reply.
+    /// Sent back to the sender as a fragment of an echo reply.
     Echo,
-    /// To the worker that holds the flow, which has seen the first fragment.
+    /// Sent to the worker that holds the flow, which has seen the first fragment.
     Elsewhere(WorkerIndex),
-    /// Dropped, or handed to the kernel; the others share that.
+    /// Dropped, or handed to the kernel. The later fragments get the same verdict.
     Ended(Verdict),
 }
 
-/// What the fragments of one datagram have in common.
+/// The fields that all fragments of one datagram share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FragmentKey {
     src: Addr,
@@ -86,31 +88,32 @@ struct Entry {
     key: FragmentKey,
     decision: Decision,
     since: Now,
-    /// A later fragment has used it.
+    /// Whether a later fragment has used it.
     followed: bool,
 }
 
-/// Sets of the table.
+/// The number of sets of the table.
 const SETS: usize = FRAGMENTS_MAX / FRAGMENT_WAYS;
 const _: () = assert!(SETS.is_power_of_two() && SETS * FRAGMENT_WAYS == FRAGMENTS_MAX);
 
-/// Decisions for datagrams in fragments.
+/// The decisions for fragmented datagrams.
 #[derive(Debug)]
 pub struct Fragments {
     secret: [u64; 5],
-    /// Set after set, the places of each: the number of an entry plus one below, a part of the hash above; 0 is free.
+    /// The places of one set after another. The low part of a place is the number of an entry plus one, the high part
+    /// is a part of the hash. 0 is a free place.
     places: Vec<u64>,
-    /// Grows up to its capacity, then entries are used again.
+    /// Grows up to its capacity; then entries are reused.
     entries: Vec<Entry>,
 }
 
 impl Fragments {
-    /// An empty table with a hash that follows from `seed`, which should be secret.
+    /// An empty table with a hash derived from `seed`, which should be secret.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut state = seed;
-        // SplitMix64 (Steele, Lea, Flood 2014). Another start than the flow tables' hash: one secret does not show
-        // the other.
+        // SplitMix64 (Steele, Lea, Flood 2014). The start differs from that of the flow tables' hash, so that one
+        // secret does not reveal the other.
         let secret = std::array::from_fn(|_| {
             state = state.wrapping_add(0xa076_1d64_78bd_642f);
             let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -120,11 +123,11 @@ impl Fragments {
         Self { secret, places: vec![0; FRAGMENTS_MAX], entries: Vec::with_capacity(FRAGMENTS_MAX) }
     }
 
-    /// The worker at which the fragments of a datagram find each other when they arrive at different ones. The same on
-    /// every worker: they share the seed.
+    /// The worker that collects the fragments of a datagram when they arrive at different workers. All workers select
+    /// the same one, since they share the seed.
     #[must_use]
     pub fn gatherer(&self, key: &FragmentKey, workers: u8) -> WorkerIndex {
-        // A remainder below `workers`.
+        // The remainder is below `workers`.
         ((self.hash(key) >> 16 & 0xffff) % u64::from(workers.max(1))) as WorkerIndex
     }
 
@@ -134,7 +137,8 @@ impl Fragments {
         let hash = self.hash(&key);
         let entry = Entry { key, decision, since: now, followed: false };
         if let Some(known) = self.find(&key, hash) {
-            // Sent again, or the identification is: the fragments to come belong to this one.
+            // The first fragment was sent again, or its identification was reused: the next fragments belong to this
+            // one.
             self.entries[known] = entry;
             return;
         }
@@ -143,7 +147,7 @@ impl Fragments {
         let index = match entry_of(self.places[victim]) {
             Some(index) => index,
             None => {
-                // As many entries as places at most, so there is room.
+                // There are at most as many entries as places, so there is room.
                 self.entries.push(entry);
                 self.entries.len() - 1
             }
@@ -152,7 +156,7 @@ impl Fragments {
         self.places[victim] = tag_of(hash) | (index as u64 + 1);
     }
 
-    /// What was decided for the first fragment of a datagram, for a later one.
+    /// The decision for the first fragment of a datagram, for one of its later fragments.
     #[cold]
     #[must_use]
     pub fn recall(&mut self, key: &FragmentKey, now: Now) -> Option<Decision> {
@@ -165,7 +169,7 @@ impl Fragments {
         Some(entry.decision)
     }
 
-    /// The value of the entry at a place: none, expired, without a later fragment, and by age.
+    /// The value of the entry at a place, lowest first: no entry, expired, without a later fragment, and then by age.
     fn worth(&self, place: usize, now: Now) -> (u8, Now) {
         match entry_of(self.places[place]).map(|index| &self.entries[index]) {
             None => (0, Now(0)),
@@ -196,14 +200,14 @@ impl Fragments {
     }
 }
 
-/// The part of a place that is of the hash.
+/// The bits of a place that hold a part of the hash.
 const TAG: u64 = 0xffff_ffff_0000_0000;
 
 fn tag_of(hash: u64) -> u64 {
     hash & TAG
 }
 
-/// The places of the set that a hash picks, by its low bits; the tag is its high ones.
+/// The places of the set that the low bits of a hash pick; the tag is its high bits.
 fn set_of(hash: u64) -> std::ops::Range<usize> {
     let first = (hash as usize & (SETS - 1)) * FRAGMENT_WAYS;
     first..first + FRAGMENT_WAYS
@@ -213,7 +217,7 @@ fn entry_of(place: u64) -> Option<usize> {
     (place & !TAG).checked_sub(1).map(|index| index as usize)
 }
 
-/// Both halves of the 128-bit product, one over the other.
+/// The xor of both halves of the 128-bit product.
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     (product as u64) ^ ((product >> 64) as u64)

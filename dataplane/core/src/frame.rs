@@ -15,18 +15,18 @@ pub trait Frame {
     #[must_use]
     fn grow_front(&mut self, count: usize) -> bool;
 
-    /// Takes `count` bytes off the front.
+    /// Removes `count` bytes from the front.
     ///
     /// # Panics
-    /// May panic if the frame is shorter: the pipeline has checked.
+    /// May panic if the frame is shorter: the pipeline checks that before.
     fn shrink_front(&mut self, count: usize);
 
-    /// Makes the frame `len` bytes long: cuts the tail, or adds bytes of undefined contents where there is
-    /// room, and returns whether it could.
+    /// Sets the length of the frame to `len`: cuts the tail, or adds bytes of undefined contents if there is room.
+    /// Returns whether it succeeded.
     #[must_use]
     fn resize(&mut self, len: usize) -> bool;
 
-    /// Asks the cache for the first bytes, which will be read soon.
+    /// Prefetches the first bytes of the frame.
     fn prefetch(&self);
 }
 
@@ -49,14 +49,14 @@ impl MemoryFrame {
 
     const TAILROOM_MIN: usize = 256;
 
-    /// An empty frame that can hold `len` bytes beside its headroom.
+    /// An empty frame with capacity for `len` bytes in addition to its headroom.
     #[must_use]
     pub fn with_capacity(len: usize) -> Self {
         let start = crate::limits::HEADROOM_MIN;
         Self { buffer: vec![0; start + len].into_boxed_slice(), start, end: start }
     }
 
-    /// Puts other bytes into the same memory; what does not fit is cut off.
+    /// Replaces the contents; bytes that do not fit are cut off.
     pub fn refill(&mut self, bytes: &[u8]) {
         let start = crate::limits::HEADROOM_MIN;
         let len = bytes.len().min(self.buffer.len() - start);

@@ -14,7 +14,7 @@ use crate::wire::Addr;
 /// Fractional digits of pi: constants without a hidden purpose.
 const K: [u64; 10] = [
     0x243f_6a88_85a3_08d3,
-    0x1319_8a2e_0370_7345, // the digits end in 44; an even factor would lose a bit where the other word is 0
+    0x1319_8a2e_0370_7345, // the digits end in 44; an even factor would lose a bit if the other word is 0
     0xa409_3822_299f_31d0,
     0x082e_fa98_ec4e_6c89,
     0x4528_21e6_38d0_1377,
@@ -40,8 +40,8 @@ pub fn selection_hash(src: &Addr, src_port: u16, dst: &Addr, dst_port: u16, prot
     fold(from ^ K[4], to ^ K[5])
 }
 
-/// A second hash of a flow out of its [`selection_hash`], for outer headers: the flows of one backend have much of
-/// their selection hash in common, and this one has to tell them apart.
+/// A second hash of a flow, derived from its [`selection_hash`], for outer headers. The flows of one backend have
+/// similar selection hashes, and this hash must distinguish them.
 #[inline]
 #[must_use]
 pub fn outer_hash(selection: u64) -> u64 {
@@ -50,8 +50,8 @@ pub fn outer_hash(selection: u64) -> u64 {
 
 /// Hash of the client's address alone, for `sessionAffinity: ClientIP`: two multiplications.
 ///
-/// Neither the VIP nor the port counts: a client keeps its backend over all ports of a Service whose ports
-/// share a table.
+/// Neither the VIP nor the port counts, so a client has the same backend on all ports of a Service whose ports share a
+/// table.
 #[inline]
 #[must_use]
 pub fn client_hash(src: &Addr) -> u64 {
@@ -60,8 +60,8 @@ pub fn client_hash(src: &Addr) -> u64 {
     fold(from ^ K[4], K[6])
 }
 
-/// Hash of (address, protocol, port), for look-ups of services and endpoints. Differs from the selection hash
-/// on purpose and is free to change: nothing outlives a snapshot by it.
+/// Hash of (address, protocol, port), for look-ups of services and endpoints. It differs from the selection hash on
+/// purpose. It may change in a new version: no stored value outlives a snapshot.
 #[inline]
 #[must_use]
 pub fn key_hash(addr: &Addr, proto: u8, port: u16) -> u64 {
@@ -70,7 +70,7 @@ pub fn key_hash(addr: &Addr, proto: u8, port: u16) -> u64 {
     fold(fold(a0 ^ K[7], a1 ^ K[8]) ^ rest ^ K[9], K[4])
 }
 
-/// Hash of a word under a secret, for small tables of one worker. Free to change.
+/// Hash of a word under a secret, for small tables of one worker. It may change in a new version.
 #[inline]
 #[must_use]
 pub(crate) fn keyed_hash(word: u64, secret: u64) -> u64 {
@@ -84,8 +84,8 @@ pub(crate) fn identity_hashes(addr: &Addr, occurrence: u32) -> (u64, u64) {
     (fold(base ^ K[8], K[0]), fold(base ^ K[9], K[3]))
 }
 
-/// Places `hash` in `0..len` by its upper half: multiply and shift instead of a remainder. The bias is below
-/// `len / 2^32`, 0.015 % for the largest table.
+/// Maps `hash` to `0..len` by its upper half, with a multiplication and a shift instead of a remainder. The bias is
+/// below `len / 2^32`, 0.015 % for the largest table.
 #[inline]
 #[must_use]
 pub fn scale(hash: u64, len: u32) -> u32 {
@@ -93,8 +93,8 @@ pub fn scale(hash: u64, len: u32) -> u32 {
     (((hash >> 32) * u64::from(len)) >> 32) as u32
 }
 
-/// A [`Hasher`](std::hash::Hasher) of the same step, for maps of the control thread whose keys are long: the
-/// standard one took a third of a compile. Not kept anywhere, so free to change.
+/// A [`Hasher`](std::hash::Hasher) with the same step, for maps of the control thread that have long keys: the standard
+/// hasher took a third of the time of a compile. Its values are not stored, so it may change in a new version.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FoldHasher(u64);
 
@@ -134,7 +134,7 @@ fn fold(a: u64, b: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-/// One step of splitmix64, by which seats are placed and flows draw times: a bijection of 64 bits.
+/// One step of splitmix64, a bijection of 64 bits. It determines the positions of seats and the times of flows.
 #[inline]
 pub(crate) const fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -190,8 +190,8 @@ mod tests {
         assert_eq!(identity_hashes(&v6("2001:db8::10"), 3), IDENTITY_GOLDEN[1]);
     }
 
-    /// Worst distance from one half, over input bits, of the mean share of output bits that flip with it, and
-    /// over (input, output) bit pairs of the chance to flip.
+    /// The largest deviations from one half: over input bits, of the mean share of output bits that flip with one; and
+    /// over (input, output) bit pairs, of the probability of a flip.
     fn avalanche(bits: usize, hash: impl Fn(&[u8]) -> u64) -> (f64, f64) {
         let samples = 2_000_u64;
         let (mut worst_mean, mut worst_pair) = (0.0_f64, 0.0_f64);
@@ -211,7 +211,7 @@ mod tests {
             }
             let mean = f64::from(flips.iter().sum::<u32>()) / (64.0 * samples as f64);
             worst_mean = worst_mean.max((mean - 0.5).abs());
-            // All 64 bits take part in the order of seats.
+            // All 64 bits contribute to the order of seats.
             for count in &flips {
                 worst_pair = worst_pair.max((f64::from(*count) / samples as f64 - 0.5).abs());
             }

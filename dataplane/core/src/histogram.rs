@@ -13,16 +13,16 @@ use crate::counters::Counter;
 
 /// Bits that choose a bucket within a power of two.
 const SUB_BITS: u32 = 5;
-/// Bits of the greatest value that has a bucket: 18 minutes of nanoseconds.
+/// Bits of the greatest value that has a bucket: 18 minutes in nanoseconds.
 const VALUE_BITS: u32 = 40;
 const BUCKETS: usize = ((VALUE_BITS - SUB_BITS + 1) << SUB_BITS) as usize;
 
-/// The greatest value: greater ones count as this.
+/// The greatest value. Greater ones are counted as this one.
 pub const VALUE_MAX: u64 = (1 << VALUE_BITS) - 1;
-/// By what part of itself a value that was recorded may differ from the bounds of its bucket.
+/// The maximum relative difference between a recorded value and the bounds of its bucket.
 pub const RELATIVE_ERROR_MAX: f64 = 1.0 / (1 << SUB_BITS) as f64;
 
-/// Where one writer records durations. 9 KiB, of which a writer whose durations are alike touches a few cache lines.
+/// The durations that one writer records. 9 KiB, but a writer with similar durations uses only a few cache lines.
 pub struct Recorder {
     sum: Counter,
     buckets: [Counter; BUCKETS],
@@ -41,7 +41,7 @@ impl Debug for Recorder {
 }
 
 impl Recorder {
-    /// Counts a duration, by the one writer that owns the recorder.
+    /// Counts a duration. Only the writer that owns the recorder may call this.
     #[inline]
     pub fn record(&self, value: u64) {
         self.sum.add(value);
@@ -55,7 +55,7 @@ impl Recorder {
         self.sum.value()
     }
 
-    /// What was recorded up to a moment ago.
+    /// The durations that were recorded up to a moment ago.
     #[must_use]
     pub fn read(&self) -> Durations {
         let count = |(n, bucket): (usize, &Counter)| (greatest_of(n), bucket.value());
@@ -64,7 +64,7 @@ impl Recorder {
     }
 }
 
-/// Durations as they were recorded up to some moment.
+/// A copy of recorded durations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Durations {
     buckets: Vec<(u64, u64)>,
@@ -72,7 +72,8 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// (the greatest value that a bucket counts, how many were recorded there), ascending; only buckets with any.
+    /// (the greatest value that a bucket counts, the number of values in it), ascending; only buckets that are not
+    /// empty.
     #[must_use]
     pub fn buckets(&self) -> &[(u64, u64)] {
         &self.buckets
@@ -84,13 +85,13 @@ impl Durations {
         self.sum
     }
 
-    /// How many were recorded.
+    /// The number of recorded values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|&(_, count)| count).sum()
     }
 
-    /// The same in another unit. `convert` must not be descending.
+    /// The same durations in another unit. `convert` must be monotonic.
     #[must_use]
     pub fn convert(mut self, convert: impl Fn(u64) -> u64) -> Self {
         self.buckets.iter_mut().for_each(|(value, _)| *value = convert(*value));
@@ -99,7 +100,7 @@ impl Durations {
     }
 }
 
-/// Which bucket counts a value. Without a branch: below 64 the shift is 0.
+/// The index of the bucket that counts a value. It needs no branch: below 64 the shift is 0.
 #[inline]
 fn bucket_of(value: u64) -> usize {
     let value = value.min(VALUE_MAX);
@@ -162,7 +163,7 @@ mod tests {
         fn a_recorded_value_is_in_a_bucket_whose_bound_is_less_than_one_thirty_second_above(
             value in 0..=VALUE_MAX, bits in 0..VALUE_BITS,
         ) {
-            // Of each magnitude as many.
+            // Record equally many values of each magnitude.
             let value = value >> bits;
             let recorder = Recorder::default();
             recorder.record(value);

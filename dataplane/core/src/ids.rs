@@ -1,10 +1,10 @@
 //! Small numbers that stand for services, backends and endpoints in flow entries and counters.
 //!
-//! An id is an index into a snapshot's tables plus a generation. When an index is reused for something else, the
-//! generation differs, so a flow entry with the old id matches nothing. Ids stay the same from snapshot to snapshot
-//! for as long as the thing they name exists.
+//! An id is an index into a snapshot's tables plus a generation. If an index is reused for another object, the
+//! generation differs, so a flow entry with the old id matches nothing. Ids stay the same from snapshot to snapshot for
+//! as long as the object exists.
 //!
-//! Invariant: within one snapshot, ids and things correspond one to one.
+//! Invariant: within one snapshot, ids and objects correspond one to one.
 
 /// Bits of an id that are the index.
 const INDEX_BITS: u32 = 22;
@@ -18,10 +18,10 @@ macro_rules! id {
         pub struct $name(u32);
 
         impl $name {
-            /// An id out of an index (below 2^22) and a generation (its low 10 bits count).
+            /// An id from an index (below 2^22) and a generation (only its low 10 bits are used).
             ///
             /// # Panics
-            /// If the index does not fit: the compile of a snapshot checks its limits first.
+            /// If the index is too large. The compile of a snapshot checks its limits first.
             #[must_use]
             pub fn new(index: usize, generation: u32) -> Self {
                 let index = u32::try_from(index).expect("an index within the limits of a snapshot");
@@ -36,7 +36,7 @@ macro_rules! id {
                 (self.0 & INDEX_MASK) as usize
             }
 
-            /// How often the index had been given away before.
+            /// How often the index was assigned before, modulo 2^10.
             #[must_use]
             pub fn generation(self) -> u32 {
                 self.0 >> INDEX_BITS
@@ -64,11 +64,11 @@ id! {
     ServiceId
 }
 id! {
-    /// A backend of one service port; the same endpoint behind two service ports is two backends.
+    /// A backend of one service port. The same endpoint behind two service ports is two backends.
     BackendId
 }
 id! {
-    /// (address, port, protocol) of an endpoint, whatever services use it: it identifies replies.
+    /// (address, port, protocol) of an endpoint, shared by all services that use it. It identifies replies.
     EndpointId
 }
 

@@ -1,4 +1,4 @@
-//! `KeyIndex`: finds the position of the record that has a key, by a hash and open addressing.
+//! `KeyIndex`: finds the position of the record with a key, by a hash and open addressing.
 //!
 //! Each slot is one 4-byte word (occupied, 9 bits of the hash, 22 bits of position), with 16 slots in a cache line,
 //! and the table is at most half full: 1,000 services take 8 KiB here, and nearly every look-up reads one line here
@@ -18,21 +18,21 @@ const OCCUPIED: u32 = 1 << 31;
 #[derive(Debug, Clone, Copy)]
 struct Line([u32; SLOTS_PER_LINE]);
 
-/// See the module. A copy shares the slots.
+/// An index from keys to positions. A copy shares the slots.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyIndex {
     lines: Table<Line>,
-    /// Slots, a power of two, less one.
+    /// The number of slots, which is a power of two, minus one.
     mask: usize,
-    /// Entries.
+    /// The number of entries.
     len: usize,
 }
 
 impl KeyIndex {
-    /// An index of `(hash, position)` pairs whose keys differ from each other.
+    /// An index of `(hash, position)` pairs with distinct keys.
     ///
     /// # Panics
-    /// If a position is not below 2^22: the limits of a snapshot are checked first.
+    /// If a position is not below 2^22. The limits of a snapshot are checked first.
     pub(crate) fn build(entries: impl ExactSizeIterator<Item = (u64, usize)>) -> Self {
         let len = entries.len();
         let lines = (len * 2).next_power_of_two().div_ceil(SLOTS_PER_LINE).max(1);
@@ -44,11 +44,11 @@ impl KeyIndex {
         Self { mask, lines: lines.into(), len }
     }
 
-    /// This index without some entries and with others; `hash_of` gives the hash of a position in this one. `None` if
-    /// it would be more than half full and must be rebuilt.
+    /// A copy without some entries and with others. `hash_of` returns the hash of a position in this index. `None` if
+    /// the result would be more than half full: then the index must be rebuilt.
     ///
     /// # Panics
-    /// If an entry to be taken out is not there.
+    /// If an entry to be removed does not exist.
     pub(crate) fn edited(
         &self,
         gone: &[(u64, usize)],
@@ -68,7 +68,7 @@ impl KeyIndex {
         Some(Self { lines, mask, len })
     }
 
-    /// Asks the cache for the line where the probe begins.
+    /// Prefetches the line at which the probe begins.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         if let Some(line) = self.lines.get(self.start(hash) / SLOTS_PER_LINE) {
@@ -76,7 +76,7 @@ impl KeyIndex {
         }
     }
 
-    /// The first position under `hash` that `matches`, which compares the whole key.
+    /// The first position with this hash for which `matches` is true. `matches` compares the whole key.
     #[inline]
     pub(crate) fn find(&self, hash: u64, mut matches: impl FnMut(usize) -> bool) -> Option<usize> {
         let tag = tag(hash);
@@ -85,7 +85,7 @@ impl KeyIndex {
         loop {
             let slot = line[at % SLOTS_PER_LINE];
             let position = (slot & POSITION_MASK) as usize;
-            // Never an empty slot: the tag has the occupied bit.
+            // An empty slot never matches: the tag has the occupied bit.
             if slot & !POSITION_MASK == tag && matches(position) {
                 return Some(position);
             }
@@ -110,10 +110,10 @@ impl KeyIndex {
     }
 }
 
-/// The slots while they are filled.
+/// The slots during a build or an edit.
 struct Slots<'a, 'b> {
     lines: &'a mut Edit<'b, Line>,
-    /// See [`KeyIndex`].
+    /// Same as [`KeyIndex::mask`].
     mask: usize,
 }
 
@@ -128,7 +128,7 @@ impl Slots<'_, '_> {
         self.set(at, tag(hash) | position);
     }
 
-    /// Empties the slot of an entry, and moves those behind it that would not be found any more.
+    /// Empties the slot of an entry, and moves the entries behind it that could not be found any more.
     fn take(&mut self, hash: u64, position: usize, hash_of: &impl Fn(usize) -> u64) {
         let (mask, mut hole) = (self.mask, hash as usize & self.mask);
         let of = |slot: u32| (slot & POSITION_MASK) as usize;
@@ -158,7 +158,7 @@ impl Slots<'_, '_> {
     }
 }
 
-/// The occupied bit and 9 bits of the hash that the start of the probe does not use.
+/// The occupied bit and the 9 bits of the hash that do not determine where the probe begins.
 #[inline]
 fn tag(hash: u64) -> u32 {
     OCCUPIED | ((hash >> 55) as u32) << POSITION_BITS
@@ -173,7 +173,7 @@ mod tests {
     proptest! {
         #[test]
         fn finds_what_a_hash_map_finds(keys in proptest::collection::hash_set(0_u32..5_000, 0..800), squeeze in 0_u32..60) {
-            // Fewer distinct hashes than keys make every kind of collision.
+            // With fewer distinct hashes than keys, all kinds of collisions occur.
             let hash = |key: u32| u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> squeeze;
             let records: Vec<u32> = keys.into_iter().collect();
             let index = KeyIndex::build(records.iter().enumerate().map(|(at, &key)| (hash(key), at)));

@@ -5,16 +5,16 @@
 
 use std::time::Duration;
 
-/// Nanoseconds since an epoch of the caller's choice that does not go back.
+/// Nanoseconds since an epoch that the caller chooses. They never decrease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Now(pub u64);
 
 impl Now {
-    /// Milliseconds, wrapping after 49 days: what flow entries keep. Compare with [`u32::wrapping_sub`].
+    /// Milliseconds, as flow entries store them. They wrap after 49 days; compare with [`u32::wrapping_sub`].
     #[inline]
     #[must_use]
     pub fn millis(self) -> u32 {
-        // Truncation is the point: ages are differences modulo 2^32.
+        // The truncation is intended: ages are differences modulo 2^32.
         (self.0 / 1_000_000) as u32
     }
 
@@ -24,7 +24,7 @@ impl Now {
         Self(self.0.saturating_add(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Time from `earlier` to this moment, zero if that lies ahead.
+    /// The time from `earlier` to this moment, or zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -39,7 +39,7 @@ pub const fn minimum(outer: Family) -> u16 {
     }
 }
 
-/// Entries of a bucket.
+/// Entries per bucket.
 const WAYS: usize = 4;
 
 const _: () = assert!(PATH_MTUS_MAX.is_power_of_two() && PATH_MTUS_MAX >= WAYS);
@@ -49,7 +49,7 @@ const _: () = assert!(PATH_MTUS_MAX.is_power_of_two() && PATH_MTUS_MAX >= WAYS);
 struct Entry {
     high: AtomicU64,
     low: AtomicU64,
-    /// The moment when it ends, in nanoseconds; 0 where there never was an entry.
+    /// The moment when it ends, in nanoseconds; 0 if the entry has never been used.
     ends: AtomicU64,
     version: AtomicU32,
     mtu: AtomicU16,
@@ -66,11 +66,11 @@ pub struct PathMtu {
     pub ends: Now,
 }
 
-/// See the module.
+/// The path MTUs of tunnels. All workers share one table.
 #[derive(Debug)]
 pub struct PathMtus {
     entries: Box<[Entry]>,
-    /// Entries written since the start. While it is 0 nothing is looked up.
+    /// The number of entries written since the start. While it is 0, no look-up is made.
     learnt: AtomicU64,
     writing: AtomicBool,
 }
@@ -103,8 +103,8 @@ impl PathMtus {
         live.next().map(|entry| entry.mtu)
     }
 
-    /// Remembers a path MTU from now on. Returns whether that changed anything: not if as small a one is known, and
-    /// not if another worker is writing at this moment.
+    /// Stores a path MTU from now on. Returns whether that changed anything: it does not if an MTU at most as large is
+    /// known, or if another worker is writing at this moment.
     pub fn learn(&self, backend: Addr, mtu: u16, now: Now) -> bool {
         if self.writing.compare_exchange(false, true, Acquire, Relaxed).is_err() {
             return false;
@@ -114,7 +114,7 @@ impl PathMtus {
         changed
     }
 
-    /// By the one writer.
+    /// Writes an entry. Only the current writer may call it.
     fn write(&self, backend: Addr, mtu: u16, now: Now) -> bool {
         let bucket = self.bucket(&backend);
         let same = |entry: &&Entry| entry.read().is_some_and(|known| known.backend == backend);
@@ -136,7 +136,7 @@ impl PathMtus {
         self.learnt.load(Relaxed)
     }
 
-    /// All that are known now, for reports.
+    /// All path MTUs that are known now, for reports.
     pub fn known(&self, now: Now) -> impl Iterator<Item = PathMtu> {
         self.entries.iter().filter_map(Entry::read).filter(move |entry| now < entry.ends)
     }
@@ -149,7 +149,7 @@ impl PathMtus {
 }
 
 impl Entry {
-    /// The content; `None` if it is empty or is being written.
+    /// The content; `None` if the entry is empty or is being written.
     fn read(&self) -> Option<PathMtu> {
         let before = self.version.load(Acquire);
         let (high, low) = (self.high.load(Relaxed), self.low.load(Relaxed));
@@ -162,7 +162,7 @@ impl Entry {
         Some(PathMtu { backend, mtu, ends: Now(ends) })
     }
 
-    /// By the one writer.
+    /// Writes the content. Only the current writer may call it.
     fn set(&self, to: &PathMtu) {
         let whole = u128::from_be_bytes(*to.backend.bytes());
         let version = self.version.load(Relaxed);
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(paths.known(later).next().map(|known| known.ends), Some(NOW.plus(LIFETIME)));
         assert!(paths.learn(backend(1), 1300, later));
         assert_eq!(paths.get(&backend(1), later), Some(1300));
-        // Forgotten: whatever comes next is news.
+        // The entry has expired, so the next MTU counts as new.
         let over = later.plus(LIFETIME);
         assert!(paths.learn(backend(1), 1450, over));
         assert_eq!((paths.get(&backend(1), over), paths.known(over).count()), (Some(1450), 1));

@@ -53,7 +53,7 @@ use admission::Recheck;
 use reply_flows::Replies;
 use service_flows::Requests;
 
-/// How many frames ahead the first line is prefetched while the headers of one frame are checked.
+/// How many frames ahead of the header check the first line is prefetched.
 const AHEAD: usize = 4;
 
 /// The settings of a worker's pipeline.
@@ -63,15 +63,15 @@ pub struct PipelineConfig {
     pub worker: WorkerIndex,
     /// How many workers the gateway has.
     pub workers: u8,
-    /// Flows to be remembered at once, of each kind of table.
+    /// The number of flows to remember, in each kind of table.
     pub entries: usize,
-    /// Secret of the flow tables' hash, and start of the walk over SNAT ports.
+    /// The secret of the flow tables' hash. It also determines the start of the rotation of SNAT ports.
     pub seed: u64,
     /// How replies find the worker that holds their flow.
     pub steering: Steering,
 }
 
-/// What a burst is processed with: the same for every frame of it.
+/// The context of a burst, the same for each of its frames.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'s> {
     /// The forwarding state.
@@ -87,15 +87,15 @@ pub struct View<'s> {
 pub enum Arrival {
     /// From the wire, by this interface.
     Wire(InterfaceIndex),
-    /// From another worker, which received it by this interface.
+    /// From another worker, which received the burst by this interface.
     HandedOver(InterfaceIndex),
-    /// The same, after so many hand-overs, two or more. Only fragments whose first fragment another worker saw, and ICMP
-    /// errors about a flow that any worker may hold, are handed over more than once.
+    /// From another worker, after this number of hand-overs, two or more. Only fragments whose first fragment another
+    /// worker saw, and ICMP errors about a flow that any worker may hold, are handed over more than once.
     HandedOn(InterfaceIndex, u8),
 }
 
 impl Arrival {
-    /// The interface that the frames came by.
+    /// The interface that received the frames.
     #[must_use]
     pub fn interface(self) -> InterfaceIndex {
         match self {
@@ -103,7 +103,7 @@ impl Arrival {
         }
     }
 
-    /// How often the frames were handed over.
+    /// The number of times that the frames were handed over.
     #[must_use]
     pub fn hand_overs(self) -> u8 {
         match self {
@@ -113,7 +113,7 @@ impl Arrival {
         }
     }
 
-    /// How the frames arrive at the worker that they are handed over to.
+    /// The arrival of the same frames at the worker that they are handed over to.
     #[must_use]
     pub fn handed_over(self) -> Self {
         match self {
@@ -124,12 +124,12 @@ impl Arrival {
     }
 }
 
-/// What was found out about a packet on its way: for `replay`, `trace` and `explain`.
+/// Details about the processing of a packet, for `replay`, `trace` and `explain`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Note {
-    /// The service port it belongs to.
+    /// The service port that it belongs to.
     pub service: Option<ServiceId>,
-    /// The backend it goes to or comes from.
+    /// The backend that it goes to or comes from.
     pub backend: Option<BackendId>,
     /// Whether its flow was known.
     pub flow: FlowNote,
@@ -141,13 +141,13 @@ pub enum FlowNote {
     /// It belongs to no flow.
     #[default]
     None,
-    /// It began one.
+    /// It began a new flow.
     New,
-    /// It belongs to one that was known.
+    /// It belongs to a known flow.
     Known,
 }
 
-/// What the resolver of neighbours should hear.
+/// Information for the resolver of neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NeighborEvent {
     /// A next hop on this link has no known link address.
@@ -161,11 +161,11 @@ pub enum NeighborEvent {
     Seen {
         /// The link.
         interface: InterfaceIndex,
-        /// Whose.
+        /// The neighbour's address.
         addr: Addr,
         /// The link address; a solicited advertisement may leave it out.
         mac: Option<MacAddr>,
-        /// On what occasion.
+        /// The kind of packet.
         how: Sighting,
     },
     /// Another station claims an address of ours.
@@ -174,7 +174,7 @@ pub enum NeighborEvent {
         interface: InterfaceIndex,
         /// Our address.
         addr: Addr,
-        /// The link address of the claimant, as far as it tells one.
+        /// The link address of the claimant, if the packet contains one.
         mac: Option<MacAddr>,
     },
 }
@@ -183,50 +183,51 @@ pub enum NeighborEvent {
 /// 4861 7.2.3 and 7.2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sighting {
-    /// It says that it answers a request: an ARP reply to our address, a solicited advertisement.
+    /// The packet says that it answers a request: an ARP reply to our address, or a solicited advertisement.
     Answer {
-        /// Replaces another link address.
+        /// Whether it replaces a different known link address.
         overrides: bool,
     },
     /// Unsolicited: a gratuitous ARP packet, an unsolicited advertisement, a request to another host.
     Announcement {
-        /// Replaces another link address.
+        /// Whether it replaces a different known link address.
         overrides: bool,
     },
-    /// It requests one of our addresses, so it is about to send to us.
+    /// A request for one of our addresses. Its sender is about to send to us.
     Request,
 }
 
-/// What became of a burst, frame by frame.
+/// The results of a burst, frame by frame.
 #[derive(Debug, Default)]
 pub struct BurstOutput {
-    /// The end of each frame, in the order of the frames.
+    /// The verdict on each frame, in the order of the frames.
     pub verdicts: ArrayVec<Verdict, BURST>,
-    /// What was found out about each.
+    /// Details about each frame.
     pub notes: ArrayVec<Note, BURST>,
-    /// News for the resolver; what does not fit comes again with the next packet.
+    /// Events for the resolver. An event that does not fit is created again by the next packet.
     pub events: ArrayVec<NeighborEvent, BURST>,
-    /// The frames dropped as `neighbor_unresolved`, with the neighbour for which they could wait. A frame that is
-    /// processed again when the neighbour is known is treated like a new one.
+    /// The frames dropped as `neighbor_unresolved`, with the neighbour that the caller may hold them for. A frame that
+    /// is processed again when the neighbour is known is treated like a new one.
     pub unresolved: ArrayVec<Unresolved, BURST>,
-    /// The fragments that arrived before their first one, and what they wait for. A fragment that is processed again
-    /// when the first one was seen is treated like a new one. Each has the verdict for the case that none is seen.
+    /// The fragments that arrived before their first fragment, with the datagrams that the caller may hold them for. A
+    /// fragment that is processed again when the first one was seen is treated like a new one. The verdict of each
+    /// applies if the first fragment is never seen.
     pub unknown_fragments: ArrayVec<UnknownFragment, BURST>,
     /// The first fragments of this burst.
     pub first_fragments: ArrayVec<FirstFragment, BURST>,
-    /// The frames with a `Transmit` verdict that do not fit their link, and are to be sent in pieces
+    /// The frames with a `Transmit` verdict that do not fit their link and must be sent in pieces
     /// ([`Cut`](crate::wire::cut::Cut)).
     pub oversized: ArrayVec<Oversized, BURST>,
 }
 
-/// A frame to be sent in pieces.
+/// A frame that must be sent in pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Oversized {
     /// Its position in the burst.
     pub frame: u8,
-    /// Offset of the packet to be cut: an IPv4 packet, in a tunnel or not, or an outer packet in front of a tunnelled one.
+    /// Offset of the packet to be cut: an IPv4 packet, in a tunnel or not, or the outer packet of a tunnel.
     pub packet: u16,
-    /// Bytes of the largest IP packet that fits the way.
+    /// Bytes of the largest IP packet that fits the path.
     pub mtu: u16,
 }
 
@@ -239,15 +240,15 @@ pub struct UnknownFragment {
     pub key: FragmentKey,
 }
 
-/// A first fragment, which its datagram's others wait for.
+/// A first fragment, which the later fragments of its datagram wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstFragment {
     /// Its datagram.
     pub key: FragmentKey,
-    /// The worker that knows where the others go, or will when it has processed the first.
+    /// The worker that knows the destination of the later fragments, or will know it when it has processed the first.
     pub owner: WorkerIndex,
-    /// The worker that holds the later fragments if they arrive at another worker than the first. If that is another
-    /// worker, it must be informed ([`Pipeline::learn_fragment`]) after the first fragment was handed over.
+    /// The worker that holds the later fragments if they arrive at a different worker from the first. If it is not the
+    /// owner, it must be informed ([`Pipeline::learn_fragment`]) after the first fragment was handed over.
     pub gatherer: WorkerIndex,
 }
 
@@ -264,7 +265,7 @@ pub struct Unresolved {
 
 impl BurstOutput {
     fn begin(&mut self, frames: usize) {
-        // One copy each: an iterator would push them one by one.
+        // The arrays are copied at once; an iterator would push the elements one by one.
         static VERDICTS: [Verdict; BURST] = [Verdict::Punt(PuntReason::NotIp); BURST];
         static NOTES: [Note; BURST] = [Note { service: None, backend: None, flow: FlowNote::None }; BURST];
         self.verdicts.clear();
@@ -279,40 +280,40 @@ impl BurstOutput {
         self.notes.try_extend_from_slice(&NOTES[..frames]).expect(fits);
     }
 
-    /// The frame at this position cannot be sent for want of a link address.
+    /// Records that the frame at this position cannot be sent because the link address is not known.
     #[cold]
     fn wants(&mut self, at: usize, interface: InterfaceIndex, addr: Addr) {
         self.tell(NeighborEvent::Wanted { interface, addr });
-        // A frame is delivered once, so there is room; its position is below `BURST`.
+        // A frame is delivered once, so there is room. Its position is below `BURST`.
         let _ = self.unresolved.try_push(Unresolved { frame: at as u8, interface, addr });
     }
 
     fn tell(&mut self, event: NeighborEvent) {
-        // A full list loses nothing that does not come again with the next packet.
+        // If the list is full, the event is dropped: the next packet creates it again.
         let _ = self.events.try_push(event);
     }
 }
 
-/// One checked IP packet of the burst.
+/// An IP packet of the burst whose headers were checked.
 struct Packet {
     headers: Headers,
-    /// Position of its frame.
+    /// The position of its frame.
     frame: u8,
-    /// Hash for the service look-up.
+    /// The hash for the service look-up.
     service_hash: u64,
 }
 
-/// Where a packet goes, once known.
+/// The destination of a packet, once it is known.
 #[derive(Clone, Copy)]
 enum Destination<'s> {
-    /// To a backend; with `local` as its source where the mode is `fullnat`.
+    /// A backend. If the mode is `fullnat`, `local` is the source.
     Backend { service: &'s Service, backend: &'s Backend, local: Option<Endpoint> },
-    /// To a client, in the name of the VIP.
+    /// A client. The source is the VIP.
     Client { service: &'s Service, client: Endpoint },
 }
 
 impl Destination<'_> {
-    /// Whether addresses of the packet change on the way there.
+    /// Whether the packet's addresses change on the way to the destination.
     fn is_translated(&self) -> bool {
         match self {
             Self::Backend { service, .. } => !service.mode.is_dsr(),
@@ -321,43 +322,43 @@ impl Destination<'_> {
     }
 }
 
-/// A packet that only has to be rewritten and sent.
+/// A packet that only needs to be rewritten and sent.
 #[derive(Clone, Copy)]
 struct Delivery<'s> {
-    /// Position of its packet.
+    /// The position of its packet.
     packet: u8,
     destination: Destination<'s>,
 }
 
-/// What the stages of one burst hand on to each other.
+/// The data that the stages of one burst pass to each other.
 struct Burst<'s, 'o, F> {
     view: View<'s>,
     now: Now,
     arrival: Arrival,
-    /// The interface that the frames came by.
+    /// The interface that received the frames.
     interface: &'s Interface,
     frames: &'o mut [F],
     packets: ArrayVec<Packet, BURST>,
     deliveries: ArrayVec<Delivery<'s>, BURST>,
-    /// Packets that are first fragments.
+    /// The packets that are first fragments.
     first_fragments: ArrayVec<u8, BURST>,
-    /// Packets that are fragments without ports: they follow their first one, which may be in the same burst.
+    /// The packets that are fragments without ports. They follow their first fragment, which may be in the same burst.
     later_fragments: ArrayVec<u8, BURST>,
     out: &'o mut BurstOutput,
 }
 
 impl<F: Frame> Burst<'_, '_, F> {
-    /// Position of the frame of a packet.
+    /// The position of the frame of a packet.
     fn frame_of(&self, packet: u8) -> usize {
         usize::from(self.packets[usize::from(packet)].frame)
     }
 
-    /// Takes in a packet whose headers are sound, if the frame is to us, and asks the cache for its service.
+    /// Adds a packet whose headers are valid, if the frame is addressed to us, and prefetches its service.
     #[inline(always)]
     fn admit(&mut self, at: usize, headers: Headers) {
         let (snapshot, interface) = (self.view.snapshot, self.interface);
         if !ethernet::is_to(self.frames[at].bytes(), &interface.mac) && !self.is_to_group(at, headers) {
-            // The frame has its verdict.
+            // The call has set the verdict of the frame.
         } else if headers.vlan != interface.vlan {
             self.set(at, Refusal::VlanMismatch);
         } else {
@@ -367,10 +368,10 @@ impl<F: Frame> Burst<'_, '_, F> {
         }
     }
 
-    /// Whether a frame that is not to us is one that we take nevertheless: to a link-layer group, with a packet to a
-    /// group or to everyone on a network. If not, it gets its verdict. The other way round, a packet to a group in a
-    /// frame to us alone, is legal (RFC 6085).
-    /// The headers come by value, so that those of usual packets need not be in memory.
+    /// Whether a frame that is not addressed to us is accepted because it goes to a link-layer group and contains a
+    /// packet to a group or to everyone on a network. If not, this sets its verdict. The reverse, a packet to a group
+    /// in a frame to us alone, is legal (RFC 6085). The headers are passed by value, so that those of usual packets
+    /// need not be in memory.
     #[cold]
     #[inline(never)]
     fn is_to_group(&mut self, at: usize, h: Headers) -> bool {
@@ -386,7 +387,7 @@ impl<F: Frame> Burst<'_, '_, F> {
         many
     }
 
-    /// Refuses the packet of a frame that has an authentication header, if it is to be translated.
+    /// Refuses the packet of a frame that has an authentication header, if the packet would be translated.
     #[cold]
     fn refuse_authenticated(&mut self, at: usize) {
         let Some(Packet { headers: h, service_hash, .. }) =
@@ -413,7 +414,7 @@ impl<F: Frame> Burst<'_, '_, F> {
         self.out.verdicts[frame] = verdict.into();
     }
 
-    /// The verdict on a frame that was to be answered: the answer leaves by where the question came in.
+    /// The verdict on a frame that should be answered: the answer leaves by the interface that received the frame.
     fn answer_or(
         &mut self,
         frame: usize,
@@ -427,8 +428,8 @@ impl<F: Frame> Burst<'_, '_, F> {
     }
 }
 
-/// Checks the headers of a frame by the whole parser. A function of its own, so that [`Pipeline::check`] keeps the
-/// few values of a usual packet in registers.
+/// Checks the headers of a frame with the complete parser. It is a separate function so that [`Pipeline::check`] keeps
+/// the few values of a usual packet in registers.
 #[inline(never)]
 fn check_unusual<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize) {
     match crate::wire::parse(burst.frames[at].bytes()) {
@@ -448,7 +449,7 @@ fn check_unusual<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize) {
     }
 }
 
-/// The state of one worker: its flows, and what else it must remember between bursts.
+/// The state of one worker: its flows, and everything else that it must remember between bursts.
 #[derive(Debug)]
 pub struct Pipeline {
     worker: WorkerIndex,
@@ -464,7 +465,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// A pipeline that knows no flow. All memory it will ever use is set aside here.
+    /// A pipeline without flows. It allocates all memory that it will ever use.
     #[must_use]
     pub fn new(config: &PipelineConfig) -> Self {
         Self {
@@ -481,11 +482,11 @@ impl Pipeline {
         }
     }
 
-    /// Takes a burst of at most [`BURST`] frames to its verdicts. Frames with a `Transmit` verdict are
-    /// rewritten and ready to be sent, all others are as they came.
+    /// Processes a burst of at most [`BURST`] frames. Frames with a `Transmit` verdict are rewritten and ready to be
+    /// sent; all others are unchanged.
     ///
     /// # Panics
-    /// If there are more frames than [`BURST`]: the driver's arrays are that long.
+    /// If there are more frames than [`BURST`], the length of the driver's arrays.
     pub fn process<F: Frame>(
         &mut self,
         view: View<'_>,
@@ -498,7 +499,7 @@ impl Pipeline {
         out.begin(frames.len());
         let (packets, deliveries) = (ArrayVec::new(), ArrayVec::new());
         let (first_fragments, later_fragments) = (ArrayVec::new(), ArrayVec::new());
-        // A snapshot without the interface is one from before the interfaces were known: the kernel's, all.
+        // A snapshot without the interface is older than the interface, so the kernel gets all frames.
         let Some(interface) = view.snapshot.interface(arrival.interface()) else { return };
         let mut burst = Burst {
             view,
@@ -513,7 +514,7 @@ impl Pipeline {
             out,
         };
         self.check(&mut burst);
-        // Made here and filled in place: an array of a burst is too long to be moved for nothing.
+        // Created here and filled in place: moving an array of a whole burst would be expensive.
         let (mut requests, mut replies) = (Requests::new(), Replies::new());
         self.sort_out(&mut burst, &mut requests, &mut replies);
         self.find_service_flows(&mut burst, &mut requests);
@@ -529,7 +530,7 @@ impl Pipeline {
         }
     }
 
-    /// Forgets some of the flows that are over. To be called with every burst, and when there is none.
+    /// Removes some of the expired flows. Call it with every burst, and when there is none.
     #[inline]
     pub fn age(&mut self, now: Now) {
         self.flows.age(now, AGEING_BUCKETS_PER_BURST);
@@ -546,13 +547,13 @@ impl Pipeline {
         &mut self.flows
     }
 
-    /// Answers that were due and were not sent because of a limit, by [`AnswerKind`].
+    /// The number of answers that were not sent because of a limit, by [`AnswerKind`].
     #[must_use]
     pub fn suppressed_answers(&self) -> &[u64; AnswerKind::COUNT] {
         self.reply_limit.suppressed()
     }
 
-    /// Checks the headers of every frame and asks the cache for the service of each packet.
+    /// Checks the headers of every frame and prefetches the service of each packet.
     #[inline(never)]
     fn check<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
         for frame in burst.frames.iter().take(AHEAD) {
@@ -569,7 +570,7 @@ impl Pipeline {
         }
     }
 
-    /// Tells packets for a service port from those that may come back from a backend, and ends all others.
+    /// Separates packets to a service port from those that may come from a backend, and ends all others.
     #[inline(never)]
     fn sort_out<'s, F: Frame>(
         &mut self,
@@ -598,7 +599,7 @@ impl Pipeline {
         }
     }
 
-    /// A packet without ports of its own, or of a protocol that no service has.
+    /// Processes a packet without ports of its own, or of a protocol that no service has.
     #[cold]
     fn strays<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8, h: &Headers) {
         if h.is_later_fragment() {

@@ -4,7 +4,7 @@
 //! of a burst, and stable Rust has no safe prefetch yet.
 #![allow(unsafe_code, reason = "prefetch intrinsics take raw pointers; they never fault and read nothing")]
 
-/// Asks the cache for the line that holds `place`, to be read soon.
+/// Prefetches the cache line of `place`.
 #[inline(always)]
 pub fn read<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]

@@ -9,17 +9,17 @@
 
 use std::sync::Arc;
 
-/// See the module. `N` keys a node. A copy shares them.
+/// A static B-tree with `N` keys per node. A copy shares the nodes.
 #[derive(Debug, Clone)]
 pub(crate) struct Ranks<T, const N: usize> {
-    /// The root first. A key of a level above the last is the first key of the node below it.
+    /// The levels, the root first. A key in a level above the last is the first key of the node below it.
     levels: Arc<[Level<T, N>]>,
 }
 
 #[derive(Debug)]
 struct Level<T, const N: usize> {
     nodes: Box<[Node<T, N>]>,
-    /// Keys that are in use; those behind them are the largest value.
+    /// The number of keys in use. The keys after them have the largest value.
     len: usize,
 }
 
@@ -29,7 +29,7 @@ struct Node<T, const N: usize>([T; N]);
 
 const _: () = assert!(size_of::<Node<u32, 16>>() == 64 && size_of::<Node<u128, 8>>() == 128);
 
-/// What addresses are as numbers.
+/// An address as a number.
 pub(crate) trait Number: Copy + Ord {
     const MAX: Self;
 }
@@ -49,7 +49,7 @@ impl<T, const N: usize> Default for Ranks<T, N> {
 }
 
 impl<T: Number, const N: usize> Ranks<T, N> {
-    /// Of keys that grow from one to the next.
+    /// Builds a tree from ascending keys.
     pub(crate) fn build(keys: &[T]) -> Self {
         debug_assert!(keys.is_sorted_by(|a, b| a < b), "keys grow");
         let mut levels = Vec::new();
@@ -71,15 +71,15 @@ impl<T: Number, const N: usize> Ranks<T, N> {
         for level in self.levels.iter() {
             let node = found.unwrap_or(0);
             let below = level.nodes[node].0.iter().filter(|&&key| key <= value).count();
-            // Below the very first key; further right a node's first key is at most the value.
+            // The value is below the first key of all. In nodes further right, the first key is at most the value.
             let last = (node * N + below).checked_sub(1)?;
-            // The largest value meets the keys that are not in use, too.
+            // The largest value also matches the keys that are not in use.
             found = Some(last.min(level.len - 1));
         }
         found
     }
 
-    /// Nodes that a look-up reads.
+    /// The number of nodes that a look-up reads.
     #[cfg(test)]
     pub(crate) fn depth(&self) -> usize {
         self.levels.len()

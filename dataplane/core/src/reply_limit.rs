@@ -18,32 +18,32 @@ use crate::wire::Addr;
 
 const _: () = assert!(ANSWER_PREFIXES.is_power_of_two());
 
-/// A token bucket, kept as a time: the moment up to which is paid.
+/// A token bucket, stored as the moment up to which its tokens are spent.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Bucket {
     paid_until: u64,
 }
 
 impl Bucket {
-    /// Whether one more is within the rate now; if so it is paid for.
+    /// Whether one more token is within the rate now; if so, it is spent.
     pub(crate) fn take(&mut self, rate: Rate, now: Now) -> bool {
         let after = self.after_one_more(rate, now);
         *self = after.unwrap_or(*self);
         after.is_some()
     }
 
-    /// What the bucket holds once one more answer is paid for; `None` if that is more than the rate allows now.
+    /// The bucket after one more token is spent; `None` if the rate does not allow that now.
     fn after_one_more(self, rate: Rate, now: Now) -> Option<Self> {
         let cost = 1_000_000_000 / u64::from(rate.per_second);
         let saved_max = cost * u64::from(rate.burst);
         let floor = now.0.saturating_sub(saved_max);
-        // A capture may claim any time, the last one included.
+        // The timestamps of a capture may be any value, including the largest.
         let paid_until = self.paid_until.max(floor).checked_add(cost)?;
         (paid_until <= now.0.max(saved_max)).then_some(Self { paid_until })
     }
 }
 
-/// The limits of one worker. See the module.
+/// The limits of one worker.
 #[derive(Debug)]
 pub(crate) struct ReplyLimit {
     secret: u64,
@@ -54,7 +54,7 @@ pub(crate) struct ReplyLimit {
 }
 
 impl ReplyLimit {
-    /// Full buckets. `secret` decides which prefixes share a bucket.
+    /// A limit with full buckets. `secret` determines which prefixes share a bucket.
     pub(crate) fn new(secret: u64) -> Self {
         Self {
             secret,
@@ -64,8 +64,8 @@ impl ReplyLimit {
         }
     }
 
-    /// Whether an answer of this kind may be sent to `source` now; if so it is paid for. To be called only when the
-    /// answer is certain to be sent if this says yes.
+    /// Whether an answer of this kind may be sent to `source` now; if so, a token is spent. Call it only if the answer
+    /// will be sent whenever this returns true.
     #[cold]
     pub(crate) fn take(&mut self, kind: AnswerKind, source: &Addr, now: Now) -> bool {
         let limits = limits(kind);
@@ -85,15 +85,15 @@ impl ReplyLimit {
         }
     }
 
-    /// Answers that were due and were over a limit, by kind.
+    /// The number of answers that were not sent because of a limit, by kind.
     pub(crate) fn suppressed(&self) -> &[u64; AnswerKind::COUNT] {
         &self.suppressed
     }
 
-    /// The bucket of the source's prefix: /24 for IPv4, /56 for IPv6, which is what one subscriber has at least.
+    /// The bucket of the source's prefix: /24 for IPv4, and /56 for IPv6, the smallest prefix of one subscriber.
     fn bucket_of(&self, source: &Addr) -> usize {
         let prefix = match source.is_v4() {
-            // Beside an IPv6 prefix, whose lowest byte is 0, it is a value of its own.
+            // It differs from every IPv6 prefix, whose lowest byte is 0.
             true => u64::from(u32::from_be_bytes(source.v4_bytes()) >> 8) << 8 | 1,
             false => {
                 let high: [u8; 8] = source.bytes()[..8].try_into().expect("8 of 16 bytes");
@@ -133,7 +133,7 @@ mod tests {
         for start in [0, 1, 1_000_000_000_000] {
             let mut limit = ReplyLimit::new(1);
             assert_eq!(passed(&mut limit, KIND, &client(1), Now(start)), PREFIX.burst as usize);
-            // Much later: what may be saved, and no more.
+            // Much later, a prefix has saved its burst and no more.
             let later = Now(start + 3_600_000_000_000);
             assert_eq!(passed(&mut limit, KIND, &client(1), later), PREFIX.burst as usize);
             let soon = Now(later.0 + 100_000_000);
@@ -168,7 +168,7 @@ mod tests {
         let (mut limit, now) = (ReplyLimit::new(1), Now(5_000_000_000));
         let all: usize = (0..500).map(|n| passed(&mut limit, KIND, &client(n), now)).sum();
         assert_eq!(all, TOTAL.burst as usize);
-        // This prefix was refused by the total only; one token of the total later it has its own still.
+        // Only the total limit refused this prefix. One token of the total later, the prefix still has its own token.
         let next = Now(now.0 + 1_000_000_000 / u64::from(TOTAL.per_second));
         assert!(limit.take(KIND, &client(499), next));
     }

@@ -1,9 +1,10 @@
 //! Routes: the interface and next hop for a destination, by longest prefix.
 //!
-//! Connected prefixes (those of the interfaces' addresses) and configured routes; a connected prefix beats a route of
-//! the same length. Nested prefixes are cut into intervals with one next hop each, found by a static B-tree
-//! (`ranks`): one node for a handful of routes, three for a thousand (a route for each node of a cluster), whatever
-//! their lengths. The compile of a snapshot builds it; it is read for each packet that leaves towards a client.
+//! The routes are the connected prefixes (those of the interfaces' addresses) and the configured routes; a connected
+//! prefix beats a route of the same length. Nested prefixes are cut into intervals with one next hop each, found by a
+//! static B-tree (`ranks`): one node for a handful of routes, three for a thousand (a route for each node of a
+//! cluster), whatever their lengths. The compile of a snapshot builds it; it is read for each packet that leaves
+//! towards a client.
 //!
 //! Invariant: `via` of every next hop is on-link at its interface, and has its slot in the neighbour table.
 
@@ -17,18 +18,18 @@ use crate::neighbors::NeighborSlot;
 use crate::ranks::{Number, Ranks};
 use crate::wire::Addr;
 
-/// Where a packet leaves, and to whom on that link.
+/// The egress interface of a packet, and the station on that link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextHop {
     /// Egress interface.
     pub interface: InterfaceIndex,
-    /// The router; `None`: the destination itself is on-link.
+    /// The router; `None` if the destination itself is on-link.
     pub via: Option<Addr>,
-    /// The router's slot in the neighbour table; `None`: look the destination up.
+    /// The router's slot in the neighbour table; `None` if the destination itself must be looked up.
     pub neighbor: Option<NeighborSlot>,
 }
 
-/// A prefix and what leads there.
+/// A prefix and its next hop.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
     to: IpNet,
@@ -53,7 +54,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// The table of these routes; of several to the same prefix the first one counts.
+    /// The table of these routes. If several have the same prefix, the first one counts.
     pub(crate) fn build(routes: &[Route]) -> Self {
         let v4 = routes.iter().filter_map(|route| match route.to {
             IpNet::V4(to) => {
@@ -70,7 +71,7 @@ impl Routes {
         Self { v4: Intervals::build(v4.collect()), v6: Intervals::build(v6.collect()) }
     }
 
-    /// The next hop of the longest prefix that holds `dst`.
+    /// The next hop of the longest prefix that contains `dst`.
     #[inline]
     #[must_use]
     pub fn find(&self, dst: &Addr) -> Option<NextHop> {
@@ -90,12 +91,12 @@ struct Span<T> {
     hop: NextHop,
 }
 
-/// All addresses of a family cut where the next hop changes. A copy shares them.
+/// The address space of a family, cut where the next hop changes. A copy shares the memory.
 #[derive(Debug, Clone)]
 struct Intervals<T, const N: usize> {
     /// The first address of each interval.
     firsts: Ranks<T, N>,
-    /// What leads to each interval.
+    /// The next hop of each interval.
     hops: Arc<[Option<NextHop>]>,
 }
 
@@ -107,14 +108,15 @@ impl<T, const N: usize> Default for Intervals<T, N> {
 
 impl<T: Successor, const N: usize> Intervals<T, N> {
     fn build(mut spans: Vec<Span<T>>) -> Self {
-        // The shorter prefix first, within it the longer ones. A stable sort keeps the first of equals first.
+        // A shorter prefix comes before the longer ones within it. The sort is stable, so the first of equal prefixes
+        // stays first.
         spans.sort_by_key(|span| (span.first, Reverse(span.last)));
         spans.dedup_by(|later, first| (later.first, later.last) == (first.first, first.last));
         let mut cuts: Vec<(T, Option<NextHop>)> = Vec::new();
-        // Prefixes that hold the place reached so far, each within the one before.
+        // The prefixes that contain the current position, each within the previous one.
         let mut around: Vec<Span<T>> = Vec::new();
         let mut cut = |first: T, hop: Option<NextHop>| match cuts.last_mut() {
-            // A longer prefix begins where the shorter one does.
+            // A longer prefix begins at the same address as a shorter one.
             Some((begun, before)) if *begun == first => *before = hop,
             Some((_, before)) if *before == hop => {}
             _ => cuts.push((first, hop)),
@@ -128,7 +130,7 @@ impl<T: Successor, const N: usize> Intervals<T, N> {
             around.push(span);
         }
         while let Some(over) = around.pop() {
-            // What reaches the end of all addresses has nothing behind it.
+            // No interval follows a prefix that reaches the end of the address space.
             let Some(next) = over.last.successor() else { continue };
             cut(next, around.last().map(|over| over.hop));
         }
@@ -220,7 +222,7 @@ mod tests {
     }
 
     fn any_net() -> impl Strategy<Value = IpNet> {
-        // Few distinct high bits, so that prefixes nest and meet.
+        // Few distinct high bits, so that prefixes nest and touch.
         prop_oneof![
             (0_u32..4, 0_u32..4, 0_u8..=32).prop_map(|(high, low, len)| {
                 IpNet::new(Ipv4Addr::from(high << 30 | low).into(), len).unwrap()

@@ -3,7 +3,7 @@
 //! The compile of a snapshot builds both, only from the backends that take new flows: backends that drain or are down
 //! are local history, and have no influence. Both return the id of the backend, so that no further look-up is needed.
 //!
-//! Invariant: gateways with the same desired state choose the same backend, whatever their history.
+//! Invariant: gateways with the same desired state choose the same backend, whatever their history is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use crate::ids::BackendId;
 use crate::prefetch;
 use crate::rendezvous::Rendezvous;
 
-/// See the module. A copy shares everything.
+/// The data by which a service port chooses the backend of a new flow. A copy shares everything.
 #[derive(Debug, Clone)]
 pub enum Selector {
-    /// `scheduler: rendezvous`; also where no backend takes new flows.
+    /// `scheduler: rendezvous`; also used if no backend takes new flows.
     Rendezvous(Rendezvous),
     /// `scheduler: maglev`.
     Maglev(Arc<Slots>),
 }
 
-/// A Maglev table with the ids of those who own its slots.
+/// A Maglev table with the ids of the owners of its slots.
 #[derive(Debug)]
 pub struct Slots {
-    /// Positions in `owners`. Services with equal backends share it.
+    /// Positions in `owners`. Services with equal backends share the table.
     table: Arc<[u16]>,
     owners: Box<[BackendId]>,
 }
@@ -38,7 +38,7 @@ impl Default for Selector {
 }
 
 impl Selector {
-    /// The backend of a new flow with this selection hash; `None` where no backend takes new flows.
+    /// The backend of a new flow with this selection hash; `None` if no backend takes new flows.
     #[inline]
     #[must_use]
     pub fn owner(&self, hash: u64) -> Option<BackendId> {
@@ -48,7 +48,7 @@ impl Selector {
         }
     }
 
-    /// Asks the cache for what [`Self::owner`] reads.
+    /// Prefetches the data that [`Self::owner`] reads.
     #[inline]
     pub fn prefetch(&self, hash: u64) {
         match self {
@@ -71,7 +71,7 @@ impl Selector {
         }
     }
 
-    /// Seats or slots of each backend that has any. For people.
+    /// The number of seats or slots of each backend that has any. For display.
     #[must_use]
     pub fn shares(&self) -> BTreeMap<BackendId, u32> {
         let mut shares = BTreeMap::new();
@@ -87,7 +87,7 @@ impl Selector {
 }
 
 impl Slots {
-    /// A table whose positions are those in `owners`.
+    /// A table whose values are positions in `owners`.
     pub(crate) fn new(table: Arc<[u16]>, owners: Box<[BackendId]>) -> Self {
         Self { table, owners }
     }
@@ -107,7 +107,7 @@ impl Slots {
         self.owners.get(usize::from(position)).copied()
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     #[inline]
     #[must_use]
     pub fn len(&self) -> u32 {
@@ -115,19 +115,19 @@ impl Slots {
         self.table.len() as u32
     }
 
-    /// Whether there are none.
+    /// Whether the table is empty.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// The backends that take new flows, by their position.
+    /// The backends that take new flows, by position.
     pub(crate) fn owners(&self) -> &[BackendId] {
         &self.owners
     }
 
-    /// The table: positions among the backends that take new flows, by slot.
+    /// The table: the position of a backend that takes new flows, for each slot.
     #[must_use]
     pub fn table(&self) -> &Arc<[u16]> {
         &self.table

@@ -1,6 +1,6 @@
 //! Service ports as the packet path reads them, and the table that finds one by (VIP, protocol, port).
 //!
-//! [`Service`] is the one cache line that a packet needs; [`ServiceInfo`] is the rest, for people. Both are at the
+//! [`Service`] is the one cache line that a packet needs; [`ServiceInfo`] is the rest, for display. Both are at the
 //! index of their [`ServiceId`]. The compile of a snapshot builds them; other modules decide on the packets of a
 //! service.
 //!
@@ -18,7 +18,7 @@ use crate::source_ranges::SourceRanges;
 use crate::table::Table;
 use crate::wire::Addr;
 
-/// What the packet path needs of a service port: one cache line.
+/// The data of a service port that the packet path needs: one cache line.
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 pub struct Service {
@@ -26,14 +26,14 @@ pub struct Service {
     pub vip: Addr,
     /// Its id.
     pub id: ServiceId,
-    /// `sessionAffinity: ClientIP` timeout in milliseconds, 0 for none. Where set, choose by
-    /// [`client_hash`](crate::hash::client_hash), else by [`selection_hash`](crate::hash::selection_hash).
+    /// `sessionAffinity: ClientIP` timeout in milliseconds, 0 for none. If it is set, the backend is chosen by
+    /// [`client_hash`](crate::hash::client_hash), otherwise by [`selection_hash`](crate::hash::selection_hash).
     pub affinity_ms: u32,
     /// Idle time of an established TCP flow, in milliseconds, below 2^31.
     pub idle_tcp_ms: u32,
     /// Idle time of a UDP flow, in milliseconds, below 2^31.
     pub idle_udp_ms: u32,
-    /// One more than the place of its source ranges among the snapshot's; 0 where everyone may come in.
+    /// The position of its source ranges among the snapshot's, plus one; 0 if all clients are admitted.
     pub(crate) source_ranges: u32,
     /// The port, in host order.
     pub port: u16,
@@ -41,29 +41,29 @@ pub struct Service {
     pub protocol: Protocol,
     /// How packets reach the backends.
     pub mode: ForwardingMode,
-    /// What a client gets when no backend takes new flows.
+    /// The answer to a client when no backend takes new flows.
     pub no_endpoints: NoEndpoints,
-    /// What new flows choose a backend by.
+    /// The data by which the backend of a new flow is chosen.
     pub(crate) selector: Selector,
 }
 
 const _: () = assert!(size_of::<Service>() == 64);
 
 impl Service {
-    /// The backend of a new flow with this selection hash; `None` where no backend takes new flows.
+    /// The backend of a new flow with this selection hash; `None` if no backend takes new flows.
     #[inline]
     #[must_use]
     pub fn select(&self, hash: u64) -> Option<BackendId> {
         self.selector.owner(hash)
     }
 
-    /// Asks the cache for what [`Self::select`] reads.
+    /// Prefetches the data that [`Self::select`] reads.
     #[inline]
     pub fn prefetch_choice(&self, hash: u64) {
         self.selector.prefetch(hash);
     }
 
-    /// What new flows choose a backend by.
+    /// The data by which the backend of a new flow is chosen.
     #[must_use]
     pub fn selector(&self) -> &Selector {
         &self.selector
@@ -75,12 +75,12 @@ impl Service {
     }
 }
 
-/// A service port for people: what [`Service`] leaves out.
+/// A service port for display: the data that [`Service`] omits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceInfo {
     /// Its id.
     pub id: ServiceId,
-    /// What packets are matched on.
+    /// The key that packets are matched on.
     pub key: ServiceKey,
     /// Kubernetes namespace.
     pub namespace: String,
@@ -92,9 +92,9 @@ pub struct ServiceInfo {
     pub mode: ForwardingMode,
     /// How the backend of a new flow is chosen.
     pub scheduler: Scheduler,
-    /// Who may come in; everyone without.
+    /// The admitted clients; `None` admits all.
     pub source_ranges: Option<Arc<SourceRanges>>,
-    /// The backends that are programmed, by (address, port): their order is their position.
+    /// The programmed backends in the order of (address, port). The index is the backend's position.
     pub backends: Box<[BackendInfo]>,
 }
 
@@ -106,7 +106,7 @@ impl ServiceInfo {
     }
 }
 
-/// A backend for people.
+/// A backend for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackendInfo {
     /// Its id.
@@ -119,7 +119,7 @@ pub struct BackendInfo {
     pub port: u16,
     /// Configured weight.
     pub weight: u16,
-    /// What it may be given.
+    /// Which packets it may receive.
     pub state: BackendState,
 }
 
@@ -127,10 +127,10 @@ pub struct BackendInfo {
 #[derive(Debug)]
 pub(crate) struct Services {
     index: KeyIndex,
-    /// By id; a vacant index holds a record whose id is of another index, so that no id matches it.
+    /// Indexed by id. The record at a vacant index has an id of another index, so that no id matches it.
     records: Table<Service>,
     infos: Chunked<Option<Arc<ServiceInfo>>>,
-    /// Ids in the order of their keys.
+    /// The ids in the order of their keys.
     by_key: Arc<[ServiceId]>,
 }
 
@@ -156,7 +156,7 @@ impl Services {
         Self { index, records: records.into(), infos: infos.into_iter().collect(), by_key }
     }
 
-    /// The same services, some of them revised, each with its place among all in the order of their keys.
+    /// A copy with some services revised, each with its position in the order of keys.
     pub(crate) fn revised(&self, revised: Vec<(usize, Service, ServiceInfo)>) -> Self {
         let mut infos = self.infos.clone();
         let records = self.records.revised([], |places| {
@@ -169,7 +169,7 @@ impl Services {
         Self { index: self.index.clone(), records, infos, by_key: Arc::clone(&self.by_key) }
     }
 
-    /// Ids in the order of their keys.
+    /// The ids in the order of their keys.
     pub(crate) fn by_key(&self) -> &[ServiceId] {
         &self.by_key
     }
@@ -202,7 +202,7 @@ impl Services {
     }
 }
 
-/// An id, raw, that stands at no time at `index`: of its neighbour.
+/// A raw id that never occurs at `index`: it has the index of a neighbour.
 pub(crate) fn vacant_raw(index: usize) -> u32 {
     BackendId::new(index ^ 1, 0).raw()
 }

@@ -3,9 +3,9 @@
 /// The result of searching the first bucket of a key, which is nearly always sufficient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First<T> {
-    /// The flow is established and in use, the packet plain, and noted.
+    /// The flow is established and in use, and the packet is plain. The packet has been recorded.
     Steady(T),
-    /// The flow is there; the packet changes it, or is the first for a while. Nothing is noted.
+    /// The flow is there. The packet changes its state, or is the first one for a while. Nothing has been recorded.
     There,
     /// The flow is not in this bucket, and the other one has been prefetched.
     Absent,
@@ -36,7 +36,7 @@ pub enum PairError {
     /// See [`Full`].
     #[error("every flow that would have to make way is established and in use")]
     Full,
-    /// The service has its share of a full table, and none of its flows near the new one can be evicted.
+    /// The service has reached its share of a full table, and none of its flows near the new one can be evicted.
     #[error("the service has its share of a full table")]
     Share,
 }

@@ -16,7 +16,7 @@ use crate::limits::{
     OPENING_NETWORK_MIN, OPENING_NETWORK_SHARE, OPENING_NETWORKS, OPENING_SERVICE_SHARE, SERVICES_MAX,
 };
 
-/// How much of the opening entries those have to whom a flow belongs.
+/// How large a share of the opening entries the service and the network of a flow have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Load {
     /// A flow with a larger heft is evicted earlier.
@@ -33,23 +33,24 @@ impl Heft {
     const NETWORK: u8 = 1 << 4;
 
     fn new(network_floods: bool, opening: u32) -> Self {
-        // At most 15.
+        // The class is at most 15.
         let class = opening.checked_ilog2().unwrap_or(0) as u8 / 2;
         Self(if network_floods { Self::NETWORK } else { 0 } | class)
     }
 
-    /// Whether it is the heft of a network that floods.
+    /// Whether this is the heft of a network that floods.
     pub(super) fn is_of_network(self) -> bool {
         self.0 & Self::NETWORK != 0
     }
 
-    /// Whether another one is larger by a factor of four at least, and not just on the other side of a border.
+    /// Whether the other heft is at least two classes larger, so that its count is larger by a factor of more than
+    /// four.
     pub(super) fn is_far_below(self, other: Self) -> bool {
         self.0 + 1 < other.0
     }
 }
 
-/// See the module.
+/// The counters of one table.
 #[derive(Debug)]
 pub(super) struct Counts {
     /// Flows and opening entries of each service, by the index of its id. If an index is reused for another service,
@@ -57,11 +58,12 @@ pub(super) struct Counts {
     of_service: Box<[[u32; 2]]>,
     /// Opening entries of the networks with this hash.
     of_network: Box<[u32]>,
-    /// The index of the largest of these; for a moment after it has shrunk, of one of the largest.
+    /// The index of the largest counter. For a moment after that counter has shrunk, it may be the index of a slightly
+    /// smaller one.
     largest: usize,
-    /// Opening entries.
+    /// The number of opening entries.
     opening: u32,
-    /// An odd number that says which networks share a counter.
+    /// An odd number that determines which networks share a counter.
     secret: u64,
 }
 
@@ -73,7 +75,7 @@ const _: () = assert!(OPENING_NETWORKS.is_power_of_two() && OPENING_NETWORKS > 1
 impl Counts {
     pub(super) fn new(secret: u64) -> Self {
         Self {
-            // Zeroed by the system, and so no memory where there is no service.
+            // The system zeroes the memory, so counters without a service take none.
             of_service: vec![[0; 2]; SERVICES_MAX].into_boxed_slice(),
             of_network: vec![0; OPENING_NETWORKS].into_boxed_slice(),
             largest: 0,
@@ -82,7 +84,7 @@ impl Counts {
         }
     }
 
-    /// Flows of a service, by the raw id that is the owner of their keys.
+    /// The number of flows of a service. `owner` is its raw id, as in the keys of its flows.
     #[inline]
     pub(super) fn flows(&self, owner: u32) -> u32 {
         self.of_service.get(index(owner)).map_or(0, |counts| counts[FLOWS])
@@ -102,7 +104,7 @@ impl Counts {
         }
     }
 
-    /// An entry of a flow of this service and client is opening from now on.
+    /// Counts an entry of this service and client that begins to be opening.
     #[inline]
     pub(super) fn opens<const A: usize>(&mut self, owner: u32, client: &[u32; A]) {
         self.opening += 1;
@@ -116,7 +118,7 @@ impl Counts {
         }
     }
 
-    /// An entry of a flow of this service and client is opening no longer.
+    /// Counts an entry of this service and client that is no longer opening.
     #[inline]
     pub(super) fn settles<const A: usize>(&mut self, owner: u32, client: &[u32; A]) {
         self.opening -= 1;
@@ -126,13 +128,12 @@ impl Counts {
         }
     }
 
-    /// The number of opening entries of the network and the service of a flow: first that of the network, if it is so
-    /// large that the network must be flooding, then that of the service.
+    /// The load of a flow: the heft from the counts of its network and its service, and whether either floods.
     pub(super) fn load<const A: usize>(&self, owner: u32, client: &[u32; A]) -> Load {
         let network_floods = self.floods(slot(self.secret, client));
         let of_service = self.of_service.get(index(owner)).map_or(0, |counts| counts[OPENING]);
         let service_floods = of_service > self.opening / OPENING_SERVICE_SHARE;
-        // Where a network floods, the other clients of the service do not.
+        // If a network floods, the other clients of the service do not count as flooding.
         let floods = network_floods || service_floods && !self.floods(self.largest);
         Load { heft: Heft::new(network_floods, of_service), floods }
     }
@@ -159,16 +160,16 @@ fn index(owner: u32) -> usize {
     ServiceId::from_raw(owner).index()
 }
 
-/// The counter of a client's network: a /24, or a /56. Addresses are as entries keep them.
+/// The index of the counter of a client's network: a /24, or a /56. Addresses are in the form that entries store.
 #[inline]
 fn slot<const A: usize>(secret: u64, client: &[u32; A]) -> usize {
-    // The first three bytes of a word.
+    // Masks the first three bytes of a word.
     const THREE: u32 = u32::from_le_bytes([0xff, 0xff, 0xff, 0]);
     let network = match client[..] {
         [word] => u64::from(word & THREE),
         [first, second, ..] => u64::from(first) | u64::from(second & THREE) << 32,
         [] => 0,
     };
-    // Multiply-shift (Dietzfelbinger et al. 1997): the upper bits.
+    // Multiply-shift (Dietzfelbinger et al. 1997) uses the upper bits.
     (network.wrapping_mul(secret) >> (u64::BITS - OPENING_NETWORKS.ilog2())) as usize
 }

@@ -1,4 +1,4 @@
-//! Flows of which the gateway sees only the client's side, and session affinity.
+//! Flows for which the gateway sees only the client's side, and session affinity.
 //!
 //! Each has one entry: 20 bytes for IPv4, three in a cache line; 32 bytes for IPv6, two in a line. At the bound that
 //! is 32 and 48 bytes of table per flow. The pipeline calls it with a key, its hash, and the kind of packet.
@@ -18,17 +18,17 @@ use crate::now::Now;
 pub(super) type V4 = Table<1, 5, 3, 16>;
 pub(super) type V6 = Table<4, 8, 2, 16>;
 
-/// Client -> backend, for both families.
+/// The backend of each client's flow, for both families.
 #[derive(Debug)]
 pub struct DsrTable {
     pub(super) v4: V4,
     pub(super) v6: V6,
 }
 
-/// A flow that is known.
+/// A known flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DsrHit {
-    /// Where its packets go.
+    /// The backend that its packets go to.
     pub backend: BackendId,
     /// The phase of the flow, including this packet.
     pub phase: Phase,
@@ -65,13 +65,13 @@ impl DsrTable {
         Self { v4: Table::new(flows, hasher.clone()), v6: Table::new(flows, hasher.clone()) }
     }
 
-    /// Asks for the first of the key's two buckets: where most flows are. For the whole burst, first.
+    /// Prefetches the first of the key's two buckets, which holds most flows. Call it first, for the whole burst.
     #[inline]
     pub fn prefetch(&self, key: &FlowKey, hash: FlowHash) {
         if key.addr().is_v4() { self.v4.prefetch(hash) } else { self.v6.prefetch(hash) }
     }
 
-    /// Finds a flow and notes the packet in it.
+    /// Finds a flow and records the packet in it.
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<DsrHit> {
         by_family!(mut self, key, |table, packed| {
@@ -106,11 +106,11 @@ impl DsrTable {
         })
     }
 
-    /// Remembers a flow that begins with `packet`, in place of what was known of the key.
+    /// Inserts a flow that begins with `packet`. It replaces any earlier entry of the key.
     ///
     /// # Errors
-    /// [`Full`], counted: every flow that could be evicted is established and in use, or the service has its share of
-    /// a full table. The packet can still go to the backend that its hash selects.
+    /// [`Full`], counted: every flow that could be evicted is established and in use, or the service has reached its
+    /// share of a full table. The packet can still go to the backend that its hash selects.
     #[inline]
     pub fn insert(
         &mut self,
@@ -136,7 +136,7 @@ impl DsrTable {
         })
     }
 
-    /// Forgets a flow; whether it was known.
+    /// Removes a flow. Returns whether it was known.
     pub fn remove(&mut self, key: &FlowKey, hash: FlowHash) -> bool {
         by_family!(mut self, key, |table, packed| {
             let place = table.find(&packed, hash);
@@ -144,7 +144,7 @@ impl DsrTable {
         })
     }
 
-    /// Entries that are kept, the expired among them until they are aged out.
+    /// The number of entries, including expired ones that have not been aged out yet.
     #[inline]
     #[must_use]
     pub fn live(&self) -> usize {
@@ -172,7 +172,7 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
     Some(DsrHit { backend, phase: state.phase(), reopened })
 }
 
-/// What a flow of the table looks like from outside.
+/// The public view of a flow of the table.
 pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,
     place: Place,

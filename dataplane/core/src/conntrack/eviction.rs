@@ -1,4 +1,4 @@
-//! Why flows leave, and how many of them did.
+//! The reasons for which flows leave a table, and how many left for each.
 
 /// Why a flow has left its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -6,20 +6,21 @@
 pub enum EvictionReason {
     /// Idle for as long as its state and service allow.
     Expired,
-    /// Not established, and made way for a new flow: no room near it, though the table is within its bound.
+    /// Not established, and evicted for a new flow: there was no free slot near it, though the table is within its
+    /// bound.
     BucketFull,
-    /// Not established, and made way for a new flow: the table is over its bound.
+    /// Not established, and evicted for a new flow: the table is over its bound.
     TableFull,
-    /// By the pipeline or an operator.
+    /// Removed by the pipeline or an operator.
     Removed,
-    /// Not established, and idle for as long as a table that is short of room allows.
+    /// Not established, and idle for longer than a table that is short of room allows.
     Pressure,
-    /// Established, and made way for a new flow: nothing else could, and it was idle for longest.
+    /// Established, and evicted for a new flow: no other flow could be evicted, and this one was idle for longest.
     LongestIdle,
-    /// Made way for a new flow of a service that has its share of a full table: a flow of the same service, or one that
-    /// was not established.
+    /// Evicted for a new flow of a service that has reached its share of a full table: a flow of the same service, or
+    /// one that was not established.
     ServiceShare,
-    /// Closed, closing or only opening, and gave its port to a new flow.
+    /// Closed, closing or opening, and its port was needed for a new flow.
     PortReused,
 }
 
@@ -36,7 +37,7 @@ impl EvictionReason {
         Self::PortReused,
     ];
 
-    /// How many there are.
+    /// The number of reasons.
     pub const COUNT: usize = Self::ALL.len();
 
     /// The name in `tidegate_flow_evictions_total{reason}`.
@@ -55,29 +56,29 @@ impl EvictionReason {
     }
 }
 
-/// What tables count, in flows.
+/// Counts of flows that left a table or were refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FlowCounters {
-    /// Flows that have left, by [`EvictionReason`].
+    /// Flows that left, by [`EvictionReason`].
     pub evictions: [u64; EvictionReason::COUNT],
-    /// New flows that were not taken in: all that could have made way were established and in use, or the service had
-    /// its share of a full table.
+    /// New flows that were refused: all flows that could have been evicted were established and in use, or the service
+    /// had reached its share of a full table.
     pub refused: u64,
 }
 
 impl FlowCounters {
-    /// Flows that have left for this reason.
+    /// The number of flows that left for this reason.
     #[must_use]
     pub fn evictions(&self, why: EvictionReason) -> u64 {
         self.evictions[why as usize]
     }
 
-    /// One more flow has left for this reason.
+    /// Counts a flow that left for this reason.
     pub(super) fn count(&mut self, why: EvictionReason) {
         self.evictions[why as usize] += 1;
     }
 
-    /// The sums of both.
+    /// The sums of both sets of counters.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         Self {

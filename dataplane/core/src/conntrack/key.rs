@@ -35,22 +35,22 @@ impl FlowKey {
         Self { owner: service.raw(), tag: u32::from(client_port) << 16, addr: client }
     }
 
-    /// Everything of a client to a service port: `sessionAffinity: ClientIP`. Kept in the DSR table.
+    /// All flows of a client to a service port: `sessionAffinity: ClientIP`. Stored in the DSR table.
     #[inline]
     #[must_use]
     pub fn affinity(service: ServiceId, client: Addr) -> Self {
         Self { owner: service.raw(), tag: TWIN, addr: client }
     }
 
-    /// Replies of an endpoint to what it took for its peer: the client with `nat`, a SNAT address and port
-    /// of the gateway with `fullnat`.
+    /// The replies of an endpoint to its peer: the client with `nat`, a SNAT address and port of the gateway with
+    /// `fullnat`.
     #[inline]
     #[must_use]
     pub fn reply(endpoint: EndpointId, to: Addr, to_port: u16) -> Self {
         Self { owner: endpoint.raw(), tag: u32::from(to_port) << 16 | TWIN, addr: to }
     }
 
-    /// The address in the key: the client, or where replies go.
+    /// The address in the key: the client, or the destination of replies.
     #[inline]
     #[must_use]
     pub fn addr(&self) -> Addr {
@@ -74,7 +74,7 @@ pub struct FlowHash(pub(super) u64);
 pub struct FlowHasher([u64; 5]);
 
 impl FlowHasher {
-    /// A hasher whose secret follows from `seed`.
+    /// A hasher whose secret is derived from `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut state = seed;
@@ -93,7 +93,7 @@ impl FlowHasher {
         fold(self.0[0] ^ self.0[4], self.0[2])
     }
 
-    /// The hash of a key. Pure; touches no table.
+    /// The hash of a key. Pure: it reads no table.
     #[inline]
     #[must_use]
     pub fn hash(&self, key: &FlowKey) -> FlowHash {
@@ -111,20 +111,20 @@ impl FlowHasher {
         let high = u64::from(a[2]) | u64::from(a[3]) << 32;
         let rest = u64::from(owner) | u64::from(tag) << 32;
         let [s0, s1, s2, s3, s4] = self.0;
-        // The last one makes the halves independent: without it, ports or services in sequence have pairs of
-        // buckets in sequence, and tables overflow below their bound.
+        // The last fold makes the halves independent. Without it, ports or services in sequence would have pairs of
+        // buckets in sequence, and tables would overflow below their bound.
         FlowHash(fold(fold(fold(low ^ s0, high ^ s1) ^ s2, rest ^ s3), s4))
     }
 }
 
-/// Both halves of the 128-bit product, one over the other.
+/// The xor of both halves of the 128-bit product.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-/// A key as entries keep it: `A` words of address, 1 for IPv4 and 4 for IPv6.
+/// A key in the form that entries store: `A` words of address, 1 for IPv4 and 4 for IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PackedKey<const A: usize> {
     pub(super) owner: u32,
@@ -139,7 +139,7 @@ impl<const A: usize> From<&FlowKey> for PackedKey<A> {
     }
 }
 
-/// The last `A` words of an address: all of IPv6, or of IPv4 what its mapped form ends in.
+/// The last `A` words of an address: the whole IPv6 address, or the end of the IPv4-mapped form.
 #[inline]
 pub(super) fn narrow<const A: usize>(addr: Addr) -> [u32; A] {
     let (words, _) = addr.bytes().as_chunks::<4>();
@@ -159,7 +159,7 @@ pub(super) fn addr_of<const A: usize>(words: [u32; A]) -> Addr {
 
 #[inline]
 fn widen<const A: usize>(words: [u32; A]) -> [u32; 4] {
-    // ::ffff:0:0/96 but for the words there are.
+    // The IPv4-mapped prefix ::ffff:0:0/96, overwritten by the words that there are.
     let mut wide = [0, 0, 0xffff_0000, 0];
     wide[4 - A..].copy_from_slice(&words);
     wide

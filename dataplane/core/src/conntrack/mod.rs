@@ -61,7 +61,7 @@ use crate::now::Now;
 /// ```
 #[derive(Debug)]
 pub struct FlowTables {
-    /// Flows of DSR services, and affinity of all.
+    /// Flows of DSR services, and the affinity entries of all services.
     pub dsr: DsrTable,
     /// Flows of `nat` and `fullnat` services.
     pub nat: NatTable,
@@ -93,13 +93,13 @@ macro_rules! each_table {
 }
 
 impl FlowTables {
-    /// Tables for `entries_per_core` flows of each of the four kinds (DSR and NAT, IPv4 and IPv6): no flow is
-    /// turned away below that, so the mix need not be known. Per flow 32, 48, 96 and 192 bytes of address
-    /// space; the pages are zeroed by the system and take memory only once flows are put there, so kinds
-    /// that are not used cost next to nothing. `seed` should be secret.
+    /// Creates tables for `entries_per_core` flows of each of the four kinds (DSR and NAT, IPv4 and IPv6). Each kind
+    /// can hold that many, so the mix need not be known. A flow takes 32, 48, 96 or 192 bytes of address space. The
+    /// system zeroes the pages, and they take memory only once flows are stored there, so unused kinds cost next to
+    /// nothing. `seed` should be secret.
     ///
     /// # Panics
-    /// If that is more memory than there is, or more than 2^32 cache lines in one table.
+    /// If there is not enough memory, or one table would have more than 2^32 cache lines.
     #[must_use]
     pub fn new(entries_per_core: usize, seed: u64) -> Self {
         let hasher = FlowHasher::new(seed);
@@ -127,9 +127,8 @@ impl FlowTables {
         self.hasher.hash(key)
     }
 
-    /// Removes flows that are over from the next `buckets` buckets, and returns how many. To be called with
-    /// each burst and also when there is nothing to do: the clock of the entries needs every bucket visited
-    /// within 24 days.
+    /// Removes expired flows from the next `buckets` buckets, and returns how many. Call it with each burst and also
+    /// when there is nothing to do: the timestamps of the entries require that every bucket is visited within 24 days.
     #[inline]
     pub fn age(&mut self, now: Now, buckets: usize) -> usize {
         for _ in 0..4 {
@@ -147,20 +146,20 @@ impl FlowTables {
         0
     }
 
-    /// Flows that are kept: affinity counts as one each, NAT flows count once.
+    /// The number of flows. An affinity entry counts as one, and a NAT flow counts once.
     #[inline]
     #[must_use]
     pub fn live(&self) -> usize {
         self.dsr.live() + self.nat.live()
     }
 
-    /// Why flows have left, and how many were not taken in, since the start.
+    /// The reasons for which flows have left, and the number of refused flows, since the start.
     #[must_use]
     pub fn counters(&self) -> FlowCounters {
         self.dsr.counters().plus(&self.nat.counters())
     }
 
-    /// Bytes of address space of all tables; memory only where flows have been put.
+    /// Bytes of address space of all tables. Memory is used only where flows have been stored.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.dsr.v4.memory_bytes()
@@ -175,14 +174,14 @@ impl FlowTables {
         [self.dsr.v4.words(), self.dsr.v6.words(), self.nat.v4.words(), self.nat.v6.words()]
     }
 
-    /// Forgets the flows for which `keep` says no, counted as removed. Walks all tables: for drains and
-    /// tests, not between bursts under load.
+    /// Removes the flows for which `keep` returns false, counted as removed. Walks all tables: for drains and tests,
+    /// not between bursts under load.
     pub fn retain(&mut self, now: Now, keep: impl FnMut(&FlowView) -> bool) {
         let _whole = self.sweep(0, u64::MAX, now, keep);
     }
 
-    /// Like [`Self::retain`], over up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or
-    /// `None` after the last bucket. Flows that are moved meanwhile may be missed.
+    /// Like [`Self::retain`], for up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or
+    /// `None` after the last bucket. Flows that are moved during the sweep may be missed.
     pub fn sweep(
         &mut self,
         cursor: u64,
@@ -194,7 +193,7 @@ impl FlowTables {
         let mut base = 0;
         each_table!(self[&mut], |table, view| {
             let count = u64::from(table.buckets);
-            // A table without flows is passed over at no cost.
+            // A table without flows is skipped at no cost.
             let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
             for bucket in first..count.min(end.saturating_sub(base)) {
                 let bucket = u32::try_from(bucket).expect("below the number of buckets");
@@ -210,13 +209,13 @@ impl FlowTables {
     }
 
     /// Shows the flows of up to `buckets` buckets from `cursor` on (0 at first). Returns the next cursor, or `None`
-    /// after the last bucket. Flows that are added, removed or moved meanwhile may be missed or shown twice.
+    /// after the last bucket. Flows that are added, removed or moved during the scan may be missed or shown twice.
     pub fn scan(&self, cursor: u64, buckets: u64, now: Now, mut show: impl FnMut(FlowView)) -> Option<u64> {
         let end = cursor.saturating_add(buckets);
         let mut base = 0;
         each_table!(self[&], |table, view| {
             let count = u64::from(table.buckets);
-            // A table without flows is passed over at no cost.
+            // A table without flows is skipped at no cost.
             let first = if table.live == 0 { count } else { cursor.saturating_sub(base) };
             for bucket in first..count.min(end.saturating_sub(base)) {
                 let bucket = u32::try_from(bucket).expect("below the number of buckets");

@@ -1,4 +1,4 @@
-//! Flows that pass the gateway in both directions: `nat` and `fullnat`.
+//! Flows that pass through the gateway in both directions: `nat` and `fullnat`.
 //!
 //! Each has two entries, client -> VIP and endpoint -> gateway, of 32 bytes for IPv4 (two in a cache line: 96 bytes
 //! of table per flow at the bound) and 64 bytes for IPv6 (two in a pair of lines: 192 bytes). Each entry contains the
@@ -23,7 +23,7 @@ use crate::wire::Addr;
 pub(super) type V4 = Table<1, 8, 2, 16>;
 pub(super) type V6 = Table<4, 16, 2, 32>;
 
-/// Flows with both directions, for both families.
+/// The flows of both directions, for both families.
 #[derive(Debug)]
 pub struct NatTable {
     pub(super) v4: V4,
@@ -33,38 +33,38 @@ pub struct NatTable {
 /// A known flow, seen from its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NatHit {
-    /// Where its packets go.
+    /// The backend that its packets go to.
     pub backend: BackendId,
-    /// Source address to send with: of the gateway (`fullnat`), or the client's own (`nat`).
+    /// The source address to send with: one of the gateway (`fullnat`), or the client's own (`nat`).
     pub source: Addr,
-    /// Source port to send with.
+    /// The source port to send with.
     pub source_port: u16,
     /// The phase of the client's side, including this packet.
     pub phase: Phase,
     /// The packet is a SYN and the flow was over: the server had closed or reset it, or both sides had (RFC 9293
-    /// section 3.6.1, RFC 6191). Both entries count as opening; the caller may insert another pair over this one. A
-    /// SYN after a FIN or RST of the client alone may be forged like these, and stays with the flow's backend.
+    /// section 3.6.1, RFC 6191). Both entries count as opening; the caller may insert another pair over this one. If
+    /// only the client sent a FIN or RST, that packet and the SYN may be forged, and the flow stays with its backend.
     pub reopened: bool,
 }
 
-/// What becomes of a reply key that a new flow wants. The order is that of preference.
+/// The state of a reply key that a new flow needs. The variants are in the order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReplyKey {
     /// No flow has it.
     Free,
     /// Its flow is closed by both sides, or reset.
     Over,
-    /// Its flow is not established and unanswered, and has been idle for this long.
+    /// Its flow is not established, unanswered, and idle for `idle_ms`.
     Opening {
         /// Milliseconds since its last packet.
         idle_ms: u32,
     },
-    /// Its flow is not established, but the backend has answered, and it is idle for so long.
+    /// Its flow is not established, but the backend has answered, and it is idle for `idle_ms`.
     Answered {
         /// Milliseconds since its last packet.
         idle_ms: u32,
     },
-    /// Its flow is closed or reset by the word of one side, and idle for so long.
+    /// Its flow was closed or reset by one side only, and is idle for `idle_ms`.
     Doubtful {
         /// Milliseconds since its last packet.
         idle_ms: u32,
@@ -76,13 +76,13 @@ pub enum ReplyKey {
 /// A known flow, seen from its endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplyHit {
-    /// Whose VIP and port to send with.
+    /// The service whose VIP and port to send with.
     pub service: ServiceId,
-    /// Where replies go.
+    /// The destination of replies.
     pub client: Addr,
-    /// Port there.
+    /// The destination port of replies.
     pub client_port: u16,
-    /// Which backend it is.
+    /// The backend that sent the reply.
     pub backend: BackendId,
     /// The phase of the server's side, including this packet.
     pub phase: Phase,
@@ -94,13 +94,13 @@ impl NatTable {
         Self { v4: Table::new(entries, hasher.clone()), v6: Table::new(entries, hasher.clone()) }
     }
 
-    /// Asks for the first of the key's two buckets: where most flows are. For the whole burst, first.
+    /// Prefetches the first of the key's two buckets, which holds most flows. Call it first, for the whole burst.
     #[inline]
     pub fn prefetch(&self, key: &FlowKey, hash: FlowHash) {
         if key.addr().is_v4() { self.v4.prefetch(hash) } else { self.v6.prefetch(hash) }
     }
 
-    /// Finds the flow of a packet from a client ([`FlowKey::flow`]) and notes the packet in it.
+    /// Finds the flow of a packet from a client ([`FlowKey::flow`]) and records the packet in it.
     #[inline]
     pub fn lookup(&mut self, key: &FlowKey, hash: FlowHash, packet: Packet, now: Now) -> Option<NatHit> {
         by_family!(mut self, key, |table, packed| {
@@ -119,7 +119,7 @@ impl NatTable {
         })
     }
 
-    /// Finds the flow of a packet from an endpoint ([`FlowKey::reply`]) and notes the packet in it.
+    /// Finds the flow of a packet from an endpoint ([`FlowKey::reply`]) and records the packet in it.
     #[inline]
     pub fn lookup_reply(
         &mut self,
@@ -136,7 +136,8 @@ impl NatTable {
         })
     }
 
-    /// [`Self::lookup_first`] for a packet from an endpoint; [`Self::lookup_reply`] what it leaves.
+    /// [`Self::lookup_first`] for a packet from an endpoint. Call [`Self::lookup_reply`] for the packets that it
+    /// leaves.
     #[inline]
     pub fn lookup_reply_first(
         &mut self,
@@ -150,7 +151,7 @@ impl NatTable {
         })
     }
 
-    /// Finds a flow by its client's side and changes nothing.
+    /// Finds a flow by the client's side and changes nothing.
     #[must_use]
     pub fn peek(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<NatHit> {
         by_family!(self, key, |table, packed| {
@@ -159,7 +160,7 @@ impl NatTable {
         })
     }
 
-    /// Finds a flow by its endpoint's side and changes nothing: for ICMP errors from backends.
+    /// Finds a flow by the endpoint's side and changes nothing: for ICMP errors from backends.
     #[must_use]
     pub fn peek_reply(&self, key: &FlowKey, hash: FlowHash, now: Now) -> Option<ReplyHit> {
         by_family!(self, key, |table, packed| {
@@ -168,8 +169,8 @@ impl NatTable {
         })
     }
 
-    /// What the new flow `of` would have to take this reply key from. What was known of the new flow itself is no
-    /// obstacle: it is replaced.
+    /// The state of this reply key, which the new flow `of` needs. An earlier entry of the new flow itself does not
+    /// count: it is replaced.
     #[must_use]
     pub fn reply_key(&self, key: &FlowKey, hash: FlowHash, of: &FlowKey, now: Now) -> ReplyKey {
         by_family!(self, key, |table, packed| {
@@ -189,7 +190,7 @@ impl NatTable {
         })
     }
 
-    /// Forgets the flow that has this reply key, both entries, counted as having given its port up.
+    /// Removes both entries of the flow that has this reply key, counted as [`EvictionReason::PortReused`].
     pub fn take_reply_key(&mut self, key: &FlowKey, hash: FlowHash) {
         by_family!(mut self, key, |table, packed| {
             if let Some(place) = table.find(&packed, hash) {
@@ -198,16 +199,16 @@ impl NatTable {
         });
     }
 
-    /// Remembers a flow that begins with `packet` from the client. `flow` and `reply` are keys with their
-    /// hashes; what was known of `flow` is forgotten first, and so is what is over and has the `reply` key.
+    /// Inserts a flow that begins with `packet` from the client. `flow` and `reply` are keys with their hashes. An
+    /// earlier entry of `flow` is removed first, as is a flow that is over and has the `reply` key.
     ///
     /// # Errors
     /// [`PairError::Conflict`] if another flow has the `reply` key; nothing has changed then. [`PairError::Full`],
     /// counted, if every flow that could be evicted is established and in use, and [`PairError::Share`], counted, if
-    /// the service has its share of a full table; `flow` is then not in the table.
+    /// the service has reached its share of a full table; `flow` is then not in the table.
     ///
     /// # Panics
-    /// If the keys are of two families.
+    /// If the two keys have different families.
     #[inline]
     pub fn insert_pair(
         &mut self,
@@ -233,7 +234,7 @@ impl NatTable {
         })
     }
 
-    /// Forgets the flow of a key of either side, both entries; whether it was known.
+    /// Removes both entries of a flow, given the key of either side. Returns whether it was known.
     pub fn remove(&mut self, key: &FlowKey, hash: FlowHash) -> bool {
         by_family!(mut self, key, |table, packed| {
             let place = table.find(&packed, hash);
@@ -241,7 +242,7 @@ impl NatTable {
         })
     }
 
-    /// Flows that are kept, the expired among them until they are aged out. Each has two entries.
+    /// The number of flows, including expired ones that have not been aged out yet. Each has two entries.
     #[inline]
     #[must_use]
     pub fn live(&self) -> usize {
@@ -292,10 +293,10 @@ fn note<const A: usize, const W: usize, const K: usize, const B: usize>(
     now: Now,
 ) -> Option<NatHit> {
     let place = table.alive(place, now)?;
-    // Only a SYN asks what the server's side has shown: most come on keys that are not known.
+    // Only a SYN needs the state of the server's side, and most SYNs have a key that is not known.
     let peer = if packet.is_opening() { table.peer(place) } else { None };
     let reopened = match peer {
-        // The server has ended the connection, and the client agrees; or both had.
+        // The server has ended the connection and the client's SYN confirms that, or both sides had ended it.
         Some(peer) => {
             let ended = table
                 .state(peer)
@@ -337,7 +338,7 @@ fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
     })?;
     table.write(place, flow);
     let Some(place) = table.make_room(&flow.key, reply_hash, now) else {
-        // The first entry may have been moved meanwhile.
+        // The first entry may have been moved by the second insertion.
         let place = table.find(&flow.key, flow_hash).expect("the entry just written is not evicted");
         table.clear(place);
         return Err(PairError::Full);
@@ -347,7 +348,7 @@ fn insert_pair<const A: usize, const W: usize, const K: usize, const B: usize>(
     Ok(())
 }
 
-/// What a flow of the table looks like from outside; `place` is the client's side.
+/// The public view of a flow of the table. `place` is the client's side.
 pub(super) fn view<const A: usize, const W: usize, const K: usize, const B: usize>(
     table: &Table<A, W, K, B>,
     place: Place,

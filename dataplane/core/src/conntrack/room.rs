@@ -4,8 +4,8 @@
 //! whose entry can move to its other bucket, two moves deep; the slot of the least valuable flow that is not
 //! established ([`Rank`]); the slot of the established flow that has been idle longest, if that is long enough; none.
 //! Once the table holds more than its bound, flows that are not established are evicted before free slots are used: a
-//! flood then replaces its own entries. From there on a service that has its share of the table replaces its own
-//! flows, or those that are not established, or none ([`Table::admit`]).
+//! flood then replaces its own entries. Above the bound, a service that has reached its share of the table replaces its
+//! own flows, or flows that are not established, or none ([`Table::admit`]).
 //!
 //! A flood must not end the handshakes of others, which are opening flows like its own. So the opening flows of the
 //! network and of the service that have the most of them are evicted first ([`Heft`]); among these, unanswered flows;
@@ -38,11 +38,11 @@ use crate::now::Now;
 pub(super) enum NoRoom {
     /// Every flow that could be evicted is established and in use.
     Full,
-    /// The service has its share of a full table, and none of its flows can be evicted.
+    /// The service has reached its share of a full table, and none of its flows can be evicted.
     Share,
 }
 
-/// What a new flow pushes out others by.
+/// The properties of a new flow that decide which flows it may evict.
 #[derive(Debug, Clone, Copy)]
 struct Newcomer {
     load: Load,
@@ -50,7 +50,7 @@ struct Newcomer {
     fresh_ms: u32,
 }
 
-/// The order in which flows are evicted: the least first.
+/// The order in which flows are evicted: the smallest rank first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     tier: Tier,
@@ -60,10 +60,10 @@ struct Rank {
     idle_ms: Reverse<u32>,
 }
 
-/// See [`Rank`].
+/// The first part of a [`Rank`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Tier {
-    /// [`Worth::Closed`] or [`Worth::Closing`]: little more of the flow is expected.
+    /// [`Worth::Closed`] or [`Worth::Closing`]: few packets of the flow are still expected.
     Over,
     /// [`Worth::Unanswered`] or [`Worth::Answered`].
     Opening,
@@ -127,10 +127,10 @@ impl Rank {
 }
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
-    /// An empty slot for a new flow, counted where there is none. A service that has its share of a full table takes
-    /// the place of a flow of its own, or of one that is not established, whose ever it is: where there is none in its
-    /// two buckets, one of a sample goes, and the new flow takes any slot. So a flood that fills the table with flows
-    /// that are not established does not turn the share against a service that has many established ones.
+    /// Returns an empty slot for a new flow, and counts a failure. A service that has reached its share of a full table
+    /// replaces a flow of its own, or a flow of any service that is not established. If its two buckets hold none, one
+    /// flow of a sample is evicted, and the new flow uses any slot. So a flood that fills the table with flows that are
+    /// not established does not turn the share against a service that has many established flows.
     pub(super) fn admit(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Result<Place, NoRoom> {
         if !self.is_over_share(flow.owner) {
             return self.make_room(flow, hash, now).ok_or(NoRoom::Full);
@@ -143,7 +143,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
             self.remove(place, EvictionReason::ServiceShare);
             return Ok(place);
         }
-        // The oldest will do: what is refused otherwise is this flow.
+        // The age does not matter here: the alternative is to refuse this flow.
         let any_age = Newcomer { fresh_ms: 0, ..new };
         if let Some((place, is_home)) = self.least_of_more(home, flow, hash, any_age, now) {
             self.remove(place, EvictionReason::ServiceShare);
@@ -157,9 +157,9 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         Ok(place)
     }
 
-    /// An empty slot for an entry with this hash of a new flow, or `None`, counted, if no flow there can be evicted
-    /// for it. `flow` is the key of the client's side. If it is in the table, the entry of its reply is being placed,
-    /// and it stays.
+    /// Returns an empty slot for an entry with this hash of a new flow, or `None`, counted, if no flow there can be
+    /// evicted. `flow` is the key of the client's side. If it is already in the table, this call places the entry of
+    /// its reply, and does not evict it.
     pub(super) fn make_room(&mut self, flow: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
         let homes = [self.primary(hash), self.secondary(hash)];
         let within_bound = self.live < self.bound;
@@ -175,8 +175,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         room
     }
 
-    /// A slot of a flow that is not established, or a free one where that is fairer. Within the bound there is no free
-    /// one in the two buckets.
+    /// Returns the slot of a flow that is not established, or a free slot where that is fairer. Within the bound, the
+    /// two buckets have no free slot when this is called.
     fn room_of_others(
         &mut self,
         flow: &PackedKey<A>,
@@ -212,13 +212,13 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     }
 
     fn newcomer(&self, flow: &PackedKey<A>) -> Newcomer {
-        // Beyond that free slots are for flows that will be established.
+        // Free slots above this limit are reserved for flows that will be established.
         let has_spare = self.live < self.bound + self.bound / 4;
         Newcomer { load: self.load(flow), fresh_ms: if has_spare { OPENING_FRESH_MS } else { 0 } }
     }
 
-    /// The least flow of a sample of the table and of `home`, the least one of the new flow's own buckets, if it can
-    /// be evicted; and whether it is `home`.
+    /// The flow of least rank among a sample of the table and `home`, which is the least flow of the new flow's own
+    /// buckets, if it can be evicted; and whether it is `home`.
     fn least_of_more(
         &self,
         home: Option<(Rank, Place)>,
@@ -227,15 +227,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         new: Newcomer,
         now: Now,
     ) -> Option<(Place, bool)> {
-        // In a row from a bucket that the hash names.
+        // The sample is a row of buckets that starts at one chosen by the hash.
         let first = self.primary(FlowHash(hash.0.rotate_left(16)));
         let sample = (0..EVICTION_SAMPLE.min(self.buckets)).map(|n| {
             let bucket = u64::from(first) + u64::from(n);
-            // Below the number of buckets, which fits.
+            // The remainder is below the number of buckets, which is a `u32`.
             (bucket % u64::from(self.buckets)) as u32
         });
         sample.clone().for_each(|bucket| self.prefetch_bucket(bucket));
-        // One of the two entries of a flow that is not established says so itself.
+        // If a flow is not established, at least one of its two entries shows that by itself.
         let far = self.least_in(sample, now, |table, place| {
             *flow != table.key(place) && table.phase(place) != Phase::Established
         });
@@ -255,7 +255,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.free_in(homes[0]).or_else(|| self.free_in(homes[1]))
     }
 
-    /// A slot of a flow that was over, now empty.
+    /// Empties the slot of a flow that has expired, and returns it.
     fn expired_in(&mut self, bucket: u32, now: Now) -> Option<Place> {
         let hurry = self.hurry();
         let over = |place| self.looks_expired(place, now, hurry).map(|why| (place, why));
@@ -268,15 +268,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.free_in(bucket).or_else(|| self.expired_in(bucket, now))
     }
 
-    /// The bucket of an entry in which it is not.
+    /// The other of the two buckets of an entry.
     fn other_bucket(&self, place: Place) -> u32 {
         let hash = self.hash_of(&self.key(place));
         let (here, primary) = (self.bucket_of(place), self.primary(hash));
         if here == primary { self.secondary(hash) } else { primary }
     }
 
-    /// Empties a slot of either bucket by moving its entry to its other bucket, there perhaps after moving
-    /// another. At most 2K + 2K² buckets are looked at.
+    /// Empties a slot of either bucket by moving its entry to its other bucket, where another entry may have to be
+    /// moved first. Examines at most 2K + 2K² buckets.
     fn room_by_moving(&mut self, homes: [u32; 2], now: Now) -> Option<Place> {
         for place in homes.map(|bucket| self.places(bucket)).into_iter().flatten() {
             let other = self.other_bucket(place);
@@ -300,8 +300,8 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         None
     }
 
-    /// Moves an entry away and returns its slot. The slot may have become empty by itself: what expired
-    /// elsewhere was its peer.
+    /// Moves an entry away and returns its slot. The slot may already be empty, if the peer of its entry expired
+    /// elsewhere.
     fn vacate(&mut self, place: Place, to: Place) -> Place {
         if !self.is_empty(place) {
             self.relocate(place, to);
@@ -333,10 +333,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         least
     }
 
-    /// Evicts the established flow that is idle for longest among those whose slot the new entry can have, by moving
-    /// up to two others: at most 2 + 2K + 2K² buckets are looked at.
+    /// Evicts the established flow that is idle for longest among those whose slot the new entry can use after up to
+    /// two moves. Examines at most 2 + 2K + 2K² buckets.
     fn evict_longest_idle(&mut self, homes: [u32; 2], now: Now) -> Option<Place> {
-        // The slots of a chain: each but the last holds an entry that can move to the next.
+        // A chain of slots: each but the last holds an entry that can move to the next.
         let mut longest: Option<(u32, [Place; 3])> = None;
         let look = |table: &Self, longest: &mut Option<(u32, [Place; 3])>, chain: [Place; 3]| {
             let least = longest.map_or(ESTABLISHED_IDLE_MIN_MS, |(idle_ms, _)| idle_ms + 1);

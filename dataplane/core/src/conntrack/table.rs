@@ -26,26 +26,26 @@ use crate::prefetch;
 #[derive(Debug)]
 pub(super) struct Table<const A: usize, const W: usize, const K: usize, const B: usize> {
     words: Box<[u32]>,
-    /// Where the first bucket begins.
+    /// The word at which the first bucket begins.
     first: usize,
     pub(super) buckets: u32,
-    /// Entries for which there is room without turning any away.
+    /// The number of entries that the table holds without evicting any.
     pub(super) bound: usize,
     pub(super) live: usize,
     counts: Counts,
     /// Flows that one service may have once the table holds more than its bound.
     share: usize,
-    /// The bucket that ageing looks at next.
+    /// The bucket that ageing examines next.
     cursor: u32,
     hasher: FlowHasher,
     pub(super) counters: FlowCounters,
 }
 
-/// Where an entry is, until the next insertion.
+/// The position of an entry. Valid until the next insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place(usize);
 
-/// What there is to say about an entry, or about the pair that it is part of.
+/// The state of an entry, or of the pair that it belongs to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Vitality {
     pub(super) standing: FlowStatus,
@@ -57,7 +57,7 @@ impl Vitality {
         self.idle_ms >= self.standing.timeout_ms
     }
 
-    /// Whether the flow is over in a table that is short of room, where opening flows are kept for less long.
+    /// Whether the flow has expired in a table that is short of room, where opening flows have shorter timeouts.
     fn expired_in_a_hurry(&self, hurry: u32) -> bool {
         let timeout_ms = self.standing.timeout_ms;
         self.idle_ms >= if self.standing.is_opening() { hurried(timeout_ms, hurry) } else { timeout_ms }
@@ -80,7 +80,7 @@ const STATE_SHIFT: u32 = 12;
 const STATE_MASK: u32 = 7 << STATE_SHIFT;
 const IDLE_MASK: u32 = 0xfff;
 
-/// Two words that stand one after the other, read at once.
+/// Two adjacent words, as they are read at once.
 #[inline(always)]
 const fn two(first: u32, second: u32) -> u64 {
     first as u64 | (second as u64) << 32
@@ -99,7 +99,7 @@ pub(super) struct Entry<const A: usize> {
 }
 
 impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W, K, B> {
-    /// Whether entries come in pairs: there is room for a second key.
+    /// Whether entries come in pairs: an entry then has room for a second key.
     pub(super) const PAIRED: bool = W >= ADDR + A + 2 + A;
     const PEER_OWNER: usize = ADDR + A;
     const PEER_TAG: usize = ADDR + A + 1;
@@ -112,7 +112,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         let buckets = (bound.saturating_mul(3).div_ceil(2 * K)).max(4);
         let buckets = u32::try_from(buckets).expect("a flow table of less than 2^32 cache lines");
         let words = vec![0u32; buckets as usize * B + B - 1].into_boxed_slice();
-        // The allocation stays where it is as long as the table lives.
+        // The allocation does not move while the table exists.
         let misaligned = words.as_ptr().addr() / size_of::<u32>() % B;
         let first = (B - misaligned) % B;
         let (counts, counters) = (Counts::new(hasher.network_secret()), FlowCounters::default());
@@ -122,18 +122,18 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         table
     }
 
-    /// Sets what one service may have of the bound once the table holds more than that.
+    /// Sets the share of the bound that one service may have once the table holds more than the bound.
     pub(super) fn set_share(&mut self, percent: u8) {
         let flows = if Self::PAIRED { self.bound / 2 } else { self.bound };
         self.share = if percent < 100 { (flows * usize::from(percent) / 100).max(1) } else { usize::MAX };
     }
 
-    /// Whether a new flow of this service has to take the place of another one of its own.
+    /// Whether a new flow of this service has to replace another flow of the service.
     pub(super) fn is_over_share(&self, owner: u32) -> bool {
         self.live >= self.bound && self.counts.flows(owner) as usize >= self.share
     }
 
-    /// By what the timeouts of opening flows are divided now.
+    /// The divisor for the timeouts of opening flows at the current fill level.
     pub(super) fn hurry(&self) -> u32 {
         let pressed = FLOW_PRESSURE.iter().find(|(percent, _)| self.live * 100 >= self.bound * percent);
         pressed.map_or(1, |(_, hurry)| *hurry)
@@ -145,18 +145,18 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if Self::PAIRED && self.is_twin(place) { entry[Self::PEER_OWNER] } else { entry[OWNER] }
     }
 
-    /// Whether an entry with this key stands for a flow in the counts: all do but the replies of pairs.
+    /// Whether an entry with this key counts as a flow: all do except the replies of pairs.
     fn is_counted(key: &PackedKey<A>) -> bool {
         !Self::PAIRED || key.tag & TWIN == 0
     }
 
-    /// How much of the opening entries those have to whom a flow belongs, from either of its entries.
+    /// The load of the service and network of a flow, from either of its entries.
     pub(super) fn load_of(&self, place: Place) -> Load {
         let flow = self.flow_key(place);
         self.load(&flow)
     }
 
-    /// How much of the opening entries those have to whom a flow with this key belongs.
+    /// The load of the service and network of a flow with this key.
     pub(super) fn load(&self, flow: &PackedKey<A>) -> Load {
         self.counts.load(flow.owner, &flow.addr)
     }
@@ -167,10 +167,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if Self::PAIRED && self.is_twin(place) { self.peer_key(place) } else { self.key(place) }
     }
 
-    /// Counts an entry whose state changes.
+    /// Updates the count of opening entries for an entry whose state changes.
     #[inline]
     fn count_opening(&mut self, flow: &PackedKey<A>, was: bool, is: bool) {
-        // Affinity lasts: it is no flow that is opening.
+        // An affinity entry never counts as an opening flow.
         if was == is || !Self::PAIRED && flow.tag & TWIN != 0 {
             return;
         }
@@ -196,7 +196,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
 
     #[inline]
     pub(super) fn primary(&self, hash: FlowHash) -> u32 {
-        // Lemire 2019: a share of the range instead of a remainder, so any number of buckets will do.
+        // Lemire 2019: a share of the range instead of a remainder, so that any number of buckets works.
         ((u64::from(hash.0 as u32) * u64::from(self.buckets)) >> 32) as u32
     }
 
@@ -236,7 +236,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
     }
 
-    /// Asks for the first bucket of a key.
+    /// Prefetches the first bucket of a key.
     #[inline]
     pub(super) fn prefetch(&self, hash: FlowHash) {
         self.prefetch_bucket(self.primary(hash));
@@ -256,7 +256,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         found
     }
 
-    /// As [`Self::find_first`], and sees a plain packet of an established flow.
+    /// Like [`Self::find_first`], and records a plain packet of an established flow.
     #[inline(always)]
     pub(super) fn see_first(
         &mut self,
@@ -277,7 +277,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     #[inline]
     pub(super) fn find(&self, key: &PackedKey<A>, hash: FlowHash) -> Option<Place> {
         if self.live == 0 {
-            // Also keeps the memory of a table that is never used untouched.
+            // This also keeps the memory of a table that is never used untouched.
             return None;
         }
         self.find_in(self.primary(hash), key).or_else(|| self.find_in(self.secondary(hash), key))
@@ -287,7 +287,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     fn find_in(&self, bucket: u32, key: &PackedKey<A>) -> Option<Place> {
         let start = self.start(bucket);
         let words: &[u32; B] = self.words[start..].first_chunk().expect("buckets lie within the table");
-        // All entries are compared, whichever matches: a branch on each would be mispredicted every other packet.
+        // All entries are compared, even after a match: a branch for each would be mispredicted for every other packet.
         let wanted = two(key.owner, key.tag);
         let mut hits = 0_u32;
         for n in 0..K {
@@ -386,7 +386,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
     }
 
-    /// Notes a packet: its time and the state that it leaves.
+    /// Records a packet: its time and the resulting state.
     #[inline(always)]
     pub(super) fn touch(&mut self, place: Place, state: State, now: Now) {
         let was = self.state(place).is_some_and(State::is_opening);
@@ -398,14 +398,15 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         entry[TAG] = entry[TAG] & !STATE_MASK | (state as u32) << STATE_SHIFT;
     }
 
-    /// Notes the time of a plain packet of a flow that is established by this direction and in use, and gives the
-    /// entry's value: what most packets need, for one look. `None`, and nothing changed, where there is more to it.
+    /// Records the time of a plain packet of a flow that this direction shows as established and that is in use, and
+    /// returns the entry's value. Most packets need nothing else. Returns `None` and changes nothing in all other
+    /// cases.
     #[inline(always)]
     pub(super) fn see_steady(&mut self, place: Place, packet: Packet, now: Now) -> Option<u32> {
         let (now, entry) = (now.millis(), self.entry_mut(place));
-        // No timeout of any state is shorter, so a flow in use costs one comparison.
+        // No state has a shorter timeout, so a flow in use costs one comparison.
         let in_use = now.wrapping_sub(entry[SEEN]) < IDLE_MIN_MS;
-        // One branch for TCP and datagrams alike: traffic of both kinds would mispredict any other.
+        // One branch serves TCP and datagrams: separate branches would be mispredicted when traffic is mixed.
         let steady = entry[TAG] & (STEADY_MASK << STATE_SHIFT) == State::steady(packet) << STATE_SHIFT;
         (in_use & steady & packet.is_plain()).then(|| {
             entry[SEEN] = now;
@@ -413,7 +414,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         })
     }
 
-    /// Puts an entry into an empty slot of its other bucket.
+    /// Moves an entry to an empty slot of its other bucket.
     pub(super) fn relocate(&mut self, from: Place, to: Place) {
         debug_assert!(!self.is_empty(from) && self.is_empty(to));
         *self.entry_mut(to) = *self.entry(from);
@@ -430,13 +431,14 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.counters.count(why);
     }
 
-    /// Removes what is known of a key that is about to be written again.
+    /// Removes an earlier entry of a key that is about to be written again.
     pub(super) fn replace(&mut self, place: Place, now: Now) {
         let over = self.is_expired(place, now);
         self.remove(place, if over { EvictionReason::Expired } else { EvictionReason::Removed });
     }
 
-    /// Counts a flow that is no longer opening, or is again. Out of line: most packets change nothing here.
+    /// Counts a flow that is no longer opening, or is opening again. Out of line, because most packets change nothing
+    /// here.
     #[cold]
     #[inline(never)]
     fn recount_opening(&mut self, place: Place, was: bool) {
@@ -444,7 +446,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.count_opening(&flow, was, !was);
     }
 
-    /// Removes an entry and nothing else, uncounted.
+    /// Removes only this entry, and does not count it.
     pub(super) fn clear(&mut self, place: Place) {
         debug_assert!(!self.is_empty(place));
         if self.state(place).is_some_and(State::is_opening) {
@@ -468,11 +470,11 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
     #[inline]
     pub(super) fn own_idle_ms(&self, place: Place, now: Now) -> u32 {
         let age = now.millis().wrapping_sub(self.entry(place)[SEEN]);
-        // A time stamp ahead of now (less than 24 days) is no age at all.
+        // A timestamp ahead of now (by less than 24 days) counts as age zero.
         if age > u32::MAX / 2 { 0 } else { age }
     }
 
-    /// The state of the flow: of the pair, where there are pairs.
+    /// The state of the flow: of the pair, in tables of pairs.
     pub(super) fn vitality(&self, place: Place, now: Now) -> Option<Vitality> {
         let (own, idle) = (self.state(place)?, self.idle_timeout(place));
         let own_idle_ms = self.own_idle_ms(place, now);
@@ -490,10 +492,10 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         self.entry(place)[TAG] & TWIN != 0
     }
 
-    /// Whether the flow is over. Exact, and without a look at the peer for flows that are in use.
+    /// Whether the flow has expired. Exact. Does not read the peer of a flow that is in use.
     #[inline]
     pub(super) fn is_expired(&self, place: Place, now: Now) -> bool {
-        // No timeout of any state is shorter, so a flow in use costs one comparison.
+        // No state has a shorter timeout, so a flow in use costs one comparison.
         if now.millis().wrapping_sub(self.entry(place)[SEEN]) < IDLE_MIN_MS {
             return false;
         }
@@ -502,18 +504,19 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         if !Self::PAIRED {
             return own_idle_ms >= state.alone(idle).timeout_ms;
         }
-        // The shortest that any state of the pair can ask for.
+        // The shortest timeout that any state of the pair can have.
         own_idle_ms >= CLOSED_MS.min(idle.millis()) && self.vitality(place, now).is_some_and(|v| v.expired())
     }
 
-    /// Why the flow is over, if it is: as [`Self::is_expired`], but an opening flow is over sooner where the table
-    /// is short of room ([`Self::hurry`]), and the peer is asked only when the entry is over by its own state; a pair
-    /// that is over by the state of its other entry is found from there. For walks over many entries.
+    /// Why the flow has expired, if it has. Unlike [`Self::is_expired`], it applies shorter timeouts to opening flows
+    /// when the table is short of room ([`Self::hurry`]), and reads the peer only if the entry has expired by its own
+    /// state. A pair that has expired by the state of its other entry is found from that entry. For walks over many
+    /// entries.
     #[inline]
     pub(super) fn looks_expired(&self, place: Place, now: Now, hurry: u32) -> Option<EvictionReason> {
         let state = self.state(place)?;
         let mut shortest_ms = state.shortest_ms(self.idle_timeout(place), Self::PAIRED);
-        // Affinity is not a flow, and lasts for as long as its service says.
+        // An affinity entry is not a flow: it lasts for the affinity timeout of its service.
         let affinity = !Self::PAIRED && self.is_twin(place);
         let hurry = if affinity { 1 } else { hurry };
         if hurry > 1 && state.phase() == Phase::Opening {
@@ -530,14 +533,14 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
     }
 
-    /// Finds the entry of a flow that is not over. One that is over is removed.
+    /// Finds the entry of a flow that has not expired. Removes an expired one.
     #[inline]
     pub(super) fn find_alive(&mut self, key: &PackedKey<A>, hash: FlowHash, now: Now) -> Option<Place> {
         let place = self.find(key, hash)?;
         self.alive(place, now)
     }
 
-    /// The entry, if its flow is not over. One that is over is removed.
+    /// The entry, if its flow has not expired. Removes an expired one.
     #[inline]
     pub(super) fn alive(&mut self, place: Place, now: Now) -> Option<Place> {
         if self.is_expired(place, now) {
@@ -547,7 +550,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         Some(place)
     }
 
-    /// Removes the flows that are over from the next `buckets` buckets; returns how many.
+    /// Removes the expired flows of the next `buckets` buckets. Returns how many.
     pub(super) fn age(&mut self, now: Now, buckets: usize) -> usize {
         let mut removed = 0;
         let hurry = self.hurry();
@@ -566,7 +569,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         removed
     }
 
-    /// Asks for the buckets that the next [`Self::age`] looks at.
+    /// Prefetches the buckets that the next [`Self::age`] examines.
     #[inline]
     pub(super) fn prefetch_age(&self, buckets: usize) {
         for bucket in (self.cursor..self.buckets).take(buckets) {
@@ -574,7 +577,7 @@ impl<const A: usize, const W: usize, const K: usize, const B: usize> Table<A, W,
         }
     }
 
-    /// Whether the entry stands for a flow: all do but the replies of pairs.
+    /// Whether the entry counts as a flow: all do except the replies of pairs.
     pub(super) fn is_flow(&self, place: Place) -> bool {
         !(self.is_empty(place) || Self::PAIRED && self.is_twin(place))
     }

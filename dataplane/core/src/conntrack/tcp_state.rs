@@ -16,20 +16,21 @@ use std::time::Duration;
 
 use crate::wire::tcp::flags;
 
-/// A client's SYN that nothing has followed yet: longer than the usual handshake retries. Also a TCP flow of which the
-/// beginning was not seen.
+/// The timeout after a client's SYN that no packet has followed yet: longer than the usual handshake retries. It also
+/// applies to a TCP flow whose beginning was not seen.
 pub const OPENING_MS: u32 = 60_000;
 
-/// A datagram flow whose backend has not answered: what Linux allows (`nf_conntrack_udp_timeout`).
+/// The timeout of a datagram flow whose backend has not answered, as on Linux (`nf_conntrack_udp_timeout`).
 pub const UNANSWERED_MS: u32 = 30_000;
 
-/// After both sides have closed: longer than TIME_WAIT on Linux (60 s). With DSR, after the client's FIN.
+/// The timeout after both sides have closed: longer than TIME_WAIT on Linux (60 s). With DSR, after the client's FIN.
 pub const CLOSING_MS: u32 = 120_000;
 
-/// After a RST that the other side has confirmed: long enough for stragglers. With DSR, after the client's RST.
+/// The timeout after a RST that the other side has confirmed: long enough for late packets. With DSR, after the
+/// client's RST.
 pub const CLOSED_MS: u32 = 10_000;
 
-/// No flow is forgotten sooner: the least [`IdleTimeout`], and below every constant above.
+/// No flow is removed sooner: the shortest [`IdleTimeout`], and at most as long as the timeouts above.
 pub(super) const IDLE_MIN_MS: u32 = 1_000;
 
 const _: () = assert!(IDLE_MIN_MS <= CLOSED_MS && IDLE_MIN_MS <= OPENING_MS && IDLE_MIN_MS <= CLOSING_MS);
@@ -45,7 +46,7 @@ pub enum Packet {
 }
 
 impl Packet {
-    /// Whether it is neither beginning nor end: what nearly all packets of a flow are.
+    /// Whether it neither begins nor ends a connection, like nearly all packets of a flow.
     #[inline]
     pub(super) fn is_plain(self) -> bool {
         let control = match self {
@@ -55,7 +56,7 @@ impl Packet {
         control == 0
     }
 
-    /// Whether it opens a connection: SYN alone.
+    /// Whether it opens a connection: a SYN without ACK, RST or FIN.
     #[inline]
     #[must_use]
     pub fn is_opening(self) -> bool {
@@ -68,11 +69,11 @@ impl Packet {
 pub enum Phase {
     /// A RST has been seen.
     Closed,
-    /// One packet, or none but SYNs, or no answer yet; or TCP whose beginning was not seen.
+    /// One packet, or only SYNs, or no answer yet; or TCP whose beginning was not seen.
     Opening,
     /// A FIN has been seen.
     Closing,
-    /// Packets go to and fro.
+    /// Packets flow in both directions.
     Established,
 }
 
@@ -89,29 +90,29 @@ impl Phase {
     }
 }
 
-/// The order in which flows are evicted for a new one without room: the least first.
+/// The order in which flows are evicted for a new one: the smallest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Worth {
-    /// Reset, and the other side agrees.
+    /// Reset, and confirmed by the other side.
     Closed,
     /// Not established and unanswered: nothing shows that the other side exists. With DSR no answer is seen.
     Unanswered,
-    /// Not established, and the backend has answered: the client's next packet makes it so.
+    /// Not established, and the backend has answered: the client's next packet establishes it.
     Answered,
     /// Closed by both sides.
     Closing,
-    /// Closed or reset by the word of one side.
+    /// Closed or reset by one side only.
     Doubtful,
     /// Established.
     Established,
 }
 
-/// What the states of a flow's directions amount to.
+/// The status of a flow, from the states of its directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FlowStatus {
     pub(super) phase: Phase,
     pub(super) worth: Worth,
-    /// How long the flow may be idle; never longer than the idle timeout of its service.
+    /// How long the flow may be idle: never longer than the idle timeout of its service.
     pub(super) timeout_ms: u32,
 }
 
@@ -125,7 +126,7 @@ impl FlowStatus {
         matches!(self.worth, Worth::Unanswered | Worth::Answered)
     }
 
-    /// Whether the connection is over by the word of both sides.
+    /// Whether both sides have ended the connection.
     pub(super) fn is_over(self) -> bool {
         matches!(self.worth, Worth::Closed | Worth::Closing)
     }
@@ -133,8 +134,8 @@ impl FlowStatus {
 
 /// The state of one entry, in three bits; 0 is the empty slot.
 ///
-/// The numbers are chosen so that the upper two bits tell the states that a plain packet leaves as they are: a pair
-/// for TCP, and for datagrams a pair whose other one a datagram never meets.
+/// The upper two bits identify the states that a plain packet leaves unchanged: a pair of states for TCP, and for
+/// datagrams a pair whose other state never occurs with datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     TcpOpening = 1,
@@ -165,7 +166,7 @@ impl State {
         }
     }
 
-    /// The states that a plain packet like this one leaves as they are, as [`STEADY_MASK`] leaves them.
+    /// The states that a plain packet of this kind leaves unchanged, masked with [`STEADY_MASK`].
     #[inline]
     pub(super) fn steady(packet: Packet) -> u32 {
         match packet {
@@ -185,7 +186,7 @@ impl State {
         }
     }
 
-    /// The state of the direction that has not sent yet.
+    /// The initial state of the direction that has not sent yet.
     #[inline]
     pub(super) fn silent(packet: Packet) -> Self {
         match packet {
@@ -196,10 +197,10 @@ impl State {
 
     /// The state after another packet of the same direction.
     ///
-    /// A packet after a RST means that the RST was none of the sender's, and new data after a FIN that the FIN was
-    /// not (RFC 5961 section 3: a blind attack), so the flow is taken back. A SYN in an established connection
-    /// changes nothing (RFC 5961 section 4: the server will challenge it); after a FIN that nobody confirmed it may
-    /// begin a new connection, which the packet after it shows.
+    /// A packet after a RST shows that the sender did not send the RST, and new data (PSH) after a FIN shows the same
+    /// for the FIN (RFC 5961 section 3: a blind attack), so the flow becomes established again. A SYN in an established
+    /// connection changes nothing (RFC 5961 section 4: the server will challenge it). After a FIN that the other side
+    /// has not confirmed, a SYN may begin a new connection; the packet after it shows which.
     #[inline]
     pub(super) fn next(self, packet: Packet) -> Self {
         let Packet::Tcp(f) = packet else { return Self::DatagramStream };
@@ -218,14 +219,14 @@ impl State {
         }
     }
 
-    /// What a flow amounts to of which only the client is seen.
+    /// The status of a flow for which only the client's side is seen.
     pub(super) fn alone(self, idle: IdleTimeout) -> FlowStatus {
         let of = |phase, worth, timeout_ms| FlowStatus::new(phase, worth, timeout_ms, idle);
         match self {
             Self::TcpClosed => of(Phase::Closed, Worth::Closed, CLOSED_MS),
             Self::TcpClosing => of(Phase::Closing, Worth::Closing, CLOSING_MS),
             Self::TcpOpening | Self::TcpStray => of(Phase::Opening, Worth::Unanswered, OPENING_MS),
-            // Many datagram protocols need one packet now and then, and so does affinity.
+            // Many datagram protocols send a packet only now and then, and so does a client with affinity.
             Self::DatagramOpening => of(Phase::Opening, Worth::Unanswered, u32::MAX),
             Self::TcpEstablished | Self::DatagramStream => {
                 of(Phase::Established, Worth::Established, u32::MAX)
@@ -262,8 +263,8 @@ impl State {
         }
     }
 
-    /// The shortest timeout of any flow of which one direction is in this state, except for flows whose other
-    /// direction has a shorter one. With `paired` there is another direction.
+    /// The shortest timeout of any flow with one direction in this state, except for flows whose other direction has a
+    /// shorter one. `paired` means that there is another direction.
     #[inline]
     pub(super) fn shortest_ms(self, idle: IdleTimeout, paired: bool) -> u32 {
         if paired && self == Self::DatagramOpening {
@@ -295,18 +296,18 @@ impl State {
     }
 }
 
-/// An idle timeout in the 12 bits that an entry has for it: whole seconds, exact up to 255 s, rounded up by
-/// less than 0.8 % from there, at least 1 s and at most 2,000,000 s.
+/// An idle timeout in 12 bits of an entry: whole seconds, exact up to 255 s, rounded up by less than 0.8 % above that,
+/// at least 1 s and at most 2,000,000 s.
 ///
-/// Kept in each entry so that ageing never asks the snapshot; a timeout that is changed holds for the flows
-/// that begin after.
+/// It is stored in each entry so that ageing never reads the snapshot. A changed timeout applies to flows that begin
+/// after the change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IdleTimeout(u16);
 
 impl IdleTimeout {
     const SECONDS_MAX: u64 = 2_000_000;
 
-    /// The shortest timeout that can be kept and is not below `timeout`.
+    /// The shortest timeout that can be stored and is not below `timeout`.
     #[must_use]
     pub fn new(timeout: Duration) -> Self {
         let up = u64::from(timeout.subsec_nanos() > 0);
@@ -364,7 +365,7 @@ mod tests {
             assert_eq!(steady(packet).count(), 2);
             assert!(steady(packet).all(|state| state.next(packet) == state));
         }
-        // The other one is of TCP, which no datagram meets: a key belongs to one protocol.
+        // The other state belongs to TCP and never occurs with datagrams: a key has one protocol.
         let mut datagrams = steady(Packet::Datagram).filter(|state| !state.is_tcp());
         assert_eq!((datagrams.next(), datagrams.next()), (Some(State::DatagramStream), None));
         assert_eq!(State::DatagramStream.next(Packet::Datagram), State::DatagramStream);
@@ -426,7 +427,7 @@ mod tests {
         for (a, b) in [(TcpClosed, TcpClosing), (TcpClosing, TcpClosed), (TcpClosed, TcpClosed)] {
             assert_eq!((both(a, b).timeout_ms, both(a, b).is_over()), (CLOSED_MS, true));
         }
-        // Nothing was established that could be lost.
+        // There was no established flow to lose.
         assert_eq!(both(TcpOpening, TcpClosed).timeout_ms, CLOSED_MS);
         assert_eq!(both(TcpClosed, TcpOpening).timeout_ms, CLOSED_MS);
     }

@@ -1,4 +1,4 @@
-//! Flows in a form for people: for `flows`, tests and drains. Not for the packet path.
+//! Flows in readable form, for `flows`, tests and drains. Not for the packet path.
 //!
 //! Invariant: a view is a copy, and has no reference to a table.
 
@@ -15,15 +15,15 @@ pub struct FlowView {
     pub client: Addr,
     /// Its port; 0 for affinity.
     pub client_port: u16,
-    /// Where the flow goes.
+    /// The backend of the flow.
     pub backend: BackendId,
-    /// Which table has it.
+    /// The kind of the flow, which determines its table.
     pub kind: FlowKind,
     /// Its phase; of both sides together for NAT.
     pub phase: Phase,
-    /// Time since its last packet of either side, in milliseconds.
+    /// Time since the last packet of either side, in milliseconds.
     pub idle_ms: u32,
-    /// It is over, and only not aged out yet.
+    /// It has expired and has not been aged out yet.
     pub expired: bool,
 }
 
@@ -36,11 +36,11 @@ pub enum FlowKind {
     Affinity,
     /// A flow in both directions.
     Nat {
-        /// Whom the replies come from.
+        /// The endpoint that sends the replies.
         endpoint: EndpointId,
-        /// Where they go: a SNAT address, or the client's own.
+        /// The destination of the replies: a SNAT address, or the client's own.
         source: Addr,
-        /// Port there.
+        /// The destination port of the replies.
         source_port: u16,
     },
 }

@@ -22,26 +22,27 @@ const OUTER_HOP_LIMIT: u8 = 64;
 /// The two ends of the tunnel, of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tunnel {
-    /// Of `tunnelSource`.
+    /// An address of `tunnelSource`.
     pub source: Addr,
-    /// The backend.
+    /// The address of the backend.
     pub destination: Addr,
     /// The low bits of [`flow_hash`], for the flow label of an IPv6 header.
     pub flow_hash: u32,
 }
 
-/// Identifications of outer packets that may be fragmented. Each worker has its own, since all have the same sources:
-/// among the lower 16 bits, which are all that IPv4 has, its number in the upper ones and a counter in the lower ones.
+/// Identifications of outer packets that may be fragmented. All workers use the same sources, so each worker has its
+/// own range: among the lower 16 bits, which are all that IPv4 has, the upper ones hold the worker's number and the
+/// lower ones a counter.
 #[derive(Debug, Clone)]
 pub struct Identifications {
     worker: u32,
-    /// How many of the lower 16 bits count.
+    /// The number of bits of the counter, of 16.
     bits: u32,
     count: u32,
 }
 
 impl Identifications {
-    /// Those of a worker. `seed` keeps the first from being guessed (RFC 7739).
+    /// The identifications of a worker. `seed` makes the first one unpredictable (RFC 7739).
     #[must_use]
     pub fn new(worker: WorkerIndex, workers: u8, seed: u64) -> Self {
         let bits = u16::BITS - (u8::BITS - workers.max(1).saturating_sub(1).leading_zeros());
@@ -49,7 +50,7 @@ impl Identifications {
         Self { worker: u32::from(worker), bits, count }
     }
 
-    /// The next one.
+    /// The next identification.
     pub fn take(&mut self) -> u32 {
         self.count = self.count.wrapping_add(1);
         let low = self.worker << self.bits | self.count & ((1 << self.bits) - 1);
@@ -57,8 +58,9 @@ impl Identifications {
     }
 }
 
-/// A hash of the flow of a packet, equal for all that must take the same way to the backend: a packet's ports count,
-/// unless it is a fragment, since later fragments have none; an ICMP error goes with the flow that it quotes.
+/// A hash of the flow of a packet, equal for all packets that must take the same path to the backend. Ports count only
+/// in packets that are not fragments, since later fragments have none. An ICMP error has the hash of the flow that it
+/// quotes.
 #[inline]
 #[must_use]
 pub fn flow_hash(frame: &[u8], h: &Headers) -> u64 {
@@ -71,14 +73,14 @@ pub fn flow_hash(frame: &[u8], h: &Headers) -> u64 {
 #[cold]
 fn unusual_flow_hash(frame: &[u8], h: &Headers) -> u64 {
     let selection = match quote::parse(frame, h) {
-        // The quoted packet went to the client.
+        // The quoted packet was sent to the client.
         Ok(Some(q)) => selection_hash(&q.dst, q.dst_port, &q.src, q.src_port, q.proto),
         _ => selection_hash(&h.src, 0, &h.dst, 0, h.proto),
     };
     outer_hash(selection)
 }
 
-/// Bytes that the outer header takes, towards a backend of this family: what the MTU shrinks by.
+/// The length of the outer header towards a backend of this family, which reduces the MTU.
 #[inline]
 #[must_use]
 pub fn overhead(outer: Family) -> usize {
@@ -88,21 +90,21 @@ pub fn overhead(outer: Family) -> usize {
     }
 }
 
-/// Wraps the packet and sends it over `link`. Its hop limit is above 1.
+/// Wraps the packet and rewrites the frame for `link`. The packet's hop limit must be above 1.
 ///
 /// # Errors
-/// [`NoRoom`]; then the frame is as it came.
+/// [`NoRoom`]; the frame is then unchanged.
 #[inline(always)]
 pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link, tunnel: &Tunnel) -> Result<(), NoRoom> {
     wrap(frame, h, link, tunnel, 0)
 }
 
-/// As [`forward`], with an outer packet that may be fragmented: without DF, or in IPv6 with a Fragment header of a packet
-/// in one piece (RFC 8200 section 4.5), as [`Cut`](crate::wire::cut::Cut) takes it. `identification` is one that no other
-/// packet between these ends has had lately (RFC 6864, RFC 8200 section 4.5); IPv4 has room for its lower 16 bits.
+/// Like [`forward`], but the outer packet may be fragmented: it has no DF, or in IPv6 it has a Fragment header for a
+/// packet in one piece (RFC 8200 section 4.5), as [`Cut`](crate::wire::cut::Cut) requires. No other recent packet
+/// between these ends may have the same `identification` (RFC 6864, RFC 8200 section 4.5); IPv4 uses its lower 16 bits.
 ///
 /// # Errors
-/// [`NoRoom`]; then the frame is as it came.
+/// [`NoRoom`]; the frame is then unchanged.
 #[cold]
 pub fn forward_to_be_cut<F: Frame>(
     frame: &mut F,
@@ -122,7 +124,7 @@ pub fn forward_to_be_cut<F: Frame>(
     Ok(())
 }
 
-/// Puts the outer header in front, and behind it `gap` bytes that are not written.
+/// Adds the outer header, followed by `gap` bytes that are not written.
 #[inline(always)]
 fn wrap<F: Frame>(
     frame: &mut F,
@@ -137,7 +139,7 @@ fn wrap<F: Frame>(
     if !frame.grow_front(front - usize::from(h.l3)) {
         return Err(NoRoom);
     }
-    // Ethernet padding of a short frame does not travel inside the tunnel.
+    // Ethernet padding of a short frame is not sent through the tunnel.
     let cut = frame.resize(front + usize::from(ip_len));
     debug_assert!(cut, "a frame can always be cut to the packet it holds");
     let bytes = frame.bytes_mut();

@@ -7,10 +7,10 @@ use super::{Link, NoRoom, cut_trailer};
 use crate::frame::Frame;
 use crate::wire::{Headers, ethernet, rewrite};
 
-/// Sends the packet over `link`. Its hop limit is above 1.
+/// Rewrites the frame for `link`. The packet's hop limit must be above 1.
 ///
 /// # Errors
-/// [`NoRoom`]; then the frame is as it came.
+/// [`NoRoom`]; the frame is then unchanged.
 #[inline(always)]
 pub fn forward<F: Frame>(frame: &mut F, h: &Headers, link: &Link) -> Result<(), NoRoom> {
     let bytes = link.put_on(frame, h)?;

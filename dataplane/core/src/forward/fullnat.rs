@@ -1,5 +1,5 @@
 //! `fullnat`: both addresses change. The backend sees a SNAT address of the gateway as its client, so its replies
-//! return to the gateway whatever its routes are. The client sees the VIP.
+//! return to the gateway whatever routes the backend has. The client sees the VIP.
 
 use super::nat;
 use super::{Link, NoRoom};
@@ -7,10 +7,10 @@ use crate::frame::Frame;
 use crate::wire::Headers;
 use crate::wire::rewrite::Endpoint;
 
-/// Towards the backend, from a SNAT address and port of ours.
+/// Rewrites a packet to the backend, with a SNAT address and port of the gateway as its source.
 ///
 /// # Errors
-/// [`NoRoom`]; then the frame is as it came.
+/// [`NoRoom`]; the frame is then unchanged.
 #[inline]
 pub fn to_backend<F: Frame>(
     frame: &mut F,
@@ -22,10 +22,10 @@ pub fn to_backend<F: Frame>(
     nat::send(frame, h, link, Some(local), Some(backend))
 }
 
-/// Back to the client, from the VIP.
+/// Rewrites a reply to the client, with the VIP as its source.
 ///
 /// # Errors
-/// [`NoRoom`]; then the frame is as it came.
+/// [`NoRoom`]; the frame is then unchanged.
 #[inline]
 pub fn to_client<F: Frame>(
     frame: &mut F,

@@ -16,13 +16,13 @@ use crate::frame::Frame;
 use crate::wire::ethernet::{self, EthernetHeader, ether_type};
 use crate::wire::{Family, Headers, MacAddr, VlanId};
 
-/// There was no room in front of the frame for the headers to add.
+/// There was no room in front of the frame for the headers that had to be added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no room in front of the frame")]
 pub struct NoRoom;
 
-/// Cuts what follows the packet in a frame: bytes that are no part of it, and may make the frame longer than the link
-/// takes. The padding of a short frame is left, since the next sender would have to add it again.
+/// Cuts the bytes that follow the packet in a frame: they are not part of it, and may make the frame longer than the
+/// link accepts. The padding of a short frame stays, since the next sender would have to add it again.
 #[cold]
 pub fn cut_trailer<F: Frame>(frame: &mut F, end: usize) {
     if frame.bytes().len() > ethernet::FRAME_LEN_MIN.max(end) {
@@ -31,12 +31,12 @@ pub fn cut_trailer<F: Frame>(frame: &mut F, end: usize) {
     }
 }
 
-/// The link a frame leaves by.
+/// The link that a frame leaves by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// Our address there.
+    /// The gateway's link address there.
     pub source: MacAddr,
-    /// The next hop's address.
+    /// The link address of the next hop.
     pub destination: MacAddr,
     /// The tag that frames carry there.
     pub vlan: Option<VlanId>,
@@ -50,24 +50,24 @@ impl Link {
         if self.vlan.is_some() { ethernet::HEADER_LEN_MAX } else { ethernet::HEADER_LEN }
     }
 
-    /// Replaces the Ethernet header of a packet of `h.l3` bytes by this link's, and gives the bytes of the frame.
-    /// `h.l3`, and the other offsets of `h`, hold for the frame no longer if the tag came or went.
+    /// Replaces the Ethernet header of a packet that starts at `h.l3` by this link's header, and returns the bytes of
+    /// the frame. If a tag was added or removed, `h.l3` and the other offsets of `h` are no longer valid for the frame.
     ///
     /// # Errors
-    /// [`NoRoom`], when a tag has to be added and does not fit.
+    /// [`NoRoom`] if a tag must be added and does not fit.
     #[inline(always)]
     pub fn put_on<'f, F: Frame>(&self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoRoom> {
         if self.vlan.is_some() || usize::from(h.l3) != ethernet::HEADER_LEN {
             return self.put_on_with_tags(frame, h);
         }
-        // The common case: the type stays, twelve bytes change.
+        // The common case: the EtherType stays and twelve bytes change.
         let bytes = frame.bytes_mut();
         ethernet::set_addresses(bytes, self.destination, self.source);
         Ok(bytes)
     }
 
-    /// The same for a frame that came with a tag, or leaves with one. By value, so that the usual link stays in
-    /// registers.
+    /// [`Self::put_on`] for a frame that arrived with a tag, or leaves with one. It takes `self` by value, so that the
+    /// usual link stays in registers.
     #[inline(never)]
     fn put_on_with_tags<'f, F: Frame>(self, frame: &'f mut F, h: &Headers) -> Result<&'f mut [u8], NoRoom> {
         let (wanted, present) = (self.header_len(), usize::from(h.l3));
@@ -83,11 +83,11 @@ impl Link {
         Ok(bytes)
     }
 
-    /// Makes the offsets of a packet's headers those of its frame on this link, after [`Self::put_on`].
+    /// Adjusts the offsets of a packet's headers to its frame on this link, after [`Self::put_on`].
     #[inline]
     fn shift(&self, h: &mut Headers) {
         let shift = self.header_len() as i32 - i32::from(h.l3);
-        // Offsets are below 65,536 and the shift is one tag: they stay in range.
+        // Offsets are below 65,536 and the shift is the length of one tag, so they stay in range.
         h.l3 = (i32::from(h.l3) + shift) as u8;
         h.l4 = (i32::from(h.l4) + shift) as u16;
         h.ip_end = (i32::from(h.ip_end) + shift) as u16;

@@ -9,10 +9,10 @@ use crate::frame::Frame;
 use crate::wire::rewrite::{self, Endpoint};
 use crate::wire::{Headers, L4Checksum};
 
-/// Towards the backend.
+/// Rewrites a packet to the backend.
 ///
 /// # Errors
-/// [`NoRoom`]; then the frame is as it came.
+/// [`NoRoom`]; the frame is then unchanged.
 #[inline]
 pub fn to_backend<F: Frame>(
     frame: &mut F,
@@ -23,10 +23,10 @@ pub fn to_backend<F: Frame>(
     send(frame, h, link, None, Some(backend))
 }
 
-/// Back to the client, from the VIP.
+/// Rewrites a reply to the client, with the VIP as its source.
 ///
 /// # Errors
-/// [`NoRoom`]; then the frame is as it came.
+/// [`NoRoom`]; the frame is then unchanged.
 #[inline]
 pub fn to_client<F: Frame>(frame: &mut F, h: &mut Headers, link: &Link, vip: Endpoint) -> Result<(), NoRoom> {
     send(frame, h, link, Some(vip), None)
@@ -40,7 +40,7 @@ pub fn can_translate(h: &Headers) -> bool {
     h.l4_checksum != L4Checksum::Sctp || !h.is_fragment()
 }
 
-/// Replaces the ends that are given and sends the packet over `link`.
+/// Replaces the given endpoints and rewrites the frame for `link`.
 #[inline]
 pub(super) fn send<F: Frame>(
     frame: &mut F,

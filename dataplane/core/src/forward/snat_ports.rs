@@ -21,18 +21,18 @@ use crate::wire::Addr;
 pub enum Steering {
     /// One worker, which receives everything.
     Single,
-    /// The port spreads packets in ways we do not know: ports are split by remainder, replies handed over.
+    /// The NIC distributes packets in an unknown way: ports are split by remainder, and replies are handed over.
     Partition,
-    /// The port spreads packets by RSS over addresses and ports.
+    /// The NIC distributes packets by RSS over addresses and ports.
     Rss(Box<Rss>),
 }
 
-/// What a port's receive-side scaling does: RSS hash type "IP addresses and L4 ports".
+/// The receive-side scaling of a port, with the RSS hash type "IP addresses and L4 ports".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rss {
     /// The Toeplitz key, 40 or 52 bytes.
     pub key: Vec<u8>,
-    /// The redirection table: queue by the low bits of the hash; its length is a power of two.
+    /// The redirection table: the queue for each value of the low bits of the hash. Its length is a power of two.
     pub queues: Vec<WorkerIndex>,
 }
 
@@ -59,31 +59,32 @@ pub struct SnatPorts {
     steering: Steering,
     worker: WorkerIndex,
     workers: u8,
-    /// The lowest port of this worker, and the distance between its ports.
+    /// The lowest port of this worker. Its other ports follow at the distance `stride`.
     lowest: u16,
     stride: u16,
-    /// Ports of this worker.
+    /// The number of ports of this worker.
     count: u32,
-    /// The order: position `n` is `first + n * step`, modulo the count, which has no divisor in common with the step.
+    /// The order of ports: position `n` is `first + n * step`, modulo the count, which has no divisor in common with
+    /// `step`.
     first: u32,
     step: u32,
-    /// The next position of each pair of a SNAT address and a backend, by their hash.
+    /// The next position of each pair of a SNAT address and a backend, indexed by the pair's hash.
     cursors: Box<[u16]>,
-    /// What each bit of a reply's destination port adds to its RSS hash, for IPv4 and IPv6. The Toeplitz hash is
-    /// linear, so this depends on nothing else.
+    /// The contribution of each bit of a reply's destination port to its RSS hash, for IPv4 and IPv6. The Toeplitz hash
+    /// is linear, so the contribution depends on nothing else.
     of_bit: [[u32; 16]; 2],
 }
 
-/// A SNAT address, the backend that it is used towards, and where their rotation is.
+/// A SNAT address, the backend that it is used for, and the position of their rotation.
 #[derive(Debug, Clone, Copy)]
 pub struct Pair {
     v4: bool,
     cursor: usize,
-    /// The RSS hash of replies, without what their destination port adds.
+    /// The RSS hash of replies, without the contribution of their destination port.
     rss_hash: u32,
 }
 
-/// Where a port stands in its rotation.
+/// The position of a port in its rotation.
 #[derive(Debug, Clone, Copy)]
 pub struct Turn {
     cursor: usize,
@@ -91,7 +92,7 @@ pub struct Turn {
 }
 
 impl SnatPorts {
-    /// The ports of a worker. `seed` keeps their order from being guessed (RFC 6056).
+    /// The ports of a worker. `seed` makes their order unpredictable (RFC 6056).
     #[must_use]
     pub fn new(steering: Steering, worker: WorkerIndex, workers: u8, seed: u64) -> Self {
         let workers = workers.max(1);
@@ -104,7 +105,7 @@ impl SnatPorts {
         let count = u32::from(u16::MAX - lowest) / u32::from(stride) + 1;
         let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let first = scale(mixed, count);
-        // Between a quarter and three quarters of the count: ports that follow each other lie far apart.
+        // The step is between a quarter and three quarters of the count, so that consecutive ports are far apart.
         let mut step = count / 4 + scale(mixed.wrapping_mul(0xd6e8_feb8_6659_fd93), count / 2).max(1);
         while gcd(step, count) != 1 {
             step += 1;
@@ -125,7 +126,7 @@ impl SnatPorts {
         &self.steering
     }
 
-    /// The rotation of ports of a SNAT address towards a backend of this protocol.
+    /// The rotation of ports of a SNAT address for a backend of this protocol.
     #[must_use]
     pub fn pair(&self, local: Addr, backend: (Addr, u16), proto: u8) -> Pair {
         let hash = key_hash(&local, proto, backend.1) ^ key_hash(&backend.0, proto, 0).rotate_left(17);
@@ -137,11 +138,11 @@ impl SnatPorts {
         Pair { v4: local.is_v4(), cursor: cursor as usize % SNAT_CURSORS, rss_hash }
     }
 
-    /// The next port of a pair whose replies reach this worker, the one whose last assignment is the oldest, and its
-    /// turn. `None` if there is none among so many that there should be one: the next call continues the search.
+    /// The next port of a pair whose replies reach this worker, with its turn: the port whose last assignment is the
+    /// oldest. `None` if no such port is among those examined; the next call continues the search.
     pub fn next(&mut self, pair: &Pair) -> Option<(u16, Turn)> {
-        // With RSS ports that lead home are spread at random, one in `workers`: in four times as many there is one,
-        // but for one time in fifty.
+        // With RSS, one port in `workers` returns to this worker, at random. Four times as many ports contain one in
+        // all but one of fifty cases.
         (0..4 * u32::from(self.workers)).find_map(|_| {
             let turn = Turn { cursor: pair.cursor, position: self.cursors[pair.cursor] };
             self.resume_after(turn);
@@ -150,9 +151,9 @@ impl SnatPorts {
         })
     }
 
-    /// Sets the rotation back, or on, to the port after this one.
+    /// Sets the rotation of the pair to the port after this one.
     pub fn resume_after(&mut self, turn: Turn) {
-        // Below 64,512.
+        // The position is below 64,512.
         self.cursors[turn.cursor] = ((u32::from(turn.position) + 1) % self.count) as u16;
     }
 
@@ -168,7 +169,7 @@ impl SnatPorts {
     /// The port at a position of the order.
     fn port_at(&self, position: u16) -> u16 {
         let at = (u64::from(self.first) + u64::from(position) * u64::from(self.step)) % u64::from(self.count);
-        // Below the count, which ends at 65,535.
+        // The position is below the count, so the port is at most 65,535.
         self.lowest + at as u16 * self.stride
     }
 }
@@ -193,7 +194,7 @@ pub fn toeplitz(key: &[u8], src: (&Addr, u16), dst: (&Addr, u16)) -> u32 {
     input[len..len + 2].copy_from_slice(&src.1.to_be_bytes());
     input[len + 2..len + 4].copy_from_slice(&dst.1.to_be_bytes());
     let byte = |at: usize| u64::from(key.get(at).copied().unwrap_or(0));
-    // The window: 32 bits of key under the current input bit, and 8 more to shift in.
+    // A window of 32 bits of the key at the current input bit, and 8 more bits to shift in.
     let mut window = byte(0) << 32 | byte(1) << 24 | byte(2) << 16 | byte(3) << 8 | byte(4);
     let mut hash = 0;
     for (at, input) in input[..len + 4].iter().enumerate() {
@@ -213,7 +214,7 @@ mod tests {
     use super::*;
     use std::net::IpAddr;
 
-    /// The key and the vectors of Microsoft's "Verifying the RSS hash calculation".
+    /// The key and the test vectors of Microsoft's "Verifying the RSS hash calculation".
     const KEY: [u8; 40] = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0,
         0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42,

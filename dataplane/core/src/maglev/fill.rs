@@ -13,18 +13,17 @@ use std::collections::BinaryHeap;
 use super::member::{Member, NO_BACKEND};
 use crate::hash::{identity_hashes, scale};
 
-/// One backend on its way through its permutation.
+/// The position of a backend in its permutation.
 struct Walk {
     position: u16,
     at: u32,
     step: u32,
-    /// Of the step modulo the size; 0 until it is needed.
+    /// The inverse of the step modulo the size; 0 until it is needed.
     inverse: u32,
 }
 
-/// The backends of one weight, which have their turns together: their next turn is at `(2 * turns + 1) /
-/// (2 * weight)` on a common time scale, so that rounding is to nearest and a common factor of all weights
-/// changes nothing.
+/// The backends of one weight, which take their turns together. Their next turn is at `(2 * turns + 1) / (2 * weight)`
+/// on a common time scale, so that shares are rounded to nearest and a common factor of all weights changes nothing.
 struct Class {
     weight: u16,
     turns: u32,
@@ -40,7 +39,7 @@ impl Class {
 }
 
 impl Ord for Class {
-    /// Reversed: the heap's greatest has the next turn.
+    /// The order is reversed: the heap returns its greatest element, which must be the class with the next turn.
     fn cmp(&self, other: &Self) -> Ordering {
         self.next_turn(other).reverse()
     }
@@ -60,7 +59,7 @@ impl PartialEq for Class {
 
 impl Eq for Class {}
 
-/// Owners of all `size` slots; empty if there are no members.
+/// The owners of all `size` slots; empty if there are no members.
 pub(super) fn fill(members: &[Member], size: u32) -> Vec<u16> {
     let mut classes = classes(members, size);
     if classes.is_empty() {
@@ -84,13 +83,13 @@ pub(super) fn fill(members: &[Member], size: u32) -> Vec<u16> {
     unreachable!("classes are put back until no slot is free")
 }
 
-/// Which slots are free.
+/// The free slots.
 struct Slots {
     size: Modulus,
     taken: Vec<u64>,
-    /// How many more are taken before the rest is listed.
+    /// How many more slots are taken before the free ones are listed.
     until_listed: u32,
-    /// All free ones, once they are few.
+    /// All free slots, once there are few.
     listed: Vec<u32>,
 }
 
@@ -115,7 +114,7 @@ impl Slots {
         slot
     }
 
-    /// One step at a time: four at once, to save mispredicted branches, were measured and slower.
+    /// One step at a time. Four at once, to avoid mispredicted branches, was measured and is slower.
     #[inline]
     fn probe(&self, walk: &mut Walk) -> u32 {
         loop {
@@ -127,7 +126,7 @@ impl Slots {
         }
     }
 
-    /// The listed slot that is the fewest steps away.
+    /// The listed slot that the walk reaches in the fewest steps.
     fn jump(&mut self, walk: &mut Walk) -> u32 {
         if walk.inverse == 0 {
             walk.inverse = self.size.inverse(walk.step);
@@ -161,8 +160,8 @@ impl Modulus {
         if sum >= self.size { sum - self.size } else { sum }
     }
 
-    /// The product of two values, at most the size, by Barrett's reduction: the quotient is one too small at
-    /// most, since the product is far below 2^64.
+    /// The product of two values that are at most the size, by Barrett's reduction. The quotient is at most one too
+    /// small, since the product is far below 2^64.
     #[inline]
     fn multiply(self, a: u32, b: u32) -> u32 {
         let product = u64::from(a) * u64::from(b);

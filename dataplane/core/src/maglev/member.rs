@@ -1,15 +1,15 @@
-//! What a table is made from, and what its slots hold.
+//! The input of a table, and the value of a slot without an owner.
 
 use crate::wire::Addr;
 
-/// The slot has no owner.
+/// The value of a slot without an owner.
 pub const NO_BACKEND: u16 = u16::MAX;
 
-/// A backend as its table sees it.
+/// A backend as the input of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member {
-    /// The identity, together with the number of equal addresses before it.
+    /// The address. Together with the number of equal addresses before it, it is the identity.
     pub address: Addr,
-    /// Share of the slots relative to the others; 0 owns none, but has its position.
+    /// The share of the slots relative to the other members. A member with 0 owns no slot, but keeps its position.
     pub weight: u16,
 }

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::hash::FoldHasher;
 
-/// Whether a size is prime, as a table's must be: only then does every step width visit every slot.
+/// Whether a size is prime, as required: otherwise some step widths would not visit every slot.
 #[must_use]
 pub fn is_prime(size: u32) -> bool {
     size >= 2 && (2..).take_while(|d| d * d <= u64::from(size)).all(|d| u64::from(size) % d != 0)
@@ -31,10 +31,10 @@ pub fn is_prime(size: u32) -> bool {
 
 /// Builds one table: the position in `members` that owns each slot.
 ///
-/// `members` are sorted by address. Where no weight is above 0 the table is empty.
+/// `members` are sorted by address. If no weight is above 0, the table is empty.
 ///
 /// # Panics
-/// If `size` is not a prime, or there are 65,536 members or more: the snapshot's compile checks both.
+/// If `size` is not a prime, or there are 65,536 members or more. The compile of a snapshot checks both.
 #[must_use]
 pub fn build(members: &[Member], size: u32) -> Arc<[u16]> {
     assert!(is_prime(size), "the size of a Maglev table is prime");
@@ -42,7 +42,7 @@ pub fn build(members: &[Member], size: u32) -> Arc<[u16]> {
     fill::fill(members, size).into()
 }
 
-/// Slots owned by each position.
+/// The number of slots that each position owns.
 #[must_use]
 pub fn shares(table: &[u16], members: usize) -> Vec<u32> {
     let mut counts = vec![0; members];
@@ -61,7 +61,7 @@ struct Recipe {
     members: Box<[Member]>,
 }
 
-/// The tables of a chain of snapshots, each made once. A copy is the same set.
+/// The tables of a chain of snapshots, each built once. A copy is the same set.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tables(Arc<Mutex<Made>>);
 
@@ -73,7 +73,7 @@ struct Made {
 }
 
 impl Tables {
-    /// The table of these members: one that there is, or a new one.
+    /// The table of these members: an existing one, or a new one.
     pub(crate) fn table(&self, mut members: Vec<Member>, size: u32) -> Arc<[u16]> {
         let divisor = members.iter().fold(0, |divisor, member| gcd(divisor, member.weight)).max(1);
         members.iter_mut().for_each(|member| member.weight /= divisor);
@@ -88,7 +88,7 @@ impl Tables {
         Arc::clone(place.insert(table))
     }
 
-    /// Drops the tables that no snapshot uses, if there may be some. Call it when a snapshot is built: until then
+    /// Drops the tables that no snapshot uses, if there may be some. Call it when a snapshot is built. Until then,
     /// tables of earlier snapshots are kept, for backends that leave and return.
     pub(crate) fn tidy(&self) {
         let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +99,7 @@ impl Tables {
     }
 }
 
-/// Tables that may be kept without a use, and a sixteenth of those in use more.
+/// The number of unused tables that may be kept, in addition to a sixteenth of those in use.
 const UNUSED_MAX: usize = 64;
 
 fn gcd(a: u16, b: u16) -> u16 {

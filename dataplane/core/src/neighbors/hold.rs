@@ -14,7 +14,7 @@ use super::{NeighborSlot, NeighborTable, TableFull, words};
 use crate::ids::InterfaceIndex;
 use crate::wire::Addr;
 
-/// The slots that one snapshot added to those of the snapshots that it goes back to. Gives them up when dropped.
+/// The slots that one snapshot added to those of the snapshots that it is derived from. Dropping it releases them.
 #[derive(Debug)]
 pub struct Hold {
     table: NeighborTable,
@@ -22,13 +22,13 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// The table that the slots are of.
+    /// The table that the slots belong to.
     #[must_use]
     pub fn table(&self) -> &NeighborTable {
         &self.table
     }
 
-    /// The slot of a next hop, which is held from now on.
+    /// The slot of a next hop, held from now on.
     ///
     /// # Errors
     /// [`TableFull`].
@@ -41,7 +41,7 @@ impl Hold {
     /// Holds a slot that another hold of the same table has.
     ///
     /// # Panics
-    /// If it has no holder.
+    /// If the slot has no holder.
     pub fn keep(&mut self, slot: NeighborSlot) {
         let mut writers = self.table.writers();
         let before = writers.holders[slot.index()];
@@ -51,7 +51,7 @@ impl Hold {
         self.slots.push(slot);
     }
 
-    /// Whether it holds nothing.
+    /// Whether it holds no slot.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
@@ -68,13 +68,13 @@ impl Drop for Hold {
 }
 
 impl NeighborTable {
-    /// A hold for a snapshot, of nothing yet.
+    /// An empty hold for a snapshot.
     #[must_use]
     pub fn hold(&self) -> Hold {
         Hold { table: self.clone(), slots: Vec::new() }
     }
 
-    /// The slot of a next hop, a new one if it has none. The resolver holds it until [`Self::release`].
+    /// The slot of a next hop, allocated if it has none. The resolver holds it until [`Self::release`].
     ///
     /// # Errors
     /// [`TableFull`].
@@ -82,8 +82,8 @@ impl NeighborTable {
         self.take(interface, &addr, Holder::Resolver)
     }
 
-    /// The resolver wants a next hop no longer. Its link address goes unless configuration gives it, and the slot is
-    /// free unless a snapshot names it.
+    /// Releases the resolver's hold on a next hop. The link address is cleared unless configuration gives it, and the
+    /// slot becomes free unless a snapshot holds it.
     pub fn release(&self, interface: InterfaceIndex, addr: &Addr) {
         let mut writers = self.writers();
         if let Some(slot) = self.lookup(interface, addr) {
@@ -98,7 +98,7 @@ impl NeighborTable {
         self.writers().usage
     }
 
-    /// All slots with a holder, by number.
+    /// All slots that have a holder, by number.
     #[must_use]
     pub fn slots(&self) -> Vec<NeighborSlot> {
         let writers = self.writers();
@@ -134,7 +134,7 @@ impl NeighborTable {
             Err(_) => return Err(TableFull),
         };
         let before = writers.holders[slot as usize];
-        // A slot of the resolver's counts among those of snapshots once a snapshot names it.
+        // A slot of the resolver counts as a slot of snapshots once a snapshot holds it.
         if holder == Holder::Snapshot && before.snapshots == 0 && !writers.has_room(holder) {
             return Err(TableFull);
         }
@@ -167,11 +167,11 @@ impl NeighborTable {
         }
     }
 
-    /// The slot is odd, and not in the index.
+    /// Call it while the slot's version is odd and the slot is not in the index.
     fn write_key(&self, slot: u32, interface: InterfaceIndex, addr: &Addr) {
         let key = &self.keys[slot as usize];
         let (high, low) = words(addr);
-        // Who sees one of the stores below, and fences, sees the odd version before them.
+        // A reader that sees one of the stores below, and fences, also sees the odd version stored before them.
         fence(Release);
         key.high.store(high, Relaxed);
         key.low.store(low, Relaxed);
@@ -179,7 +179,7 @@ impl NeighborTable {
         key.version.store(key.version.load(Relaxed).wrapping_add(1), Release);
     }
 
-    /// Takes a slot out of the index; it is odd afterwards.
+    /// Removes a slot from the index. Its version is odd afterwards.
     fn free(&self, slot: NeighborSlot) {
         let Some((interface, addr)) = self.key(slot) else { return };
         let mask = self.index.len() - 1;
@@ -197,7 +197,7 @@ impl NeighborTable {
             let entry = self.index[at].load(Relaxed);
             let moved = entry.checked_sub(1).and_then(|slot| self.key(NeighborSlot(slot)));
             let Some((interface, addr)) = moved else { break };
-            // One whose look-up begins behind the gap stays where it is.
+            // An entry whose look-up begins behind the gap stays where it is.
             if distance(self.hash(interface, &addr) & mask, at) >= distance(hole, at) {
                 self.index[hole].store(entry, Release);
                 self.count_removal();

@@ -34,13 +34,13 @@ use crate::prefetch;
 use crate::wire::{Addr, MacAddr};
 use writers::Writers;
 
-/// Number of a next hop in the table, while it has a holder.
+/// The number of a next hop in the table. Valid while the next hop has a holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct NeighborSlot(u32);
 
 impl NeighborSlot {
-    /// Position, below the table's capacity.
+    /// The position, below the table's capacity.
     #[inline]
     #[must_use]
     pub fn index(self) -> usize {
@@ -48,7 +48,7 @@ impl NeighborSlot {
     }
 }
 
-/// No slot is left for another next hop.
+/// The table has no free slot for another next hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the neighbour table is full; accepted: {NEXT_HOPS_MAX} next hops of backends and routes, and \
@@ -56,14 +56,14 @@ impl NeighborSlot {
 )]
 pub struct TableFull;
 
-/// What is known of a next hop.
+/// The state of a next hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NeighborState {
-    /// Nothing, or not any more.
+    /// No link address is known, or it is no longer valid.
     Unresolved,
     /// Learnt from an answer.
     Resolved(MacAddr),
-    /// Learnt, not confirmed of late; still used (RFC 4861 7.3.2).
+    /// Learnt, and not confirmed recently; still used (RFC 4861 7.3.2).
     Stale(MacAddr),
     /// Given by configuration; answers do not change it.
     Static(MacAddr),
@@ -74,7 +74,7 @@ const RESOLVED: u64 = 1 << 48;
 const STALE: u64 = 1 << 49;
 const STATIC: u64 = 1 << 50;
 const STATES: u64 = RESOLVED | STALE | STATIC;
-/// A packet has looked it up by its address since the resolver's last check.
+/// Set if a packet has looked up the next hop by its address since the resolver's last check.
 const USED: u64 = 1 << 51;
 
 /// The maximum number of searches for an entry that may have been moved: each further one needs another concurrent
@@ -97,20 +97,20 @@ impl Default for Key {
     }
 }
 
-/// See the module. A copy is the same table.
+/// The table of next hops and their link addresses. A copy is the same table.
 #[derive(Debug, Clone)]
 pub struct NeighborTable {
-    /// Open addressing at most half full; slot number + 1, or 0.
+    /// Open addressing, at most half full. An element is a slot number + 1, or 0 if it is free.
     index: Arc<[AtomicU32]>,
     keys: Arc<[Key]>,
-    /// State and link address, dense so that busy next hops share cache lines.
+    /// State and link address in a dense array, so that busy next hops share cache lines.
     links: Arc<[AtomicU64]>,
-    /// Entries moved in the index, ever.
+    /// The number of entries that were ever moved in the index.
     removals: Arc<AtomicU64>,
-    /// Secret of the index's hash: senders choose addresses.
+    /// The secret of the index's hash: senders choose addresses.
     seed: u64,
     writers: Arc<Mutex<Writers>>,
-    /// Here because it is shared by the same: all snapshots, workers and reports.
+    /// Stored here because snapshots, workers and reports share it as they share the table.
     path_mtus: Arc<PathMtus>,
 }
 
@@ -127,13 +127,13 @@ impl NeighborTable {
         Self::seeded(0)
     }
 
-    /// The same with a secret, so that a sender cannot choose addresses that collide.
+    /// Like [`Self::new`], with a secret, so that a sender cannot choose addresses that collide.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self::with(NEXT_HOPS_MAX, NEIGHBORS_ON_DEMAND_MAX, seed)
     }
 
-    /// An empty table for that many next hops of each kind, at most those of [`Self::new`].
+    /// An empty table for that many next hops of each kind, at most as many as in [`Self::new`].
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         Self::with(capacity.min(NEXT_HOPS_MAX), capacity.min(NEIGHBORS_ON_DEMAND_MAX), 0)
@@ -159,7 +159,7 @@ impl NeighborTable {
         &self.path_mtus
     }
 
-    /// Asks the cache for what [`Self::mac`] reads.
+    /// Prefetches the data that [`Self::mac`] reads.
     #[inline]
     pub fn prefetch(&self, slot: NeighborSlot) {
         if let Some(link) = self.links.get(slot.index()) {
@@ -167,8 +167,8 @@ impl NeighborTable {
         }
     }
 
-    /// The link address to send to, if one is known. One load. Only for a slot with a holder: one of the snapshot
-    /// that the caller uses.
+    /// The link address to send to, if one is known. Costs one load. Call it only for a slot with a holder, such as one
+    /// of the snapshot that the caller uses.
     #[inline]
     #[must_use]
     pub fn mac(&self, slot: NeighborSlot) -> Option<MacAddr> {
@@ -176,7 +176,7 @@ impl NeighborTable {
         (word & STATES != 0).then(|| mac_of(word))
     }
 
-    /// The link address of a next hop that no snapshot names, if one is known; notes that it is in use. Lock-free.
+    /// The link address of a next hop that no snapshot names, if one is known. Records that it is in use. Lock-free.
     #[inline]
     #[must_use]
     pub fn resolve(&self, interface: InterfaceIndex, addr: &Addr) -> Option<MacAddr> {
@@ -192,8 +192,8 @@ impl NeighborTable {
         Some(mac_of(word))
     }
 
-    /// What a sighting of a neighbour is to be compared with: whether anybody holds a slot for it, and the link
-    /// address known. Does not count as use. Lock-free.
+    /// The current entry of a neighbour, to compare a sighting with: the outer `Option` tells whether its slot has a
+    /// holder, the inner one is the known link address. Does not count as use. Lock-free.
     #[must_use]
     pub fn peek(&self, interface: InterfaceIndex, addr: &Addr) -> Option<Option<MacAddr>> {
         let (slot, version) = self.find(interface, addr)?;
@@ -216,36 +216,36 @@ impl NeighborTable {
         slot.is_some_and(|slot| self.links[slot.index()].fetch_and(!USED, Relaxed) & USED != 0)
     }
 
-    /// An answer gave this link address. Returns false, and changes nothing, where configuration gives one.
+    /// Stores a link address from an answer. Returns false, and changes nothing, if configuration gives the address.
     pub fn learn(&self, slot: NeighborSlot, mac: MacAddr) -> bool {
         self.update(slot, |_| RESOLVED | word_of(mac))
     }
 
-    /// The address has not been confirmed for a while. It stays in use.
+    /// Records that the address has not been confirmed for a while. It stays in use.
     pub fn mark_stale(&self, slot: NeighborSlot) {
         self.update(slot, |word| if word & RESOLVED == 0 { word } else { word & MAC_MASK | STALE });
     }
 
-    /// The link address goes, unless configuration gives it.
+    /// Clears the link address, unless configuration gives it.
     fn forget(&self, slot: NeighborSlot) {
         self.update(slot, |_| 0);
     }
 
-    /// Configuration gives the link address.
+    /// Stores a link address that configuration gives.
     pub fn set_static(&self, slot: NeighborSlot, mac: MacAddr) {
         if let Some(link) = self.links.get(slot.index()) {
             link.store(STATIC | word_of(mac), Release);
         }
     }
 
-    /// Configuration gives it no longer: to be resolved like the others.
+    /// Removes the link address that configuration gave. The neighbour is then resolved like the others.
     pub fn clear_static(&self, slot: NeighborSlot) {
         if let Some(link) = self.links.get(slot.index()) {
             let _ = link.fetch_update(Release, Relaxed, |word| (word & STATIC != 0).then_some(0));
         }
     }
 
-    /// What is known of a next hop.
+    /// The state of a next hop.
     #[must_use]
     pub fn state(&self, slot: NeighborSlot) -> NeighborState {
         let word = self.links.get(slot.index()).map_or(0, |link| link.load(Relaxed));
@@ -257,7 +257,7 @@ impl NeighborTable {
         }
     }
 
-    /// Whose slot it is; `None` for a free one.
+    /// The interface and address of a slot; `None` for a free slot.
     #[must_use]
     pub fn key(&self, slot: NeighborSlot) -> Option<(InterfaceIndex, Addr)> {
         let key = self.keys.get(slot.index())?;
@@ -267,7 +267,7 @@ impl NeighborTable {
         (version.is_multiple_of(2) && self.unchanged(slot.0, version)).then_some(found)
     }
 
-    /// Next hops that have a slot.
+    /// The number of next hops that have a slot.
     #[must_use]
     pub fn len(&self) -> usize {
         let usage = self.usage();
@@ -290,7 +290,7 @@ impl NeighborTable {
         }
     }
 
-    /// A miss counts only when nothing was moved meanwhile.
+    /// Repeats the search. A miss counts only if no entry was moved during the search.
     #[cold]
     fn find_again(&self, hash: usize, interface: InterfaceIndex, addr: &Addr) -> Option<(u32, u32)> {
         for _ in 0..FIND_TRIES {
@@ -305,7 +305,7 @@ impl NeighborTable {
         None
     }
 
-    /// The slot and its version, or the place in the index where it would go.
+    /// The slot and its version, or the place in the index where it would be stored.
     #[inline]
     fn probe(&self, hash: usize, interface: InterfaceIndex, addr: &Addr) -> Result<(u32, u32), usize> {
         let (high, low) = words(addr);
@@ -329,7 +329,7 @@ impl NeighborTable {
         }
     }
 
-    /// Whether what was read of a slot since its version was read belongs together.
+    /// Whether the slot has not changed since its version was read.
     #[inline]
     fn unchanged(&self, slot: u32, version: u32) -> bool {
         fence(Acquire);
@@ -343,14 +343,14 @@ impl NeighborTable {
         key_hash(&Addr::v6(whole.to_be_bytes()), interface, 0) as usize
     }
 
-    /// Changes what is not static; false if it is. Keeps the note of use.
+    /// Changes an entry that is not static. Returns false if it is static. Keeps the mark of use.
     fn update(&self, slot: NeighborSlot, change: impl Fn(u64) -> u64) -> bool {
         let changed = |word: u64| (word & STATIC == 0).then(|| change(word & !USED) | word & USED);
         self.links.get(slot.index()).is_some_and(|link| link.fetch_update(Release, Relaxed, changed).is_ok())
     }
 }
 
-/// One write for each period of the resolver, not one a packet.
+/// Marks the link as used. This writes once per period of the resolver, not once per packet.
 #[cold]
 fn note_use(link: &AtomicU64) {
     link.fetch_or(USED, Relaxed);

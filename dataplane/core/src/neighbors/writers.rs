@@ -1,4 +1,4 @@
-//! What only writers of the neighbour table know: who holds which slot, and how many there are of each kind.
+//! State of the neighbour table that only writers use: the holders of each slot, and the number of slots of each kind.
 
 use std::collections::VecDeque;
 
@@ -7,37 +7,37 @@ use std::collections::VecDeque;
 pub struct Usage {
     /// Next hops of backends, routes and fixed neighbours.
     pub next_hops: usize,
-    /// The maximum of them.
+    /// The maximum number of these.
     pub next_hops_max: usize,
-    /// Next hops that only packets ask for.
+    /// Next hops that only packets request.
     pub on_demand: usize,
-    /// The maximum of them.
+    /// The maximum number of these.
     pub on_demand_max: usize,
 }
 
 impl Usage {
-    /// Whether a further next hop of either kind would find no room.
+    /// Whether the table is full for next hops of either kind.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.next_hops >= self.next_hops_max || self.on_demand >= self.on_demand_max
     }
 }
 
-/// What only writers know.
+/// State that only writers use.
 #[derive(Debug)]
 pub(super) struct Writers {
     pub(super) holders: Vec<Holders>,
-    /// Slots that never belonged to anyone begin here.
+    /// The first slot that has never been used.
     pub(super) fresh: u32,
-    /// Slots to be given again, the one freed longest ago first.
+    /// Free slots to be reused, the one freed longest ago first.
     pub(super) freed: VecDeque<u32>,
     pub(super) usage: Usage,
 }
 
-/// Who holds one slot.
+/// The holders of one slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Holders {
-    /// How often snapshots do.
+    /// The number of snapshots that hold it.
     pub(super) snapshots: u32,
     pub(super) resolver: bool,
 }
@@ -59,7 +59,7 @@ impl Writers {
         }
     }
 
-    /// Counts the slot for who holds it now, having been held by `before`.
+    /// Updates the usage for a slot whose holders change from `before` to `after`.
     pub(super) fn account(&mut self, before: Holders, after: Holders) {
         let kind = |holders: Holders| match holders {
             Holders { snapshots: 1.., .. } => (1, 0),
@@ -74,7 +74,7 @@ impl Writers {
         self.usage.on_demand += on_demand;
     }
 
-    /// Whether one more of this kind has room.
+    /// Whether there is room for another slot of this kind.
     pub(super) fn has_room(&self, holder: Holder) -> bool {
         match holder {
             Holder::Snapshot => self.usage.next_hops < self.usage.next_hops_max,

@@ -13,22 +13,22 @@ use crate::limits::RECHECK_BUCKETS_PER_TURN;
 use crate::now::Now;
 use crate::snapshot::Snapshot;
 
-/// Walks over the tables for one change: new flows move others between their two buckets, past the walk, so one is not
-/// enough; a flow that is moved over both in the right moments lives on until the next change.
+/// Walks over the tables for one change. New flows may move other flows between their two buckets, past the walk, so
+/// one walk is not enough. A flow that is moved past both walks stays until the next change.
 const WALKS: u8 = 2;
 
 /// How far the flows of a worker have been checked.
 #[derive(Debug, Default)]
 pub(super) struct Recheck {
-    /// [`Snapshot::admission`] of the walk, done or under way.
+    /// [`Snapshot::admission`] of the walk in progress, or of the last one.
     admission: u64,
     walks_left: u8,
     cursor: u64,
 }
 
 impl Pipeline {
-    /// Looks at some more of the known flows when source ranges have changed, and returns whether there are more to
-    /// look at. To be called with a new snapshot, and each turn from then on until there are none.
+    /// Checks some more of the known flows after a change of source ranges, and returns whether there are more to
+    /// check. Call it with a new snapshot, and then in each turn until it returns false.
     pub fn recheck(&mut self, snapshot: &Snapshot, now: Now) -> bool {
         if self.recheck.admission != snapshot.admission() {
             self.recheck = Recheck { admission: snapshot.admission(), walks_left: WALKS, cursor: 0 };

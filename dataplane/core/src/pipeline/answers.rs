@@ -1,13 +1,13 @@
 //! Frames that the gateway answers itself: ARP, neighbour solicitations, pings, resets and ICMP errors.
 //!
-//! Each function turns the received frame into its answer in place and returns whether it could. The pipeline decides
-//! what may be answered, and `wire` builds the answer. Answers go back to the station that sent the frame, so no
-//! neighbour has to be resolved.
+//! Each function turns the received frame into its answer in place and returns whether it succeeded. The pipeline
+//! decides what may be answered, and `wire` builds the answer. Answers go back to the station that sent the frame, so
+//! no neighbour has to be resolved.
 //!
 //! Resets and ICMP errors have rate limits. [`Pipeline::reset`] and [`Pipeline::refuse`] take a token of the limit
 //! only when it is certain that an answer is due.
 //!
-//! Invariant: when one of these functions returns no, the frame is unchanged.
+//! Invariant: when one of these functions returns false, the frame is unchanged.
 
 use super::{Burst, Oversized, Pipeline};
 
@@ -17,12 +17,12 @@ use crate::verdict::AnswerKind;
 use crate::wire::icmp::{self, Problem};
 use crate::wire::{Addr, ArpPacket, Family, Headers, MacAddr, SmallFrame, arp, ethernet, ipv4, ndp, tcp};
 
-/// Makes the frame the reply to the ARP request in it, for an address of ours.
+/// Turns the frame into the reply to its ARP request for one of our addresses.
 pub(super) fn arp_reply<F: Frame>(frame: &mut F, request: &ArpPacket, mac: MacAddr) -> bool {
     become_small(frame, &arp::reply(request, mac))
 }
 
-/// Makes the frame the advertisement for the solicitation in it, for an address of ours.
+/// Turns the frame into the advertisement that answers its solicitation for one of our addresses.
 pub(super) fn advertisement<F: Frame>(
     frame: &mut F,
     h: &Headers,
@@ -33,8 +33,8 @@ pub(super) fn advertisement<F: Frame>(
     is_from_one_station(frame) && become_small(frame, &answer)
 }
 
-/// Makes the frame the reply to the ping in it, or to this fragment of one. An IPv4 reply that does not fit the link,
-/// to a ping that the driver put together, goes in pieces.
+/// Turns the frame into the reply to its ping, or to its fragment of a ping. An IPv4 reply that does not fit the link,
+/// to a ping that the driver reassembled, is sent in pieces.
 pub(super) fn echo_reply<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
     let (mac, mtu) = (burst.interface.mac, burst.interface.mtu);
     let frame = &mut burst.frames[at];
@@ -50,7 +50,7 @@ pub(super) fn echo_reply<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &
         forward::cut_trailer(frame, usize::from(h.ip_end));
         if too_long {
             ipv4::allow_fragments(frame.bytes_mut(), h);
-            // A position below `BURST`. A frame is answered once, so there is room.
+            // The position is below `BURST`. A frame is answered once, so there is room.
             let piece = Oversized { frame: at as u8, packet: u16::from(h.l3), mtu };
             let _ = burst.out.oversized.try_push(piece);
         }
@@ -59,7 +59,7 @@ pub(super) fn echo_reply<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &
 }
 
 impl Pipeline {
-    /// Makes the frame the reset of the segment in it, if one may be sent now.
+    /// Turns the frame into the reset of its TCP segment, if one may be sent now.
     #[cold]
     pub(super) fn reset<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> bool {
         let frame = &mut burst.frames[at];
@@ -70,7 +70,7 @@ impl Pipeline {
         self.reply_limit.take(AnswerKind::Reset, &h.src, burst.now) && become_small(frame, &answer)
     }
 
-    /// Makes the frame an ICMP error about its packet, if one may be sent now.
+    /// Turns the frame into an ICMP error about its packet, if one may be sent now.
     #[cold]
     pub(super) fn refuse<F: Frame>(
         &mut self,
@@ -86,8 +86,8 @@ impl Pipeline {
         {
             return false;
         }
-        // A router answers in its own name; "no such port" is the VIP's to say, and a link without an address
-        // of the family leaves only the VIP.
+        // A router answers from its own address. "Port unreachable" is sent from the VIP, and so are all errors on a
+        // link where the gateway has no address of the family.
         let from = match problem {
             Problem::PortUnreachable => h.dst,
             _ => burst.interface.source(h.family).unwrap_or(h.dst),
@@ -96,8 +96,8 @@ impl Pipeline {
     }
 }
 
-/// Whether the frame names a station that an answer can go to. A group is none (IEEE 802.3 section 3.2.5): its answer
-/// would go to every station on the link.
+/// Whether the frame's source is a station that can receive an answer. A group address is not valid as a source (IEEE
+/// 802.3 section 3.2.5): the answer would go to every station on the link.
 pub(super) fn is_from_one_station<F: Frame>(frame: &F) -> bool {
     !ethernet::source(frame.bytes()).is_multicast()
 }
@@ -112,11 +112,12 @@ fn kind_of(problem: Problem) -> AnswerKind {
     }
 }
 
-/// Makes the frame an ICMP error about itself, which it may have, from an address of ours.
+/// Turns the frame into an ICMP error about itself, from one of our addresses. The caller has decided that it may be
+/// answered.
 fn error<F: Frame>(frame: &mut F, h: &Headers, problem: Problem, mac: MacAddr, from: Addr) -> bool {
     let answer = icmp::error(frame.bytes(), h, problem, mac, from);
     let (header, quote) = (answer.header.len(), answer.quote);
-    // The quote stays where it is: the header takes the place of what is before it, and of headroom.
+    // The quote stays in place: the new header replaces the bytes in front of it, and uses headroom if needed.
     if header > quote.start && !frame.grow_front(header - quote.start) {
         return false;
     }

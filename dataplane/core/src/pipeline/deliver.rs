@@ -263,7 +263,7 @@ impl Pipeline {
             Destination::Backend { service, .. } => (service, TransmitReason::Forward),
             Destination::Client { service, .. } => (service, TransmitReason::Reply),
         };
-        // Not before there is known to be room: a frame that is refused stays as it came.
+        // Only once it is certain that there is room: a frame that is refused must stay unchanged.
         if h.is_icmp_error() {
             translate_quote(frame, &h, destination);
             why = TransmitReason::IcmpError;
@@ -272,7 +272,7 @@ impl Pipeline {
         burst.set(at, Verdict::Transmit { interface: way.interface, why });
     }
 
-    /// Whether a packet whose hop limit ends here, or that does not fit the path, may be forwarded: in fragments, if
+    /// Whether a packet whose hop limit ends here, or that does not fit the path, may be forwarded in fragments because
     /// its sender has left DF clear (RFC 791). Otherwise it is answered.
     #[cold]
     fn passes_in_pieces<F: Frame>(
@@ -283,7 +283,7 @@ impl Pipeline {
         overhead: usize,
         way: &Way,
     ) -> bool {
-        // Of IPv4 headers the longest, and 8 bytes of data.
+        // Room for the longest IPv4 header and 8 bytes of data.
         let room = way.mtu >= overhead + 60 + 8;
         if h.ttl <= 1 || h.dont_fragment || !room {
             self.cannot_pass(burst, at, h, overhead, way.mtu);
@@ -295,7 +295,7 @@ impl Pipeline {
         true
     }
 
-    /// A packet whose hop limit ends here, or that does not fit the way, is answered.
+    /// Answers a packet whose hop limit ends here, or that does not fit the path.
     #[cold]
     pub(super) fn cannot_pass<F: Frame>(
         &mut self,
@@ -309,10 +309,10 @@ impl Pipeline {
             let answered = self.refuse(burst, at, h, Problem::TimeExceeded);
             return burst.answer_or(at, answered, TransmitReason::TtlExceeded, Refusal::TtlExceeded);
         }
-        // At most 65,535, being a difference of such numbers; a tunnel over a link too small for it leaves nothing.
+        // At most 65,535, as a difference of such numbers. A tunnel over a link that is too small for it leaves 0.
         let mtu = (mtu.saturating_sub(overhead) as u16).max(match h.family {
             Family::V4 => 0,
-            // A smaller one would be ignored (RFC 8201 section 4).
+            // Hosts ignore a smaller value (RFC 8201 section 4).
             Family::V6 => path_mtu::minimum(Family::V6),
         });
         let answered = self.refuse(burst, at, h, Problem::TooBig { mtu });
@@ -334,7 +334,7 @@ impl NoWay {
         Self { refusal: Refusal::NeighborUnresolved, wanted }
     }
 
-    /// Ends the frame, and requests the resolution of the next hop.
+    /// Sets the verdict of the frame, and requests the resolution of the next hop.
     #[cold]
     fn tell<F: Frame>(self, burst: &mut Burst<'_, '_, F>, at: usize) {
         if let Some((interface, addr)) = self.wanted {
@@ -385,12 +385,13 @@ fn translate<F: Frame>(
     }
 }
 
-/// Translates the packet that an ICMP error quotes back to how its sender knew it: it went the other way.
+/// Translates the packet that an ICMP error quotes back to the form in which its sender sent it. The packet travelled
+/// in the opposite direction.
 #[cold]
 fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destination<'_>) {
     let Ok(Some(mut quoted)) = quote::parse(frame.bytes(), h) else { return };
     let (src, dst) = match *destination {
-        // The backend sent it, to what it takes for the client.
+        // The backend sent it, to the address that it sees as the client's.
         Destination::Backend { backend, local, .. } => {
             (Some(Endpoint { addr: backend.address, port: backend.port }), local)
         }
@@ -402,8 +403,8 @@ fn translate_quote<F: Frame>(frame: &mut F, h: &Headers, destination: &Destinati
     quote::translate(frame.bytes_mut(), h, &mut quoted, src, dst);
 }
 
-/// Bytes of the largest packet, outer header included, that reaches a backend over a link with this MTU: less than
-/// that if a router on the path of a tunnel has reported it.
+/// Bytes of the largest packet, outer header included, that reaches a backend over a link with this MTU, taking into
+/// account the path MTU that a router on the path of a tunnel has reported.
 #[inline(never)]
 fn mtu_to(view: &View<'_>, backend: &Backend, link_mtu: usize, now: Now) -> usize {
     if backend.mode != ForwardingMode::DsrIpip {
@@ -422,7 +423,7 @@ fn way_by_slot(view: &View<'_>, index: InterfaceIndex, slot: NeighborSlot) -> Re
     }
 }
 
-/// To a client: by a route, or on the link itself.
+/// The next hop to a client: the router of a route, or the client itself if it is on-link.
 fn way_by_route(view: &View<'_>, client: &Addr) -> Result<Way, NoWay> {
     let route = view.snapshot.route(client).ok_or(NoWay::NO_ROUTE)?;
     if let Some(slot) = route.neighbor {

@@ -1,4 +1,4 @@
-//! Forwards fragments: the first fragment of a datagram decides, and those without ports follow it.
+//! Forwards fragments: the decision for the first fragment of a datagram also applies to its fragments without ports.
 //!
 //! This is off the fast path, and the last of all stages, since the fragments of a datagram mostly arrive together,
 //! and the decision for the first is known only after it is forwarded. [`crate::fragments`] is the table.
@@ -21,11 +21,11 @@ use crate::snapshot::Snapshot;
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
 use crate::wire::Headers;
 
-/// Hand-overs that a later fragment may take: to the gatherer, and to the worker that holds the flow.
+/// The number of hand-overs that a later fragment may need: to the gatherer, and to the worker that holds the flow.
 const HAND_OVERS_MAX: u8 = 2;
 
 impl Pipeline {
-    /// Remembers what became of the first fragments of a burst, whatever it is.
+    /// Remembers the result for each first fragment of a burst.
     #[cold]
     pub(super) fn remember_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
         for packet in std::mem::take(&mut burst.first_fragments) {
@@ -44,15 +44,16 @@ impl Pipeline {
         }
     }
 
-    /// Notes that another worker has seen the first fragment of a datagram. Its later fragments go there, to `owner`.
+    /// Records that another worker, `owner`, has seen the first fragment of a datagram. Later fragments are handed over
+    /// to it.
     pub fn learn_fragment(&mut self, key: FragmentKey, owner: WorkerIndex, now: Now) {
-        // The first fragment itself comes here.
+        // For `owner` itself nothing is recorded: the first fragment is handed over to it.
         if owner != self.worker {
             self.fragments.remember(key, Decision::Elsewhere(owner), now);
         }
     }
 
-    /// Sends fragments without ports where their first one went.
+    /// Sends fragments without ports to the destination of their first fragment.
     #[cold]
     pub(super) fn follow_first_fragments<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>) {
         for packet in std::mem::take(&mut burst.later_fragments) {
@@ -82,7 +83,7 @@ impl Pipeline {
         }
     }
 
-    /// A fragment whose first one was not seen here.
+    /// Processes a fragment whose first fragment was not seen here.
     fn unknown_fragment<F: Frame>(
         &mut self,
         burst: &mut Burst<'_, '_, F>,
@@ -91,20 +92,20 @@ impl Pipeline {
         key: FragmentKey,
     ) {
         let gatherer = self.fragments.gatherer(&key, self.workers);
-        // To a group or to everyone: each station puts its own together, and the kernel is one of them.
+        // Each receiver of a packet to a group or to everyone reassembles it, and the kernel is one of them.
         let to_one = h.dst.is_single_host();
         if to_one && gatherer != self.worker && burst.arrival.hand_overs() == 0 {
             return burst.set(at, Verdict::HandOver(gatherer));
         }
         self.unserved(burst, at, h);
         if to_one {
-            // A frame is listed once, so there is room; its position is below `BURST`.
+            // A frame is listed once, so there is room. Its position is below `BURST`.
             let _ = burst.out.unknown_fragments.try_push(UnknownFragment { frame: at as u8, key });
         }
     }
 }
 
-/// What there is to tell of a later fragment.
+/// The note for a later fragment.
 fn note(decision: Decision) -> Note {
     match decision {
         Decision::ToBackend { service, backend, .. } => {
@@ -117,14 +118,14 @@ fn note(decision: Decision) -> Note {
     }
 }
 
-/// The decision for the later fragments of a datagram, whose first fragment has this verdict and backend.
+/// The decision for the later fragments of a datagram whose first fragment has this verdict and backend.
 fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&Destination<'_>>) -> Decision {
     let to = match verdict {
         Verdict::Transmit {
             why: TransmitReason::Forward | TransmitReason::Reply | TransmitReason::IcmpError,
             ..
         }
-        // It waits for its next hop, and so do the others.
+        // The first fragment waits for its next hop, and the later ones do so too.
         | Verdict::Drop(DropReason::Refused(Refusal::NeighborUnresolved)) => destination,
         Verdict::HandOver(owner) => return Decision::Elsewhere(owner),
         Verdict::Transmit { why: TransmitReason::EchoReply, .. } => return Decision::Echo,
@@ -148,7 +149,7 @@ fn decision(verdict: Verdict, backend: Option<BackendId>, destination: Option<&D
     }
 }
 
-/// The service and backend that a remembered decision names, if both are still there.
+/// The service and backend of a remembered decision, if both still exist.
 fn recalled(snapshot: &Snapshot, decision: Decision) -> Option<Destination<'_>> {
     Some(match decision {
         Decision::ToBackend { service, backend, local } => Destination::Backend {

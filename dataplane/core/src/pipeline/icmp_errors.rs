@@ -24,11 +24,11 @@ use crate::wire::ipv6;
 use crate::wire::quote::{self, Quote};
 use crate::wire::rewrite::Endpoint;
 
-/// Where an error belongs: on its way, with what there is to tell of it, or at another worker.
+/// The destination of an error, with the note about it; or the verdict that hands it over or refuses it.
 type Found<'s> = Result<(Destination<'s>, Note), Verdict>;
 
 impl Pipeline {
-    /// Finds where an ICMP error belongs and puts it on its way. False when it is about no flow of ours.
+    /// Finds the flow that an ICMP error is about and forwards the error. False if it is about no flow of ours.
     #[cold]
     pub(super) fn icmp_error<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, packet: u8) -> bool {
         let at = burst.frame_of(packet);
@@ -64,7 +64,7 @@ impl Pipeline {
         true
     }
 
-    /// About a packet from a VIP to a client: for the backend that sent it.
+    /// For an error about a packet from a VIP to a client: finds the backend that sent the packet.
     fn about_answer<'s, F: Frame>(&self, burst: &Burst<'s, '_, F>, quoted: &Quote) -> Option<Found<'s>> {
         let snapshot = burst.view.snapshot;
         let hash = Snapshot::hash_service(&quoted.src, quoted.proto, quoted.src_port);
@@ -94,7 +94,7 @@ impl Pipeline {
         {
             return Some(Err(Verdict::HandOver(next)));
         }
-        // A flow that no worker knows still goes where its packets go, if they go anywhere.
+        // An error about a flow that no worker knows goes to the backend that the flow's packets would go to, if any.
         if known.is_none() && !snapshot.admits(service, &quoted.dst) {
             return Some(Err(Refusal::SourceRange.into()));
         }
@@ -108,7 +108,7 @@ impl Pipeline {
         Some(Ok((Destination::Backend { service, backend, local: None }, note)))
     }
 
-    /// About a packet that we sent to a backend, translated: for the client that sent it.
+    /// For an error about a translated packet that we sent to a backend: finds the client that sent the packet.
     fn about_request<'s, F: Frame>(&self, burst: &Burst<'s, '_, F>, quoted: &Quote) -> Option<Found<'s>> {
         let snapshot = burst.view.snapshot;
         let hash = Snapshot::hash_endpoint(&quoted.dst, quoted.proto, quoted.dst_port);
@@ -131,7 +131,7 @@ impl Pipeline {
     }
 }
 
-/// What there is to tell of an error about a flow.
+/// The note for an error about a flow.
 fn note(service: &Service, backend: BackendId, flow: FlowNote) -> Note {
     Note { service: Some(service.id), backend: Some(backend), flow }
 }

@@ -23,17 +23,17 @@ use crate::snapshot::{ForwardingMode, Snapshot};
 use crate::verdict::{Refusal, Verdict};
 use crate::wire::{Addr, Family, Headers, ipv6};
 
-/// How a NIC with RSS deals a packet to a queue.
+/// How a NIC with RSS assigns a packet to a queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dealt {
-    /// As every whole packet of its flow.
+    /// To the same queue as every whole packet of its flow.
     WithItsFlow,
     /// By its addresses alone, or by those of another packet.
     Otherwise,
 }
 
 impl Dealt {
-    /// NICs look for ports right behind the IP header, and in no fragment.
+    /// NICs look for ports only directly behind the IP header, and not in fragments.
     #[inline]
     pub(super) fn of(h: &Headers) -> Self {
         let extended = h.family == Family::V6 && usize::from(h.l4) != usize::from(h.l3) + ipv6::HEADER_LEN;
@@ -41,10 +41,10 @@ impl Dealt {
     }
 }
 
-/// The worker that a hash of the client names.
+/// The worker that a hash of the client selects.
 #[inline]
 pub(super) fn owner_of_client(client: (&Addr, u16), proto: u8, workers: u8) -> WorkerIndex {
-    // Below 256, being below `workers`.
+    // Below 256, since it is below `workers`.
     scale(key_hash(client.0, proto, client.1), u32::from(workers)) as WorkerIndex
 }
 
@@ -83,16 +83,17 @@ impl Pipeline {
         if snapshot.snat_addresses(family).contains(to.0) {
             return match self.snat_ports.steering() {
                 Steering::Partition => Some(owner_of_port(to.1, self.workers)),
-                // The port was chosen so that the reply comes here by itself.
+                // The port was chosen so that replies arrive here without a hand-over.
                 Steering::Rss(rss) if dealt == Dealt::Otherwise => Some(rss.queue(backend, to)),
                 Steering::Single | Steering::Rss(_) => None,
             };
         }
-        // To the gateway itself: what the kernel began is the kernel's, on whatever worker.
+        // A packet to the gateway itself: the kernel's own connections need no particular worker.
         snapshot.address(to.0).is_none().then(|| owner_of_client(to, proto, self.workers))
     }
 
-    /// What to do with a packet whose flow this worker would hold, did it not belong to `owner`.
+    /// Checks that this worker may process a packet whose flow belongs to `owner`. The error is the verdict: a hand-over to
+    /// `owner`, or a drop if the packet was handed over before.
     #[inline]
     pub(super) fn at_home(&self, owner: WorkerIndex, arrival: Arrival) -> Result<(), Verdict> {
         match arrival {
@@ -102,7 +103,7 @@ impl Pipeline {
         }
     }
 
-    /// The next worker to try for a flow that any of them may hold; `None` when all have been tried.
+    /// The next worker to try for a flow that any worker may hold; `None` when all have been tried.
     pub(super) fn next_to_ask(&self, arrival: Arrival) -> Option<WorkerIndex> {
         let more = arrival.hand_overs() + 1 < self.workers;
         more.then(|| if self.worker + 1 == self.workers { 0 } else { self.worker + 1 })

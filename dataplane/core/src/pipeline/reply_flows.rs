@@ -1,4 +1,4 @@
-//! Packets from backends back to clients, in the modes that translate: find the flow's client.
+//! Packets from backends back to clients, in the modes that translate: finds the client of the flow.
 //!
 //! Stages 2 to 4 of the pipeline for this direction. Every packet that is not for a service port may be one: its
 //! source is looked up among the endpoints, then the flow between the endpoint and the packet's destination. Packets
@@ -19,7 +19,7 @@ use crate::wire::{Headers, L4Checksum};
 /// The packets of one burst that may be replies.
 pub(super) type Replies = ArrayVec<Reply, BURST>;
 
-/// A packet that may come from a backend, on its way through the stages.
+/// A packet that may come from a backend, with its state between the stages.
 pub(super) struct Reply {
     packet: u8,
     endpoint_hash: u64,
@@ -75,7 +75,8 @@ impl Pipeline {
             let kind = kind_of(&burst.packets[usize::from(reply.packet)].headers);
             reply.found = match self.flows.nat.lookup_reply_first(key, *hash, kind, burst.now) {
                 First::Steady(hit) => Some(hit),
-                // Now, not with those of the other bucket: packets of one flow are noted in their order.
+                // Looked up now, not together with those of the other bucket: packets of one flow must be recorded in
+                // their order.
                 First::There => self.flows.nat.lookup_reply(key, *hash, kind, burst.now),
                 First::Absent => None,
             };
@@ -92,7 +93,7 @@ impl Pipeline {
             let h = &burst.packets[usize::from(reply.packet)].headers;
             let hit = match reply.found {
                 Some(hit) => Some(hit),
-                // In its other bucket, or begun by a request of this burst.
+                // The flow is in its other bucket, or a request of this burst began it.
                 None => self.flows.nat.lookup_reply(key, *hash, kind_of(h), burst.now),
             };
             let Some((hit, service)) = hit.and_then(|hit| Some((hit, snapshot.service_by_id(hit.service)?)))

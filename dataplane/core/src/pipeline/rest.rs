@@ -15,8 +15,8 @@ use crate::wire::icmp::Problem;
 use crate::wire::ndp::{self, Ndp};
 use crate::wire::{Addr, ArpPacket, Headers, L4Checksum, MacAddr, ethernet, icmp, proto};
 
-/// An ARP packet: requests for our addresses are answered; other packets that may concern the kernel are punted. The
-/// information about the sender goes to the resolver.
+/// Processes an ARP packet: answers requests for our addresses, and punts other packets that may concern the kernel.
+/// The resolver gets the information about the sender.
 #[cold]
 pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &ArpPacket) {
     if packet.vlan != burst.interface.vlan {
@@ -26,7 +26,7 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
     if to != burst.interface.mac && !to.is_multicast() {
         return burst.set(at, Refusal::OtherStation);
     }
-    // RFC 5227 2.1.1: a probe has no sender address; it claims nothing yet.
+    // RFC 5227 2.1.1: a probe has no sender address, so it claims no address yet.
     let is_probe = packet.sender_ip.is_unspecified() && packet.operation == ArpOperation::Request;
     if !packet.sender_mac.is_unicast() {
         return burst.set(at, Refusal::BadSource);
@@ -53,8 +53,9 @@ pub(super) fn arp<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, packet: &Ar
     burst.answer_or(at, answered, TransmitReason::ArpReply, Verdict::Punt(PuntReason::Local));
 }
 
-/// Whether a request for the link address of an address of ours is answered here, at any rate. The kernel's side of the
-/// tap has the same link address, so its own addresses are no exception; those of another interface are its to judge.
+/// Whether the gateway answers a request for the link address of this kind of address. It does so even for the
+/// interface's own addresses, since the kernel's side of the tap has the same link address. The kernel decides for the
+/// addresses of other interfaces.
 fn answers_for(kind: AddressKind, arrival: InterfaceIndex) -> bool {
     match kind {
         AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel => true,
@@ -63,7 +64,7 @@ fn answers_for(kind: AddressKind, arrival: InterfaceIndex) -> bool {
 }
 
 impl Pipeline {
-    /// A packet that matches no service port and is no reply of a backend.
+    /// Processes a packet that matches no service port and is no reply of a backend.
     #[cold]
     pub(super) fn unserved<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) {
         let verdict = verdict(burst, at, h);
@@ -76,7 +77,7 @@ impl Pipeline {
             };
             (rejected, TransmitReason::NoService)
         } else {
-            // What a backend sends on a connection whose state was lost. Without a reset it would go on for minutes.
+            // A backend sent this on a connection whose state was lost. Without a reset it would continue for minutes.
             let lost = verdict == Refusal::NoSnatFlow.into() && is_tcp && policy.reset_unknown_flows;
             (lost && self.reset(burst, at, h), TransmitReason::NoFlow)
         };
@@ -84,11 +85,11 @@ impl Pipeline {
     }
 }
 
-/// The verdict on such a packet, before the decision whether to answer a refusal.
+/// The verdict on such a packet, before the decision whether a refusal is answered.
 fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
     match burst.view.snapshot.address(&h.dst) {
         kind if refused_source(burst, h, kind) => Refusal::BadSource.into(),
-        // What is the kernel's it judges itself.
+        // Not for the interface's own addresses: the kernel checks the packets to those.
         Some(AddressKind::Vip | AddressKind::Snat | AddressKind::Tunnel)
             if !answers::is_from_one_station(&burst.frames[at]) =>
         {
@@ -109,8 +110,8 @@ fn verdict<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ve
     }
 }
 
-/// Whether a packet to this kind of address has an invalid source. The kernel decides on packets to a group or to
-/// everyone: hosts without an address send them (DHCP), and neighbour discovery shows the kernel other claims of our
+/// Whether a packet to this kind of address has an invalid source. For packets to a group or to everyone the kernel
+/// decides: hosts without an address send them (DHCP), and neighbour discovery shows the kernel other claims of our
 /// addresses.
 fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<AddressKind>) -> bool {
     match to {
@@ -120,26 +121,26 @@ fn refused_source<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers, to: Option<Ad
     }
 }
 
-/// Whether the destination is everyone on a network.
+/// Whether the destination is a broadcast address or another address of all hosts on a network.
 fn is_to_everyone<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     let fault = burst.view.snapshot.source_fault(&h.dst);
     matches!(fault, Some(SourceFault::NotOneHost | SourceFault::NotOneHostOfNetwork))
 }
 
-/// Whether the source is ours, or an end of a connected network.
+/// Whether the source is one of ours, or the network or broadcast address of a connected network.
 fn forged<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     matches!(burst.sender_fault(h), Some(SourceFault::Ours | SourceFault::NotOneHostOfNetwork))
 }
 
-/// Whether a packet to an address of the gateway itself may be the answer of a backend to a health check at the VIP:
-/// a DSR backend answers from the VIP, or reports by ICMP that it does not listen. Whether there was such a check is
-/// decided on the path to the kernel.
+/// Whether a packet to an address of the gateway itself may be a backend's answer to a health check at the VIP: a DSR
+/// backend answers from the VIP, or reports by ICMP that it does not listen. The path to the kernel decides whether
+/// there was such a check.
 fn may_answer_probe<F: Frame>(burst: &Burst<'_, '_, F>, h: &Headers) -> bool {
     let has_ports = matches!(h.l4_checksum, L4Checksum::Tcp | L4Checksum::Udp | L4Checksum::UdpZero);
     (has_ports || h.is_icmp_error()) && burst.view.snapshot.address(&h.src) == Some(AddressKind::Vip)
 }
 
-/// To an address that only we answer for.
+/// The verdict on a packet to an address that only the gateway answers for.
 fn to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, no_port: Refusal) -> Verdict {
     match h.l4_checksum {
         L4Checksum::Icmp | L4Checksum::Icmpv6 => icmp_to_vip(burst, at, h),
@@ -168,7 +169,8 @@ fn icmp_to_vip<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -
     }
 }
 
-/// To a group: neighbour discovery about an address of ours is answered, all else is the kernel's.
+/// The verdict on a packet to a group: neighbour discovery about one of our addresses is answered, and everything else
+/// is punted.
 fn to_group<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
     if h.proto != proto::ICMPV6 {
         return Verdict::Punt(PuntReason::Local);
@@ -180,7 +182,7 @@ fn to_group<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> V
     }
 }
 
-/// A sound neighbour discovery message, to us or to a group.
+/// The verdict on a valid neighbour discovery message, to us or to a group.
 fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, message: &Ndp) -> Verdict {
     let index = burst.arrival.interface();
     if let Err(refusal) = hear_discovery(burst, h, message) {
@@ -198,8 +200,8 @@ fn discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers, mes
     Verdict::Punt(PuntReason::Local)
 }
 
-/// To the interface's own address: neighbour discovery is answered or heard, all else is the kernel's, which also judges
-/// malformed messages.
+/// The verdict on a packet to the interface's own address: neighbour discovery is answered or evaluated, and everything
+/// else is punted to the kernel, which also checks malformed messages.
 fn to_own<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Verdict {
     if h.proto == proto::ICMPV6
         && let Ok(Some(message)) = ndp::parse(burst.frames[at].bytes(), h)
@@ -211,7 +213,7 @@ fn to_own<F: Frame>(burst: &mut Burst<'_, '_, F>, at: usize, h: &Headers) -> Ver
 
 fn hear_discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, h: &Headers, message: &Ndp) -> Result<(), Refusal> {
     match *message {
-        // Duplicate address detection: it has no address yet.
+        // Duplicate address detection: the sender has no address yet.
         Ndp::Solicitation { .. } if h.src == Addr::UNSPECIFIED => Ok(()),
         Ndp::Solicitation { source_mac: None, .. } => Ok(()),
         Ndp::Solicitation { target, source_mac } => {
@@ -227,7 +229,7 @@ fn hear_discovery<F: Frame>(burst: &mut Burst<'_, '_, F>, h: &Headers, message: 
     }
 }
 
-/// Passes on what a packet tells about a neighbour, if that is news for anyone. An error: what it tells is wrong.
+/// Reports what a packet says about a neighbour, if that is new. Returns an error if the packet's claim is invalid.
 fn hear<F: Frame>(
     burst: &mut Burst<'_, '_, F>,
     addr: Addr,
@@ -239,7 +241,7 @@ fn hear<F: Frame>(
         return Err(Refusal::BadSource);
     }
     if snapshot.address(&addr).is_some() {
-        // Not our own packet that came back, by another interface on the same link perhaps.
+        // Ignores our own packet that came back, perhaps by another interface on the same link.
         let own = mac.is_some_and(|mac| snapshot.interfaces().iter().any(|interface| interface.mac == mac));
         if own {
             return Ok(());
@@ -248,7 +250,8 @@ fn hear<F: Frame>(
         return Err(Refusal::AddressConflict);
     }
     let is_news = match (burst.view.neighbors.peek(interface, &addr), how) {
-        // Nobody asked for it. Who asks for us is about to send to us, if it is on the link at all.
+        // Nobody has requested this neighbour. A host that requests our address is about to send to us, if it is on the
+        // link.
         (None, Sighting::Request) => is_on_link(snapshot, interface, &addr),
         (None, _) => false,
         (Some(known), Sighting::Answer { .. }) => known.is_some() || mac.is_some(),

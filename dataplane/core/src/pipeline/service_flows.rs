@@ -1,8 +1,8 @@
-//! Packets from clients to service ports: find the flow's backend, or choose one.
+//! Packets from clients to service ports: finds the flow's backend, or chooses one.
 //!
-//! Stages 2 to 4 of the pipeline for this direction. A packet's flow bucket is prefetched, then read. A hit
-//! prefetches the backend, a miss prefetches what the choice reads. Then the backend is known and the packet is
-//! delivered, or it is answered because there is no backend.
+//! Stages 2 to 4 of the pipeline for this direction. The bucket of a packet's flow is prefetched, then read. A hit
+//! prefetches the backend; a miss prefetches the data for the choice. Then the packet is delivered to the backend, or
+//! it is answered because there is no backend.
 
 use std::time::Duration;
 
@@ -29,15 +29,15 @@ use crate::wire::{Addr, Headers, proto, sctp};
 /// The requests of one burst.
 pub(super) type Requests<'s> = ArrayVec<Request<'s>, BURST>;
 
-/// A packet to a service port, on its way through the stages.
+/// A packet to a service port, with its state between the stages.
 pub(super) struct Request<'s> {
     packet: u8,
     service: &'s Service,
     key: FlowKey,
     kind: Packet,
-    /// Of the flow table.
+    /// The hash for the flow table.
     flow_hash: FlowHash,
-    /// Of the choice of a backend, which is the same on every gateway.
+    /// The hash for the choice of a backend, which is the same on every gateway.
     choice_hash: u64,
     found: Option<Known>,
 }
@@ -47,7 +47,7 @@ pub(super) struct Request<'s> {
 struct Known {
     backend: BackendId,
     local: Option<Endpoint>,
-    /// The packet begins a new connection of the same ports.
+    /// The packet begins a new connection with the same addresses and ports.
     reopened: bool,
 }
 
@@ -58,7 +58,7 @@ impl From<DsrHit> for Known {
 }
 
 impl Known {
-    /// The meaning of an entry for a packet of this client.
+    /// The meaning of a flow entry for a packet of this client.
     #[inline]
     fn translated(hit: &NatHit, mode: ForwardingMode, client: &FlowKey) -> Self {
         let local = local_of(hit, mode, &client.addr(), client.port());
@@ -66,8 +66,8 @@ impl Known {
     }
 }
 
-/// The source that a known flow is sent with, where it is not the client's own: always with `fullnat`, and with `nat`
-/// for a backend that is its own client, or where another flow has the client's port towards this backend.
+/// The source with which a known flow is sent, if it is not the client's own: always with `fullnat`, and with `nat` for
+/// a backend that is its own client, or if another flow has the client's port towards this backend.
 #[inline]
 pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr, port: u16) -> Option<Endpoint> {
     let local = Endpoint { addr: hit.source, port: hit.source_port };
@@ -76,7 +76,7 @@ pub(super) fn local_of(hit: &NatHit, mode: ForwardingMode, client: &Addr, port: 
 }
 
 impl<'s> Request<'s> {
-    /// Position of its packet.
+    /// The position of its packet.
     fn index(&self) -> usize {
         usize::from(self.packet)
     }
@@ -89,10 +89,10 @@ pub(super) fn kind_of(h: &Headers) -> Packet {
 }
 
 impl Pipeline {
-    /// Stage 2: the flow key of a packet to `service`; its bucket is prefetched.
+    /// Stage 2: builds the flow key of a packet to `service` and prefetches its bucket.
     ///
     /// # Errors
-    /// The verdict, when another worker holds the flow.
+    /// The verdict, if another worker holds the flow.
     #[inline]
     pub(super) fn request<'s>(
         &self,
@@ -144,7 +144,7 @@ impl Pipeline {
         }
     }
 
-    /// Notes in a request what the first bucket of its flow knows, and gives the backend.
+    /// Stores in the request what the first bucket of its flow contains, and returns the backend.
     #[inline(always)]
     fn known_first(&mut self, request: &mut Request<'_>, now: Now) -> Option<BackendId> {
         let Request { key, flow_hash, kind, service, .. } = request;
@@ -174,14 +174,14 @@ impl Pipeline {
         }
     }
 
-    /// A packet that changes its flow, at once: packets of one flow are noted in their order.
+    /// Looks up the flow of a packet that changes it at once: packets of one flow must be recorded in their order.
     #[inline(never)]
     fn known_now(&mut self, request: &mut Request<'_>, now: Now) -> Option<BackendId> {
         request.found = self.known(request, now);
         request.found.as_ref().map(|known| known.backend)
     }
 
-    /// What the flow tables know of a request; the packet is noted there.
+    /// Looks up the flow of a request and records the packet in it.
     fn known(&mut self, request: &Request<'_>, now: Now) -> Option<Known> {
         let Request { key, flow_hash, kind, service, .. } = request;
         if service.mode.is_dsr() {
@@ -192,16 +192,17 @@ impl Pipeline {
         }
     }
 
-    /// Stage 4: settles the backend of each request.
+    /// Stage 4: determines the backend of each request.
     #[inline(never)]
     pub(super) fn choose_backends<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
         requests: &Requests<'s>,
     ) {
-        // Borrowed for as long as the snapshot, not the burst.
+        // Borrowed from the snapshot, not from the burst, so that the burst stays mutable.
         let snapshot = burst.view.snapshot;
-        // Known flows that a packet of this burst began anew: what was found for its later packets is old.
+        // Known flows for which a packet of this burst began a new connection: their later packets must look up the new
+        // one.
         let mut renewed = ArrayVec::<FlowKey, BURST>::new();
         for request in requests {
             let at = burst.frame_of(request.packet);
@@ -244,8 +245,8 @@ impl Pipeline {
         }
     }
 
-    /// Chooses a backend for a packet whose flow is not known, or whose backend takes it no longer, and
-    /// remembers it.
+    /// Chooses a backend for a packet whose flow is not known, or whose backend no longer takes it, and creates the
+    /// flow entry.
     fn begin<'s, F: Frame>(
         &mut self,
         burst: &mut Burst<'s, '_, F>,
@@ -272,7 +273,7 @@ impl Pipeline {
         if stray && !service.mode.is_dsr() {
             return Err(if has_backends { Refusal::NoFlow } else { Refusal::NoEndpoints });
         }
-        // Its way ends here, so it begins nothing. Without a backend the gateway is where it was going.
+        // The packet ends here, so it begins no flow. Without a backend, the gateway itself is its destination.
         if h.ttl <= 1 && has_backends {
             return Err(Refusal::TtlExceeded);
         }
@@ -284,16 +285,16 @@ impl Pipeline {
         let idle = IdleTimeout::new(idle);
         let local = match service.mode {
             ForwardingMode::DsrL2 | ForwardingMode::DsrIpip => {
-                // A reset ends a flow that is not known: nothing to remember. A full table costs nothing but
-                // stability should the slot's owner change; the table has counted it.
+                // A reset ends a flow that is not known, so there is no flow to remember. If the table is full, the
+                // only cost is that the flow may move when the owner of its slot changes. The table has counted that.
                 if h.tcp_flags & flags::RST == 0 {
                     let (key, hash) = (&request.key, request.flow_hash);
                     let _ = self.flows.dsr.insert(key, hash, backend.id, request.kind, idle, now);
                 }
                 None
             }
-            // The client would take the answer of its own server for one from a stranger: it knows the VIP only. With
-            // a source of ours the answer comes back here.
+            // The client expects the answer from the VIP, and would reject an answer that its own server sends
+            // directly. With a source of ours, the answer returns through the gateway.
             ForwardingMode::Nat if backend.address == h.src => {
                 if snapshot.snat_addresses(h.family).is_empty() {
                     return Err(Refusal::Hairpin);
@@ -307,7 +308,7 @@ impl Pipeline {
         Ok(Chosen { backend, local, flow: FlowNote::New })
     }
 
-    /// The backend that takes a new flow: the one that its client has by affinity, else by its hash.
+    /// The backend of a new flow: the one that its client has by affinity, otherwise the one that its hash selects.
     fn choose<'s>(
         &mut self,
         snapshot: &'s Snapshot,
@@ -316,7 +317,7 @@ impl Pipeline {
         now: Now,
     ) -> Option<&'s Backend> {
         let service = request.service;
-        // The hash was not needed as long as the flow was known.
+        // The hash was not computed for a known flow.
         let choice_hash = match (service.affinity_ms, request.found) {
             (0, Some(_)) => selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto),
             (_, Some(_)) => client_hash(&h.src),
@@ -335,15 +336,16 @@ impl Pipeline {
         }
         let backend = snapshot.backend(service.select(choice_hash)?)?;
         let idle = IdleTimeout::new(Duration::from_millis(u64::from(service.affinity_ms)));
-        // Where the table is full the client's hash gives the same backend until backends change.
+        // If the table is full, the client's hash selects the same backend until the backends change.
         let _ = self.flows.dsr.insert(&key, hash, backend.id, Packet::Datagram, idle, now);
         Some(backend)
     }
 
-    /// Finds a local address and port for a new flow whose source changes, and whose replies come to this worker: one
-    /// that no other flow to the same endpoint has, or else one whose flow is over, is only opening, or is ended by the
-    /// word of one side, in this order. An established flow keeps its port. Where handshakes hold most of the ports, a
-    /// flood holds them: one of the first ports is taken then, since a longer search finds more of the same.
+    /// Finds a local address and port for a new flow whose source is translated, such that replies arrive at this
+    /// worker. It prefers a port that no other flow to the same endpoint has, then one whose flow is over, then one
+    /// whose flow is opening, then one whose flow one side has ended. An established flow keeps its port. If handshakes
+    /// hold most of the ports, there is a flood of them: the search then ends early, since a longer one finds more of
+    /// the same.
     fn bind_local(
         &mut self,
         snapshot: &Snapshot,
@@ -356,12 +358,12 @@ impl Pipeline {
         let addresses = snapshot.snat_addresses(h.family);
         let spread = selection_hash(&h.src, h.src_port, &h.dst, h.dst_port, h.proto) ^ self.seed;
         let first = scale(spread, u32::try_from(addresses.len()).unwrap_or(u32::MAX)) as usize;
-        // With more addresses than batches each flow looks at some of them, beginning with another one.
+        // If there are more addresses than batches, each flow examines some of them, and the first one varies.
         let looked_at = addresses.len().min(SNAT_PORT_PROBES / SNAT_PORT_BATCH);
         let mut best = (ReplyKey::Taken, None);
         for &addr in addresses.iter().cycle().skip(first).take(looked_at) {
             let pair = self.snat_ports.pair(addr, (backend.address, backend.port), h.proto);
-            // The first port is free unless ports are short.
+            // Only one port is examined first: it is free unless ports are short.
             let (mut left, mut probes) = (SNAT_PORT_PROBES / looked_at, 1);
             let (mut looked, mut handshakes) = (0, 0);
             while left > 0 && best.0 > ReplyKey::Over {
@@ -389,14 +391,14 @@ impl Pipeline {
             }
         }
         let (found, Some((reply, hash, turn))) = best else { return Err(Refusal::SnatPortsExhausted) };
-        // Those after it were only looked at: they are next.
+        // The ports after it were only examined, so the rotation continues with them.
         self.snat_ports.resume_after(turn);
         self.claim(request, found, &(reply, hash), backend, idle, now)?;
         Ok(Endpoint { addr: reply.addr(), port: reply.port() })
     }
 
-    /// Begins a `nat` flow with the client's own port or, where another flow has that port towards the same endpoint
-    /// and is not over, with another one, which is given. Linux does the same (`nf_nat_used_tuple`).
+    /// Creates a `nat` flow with the client's own port. If another flow that is not over has that port towards the same
+    /// endpoint, this chooses and returns a different port. Linux does the same (`nf_nat_used_tuple`).
     fn bind_client(
         &mut self,
         request: &Request<'_>,
@@ -410,7 +412,7 @@ impl Pipeline {
         let found = self.flows.nat.reply_key(&own.0, own.1, &request.key, now);
         let gives_way = match found {
             ReplyKey::Free | ReplyKey::Over => true,
-            // The handshake of a living flow may be under way.
+            // A handshake may be in progress.
             ReplyKey::Opening { idle_ms } => idle_ms >= OPENING_IDLE_MIN_MS,
             ReplyKey::Answered { .. } | ReplyKey::Doubtful { .. } | ReplyKey::Taken => false,
         };
@@ -423,8 +425,8 @@ impl Pipeline {
         Ok(Some(Endpoint { addr: h.src, port: reply.0.port() }))
     }
 
-    /// A port of a `nat` client that no flow to the endpoint has, or only one that is over, and of which this worker
-    /// holds the flows.
+    /// A port for a `nat` client that no other flow to the endpoint has, except one that is over, and whose flows this
+    /// worker holds.
     #[cold]
     fn other_port(
         &self,
@@ -436,11 +438,11 @@ impl Pipeline {
         let range = u32::from(u16::MAX - SNAT_PORT_MIN) + 1;
         let spread =
             key_hash(&h.dst, h.proto, h.dst_port) ^ key_hash(&h.src, h.proto, h.src_port) ^ self.seed;
-        // An odd step comes back after 1,024 ports or more: the range is 2^10 * 63.
+        // The range is 2^10 * 63, so an odd step repeats a port only after 1,024 or more.
         let (first, step) = (scale(spread, range), (spread as u32 % range) | 1);
         let ports = (0..).map(|n: u32| {
             let at = (u64::from(first) + u64::from(n) * u64::from(step)) % u64::from(range);
-            // Below the range, which ends at 65,535.
+            // The offset is below the range, so the port is at most 65,535.
             SNAT_PORT_MIN + at as u16
         });
         let at_home = |port: &u16| owner_of_client((&h.src, *port), h.proto, self.workers) == self.worker;
@@ -454,7 +456,7 @@ impl Pipeline {
         })
     }
 
-    /// Remembers a new flow with this reply key, which the flow that has it gives up.
+    /// Creates a flow with this reply key. A flow that has the key is removed.
     fn claim(
         &mut self,
         request: &Request<'_>,
@@ -476,7 +478,7 @@ impl Pipeline {
         })
     }
 
-    /// A packet for which there is no backend: reset, ICMP port unreachable, or silence.
+    /// Answers a packet for which there is no backend: with a reset, with ICMP port unreachable, or not at all.
     #[cold]
     fn no_endpoints<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, request: &Request<'_>) {
         let h = burst.packets[request.index()].headers;
@@ -489,7 +491,7 @@ impl Pipeline {
         burst.answer_or(at, answered, TransmitReason::NoEndpoints, Refusal::NoEndpoints);
     }
 
-    /// A segment of a connection that this gateway does not know: the state was lost, or never was here.
+    /// Processes a segment of a connection that this gateway does not know: its state was lost, or never existed here.
     #[cold]
     fn no_flow<F: Frame>(&mut self, burst: &mut Burst<'_, '_, F>, at: usize, request: &Request<'_>) {
         let h = burst.packets[request.index()].headers;
@@ -498,15 +500,15 @@ impl Pipeline {
     }
 }
 
-/// The end of stage 4 for one packet.
+/// The result of stage 4 for one packet.
 struct Chosen<'s> {
     backend: &'s Backend,
     local: Option<Endpoint>,
     flow: FlowNote,
 }
 
-/// Whether a new flow rather takes this reply key than another: of those that are opening, answered or doubtful, the one
-/// that is idle for longest.
+/// Whether the reply key `found` is better for a new flow than `than`. Among flows that are opening, answered or
+/// doubtful, the one that is idle for longest is best.
 fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
     match (found, than) {
         (ReplyKey::Opening { idle_ms }, ReplyKey::Opening { idle_ms: than })
@@ -517,8 +519,8 @@ fn is_better(found: ReplyKey, than: ReplyKey) -> bool {
 }
 
 impl<F: Frame> Burst<'_, '_, F> {
-    /// Whether a known flow stays with its backend. See [`BackendState`]: a connection that begins anew is a new
-    /// flow, and a SYN or INIT to a backend that is down has not connected yet.
+    /// Whether a known flow stays with its backend (see [`BackendState`]). A connection that is opened again is a new
+    /// flow. A SYN or INIT to a backend that is down belongs to no connection yet.
     #[inline]
     fn keeps(&self, backend: &Backend, request: &Request<'_>, reopened: bool) -> bool {
         match backend.state {
@@ -528,7 +530,7 @@ impl<F: Frame> Burst<'_, '_, F> {
         }
     }
 
-    /// The same of a backend that is down.
+    /// The same, for a backend that is down.
     #[cold]
     fn keeps_to_down(&self, backend: &Backend, request: &Request<'_>) -> bool {
         match backend.protocol {

@@ -22,11 +22,12 @@ use crate::wire::icmp;
 use crate::wire::quote::{self, Quote, Tunnelled};
 use crate::wire::{Fragment, Headers, proto};
 
-/// MTUs that links have, for routers that do not tell theirs (RFC 1191 section 7.1), down to the smallest that counts.
+/// Common MTUs of links, for routers that do not report theirs (RFC 1191 section 7.1), down to the smallest that is
+/// used.
 const PLATEAUS: [u16; 8] = [32_000, 17_914, 8_166, 4_352, 2_002, 1_492, 1_006, 576];
 
 impl Pipeline {
-    /// Ends an ICMP error about a packet in a tunnel of ours. False when it is about something else.
+    /// Processes an ICMP error about a packet in one of our tunnels. False if it is about something else.
     #[cold]
     pub(super) fn about_tunnel<F: Frame>(
         &mut self,
@@ -57,7 +58,7 @@ impl Pipeline {
     }
 }
 
-/// The path MTU that an error about this packet proves; `None` where it proves nothing.
+/// The path MTU that an error about this packet proves; `None` if it proves nothing.
 fn believed(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, reported: u16) -> Option<u16> {
     let interface = snapshot.interface(snapshot.route(&outer.dst)?.interface)?;
     if packet.ip_len > interface.mtu || !packet.inner.is_none_or(|inner| is_ours(snapshot, outer, &inner)) {
@@ -65,19 +66,19 @@ fn believed(snapshot: &Snapshot, outer: &Quote, packet: &Tunnelled, reported: u1
     }
     let minimum = path_mtu::minimum(outer.family);
     let mtu = match reported {
-        // An IPv4 router older than RFC 1191: what may come next below the size of the packet.
+        // An IPv4 router older than RFC 1191 reports 0: the next common MTU below the size of the packet is used.
         0 if outer.src.is_v4() => PLATEAUS.into_iter().find(|&plateau| plateau < packet.ip_len)?,
-        // RFC 8201 section 4: to be discarded.
+        // RFC 8201 section 4 requires that such a report is discarded.
         _ if reported < minimum && !outer.src.is_v4() => return None,
         _ => reported.max(minimum),
     };
     (mtu < packet.ip_len).then_some(mtu)
 }
 
-/// Whether the packet inside is one that goes into the tunnel to this backend.
+/// Whether the inner packet is one that the gateway would send into the tunnel to this backend.
 fn is_ours(snapshot: &Snapshot, outer: &Quote, inner: &Quote) -> bool {
     let Some(protocol) = Protocol::from_number(inner.proto) else {
-        // An ICMP error that was passed on to the backend.
+        // An ICMP error that was forwarded to the backend.
         return snapshot.address(&inner.dst).is_some();
     };
     if matches!(inner.fragment, Fragment::Later { .. }) {
@@ -85,7 +86,7 @@ fn is_ours(snapshot: &Snapshot, outer: &Quote, inner: &Quote) -> bool {
     }
     let (vip, port) = (&inner.dst, inner.dst_port);
     let service = snapshot.service(Snapshot::hash_service(vip, inner.proto, port), vip, inner.proto, port);
-    // A backend of a DSR mode has the port of its service.
+    // A backend of a DSR mode has the same port as its service.
     service.is_some_and(|service| service.mode == ForwardingMode::DsrIpip)
         && snapshot.is_direct_backend(&EndpointKey { address: outer.dst, port, protocol })
 }

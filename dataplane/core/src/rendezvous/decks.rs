@@ -14,7 +14,7 @@ use super::seats::{GOLDEN, Seated};
 use super::walk::Deck;
 use crate::hash::mix;
 
-/// Two decks or more.
+/// Two or more decks.
 #[derive(Debug)]
 pub(super) struct Decks(Box<[Deck]>);
 
@@ -31,7 +31,7 @@ impl Decks {
     #[inline(never)]
     pub(super) fn first(&self, hash: u64) -> Option<Place> {
         let (first, others) = self.0.split_first()?;
-        // Walked in strides: of all decks it is the one that is surely full enough.
+        // The first deck is walked in strides, because it is the only one that is certain to be full enough.
         let (rank, seat) = first.first(&Order::new(hash))?;
         let mut best = (Time::of(hash, rank), hash, 0, rank, seat);
         for (n, deck) in (1_u16..).zip(others) {
@@ -53,8 +53,8 @@ pub(super) fn hash_of(hash: u64, deck: u16) -> u64 {
     }
 }
 
-/// The first occupied seat of a deck, if it has an earlier time than the best so far. A deck with few seats costs no
-/// more than one with many: the search ends once the time is later.
+/// The first occupied seat of a deck, if its time is earlier than the best so far. A deck with few seats costs no more
+/// than one with many: the search ends once the time is later.
 #[inline]
 fn first_before(deck: &Deck, hash: u64, best: (u64, u64)) -> Option<(u64, u16, u16)> {
     let is_earlier = |time: u64| time < best.0 || time == best.0 && hash > best.1;
@@ -77,7 +77,7 @@ fn first_before(deck: &Deck, hash: u64, best: (u64, u64)) -> Option<(u64, u16, u
     None
 }
 
-/// The steps of time of one flow over one deck.
+/// The time steps of one flow over one deck.
 pub(super) struct Time {
     hash: u64,
     steps: u64,
@@ -99,7 +99,7 @@ impl Time {
     #[inline]
     pub(super) fn next(&mut self) -> u64 {
         if self.steps.is_multiple_of(STEPS_PER_WORD) {
-            // Counts from 1, so that the word is another than the hash's own mix.
+            // The count starts at 1, so that the word differs from the mix of the hash itself.
             self.word = mix(self.hash ^ (self.steps / STEPS_PER_WORD + 1) << 48);
         } else {
             self.word >>= STEP_BITS;

@@ -9,7 +9,7 @@ pub(super) const STEP_BITS: u32 = 10;
 /// Steps drawn from one word of 64 bits.
 pub(super) const STEPS_PER_WORD: u64 = 6;
 
-/// See the module.
+/// The length of each time step, by the 10 bits that choose it.
 #[rustfmt::skip]
 pub(super) const STEPS: [u32; 1024] = [
     7994992, 6843014, 6307375, 5954558, 5691036, 5480617, 5305448, 5155396, 5024153, 4907524, 4802579, 4707188,

@@ -1,10 +1,10 @@
-//! Backends that take new flows, and what their seats follow from.
+//! Backends that take new flows, and the identities that determine their seats.
 
 use crate::hash::{mix, words};
 use crate::ids::BackendId;
 use crate::wire::Addr;
 
-/// What the places of a backend follow from: the same bytes on every gateway.
+/// The identity that determines the seats of a backend: the same bytes on every gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
     address: Addr,
@@ -25,7 +25,7 @@ impl Identity {
         Self { address, rest: u64::from(occurrence) << 32 }
     }
 
-    /// What the places of its seats are drawn from.
+    /// The hash that determines its seats.
     pub(super) fn hash(&self) -> u64 {
         let (high, low) = words(&self.address);
         mix(mix(mix(high) ^ low) ^ self.rest)
@@ -35,10 +35,10 @@ impl Identity {
 /// A backend that takes new flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// Where its seats follow from; no two members have the same.
+    /// The identity that determines its seats. No two members have the same one.
     pub identity: Identity,
-    /// How many seats it has.
+    /// The number of its seats.
     pub weight: u16,
-    /// What a look-up answers with.
+    /// The result of a look-up.
     pub owner: BackendId,
 }

@@ -44,7 +44,7 @@ const SCAN_SEATS_MAX: usize = 8 * LANES;
 #[derive(Debug, Clone, Default)]
 pub struct Rendezvous(Kind);
 
-/// By the number of seats: so many chunks of [`LANES`] seats to scan, a deck to walk, or several.
+/// The number of seats determines the variant: chunks of [`LANES`] seats to scan, one deck to walk, or several decks.
 #[derive(Debug, Clone, Default)]
 enum Kind {
     #[default]
@@ -59,18 +59,18 @@ enum Kind {
     Decks(Arc<Decks>),
 }
 
-/// What a build gives.
+/// The result of a build.
 #[derive(Debug)]
 pub struct Built {
     /// The seats.
     pub rendezvous: Rendezvous,
-    /// The weights were divided by this, because their sum is above
-    /// [`RENDEZVOUS_SEATS_MAX`](crate::limits::RENDEZVOUS_SEATS_MAX); else 1.
+    /// The divisor of the weights. It is above 1 if their sum is above
+    /// [`RENDEZVOUS_SEATS_MAX`](crate::limits::RENDEZVOUS_SEATS_MAX).
     pub divisor: u32,
 }
 
 impl Rendezvous {
-    /// Seats the members, which may come in any order.
+    /// Assigns seats to the members, which may be in any order.
     ///
     /// ```
     /// use tidegate_core::ids::BackendId;
@@ -105,7 +105,7 @@ impl Rendezvous {
         Built { rendezvous: Self(kind), divisor }
     }
 
-    /// The backend of a flow with this selection hash; `None` where there are no seats.
+    /// The backend of a flow with this selection hash; `None` if there are no seats.
     #[inline]
     #[must_use]
     pub fn owner(&self, hash: u64) -> Option<BackendId> {
@@ -123,7 +123,7 @@ impl Rendezvous {
         }
     }
 
-    /// Asks the cache for what [`Self::owner`] reads first.
+    /// Prefetches the data that [`Self::owner`] reads first.
     #[inline]
     pub fn prefetch(&self) {
         match &self.0 {
@@ -139,7 +139,7 @@ impl Rendezvous {
         }
     }
 
-    /// The seat of a flow: the result of [`Self::owner`] with all details, for people.
+    /// The seat of a flow: the result of [`Self::owner`] with all details, for display.
     #[must_use]
     pub fn place(&self, hash: u64) -> Option<Place> {
         let order = Order::new(hash);
@@ -150,7 +150,7 @@ impl Rendezvous {
         self.seats().map(|(_, seat, owner)| place((seat, owner))).min_by_key(|place| place.rank)
     }
 
-    /// All occupied seats: deck, seat, owner. For people.
+    /// All occupied seats: deck, seat, owner. For display.
     pub fn seats(&self) -> impl Iterator<Item = (u16, u16, BackendId)> + '_ {
         let scanned: Vec<(u16, BackendId)> = match &self.0 {
             Kind::Scan1(scan) => scan.seats(),
@@ -177,7 +177,7 @@ impl Rendezvous {
         matches!(self.0, Kind::Empty)
     }
 
-    /// Decks in use.
+    /// The number of decks in use.
     #[must_use]
     pub fn decks(&self) -> usize {
         match &self.0 {
@@ -187,7 +187,7 @@ impl Rendezvous {
         }
     }
 
-    /// Bytes on the heap.
+    /// The number of bytes on the heap.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let scan = |chunks: usize| chunks * size_of::<Scan<1>>() + 16;

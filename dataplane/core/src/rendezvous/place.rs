@@ -1,8 +1,8 @@
-//! Where a seat is.
+//! The position of a seat.
 
 use crate::ids::BackendId;
 
-/// Seats of one deck.
+/// The number of seats in a deck.
 pub const DECK_SEATS: u16 = 8192;
 
 /// The first occupied seat in the order of a flow.
@@ -12,8 +12,8 @@ pub struct Place {
     pub deck: u16,
     /// Number of the seat in the deck.
     pub seat: u16,
-    /// Its place in the flow's order of the deck, from 0.
+    /// The position of the seat in the flow's order of the deck, from 0.
     pub rank: u16,
-    /// Who sits there.
+    /// The backend that owns the seat.
     pub owner: BackendId,
 }

@@ -7,7 +7,7 @@
 
 use super::place::DECK_SEATS;
 
-/// Of the 13 bits of a seat or a rank.
+/// The mask of the 13 bits of a seat or a rank.
 const MASK: u16 = DECK_SEATS - 1;
 
 /// The multiplier of the last round: odd, from the golden ratio.
@@ -34,7 +34,7 @@ impl Order {
         }
     }
 
-    /// The place of a seat in the order.
+    /// The position of a seat in the order.
     #[inline(always)]
     pub(super) fn rank(&self, seat: u16) -> u16 {
         let x = seat ^ self.a;
@@ -44,14 +44,14 @@ impl Order {
         x.wrapping_add(self.z) & MASK
     }
 
-    /// The order read the other way.
+    /// The inverse of the order.
     #[inline]
     pub(super) fn back(&self) -> Back {
         Back { a: self.a, b: inverse(self.b), c: inverse(self.c), z: self.z }
     }
 }
 
-/// From places in the order to seats.
+/// Maps positions in the order to seats.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Back {
     a: u16,
@@ -61,7 +61,7 @@ pub(super) struct Back {
 }
 
 impl Back {
-    /// The seat at a place in the order.
+    /// The seat at a position in the order.
     #[inline(always)]
     pub(super) fn seat(&self, rank: u16) -> u16 {
         let x = fold(rank.wrapping_sub(self.z) & MASK);
@@ -71,13 +71,14 @@ impl Back {
     }
 }
 
-/// Brings upper bits down. Twice is nothing: 14 bits of shift are more than there are.
+/// Mixes upper bits into lower ones. Two calls cancel out, because 14 bits of shift exceed the 13 bits.
 #[inline(always)]
 fn fold(x: u16) -> u16 {
     x ^ x >> 7
 }
 
-/// The inverse of an odd number modulo 2^16: each step of Newton's doubles the right bits, five at first.
+/// The inverse of an odd number modulo 2^16. Each step of Newton's method doubles the number of correct bits, five at
+/// first.
 #[inline]
 const fn inverse(odd: u16) -> u16 {
     let x = odd.wrapping_mul(3) ^ 2;

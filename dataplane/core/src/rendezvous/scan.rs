@@ -13,10 +13,11 @@ use crate::prefetch;
 /// Seats in a chunk.
 pub(super) const LANES: usize = 16;
 
-/// Chunks that share one minimum: their number takes two bits beside the 13 of a rank, and the sign stays clear.
+/// Chunks that share one minimum. Their number takes two bits in addition to the 13 of a rank, so the sign bit stays
+/// clear.
 const CHUNKS_AT_ONCE: usize = 4;
 
-/// Up to `16 * CHUNKS` seats.
+/// At most `16 * CHUNKS` seats.
 #[derive(Debug)]
 #[repr(align(16))]
 pub(super) struct Scan<const CHUNKS: usize> {
@@ -25,7 +26,7 @@ pub(super) struct Scan<const CHUNKS: usize> {
 }
 
 impl<const CHUNKS: usize> Scan<CHUNKS> {
-    /// Of seats by number; at least one, at most `16 * CHUNKS`.
+    /// Creates a scan from seats sorted by number; at least one, at most `16 * CHUNKS`.
     pub(super) fn new(seated: &[(u16, BackendId)]) -> Self {
         assert!((1..=CHUNKS * LANES).contains(&seated.len()), "a scan has a seat, and room for all");
         let at = |chunk: usize, lane: usize| seated[(chunk * LANES + lane).min(seated.len() - 1)];
@@ -43,11 +44,12 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
             let mut least = [i16::MAX; LANES];
             for (n, seats) in (0_u16..).zip(chunks) {
                 for (least, &seat) in least.iter_mut().zip(seats) {
-                    // A rank has 13 bits and `n` has 2: the sign stays clear.
+                    // A rank has 13 bits and `n` has 2, so the sign bit stays clear.
                     *least = (*least).min((order.rank(seat) << 2 | n) as i16);
                 }
             }
-            // Rank, chunk in the group, group, lane: the smallest says where it is.
+            // The value consists of rank, chunk in the group, group and lane, so the smallest value identifies its
+            // seat.
             for (lane, (first, least)) in (0_i32..).zip(first.iter_mut().zip(least)) {
                 *first = (*first).min(i32::from(least) << 8 | group << 4 | lane);
             }
@@ -74,7 +76,8 @@ impl<const CHUNKS: usize> Scan<CHUNKS> {
     }
 }
 
-/// By halves, each of which is a few vector instructions: a plain fold over the lanes becomes scalar code.
+/// The smallest lane. It halves the lanes repeatedly, with a few vector instructions each; a plain fold would become
+/// scalar code.
 #[inline(always)]
 fn smallest(lanes: &[i32; LANES]) -> i32 {
     let eight: [i32; 8] = std::array::from_fn(|n| lanes[n].min(lanes[n + 8]));

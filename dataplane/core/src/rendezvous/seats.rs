@@ -1,8 +1,9 @@
 //! Assigns seats to backends: the part of the definition that the control plane computes.
 //!
-//! Each backend has as many tokens as its weight. A token tries seats in its own order, four in each deck; a seat
-//! goes to the highest token that tries it. All seats prefer tokens in the same order, so placing the tokens from the
-//! highest down, each on its first free seat, gives the one stable assignment, whatever the order of members.
+//! Each backend has as many tokens as its weight. A token tries seats in its own order, four in each deck; a seat goes
+//! to the highest token that tries it. All seats prefer tokens in the same order, so placing the tokens from the
+//! highest down, each on its first free seat, gives the one stable assignment. It does not depend on the order of the
+//! members.
 //!
 //! Invariant: a new backend takes no seat from another, unless it tries one that is taken: then the lower token moves
 //! to its next try, and nothing else moves.
@@ -39,7 +40,7 @@ pub(super) fn divisor(weights: impl Iterator<Item = u16>) -> u32 {
     u32::try_from(sum.div_ceil(spare)).unwrap_or(u32::MAX)
 }
 
-/// The decks that the members fill, each sorted by seat.
+/// The decks that the members need, each sorted by seat.
 pub(super) fn seat(members: &[Member], divisor: u32) -> Vec<Seated> {
     let mut tokens = tokens(members, divisor);
     tokens.sort_unstable_by(|(a, of_a), (b, of_b)| {
@@ -50,7 +51,8 @@ pub(super) fn seat(members: &[Member], divisor: u32) -> Vec<Seated> {
     for &(token, member) in &tokens {
         let owner = members[member as usize].owner;
         let mut tries = (0..TRIES_PER_DECK * RENDEZVOUS_DECKS_MAX).map(|n| (n / TRIES_PER_DECK, token, n));
-        // The sum of weights is limited so that none is left standing; one that is costs its backend one seat.
+        // The sum of weights is limited so that every token finds a seat. One without a seat would cost its backend one
+        // seat.
         let _ = tries.find(|&(deck, token, n)| {
             if deck == decks.len() {
                 decks.push(Draft::default());
@@ -65,13 +67,13 @@ pub(super) fn seat(members: &[Member], divisor: u32) -> Vec<Seated> {
     decks.into_iter().map(seats).filter(|seats| !seats.is_empty()).collect()
 }
 
-/// The seat of a try.
+/// The seat of try `n` of a token.
 fn seat_of(token: u64, n: u64) -> u16 {
     // The upper 13 bits.
     (mix(token.wrapping_add(n)) >> (64 - DECK_SEATS.ilog2())) as u16
 }
 
-/// Every token with the place of its member.
+/// All tokens, each with the position of its member.
 fn tokens(members: &[Member], divisor: u32) -> Vec<(u64, u32)> {
     let weight = |member: &Member| u32::from(member.weight).div_ceil(divisor);
     let mut tokens = Vec::with_capacity(members.iter().map(|member| weight(member) as usize).sum());
@@ -84,7 +86,7 @@ fn tokens(members: &[Member], divisor: u32) -> Vec<(u64, u32)> {
     tokens
 }
 
-/// A deck while it fills.
+/// A deck during the build.
 struct Draft {
     taken: [u64; DECK_SEATS as usize / 64],
     seats: Seated,
@@ -97,7 +99,7 @@ impl Default for Draft {
 }
 
 impl Draft {
-    /// Takes a seat, if it is free.
+    /// Takes a seat if it is free. Returns whether it was.
     fn take(&mut self, seat: u16, owner: BackendId) -> bool {
         let (word, bit) = (&mut self.taken[usize::from(seat / 64)], 1 << (seat % 64));
         let free = *word & bit == 0;

@@ -1,7 +1,7 @@
 //! For many seats: walks a deck in the order of a flow until a seat is occupied.
 //!
-//! The expected number of steps is `8192 / seats`. Eight are made at once: their seats are computed as one vector,
-//! and looked up in a bitmap of 1 KiB without a branch. Owners are listed by seat; the number of owners before each
+//! The expected number of steps is `8192 / seats`. Eight steps are computed at once: their seats are one vector, and
+//! are looked up in a bitmap of 1 KiB without a branch. Owners are listed by seat; the number of owners before each
 //! block of 64 seats is stored beside the bitmap.
 //!
 //! Invariant: a walk ends, since the order visits every seat.
@@ -10,7 +10,7 @@ use super::place::DECK_SEATS;
 use super::rank::{Back, Order};
 use crate::ids::BackendId;
 
-/// Steps made at once.
+/// Steps computed at once.
 const STRIDE: u16 = 8;
 
 const WORDS: usize = DECK_SEATS as usize / 64;
@@ -19,14 +19,14 @@ const WORDS: usize = DECK_SEATS as usize / 64;
 #[derive(Debug)]
 pub(super) struct Deck {
     occupied: [u64; WORDS],
-    /// Occupied seats before each word.
+    /// The number of occupied seats before each word.
     before: [u16; WORDS],
-    /// By seat.
+    /// The owners of the occupied seats, in the order of the seats.
     owners: Box<[BackendId]>,
 }
 
 impl Deck {
-    /// Of occupied seats by number.
+    /// Creates a deck from occupied seats sorted by number.
     pub(super) fn new(seated: &[(u16, BackendId)]) -> Self {
         let mut occupied = [0_u64; WORDS];
         for &(seat, _) in seated {
@@ -34,13 +34,13 @@ impl Deck {
         }
         let mut before = [0_u16; WORDS];
         for n in 1..WORDS {
-            // At most 64 a word.
+            // A word has at most 64 bits set.
             before[n] = before[n - 1] + occupied[n - 1].count_ones() as u16;
         }
         Self { occupied, before, owners: seated.iter().map(|&(_, owner)| owner).collect() }
     }
 
-    /// The rank and number of the first occupied seat; `None` where there is none.
+    /// The rank and number of the first occupied seat; `None` if there is none.
     #[inline]
     pub(super) fn first(&self, order: &Order) -> Option<(u16, u16)> {
         let back = order.back();
@@ -54,7 +54,7 @@ impl Deck {
         None
     }
 
-    /// The seats at the next places in an order, and a bit for each that is occupied.
+    /// The seats at the next positions in an order, and a bit for each occupied one.
     #[inline(always)]
     fn stride(&self, back: &Back, rank: u16) -> ([u16; STRIDE as usize], u32) {
         let mut seats = [0; STRIDE as usize];
@@ -73,7 +73,7 @@ impl Deck {
         self.occupied[usize::from(seat / 64) % WORDS] >> (seat % 64) & 1 != 0
     }
 
-    /// Who sits on an occupied seat.
+    /// The owner of an occupied seat.
     #[inline]
     pub(super) fn owner(&self, seat: u16) -> BackendId {
         let word = usize::from(seat / 64) % WORDS;
@@ -86,7 +86,7 @@ impl Deck {
         (0..DECK_SEATS).filter(|&seat| self.is_occupied(seat)).zip(self.owners.iter().copied())
     }
 
-    /// Bytes of it and its list.
+    /// The number of bytes of the deck and its list of owners.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.owners)
     }
