@@ -1,13 +1,15 @@
 //! FNV-1a of 64 bits (Fowler, Noll, Vo; draft-eastlake-fnv): a hash that is the same in every gateway, version and
 //! run.
 //!
+//! Kept by hand: the function is one line, and the `fnv` crate hashes neither iterators nor in pieces across calls.
+//!
 //! It is used for checksums of our own files, and for names and positions on which gateways must agree. It does not
 //! resist an attacker: whoever can choose the input can create collisions.
 
 /// The hash of nothing: the offset basis.
 pub const START: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// Goes on with a hash by more bytes: hashing in pieces equals hashing the whole.
+/// Continues a hash with more bytes: hashing in pieces equals hashing the whole.
 pub fn fnv1a(so_far: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(so_far, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

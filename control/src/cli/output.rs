@@ -11,6 +11,7 @@ use std::io::{self, Write};
 
 use clap::ValueEnum;
 use serde::Serialize;
+use tidegate_model::yaml;
 
 /// `-o`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -64,9 +65,7 @@ impl Style {
     /// When `out` does not take it.
     pub fn print_data<T: Serialize>(self, out: &mut impl Write, value: &T) -> io::Result<()> {
         match self.format {
-            Format::Yaml => {
-                out.write_all(tidegate_model::yaml::emit::to_string(&serde_json::to_value(value)?).as_bytes())
-            }
+            Format::Yaml => out.write_all(yaml::emit::to_string(value)?.as_bytes()),
             _ => writeln!(out, "{}", serde_json::to_string_pretty(value)?),
         }
     }

@@ -18,6 +18,7 @@ pub use gateway_status::{GatewayStatus, GatewayStatusSpec, GatewayStatusStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
+use tidegate_model::yaml;
 
 /// (file name, definition) of each kind.
 #[must_use]
@@ -32,14 +33,8 @@ pub fn definitions() -> Vec<(&'static str, CustomResourceDefinition)> {
 #[must_use]
 pub fn manifests() -> Vec<(&'static str, String)> {
     let written = |(file, crd): (&'static str, CustomResourceDefinition)| {
-        let value = serde_json::to_value(crd).expect("a definition is JSON");
-        (
-            file,
-            format!(
-                "# Written by `tidegate crds`; do not edit.\n{}",
-                tidegate_model::yaml::emit::to_string(&value)
-            ),
-        )
+        let text = yaml::emit::to_string(&crd).expect("a definition is JSON");
+        (file, format!("# Written by `tidegate crds`; do not edit.\n{text}"))
     };
     definitions().into_iter().map(written).collect()
 }

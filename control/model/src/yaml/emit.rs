@@ -1,131 +1,65 @@
-//! Writes a JSON value as YAML, for `-o yaml`: block style, keys in the given order.
+//! Writes a value as YAML, for `-o yaml` and generated manifests, in the style of `kubectl`.
 //!
-//! Strings that YAML would read as another type are written in double quotes with JSON's escapes, which YAML shares.
-//! The tests check with our own YAML reader that reading the text gives the same value.
+//! `serde-saphyr` writes the text. It quotes strings that YAML 1.1 would read as another type. The tests check with our
+//! own YAML reader that reading the text gives the same value.
 
-use std::fmt::Write as _;
+use serde::Serialize;
+use serde_saphyr::ser_options;
 
-use serde_json::Value;
-
-/// The document, with a newline at its end.
-#[must_use]
-pub fn to_string(value: &Value) -> String {
-    let mut text = String::new();
-    match value {
-        Value::Object(_) | Value::Array(_) if !is_empty(value) => block(&mut text, value, 0),
-        _ => {
-            scalar(&mut text, value);
-            text.push('\n');
-        }
-    }
-    text
-}
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Object(map) => map.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        _ => false,
-    }
-}
-
-/// The lines of a collection that is not empty, the first one not indented: its place is where the caller is.
-fn block(text: &mut String, value: &Value, indent: usize) {
-    let mut first = true;
-    let mut begin = |text: &mut String| {
-        if !std::mem::take(&mut first) {
-            write!(text, "{:indent$}", "").expect("writing to a String cannot fail");
-        }
-    };
-    match value {
-        Value::Object(map) => {
-            for (key, value) in map {
-                begin(text);
-                string(text, key);
-                text.push(':');
-                match value {
-                    Value::Object(_) if !is_empty(value) => {
-                        write!(text, "\n{:1$}", "", indent + 2).expect("writing to a String cannot fail");
-                        block(text, value, indent + 2);
-                    }
-                    // As kubectl has it: the items of a list stand below their key, not right of it.
-                    Value::Array(_) if !is_empty(value) => {
-                        write!(text, "\n{:indent$}", "").expect("writing to a String cannot fail");
-                        block(text, value, indent);
-                    }
-                    _ => {
-                        text.push(' ');
-                        scalar(text, value);
-                        text.push('\n');
-                    }
-                }
-            }
-        }
-        Value::Array(items) => {
-            for item in items {
-                begin(text);
-                text.push_str("- ");
-                if matches!(item, Value::Object(_) | Value::Array(_)) && !is_empty(item) {
-                    block(text, item, indent + 2);
-                } else {
-                    scalar(text, item);
-                    text.push('\n');
-                }
-            }
-        }
-        _ => unreachable!("callers ask for collections"),
-    }
-}
-
-fn scalar(text: &mut String, value: &Value) {
-    match value {
-        Value::String(s) => string(text, s),
-        // Null, booleans, numbers and empty collections are written as in JSON.
-        other => write!(text, "{other}").expect("writing to a String cannot fail"),
-    }
-}
-
-fn string(text: &mut String, s: &str) {
-    if is_plain(s) {
-        text.push_str(s);
-    } else {
-        write!(text, "{}", Value::String(s.to_owned())).expect("writing to a String cannot fail");
-    }
-}
-
-/// Whether a string is read back as itself without quotes: letters first, and no word that means something.
-fn is_plain(s: &str) -> bool {
-    const WORDS: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
-    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, ' ' | '-' | '_' | '.' | '/' | '(' | ')');
-    s.starts_with(|c: char| c.is_ascii_alphabetic())
-        && s.chars().all(inner)
-        && !s.ends_with(' ')
-        && !WORDS.contains(&s.to_ascii_lowercase().as_str())
+/// The document, with a newline at its end. Keys are sorted, as by `kubectl`.
+///
+/// # Errors
+/// A value that JSON cannot have, such as a map whose keys are not strings.
+pub fn to_string(value: &impl Serialize) -> Result<String, serde_json::Error> {
+    // A long message stays on one line, so that grep finds it.
+    let options = ser_options! { folded_wrap_chars: usize::MAX };
+    let value = serde_json::to_value(value)?;
+    Ok(serde_saphyr::to_string_with_options(&value, options)
+        .expect("every JSON value can be written as YAML"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use proptest::prelude::*;
     use serde_json::json;
 
+    use super::super::parse;
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn our_own_reader_reads_what_was_written(text in ".{0,100}", lines in "[ -~\n]{0,200}", number in any::<i64>()) {
+            let value = json!({"text": text, "lines": [lines, number], &text: null});
+            let yaml = to_string(&value).expect("YAML");
+            let read = parse(&yaml);
+            prop_assert!(read.faults.is_empty(), "{yaml}\n{:?}", read.faults);
+            prop_assert_eq!(serde_json::to_value(&read.documents).expect("JSON"), json!([value]), "{}", yaml);
+        }
+    }
+
     #[test]
-    fn looks_like_what_kubectl_prints() {
+    fn the_style_is_that_of_kubectl() {
         let value = json!({"kind": "List", "items": [{"name": "web", "ports": [80, 443]}, {"name": "db"}], "none": []});
         let expected = "items:\n- name: web\n  ports:\n  - 80\n  - 443\n- name: db\nkind: List\nnone: []\n";
-        assert_eq!(to_string(&value), expected);
+        assert_eq!(to_string(&value).expect("YAML"), expected);
     }
 
     #[test]
     fn strings_that_yaml_would_take_for_something_else_are_quoted() {
+        let message = "a message of more than eighty characters, which a reader looks for with grep, so it is not folded";
         for (s, written) in [
-            ("10.0.0.1:80", "\"10.0.0.1:80\"\n"),
             ("true", "\"true\"\n"),
+            ("yes", "\"yes\"\n"),
+            ("0644", "\"0644\"\n"),
+            ("12:30", "\"12:30\"\n"),
             ("", "\"\"\n"),
             ("a: b", "\"a: b\"\n"),
-            ("two\nlines", "\"two\\nlines\"\n"),
+            ("two\nlines", "|-\n  two\n  lines\n"),
+            ("10.0.0.1:80", "10.0.0.1:80\n"),
             ("default/web", "default/web\n"),
+            (message, &format!("{message}\n")),
         ] {
-            assert_eq!(to_string(&json!(s)), written);
+            assert_eq!(to_string(&json!(s)).expect("YAML"), written);
         }
     }
 }

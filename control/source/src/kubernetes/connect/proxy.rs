@@ -4,6 +4,9 @@
 //! otherwise the environment (`HTTPS_PROXY`, for http API servers `HTTP_PROXY`, in upper or lower case), except for
 //! hosts in `NO_PROXY` and for loopback. [`Tunnel`] connects. `connect` calls it.
 //!
+//! Kept by hand: the proxy support of `hyper-util` knows no ports in `NO_PROXY`, does not exclude loopback, and leaves
+//! the proxy's own answer out of its errors, which an operator needs to mend a refusal.
+//!
 //! Invariant: no message contains the password of a proxy.
 
 use std::io;
@@ -16,6 +19,7 @@ use hyper::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
 use ipnet::IpNet;
+use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tower::Service;
@@ -76,28 +80,13 @@ impl Proxy {
             None => return refused("is not a URL"),
         }
         let Some(authority) = uri.authority() else { return refused("has no host") };
-        let user = authority.as_str().rsplit_once('@').map(|(user, _)| unescaped(user));
+        let user = authority.as_str().rsplit_once('@').map(|(user, _)| percent_decode_str(user).collect());
         let port = authority.port_u16().unwrap_or(80);
         match format!("http://{}:{port}", authority.host()).parse() {
             Ok(address) if !authority.host().is_empty() => Ok(Self { address, user }),
             _ => refused("has no host"),
         }
     }
-}
-
-/// Decodes `%40` and the like, which are escapes of the URL and not part of the credentials.
-fn unescaped(text: &str) -> Vec<u8> {
-    let bytes = text.as_bytes();
-    let mut plain = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let pair = text.get(at + 1..at + 3).filter(|_| bytes[at] == b'%');
-        let byte = pair.filter(|pair| pair.bytes().all(|b| b.is_ascii_hexdigit()));
-        let byte = byte.and_then(|pair| u8::from_str_radix(pair, 16).ok());
-        plain.push(byte.unwrap_or(bytes[at]));
-        at += if byte.is_some() { 3 } else { 1 };
-    }
-    plain
 }
 
 /// Whether the API server is reached without the proxy of the environment: loopback, and what `NO_PROXY` lists (`*`,
