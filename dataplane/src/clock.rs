@@ -1,6 +1,6 @@
-//! Time for workers: nanoseconds out of the time stamp counter, without a system call.
+//! Time for workers: nanoseconds from the time stamp counter, without a system call.
 //!
-//! A [`Clock`] is made once and copied to every worker, so that all agree. The counter runs at one rate on all cores
+//! A [`Clock`] is created once and copied to every worker, so that all agree. The counter runs at one rate on all cores
 //! (`constant_tsc`), as on every machine that DPDK supports.
 //!
 //! Invariant: time never goes back for one worker: [`Clock::now`] is a monotonic function of the counter.
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::now::Now;
 
-/// Turns cycles into nanoseconds since the clock was made.
+/// Converts cycles to nanoseconds since the clock was created.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     origin: u64,
@@ -19,10 +19,10 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock for a counter of `hz` cycles per second, that begins now.
+    /// A clock for a counter of `hz` cycles per second, starting now.
     ///
     /// # Panics
-    /// If `hz` is 0: a counter that stands still is none.
+    /// If `hz` is 0.
     #[must_use]
     pub fn new(hz: u64) -> Self {
         assert!(hz > 0, "the time stamp counter runs");
@@ -30,8 +30,8 @@ impl Clock {
         Self { origin: cycles(), scale: u64::try_from(scale).expect("a counter faster than 1 Hz"), hz }
     }
 
-    /// A clock for the counter of this machine, whose rate is the EAL's measurement, or, without an EAL, is measured
-    /// here against the kernel's clock (takes 20 ms, exact to about 0.01 %).
+    /// A clock for the counter of this machine. The rate is the EAL's measurement. Without an EAL it is measured here
+    /// against the kernel's clock (takes 20 ms, exact to about 0.01 %).
     #[must_use]
     pub fn calibrated() -> Self {
         match dpdk::cycles::hz() {
@@ -51,16 +51,16 @@ impl Clock {
     #[inline]
     #[must_use]
     pub fn at(&self, cycles: u64) -> Now {
-        // Another core's counter may be behind the origin by a few cycles.
+        // The counter of another core may be behind the origin by a few cycles.
         Now(self.nanos(cycles.saturating_sub(self.origin)))
     }
 
-    /// The nanoseconds that so many cycles take.
+    /// The number of nanoseconds that this number of cycles takes.
     #[inline]
     #[must_use]
     pub fn nanos(&self, cycles: u64) -> u64 {
         let nanos = (u128::from(cycles) * u128::from(self.scale)) >> 32;
-        // 584 years of nanoseconds fit.
+        // A `u64` holds 584 years of nanoseconds.
         nanos as u64
     }
 
@@ -73,7 +73,7 @@ impl Clock {
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// The counter now.
+/// The current value of the counter.
 #[inline]
 #[must_use]
 pub fn cycles() -> u64 {

@@ -11,42 +11,42 @@ use std::time::Duration;
 use tidegate_core::now::Now;
 use tidegate_core::path_mtu::PathMtus;
 
-/// Time from one report to the next.
+/// The minimum time between two reports.
 pub const PAUSE: Duration = Duration::from_secs(10);
-/// Backends that one report names; of others it says how many there are.
+/// The maximum number of backends that one report names. For the others it gives their number.
 pub const NAMED_MAX: usize = 8;
 
-/// What has become of the path MTU to a backend.
+/// A change of the path MTU to a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// A router reported this one, smaller than any before.
+    /// A router reported this MTU, which is smaller than before.
     Learnt {
         /// The backend's address.
         backend: IpAddr,
         /// Bytes of the largest packet, outer header included.
         mtu: u16,
     },
-    /// It is forgotten: the MTU of the link counts again.
+    /// The entry has expired, and the MTU of the link applies again.
     Expired {
         /// The backend's address.
         backend: IpAddr,
     },
 }
 
-/// What has been told.
+/// The path MTUs that have been reported.
 #[derive(Debug, Default)]
 pub struct PathMtuLog {
-    /// MTU and end by backend.
+    /// The MTU and its end, by backend.
     told: BTreeMap<IpAddr, (u16, Now)>,
-    /// [`PathMtus::learnt`] at the last look.
+    /// [`PathMtus::learnt`] at the last check.
     learnt: u64,
-    /// When the first of those that were told ends.
+    /// The earliest end of the reported MTUs.
     first_end: Option<Now>,
     not_before: Now,
 }
 
 impl PathMtuLog {
-    /// Logs what has changed.
+    /// Logs the changes.
     pub fn turn(&mut self, now: Now, paths: &PathMtus) {
         let changes = self.changes(now, paths);
         for change in changes.iter().take(NAMED_MAX) {
@@ -70,9 +70,9 @@ impl PathMtuLog {
         }
     }
 
-    /// What has changed since the last report; nothing within [`PAUSE`] after one.
+    /// The changes since the last report; empty within [`PAUSE`] after one.
     pub fn changes(&mut self, now: Now, paths: &PathMtus) -> Vec<Change> {
-        // Read before the table is: what is learnt meanwhile is news at the next look.
+        // Read before the table: MTUs learnt in between are reported at the next check.
         let learnt = paths.learnt();
         let is_news = learnt != self.learnt || self.first_end.is_some_and(|end| end <= now);
         if !is_news || now < self.not_before {
@@ -82,7 +82,7 @@ impl PathMtuLog {
             paths.known(now).map(|path| (path.backend.ip(), (path.mtu, path.ends))).collect();
         let is_new = |&(backend, found): &(&IpAddr, &(u16, Now))| self.told.get(backend) != Some(found);
         let new = known.iter().filter(is_new).map(|(&backend, &(mtu, _))| Change::Learnt { backend, mtu });
-        // One that made room for others has not expired, and is learnt again when it matters.
+        // An entry that was evicted has not expired, and is learnt again when it is needed.
         let is_over =
             |&(backend, &(_, end)): &(&IpAddr, &(u16, Now))| end <= now && !known.contains_key(backend);
         let over = self.told.iter().filter(is_over).map(|(&backend, _)| Change::Expired { backend });
@@ -120,7 +120,7 @@ mod tests {
         paths.learn(addr(1), 1400, NOW);
         assert_eq!(log.changes(NOW, &paths), [learnt(1, 1400)]);
         assert_eq!(log.changes(NOW.plus(PAUSE), &paths), [], "told once");
-        // Within the pause: the first of them would wait for no other.
+        // Learnt within the pause, but late enough that the pause is over.
         let later = NOW.plus(PAUSE * 2);
         paths.learn(addr(2), 1300, later);
         assert_eq!(log.changes(later, &paths), [learnt(2, 1300)]);

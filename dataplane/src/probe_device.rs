@@ -13,7 +13,7 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::punt::netlink::Netlink;
 
-/// Names that are tried: another gateway in this network namespace may have the first ones.
+/// The names that are tried: another gateway in this network namespace may use the first ones.
 const NAMES: [&str; 4] = ["tg-probe", "tg-probe-2", "tg-probe-3", "tg-probe-4"];
 
 /// An open device. Never waits.
@@ -23,11 +23,11 @@ pub struct ProbeDevice {
 }
 
 impl ProbeDevice {
-    /// Makes the device in this thread's network namespace, for packets of up to `mtu` bytes. A family that the kernel does
-    /// not have is left out.
+    /// Creates the device in this thread's network namespace, for packets of up to `mtu` bytes. A family that the
+    /// kernel does not support is left out.
     ///
     /// # Errors
-    /// What the kernel says when the device cannot be made, or gets no address at all.
+    /// The error of the kernel, if the device cannot be created or no address can be added.
     pub fn create(mtu: u16) -> io::Result<Self> {
         let mut last = io::Error::other("no name was tried");
         for name in NAMES {
@@ -74,7 +74,7 @@ impl ProbeDevice {
         &self.name
     }
 
-    /// Gives the kernel a packet.
+    /// Writes a packet to the kernel.
     ///
     /// # Errors
     /// `WouldBlock` when the kernel's queue is full; others when the device is gone.
@@ -82,7 +82,7 @@ impl ProbeDevice {
         self.device.send(packet).map(drop)
     }
 
-    /// Takes a packet that the kernel sends, behind an Ethernet header without addresses. `None` when there is none now.
+    /// Reads a packet that the kernel sends, behind an Ethernet header without addresses. `None` if there is none now.
     ///
     /// # Errors
     /// When the device is gone.

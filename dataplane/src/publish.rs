@@ -1,26 +1,26 @@
 //! Snapshots to workers without locks: the publisher swaps a pointer, each worker sees it at its next burst.
 //!
-//! One [`Publisher`] (control side) and one [`Reader`] per worker. A value goes to each worker through its own
-//! inbox of one place; what a worker gives up comes back through its own outbox and is dropped by the publisher.
-//! A worker pays one acquire load of a line that only the publisher writes per [`Reader::refresh`].
-//! A worker that sleeps holds up nothing but its own old value: the inbox keeps the newest only.
+//! There is one [`Publisher`] (control side) and one [`Reader`] per worker. A value is sent to each worker through its
+//! own inbox with one place. A value that a worker releases returns through its own outbox and is dropped by the
+//! publisher. A worker pays one acquire load of a line that only the publisher writes per [`Reader::refresh`]. A worker
+//! that sleeps delays only the release of its own old value: the inbox keeps only the newest value.
 //!
-//! Invariant: no value is ever dropped on a worker while the publisher lives, and none is dropped while a worker
-//! can still read it (it is owned by an `Arc`; what is checked here is *where* the last one goes).
+//! Invariant: no value is ever dropped on a worker while the publisher exists, and none is dropped while a worker can
+//! still read it (an `Arc` owns it; the protocol only determines *where* the last reference is dropped).
 //! Invariant: a reader's generation never goes back.
 //!
-//! Checked by loom (`tests/loom_publish.rs`), which models the order of the atomics and of whole queue operations.
-//! Loom cannot see inside the queues: under it they are mutexed one-place boxes; that crossbeam's lock-free
-//! queues act like those is crossbeam's own claim, exercised with real threads in `tests/publish.rs`.
+//! Checked by loom (`tests/loom_publish.rs`), which models the order of the atomics and of whole queue operations. Loom
+//! cannot see inside the queues: under loom they are mutexed one-place boxes. We rely on crossbeam for the same
+//! behaviour of its lock-free queues; `tests/publish.rs` exercises them with real threads.
 
 use crossbeam::utils::CachePadded;
 
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering, Queue};
 
-/// Old values that can wait in an outbox. Two can come in between two visits of the publisher.
+/// The number of old values that an outbox can hold. Two can arrive between two calls of the publisher.
 const OUTBOX: usize = 4;
 
-/// The side that makes values; owned by one thread (or behind the control plane's own lock).
+/// The side that creates values. It is owned by one thread (or behind the control plane's own lock).
 #[derive(Debug)]
 pub struct Publisher<T> {
     current: Arc<T>,
@@ -53,7 +53,7 @@ pub struct Reader<T> {
 struct Channel<T> {
     inbox: Queue<(u64, Arc<T>)>,
     outbox: Queue<Arc<T>>,
-    /// Generation that the worker uses; written by the worker only.
+    /// The generation that the worker uses. Only the worker writes it.
     applied: CachePadded<AtomicU64>,
     /// Cleared when the reader is dropped, at a worker's end or panic.
     alive: AtomicBool,
@@ -70,7 +70,7 @@ impl<T> Publisher<T> {
         }
     }
 
-    /// Another reader, that has the current value already.
+    /// Creates another reader, which has the current value from the start.
     pub fn reader(&mut self) -> Reader<T> {
         let seen = self.generation();
         let channel = Arc::new(Channel {
@@ -88,20 +88,20 @@ impl<T> Publisher<T> {
         }
     }
 
-    /// The value published last.
+    /// The value that was published last.
     #[must_use]
     pub fn current(&self) -> &T {
         &self.current
     }
 
-    /// The value published last, to be kept for longer than a look. Whoever keeps it last drops it, and that is not a
-    /// worker: a worker's own goes back to the publisher.
+    /// The value that was published last, to be kept for a longer time. The last holder drops it, and that is never a
+    /// worker: a worker returns its own reference to the publisher.
     #[must_use]
     pub fn share(&self) -> Arc<T> {
         Arc::clone(&self.current)
     }
 
-    /// The generation published last.
+    /// The generation that was published last.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Relaxed)
@@ -110,24 +110,24 @@ impl<T> Publisher<T> {
     /// Gives every live reader `value`. Returns at once; see [`Self::applied_generation`].
     ///
     /// # Panics
-    /// If `generation` is not above the last one: readers tell values apart by it.
+    /// If `generation` is not above the last one: readers distinguish values by it.
     pub fn publish(&mut self, generation: u64, value: T) {
         assert!(generation > self.generation(), "generations of published values grow");
         self.reclaim();
         self.current = Arc::new(value);
         for channel in self.live() {
-            // A value that the worker never looked at comes back here and is dropped here.
+            // A value that the worker never took returns here and is dropped here.
             drop(channel.inbox.force_push((generation, Arc::clone(&self.current))));
         }
-        // After the pushes: a reader that sees the generation finds the value in its inbox.
+        // Stored after the pushes: a reader that sees the generation finds the value in its inbox.
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Drops, on this thread, what the workers have given back, and forgets the readers that are gone.
-    /// Call it now and then; [`Self::publish`] does it too.
+    /// Drops, on this thread, the values that the workers have returned, and removes readers that are gone. Call it now
+    /// and then; [`Self::publish`] does it too.
     pub fn reclaim(&mut self) {
         self.channels.retain(|channel| {
-            // Read before the drain: a reader gives everything back before it says that it is gone.
+            // Read before the drain: a reader returns everything before it clears the flag.
             let alive = channel.alive.load(Ordering::Acquire);
             while let Some(old) = channel.outbox.pop() {
                 drop(old);
@@ -139,7 +139,7 @@ impl<T> Publisher<T> {
         });
     }
 
-    /// The oldest generation that a live reader uses; the published one when there is no live reader.
+    /// The oldest generation that a live reader uses; the published one if there is no live reader.
     #[must_use]
     pub fn applied_generation(&self) -> u64 {
         self.live()
@@ -148,7 +148,7 @@ impl<T> Publisher<T> {
             .unwrap_or_else(|| self.generation())
     }
 
-    /// How many readers are not gone.
+    /// The number of live readers.
     #[must_use]
     pub fn readers(&self) -> usize {
         self.live().count()
@@ -174,7 +174,7 @@ impl<T> Reader<T> {
         self.seen
     }
 
-    /// Looks for a newer value, and returns whether there was one. One load when there is none.
+    /// Takes a newer value, if there is one, and returns whether there was. Costs one load if there is none.
     #[inline]
     pub fn refresh(&mut self) -> bool {
         self.generation.load(Ordering::Acquire) != self.seen && self.take()
@@ -183,10 +183,10 @@ impl<T> Reader<T> {
     #[cold]
     fn take(&mut self) -> bool {
         if self.channel.outbox.is_full() {
-            // The publisher has not been by for a long while; the value in use stays until it has.
+            // The publisher has not emptied the outbox for a long time. The value in use stays until it has.
             return false;
         }
-        // Empty when the value was taken together with an earlier one, before its generation was announced.
+        // Empty if the value was taken together with an earlier one, before its generation was stored.
         let Some((generation, value)) = self.channel.inbox.pop() else { return false };
         if let Some(old) = self.current.replace(value) {
             self.channel.give_back(old);
@@ -207,7 +207,8 @@ impl<T> Drop for Reader<T> {
 }
 
 impl<T> Channel<T> {
-    /// Hands a value to the publisher, to be dropped there. With a full outbox at a worker's end it is dropped here.
+    /// Returns a value to the publisher, which drops it. If the outbox is full at a worker's end, the value is dropped
+    /// here.
     fn give_back(&self, value: Arc<T>) {
         drop(self.outbox.push(value));
     }

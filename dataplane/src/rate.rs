@@ -1,12 +1,12 @@
-//! A token bucket for what one thread does: frames that it sends, frames that it hands on.
+//! A token bucket for the work of one thread: frames that it sends or hands over.
 //!
-//! Pure: the time is an argument. Kept as one time, the moment up to which everything is paid for.
+//! Pure: the time is an argument. The state is one time, the moment up to which the tokens are spent.
 //!
 //! Invariant: in any time t no more than `burst + t * per_second` pass.
 
 use tidegate_core::now::Now;
 
-/// See the module.
+/// A token bucket.
 ///
 /// ```
 /// use tidegate_core::now::Now;
@@ -24,14 +24,14 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// One that is full: `burst` at once, then so many a second. Neither may be 0.
+    /// A full bucket: `burst` tokens at once, then `per_second` tokens a second. Neither may be 0.
     #[must_use]
     pub fn new(per_second: u32, burst: u32) -> Self {
         let cost_ns = 1_000_000_000 / u64::from(per_second.max(1));
         Self { cost_ns, saved_ns_max: cost_ns * u64::from(burst.max(1)), paid_until: 0 }
     }
 
-    /// Whether one more may pass now; if so it is paid for.
+    /// Whether one more token is available now; if so, it is spent.
     #[inline]
     pub fn take(&mut self, now: Now) -> bool {
         let floor = now.0.saturating_sub(self.saved_ns_max);
@@ -43,7 +43,7 @@ impl Bucket {
         allowed
     }
 
-    /// The first moment at which [`Self::take`] says yes.
+    /// The first moment at which [`Self::take`] returns true.
     #[must_use]
     pub fn ready_at(&self) -> Now {
         let paid = self.paid_until.saturating_add(self.cost_ns);

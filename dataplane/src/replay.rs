@@ -1,9 +1,9 @@
 //! Runs the real pipeline over a capture: what the gateway would do with these packets, without ports, root or DPDK.
 //!
-//! One worker, the capture's timestamps as the clock, static neighbours only, one packet after the other in the order
-//! of the file. `tidegate replay` and tests use it. A fragment that precedes the first one of its datagram waits for
-//! it as in the worker: its result is reported in its turn, and the frames that are sent because of it go to the
-//! output when they are sent, with the timestamp of the packet that ended the wait.
+//! It uses one worker, the capture's timestamps as the clock, and static neighbours only, and processes one packet
+//! after another in the order of the file. `tidegate replay` and tests use it. A fragment that precedes the first one
+//! of its datagram waits for it as in the worker: its result is reported in its turn, and the frames that are sent
+//! because of it go to the output when they are sent, with the timestamp of the packet that ended the wait.
 //!
 //! Invariant: the result is a function of the spec and the capture alone: same input, same bytes out.
 
@@ -27,26 +27,26 @@ use tidegate_core::wire::cut::Cut;
 
 use crate::worker::fragment_room::FragmentRoom;
 
-/// Secret of the flow tables' hash: any, but always the same.
+/// The secret of the flow tables' hash. Any constant is suitable.
 const SEED: u64 = 0x7469_6465_6761_7465;
 
-/// What a replay remembers of flows.
+/// The settings of the flow table of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowTable {
-    /// Flows to be remembered at once, of each kind of table.
+    /// The number of flows to remember, in each kind of table.
     pub entries: usize,
-    /// What one service port may have of a full table, in percent of `entries`; 100 is no limit.
+    /// The percentage of `entries` that one service port may use in a full table; 100 means no limit.
     pub service_percent: u8,
 }
 
-/// What became of one packet of the capture.
+/// The result for one packet of the capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replayed {
     /// Its number in the capture, from 1.
     pub n: u64,
-    /// The interface that it came by.
+    /// The interface that received it.
     pub interface: InterfaceIndex,
-    /// Its end.
+    /// The verdict.
     pub verdict: Verdict,
     /// The service port that it belongs to, as `namespace/name:port`.
     pub service: Option<String>,
@@ -54,15 +54,15 @@ pub struct Replayed {
     pub vip: Option<IpAddr>,
     /// The backend that it goes to or comes from.
     pub backend: Option<SocketAddr>,
-    /// How the service forwards.
+    /// The forwarding mode of the service.
     pub mode: Option<ForwardingMode>,
     /// Whether its flow was known.
     pub flow: FlowNote,
-    /// Frames sent because of it.
+    /// The frames that were sent because of it.
     pub frames: Vec<Vec<u8>>,
 }
 
-/// What became of the capture.
+/// The result for the whole capture.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Summary {
     /// Packets read.
@@ -73,7 +73,7 @@ pub struct Summary {
     pub punted: u64,
     /// Packets dropped.
     pub dropped: u64,
-    /// What of the spec was left out.
+    /// The parts of the spec that were left out.
     pub problems: Vec<Problem>,
 }
 
@@ -83,30 +83,30 @@ pub enum ReplayError {
     /// The forwarding state does not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// The capture is no capture, or is cut off.
+    /// The input is not a capture, or is truncated.
     #[error("input: {0}")]
     Input(#[from] PcapError),
-    /// The output, or whoever was told of a packet.
+    /// The output, or the callback for a packet, failed.
     #[error("output: {0}")]
     Output(#[from] io::Error),
-    /// A packet of an interface that the gateway does not have.
+    /// A packet was received on an interface that the gateway does not have.
     #[error("packet {n} came by interface {interface} of the capture; accepted: 0 to {} (dataplane.interfaces)", .interfaces.saturating_sub(1))]
     Interface {
         /// Its number.
         n: u64,
         /// Its interface.
         interface: u32,
-        /// How many the gateway has.
+        /// The number of interfaces of the gateway.
         interfaces: usize,
     },
 }
 
-/// Runs a capture (pcap or pcapng) through a pipeline that knows no flow yet; frames sent go to `output` with the
-/// timestamp of the packet that caused them, and `each` is told of every packet in turn. Interface i of a pcapng is
-/// interface i of the spec; a pcap has interface 0 only.
+/// Runs a capture (pcap or pcapng) through a pipeline without flows. Frames that are sent go to `output` with the
+/// timestamp of the packet that caused them, and `each` is called for every packet in turn. Interface i of a pcapng is
+/// interface i of the spec; a pcap has only interface 0.
 ///
 /// # Errors
-/// [`ReplayError`]; what came before it has been written and told.
+/// [`ReplayError`]; the results before it have been written and reported.
 pub fn replay<R: Read, W: Write>(
     spec: &SnapshotSpec,
     flow_table: FlowTable,
@@ -148,7 +148,7 @@ pub fn replay<R: Read, W: Write>(
     ended.map(|()| summary)
 }
 
-/// Packets are told of in the order of the capture.
+/// Reports packets in the order of the capture.
 struct InOrder {
     next: u64,
     early: BTreeMap<u64, Replayed>,
@@ -164,7 +164,7 @@ impl InOrder {
         match replayed.verdict {
             Verdict::Transmit { .. } => summary.transmitted += 1,
             Verdict::Punt(_) => summary.punted += 1,
-            // One worker hands nothing over.
+            // With one worker there are no hand-overs.
             Verdict::HandOver(_) | Verdict::Drop(_) => summary.dropped += 1,
         }
         self.early.insert(replayed.n, replayed);
@@ -176,7 +176,7 @@ impl InOrder {
     }
 }
 
-/// A pipeline and what it works with, packet by packet: for those who have no capture in a file.
+/// A pipeline with its state, to be called packet by packet by callers without a capture file.
 #[derive(Debug)]
 pub struct Replay {
     snapshot: Snapshot,
@@ -186,12 +186,12 @@ pub struct Replay {
     out: BurstOutput,
     clock: Now,
     fragments: FragmentRoom<HeldPacket>,
-    /// What of the spec was left out.
+    /// The parts of the spec that were left out.
     pub problems: Vec<Problem>,
 }
 
 impl Replay {
-    /// A pipeline that knows no flow.
+    /// A pipeline without flows.
     ///
     /// # Errors
     /// When the spec does not compile.
@@ -211,8 +211,9 @@ impl Replay {
         Ok(Self { snapshot, neighbors, tallies, pipeline, out, clock, fragments, problems })
     }
 
-    /// One packet, at a time that counts as no earlier than the packet before. Gives what became of it, and of those
-    /// that waited for it or had waited for long enough; nothing of it while it waits for its first fragment.
+    /// Processes one packet. A time before that of the previous packet counts as the latter. Returns the result for it,
+    /// and for packets that waited for it or whose wait has ended. If the packet itself must wait for its first
+    /// fragment, its result is not included.
     ///
     /// # Panics
     /// If the spec has no such interface.
@@ -241,7 +242,7 @@ impl Replay {
         done
     }
 
-    /// The end of the capture: what became of the packets that still wait.
+    /// Ends the capture: returns the results of the packets that are still waiting.
     pub fn finish(&mut self) -> Vec<Replayed> {
         std::iter::from_fn(|| self.fragments.pop()).map(|held| held.replayed).collect()
     }
@@ -281,7 +282,7 @@ impl Replay {
     }
 }
 
-/// A frame as it leaves: whole, or in the pieces that fit its link.
+/// The frames as sent: the whole frame, or its fragments that fit the link.
 fn sent(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {
     let cut = oversized.and_then(|one| Cut::new(frame, usize::from(one.packet), usize::from(one.mtu)));
     let Some(cut) = cut else { return vec![frame.to_vec()] };
@@ -293,10 +294,10 @@ fn sent(frame: &[u8], oversized: Option<&Oversized>) -> Vec<Vec<u8>> {
     (0..cut.pieces()).map(piece).collect()
 }
 
-/// A fragment that waits for its first one.
+/// A fragment that waits for its first fragment.
 #[derive(Debug)]
 struct HeldPacket {
     frame: MemoryFrame,
-    /// What became of it if that does not come.
+    /// The result if the first fragment does not arrive.
     replayed: Replayed,
 }

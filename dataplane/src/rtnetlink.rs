@@ -15,10 +15,10 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Opens one.
+    /// Opens a connection.
     ///
     /// # Errors
-    /// When the kernel has none.
+    /// If the kernel provides none.
     pub(crate) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
@@ -26,10 +26,10 @@ impl Connection {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Sends a request, with these flags besides `NLM_F_REQUEST`; `None` is an acknowledgement.
+    /// Sends a request, with these flags in addition to `NLM_F_REQUEST`. `None` is an acknowledgement.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     pub(crate) fn request(
         &mut self,
         message: RouteNetlinkMessage,

@@ -43,52 +43,52 @@ use crate::punt::tap::Tap;
 use crate::worker::Exchange;
 use crate::worker::counters::Gauge;
 
-/// The longest that this thread sleeps.
+/// The longest time that this thread sleeps.
 pub const WAIT_MAX: Duration = Duration::from_millis(4);
 const WAIT_FIRST: Duration = Duration::from_millis(1);
-/// Punted frames, frames of one tap, and events that one turn takes.
+/// The maximum number of punted frames, of frames of one tap, and of events in one turn.
 const PER_TURN: usize = 256;
-/// Pause between two attempts to make a tap anew.
+/// Pause between two attempts to create a deleted tap again.
 const MAKE_ANEW_EVERY: Duration = Duration::from_secs(1);
-/// How often the addresses and routes of the taps are looked at.
+/// How often the addresses and routes of the taps are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The longest frame that a tap gives: the largest IP packet, Ethernet header and tag.
+/// The longest frame of a tap: the largest IP packet, Ethernet header and tag.
 const FRAME_MAX: usize = 65_535 + 18;
 
-/// What this thread counts; anyone may read.
+/// The counters of this thread. Any thread may read them.
 #[derive(Debug, Default)]
 pub struct SlowPathCounters {
     /// How long frames for the kernel waited in their queue, in nanoseconds.
     pub punt_queue: Recorder,
-    /// Frames given to the kernel.
+    /// Frames written to the kernel.
     pub to_kernel: Counter,
-    /// Frames that the kernel did not take, or that came by an interface without a tap.
+    /// Frames that the kernel did not accept, or that arrived on an interface without a tap.
     pub to_kernel_dropped: Counter,
-    /// Frames of the kernel's given to a worker to send.
+    /// Frames of the kernel that were passed to a worker.
     pub from_kernel: Counter,
-    /// Those for which there was no memory or no room in the worker's queue.
+    /// Frames of the kernel that were dropped, because there was no memory or no room in the worker's queue.
     pub from_kernel_dropped: Counter,
-    /// Requests, probes and announcements sent.
+    /// Requests, probes and announcements that were sent.
     pub neighbor_frames: Counter,
-    /// Those for which there was no memory or no room.
+    /// Requests, probes and announcements that were dropped, because there was no memory or no room.
     pub neighbor_frames_dropped: Counter,
-    /// Neighbours that only packets want, not taken in because all those of the link and family are in use.
+    /// Neighbours that only packets need and that were refused, because all entries of the link and family are in use.
     pub neighbors_refused: Gauge,
-    /// Neighbours that only packets want, given up for newer ones.
+    /// Neighbours that only packets need and that were evicted for newer ones.
     pub neighbors_evicted: Gauge,
 }
 
-/// What a forwarding state says about the world outside of it.
+/// The parts of a forwarding state that the slow path needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outside {
-    /// For the resolver.
+    /// The input of the resolver.
     pub around: Surroundings,
-    /// For the kernel.
+    /// The routes for the kernel.
     pub routes: Routes,
 }
 
 impl Outside {
-    /// Of a forwarding state. `announce`: tell the links about VIPs and SNAT addresses.
+    /// Derives the parts from a forwarding state. With `announce`, VIPs and SNAT addresses are announced.
     #[must_use]
     pub fn of(spec: &SnapshotSpec, announce: bool) -> Self {
         let around = neighbors::surroundings(spec, announce);
@@ -96,16 +96,16 @@ impl Outside {
     }
 }
 
-/// What the thread remembers between turns.
+/// The state that the thread keeps between turns.
 #[derive(Debug)]
 pub struct Memory {
     resolver: Resolver,
     routes: TapRoutes,
     path_mtus: PathMtuLog,
     buffer: Vec<u8>,
-    /// No tap that was deleted is made anew before.
+    /// The earliest time of the next attempt to create a deleted tap again.
     make_anew_at: Now,
-    /// When the addresses and routes of the taps are looked at next.
+    /// When the addresses and routes of the taps are checked next.
     look_at: Now,
 }
 
@@ -122,35 +122,35 @@ impl Default for Memory {
     }
 }
 
-/// The device of a tap was deleted.
+/// The error for a tap whose device was deleted.
 struct TapGone;
 
-/// Counts a frame as passed on, or as dropped.
+/// Counts a frame as passed or as dropped.
 fn count(is_passed: bool, passed: &Counter, dropped: &Counter) {
     if is_passed { passed } else { dropped }.add(1);
 }
 
-/// What the thread is made of.
+/// The slow path with its resources.
 pub struct SlowPath<S: FrameSource> {
     /// Queues from and to the workers.
     pub exchange: Arc<Exchange<S::Frame>>,
     /// Memory for frames.
     pub source: S,
-    /// The tap of each interface; none where the operator wants none.
+    /// The tap of each interface; `None` if the operator has disabled taps.
     pub taps: Vec<Option<Tap>>,
-    /// The host's connections to VIPs on one backend.
+    /// The host's connections to VIPs on one backend each.
     pub probes: Arc<Probes>,
-    /// Where these come from; none where they cannot be.
+    /// The device of the probes; `None` if it could not be created.
     pub probe_device: Option<ProbeDevice>,
-    /// What it is told about interfaces that come back, and tells of taps that are deleted.
+    /// The states of the interfaces: it reports interfaces that are up again, and learns of deleted taps.
     pub links: Arc<Links>,
-    /// Where link addresses go.
+    /// The table for link addresses.
     pub table: Arc<NeighborTable>,
-    /// New forwarding states, as far as this thread cares; only the newest counts.
+    /// The parts of new forwarding states. Only the newest one counts.
     pub outside: Arc<ArrayQueue<Outside>>,
-    /// What it counts.
+    /// The counters.
     pub counters: Arc<SlowPathCounters>,
-    /// The time.
+    /// The clock.
     pub clock: Clock,
 }
 
@@ -158,7 +158,7 @@ impl<S: FrameSource> SlowPath<S> {
     /// Runs until `stop` is set.
     ///
     /// # Errors
-    /// When waiting for the taps fails, which the kernel does only when out of memory.
+    /// If waiting for the taps fails, which happens only when the kernel is out of memory.
     pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
         let mut memory = Memory::default();
         let mut wait = WAIT_FIRST;
@@ -174,7 +174,7 @@ impl<S: FrameSource> SlowPath<S> {
         Ok(())
     }
 
-    /// One round of all duties; returns whether there was anything to do.
+    /// One turn of all duties. Returns whether there was anything to do.
     pub fn turn(&mut self, memory: &mut Memory, now: Now) -> bool {
         let mut worked = self.punt();
         for n in 0..self.taps.len() {
@@ -207,7 +207,7 @@ impl<S: FrameSource> SlowPath<S> {
         worked
     }
 
-    /// What workers have for the kernel, a bounded part of each class.
+    /// Writes punted frames to the kernel, a bounded number of each class.
     fn punt(&self) -> bool {
         let mut worked = false;
         let any_probe = self.probes.any();
@@ -232,7 +232,7 @@ impl<S: FrameSource> SlowPath<S> {
         worked
     }
 
-    /// What the host's connections to VIPs have for the wire.
+    /// Sends packets of the host's connections to VIPs.
     fn send_probes(&mut self, buffer: &mut [u8], now: Now) -> bool {
         let Some(device) = &self.probe_device else { return false };
         for n in 0..PER_TURN {
@@ -266,7 +266,7 @@ impl<S: FrameSource> SlowPath<S> {
         let mac = |interface, next_hop: &_| {
             let mac = self.table.resolve(interface, next_hop);
             if mac.is_none() {
-                // As a worker does; the kernel sends the packet again.
+                // A worker does the same. The kernel sends the packet again.
                 self.exchange.news.tell(NeighborEvent::Wanted { interface, addr: *next_hop });
             }
             mac
@@ -277,7 +277,7 @@ impl<S: FrameSource> SlowPath<S> {
         mailbox.inject(interface, frame).is_ok()
     }
 
-    /// Somebody has deleted a tap: makes it anew, under its name, with its addresses and routes.
+    /// Creates a deleted tap again, under its name, with its addresses and routes.
     #[cold]
     fn make_anew(&mut self, n: usize, memory: &mut Memory, now: Now) {
         if now < memory.make_anew_at {
@@ -287,13 +287,13 @@ impl<S: FrameSource> SlowPath<S> {
         self.links.set_tap(n, LinkState::Gone);
         let Some(tap) = &mut self.taps[n] else { return };
         match tap.make_anew() {
-            // Which has the routes made again.
+            // This state change causes the routes to be added again.
             Ok(()) => self.links.set_tap(n, LinkState::Up),
             Err(error) => tracing::warn!(%error, "a tap was deleted and cannot be recreated yet"),
         }
     }
 
-    /// A tap is up again: it may have lost its routes and its IPv6 addresses.
+    /// Restores a tap that is up again: it may have lost its routes and its IPv6 addresses.
     #[cold]
     fn restore(&self, n: usize, memory: &mut Memory) {
         let Some(tap) = &self.taps[n] else { return };
@@ -303,8 +303,8 @@ impl<S: FrameSource> SlowPath<S> {
         memory.routes.lost(InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces"));
     }
 
-    /// Gives the taps back what somebody, a program that configures networks perhaps, has taken from them: without
-    /// addresses and routes no health check gets out.
+    /// Restores addresses and routes of the taps that another program, such as a network configuration tool, has
+    /// removed: without them no health check works.
     #[cold]
     fn look_after(&self, memory: &mut Memory) {
         for (n, tap) in self.taps.iter().enumerate() {
@@ -313,18 +313,18 @@ impl<S: FrameSource> SlowPath<S> {
                 Ok(missing) if missing.is_empty() => {}
                 Ok(missing) => {
                     tracing::warn!(tap = tap.name(), ?missing, "addresses of the tap were removed: restored");
-                    // Those whose next hop was in the network of such an address went with it.
+                    // Routes whose next hop was in the network of such an address were removed with it.
                     let interface = InterfaceIndex::try_from(n).expect("at most INTERFACES_MAX interfaces");
                     memory.routes.lost(interface);
                 }
-                // One that is gone or down is told of, and restored, elsewhere.
+                // A tap that is gone or down is reported and restored elsewhere.
                 Err(error) => tracing::debug!(%error, "an address of the tap is missing"),
             }
         }
         memory.routes.look_after(&self.taps);
     }
 
-    /// What the kernel has for the wire.
+    /// Sends the frames that the kernel has written to the taps.
     fn send_for_kernel(
         &self,
         interface: InterfaceIndex,
@@ -356,12 +356,12 @@ impl<S: FrameSource> SlowPath<S> {
         Ok(true)
     }
 
-    /// The answer to a question of the kernel's for a neighbour whose link address is known here. The question needs no
-    /// way over the wire, where a flood may lose it or the answer: health checks would fail by that.
+    /// The answer to a request of the kernel for a neighbour whose link address is known here. So the request is not
+    /// sent on the wire, where a flood could cause its loss or that of the answer, and health checks would fail.
     fn answer_kernel(&self, interface: InterfaceIndex, frame: &[u8]) -> Option<SmallFrame> {
         let mac_of = |target: Addr| self.table.resolve(interface, &target);
         match tidegate_core::wire::parse(frame).ok()? {
-            // Without a sender it looks for another station with its own address (RFC 5227).
+            // A request without a sender address looks for another station with the same address (RFC 5227).
             Parsed::Arp(asked)
                 if asked.operation == ArpOperation::Request && !asked.sender_ip.is_unspecified() =>
             {
@@ -381,8 +381,8 @@ impl<S: FrameSource> SlowPath<S> {
         let uses = |interface, address: IpAddr| self.table.take_use(interface, &address.into());
         let mut worked = false;
         let news = &self.exchange.news;
-        // Wishes first: packets wait for them. Each kind has a bound of its own, so that a flood of one leaves time
-        // for the others.
+        // Wanted neighbours come first, because packets wait for them. Each kind has its own limit, so that a flood of
+        // one kind leaves time for the others.
         for (queue, most) in [(&news.wanted, PER_TURN), (&news.seen, PER_TURN), (&news.claimed, PER_TURN / 8)]
         {
             for _ in 0..most {
@@ -426,7 +426,7 @@ impl<S: FrameSource> SlowPath<S> {
         }
     }
 
-    /// All of these frames leave by worker 0, so that they stay in order.
+    /// Passes a frame to worker 0. All frames use this worker, so that they stay in order.
     fn inject(&self, interface: InterfaceIndex, bytes: &[u8]) -> bool {
         let Some(mailbox) = self.exchange.mailboxes.first() else { return false };
         self.source.frame(bytes).is_some_and(|frame| mailbox.inject(interface, frame).is_ok())
@@ -444,9 +444,9 @@ impl<S: FrameSource> SlowPath<S> {
             .collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {
-            // Only an error to report: the device was taken away by hand. Nobody is to spin for that.
+            // Only an error is reported: the device was deleted by another program. Sleep instead of spinning.
             Ok(1..) if fds.iter().all(|fd| !fd.revents().contains(PollFlags::IN)) => std::thread::sleep(time),
-            // A signal for the process ends the wait early, nothing more.
+            // A signal for the process only ends the wait early.
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,7 +1,7 @@
 //! Synchronisation primitives in two forms: the real ones, and ones that loom can model (`--cfg loom`).
 //!
-//! Used by [`crate::publish`] and [`crate::worker::mailbox`], whose protocols are checked under loom. Loom does not
-//! see inside the queues: there they are boxes that do each operation in one step.
+//! [`crate::publish`] and [`crate::worker::mailbox`] use them; loom checks their protocols. Loom does not see inside
+//! the queues: there they are boxes that do each operation in one step.
 
 #[cfg(not(loom))]
 pub(crate) use real::*;
@@ -24,7 +24,7 @@ mod modelled {
     pub(crate) use loom::thread::{Thread, current};
     use std::collections::VecDeque;
 
-    /// Sleeps for ever: a wake-up that is lost is a deadlock, which loom reports.
+    /// Sleeps for ever, so that a lost wake-up is a deadlock, which loom reports.
     pub(crate) fn park_timeout(_: std::time::Duration) {
         loom::thread::park();
     }

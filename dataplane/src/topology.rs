@@ -11,7 +11,7 @@ use std::path::Path;
 use tidegate_core::ids::WorkerIndex;
 use tidegate_core::limits::WORKERS_MAX;
 
-/// What there is to place workers on.
+/// The properties of a machine that the placement of workers depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Machine {
     /// The CPUs that this process may use.
@@ -21,13 +21,13 @@ pub struct Machine {
 /// One CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
-    /// The kernel's number.
+    /// The number that the kernel uses.
     pub id: usize,
-    /// The NUMA node, when the kernel says.
+    /// The NUMA node, if the kernel reports one.
     pub numa: Option<u16>,
 }
 
-/// What a port offers.
+/// The properties of a port that the placement depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortOffer {
     /// The interface's name in the configuration.
@@ -36,24 +36,24 @@ pub struct PortOffer {
     pub rx_queues_max: u16,
     /// Transmit queues that the driver can set up.
     pub tx_queues_max: u16,
-    /// The NUMA node of the device, when it has one.
+    /// The NUMA node of the device, if it has one.
     pub numa: Option<u16>,
 }
 
-/// Who runs where.
+/// The placement of workers and queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Worker i at position i.
+    /// The place of worker i is at position i.
     pub workers: Vec<WorkerPlace>,
     /// Receive and transmit queues to set up on every port.
     pub queues_per_port: u16,
-    /// CPUs for everything that is no worker.
+    /// CPUs for everything except workers.
     pub main_cpus: Vec<usize>,
-    /// What works, but not as well as it could.
+    /// Settings that work, but reduce performance.
     pub warnings: Vec<String>,
 }
 
-/// One worker's place. Its queue is number `worker` of every port.
+/// The place of one worker. Its queue is number `worker` of every port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerPlace {
     /// The worker.
@@ -67,9 +67,9 @@ pub struct WorkerPlace {
 /// How a worker waits when there is nothing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Idle {
-    /// It does not wait: the lowest latency, the core always at 100 %.
+    /// It polls without a pause: the lowest latency, and the core is always at 100 %.
     Poll,
-    /// It spins, yields, then sleeps for up to a millisecond.
+    /// It spins, then yields, then sleeps for up to a millisecond.
     #[default]
     Adaptive,
 }
@@ -77,32 +77,32 @@ pub enum Idle {
 /// Why the workers cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
-    /// There has to be one worker at least.
+    /// At least one worker is required.
     #[error("dataplane.cores is empty; accepted: a list of CPU numbers such as [1], one worker each")]
     NoCores,
     /// Worker indices and per-worker tables are bounded.
     #[error("dataplane.cores lists {given} cores; accepted: at most {max}")]
     TooManyCores {
-        /// How many were listed.
+        /// The number of listed cores.
         given: usize,
         /// The limit.
         max: usize,
     },
-    /// Two workers on one core would take turns instead of running.
+    /// Two workers on one core would alternate instead of running in parallel.
     #[error("dataplane.cores lists core {core} twice; accepted: each core once")]
     DuplicateCore {
         /// The core.
         core: usize,
     },
-    /// No such CPU, or not for this process (cgroup, taskset).
+    /// The CPU does not exist, or this process may not use it (cgroup, taskset).
     #[error("dataplane.cores: there is no core {core} for this process; accepted: any of {usable:?}")]
     NoSuchCore {
-        /// The core asked for.
+        /// The requested core.
         core: usize,
-        /// Those that would do.
+        /// The cores that can be used.
         usable: Vec<usize>,
     },
-    /// Workers that never sleep would leave nothing for control.
+    /// Workers that never sleep would leave no core for control.
     #[error(
         "dataplane.cores takes every core ({cores:?}) and `idle: poll` never yields one; accepted: leave a core out \
          for everything else, or `idle: adaptive`"
@@ -111,7 +111,7 @@ pub enum TopologyError {
         /// All cores.
         cores: Vec<usize>,
     },
-    /// Every worker needs a queue of its own on every port.
+    /// Every worker needs its own queue on every port.
     #[error(
         "interface {interface:?} offers {offered} {direction} queues and there are {workers} workers; accepted: at \
          most {offered} entries in dataplane.cores, or more queues on the device (net_af_packet: `qpairs={workers}`)"
@@ -121,9 +121,9 @@ pub enum TopologyError {
         interface: String,
         /// `receive` or `transmit`.
         direction: &'static str,
-        /// What it offers.
+        /// The number of queues that it offers.
         offered: u16,
-        /// What is needed.
+        /// The number of queues that are needed.
         workers: usize,
     },
 }
@@ -131,7 +131,7 @@ pub enum TopologyError {
 /// Places one worker on each of `cores`.
 ///
 /// # Errors
-/// Everything that is wrong, not only the first.
+/// All faults, not only the first.
 pub fn plan(
     cores: &[usize],
     idle: Idle,
@@ -209,8 +209,8 @@ fn far(place: &WorkerPlace, port: &PortOffer) -> Option<String> {
 }
 
 impl Machine {
-    /// The CPUs `ids`, with their NUMA nodes as `/sys/devices/system/node` tells them; a machine without that
-    /// directory has no nodes.
+    /// The CPUs `ids` with their NUMA nodes as `/sys/devices/system/node` lists them. A machine without that directory
+    /// has no nodes.
     #[must_use]
     pub fn of_cpus(ids: &[usize]) -> Self {
         Self { cpus: ids.iter().map(|&id| Cpu { id, numa: numa_from_sysfs(id) }).collect() }
@@ -225,7 +225,7 @@ impl Machine {
     }
 }
 
-/// The one look at the machine, beside the pure part: `/sys/devices/system/cpu/cpuN/nodeM`.
+/// Reads the NUMA node from the machine, which the pure part does not do: `/sys/devices/system/cpu/cpuN/nodeM`.
 fn numa_from_sysfs(cpu: usize) -> Option<u16> {
     let directory = Path::new("/sys/devices/system/cpu").join(format!("cpu{cpu}"));
     std::fs::read_dir(directory)

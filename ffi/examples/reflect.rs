@@ -1,8 +1,8 @@
-//! Attaches a device, says what it is and can do, and for some seconds sends every frame back to where it came from.
+//! Attaches a device, prints its properties, and for some seconds sends every frame back to its sender.
 //!
 //! `cargo run -p dpdk --example reflect -- DEVICE [QUEUES [SECONDS [HUGEPAGES-MIB]]]`, for instance as root
-//! `net_af_packet,iface=eth1,qpairs=2 2`. One thread per queue, pinned, as a worker would be. For a first look at a
-//! NIC; and the smallest program that shows how the parts of this crate go together.
+//! `net_af_packet,iface=eth1,qpairs=2 2`. There is one pinned thread per queue, as for workers. Use it for a first test
+//! of a NIC. It is also the smallest program that shows how to use this crate.
 
 use std::error::Error;
 use std::thread;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(mib) => Memory::Hugepages { mib: mib.parse()? },
         None => Memory::NoHuge { mib: 128 },
     };
-    // A PCI address has a colon before any argument, a vdev's name has not.
+    // A PCI address has a colon before any argument; the name of a vdev has none.
     let is_pci = device.split(',').next().is_some_and(|name| name.contains(':'));
     let pci = if is_pci { Pci::Allow(vec![device.clone()]) } else { Pci::None };
 
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Swaps the addresses of Ethernet and of IPv4 until the time is over, and says what came.
+/// Swaps the addresses of Ethernet and of IPv4 until the time is over, and prints what it received.
 fn reflect(mut rx: RxQueue, mut tx: TxQueue, until: Instant) {
     let mut burst = Burst::<32>::new();
     let (mut received, mut sent, mut tagged, mut longest) = (0, 0, 0, 0);

@@ -1,16 +1,17 @@
-//! Advice to the kernel about memory that is not DPDK's: big tables that every packet reads somewhere else.
+//! Advice to the kernel about memory that is not DPDK's: large tables that every packet reads at a different place.
 //!
-//! Advice changes no contents and may be ignored; a caller that gets none is slower, not wrong.
+//! Advice changes no contents and may be ignored. Without it, the caller is slower, but correct.
 
 use std::io;
 
-/// Asks for huge pages behind this memory, where the kernel gives them on request (`madvise(2)`, `MADV_HUGEPAGE`).
-/// Before the memory is first touched, or it has small pages already.
+/// Requests huge pages for this memory, if the kernel provides them on request (`madvise(2)`, `MADV_HUGEPAGE`). Call it
+/// before the memory is first used; otherwise it already has small pages.
 ///
 /// # Errors
-/// What the kernel said; without transparent huge pages `EINVAL`.
+/// The error of the kernel; `EINVAL` without transparent huge pages.
 pub fn huge_pages(memory: &[u32]) -> io::Result<()> {
-    // The kernel takes whole pages: the first and last ones are shared with other allocations, and left out.
+    // The kernel accepts whole pages only. The first and last ones may be shared with other allocations, and are left
+    // out.
     const PAGE: usize = 4096;
     let start = memory.as_ptr().addr().next_multiple_of(PAGE);
     let end = (memory.as_ptr().addr() + size_of_val(memory)) / PAGE * PAGE;
@@ -33,7 +34,7 @@ mod tests {
     #[test]
     fn advice_leaves_the_contents_as_they_are() {
         let mut memory = vec![0; 1 << 20];
-        // A kernel without transparent huge pages refuses, which is its right.
+        // A kernel without transparent huge pages returns an error, which is acceptable.
         let _ = huge_pages(&memory);
         memory.iter_mut().zip(0..).for_each(|(word, n)| *word = n);
         let _ = huge_pages(&memory);

@@ -1,4 +1,4 @@
-//! On which CPUs a thread may run.
+//! The CPUs on which a thread may run.
 
 use std::mem;
 
@@ -28,7 +28,7 @@ pub fn usable_cpus() -> Vec<usize> {
     (0..size).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
 }
 
-/// A set of CPUs, taken from a thread and given back to it.
+/// A set of CPUs, read from a thread to be restored later.
 pub(crate) struct Affinity(libc::cpu_set_t);
 
 impl Affinity {
@@ -46,7 +46,7 @@ impl Affinity {
     }
 
     pub(crate) fn restore(&self) {
-        // Taken from this same thread a moment ago, so the kernel takes it; there is nothing to do if it does not.
+        // The set was read from this thread a moment ago, so the kernel accepts it. An error has no remedy.
         let _ = self.apply();
     }
 

@@ -30,49 +30,49 @@ use crate::mbuf::Mbuf;
 pub struct Burst<const N: usize = 32>(ArrayVec<Mbuf, N>);
 
 impl<const N: usize> Burst<N> {
-    /// An empty one.
+    /// An empty burst.
     #[inline]
     #[must_use]
     pub fn new() -> Self {
         Self(ArrayVec::new())
     }
 
-    /// How many more it can hold.
+    /// The number of mbufs that it has room for.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {
         self.0.remaining_capacity()
     }
 
-    /// Whether it can hold no more.
+    /// Whether it is full.
     #[inline]
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.0.is_full()
     }
 
-    /// Appends one.
+    /// Appends an mbuf.
     ///
     /// # Errors
-    /// When the burst is full: gives it back.
+    /// The mbuf, if the burst is full.
     #[inline]
     pub fn push(&mut self, mbuf: Mbuf) -> Result<(), Mbuf> {
         self.0.try_push(mbuf).map_err(CapacityError::element)
     }
 
-    /// Takes the last one out.
+    /// Removes the last mbuf.
     #[inline]
     pub fn pop(&mut self) -> Option<Mbuf> {
         self.0.pop()
     }
 
-    /// Takes a range out, in order; what the caller does not consume of it is freed.
+    /// Removes a range, in order. Mbufs that the caller does not consume are freed.
     #[inline]
     pub fn drain(&mut self, range: impl RangeBounds<usize>) -> impl Iterator<Item = Mbuf> + '_ {
         self.0.drain(range)
     }
 
-    /// Takes the one at `index` out and puts the last in its place.
+    /// Removes the mbuf at `index` and replaces it by the last one.
     ///
     /// # Panics
     /// When `index` is not below the length.
@@ -81,13 +81,13 @@ impl<const N: usize> Burst<N> {
         self.0.swap_remove(index)
     }
 
-    /// Frees those for which `keep` says no; the others stay in order.
+    /// Frees the mbufs for which `keep` returns false. The others stay in order.
     #[inline]
     pub fn retain(&mut self, keep: impl FnMut(&mut Mbuf) -> bool) {
         self.0.retain(keep);
     }
 
-    /// Frees all, in one call.
+    /// Frees all mbufs in one call.
     #[inline]
     pub fn clear(&mut self) {
         let count = u32::try_from(self.0.len()).expect("a burst is small");
@@ -101,7 +101,7 @@ impl<const N: usize> Burst<N> {
         }
     }
 
-    /// The places behind the last mbuf.
+    /// The free places behind the last mbuf.
     #[inline]
     pub(crate) fn spare(&mut self) -> &mut [MaybeUninit<Mbuf>] {
         let len = self.0.len();
@@ -110,13 +110,13 @@ impl<const N: usize> Burst<N> {
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().add(len).cast(), N - len) }
     }
 
-    /// Counts the first `count` of the spare places in.
+    /// Adds the first `count` of the free places to the burst.
     ///
     /// # Safety
     /// They hold valid mbufs that nobody else owns.
     ///
     /// # Panics
-    /// When that is more than there are.
+    /// If `count` exceeds the number of free places.
     #[inline]
     pub(crate) unsafe fn assume_filled(&mut self, count: usize) {
         assert!(count <= self.room(), "C filled no more than the places it was given");
@@ -124,13 +124,13 @@ impl<const N: usize> Burst<N> {
         unsafe { self.0.set_len(self.0.len() + count) };
     }
 
-    /// Forgets the first `count`, which C owns now, and moves the rest to the front.
+    /// Removes the first `count` mbufs, which C now owns, and moves the rest to the front.
     ///
     /// # Safety
-    /// C took them over.
+    /// C has taken ownership of them.
     ///
     /// # Panics
-    /// When that is more than there are.
+    /// If `count` exceeds the number of mbufs.
     #[inline]
     pub(crate) unsafe fn assume_taken(&mut self, count: usize) {
         let len = self.0.len();
@@ -147,7 +147,7 @@ impl<const N: usize> Burst<N> {
         }
     }
 
-    /// The array as burst functions take it.
+    /// The array in the form that burst functions expect.
     #[inline]
     pub(crate) fn as_raw(&mut self) -> *mut *mut sys::rte_mbuf {
         const { assert!(mem::size_of::<Mbuf>() == mem::size_of::<*mut sys::rte_mbuf>()) };

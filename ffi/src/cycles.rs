@@ -5,7 +5,8 @@
 
 use dpdk_sys as sys;
 
-/// The time stamp counter now, in cycles of [`hz`]. Some 20 cycles; not ordered against other instructions.
+/// The current value of the time stamp counter, in cycles of [`hz`]. Costs some 20 cycles, and is not ordered against
+/// other instructions.
 #[inline]
 #[must_use]
 pub fn now() -> u64 {

@@ -31,42 +31,43 @@ pub struct Eal(#[expect(dead_code, reason = "held for its drop")] Arc<Initialise
 /// How to start the EAL.
 #[derive(Clone, Debug)]
 pub struct EalConfig {
-    /// Where packet memory comes from.
+    /// The source of packet memory.
     pub memory: Memory,
-    /// The CPUs of the main lcore, that is of EAL's own housekeeping; empty for all that this process may use.
+    /// The CPUs of the main lcore, which does the EAL's own housekeeping. If empty, it uses all CPUs of the process.
     /// Workers are not listed here: they are threads that register themselves ([`crate::Lcore`]).
     pub main_cpus: Vec<usize>,
-    /// Which PCI devices to probe.
+    /// The PCI devices to probe.
     pub pci: Pci,
-    /// Virtual devices to make at the start, as `--vdev` takes them. [`crate::Port::attach`] makes them later too.
+    /// Virtual devices to create at the start, in the syntax of `--vdev`. [`crate::Port::attach`] can also create them
+    /// later.
     pub vdevs: Vec<String>,
-    /// From which level on DPDK logs, to standard error and syslog.
+    /// The lowest level of messages that DPDK logs, to standard error and syslog.
     pub log_level: LogLevel,
-    /// `--file-prefix`: only matters where several DPDK processes share a run directory.
+    /// `--file-prefix`. It matters only if several DPDK processes share a run directory.
     pub file_prefix: Option<String>,
 }
 
-/// Where packet memory comes from, and how many MiB of it.
+/// The source of packet memory, and its size in MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// Reserved hugepages, mapped without a hugetlbfs mount.
     Hugepages {
-        /// MiB taken at the start; more is taken on demand while the kernel has any.
+        /// MiB allocated at the start. More is allocated on demand while the kernel has any.
         mib: u32,
     },
     /// Plain pages (`--no-huge`): works everywhere, but not for NICs that do DMA by physical address.
     NoHuge {
-        /// MiB in all; there is no more later.
+        /// MiB in total. No more is allocated later.
         mib: u32,
     },
 }
 
-/// Which PCI devices to probe.
+/// The PCI devices to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pci {
     /// None: the PCI bus is not scanned.
     None,
-    /// Only these addresses (`0000:03:00.0`), each perhaps with driver arguments after a comma.
+    /// Only these addresses (`0000:03:00.0`), optionally with driver arguments after a comma.
     Allow(Vec<String>),
 }
 
@@ -97,10 +98,10 @@ impl Default for EalConfig {
 }
 
 impl Eal {
-    /// Starts the EAL. Once per process.
+    /// Starts the EAL. It can be called once per process.
     ///
     /// # Errors
-    /// When it was started before, or when `rte_eal_init` refuses (not enough hugepages, a vdev that does not exist).
+    /// If it was started before, or if `rte_eal_init` fails (not enough hugepages, a vdev that does not exist).
     pub fn init(config: &EalConfig) -> Result<Self, EalError> {
         let arguments = config.arguments();
         let argv = arguments
@@ -110,7 +111,7 @@ impl Eal {
         if STARTED.swap(true, Ordering::AcqRel) {
             return Err(EalError::AlreadyInitialised);
         }
-        // Leaked: getopt permutes the array and the EAL keeps pointers into the strings.
+        // The strings are leaked: getopt permutes the array, and the EAL keeps pointers to them.
         let mut argv: Vec<*mut c_char> = argv.into_iter().map(CString::into_raw).collect();
         let count = i32::try_from(argv.len()).expect("a few dozen arguments");
         argv.push(std::ptr::null_mut());
@@ -166,7 +167,7 @@ impl EalConfig {
         let cpus: Vec<String> = cpus.iter().map(ToString::to_string).collect();
         let mut arguments: Vec<String> = vec![
             "dpdk".to_owned(),
-            // One lcore, number 0, that floats over those CPUs.
+            // One lcore, number 0, that may run on any of these CPUs.
             format!("--lcores=0@({})", cpus.join(",")),
             "--no-telemetry".to_owned(),
             format!("--log-level={}", self.log_level as u32),
@@ -176,8 +177,8 @@ impl EalConfig {
                 arguments.push("--in-memory".to_owned());
                 mib
             }
-            // --no-huge implies the legacy memory mode, with which --in-memory is refused; what the latter would
-            // add is --no-shconf.
+            // `--no-huge` implies the legacy memory mode, which excludes `--in-memory`. `--no-shconf` has the remaining
+            // effect of the latter.
             Memory::NoHuge { mib } => {
                 arguments.extend(["--no-huge".to_owned(), "--no-shconf".to_owned()]);
                 mib
@@ -185,7 +186,7 @@ impl EalConfig {
         };
         arguments.extend(["-m".to_owned(), mib.to_string()]);
         match &self.pci {
-            // Nobody needs physical addresses then, and virtual ones do not need root.
+            // Without PCI devices physical addresses are not needed, and virtual ones do not require root.
             Pci::None => arguments.extend(["--no-pci".to_owned(), "--iova-mode=va".to_owned()]),
             Pci::Allow(list) => {
                 for address in list {
@@ -215,13 +216,13 @@ impl EalConfig {
     }
 }
 
-/// The EAL makes its run directory (`/var/run/dpdk/PREFIX`) even in memory-only mode, where it puts nothing there.
+/// The EAL creates its run directory (`/var/run/dpdk/PREFIX`) even in memory-only mode, where it stays empty.
 fn remove_empty_run_directory() {
     // SAFETY: returns a static buffer, NUL-terminated, that is written once in rte_eal_init and only read after.
     let path = unsafe { std::ffi::CStr::from_ptr(sys::rte_eal_get_runtime_dir()) };
     let Ok(path) = path.to_str() else { return };
     let path = Path::new(path);
-    // remove_dir refuses a directory that is not empty: those of other DPDK processes stay.
+    // `remove_dir` fails if the directory is not empty, so those of other DPDK processes stay.
     if !path.as_os_str().is_empty()
         && std::fs::remove_dir(path).is_ok()
         && let Some(parent) = path.parent()

@@ -2,7 +2,7 @@
 //!
 //! What lives here: [`Errno`] (DPDK's error number with its text) and one error type for each thing that can fail.
 //! Each names the object (port, pool, argument), what was asked and what would have been accepted.
-//! Invariant: the errors of the packet path ([`PoolExhausted`], [`NoRoom`]) carry nothing and cost nothing.
+//! Invariant: the errors of the packet path ([`PoolExhausted`], [`NoRoom`]) have no contents and cost nothing.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -20,13 +20,13 @@ impl Errno {
         self.0
     }
 
-    /// What the last failing call on this thread left in `rte_errno`.
+    /// The value that the last failing call on this thread stored in `rte_errno`.
     pub(crate) fn last() -> Self {
         // SAFETY: reads a thread-local of librte_eal; no precondition.
         Self(unsafe { sys::dpdk_sys_errno() })
     }
 
-    /// From a return value that is a negated error number.
+    /// Converts a return value that is a negated error number.
     pub(crate) fn from_return(value: i32) -> Self {
         Self(value.checked_abs().unwrap_or(i32::MAX))
     }
@@ -57,103 +57,103 @@ impl std::error::Error for Errno {}
 /// Why the EAL did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EalError {
-    /// The EAL starts once in the life of a process, and does not start again after its clean-up.
+    /// The EAL starts once per process, and cannot start again after its clean-up.
     #[error("the EAL was already initialised in this process")]
     AlreadyInitialised,
-    /// An argument holds a NUL byte, which C cannot take.
+    /// An argument contains a NUL byte, which C does not accept.
     #[error("EAL argument {0:?} holds a NUL byte")]
     Argument(String),
-    /// `rte_eal_init` refused.
+    /// `rte_eal_init` failed.
     #[error("the EAL did not start: {source}; arguments: {arguments}{hint}")]
     Init {
-        /// The command line that was given, for a second try by hand (`dpdk-testpmd ARGUMENTS`).
+        /// The command line that was used, for an attempt by hand (`dpdk-testpmd ARGUMENTS`).
         arguments: String,
-        /// What would probably help, or empty.
+        /// A likely remedy, or empty.
         hint: &'static str,
         /// `rte_errno`.
         source: Errno,
     },
 }
 
-/// Why a pool of mbufs was not made.
+/// Why a pool of mbufs could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// A figure of the configuration is out of its range.
+    /// A value of the configuration is out of range.
     #[error("mbuf pool: {what} is {given}; accepted: {accepted}")]
     Config {
-        /// Which figure.
+        /// The name of the value.
         what: &'static str,
-        /// What was asked for.
+        /// The given value.
         given: u32,
-        /// The range.
+        /// The accepted range.
         accepted: String,
     },
-    /// `rte_pktmbuf_pool_create` refused; for lack of memory most of the time.
+    /// `rte_pktmbuf_pool_create` failed, in most cases for lack of memory.
     #[error(
         "mbuf pool of {mbufs} mbufs with {data_room} bytes each: {source}; give the EAL more memory, or ask for fewer"
     )]
     Create {
-        /// How many mbufs were asked for.
+        /// The requested number of mbufs.
         mbufs: u32,
-        /// Bytes of each, headroom included.
+        /// The size of each, headroom included, in bytes.
         data_room: u32,
         /// `rte_errno`.
         source: Errno,
     },
 }
 
-/// The pool has no mbuf left. The caller drops or waits; nothing was taken.
+/// The pool has no mbuf left. The caller drops the packet or waits; nothing was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the mbuf pool is exhausted")]
 pub struct PoolExhausted;
 
-/// The mbuf cannot grow or shrink by that much there. It is unchanged.
+/// The mbuf cannot grow or shrink by that amount. It is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such room in the mbuf")]
 pub struct NoRoom;
 
-/// Why a port could not be attached, configured or asked.
+/// Why a port could not be attached, configured or queried.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// The device string is not one that DPDK could take.
+    /// The device string is invalid for DPDK.
     #[error(
         "device {device:?}: {why}; accepted: a vdev such as \"net_af_packet,iface=eth1\", or a PCI address such as \"0000:03:00.0\""
     )]
     Device {
         /// The string as given.
         device: String,
-        /// What is wrong with it.
+        /// The fault.
         why: &'static str,
     },
-    /// The driver refused the device, or none knows it.
+    /// The driver rejected the device, or no driver supports it.
     #[error("device {device:?} cannot be attached: {source}{hint}")]
     Attach {
-        /// The string as given to the EAL.
+        /// The string that was passed to the EAL.
         device: String,
-        /// What would probably help, or empty.
+        /// A likely remedy, or empty.
         hint: &'static str,
-        /// What the bus or the driver said.
+        /// The error of the bus or the driver.
         source: Errno,
     },
-    /// The device is there but made no Ethernet port of that name.
+    /// The device exists but has not created an Ethernet port of that name.
     #[error("device {0:?} was attached but has no Ethernet port")]
     NoPort(String),
-    /// Another [`crate::Port`] has it.
+    /// Another [`crate::Port`] uses it.
     #[error("port {0:?} is in use already")]
     InUse(String),
-    /// The port's queues are still held: hand them back (drop them) first.
+    /// Handles of the port's queues still exist. Drop them first.
     #[error("port {0:?}: its queues are still in use")]
     QueuesInUse(String),
-    /// A figure of the configuration is out of the range that this port has.
+    /// A value of the configuration is out of the range of this port.
     #[error("port {port:?}: {what} is {given}; accepted: {accepted}")]
     Config {
         /// The port.
         port: String,
-        /// Which figure.
+        /// The name of the value.
         what: &'static str,
-        /// What was asked for.
+        /// The given value.
         given: u64,
-        /// What this port takes.
+        /// The values that this port accepts.
         accepted: String,
     },
     /// A call on the port failed.
@@ -161,40 +161,40 @@ pub enum PortError {
     Call {
         /// The port.
         port: String,
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
-        /// What the driver said.
+        /// The error of the driver.
         source: Errno,
     },
 }
 
-/// Why a ring was not made.
+/// Why a ring could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("ring of {capacity} mbufs: {source}")]
 pub struct RingError {
-    /// How many mbufs it was to hold.
+    /// The requested capacity in mbufs.
     pub capacity: u32,
     /// `rte_errno`.
     pub source: Errno,
 }
 
-/// Why a thread did not become an lcore.
+/// Why a thread could not become an lcore.
 #[derive(Debug, thiserror::Error)]
 pub enum LcoreError {
     /// The CPU does not exist, or this process may not use it.
     #[error("CPU {cpu} cannot be used: {source}; usable: {usable:?}")]
     Pin {
-        /// Which CPU.
+        /// The CPU.
         cpu: usize,
         /// The CPUs that this process may run on.
         usable: Vec<usize>,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: std::io::Error,
     },
     /// The thread is an lcore already.
     #[error("this thread is lcore {0} already")]
     Registered(u32),
-    /// `rte_thread_register` refused: there are no more lcore numbers.
+    /// `rte_thread_register` failed: there are no more lcore numbers.
     #[error("no lcore for this thread: {0}")]
     Register(Errno),
 }

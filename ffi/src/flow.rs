@@ -1,4 +1,4 @@
-//! How a NIC deals frames to its queues: receive-side scaling.
+//! How a NIC distributes frames to its queues: receive-side scaling.
 //!
 //! What lives here: what to ask for ([`RssConfig`], [`RssHash`]), and what is in force ([`Rss`]: the key, the hashed
 //! fields, the redirection table), so that software can compute which queue a frame will come to.
@@ -8,7 +8,7 @@ use std::ops::{BitAnd, BitOr};
 
 use dpdk_sys as sys;
 
-/// Which headers a NIC hashes (`RTE_ETH_RSS_*`).
+/// The headers that a NIC hashes (`RTE_ETH_RSS_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RssHash(u64);
 
@@ -32,13 +32,13 @@ impl RssHash {
     /// Addresses and ports of SCTP, IPv4 and IPv6.
     pub const SCTP: Self = Self(sys::DPDK_SYS_RSS_IPV4_SCTP | sys::DPDK_SYS_RSS_IPV6_SCTP);
 
-    /// Whether any of `other` is in it.
+    /// Whether it contains any of `other`.
     #[must_use]
     pub fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Whether all of `other` is in it.
+    /// Whether it contains all of `other`.
     #[must_use]
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -69,12 +69,12 @@ impl BitAnd for RssHash {
     }
 }
 
-/// What to ask of a NIC. What it does not offer is left out; [`crate::Port::rss`] tells what is in force.
+/// The requested scaling. A NIC ignores what it does not support; [`crate::Port::rss`] returns the actual scaling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssConfig {
-    /// The hash key, as long as the NIC's ([`crate::PortInfo::rss_key_len`]); none for the driver's own.
+    /// The hash key, as long as that of the NIC ([`crate::PortInfo::rss_key_len`]). `None` uses the driver's own.
     pub key: Option<Vec<u8>>,
-    /// What to hash.
+    /// The headers to hash.
     pub hash: RssHash,
 }
 
@@ -85,13 +85,13 @@ impl Default for RssConfig {
     }
 }
 
-/// The scaling that is in force on a port.
+/// The actual scaling of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rss {
     /// The Toeplitz key.
     pub key: Vec<u8>,
-    /// What is hashed.
+    /// The headers that are hashed.
     pub hash: RssHash,
-    /// The redirection table: a frame comes to queue `table[hash % table.len()]`. Its length is a power of two.
+    /// The redirection table: a frame arrives at queue `table[hash % table.len()]`. Its length is a power of two.
     pub table: Vec<u16>,
 }

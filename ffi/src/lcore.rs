@@ -34,10 +34,10 @@ pub struct Lcore {
 }
 
 impl Lcore {
-    /// Makes this thread an lcore, on the CPUs that it may run on now: pin it first ([`pin`]).
+    /// Makes this thread an lcore on the CPUs that it may currently run on. Pin it first ([`pin`]).
     ///
     /// # Errors
-    /// When the thread is an lcore already, or there are no more numbers (`RTE_MAX_LCORE`).
+    /// If the thread is already an lcore, or there are no more numbers (`RTE_MAX_LCORE`).
     pub fn register(eal: &Eal) -> Result<Self, LcoreError> {
         if let Some(id) = current() {
             return Err(LcoreError::Registered(id));
@@ -50,16 +50,16 @@ impl Lcore {
         Ok(Self { id, _eal: eal.clone(), _this_thread: PhantomData })
     }
 
-    /// [`pin`] and [`Lcore::register`] in one.
+    /// Calls [`pin`] and [`Lcore::register`].
     ///
     /// # Errors
-    /// As those two.
+    /// Those of the two functions.
     pub fn register_on(eal: &Eal, cpu: usize) -> Result<Self, LcoreError> {
         pin(cpu)?;
         Self::register(eal)
     }
 
-    /// The lcore number; not the CPU's.
+    /// The lcore number, which is not the number of the CPU.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.id

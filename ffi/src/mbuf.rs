@@ -16,7 +16,7 @@ use crate::error::NoRoom;
 
 /// A frame in packet memory, owned.
 ///
-/// The same size and layout as a pointer to `rte_mbuf`: an array of them is what burst functions take.
+/// It has the size and layout of a pointer to `rte_mbuf`: burst functions take an array of them.
 ///
 /// ```
 /// use dpdk::{PktPool, PoolConfig, testing};
@@ -39,21 +39,22 @@ unsafe impl Send for Mbuf {}
 // SAFETY: through `&Mbuf` everything is only read.
 unsafe impl Sync for Mbuf {}
 
-/// What the NIC found when it verified a checksum (`RTE_MBUF_F_RX_*_CKSUM_*`).
+/// The result of the NIC's verification of a checksum (`RTE_MBUF_F_RX_*_CKSUM_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// It did not look.
+    /// The NIC has not verified it.
     Unknown,
-    /// It is right.
+    /// It is correct.
     Good,
     /// It is wrong.
     Bad,
-    /// Not in the packet, but the data are known to be intact (they come from a virtual machine, say).
+    /// It is not in the packet, but the data are known to be intact (because they come from a virtual machine, for
+    /// example).
     Absent,
 }
 
 impl Mbuf {
-    /// The bytes of the frame: all of them when [`Mbuf::is_contiguous`], else those of the first segment.
+    /// The bytes of the frame: all of them if [`Mbuf::is_contiguous`], otherwise those of the first segment.
     #[inline]
     #[must_use]
     pub fn data(&self) -> &[u8] {
@@ -62,7 +63,7 @@ impl Mbuf {
         unsafe { std::slice::from_raw_parts(self.start(), usize::from(self.data_len())) }
     }
 
-    /// As [`Mbuf::data`], to write.
+    /// Like [`Mbuf::data`], mutable.
     #[inline]
     #[must_use]
     pub fn data_mut(&mut self) -> &mut [u8] {
@@ -70,7 +71,7 @@ impl Mbuf {
         unsafe { std::slice::from_raw_parts_mut(self.start(), usize::from(self.data_len())) }
     }
 
-    /// Has the CPU fetch the first cache line of the frame, for a [`Mbuf::data`] soon. Reads the mbuf itself, which a
+    /// Prefetches the first cache line of the frame for a following [`Mbuf::data`]. Reads the mbuf itself, which a
     /// driver has just written.
     #[inline]
     pub fn prefetch(&self) {
@@ -81,7 +82,7 @@ impl Mbuf {
         }
     }
 
-    /// Length of the frame in bytes, all segments together.
+    /// Length of the frame in bytes, over all segments.
     #[inline]
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "no caller asks whether a frame is empty")]
@@ -89,7 +90,7 @@ impl Mbuf {
         self.pkt_len() as usize
     }
 
-    /// Whether the whole frame is in one segment, so that [`Mbuf::data`] shows all of it.
+    /// Whether the whole frame is in one segment, so that [`Mbuf::data`] contains all of it.
     #[inline]
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
@@ -97,10 +98,10 @@ impl Mbuf {
         unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_NB_SEGS).read() == 1 }
     }
 
-    /// Makes the frame one segment.
+    /// Joins the segments of the frame into one.
     ///
     /// # Errors
-    /// When the first segment has no room for all of it; the frame is unchanged.
+    /// If the first segment has no room for the whole frame; the frame is then unchanged.
     pub fn linearize(&mut self) -> Result<(), NoRoom> {
         if self.is_contiguous() {
             return Ok(());
@@ -109,14 +110,14 @@ impl Mbuf {
         if unsafe { sys::rte_pktmbuf_linearize(self.0.as_ptr()) } == 0 { Ok(()) } else { Err(NoRoom) }
     }
 
-    /// Bytes free before the frame.
+    /// Free bytes in front of the frame.
     #[inline]
     #[must_use]
     pub fn headroom(&self) -> usize {
         usize::from(self.data_off())
     }
 
-    /// Bytes free after the first segment's.
+    /// Free bytes behind the data of the first segment.
     #[inline]
     #[must_use]
     pub fn tailroom(&self) -> usize {
@@ -125,10 +126,11 @@ impl Mbuf {
         usize::from(buf_len).saturating_sub(usize::from(self.data_off()) + usize::from(self.data_len()))
     }
 
-    /// Grows the frame by `count` bytes at its front and returns those, as they happen to be: the caller writes them.
+    /// Grows the frame by `count` bytes at its front and returns these bytes. Their contents are undefined; the caller
+    /// must write them.
     ///
     /// # Errors
-    /// When the headroom is less.
+    /// If the headroom is smaller.
     #[inline]
     pub fn prepend(&mut self, count: usize) -> Result<&mut [u8], NoRoom> {
         let data_off = self.data_off();
@@ -142,10 +144,10 @@ impl Mbuf {
         Ok(&mut self.data_mut()[..count])
     }
 
-    /// Takes `count` bytes off the front.
+    /// Removes `count` bytes from the front.
     ///
     /// # Errors
-    /// When the first segment has fewer.
+    /// If the first segment has fewer.
     #[inline]
     pub fn trim_front(&mut self, count: usize) -> Result<(), NoRoom> {
         let data_len = self.data_len();
@@ -157,26 +159,27 @@ impl Mbuf {
         Ok(())
     }
 
-    /// Grows the frame by `count` bytes at its end and returns those, as they happen to be: the caller writes them.
+    /// Grows the frame by `count` bytes at its end and returns these bytes. Their contents are undefined; the caller
+    /// must write them.
     ///
     /// # Errors
-    /// When the tailroom is less, or the frame has several segments.
+    /// If the tailroom is smaller, or the frame has several segments.
     #[inline]
     pub fn append(&mut self, count: usize) -> Result<&mut [u8], NoRoom> {
         if count > self.tailroom() || !self.is_contiguous() {
             return Err(NoRoom);
         }
         let old = self.data_len();
-        // Not more than the tailroom, so the sum is at most buf_len, a u16.
+        // `count` is at most the tailroom, so the sum is at most buf_len, a u16.
         let data_len = old + u16::try_from(count).map_err(|_| NoRoom)?;
         self.set_lengths(data_len, u32::from(data_len));
         Ok(&mut self.data_mut()[usize::from(old)..])
     }
 
-    /// Cuts the frame down to `len` bytes.
+    /// Shortens the frame to `len` bytes.
     ///
     /// # Errors
-    /// When it has fewer, or has several segments.
+    /// If the frame is shorter, or has several segments.
     #[inline]
     pub fn truncate(&mut self, len: usize) -> Result<(), NoRoom> {
         let Some(keep) = u16::try_from(len).ok().filter(|&keep| keep <= self.data_len()) else {
@@ -189,7 +192,7 @@ impl Mbuf {
         Ok(())
     }
 
-    /// The port that it came in by; `u16::MAX` on one of our own making.
+    /// The port that received it; `u16::MAX` for an mbuf that was created here.
     #[inline]
     #[must_use]
     pub fn port(&self) -> u16 {
@@ -197,7 +200,7 @@ impl Mbuf {
         unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_PORT).read() }
     }
 
-    /// The RSS hash that the NIC computed, where it did.
+    /// The RSS hash, if the NIC computed it.
     #[inline]
     #[must_use]
     pub fn rss_hash(&self) -> Option<u32> {
@@ -208,7 +211,7 @@ impl Mbuf {
         Some(unsafe { self.field::<u32>(sys::DPDK_SYS_MBUF_HASH_RSS).read() })
     }
 
-    /// The 802.1Q tag that the NIC or the kernel took out of the frame, where one did: it is not in [`Mbuf::data`].
+    /// The 802.1Q tag, if the NIC or the kernel removed it from the frame: it is then not in [`Mbuf::data`].
     #[inline]
     #[must_use]
     pub fn stripped_vlan(&self) -> Option<u16> {
@@ -219,7 +222,7 @@ impl Mbuf {
         Some(unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_VLAN_TCI).read() })
     }
 
-    /// What the NIC says of the IPv4 header checksum.
+    /// The NIC's result for the IPv4 header checksum.
     #[inline]
     #[must_use]
     pub fn ip_checksum(&self) -> Checksum {
@@ -231,7 +234,7 @@ impl Mbuf {
         }
     }
 
-    /// What the NIC says of the TCP, UDP or SCTP checksum.
+    /// The NIC's result for the TCP, UDP or SCTP checksum.
     #[inline]
     #[must_use]
     pub fn l4_checksum(&self) -> Checksum {
@@ -243,17 +246,17 @@ impl Mbuf {
         }
     }
 
-    /// Hands the mbuf over: the receiver of the pointer owns it now.
+    /// Gives up ownership: the receiver of the pointer owns the mbuf.
     #[must_use = "the mbuf is lost to its pool unless somebody takes the pointer back"]
     pub fn into_raw(self) -> NonNull<sys::rte_mbuf> {
         ManuallyDrop::new(self).0
     }
 
-    /// Takes an mbuf over from C.
+    /// Takes ownership of an mbuf from C.
     ///
     /// # Safety
-    /// The pointer is to a valid, direct mbuf (each segment so) with a reference count of 1, from a pool made by
-    /// [`crate::PktPool`], and nobody else uses it from now on.
+    /// The pointer refers to a valid, direct mbuf (each segment is) with a reference count of 1, from a pool created by
+    /// [`crate::PktPool`], and no other owner uses it from now on.
     #[must_use]
     pub unsafe fn from_raw(raw: NonNull<sys::rte_mbuf>) -> Self {
         Self(raw)
@@ -309,7 +312,7 @@ impl Mbuf {
         unsafe { self.field::<u16>(sys::DPDK_SYS_MBUF_DATA_OFF).write(value) };
     }
 
-    /// Callers keep data_off + data_len <= buf_len, and pkt_len the sum over the segments.
+    /// Callers keep data_off + data_len <= buf_len, and pkt_len equal to the sum over the segments.
     #[inline]
     fn set_lengths(&mut self, data_len: u16, pkt_len: u32) {
         // SAFETY: the fields are there (see `field`), and we have them mutably.
@@ -334,8 +337,8 @@ impl fmt::Debug for Mbuf {
     }
 }
 
-/// Defines a type that is an [`Mbuf`] under another name, for a crate that implements a foreign trait for it, with
-/// safe views of slices of the one as slices of the other.
+/// Defines a type that is an [`Mbuf`] under another name, for a crate that implements a foreign trait for it, with safe
+/// conversions between slices of the two.
 ///
 /// ```
 /// dpdk::mbuf_newtype! {

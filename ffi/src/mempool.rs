@@ -22,7 +22,7 @@ use crate::mbuf::Mbuf;
 /// Bytes that every mbuf has before the frame, for headers to be prepended (`RTE_PKTMBUF_HEADROOM`).
 pub const HEADROOM: u16 = sys::RTE_PKTMBUF_HEADROOM as u16;
 
-/// A pool of mbufs; a handle that may be cloned and used from any thread.
+/// A pool of mbufs. The handle may be cloned and used from any thread.
 ///
 /// ```
 /// use dpdk::{PktPool, PoolConfig, testing};
@@ -37,16 +37,16 @@ pub const HEADROOM: u16 = sys::RTE_PKTMBUF_HEADROOM as u16;
 #[derive(Clone)]
 pub struct PktPool(Arc<Pool>);
 
-/// What a pool is to hold.
+/// The settings of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     /// Number of mbufs; 2^n - 1 uses the memory best.
     pub mbufs: u32,
-    /// Mbufs that each lcore keeps to itself, at most 512 and at most two thirds of `mbufs`; 0 for none.
+    /// Mbufs that each lcore caches, at most 512 and at most two thirds of `mbufs`; 0 for no cache.
     pub cache: u32,
-    /// Bytes for the frame in each mbuf; [`HEADROOM`] comes on top.
+    /// Bytes for the frame in each mbuf. [`HEADROOM`] is added to it.
     pub data_room: u16,
-    /// NUMA node, or none for any.
+    /// The NUMA node, or `None` for any.
     pub socket: Option<i32>,
 }
 
@@ -58,16 +58,16 @@ impl Default for PoolConfig {
 }
 
 impl PktPool {
-    /// Makes a pool, all of its mbufs available.
+    /// Creates a pool with all mbufs available.
     ///
     /// # Errors
-    /// When a figure is out of range or the EAL has not that much memory.
+    /// If a value is out of range or the EAL does not have enough memory.
     pub fn new(eal: &Eal, config: &PoolConfig) -> Result<Self, PoolError> {
         config.check()?;
         free_what_waits();
         let name = CString::new(format!("pktpool{}", NEXT.fetch_add(1, Ordering::Relaxed)))
             .expect("the name has no NUL byte");
-        // A small pool with a big cache would be refused, and could lock all of its mbufs up in one lcore's cache.
+        // A small pool with a large cache would be refused, and one lcore's cache could hold all of its mbufs.
         let cache = config.cache.min(config.mbufs * 2 / 3);
         let room = config.data_room + HEADROOM;
         // SAFETY: the EAL is initialised (`eal`); the name is a C string that is copied; private size 0 is aligned.
@@ -96,10 +96,10 @@ impl PktPool {
         }
     }
 
-    /// Takes one mbuf: empty, with the usual headroom.
+    /// Allocates one mbuf: empty, with the usual headroom.
     ///
     /// # Errors
-    /// When there is none left.
+    /// If none is left.
     #[inline]
     pub fn alloc(&self) -> Result<Mbuf, PoolExhausted> {
         // SAFETY: the pool lives as long as this handle. A fresh mbuf has no other owner.
@@ -111,10 +111,10 @@ impl PktPool {
         }
     }
 
-    /// Takes as many mbufs as the burst has room for, all or none, and appends them to it.
+    /// Allocates as many mbufs as the burst has room for, all or none, and appends them.
     ///
     /// # Errors
-    /// When there are not that many left; the burst is unchanged then.
+    /// If fewer are left; the burst is then unchanged.
     pub fn fill<const N: usize>(&self, burst: &mut Burst<N>) -> Result<(), PoolExhausted> {
         let room = burst.spare();
         let places = room.len();
@@ -130,21 +130,21 @@ impl PktPool {
         Ok(())
     }
 
-    /// How many mbufs the pool has in all.
+    /// The total number of mbufs of the pool.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.0.capacity
     }
 
-    /// How many are at home, caches of lcores included. Exact only while nobody takes or returns any. Walks over all
-    /// lcores: for tests and statistics.
+    /// The number of free mbufs, including those in caches of lcores. Exact only while no thread allocates or frees
+    /// any. It visits all lcores: for tests and statistics.
     #[must_use]
     pub fn available(&self) -> u32 {
         // SAFETY: the pool lives as long as this handle.
         unsafe { sys::rte_mempool_avail_count(self.as_ptr()) }
     }
 
-    /// Bytes for the frame in each mbuf, headroom not counted.
+    /// Bytes for the frame in each mbuf, without headroom.
     #[must_use]
     pub fn data_room(&self) -> u16 {
         self.0.data_room
@@ -193,7 +193,7 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Drop for Pool {
-    /// No handle is left, so nobody takes mbufs any more; the pool is freed once those that are out have come home.
+    /// No handle is left, so no mbufs are allocated any more. The pool is freed once all mbufs have been returned.
     fn drop(&mut self) {
         let parked = Parked { raw: self.raw, capacity: self.capacity, _eal: self.eal.clone() };
         WAITING.lock().unwrap_or_else(PoisonError::into_inner).push(parked);
@@ -201,13 +201,13 @@ impl Drop for Pool {
     }
 }
 
-/// For names, which must differ within the process.
+/// A counter for names, which must be unique within the process.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// Pools without handles, most of them for a moment.
+/// Pools without handles, which are usually freed soon.
 static WAITING: Mutex<Vec<Parked>> = Mutex::new(Vec::new());
 
-/// A pool whose last handle is gone. Its mbufs may still be out, and keep it (and the EAL) alive.
+/// A pool whose last handle was dropped. Mbufs that are still in use keep it (and the EAL) alive.
 struct Parked {
     raw: NonNull<sys::rte_mempool>,
     capacity: u32,
@@ -218,10 +218,10 @@ struct Parked {
 unsafe impl Send for Parked {}
 
 impl Parked {
-    /// Whether every mbuf is home and nobody can be in the middle of bringing one.
+    /// Whether every mbuf has been returned and no thread can be in the middle of returning one.
     ///
-    /// rte_mempool counts an object as cached before it has written the pointer into the cache, so the count alone
-    /// does not say that the lcore is done. It is when the cache is this thread's own, or its lcore has no thread.
+    /// rte_mempool counts an object as cached before it has written the pointer to the cache, so the count alone does
+    /// not show that the lcore has finished. It has if the cache belongs to this thread, or if its lcore has no thread.
     fn is_quiet(&self) -> bool {
         let own = lcore::current();
         // SAFETY: the pool lives, for only `free_what_waits` frees it, and takes it off the list with that.
@@ -239,7 +239,7 @@ impl Parked {
     }
 }
 
-/// Frees the parked pools that are quiet. Called when a pool goes and when one is made.
+/// Frees the parked pools that are quiet. Called when a pool is dropped and when one is created.
 fn free_what_waits() {
     let quiet: Vec<Parked> = {
         let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
     use crate::testing;
 
-    /// Here and not among the tests on virtual devices: for a moment it takes all the memory of its process.
+    /// This test is here and not among the tests on virtual devices, because it briefly uses all memory of its process.
     #[test]
     fn too_large_a_pool_is_an_error_and_gives_back_what_it_got() {
         let _serial = testing::serial();

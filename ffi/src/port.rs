@@ -25,7 +25,7 @@ use crate::queue::{RxQueue, TxQueue};
 use crate::ring::Ring;
 use crate::stats::PortStats;
 
-/// A port, ours alone.
+/// An exclusively owned port.
 ///
 /// ```
 /// use dpdk::{PktPool, PoolConfig, Port, PortConfig, testing};
@@ -45,31 +45,31 @@ pub struct Port {
     info: PortInfo,
 }
 
-/// What a port can do, as its driver says.
+/// The capabilities of a port as its driver reports them.
 #[derive(Clone, Debug)]
 pub struct PortInfo {
     /// Its name: that of the vdev, or the PCI address.
     pub name: String,
-    /// The driver's name, as `net_af_packet`.
+    /// The driver's name, such as `net_af_packet`.
     pub driver: String,
-    /// How many receive queues it can have.
+    /// The maximum number of receive queues.
     pub rx_queues_max: u16,
-    /// How many transmit queues it can have.
+    /// The maximum number of transmit queues.
     pub tx_queues_max: u16,
-    /// Bytes of an IP packet that it can be set to. A vdev on a kernel interface may pass more, up to the frame size
-    /// in its arguments, when the interface's own MTU is larger and [`PortConfig::mtu`] is left out.
+    /// The accepted MTUs, in bytes of an IP packet. A vdev on a kernel interface may pass larger packets, up to the
+    /// frame size in its arguments, if the interface's own MTU is larger and [`PortConfig::mtu`] is not set.
     pub mtu: RangeInclusive<u16>,
-    /// Length of the RSS key in bytes; 0 where there is none.
+    /// Length of the RSS key in bytes; 0 if there is none.
     pub rss_key_len: usize,
-    /// Length of the RSS redirection table; 0 where there is none.
+    /// Length of the RSS redirection table; 0 if there is none.
     pub rss_table_len: u16,
-    /// What it can hash; [`RssHash::NONE`] where it has no RSS.
+    /// The headers that it can hash; [`RssHash::NONE`] if it has no RSS.
     pub rss_hash: RssHash,
-    /// NUMA node, where known.
+    /// NUMA node, if known.
     pub socket: Option<i32>,
 }
 
-/// The queues of a started port, by number. Hand each to the thread that is to use it.
+/// The queues of a started port, by number. Move each to the thread that uses it.
 #[derive(Debug)]
 pub struct Queues {
     /// Receive queues.
@@ -83,23 +83,23 @@ pub struct Queues {
 pub struct Link {
     /// Whether frames can pass.
     pub up: bool,
-    /// Megabits per second, where known.
+    /// Megabits per second, if known.
     pub mbps: Option<u32>,
 }
 
 impl Port {
-    /// Takes a device: plugs it in, or adopts it where EAL found it at its start.
+    /// Takes a device: plugs it in, or uses it if the EAL found it at its start.
     ///
     /// `device` is a vdev with its arguments (`net_af_packet0,iface=eth1,qpairs=2`; without a number it gets a free
-    /// one) or a PCI address (`0000:03:00.0`), which must be among [`crate::Pci::Allow`].
+    /// one) or a PCI address (`0000:03:00.0`), which must be in [`crate::Pci::Allow`].
     ///
     /// # Errors
-    /// When there is no such driver or device, the driver refuses its arguments, or another [`Port`] has it.
+    /// If there is no such driver or device, the driver rejects its arguments, or another [`Port`] uses it.
     pub fn attach(eal: &Eal, device: &str) -> Result<Self, PortError> {
         Self::of(Device::attach(eal, device)?)
     }
 
-    /// Makes a port out of rings: what comes out of `rx[i]` it receives on queue i, what is sent on queue i goes into
+    /// Creates a port from rings: it receives the contents of `rx[i]` on queue i, and frames sent on queue i go to
     /// `tx[i]`.
     pub(crate) fn of_rings(eal: &Eal, rx: &[Arc<Ring>], tx: &[Arc<Ring>]) -> Result<Self, PortError> {
         Self::of(Device::of_rings(eal, rx, tx)?)
@@ -114,7 +114,7 @@ impl Port {
             tx_queues_max: raw.max_tx_queues,
             mtu: mtu_range(&raw),
             rss_key_len: match raw.hash_key_size {
-                // A driver that does not say takes ethdev's usual length, and copies that many bytes.
+                // A driver that does not report a length uses ethdev's usual one, and copies that many bytes.
                 0 if raw.flow_type_rss_offloads != 0 => USUAL_RSS_KEY_LEN,
                 len => usize::from(len),
             },
@@ -125,12 +125,11 @@ impl Port {
         Ok(Self { device: Arc::new(device), info })
     }
 
-    /// Configures the port, sets its queues up with mbufs from `pool`, and starts it. A running port is stopped
-    /// first.
+    /// Configures the port, sets its queues up with mbufs from `pool`, and starts it. A running port is stopped first.
     ///
     /// # Errors
-    /// When queues of an earlier start are still held, when the device cannot do what is asked (the error says what
-    /// it can), or when a driver call fails. The port is stopped then.
+    /// If queues of an earlier start are still held, if the device does not support the configuration (the error lists
+    /// what it supports), or if a driver call fails. The port is then stopped.
     pub fn start(&mut self, config: &PortConfig, pool: &PktPool) -> Result<Queues, PortError> {
         self.check(config, pool)?;
         self.stop()?;
@@ -143,21 +142,21 @@ impl Port {
         })
     }
 
-    /// Stops the port; it may be started again. Nothing happens to one that does not run.
+    /// Stops the port, which may be started again. Does nothing if the port is not running.
     ///
     /// # Errors
-    /// When its queues are still held.
+    /// If its queues are still held.
     pub fn stop(&mut self) -> Result<(), PortError> {
         self.exclusive()?.stop()
     }
 
-    /// What the port can do.
+    /// The capabilities of the port.
     #[must_use]
     pub fn info(&self) -> &PortInfo {
         &self.info
     }
 
-    /// DPDK's number of it, which is also [`crate::Mbuf::port`] of what it receives.
+    /// DPDK's number of the port, which [`crate::Mbuf::port`] returns for frames that it received.
     #[must_use]
     pub fn id(&self) -> u16 {
         self.device.id()
@@ -166,7 +165,7 @@ impl Port {
     /// Its address.
     ///
     /// # Errors
-    /// When the driver cannot tell.
+    /// If the driver cannot report it.
     pub fn mac(&self) -> Result<[u8; 6], PortError> {
         let mut address = sys::rte_ether_addr::default();
         // SAFETY: the port is ours and attached; the address is written, nothing is kept.
@@ -175,18 +174,18 @@ impl Port {
         Ok(address.addr_bytes)
     }
 
-    /// Takes over an address.
+    /// Sets its address.
     ///
     /// # Errors
-    /// When the address is not a unicast one, or the driver cannot set it.
+    /// If the address is not a unicast address, or the driver cannot set it.
     pub fn set_mac(&mut self, mac: [u8; 6]) -> Result<(), PortError> {
         self.device.set_mac(mac)
     }
 
-    /// Bytes of the largest IP packet it sends and receives.
+    /// Bytes of the largest IP packet that it sends and receives.
     ///
     /// # Errors
-    /// When the driver cannot tell.
+    /// If the driver cannot report it.
     pub fn mtu(&self) -> Result<u16, PortError> {
         let mut mtu = 0;
         // SAFETY: the port is ours and attached; the number is written, nothing is kept.
@@ -194,10 +193,10 @@ impl Port {
         Ok(mtu)
     }
 
-    /// Sets the size of the largest IP packet, in bytes, which a driver of an interface of the kernel sets there too.
+    /// Sets the size of the largest IP packet, in bytes. The driver of an interface of the kernel also sets it there.
     ///
     /// # Errors
-    /// When the driver cannot set it.
+    /// If the driver cannot set it.
     pub fn set_mtu(&mut self, mtu: u16) -> Result<(), PortError> {
         // SAFETY: the port is ours and attached; the number is copied.
         self.device.check("set the MTU", unsafe { sys::rte_eth_dev_set_mtu(self.id(), mtu) })?;
@@ -207,7 +206,7 @@ impl Port {
     /// State of the link, without waiting for it to settle.
     ///
     /// # Errors
-    /// When the driver cannot tell.
+    /// If the driver cannot report it.
     pub fn link(&self) -> Result<Link, PortError> {
         let mut link = sys::rte_eth_link::default();
         // SAFETY: the port is ours and attached; the struct is written, nothing is kept; then it is only read.
@@ -224,7 +223,7 @@ impl Port {
     /// Its counters.
     ///
     /// # Errors
-    /// When the driver has none.
+    /// If the driver has none.
     pub fn stats(&self) -> Result<PortStats, PortError> {
         let mut stats = sys::rte_eth_stats::default();
         // SAFETY: the port is ours and attached; the struct is written, nothing is kept.
@@ -235,17 +234,17 @@ impl Port {
     /// Sets its counters to 0.
     ///
     /// # Errors
-    /// When the driver cannot.
+    /// If the driver cannot reset them.
     pub fn reset_stats(&mut self) -> Result<(), PortError> {
         // SAFETY: the port is ours and attached.
         self.device.check("reset the counters", unsafe { sys::rte_eth_stats_reset(self.id()) }).map(drop)
     }
 
-    /// The receive-side scaling in force; none where the device has no RSS that it can tell about: then nobody can
-    /// compute which queue a frame comes to.
+    /// The actual receive-side scaling. `None` if the device has no RSS that it can report: then the queue at which a
+    /// frame arrives cannot be computed.
     ///
     /// # Errors
-    /// When the driver offers RSS and fails to tell. Ask a started port.
+    /// If the driver supports RSS but fails to report it. Call it on a started port.
     pub fn rss(&self) -> Result<Option<Rss>, PortError> {
         let (key_len, table_len) = (self.info.rss_key_len, usize::from(self.info.rss_table_len));
         if key_len == 0 || table_len == 0 || self.info.rss_hash == RssHash::NONE {
@@ -281,7 +280,7 @@ impl Port {
         Arc::get_mut(&mut self.device).ok_or_else(|| PortError::QueuesInUse(self.info.name.clone()))
     }
 
-    /// Refuses what the device cannot do, in words, before any driver is asked.
+    /// Rejects a configuration that the device does not support, with an explanation, before any driver is called.
     fn check(&self, config: &PortConfig, pool: &PktPool) -> Result<(), PortError> {
         let refuse = |what, given: u64, accepted| {
             Err(PortError::Config { port: self.info.name.clone(), what, given, accepted })
@@ -322,14 +321,15 @@ impl fmt::Debug for Port {
     }
 }
 
-/// Bytes of an RSS key where the driver does not say (net_null).
+/// Bytes of an RSS key if the driver does not report a length (net_null).
 const USUAL_RSS_KEY_LEN: usize = 40;
 
-/// Ethernet header and one 802.1Q tag. The FCS never reaches memory.
+/// Ethernet header and one 802.1Q tag. The FCS is never in memory.
 const FRAME_OVERHEAD: u16 = 14 + 4;
 
-/// The MTUs that rte_eth_dev_configure takes: within the driver's own bounds, and the frame with header and FCS within
-/// its longest (for net_af_packet of 22.11 that makes 1,500) and the shortest of Ethernet.
+/// The MTUs that rte_eth_dev_configure accepts: within the driver's own bounds, and such that the frame with header and
+/// FCS is not longer than the driver's longest frame (for net_af_packet of 22.11 that results in 1,500) and not shorter
+/// than the shortest of Ethernet.
 fn mtu_range(info: &sys::rte_eth_dev_info) -> RangeInclusive<u16> {
     let overhead = match info.max_rx_pktlen.checked_sub(u32::from(info.max_mtu)) {
         Some(overhead) if overhead > 0 && info.max_mtu != u16::MAX => overhead,

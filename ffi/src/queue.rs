@@ -1,4 +1,4 @@
-//! The queues of a started port: where frames come in and go out.
+//! The queues of a started port, which receive and send frames.
 //!
 //! What lives here: [`RxQueue`] and [`TxQueue`]. They come from [`crate::Port::start`], one handle per queue.
 //! Who calls it: workers; each handle moves to the one thread that uses it.
@@ -27,12 +27,12 @@ pub struct TxQueue {
 }
 
 impl RxQueue {
-    /// For queues that exist on a started device, once per queue.
+    /// For queues of a started device. Call it once per queue.
     pub(crate) fn new(device: Arc<Device>, queue: u16) -> Self {
         Self { device, queue }
     }
 
-    /// Appends the frames that wait to the burst, as far as it has room; returns how many. Never waits.
+    /// Appends waiting frames to the burst, as far as it has room. Returns how many. Never waits.
     #[inline]
     pub fn rx<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         let room = burst.spare();
@@ -62,13 +62,13 @@ impl RxQueue {
 }
 
 impl TxQueue {
-    /// For queues that exist on a started device, once per queue.
+    /// For queues of a started device. Call it once per queue.
     pub(crate) fn new(device: Arc<Device>, queue: u16) -> Self {
         Self { device, queue }
     }
 
-    /// Sends from the front of the burst what the queue takes; returns how many. The rest stays in the burst, in
-    /// order, for another try or to be dropped. Never waits.
+    /// Sends frames from the front of the burst until the queue is full. Returns how many. The rest stays in the burst,
+    /// in order, to be sent again or dropped. Never waits.
     #[inline]
     pub fn tx<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         let count = u16::try_from(burst.len()).unwrap_or(u16::MAX);

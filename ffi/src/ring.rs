@@ -17,10 +17,10 @@ use crate::burst::Burst;
 use crate::eal::Eal;
 use crate::error::{Errno, RingError};
 
-/// Makes a ring that holds up to `capacity` mbufs, on NUMA node `socket` or any.
+/// Creates a ring for up to `capacity` mbufs, on NUMA node `socket` or any.
 ///
 /// # Errors
-/// When `capacity` is 0 or 2^30 and more, or the memory is not there.
+/// If `capacity` is 0 or at least 2^30, or there is not enough memory.
 ///
 /// ```
 /// use dpdk::{Burst, PktPool, PoolConfig, ring, testing};
@@ -44,16 +44,17 @@ pub fn channel(
     Ok((RingSender(Arc::clone(&ring)), RingReceiver(ring)))
 }
 
-/// The end that puts mbufs in.
+/// The producing end.
 #[derive(Debug)]
 pub struct RingSender(Arc<Ring>);
 
-/// The end that takes mbufs out.
+/// The consuming end.
 #[derive(Debug)]
 pub struct RingReceiver(Arc<Ring>);
 
 impl RingSender {
-    /// Puts in from the front of the burst what the ring has room for; returns how many. The rest stays in the burst.
+    /// Moves mbufs from the front of the burst to the ring until it is full. Returns how many. The rest stays in the
+    /// burst.
     #[inline]
     pub fn send<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         let count = u32::try_from(burst.len()).expect("a burst is small");
@@ -73,14 +74,14 @@ impl RingSender {
 }
 
 impl RingReceiver {
-    /// Takes out as many as there are and the burst has room for; returns how many.
+    /// Moves as many mbufs to the burst as there are and it has room for. Returns how many.
     #[inline]
     pub fn receive<const N: usize>(&mut self, burst: &mut Burst<N>) -> usize {
         self.0.drain_into(burst)
     }
 }
 
-/// A ring that holds mbufs, of which at most one thread puts in and one takes out at any time.
+/// A ring of mbufs. At any time at most one thread adds mbufs and at most one removes them.
 pub(crate) struct Ring {
     raw: NonNull<sys::rte_ring>,
     _eal: Eal,
@@ -95,13 +96,13 @@ unsafe impl Sync for Ring {}
 impl Ring {
     pub(crate) fn new(eal: &Eal, capacity: u32, socket: Option<i32>) -> Result<Self, RingError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // Larger ones overflow rte_ring's own arithmetic.
+        // Larger capacities overflow rte_ring's own arithmetic.
         if capacity == 0 || capacity >= 1 << 30 {
             return Err(RingError { capacity, source: Errno::from_return(libc::EINVAL) });
         }
         let name =
             CString::new(format!("ring{}", NEXT.fetch_add(1, Ordering::Relaxed))).expect("no NUL byte in it");
-        // With the exact size told, rte_ring rounds up by itself.
+        // With RING_F_EXACT_SZ, rte_ring itself rounds the size up.
         let flags = sys::RING_F_SP_ENQ | sys::RING_F_SC_DEQ | sys::RING_F_EXACT_SZ;
         let socket = socket.unwrap_or(sys::DPDK_SYS_SOCKET_ANY);
         // SAFETY: the EAL is initialised (`eal`); the name is a C string that is copied.
@@ -116,7 +117,7 @@ impl Ring {
         self.raw.as_ptr()
     }
 
-    /// The caller is the only consumer.
+    /// The caller must be the only consumer.
     #[inline]
     fn drain_into<const N: usize>(&self, burst: &mut Burst<N>) -> usize {
         let room = burst.spare();

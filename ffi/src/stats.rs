@@ -5,7 +5,7 @@
 
 use dpdk_sys as sys;
 
-/// Totals since the port started or its counters were reset. What a driver does not count is 0.
+/// Totals since the port started or its counters were reset. A value that the driver does not count is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortStats {
     /// Frames received (`ipackets`).
@@ -16,9 +16,9 @@ pub struct PortStats {
     pub rx_bytes: u64,
     /// Bytes sent.
     pub tx_bytes: u64,
-    /// Frames lost because nobody took them in time (`imissed`).
+    /// Frames lost because they were not received in time (`imissed`).
     pub rx_missed: u64,
-    /// Frames received broken.
+    /// Received frames with errors.
     pub rx_errors: u64,
     /// Frames that could not be sent.
     pub tx_errors: u64,

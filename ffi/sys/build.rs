@@ -1,12 +1,12 @@
-//! Finds libdpdk by pkg-config, writes its bindings with bindgen, compiles the wrappers of its static inline
-//! functions with cc, and says what to link. Only what is on the lists below is bound: each name is in 22.11, 23.11
-//! and 24.11 alike.
+//! Finds libdpdk with pkg-config, generates its bindings with bindgen, compiles the wrappers of its static inline
+//! functions with cc, and passes on what to link. Only the names on the lists below are bound: all of them exist in
+//! 22.11, 23.11 and 24.11.
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::{env, process};
 
-/// The oldest release that we build with, the one of Debian 12.
+/// The oldest supported release, which is that of Debian 12.
 const MINIMUM: &str = "22.11";
 
 const FUNCTIONS: &[&str] = &[
@@ -47,7 +47,7 @@ const TYPES: &[&str] = &[
     "rte_lcore_role_t",
 ];
 
-/// Types whose insides Rust never touches: their layout differs between releases.
+/// Types whose fields Rust never uses: their layout differs between releases.
 const OPAQUE: &[&str] = &["rte_mbuf", "rte_mempool", "rte_ring", "rte_device", "rte_eth_link"];
 
 const CONSTANTS: &[&str] = &[
@@ -67,11 +67,12 @@ const CONSTANTS: &[&str] = &[
     "RING_F_EXACT_SZ",
 ];
 
-/// The shared objects that hold what is bound. Drivers are not among them: EAL loads them itself from the directory
-/// that the distribution built in; `rte_net_ring` alone has functions of its own (tests make port pairs with it).
+/// The shared objects that contain the bound functions. They include no drivers, since the EAL loads these from the
+/// directory that the distribution has built in. The exception is `rte_net_ring`, which has functions that tests use to
+/// create port pairs.
 const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_eal", "rte_net_ring"];
 
-/// What was part of `rte_eal` in 22.11 and is a library of its own later (`rte_log` from 23.11 on).
+/// Libraries that were part of `rte_eal` in 22.11 and are separate in later releases (`rte_log` from 23.11 on).
 const LIBRARIES_OF_LATER_RELEASES: &[&str] = &["rte_log"];
 
 fn main() {
@@ -129,7 +130,7 @@ fn main() {
     for flag in &flags {
         cc.flag(flag);
     }
-    // -O3 in every profile: these are the burst functions. The headers are not ours, nor are their warnings.
+    // -O3 in every profile, because these are the burst functions. Warnings are off, because the headers are not ours.
     cc.opt_level(3).debug(false).warnings(false).compile("dpdk_sys_static_fns");
 
     for flag in pkg_config(&["--libs-only-L"]).unwrap_or_default().split_whitespace() {
@@ -144,7 +145,7 @@ fn main() {
     }
 }
 
-/// Standard output of `pkg-config ARGUMENTS libdpdk`, or nothing when it fails or is not installed.
+/// Standard output of `pkg-config ARGUMENTS libdpdk`; `None` if it fails or is not installed.
 fn pkg_config(arguments: &[&str]) -> Option<String> {
     let program = env::var_os("PKG_CONFIG").unwrap_or_else(|| "pkg-config".into());
     let output = Command::new(program).args(arguments).arg("libdpdk").output().ok()?;

@@ -1,29 +1,30 @@
-//! A map in the order of its keys whose copies share what they have in common: for what is read now and then, not for
+//! A map in the order of its keys whose copies share unchanged parts. It is for data that is read now and then, not for
 //! each packet.
 //!
 //! Entries lie in chunks behind [`Arc`]s: a revision copies a pointer for each chunk, and the chunks that it changes.
 
 use std::sync::Arc;
 
-/// Entries of a new chunk. One that has twice as many is split.
+/// The number of entries in a new chunk. A chunk with twice as many is split.
 const CHUNK: usize = 128;
 
-/// See the module.
+/// A sorted map in chunks. A copy shares the chunks.
 #[derive(Debug, Clone)]
 pub(crate) struct SortedChunks<K, V> {
-    /// None of them empty.
+    /// No chunk is empty.
     chunks: Vec<Arc<Vec<(K, V)>>>,
 }
 
 impl<K: Ord, V: Copy> SortedChunks<K, V> {
-    /// What stands under a key.
+    /// The value of a key.
     pub(crate) fn get(&self, key: &K) -> Option<V> {
         let chunk = self.chunks.get(self.chunk_of(key))?;
         let at = chunk.binary_search_by(|(one, _)| one.cmp(key)).ok()?;
         Some(chunk[at].1)
     }
 
-    /// Entries from the first one on whose key is not `before`, which holds of the first keys and no others.
+    /// The entries from the first key on for which `before` is false. `before` must be true for a prefix of the keys
+    /// only.
     pub(crate) fn from(&self, before: impl Fn(&K) -> bool) -> impl Iterator<Item = &(K, V)> {
         let chunk = self.chunks.partition_point(|chunk| chunk.last().is_some_and(|(key, _)| before(key)));
         let at = self.chunks.get(chunk).map_or(0, |chunk| chunk.partition_point(|(key, _)| before(key)));
@@ -34,14 +35,14 @@ impl<K: Ord, V: Copy> SortedChunks<K, V> {
         self.chunks.iter().flat_map(|chunk| chunk.iter())
     }
 
-    /// The first chunk that does not end before a key: it has the key, where any has.
+    /// The first chunk whose last key is not below `key`: if the map has the key, this chunk has it.
     fn chunk_of(&self, key: &K) -> usize {
         self.chunks.partition_point(|chunk| chunk.last().is_some_and(|(last, _)| last < key))
     }
 }
 
 impl<K: Ord + Copy, V: Copy> SortedChunks<K, V> {
-    /// The same with other values under some keys; those without a value are taken out.
+    /// A copy with new values for some keys. Keys without a value are removed.
     pub(crate) fn revised(&self, changes: impl IntoIterator<Item = (K, Option<V>)>) -> Self {
         let mut chunks = self.clone();
         changes.into_iter().for_each(|(key, value)| chunks.set(key, value));
@@ -71,7 +72,7 @@ impl<K: Ord + Copy, V: Copy> SortedChunks<K, V> {
 }
 
 impl<K, V> FromIterator<(K, V)> for SortedChunks<K, V> {
-    /// Of entries in the order of their keys, each key once.
+    /// Builds a map from entries sorted by key, each key once.
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut entries = entries.into_iter().peekable();
         let mut chunks = Vec::new();

@@ -1,10 +1,10 @@
 //! `SourceRanges`: the clients that a service admits, a set of prefixes that is checked once for each new flow.
 //!
 //! A packet only needs to know whether any prefix contains the client. So the prefixes become disjoint intervals, and
-//! the ends of these a static B-tree (`ranks`): a client is inside if the number of ends up to its address is odd.
-//! With 10,000 IPv4 prefixes a look-up reads four cache lines, of which the first stays in the cache; 16 ends are one
+//! the ends of these a static B-tree (`ranks`): a client is inside if the number of ends up to its address is odd. With
+//! 10,000 IPv4 prefixes a look-up reads four cache lines, and the first of them stays in the cache; 16 ends take one
 //! line. The compile of a snapshot builds one for all services with equal prefixes, and keeps it from snapshot to
-//! snapshot. [`SourceRanges::longest`] returns the prefix, for people.
+//! snapshot. [`SourceRanges::longest`] returns the prefix, for display.
 //!
 //! Invariant: immutable, and `admits` gives the result of a scan of all prefixes (a property test).
 
@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use crate::ranks::Ranks;
 use crate::wire::Addr;
 
-/// See the module.
+/// The admitted clients of a service.
 ///
 /// ```
 /// use tidegate_core::source_ranges::SourceRanges;
@@ -37,8 +37,8 @@ pub struct SourceRanges {
 }
 
 impl SourceRanges {
-    /// The set of these prefixes, of either family and in any order; host bits do not count. A family without a
-    /// prefix admits no client.
+    /// The set of these prefixes, of either family and in any order. Host bits are ignored. If there is no prefix of a
+    /// family, no client of that family is admitted.
     #[must_use]
     pub fn new(nets: &[IpNet]) -> Self {
         Self::of(normalised(nets))
@@ -56,7 +56,7 @@ impl SourceRanges {
         Self { v4: Ranks::build(&ends(v4.collect())), v6: Ranks::build(&ends(v6.collect())), nets }
     }
 
-    /// Whether this client may come in.
+    /// Whether this client is admitted.
     #[inline]
     #[must_use]
     pub fn admits(&self, client: &Addr) -> bool {
@@ -67,14 +67,14 @@ impl SourceRanges {
         }
     }
 
-    /// The longest prefix that holds this client. Looks at all of them: for people.
+    /// The longest prefix that contains this client. Reads all prefixes: for display.
     #[must_use]
     pub fn longest(&self, client: &Addr) -> Option<IpNet> {
         let client: IpAddr = client.ip();
         self.nets.iter().filter(|net| net.contains(&client)).max_by_key(|net| net.prefix_len()).copied()
     }
 
-    /// The prefixes, sorted, each once.
+    /// The prefixes, sorted and without duplicates.
     #[must_use]
     pub fn nets(&self) -> &[IpNet] {
         &self.nets
@@ -87,7 +87,7 @@ impl PartialEq for SourceRanges {
     }
 }
 
-/// Sorted, each once, without host bits.
+/// The prefixes, sorted, without duplicates and without host bits.
 fn normalised(nets: &[IpNet]) -> Arc<[IpNet]> {
     let mut nets: Vec<IpNet> = nets.iter().map(IpNet::trunc).collect();
     nets.sort_unstable();
@@ -95,7 +95,7 @@ fn normalised(nets: &[IpNet]) -> Arc<[IpNet]> {
     nets.into()
 }
 
-/// The sets of one snapshot, each made once.
+/// The sets of one snapshot, each built once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sets {
     made: HashMap<Arc<[IpNet]>, u32>,
@@ -103,7 +103,7 @@ pub(crate) struct Sets {
 }
 
 impl Sets {
-    /// The place of the set of these prefixes: one of these sets, or of `previous`, or a new one.
+    /// The position of the set of these prefixes: an existing set, one of `previous`, or a new one.
     pub(crate) fn place(&mut self, nets: &[IpNet], previous: Option<&Self>) -> u32 {
         let nets = normalised(nets);
         if let Some(&at) = self.made.get(&nets) {
@@ -123,16 +123,16 @@ impl Sets {
     }
 }
 
-/// The ends of disjoint intervals, in the order start, end, start, ...: the end is the first value outside. The last
-/// interval has no end where it reaches the largest value.
+/// The ends of disjoint intervals, in the order start, end, start, ...: an end is the first value outside. The last
+/// interval has no end if it reaches the largest value.
 fn ends<T: Ord + Copy>(mut intervals: Vec<(T, Option<T>)>) -> Vec<T> {
     intervals.sort_unstable_by_key(|&(start, _)| start);
     let mut ends: Vec<T> = Vec::with_capacity(intervals.len() * 2);
     for (start, end) in intervals {
         match (ends.len() % 2, ends.last().copied()) {
-            // The interval before has no end.
+            // The previous interval has no end.
             (1, _) => break,
-            // It is touched or overlapped: one longer interval.
+            // The intervals touch or overlap, and become one.
             (_, Some(before)) if start <= before => {
                 if end.is_none_or(|end| end > before) {
                     ends.pop();
@@ -148,7 +148,7 @@ fn ends<T: Ord + Copy>(mut intervals: Vec<(T, Option<T>)>) -> Vec<T> {
     ends
 }
 
-/// Whether the last end up to a value is a start.
+/// Whether the last end up to a value is the start of an interval.
 #[inline]
 fn is_inside(end: Option<usize>) -> bool {
     end.is_some_and(|at| at.is_multiple_of(2))
@@ -224,13 +224,13 @@ mod tests {
         assert!(Arc::ptr_eq(second.get(kept), first.get(a)));
     }
 
-    /// Nested, adjacent, at both ends of the address space, and none at all.
+    /// Nested and adjacent prefixes, prefixes at both ends of the address space, and none at all.
     fn any_nets() -> impl Strategy<Value = Vec<IpNet>> {
         let v4 = (prop_oneof![0_u32..64, u32::MAX - 64..=u32::MAX, any::<u32>()], 0_u8..=32)
             .prop_map(|(net, len)| IpNet::new(Ipv4Addr::from(net).into(), len).unwrap());
         let v6 = (prop_oneof![0_u128..64, u128::MAX - 64..=u128::MAX, any::<u128>()], 0_u8..=128)
             .prop_map(|(net, len)| IpNet::new(Ipv6Addr::from(net).into(), len).unwrap());
-        // Short prefixes would cover all the others: rare.
+        // Short prefixes are rare, because they would cover all others.
         let long = prop_oneof![9 => 24_u8..=32, 1 => 0_u8..=32];
         let v4 = (v4, long).prop_map(|(net, len)| IpNet::new(net.addr(), len).unwrap());
         let long = prop_oneof![9 => 120_u8..=128, 1 => 0_u8..=128];
@@ -242,7 +242,7 @@ mod tests {
         #[test]
         fn admits_whom_a_scan_of_all_prefixes_admits(nets in any_nets(), v4 in proptest::collection::vec(any::<u32>(), 20), v6 in proptest::collection::vec(any::<u128>(), 20)) {
             let set = SourceRanges::new(&nets);
-            // Around every end of every prefix, and anywhere.
+            // Test the addresses around every end of every prefix, and random ones.
             let ends = nets.iter().flat_map(|net| match net {
                 IpNet::V4(net) => {
                     let (a, b) = (u32::from(net.network()), u32::from(net.broadcast()));
@@ -256,7 +256,7 @@ mod tests {
             let v4 = v4.iter().map(|&n| IpAddr::from(Ipv4Addr::from(n)));
             let v6 = v6.iter().map(|&n| IpAddr::from(Ipv6Addr::from(n)));
             for client in ends.chain(v4).chain(v6) {
-                // An IPv4-mapped address is none that an IPv6 packet can have.
+                // An IPv6 packet never has an IPv4-mapped address.
                 if matches!(client, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()) {
                     continue;
                 }

@@ -1,39 +1,39 @@
 //! A table that packets read, and that a revision changes in a few places.
 //!
-//! The places lie one after the other, so a packet finds one as in any slice. A snapshot never changes, so a revision
-//! needs memory of its own: [`Table::revised`] takes that of a table which nobody reads any more, writes only what has
-//! changed since into it, and copies the whole where there is none. With 100,000 backends a copy is 6 MB and two
+//! The places are contiguous, so a packet finds one as in any slice. A snapshot never changes, so a revision needs its
+//! own memory. [`Table::revised`] reuses the memory of a table that is no longer read, and writes only the changes
+//! since that version. If there is none, it copies the whole table. With 100,000 backends a copy is 6 MB and two
 //! thousand page faults.
 //!
-//! Invariant: a revised table is equal to a copy with the same changes made.
+//! Invariant: a revised table equals a copy with the same changes.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Memory of tables that are gone, kept for the next revisions: one table is read by workers while the next is made.
+/// Memory of dropped tables that is kept for the next revisions: workers read one table while the next is built.
 const SPARES_MAX: usize = 2;
-/// Revisions whose changes are known. Memory that is older is filled by a copy.
+/// The number of revisions whose changes are recorded. Older memory is filled by a copy.
 const CHANGES_MAX: usize = 8;
 
-/// See the module.
+/// A table that packets read. A copy shares the memory.
 pub(crate) struct Table<T> {
     places: Arc<[T]>,
     version: u64,
     past: Arc<Mutex<Past<T>>>,
 }
 
-/// What the revisions of one table share.
+/// The data that the revisions of one table share.
 #[derive(Debug)]
 struct Past<T> {
     spares: Vec<(u64, Arc<[T]>)>,
     changes: VecDeque<Changes>,
-    /// The last version that was given.
+    /// The last version that was assigned.
     version: u64,
 }
 
-/// What one revision changed.
+/// The places that one revision changed.
 #[derive(Debug)]
 struct Changes {
     version: u64,
@@ -41,7 +41,7 @@ struct Changes {
     places: Vec<usize>,
 }
 
-/// A table while a revision changes it.
+/// A table during a revision.
 #[derive(Debug)]
 pub(crate) struct Edit<'a, T> {
     places: &'a mut [T],
@@ -50,13 +50,13 @@ pub(crate) struct Edit<'a, T> {
 
 impl<T> Table<T> {
     fn past(&self) -> MutexGuard<'_, Past<T>> {
-        // Nothing in there is ever half done: a panic elsewhere while it is locked takes nothing from it.
+        // The contents are consistent at any time, so a panic of another thread that holds the lock does no harm.
         self.past.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T: Clone> Table<T> {
-    /// The same with changes, and with `more` behind all places.
+    /// A copy with changes, and with `more` appended.
     pub(crate) fn revised(
         &self,
         more: impl IntoIterator<Item = T>,
@@ -78,7 +78,7 @@ impl<T: Clone> Table<T> {
 }
 
 impl<T: Clone> Past<T> {
-    /// A copy of the table's places that nobody else has.
+    /// Memory with a copy of the table's places that has no other owner.
     fn memory(&mut self, table: &Table<T>) -> Arc<[T]> {
         let is_unused = |(_, spare): &mut (u64, Arc<[T]>)| Arc::get_mut(spare).is_some();
         let Some(at) = self.spares.iter_mut().position(is_unused) else {
@@ -93,8 +93,8 @@ impl<T: Clone> Past<T> {
         spare
     }
 
-    /// Each place that may differ between two versions; `None` where one is not made from the other, or too much
-    /// happened meanwhile.
+    /// Each place that may differ between two versions; `None` if one version is not derived from the other, or there
+    /// were too many changes.
     fn between(&self, from: u64, to: u64) -> Option<impl Iterator<Item = usize>> {
         let mut steps = Vec::new();
         let mut at = to;
@@ -121,7 +121,7 @@ impl<T: Clone> Past<T> {
 }
 
 impl<'a, T> Edit<'a, T> {
-    /// The same for the places of a table that is not made yet.
+    /// An edit of a table that is not built yet.
     pub(crate) fn of(places: &'a mut [T]) -> Self {
         Self { places, changed: Vec::new() }
     }
@@ -132,7 +132,7 @@ impl<'a, T> Edit<'a, T> {
         *self.get_mut(at) = value;
     }
 
-    /// A place that is about to be changed.
+    /// A mutable reference to a place, which is recorded as changed.
     ///
     /// # Panics
     /// If there is no such place.
@@ -173,7 +173,7 @@ impl<T> Clone for Table<T> {
 }
 
 impl<T> Drop for Table<T> {
-    /// Leaves the memory to the next revision.
+    /// Passes the memory on to the next revision.
     fn drop(&mut self) {
         let mut past = self.past();
         let is_known = past.spares.iter().any(|(_, spare)| Arc::ptr_eq(spare, &self.places));
@@ -201,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// Revises one of the tables that are held, and lets go of another.
+    /// Revises one of the held tables, and drops another.
     #[derive(Debug, Clone)]
     struct Turn {
         of: usize,

@@ -6,21 +6,21 @@
 use crate::ids::{InterfaceIndex, WorkerIndex};
 use crate::wire::Malformed;
 
-/// The end of one frame.
+/// The result for one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Send the frame, as rewritten, out of this interface.
     Transmit {
-        /// Where it leaves.
+        /// The egress interface.
         interface: InterfaceIndex,
-        /// Forwarded, or an answer that the gateway makes itself.
+        /// Whether the frame is forwarded, or is an answer of the gateway itself.
         why: TransmitReason,
     },
     /// Hand the frame, unchanged, to the kernel.
     Punt(PuntReason),
-    /// Let another worker process the frame, which holds the state of its flow. The frame is unchanged.
+    /// Hand the frame, unchanged, to the worker that holds the state of its flow.
     HandOver(WorkerIndex),
-    /// Forget the frame.
+    /// Drop the frame.
     Drop(DropReason),
 }
 
@@ -35,7 +35,7 @@ macro_rules! reasons {
             /// Every reason, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// How many there are.
+            /// The number of reasons.
             pub const COUNT: usize = Self::ALL.len();
 
             /// The name in metrics and output.
@@ -75,11 +75,11 @@ reasons! {
         EchoReply => "echo_reply",
         /// TCP RST or ICMP port unreachable: the service has no backend.
         NoEndpoints => "no_endpoints",
-        /// TCP RST: the segment is of no flow that is known, in a mode that needs state.
+        /// TCP RST: the segment belongs to no known flow, in a mode that needs state.
         NoFlow => "no_flow",
         /// TCP RST or ICMP port unreachable: the VIP does not serve this port.
         NoService => "no_service",
-        /// Packet too big, to the sender of what does not fit the way to its backend or client.
+        /// Packet too big, to the sender of a packet that does not fit the path to its backend or client.
         PacketTooBig => "packet_too_big",
         /// Time exceeded: the packet's TTL or hop limit ends here.
         TtlExceeded => "ttl_exceeded",
@@ -98,13 +98,13 @@ reasons! {
         /// From a VIP to an address of the gateway itself: a backend's answer to a check at the VIP. Packets that
         /// answer no check are dropped as `bad_source` instead.
         ProbeAnswer => "probe_answer",
-        /// Between others: to no address of ours and from no backend.
+        /// Between other hosts: to no address of ours and from no backend.
         NotOurs => "not_ours",
     }
 }
 
 reasons! {
-    /// The kinds of answers that are limited (`reply_limit`); a kind cannot use up the limit of another one.
+    /// The kinds of answers that are limited (`reply_limit`). A kind cannot use up the limit of another one.
     AnswerKind {
         /// ICMP "fragmentation needed" and ICMPv6 "packet too big".
         PacketTooBig => "packet_too_big",
@@ -112,13 +112,13 @@ reasons! {
         TimeExceeded => "time_exceeded",
         /// TCP RST.
         Reset => "reset",
-        /// ICMP and ICMPv6 "destination unreachable", whatever the code.
+        /// ICMP and ICMPv6 "destination unreachable" with any code.
         Unreachable => "unreachable",
     }
 }
 
 reasons! {
-    /// Why a frame with sound headers is dropped.
+    /// Why a frame with valid headers is dropped.
     Refusal {
         /// A source that no packet from the wire may have: unspecified, loopback, multicast, broadcast, the network or
         /// broadcast address of a connected network, an address of ours; of a new flow also a default router, and
@@ -128,42 +128,42 @@ reasons! {
         AddressConflict => "address_conflict",
         /// To another station's link address.
         OtherStation => "other_station",
-        /// A packet to one host in a frame to a group (RFC 1812 5.3.4, RFC 1122 3.3.6): every station that has the
-        /// group would answer it.
+        /// A packet to one host in a frame to a group (RFC 1812 5.3.4, RFC 1122 3.3.6). If it were answered, every
+        /// station of the group would answer.
         GroupFrame => "group_frame",
-        /// Another 802.1Q tag than the interface has.
+        /// The 802.1Q tag differs from that of the interface.
         VlanMismatch => "vlan_mismatch",
-        /// To a VIP, but to no port that it serves, where no answer may be made.
+        /// To a VIP, but to a port that it does not serve, and no answer may be sent.
         NoService => "no_service",
-        /// Of a client that the service's source ranges leave out.
+        /// From a client that the service's source ranges do not admit.
         SourceRange => "source_range",
         /// A protocol that VIPs do not serve.
         UnsupportedProtocol => "unsupported_protocol",
-        /// The service has no backend and is to be silent, or the answer is over the rate limit.
+        /// The service has no backend and is configured to drop, or the answer is over the rate limit.
         NoEndpoints => "no_endpoints",
-        /// TTL or hop limit ended and no answer may be made.
+        /// TTL or hop limit ended, and no answer may be sent.
         TtlExceeded => "ttl_exceeded",
-        /// Does not fit the way, and no answer may be made.
+        /// The packet does not fit the path, and no answer may be sent.
         TooBig => "too_big",
         /// No route to the next hop.
         NoRoute => "no_route",
         /// The link address of the next hop is not known (yet).
         NeighborUnresolved => "neighbor_unresolved",
-        /// TCP that is no SYN, to a flow that is not known, in a mode that needs state, where no answer may be made.
+        /// A TCP segment that is not a SYN, of an unknown flow, in a mode that needs state, and no answer may be sent.
         NoFlow => "no_flow",
-        /// To a SNAT address, but to no flow of it, where no answer may be made.
+        /// To a SNAT address, but to none of its flows, and no answer may be sent.
         NoSnatFlow => "no_snat_flow",
-        /// The client's address and port already reach the same backend through another service port, and no other
-        /// port of the client's was found free towards it.
+        /// The client's address and port already reach the same backend through another service port, and no other port
+        /// of the client was found free towards it.
         NatConflict => "nat_conflict",
-        /// The backend chosen is the client itself, in mode `nat` and without a SNAT address of the family: its own
-        /// answer would not come back through the gateway.
+        /// The chosen backend is the client itself, in mode `nat` and without a SNAT address of the family: its own
+        /// answer would not return through the gateway.
         Hairpin => "hairpin",
         /// Every flow that could be evicted is established and in use, in a mode that needs state.
         FlowTableFull => "flow_table_full",
-        /// The service has its share of a full flow table, in a mode that needs state.
+        /// The service has reached its share of a full flow table, in a mode that needs state.
         ServiceFlowShare => "service_flow_share",
-        /// No local port left towards this backend: all that were looked at belong to established flows.
+        /// No local port is left towards this backend: all ports that were examined belong to established flows.
         SnatPortsExhausted => "snat_ports_exhausted",
         /// A fragment whose first fragment was not seen.
         FragmentUnknown => "fragment_unknown",
@@ -177,18 +177,18 @@ reasons! {
         IcmpChecksum => "icmp_checksum",
         /// An authentication header in a packet that would be translated: its integrity check covers the addresses.
         Authenticated => "authenticated",
-        /// An ICMP error about a packet in a tunnel of ours. Its path MTU, if it has one, was used; the error is not
-        /// passed on.
+        /// An ICMP error about a packet in one of our tunnels. Its path MTU, if it has one, was used; the error is not
+        /// forwarded.
         TunnelError => "tunnel_error",
-        /// An ICMP or ICMPv6 message to a VIP that is neither echo request nor error.
+        /// An ICMP or ICMPv6 message to a VIP that is neither an echo request nor an error.
         IcmpUnsupported => "icmp_unsupported",
-        /// No room in front of the frame for the headers to add.
+        /// No room in front of the frame for the headers that had to be added.
         NoHeadroom => "no_headroom",
-        /// Handed over by a worker, and not ours either.
+        /// Handed over by a worker, but this worker does not hold the flow either.
         HandOverLoop => "hand_over_loop",
         /// The frame is spread over several buffers.
         NotContiguous => "not_contiguous",
-        /// No packet buffer for the pieces of a packet that does not fit its link.
+        /// No packet buffer for the fragments of a packet that does not fit its link.
         NoBuffer => "no_buffer",
         /// The transmit queue was full.
         TxQueueFull => "tx_queue_full",
@@ -196,24 +196,24 @@ reasons! {
         LinkDown => "link_down",
         /// The queue to the kernel was full.
         PuntQueueFull => "punt_queue_full",
-        /// For the kernel, but more of its class than the kernel is given in this time.
+        /// For the kernel, but over the rate limit of its class.
         PuntRateLimited => "punt_rate_limited",
         /// The ring to the other worker was full.
         HandOverRingFull => "hand_over_ring_full",
     }
 }
 
-/// Why a frame is dropped: its headers contradict themselves, or it is refused for what it asks.
+/// Why a frame is dropped: its headers are malformed, or the packet is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DropReason {
-    /// The header checks found this.
+    /// The header checks failed.
     Malformed(Malformed),
-    /// The headers are sound.
+    /// The headers are valid, and the packet is refused.
     Refused(Refusal),
 }
 
 impl DropReason {
-    /// How many reasons there are.
+    /// The number of reasons.
     pub const COUNT: usize = Refusal::COUNT + Malformed::ALL.len();
 
     /// Every reason, in the order of [`Self::index`].

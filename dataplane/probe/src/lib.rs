@@ -1,19 +1,19 @@
-//! Probes of DSR backends at the VIP: the kernel's connections to a VIP, each brought to one chosen backend in the way
-//! that clients' packets take (link address or tunnel).
+//! Probes of DSR backends at the VIP: connections of the kernel to a VIP, each sent to one chosen backend by the same
+//! method as packets of clients (link address or tunnel).
 //!
-//! A health check opens a socket between two addresses that only this host knows, [`Ends::near`] and [`Ends::far`], on a
-//! device of its own (`probe_device` of `tidegate-dataplane`). The slow path takes the kernel's packets from there, makes the gateway's own
-//! address their source and the VIP their destination, and sends them to the backend; what comes back from the VIP goes
-//! the same way in reverse. The near port tells the connections apart. So the kernel needs no route to a VIP, and rules
-//! of the host for VIPs (those of a kube-proxy, say) have no part in a check.
+//! A health check opens a socket between two addresses that only this host knows, [`Ends::near`] and [`Ends::far`], on
+//! a dedicated device (`probe_device` of `tidegate-dataplane`). The slow path takes the kernel's packets from that
+//! device, sets the gateway's own address as their source and the VIP as their destination, and sends them to the
+//! backend. Packets from the VIP take the reverse path. The near port identifies the connection. So the kernel needs no
+//! route to a VIP, and rules of the host for VIPs (such as those of a kube-proxy) do not affect a check.
 //!
-//! Workers know nothing of it, but that a packet from a VIP to an own address goes to the slow path if it answers
-//! something that the host has sent.
+//! Workers are not involved, except that they pass a packet from a VIP to an own address to the slow path if it answers
+//! a packet of the host.
 //!
 //! May depend on: `tidegate-core`. Health checks open flows here, and the slow path of `tidegate-dataplane` moves their
-//! packets; neither needs the other for it.
+//! packets; neither needs the other for that.
 //!
-//! Invariant: no packet leaves for a VIP, or comes in from one, but those of an open [`Flow`].
+//! Invariant: the only packets sent to a VIP or received from one are those of an open [`Flow`].
 
 use ipnet::IpNet;
 use std::collections::{HashMap, VecDeque};
@@ -33,22 +33,22 @@ use tidegate_core::wire::{Addr, Family, Headers, MacAddr, Parsed, VlanId, proto,
 #[cfg(test)]
 mod tests;
 
-/// How long packets of a connection are still brought to its backend after it was closed: the reset that closes it, which
-/// may be sent again for what was on its way.
+/// How long packets of a closed connection are still sent to its backend: the reset that closes it may be sent again
+/// for packets that were in flight.
 const AFTERWARDS: Duration = Duration::from_secs(3);
 
-/// The two addresses of one family that a probe's socket is between.
+/// The two addresses of one family between which a probe's socket is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
-    /// The host's.
+    /// The host's end.
     pub near: IpAddr,
-    /// Stands for the VIP.
+    /// The end that stands for the VIP.
     pub far: IpAddr,
 }
 
 impl Ends {
-    /// Those of a family. The IPv4 ones are of a network that never leaves a host (RFC 7335), the IPv6 ones of a unique
-    /// local one (RFC 4193).
+    /// The ends of a family. The IPv4 addresses are in a network that never leaves a host (RFC 7335), the IPv6
+    /// addresses in a unique local one (RFC 4193).
     #[must_use]
     pub fn of(family: Family) -> Self {
         let v6 = |last| IpAddr::from(Ipv6Addr::new(0xfd74, 0x6964, 0x6567, 0x6174, 0, 0, 0, last));
@@ -61,7 +61,7 @@ impl Ends {
     }
 }
 
-/// The way from an own address to a VIP on one backend.
+/// The path from an own address to a VIP on one backend.
 #[derive(Debug, Clone)]
 pub struct Way {
     vip: IpAddr,
@@ -75,14 +75,14 @@ pub struct Way {
 }
 
 impl Way {
-    /// Where a socket of this probe is bound to and connects to.
+    /// The addresses that a socket of this probe binds to and connects to.
     #[must_use]
     pub fn ends(&self) -> Ends {
         Ends::of(family(self.vip))
     }
 }
 
-/// What ways follow from: the newest forwarding state's.
+/// The parts of the newest forwarding state that paths are derived from.
 #[derive(Debug, Clone, Default)]
 struct Net {
     interfaces: Vec<InterfaceSpec>,
@@ -90,7 +90,7 @@ struct Net {
     tunnel_sources: [Option<TunnelPrefix>; 2],
 }
 
-/// A connection: family, protocol, near port.
+/// The key of a connection: family, protocol, near port.
 type Key = (Family, u8, u16);
 
 #[derive(Debug)]
@@ -103,22 +103,22 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Flows {
     open: HashMap<Key, Entry>,
-    /// Closed ones, until they are forgotten, the oldest first.
+    /// The closed connections that are not removed yet, the oldest first.
     closed: VecDeque<(Instant, Key, u64)>,
 }
 
-/// All probes of a gateway; see the module.
+/// All probes of a gateway.
 #[derive(Debug, Default)]
 pub struct Probes {
     net: Mutex<Arc<Net>>,
     device: Mutex<Option<Arc<str>>>,
     flows: Mutex<Flows>,
-    /// How many there are, read by the slow path before it takes the lock.
+    /// The number of entries, which the slow path reads before it takes the lock.
     count: AtomicUsize,
     next_id: AtomicU64,
 }
 
-/// An open probe. Its packets pass until a little after it is dropped.
+/// An open probe. Its packets are forwarded until shortly after it is dropped.
 #[derive(Debug)]
 pub struct Flow<'p> {
     probes: &'p Probes,
@@ -127,26 +127,26 @@ pub struct Flow<'p> {
 }
 
 impl Probes {
-    /// The device that sockets of probes are bound to; none where probes cannot be done.
+    /// The device that sockets of probes are bound to; `None` if probes are not possible.
     #[must_use]
     pub fn device(&self) -> Option<Arc<str>> {
         lock(&self.device).clone()
     }
 
-    /// Sockets of probes are bound to this device from now on; without one probes cannot be done.
+    /// Sets the device that sockets of probes are bound to from now on. Without one, probes are not possible.
     pub fn set_device(&self, name: Option<&str>) {
         *lock(&self.device) = name.map(Arc::from);
     }
 
-    /// Ways follow from this forwarding state from now on.
+    /// Sets the forwarding state that paths are derived from.
     pub fn follow(&self, interfaces: &[InterfaceSpec], snapshot: &Snapshot) {
         let tunnel_sources = [Family::V4, Family::V6].map(|family| snapshot.tunnel_source(family).copied());
         let net = Net { interfaces: interfaces.to_vec(), routes: snapshot.routes().clone(), tunnel_sources };
         *lock(&self.net) = Arc::new(net);
     }
 
-    /// The way to a VIP on a backend by a DSR mode. None where there is no route, no own address of the VIP's family to
-    /// be answered to, no tunnel source, or the mode is none of DSR.
+    /// The path to a VIP on a backend by a DSR mode. `None` if there is no route, no own address of the VIP's family
+    /// that answers can be sent to, or no tunnel source, or if the mode is not a DSR mode.
     #[must_use]
     pub fn way(&self, vip: IpAddr, backend: IpAddr, mode: ForwardingMode) -> Option<Way> {
         self.device()?;
@@ -159,7 +159,7 @@ impl Probes {
             ForwardingMode::DsrIpip => Some(net.tunnel_sources[usize::from(backend.is_ipv6())]?),
             _ => return None,
         };
-        // The address nearest to the backend: it is sure to have a way there.
+        // Prefers an own address on the link of the backend, because the backend certainly has a route to it.
         let fits = |address: &IpAddr| address.is_ipv4() == vip.is_ipv4();
         let of = |spec: &InterfaceSpec| spec.addresses.iter().map(IpNet::addr).find(fits);
         let same_link = spec.addresses.iter().find(|net| net.contains(&backend)).map(IpNet::addr);
@@ -177,7 +177,7 @@ impl Probes {
         })
     }
 
-    /// From now on the packets of the socket with this near port go this way, to this port of the VIP.
+    /// Sends the packets of the socket with this near port along this path, to this port of the VIP, from now on.
     pub fn open(&self, protocol: u8, near_port: u16, port: u16, way: Way) -> Flow<'_> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let key = (family(way.vip), protocol, near_port);
@@ -188,13 +188,14 @@ impl Probes {
         Flow { probes: self, key, id }
     }
 
-    /// Whether there is any.
+    /// Whether any probe is open.
     pub fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Makes a packet of the kernel's, in a frame with any link addresses, one to the VIP, and says by which interface it
-    /// leaves. `mac` gives the link address of a next hop. None: it is of no probe, or its next hop is not known.
+    /// Rewrites a packet of the kernel, in a frame with any link addresses, to a packet to the VIP. Returns the
+    /// interface that it leaves by. `mac` returns the link address of a next hop. `None` if the packet belongs to no
+    /// probe, or its next hop is not known.
     pub fn outward<F: Frame>(
         &self,
         frame: &mut F,
@@ -226,8 +227,9 @@ impl Probes {
         Some(way.interface)
     }
 
-    /// Makes a frame from the wire that answers a probe, or is an error about one, what the probe's socket expects. The
-    /// bytes of its packet, without the Ethernet header. None: it is another's, and as it came.
+    /// Rewrites a frame from the wire that answers a probe, or is an error about one, to a packet for the probe's
+    /// socket. Returns the bytes of the packet, without the Ethernet header. `None` if the frame belongs to no probe;
+    /// it is then unchanged.
     pub fn inward<'f, F: Frame>(&self, frame: &'f mut F) -> Option<&'f [u8]> {
         let Ok(Parsed::Ip(mut h)) = tidegate_core::wire::parse(frame.bytes()) else { return None };
         let quoted = quote::parse(frame.bytes(), &h).ok()?;
@@ -244,7 +246,7 @@ impl Probes {
         let far = Endpoint { addr: ends.far.into(), port };
         let link = Link { source: way.source_mac, destination: way.source_mac, vlan: None };
         fullnat::to_client(frame, &mut h, &link, far, near).ok()?;
-        // Where it is in the frame may have changed.
+        // The position of the quote in the frame may have changed.
         if quoted.is_some()
             && let Ok(Some(mut quoted)) = quote::parse(frame.bytes(), &h)
         {
@@ -269,7 +271,7 @@ impl Probes {
 }
 
 impl Flows {
-    /// Forgets what was closed long enough ago, unless its port is in use again.
+    /// Removes connections that were closed long enough ago, unless their port is in use again.
     fn forget(&mut self, now: Instant) {
         while let Some((at, key, id)) = self.closed.front().copied()
             && now.saturating_duration_since(at) >= AFTERWARDS

@@ -2,14 +2,15 @@
 //!
 //! Mbufs move between `dpdk`'s bursts and the worker's batches by pointer: 32 of them cost some 10 ns each way.
 //!
-//! `net_af_packet` joins its sockets to a fanout with `PACKET_FANOUT_FLAG_DEFRAG`, always: the kernel puts IPv4 datagrams
-//! together before we see them, and gives each as one frame of up to 64 KiB. Such a port receives into a pool of its own
-//! with buffers of that size ([`Large`]); what is larger than the link's MTU is cut into fragments again at once, so that
-//! the pipeline, taps and hand-overs see what was on the wire, and everything else is copied to a buffer of the usual
-//! size. TCP with DF is left as it is: that was no fragment, but segments that the kernel has merged (GRO).
+//! `net_af_packet` always joins its sockets to a fanout with `PACKET_FANOUT_FLAG_DEFRAG`: the kernel reassembles IPv4
+//! datagrams before we see them, and passes each on as one frame of up to 64 KiB. Such a port receives into its own
+//! pool with buffers of that size ([`Large`]). Frames larger than the link's MTU are fragmented again at once, so that
+//! the pipeline, taps and hand-overs see the packets as on the wire. All other frames are copied to a buffer of the
+//! usual size. TCP with DF is not changed: it was never fragmented, but consists of segments that the kernel merged
+//! (GRO).
 //!
-//! Invariant: a frame handed to the pipeline is contiguous. One that came spread over several mbufs is joined where
-//! the first has room for all of it, and dropped otherwise.
+//! Invariant: a frame handed to the pipeline is contiguous. A frame that arrives in several mbufs is joined if the
+//! first has room for all of it, and dropped otherwise.
 
 use std::sync::Arc;
 
@@ -63,52 +64,52 @@ impl Frame for DpdkFrame {
     }
 }
 
-/// The two handles that [`dpdk::Port::start`] gave for a number.
+/// The two handles that [`dpdk::Port::start`] returns for a queue number.
 pub type QueuePair = (RxQueue, TxQueue);
 
-/// Receive and transmit queue of the same number of one port.
+/// The receive queue and the transmit queue with the same number of one port.
 #[derive(Debug)]
 pub struct DpdkQueue {
-    /// None while the port is closed.
+    /// `None` while the port is closed.
     queues: Option<QueuePair>,
     gate: Arc<Gate<QueuePair>>,
     received: Burst<BURST>,
     sending: Burst<BURST>,
-    /// What frames are made in.
+    /// The pool for new frames.
     pool: PktPool,
     large: Option<Large>,
 }
 
-/// The receiving side of a port that gives frames larger than the MTU of its link.
+/// The receiving side of a port whose frames may be larger than the MTU of its link.
 #[derive(Debug)]
 struct Large {
     mtu: u16,
-    /// The datagram that is being cut, and its next piece.
+    /// The datagram that is being fragmented, and the number of its next fragment.
     cutting: Option<(Mbuf, Cut, usize)>,
 }
 
 impl DpdkQueue {
-    /// Of a port that stays.
+    /// A queue of a port that stays open.
     #[must_use]
     pub fn new(rx: RxQueue, tx: TxQueue, pool: PktPool) -> Self {
         Self::behind(Arc::default(), (rx, tx), pool)
     }
 
-    /// Of a port that may be closed and opened again.
+    /// A queue of a port that may be closed and opened again.
     #[must_use]
     pub fn behind(gate: Arc<Gate<QueuePair>>, queues: QueuePair, pool: PktPool) -> Self {
         Self { queues: Some(queues), gate, received: Burst::new(), sending: Burst::new(), pool, large: None }
     }
 
-    /// The same for a port that receives into a pool of large buffers, and has this MTU.
+    /// Sets the queue up for a port that receives into a pool of large buffers, and has this MTU.
     #[must_use]
     pub fn with_large_frames(self, mtu: u16) -> Self {
-        // Pieces have to fit the usual buffers too.
+        // Fragments must also fit the usual buffers.
         let room = self.pool.data_room().saturating_sub(ethernet::HEADER_LEN_MAX as u16);
         Self { large: Some(Large { mtu: mtu.min(room), cutting: None }), ..self }
     }
 
-    /// Receives frames of any size, in buffers of the usual one as far as that can be.
+    /// Receives frames of any size, and copies them to buffers of the usual size if they fit.
     fn rx_large(&mut self, mtu: u16, batch: &mut FrameBatch<DpdkFrame>) -> usize {
         let mut cutting = self.large.as_mut().and_then(|large| large.cutting.take());
         if cutting.is_none()
@@ -122,7 +123,7 @@ impl DpdkQueue {
             if let Some((whole, cut, n)) = &mut cutting {
                 match filled(&self.pool, cut.frame_len(*n), |out| cut.write(whole.data(), *n, out)) {
                     Some(piece) => batch.push(piece),
-                    // The rest of the datagram is of no use to anyone.
+                    // Without this fragment, the rest of the datagram is useless.
                     None => {
                         unusable += 1;
                         *n = cut.pieces();
@@ -155,7 +156,7 @@ impl DpdkQueue {
     }
 }
 
-/// How to cut a frame that the kernel has put together.
+/// How to fragment a frame that the kernel has reassembled; `None` if it must not be fragmented.
 fn cut_again(frame: &[u8], mtu: u16) -> Option<Cut> {
     if frame.len() <= usize::from(mtu) + ethernet::HEADER_LEN {
         return None;
@@ -223,7 +224,7 @@ impl PortQueue for DpdkQueue {
     }
 }
 
-/// Mbufs for threads that are no workers.
+/// Mbufs for threads that are not workers.
 #[derive(Debug, Clone)]
 pub struct DpdkSource(pub PktPool);
 

@@ -11,23 +11,23 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crossbeam::queue::ArrayQueue;
 
-/// Where a queue is between the two sides.
+/// The stage of the exchange between the two sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
     /// The worker receives and sends.
     Open = 0,
-    /// There is no link: the worker receives what is left, and sends nothing.
+    /// There is no link: the worker receives the remaining frames, and sends nothing.
     Mute = 1,
-    /// The worker is asked to let go of its queue.
+    /// The worker is asked to release its queue.
     Release = 2,
     /// The worker holds no queue.
     Released = 3,
-    /// A new queue waits for the worker.
+    /// A new queue is ready for the worker.
     Offered = 4,
 }
 
-/// See the module. `Q` is what a worker holds of a port.
+/// The gate of one queue. `Q` is the queue of a port that a worker holds.
 #[derive(Debug)]
 pub struct Gate<Q> {
     stage: AtomicU8,
@@ -55,35 +55,35 @@ impl<Q> Gate<Q> {
         }
     }
 
-    /// Whether the worker has something to do here. One load; called once per burst.
+    /// Whether the worker must act. One load; called once per burst.
     #[inline]
     #[must_use]
     pub fn asks(&self) -> bool {
         matches!(self.stage(), Stage::Release | Stage::Offered)
     }
 
-    /// The link is up, or not. Does nothing while the worker holds no queue. For the watching thread.
+    /// Sets whether the link is up. Does nothing while the worker holds no queue. Called by the watching thread.
     pub fn set_link(&self, up: bool) {
         if matches!(self.stage(), Stage::Open | Stage::Mute) {
             self.set(if up { Stage::Open } else { Stage::Mute });
         }
     }
 
-    /// Asks the worker to let go of its queue. For the watching thread, while the worker holds one.
+    /// Asks the worker to release its queue. Called by the watching thread, while the worker holds one.
     pub fn release(&self) {
         debug_assert!(self.is_held(), "a queue that is on its way is not asked back");
         self.set(Stage::Release);
     }
 
-    /// Hands the worker a new queue; it sends when [`Self::set_link`] says so. For the watching thread, while the worker
-    /// holds none.
+    /// Hands the worker a new queue. The worker sends once [`Self::set_link`] allows it. Called by the watching thread,
+    /// while the worker holds none.
     pub fn offer(&self, queue: Q) {
         debug_assert_eq!(self.stage(), Stage::Released, "a worker has one queue of a port");
         drop(self.offered.force_push(queue));
         self.set(Stage::Offered);
     }
 
-    /// Whether the worker holds a queue and is asked for nothing.
+    /// Whether the worker holds a queue and has no request pending.
     #[must_use]
     pub fn is_held(&self) -> bool {
         matches!(self.stage(), Stage::Open | Stage::Mute)
@@ -95,12 +95,12 @@ impl<Q> Gate<Q> {
         self.stage() == Stage::Released
     }
 
-    /// Does what is asked. For the worker.
+    /// Carries out the pending request. Called by the worker.
     #[cold]
     pub fn answer(&self, held: &mut Option<Q>) {
         match self.stage() {
             Stage::Release => {
-                // Gone before the other side can see it.
+                // The queue is dropped before the other side can see the new stage.
                 drop(held.take());
                 self.set(Stage::Released);
             }

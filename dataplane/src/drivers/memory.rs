@@ -48,7 +48,7 @@ pub fn port(queues: usize, depth: usize) -> (MemoryPort, Vec<MemoryQueue>) {
 }
 
 impl MemoryPort {
-    /// Puts a frame on the wire towards a queue; false when that is full.
+    /// Puts a frame on the wire towards a queue. Returns false if the queue is full.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -57,7 +57,7 @@ impl MemoryPort {
         self.queues[queue].towards_worker.push(MemoryFrame::new(bytes)).is_ok()
     }
 
-    /// Takes the next frame that the worker sent by this queue.
+    /// Takes the next frame that the worker sent through this queue.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -66,7 +66,7 @@ impl MemoryPort {
         self.queues[queue].from_worker.pop()
     }
 
-    /// Takes the link away from a queue, or gives it back.
+    /// Removes the link of a queue, or restores it.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -74,7 +74,7 @@ impl MemoryPort {
         self.queues[queue].link_lost.store(!up, Ordering::Relaxed);
     }
 
-    /// Leaves the worker without memory for the pieces of frames that it sends by this queue, or ends that.
+    /// Sets whether the worker lacks memory for the fragments of frames that it sends through this queue.
     ///
     /// # Panics
     /// If there is no such queue.

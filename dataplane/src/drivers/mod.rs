@@ -18,31 +18,32 @@ pub type FrameBatch<F> = ArrayVec<F, BURST>;
 
 /// One receive and one transmit queue of a port, for one worker. Never waits, never allocates.
 pub trait PortQueue: Send {
-    /// Memory of a frame; may be freed and filled by any thread.
+    /// The memory of a frame. Any thread may fill and free it.
     type Frame: Frame + Send + 'static;
 
-    /// Appends the frames that wait, as far as the batch has room. Frames that the pipeline cannot take (spread over
-    /// several buffers, and not to be joined) are dropped here; their number is returned.
+    /// Appends waiting frames, as far as the batch has room. Frames that the pipeline cannot process (spread over
+    /// several buffers that cannot be joined) are dropped here, and their number is returned.
     fn rx(&mut self, batch: &mut FrameBatch<Self::Frame>) -> usize;
 
-    /// Sends from the front of the batch what the queue takes, and returns how many. The rest stays, in order.
+    /// Sends frames from the front of the batch until the queue is full, and returns how many. The rest stays, in
+    /// order.
     fn tx(&mut self, batch: &mut FrameBatch<Self::Frame>) -> usize;
 
-    /// A frame of `len` bytes to be written and sent, for a piece of one that does not fit its link; `None` when there
+    /// A frame of `len` bytes to be written and sent, for a fragment of one that does not fit its link. `None` if there
     /// is no memory, or not enough in one piece.
     fn spare(&mut self, len: usize) -> Option<Self::Frame>;
 
-    /// Whether the port takes frames at all: not while it has no link.
+    /// Whether the port can send frames at all. It cannot while it has no link.
     fn can_send(&self) -> bool {
         true
     }
 }
 
-/// Where threads that are no workers get memory for frames to be sent.
+/// The source of frame memory for threads that are not workers.
 pub trait FrameSource: Send + Sync {
     /// Memory of a frame.
     type Frame: Frame + Send + 'static;
 
-    /// A frame with these bytes; `None` when there is no memory, or not enough in one piece.
+    /// A frame with these bytes; `None` if there is no memory, or not enough in one piece.
     fn frame(&self, bytes: &[u8]) -> Option<Self::Frame>;
 }

@@ -15,28 +15,28 @@ use crate::punt::sysctl_guard::SysctlGuardError;
 use crate::punt::tap::TapError;
 use crate::topology::{Idle, TopologyError};
 
-/// A gateway, as configuration has it: the section `dataplane` of the configuration file, validated.
+/// The settings of a gateway: the section `dataplane` of the configuration file, validated.
 #[derive(Clone)]
 pub struct DataplaneConfig {
     /// Dedicated cores, one worker each.
     pub cores: Vec<usize>,
     /// How workers wait.
     pub idle: Idle,
-    /// Where packet memory comes from.
+    /// The source of packet memory.
     pub memory: dpdk::Memory,
-    /// Flows that each worker remembers.
+    /// The number of flows that each worker remembers.
     pub flow_entries_per_core: usize,
-    /// What one service may have of a full flow table, in percent.
+    /// The percentage of a full flow table that one service may use.
     pub flow_service_percent: u8,
     /// The ports; the position is the interface index.
     pub interfaces: Vec<InterfaceConfig>,
-    /// Routes to begin with, for the kernel's side too, until the first forwarding state brings its own.
+    /// The initial routes, also for the kernel's taps, until the first forwarding state replaces them.
     pub routes: Vec<(IpNet, IpAddr)>,
-    /// Whether the kernel gets a tap for each interface. Without, what is punted is dropped.
+    /// Whether the kernel gets a tap for each interface. Without taps, punted frames are dropped.
     pub taps: bool,
-    /// Tell the links about new VIPs (`announce.l2`).
+    /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
-    /// Called, on the failing thread, when a worker ends unasked.
+    /// Called, on the failing thread, when a worker ends unexpectedly.
     pub on_failure: Option<OnFailure>,
     /// Called when an interface or its tap changes its state.
     pub on_link_change: Option<Arc<dyn Fn() + Send + Sync>>,
@@ -53,7 +53,7 @@ impl std::fmt::Debug for DataplaneConfig {
 }
 
 impl Default for DataplaneConfig {
-    /// One adaptive worker on core 0, 256 MiB of plain pages, 65,536 flows, no interface, taps and announcements.
+    /// One adaptive worker on core 0, 256 MiB of plain pages, 65,536 flows, and no interfaces, taps and announcements.
     fn default() -> Self {
         Self {
             cores: vec![0],
@@ -78,17 +78,17 @@ pub struct InterfaceConfig {
     pub name: String,
     /// A DPDK vdev with its arguments, or a PCI address.
     pub device: String,
-    /// The address to take over; the device's own without.
+    /// The address to use instead of the device's own.
     pub mac: Option<MacAddr>,
-    /// Bytes of an IP packet; the device's own without.
+    /// The MTU to use instead of the device's own, in bytes of an IP packet.
     pub mtu: Option<u16>,
     /// 802.1Q tag of all frames.
     pub vlan: Option<u16>,
-    /// Own addresses with their on-link prefixes.
+    /// Its own addresses with their on-link prefixes.
     pub addresses: Vec<IpNet>,
 }
 
-/// One port, as it turned out.
+/// One port as it was started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceState {
     /// Its name in the configuration.
@@ -101,28 +101,28 @@ pub struct InterfaceState {
     pub mac: MacAddr,
     /// Bytes of the largest IP packet.
     pub mtu: u16,
-    /// The kernel's mirror, when there is one.
+    /// The name of its tap, if there is one.
     pub tap: Option<String>,
 }
 
-/// Why a gateway did not start. Whatever was begun has been undone.
+/// Why a gateway did not start. All earlier steps of the start have been undone.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Cores and queues do not fit; each fault on a line of its own.
+    /// Cores and queues do not match. Each fault is on a separate line.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Topology(Vec<TopologyError>),
     /// DPDK did not start.
     #[error(transparent)]
     Eal(#[from] dpdk::EalError),
-    /// No packet memory.
+    /// There is no packet memory.
     #[error(transparent)]
     Pool(#[from] dpdk::PoolError),
-    /// A port.
+    /// A port could not be started.
     #[error("interface {interface:?}: {source}")]
     Port {
         /// The interface's name.
         interface: String,
-        /// What is wrong.
+        /// The fault.
         source: dpdk::PortError,
     },
     /// Another gateway has the device.
@@ -130,27 +130,27 @@ pub enum StartError {
     Lock {
         /// The interface's name.
         interface: String,
-        /// Who has it.
+        /// The reason, with the holder if it is known.
         why: LockError,
     },
-    /// The kernel does not tell about its interfaces.
+    /// Changes of the kernel's interfaces cannot be watched.
     #[error("cannot watch the links: {0}")]
     Watch(io::Error),
-    /// A tag that cannot be.
+    /// An 802.1Q tag is invalid.
     #[error("interface {interface:?}: vlan {vlan}; accepted: 1 to 4094")]
     Vlan {
         /// The interface's name.
         interface: String,
-        /// What was given.
+        /// The given tag.
         vlan: u16,
     },
-    /// The kernel's side.
+    /// A tap could not be created.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// The kernel's own ear on the port.
+    /// The kernel could not be silenced on the port's interface.
     #[error(transparent)]
     SysctlGuard(#[from] SysctlGuardError),
-    /// The threads.
+    /// A thread could not be started.
     #[error(transparent)]
     WorkerPool(#[from] WorkerPoolError),
 }

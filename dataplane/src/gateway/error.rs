@@ -11,20 +11,20 @@ pub enum PublishError {
     /// The spec does not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// Generations grow.
+    /// The generation is not higher than the published one.
     #[error("generation {given} is not above the published one, {published}")]
     Generation {
-        /// Of the spec.
+        /// The generation of the spec.
         given: u64,
-        /// The one in use.
+        /// The published generation.
         published: u64,
     },
     /// The spec names other interfaces than the gateway has.
     #[error("the spec has {given} interfaces, the gateway {ports}")]
     Interfaces {
-        /// In the spec.
+        /// The number of interfaces in the spec.
         given: usize,
-        /// Ports that there are.
+        /// The number of ports.
         ports: usize,
     },
 }
@@ -35,20 +35,20 @@ pub enum WorkerPoolError {
     /// The first forwarding state does not compile.
     #[error(transparent)]
     Publish(#[from] PublishError),
-    /// A thread could not be made.
+    /// A thread could not be created.
     #[error("cannot start thread {name}: {source}")]
     Thread {
         /// Its name.
         name: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// A worker could not take its place.
+    /// A worker could not start on its core.
     #[error("worker {worker} cannot start: {message}")]
     Worker {
-        /// Which one.
+        /// The worker.
         worker: WorkerIndex,
-        /// Why.
+        /// The reason.
         message: String,
     },
 }

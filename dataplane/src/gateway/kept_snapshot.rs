@@ -1,7 +1,7 @@
 //! [`KeptSnapshot`]: the forwarding state in use, kept for a comparison with one that is compiled from scratch.
 //!
-//! A comparison takes longer than a look ([`WorkerPool::with_snapshot`]), and no publication waits for it. Where it finds a
-//! difference, [`WorkerPool::publish_from_scratch`] has the workers forward by the right state.
+//! A comparison takes longer than a look-up ([`WorkerPool::with_snapshot`]), and must not delay a publication. If it
+//! finds a difference, [`WorkerPool::publish_from_scratch`] gives the workers the correct state.
 
 use std::sync::Arc;
 
@@ -14,8 +14,9 @@ use super::worker_pool::{Published, WorkerPool};
 use crate::slow_path::Outside;
 use crate::worker::Forwarding;
 
-/// See the module. Drop it on a thread of usual priority: where the workers have a newer state by then, that frees the
-/// slots of its next hops, with the lock that publications and the resolver wait for.
+/// A forwarding state that was in use, and the data to compare it with. Drop it on a thread of usual priority: if the
+/// workers have a newer state by then, the drop frees the slots of its next hops, under the lock that publications and
+/// the resolver wait for.
 #[derive(Debug)]
 pub struct KeptSnapshot {
     forwarding: crate::sync::Arc<Forwarding>,
@@ -25,10 +26,10 @@ pub struct KeptSnapshot {
 }
 
 impl KeptSnapshot {
-    /// Compares with what is computed from scratch of the same spec: the tables of the workers ([`Snapshot::compare`]),
-    /// and what the slow path was told.
+    /// Compares with a computation from scratch from the same spec: the tables of the workers ([`Snapshot::compare`]),
+    /// and the state given to the slow path.
     ///
-    /// `None` where a neighbour table was full: what is left out then depends on what there was before.
+    /// `None` if a neighbour table was full: the parts left out then depend on earlier snapshots.
     #[must_use]
     pub fn compare(&self, spec: &SnapshotSpec) -> Option<Vec<Difference>> {
         let mut found = self.forwarding.snapshot.compare(spec, &self.neighbors)?;
@@ -40,7 +41,7 @@ impl KeptSnapshot {
 }
 
 impl<F> WorkerPool<F> {
-    /// The forwarding state in use.
+    /// Keeps the forwarding state in use.
     #[must_use]
     pub fn keep_snapshot(&self) -> KeptSnapshot {
         let control = self.control();
@@ -52,10 +53,11 @@ impl<F> WorkerPool<F> {
         }
     }
 
-    /// [`WorkerPool::publish`] with everything compiled from scratch but ids: where a snapshot was revised wrongly.
+    /// Like [`WorkerPool::publish`], but compiles everything except ids from scratch. It replaces a snapshot that was
+    /// revised incorrectly.
     ///
     /// # Errors
-    /// As [`WorkerPool::publish`].
+    /// Same as for [`WorkerPool::publish`].
     pub fn publish_from_scratch(&self, spec: &SnapshotSpec) -> Result<Published, PublishError> {
         self.publish_by(spec, Snapshot::compile_from_scratch)
     }
@@ -106,7 +108,7 @@ mod tests {
         found.expect("there is room").into_iter().map(|difference| difference.part).collect()
     }
 
-    /// The backends of the service port that workers forward by, with their ids.
+    /// The backends of the service port in the workers' snapshot, with their ids.
     fn backends(pool: &WorkerPool<MemoryFrame>) -> Vec<(String, BackendId)> {
         pool.with_snapshot(|snapshot| {
             let of = snapshot.services().flat_map(|(_, info)| info.backends.iter());
@@ -114,7 +116,7 @@ mod tests {
         })
     }
 
-    /// Compiles a snapshot that has missed all but the first backend.
+    /// Compiles a snapshot that lacks all but the first backend.
     fn missing_a_change(
         spec: &SnapshotSpec,
         previous: Option<&Snapshot>,
@@ -135,7 +137,7 @@ mod tests {
         let found = parts(pool.keep_snapshot().compare(&second));
         assert!(found.contains(&"ports[0]".to_owned()), "{found:?}");
 
-        // As a round in which nothing else changes.
+        // Publish again without any other change.
         let third = SnapshotSpec { generation: 3, ..second };
         assert_eq!(pool.publish_from_scratch(&third).expect("it compiles").problems, []);
         let healed = backends(&pool);
@@ -155,7 +157,7 @@ mod tests {
         let second = spec(2, &["10.0.0.1", "10.0.0.77"]);
         pool.publish(&second).expect("it compiles");
         assert_eq!(parts(pool.keep_snapshot().compare(&second)), Vec::<String>::new());
-        // As where the revision had said that nothing changed for it.
+        // As if the revision had reported no change for the slow path.
         pool.control().outside = Arc::new(Outside::of(&spec(1, &["10.0.0.1"]), true));
         assert_eq!(parts(pool.keep_snapshot().compare(&second)), ["outside.around"]);
         let third = SnapshotSpec { generation: 3, ..second };
@@ -181,7 +183,7 @@ mod tests {
     fn a_kept_snapshot_outlives_its_successors_and_frees_its_next_hops_when_it_is_dropped() {
         let pool = worker_pool(&spec(1, &["10.0.0.1", "10.0.0.77"]));
         let kept = pool.keep_snapshot();
-        // Of services that go, so that it is no revision, which shares next hops.
+        // The services are removed, so the compile is not a revision, which would share next hops.
         let empty = |generation| SnapshotSpec { generation, services: Vec::new(), ..lab::spec() };
         let next_hops = || pool.neighbors().usage().next_hops;
         let before = next_hops();

@@ -1,11 +1,11 @@
 //! The counts of services and backends over successive snapshots.
 //!
-//! A worker counts by index in its [`Tallies`]. A snapshot that needs more indices gets larger ones, and an index is
-//! reused for another service when its first one is gone. So the count of a service is the sum over all tallies of
+//! A worker counts by index in its [`Tallies`]. A snapshot that needs more indices gets larger tallies, and an index is
+//! reused for another service after its first one is removed. So the count of a service is the sum over all tallies of
 //! each worker, minus that sum at the time when the id was first seen.
 //!
-//! Invariant: the counts of an id that exists never fall. What workers still count for the previous id of an index,
-//! until they apply the new snapshot, is counted for the new one.
+//! Invariant: the counts of an id that exists never fall. Packets that workers count for the previous id of an index,
+//! until they apply the new snapshot, are counted for the new id.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use tidegate_core::counters::Tallies;
 use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::snapshot::Snapshot;
 
-/// See the module.
+/// The counts of services and backends.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    /// Every tallies that each worker has had; capacities double, so there are a few dozen at most.
+    /// All tallies that each worker has had. Capacities double, so there are at most a few dozen.
     history: Vec<Vec<Arc<Tallies>>>,
-    /// By index of the id, what the sum was when its holder was first seen.
+    /// The sums at the time when the holder of an index was first seen, by index of the id.
     services: Vec<(u64, u64)>,
     backends: Vec<u64>,
 }
@@ -28,8 +28,8 @@ impl Ledger {
         Self { history: vec![Vec::new(); workers], services: Vec::new(), backends: Vec::new() }
     }
 
-    /// The tallies to publish with a snapshot, whose new ids begin at zero. To be asked about every snapshot once, in
-    /// their order: each names the ids that the one before did not have.
+    /// The tallies to publish with a snapshot. The counts of its new ids start at zero. Call it once for every
+    /// snapshot, in their order, because each snapshot names only the ids that its predecessor did not have.
     pub(super) fn follow(&mut self, snapshot: &Snapshot) -> Vec<Arc<Tallies>> {
         let (services, backends) = (snapshot.service_indices(), snapshot.backend_indices());
         self.services.resize(services.max(self.services.len()), (0, 0));

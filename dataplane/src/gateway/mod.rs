@@ -52,9 +52,9 @@ pub use stats::{
 pub use worker_handle::{OnFailure, WorkerFailure, WorkerState, WorkerStats};
 pub use worker_pool::{Published, WorkerPool, WorkerPoolConfig};
 
-/// A running gateway. What a [`WorkerPool`] does, it does too.
+/// A running gateway. It dereferences to its [`WorkerPool`].
 ///
-/// Ends in this order: no port is opened or closed any more, the threads end, the ports are closed.
+/// On drop, it first stops opening and closing ports, then ends the threads, and then closes the ports.
 #[derive(Debug)]
 pub struct Dataplane {
     watch: Option<WatchThread>,
@@ -66,7 +66,7 @@ pub struct Dataplane {
 }
 
 impl Dataplane {
-    /// Starts DPDK (once in the life of a process) and a gateway on it.
+    /// Starts DPDK (once per process) and a gateway on it.
     ///
     /// # Errors
     /// [`StartError`].
@@ -83,7 +83,7 @@ impl Dataplane {
         Self::start_on(&eal, config)
     }
 
-    /// Starts a gateway on a DPDK that runs already. `config.memory` does not count.
+    /// Starts a gateway on a running DPDK. `config.memory` is ignored.
     ///
     /// # Errors
     /// [`StartError`].
@@ -159,25 +159,25 @@ impl Dataplane {
         Ok(Self { watch: Some(watch), worker_pool, interfaces, warnings, main_cpus, pool })
     }
 
-    /// The ports, as they turned out: the control plane takes MAC addresses and MTUs from here.
+    /// The ports as they were started. The control plane takes MAC addresses and MTUs from here.
     #[must_use]
     pub fn interfaces(&self) -> &[InterfaceState] {
         &self.interfaces
     }
 
-    /// What works, but not as well as it could.
+    /// Settings that work, but reduce performance.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The CPUs without a worker: where the control plane should keep its threads.
+    /// The CPUs without a worker. The control plane should keep its threads on these.
     #[must_use]
     pub fn main_cpus(&self) -> &[usize] {
         &self.main_cpus
     }
 
-    /// Packet buffers in all, and those that are free now.
+    /// The number of all packet buffers, and of those that are free now.
     #[must_use]
     pub fn buffers(&self) -> (u32, u32) {
         (self.pool.capacity(), self.pool.available())
@@ -193,7 +193,7 @@ impl Drop for Dataplane {
     fn drop(&mut self) {
         let watched = self.watch.take().and_then(WatchThread::end);
         self.worker_pool.stop();
-        // No worker holds a queue any more: the ports close here.
+        // No worker holds a queue any more, so the ports close here.
         drop(watched);
     }
 }
@@ -206,7 +206,7 @@ impl Deref for Dataplane {
     }
 }
 
-/// What a forwarding state says of the interfaces.
+/// The interfaces of a forwarding state.
 #[must_use]
 pub fn interface_specs(config: &DataplaneConfig, interfaces: &[InterfaceState]) -> Vec<InterfaceSpec> {
     let spec = |(one, state): (&InterfaceConfig, &InterfaceState)| InterfaceSpec {
@@ -224,12 +224,12 @@ fn place(config: &DataplaneConfig, offers: &[PortOffer]) -> Result<Plan, StartEr
     topology::plan(&config.cores, config.idle, &machine, offers).map_err(StartError::Topology)
 }
 
-/// What each interface's device is, that it is ours, and the kernel's number of it.
+/// The type of an interface's device, its lock, and the kernel's index of it.
 type Claimed = (Device, Option<DeviceLock>, Option<u32>);
 
-/// Takes the devices, before any of them is touched.
+/// Locks all devices before any of them is changed.
 fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
-    // What this one would take for its own otherwise, once the kernel gives out a number again.
+    // Removes records that this process would mistake for its own once the kernel reuses a namespace number.
     record::sweep();
     let mut kernel = Kernel::open().map_err(StartError::Watch)?;
     let mut claim = |one: &InterfaceConfig| {
@@ -245,7 +245,7 @@ fn claim(config: &DataplaneConfig) -> Result<Vec<Claimed>, StartError> {
     config.interfaces.iter().map(&mut claim).collect()
 }
 
-/// Keeps the kernel quiet on an interface that it shares with a port.
+/// Silences the kernel on an interface that it shares with a port.
 fn sysctl_guard(
     devargs: &str,
     device: &Device,
@@ -259,7 +259,7 @@ fn sysctl_guard(
     })
 }
 
-/// The same device by the name that its port has got.
+/// The device string with the name that its port was given.
 fn renamed(devargs: &str, name: &str) -> String {
     match devargs.split_once(',') {
         Some((_, arguments)) => format!("{name},{arguments}"),
@@ -275,7 +275,7 @@ fn attach(eal: &Eal, config: &DataplaneConfig) -> Result<Vec<Port>, StartError> 
     config.interfaces.iter().map(attach).collect()
 }
 
-/// The device with all the arguments that it gets.
+/// The device string with all its arguments.
 fn device_string(one: &InterfaceConfig, config: &DataplaneConfig) -> String {
     with_large_frames(&with_queues(&one.device, config.cores.len()))
 }
@@ -290,23 +290,23 @@ fn offer(one: &InterfaceConfig, port: &Port) -> PortOffer {
     }
 }
 
-/// `net_af_packet` makes as many queue pairs as it is told when it is made, one if it is not: as many as workers.
+/// `net_af_packet` creates a fixed number of queue pairs, by default one. This requests as many as there are workers.
 fn with_queues(device: &str, workers: usize) -> String {
     let wants = device.starts_with("net_af_packet") && !device.contains("qpairs=") && workers > 1;
     if wants { format!("{device},qpairs={workers}") } else { device.to_owned() }
 }
 
-/// Bytes that an mbuf for frames of any size holds: with its headroom the most that DPDK's 16 bits can say.
+/// Bytes of an mbuf for frames of any size: with its headroom the maximum that DPDK's 16 bits can express.
 const LARGE_ROOM: u16 = 65_376;
 
-/// Places of that size in a block that they fill, with pages that they fill too: the driver expects them to follow each
-/// other without a gap.
+/// The size of a memory block that holds a whole number of such buffers and of pages: the driver expects the buffers to
+/// be contiguous.
 const LARGE_BLOCK: usize = 32 * (LARGE_ROOM as usize + 32);
 const _: () = assert!(LARGE_BLOCK.is_multiple_of(4096));
 
-/// `net_af_packet` gives datagrams that the kernel has put together: its ring gets places for the largest, unless its
-/// arguments say otherwise. A place is to be a multiple of 16 bytes. 512 places in each direction are 64 MiB of the
-/// kernel's memory for each queue.
+/// `net_af_packet` delivers datagrams that the kernel has reassembled. Its ring gets places for the largest of these,
+/// unless its arguments set a size. The size of a place must be a multiple of 16 bytes. 512 places in each direction
+/// take 64 MiB of the kernel's memory for each queue.
 fn with_large_frames(device: &str) -> String {
     if takes_large_frames(device) {
         format!("{device},framesz={},blocksz={LARGE_BLOCK}", LARGE_ROOM + 32)
@@ -315,13 +315,13 @@ fn with_large_frames(device: &str) -> String {
     }
 }
 
-/// Whether a device gives frames larger than the MTU, and its arguments leave their size to us.
+/// Whether a device delivers frames larger than the MTU, and its arguments leave the size of places to us.
 fn takes_large_frames(device: &str) -> bool {
     device.starts_with("net_af_packet") && !device.contains("framesz=") && !device.contains("blocksz=")
 }
 
-/// Large mbufs for the ports that need them. They are filled, and emptied into others, a burst at a time; a few may be on
-/// their way through the worker.
+/// Large mbufs for the ports that need them. A burst of them is filled and emptied at a time; a few may be in use by
+/// the worker.
 fn large_pool_config(config: &DataplaneConfig, plan: &Plan) -> Option<PoolConfig> {
     let ports = config.interfaces.iter().filter(|one| takes_large_frames(&one.device)).count();
     let queues = u32::try_from(ports * plan.workers.len()).unwrap_or(u32::MAX);
@@ -341,7 +341,7 @@ fn is_pci(device: &str) -> bool {
 /// Descriptors of each ring.
 const DESCRIPTORS: u16 = 1024;
 
-/// Enough mbufs for every place where one can be at once, so that none of them starves another.
+/// Enough mbufs for every place that can hold one at the same time, so that none of them starves another.
 fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
     let defaults = PoolConfig::default();
     let (workers, ports) = (plan.workers.len(), config.interfaces.len());
@@ -353,7 +353,8 @@ fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
     let wanted = rings + in_hand + cached + queued;
     let mtu_max = config.interfaces.iter().filter_map(|one| one.mtu).max().unwrap_or(0);
     PoolConfig {
-        // DPDK's advice of a power of two less one saves a ring of pointers; up to twice the mbufs would cost more.
+        // DPDK recommends a power of two minus one, to save a ring of pointers; rounding up could take twice as many
+        // mbufs.
         mbufs: u32::try_from((wanted + 1).next_multiple_of(1024) - 1).unwrap_or(u32::MAX),
         data_room: defaults.data_room.max(mtu_max.saturating_add(64)),
         socket: plan.workers.first().and_then(|place| place.numa).map(i32::from),
@@ -361,18 +362,18 @@ fn pool_config(config: &DataplaneConfig, plan: &Plan) -> PoolConfig {
     }
 }
 
-/// Ports that run.
+/// The ports that were started.
 struct Started {
-    /// By worker, then by interface.
+    /// Indexed by worker, then by interface.
     queues: Vec<Vec<DpdkQueue>>,
     interfaces: Vec<InterfaceState>,
-    /// By interface, then by worker.
+    /// Indexed by interface, then by worker.
     gates: Vec<Vec<Arc<Gate<QueuePair>>>>,
-    /// As each interface was started.
+    /// The configuration that each interface was started with.
     configs: Vec<PortConfig>,
 }
 
-/// Starts every port, and deals its queues to the workers.
+/// Starts every port, and distributes its queues to the workers.
 fn start_ports(
     config: &DataplaneConfig,
     ports: &mut [Port],
@@ -419,7 +420,7 @@ fn start_ports(
     Ok(Started { queues: by_worker, interfaces, gates: all_gates, configs })
 }
 
-/// By RSS where every port hashes addresses and ports, with one key and one table; by splitting ports where not.
+/// RSS, if every port hashes addresses and ports with the same key and table; otherwise ports are split.
 fn steering(config: &DataplaneConfig, ports: &[Port], workers: usize) -> Result<Steering, StartError> {
     if workers == 1 {
         return Ok(Steering::Single);

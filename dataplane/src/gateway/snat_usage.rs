@@ -1,8 +1,8 @@
 //! The number of local ports of `fullnat` in use, by SNAT address and backend, for metrics.
 //!
 //! Nothing is counted per packet: on request, workers walk their tables, a few buckets per turn. The reader waits for
-//! them with a time limit. If they have not finished by then, the reading is the previous one, and the count
-//! continues for the next one.
+//! them with a time limit. If they have not finished by then, it gets the previous count, and the current count
+//! continues for the next reader.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -26,11 +26,11 @@ pub struct SnatPortStats {
     pub ports: [(Phase, u64); 4],
 }
 
-/// The last count, and the one under way.
+/// The last count, and the current one.
 #[derive(Debug, Default)]
 pub(super) struct SnatUsage(Mutex<Counting>);
 
-/// The way by which a worker answers.
+/// The channel on which a worker answers.
 pub(super) type Answer = Receiver<Vec<Option<SnatPorts>>>;
 
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ struct Counting {
 }
 
 impl Counting {
-    /// Takes in what is answered until then. The count has ended when all have answered, or will not.
+    /// Collects answers until `until`. The count ends when all workers have answered, or cannot answer any more.
     fn collect(&mut self, until: Instant) {
         if !self.under_way {
             return;
@@ -82,12 +82,12 @@ impl Counting {
 }
 
 impl SnatUsage {
-    /// Ports in use now. Where the workers, of which `ask` asks those that can be asked, do not finish the count within
-    /// `wait`: those of the last count that they finished, none before the first.
+    /// The number of ports in use. `ask` sends the request to all workers that can be asked. If they do not finish
+    /// within `wait`, the result is the last finished count; it is empty before the first.
     pub(super) fn read(&self, wait: Duration, ask: impl FnOnce() -> Vec<Answer>) -> Vec<SnatPortStats> {
         let until = Instant::now() + wait;
         let mut counting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // What an earlier reader did not wait for.
+        // Answers that an earlier reader did not wait for.
         counting.collect(Instant::now());
         if !counting.under_way {
             counting.asked = ask();

@@ -1,7 +1,7 @@
 //! The counters of a gateway, summed over its workers: plain values for metrics and tables.
 //!
-//! They are read from counters with one writer each, at any time, by anyone; only control's own ledger is locked.
-//! Numbers that are read while traffic flows were each correct a moment ago, but not all at the same moment.
+//! They are read from counters with one writer each, at any time, by any thread; only control's own ledger is locked.
+//! Each number was correct a moment ago, but not all at the same moment.
 
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
@@ -21,90 +21,90 @@ use super::worker_pool::WorkerPool;
 use crate::punt::class::{ClassCounters, PuntClass};
 use crate::worker::{Question, SnatQuestion};
 
-/// Pairs of a SNAT address and a backend that are counted; those beyond are left out.
+/// The maximum number of pairs of a SNAT address and a backend that are counted. Further pairs are left out.
 const PAIRS_MAX: usize = 1 << 16;
 
-/// Everything. See the module.
+/// All counters of a gateway.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
-    /// By interface index.
+    /// Indexed by interface.
     pub interfaces: Vec<InterfaceStats>,
-    /// Frames dropped, for every reason that there is.
+    /// Frames dropped, for every reason.
     pub drops: Vec<(DropReason, u64)>,
     /// Frames sent, by reason.
     pub transmits: Vec<(TransmitReason, u64)>,
-    /// Frames given to the kernel, by reason.
+    /// Frames punted to the kernel, by reason.
     pub punts: Vec<(PuntReason, u64)>,
-    /// Frames handed from worker to worker.
+    /// Frames handed over between workers.
     pub hand_overs: u64,
-    /// By worker index.
+    /// Indexed by worker.
     pub workers: Vec<WorkerStats>,
-    /// Turns of each worker's loop that had work, in nanoseconds; by worker index.
+    /// The durations of the turns of each worker's loop that had work, in nanoseconds, indexed by worker.
     pub turns: Vec<Durations>,
     /// How long frames for the kernel waited in their queue, in nanoseconds.
     pub punt_queue: Durations,
     /// Flows that left their table, by reason.
     pub evictions: Vec<(EvictionReason, u64)>,
-    /// New flows not taken in because all that could have made way were established.
+    /// New flows refused because all flows that could have been evicted were established.
     pub flows_refused: u64,
-    /// Resets and ICMP errors that were due and were not sent because of a limit, by kind.
+    /// Resets and ICMP errors that were not sent because of a limit, by kind.
     pub answers_suppressed: Vec<(AnswerKind, u64)>,
-    /// How often an ICMP error made a path MTU of a tunnel smaller.
+    /// How often an ICMP error reduced the path MTU of a tunnel.
     pub path_mtus_learnt: u64,
-    /// The threads beside the workers.
+    /// The slow path.
     pub slow_path: SlowPathStats,
     /// Frames for the kernel, by their class.
     pub punt_classes: Vec<(PuntClass, PuntClassStats)>,
-    /// How full the table of next hops is.
+    /// The usage of the table of next hops.
     pub neighbors: NeighborUsage,
 }
 
-/// One interface, as its workers saw it.
+/// One interface, as counted by its workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InterfaceStats {
     /// Frames received.
     pub rx_packets: u64,
-    /// Bytes of them.
+    /// Bytes received.
     pub rx_bytes: u64,
     /// Frames sent.
     pub tx_packets: u64,
-    /// Bytes of them.
+    /// Bytes sent.
     pub tx_bytes: u64,
     /// Packets in which another station claimed an address of ours.
     pub address_conflicts: u64,
 }
 
-/// Frames of one class for the kernel.
+/// Frames of one class that workers punted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PuntClassStats {
     /// Handed to the slow path.
     pub passed: u64,
-    /// Dropped: over the rate of the class.
+    /// Dropped because the rate of the class was exceeded.
     pub rate_limited: u64,
-    /// Dropped: its queue was full.
+    /// Dropped because the queue of the class was full.
     pub queue_full: u64,
 }
 
-/// The kernel's side.
+/// The counters of the slow path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SlowPathStats {
-    /// Frames given to the kernel.
+    /// Frames written to the kernel.
     pub to_kernel: u64,
-    /// Frames that it did not take.
+    /// Frames that the kernel did not accept.
     pub to_kernel_dropped: u64,
-    /// Frames of the kernel's given to workers.
+    /// Frames of the kernel that were passed to workers.
     pub from_kernel: u64,
-    /// Those that found no memory or no room.
+    /// Frames of the kernel that were dropped, because there was no memory or no room.
     pub from_kernel_dropped: u64,
-    /// Requests, probes and announcements.
+    /// Requests, probes and announcements that were sent.
     pub neighbor_frames: u64,
-    /// Neighbours that only packets want, not taken in because all of their share are in use.
+    /// Neighbours that only packets need and that were refused, because all entries of their share are in use.
     pub neighbors_refused: u64,
-    /// Neighbours that only packets want, given up for newer ones.
+    /// Neighbours that only packets need and that were evicted for newer ones.
     pub neighbors_evicted: u64,
-    /// Frames of both kinds sent by workers.
+    /// Frames of the kernel and of the resolver that workers sent.
     pub injected: u64,
-    /// Those that the transmit queue did not take.
+    /// Frames of the kernel and of the resolver that were dropped because the transmit queue was full.
     pub injected_dropped: u64,
 }
 
@@ -121,7 +121,7 @@ pub struct ServiceStats {
     pub name: String,
     /// Name of the port.
     pub port_name: String,
-    /// Packets forwarded, both directions where the gateway sees both.
+    /// Packets forwarded, in both directions if the gateway sees both.
     pub packets: u64,
     /// Bytes of their IP packets.
     pub bytes: u64,
@@ -143,7 +143,7 @@ pub struct BackendStats {
 }
 
 impl<F> WorkerPool<F> {
-    /// What was counted since the start.
+    /// All counts since the start.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let handles = self.handles();
@@ -212,7 +212,7 @@ impl<F> WorkerPool<F> {
         }
     }
 
-    /// What the services of the published snapshot have counted since they are there.
+    /// The counts of the services of the published snapshot, since each of them was created.
     #[must_use]
     pub fn service_stats(&self) -> Vec<ServiceStats> {
         let control = self.control();
@@ -241,14 +241,14 @@ impl<F> WorkerPool<F> {
 }
 
 impl<F> WorkerPool<F> {
-    /// Local ports in use now. Where the workers do not finish the count within `wait`: those of the last count that
-    /// they finished, none before the first.
+    /// The number of local ports in use. If the workers do not finish the count within `wait`, the result is the last
+    /// finished count; it is empty before the first.
     #[must_use]
     pub fn snat_ports(&self, wait: Duration) -> Vec<SnatPortStats> {
         self.snat_usage().read(wait, || self.ask_for_ports())
     }
 
-    /// Asks every worker that can be asked.
+    /// Asks all workers that can be asked.
     fn ask_for_ports(&self) -> Vec<Answer> {
         let pairs = pairs(&self.control().publisher.current().snapshot).min(PAIRS_MAX);
         if pairs == 0 {
@@ -264,7 +264,7 @@ impl<F> WorkerPool<F> {
     }
 }
 
-/// How many pairs of a SNAT address and a backend there may be.
+/// The maximum number of pairs of a SNAT address and a backend.
 fn pairs(snapshot: &Snapshot) -> usize {
     let services = snapshot.services().filter(|(service, _)| service.mode == ForwardingMode::FullNat);
     services

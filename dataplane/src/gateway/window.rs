@@ -1,14 +1,14 @@
-//! How busy a worker is, over a time that is long enough to mean something.
+//! How busy a worker is, over a time that is long enough to be meaningful.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Readings of a worker's cycles, so that ratios are over a time that is long enough to mean something and short
-/// enough to be now. Whoever reads most often sets the pace.
+/// Readings of a worker's cycles. Ratios are over a time that is long enough to be meaningful and short enough to be
+/// current. The most frequent reader determines that time.
 #[derive(Debug, Default)]
 pub(super) struct Window(Mutex<Option<(Reading, Reading)>>);
 
-/// The shortest time that a ratio is made of.
+/// The shortest time that a ratio covers.
 const WINDOW_MIN: Duration = Duration::from_secs(1);
 
 /// One reading.
@@ -21,7 +21,7 @@ pub(super) struct Reading {
 }
 
 impl Window {
-    /// (busy ratio, cycles per packet) since the reading before, or since the start for the first.
+    /// (busy ratio, cycles per packet) since the previous reading, or since the start for the first.
     pub(super) fn ratios(&self, now: Reading) -> (f64, f64) {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let zero = Reading { at: now.at, busy: 0, idle: 0, frames: 0 };

@@ -23,54 +23,54 @@ use crate::drivers::PortQueue;
 use crate::topology::WorkerPlace;
 use crate::worker::{Shared, Worker};
 
-/// What happened to a worker that ended unasked.
+/// The failure of a worker that ended unexpectedly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerFailure {
-    /// Which one.
+    /// The worker.
     pub worker: WorkerIndex,
-    /// What its panic said.
+    /// The message of its panic.
     pub message: String,
 }
 
-/// Called, on the failing thread, when a worker ends unasked.
+/// Called, on the failing thread, when a worker ends unexpectedly.
 pub type OnFailure = Arc<dyn Fn(&WorkerFailure) + Send + Sync>;
 
-/// Life of a worker.
+/// The state of a worker's thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum WorkerState {
-    /// Not yet in its loop.
+    /// It has not entered its loop yet.
     Starting = 0,
-    /// In its loop.
+    /// It is in its loop.
     Running = 1,
-    /// Ended as it was told.
+    /// It ended on request.
     Stopped = 2,
-    /// Ended by a panic, or never began.
+    /// It ended by a panic, or never entered its loop.
     Failed = 3,
 }
 
-/// One worker.
+/// The figures of one worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorkerStats {
-    /// Which.
+    /// The worker.
     pub worker: WorkerIndex,
-    /// The CPU that it is on.
+    /// The CPU that it runs on.
     pub core: usize,
-    /// Its life.
+    /// The state of its thread.
     pub state: WorkerState,
     /// Share of its time with work, 0 to 1, over the last second or more.
     pub busy_ratio: f64,
-    /// Cycles per frame over the same time, of turns that had work; 0 without traffic.
+    /// Cycles per frame over the same time, in turns that had work; 0 without traffic.
     pub cycles_per_packet: f64,
-    /// Frames through its pipeline, since the start.
+    /// Frames that passed through its pipeline since the start.
     pub frames: u64,
     /// The number of flows in its tables.
     pub flows: u64,
-    /// News for the resolver that was lost; it comes again.
+    /// Events for the resolver that were lost. The next packet creates them again.
     pub neighbor_events_lost: u64,
 }
 
-/// One worker, seen from outside.
+/// One worker as seen by other threads.
 pub(super) struct WorkerHandle {
     pub(super) place: WorkerPlace,
     pub(super) shared: Arc<Shared>,
@@ -79,15 +79,15 @@ pub(super) struct WorkerHandle {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a new worker will say of its start.
+/// The channel on which a new worker reports its start.
 pub(super) struct Readiness {
     worker: WorkerIndex,
     answer: Receiver<Result<(), String>>,
 }
 
 impl WorkerHandle {
-    /// Starts the worker's thread. On it, `enter` is called first and what it gives is kept until the worker ends; `make`
-    /// then makes the worker, so that its memory lies on its own NUMA node.
+    /// Starts the worker's thread. The thread first calls `enter`, and keeps the result until the worker ends. It then
+    /// calls `make` to create the worker, so that the worker's memory is on its own NUMA node.
     ///
     /// # Errors
     /// [`WorkerPoolError::Thread`].
@@ -108,7 +108,7 @@ impl WorkerHandle {
         Ok((handle, Readiness { worker: place.worker, answer }))
     }
 
-    /// Waits for the end of the worker, which was told to.
+    /// Waits for the end of the worker, which was asked to stop.
     pub(super) fn join(&mut self) {
         join(self.thread.take());
     }
@@ -145,7 +145,7 @@ impl Readiness {
     /// Waits until the worker is in its loop.
     ///
     /// # Errors
-    /// [`WorkerPoolError::Worker`] when it is not, and says why.
+    /// [`WorkerPoolError::Worker`] with the reason, if it does not enter its loop.
     pub(super) fn wait(self) -> Result<(), WorkerPoolError> {
         let message = match self.answer.recv_timeout(START_TIMEOUT) {
             Ok(Ok(())) => return Ok(()),
@@ -157,10 +157,10 @@ impl Readiness {
     }
 }
 
-/// The longest that a worker's tables may take to be made: a gigabyte of them, zeroed, is a second.
+/// The maximum time for the creation of a worker's tables: zeroing a gigabyte takes a second.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The life of one worker's thread.
+/// The state of one worker's thread.
 struct Life {
     worker: WorkerIndex,
     state: Arc<AtomicU8>,
@@ -179,7 +179,7 @@ impl Life {
             Ok(place) => place,
             Err(message) => {
                 self.set(WorkerState::Failed);
-                // The starter waits with a bound and may have left.
+                // The starter waits with a limit and may have stopped waiting.
                 let _ = ready.send(Err(message));
                 return;
             }
@@ -214,7 +214,7 @@ impl Life {
     }
 }
 
-/// Keeps this thread on these CPUs; anywhere when there are none.
+/// Restricts this thread to these CPUs. With an empty list, nothing changes.
 pub(crate) fn confine(cpus: &[usize]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());
@@ -236,7 +236,7 @@ pub(super) fn spawn(
 
 pub(super) fn join(thread: Option<JoinHandle<()>>) {
     if let Some(thread) = thread {
-        // Panics inside are caught and told; one that gets here is the callback's own.
+        // Panics of the worker are caught and reported; a panic that arrives here is from the callback.
         let _ = thread.join();
     }
 }

@@ -43,39 +43,39 @@ use crate::worker::{Exchange, FlowFilter, FlowQuestion, Forwarding, Question, Sh
 type Compile =
     fn(&SnapshotSpec, Option<&Snapshot>, &NeighborTable) -> Result<(Snapshot, Vec<Problem>), CompileError>;
 
-/// How the threads are made.
+/// The settings of the threads.
 #[derive(Debug, Clone)]
 pub struct WorkerPoolConfig {
     /// One place for each worker.
     pub places: Vec<WorkerPlace>,
-    /// How they wait.
+    /// How workers wait.
     pub idle: Idle,
-    /// Flows that each remembers.
+    /// The number of flows that each worker remembers.
     pub flow_entries: usize,
-    /// What one service may have of a full flow table, in percent.
+    /// The percentage of a full flow table that one service may use.
     pub flow_service_percent: u8,
     /// How packets of a flow find their worker.
     pub steering: Steering,
     /// Secret of the flow tables' hash.
     pub seed: u64,
-    /// Tell the links about new VIPs (`announce.l2`).
+    /// Whether new VIPs are announced on the links (`announce.l2`).
     pub announce: bool,
-    /// CPUs of the slow path, so that it stays off the workers' own; empty for wherever its starter may run.
+    /// The CPUs of the slow path, which keep it off the workers' CPUs. If empty, it may run wherever its starter may.
     pub main_cpus: Vec<usize>,
 }
 
-/// What a publish did.
+/// The result of a publication.
 #[derive(Debug)]
 pub struct Published {
-    /// The generation that workers now take up.
+    /// The generation that workers now apply.
     pub generation: u64,
-    /// When they were given it.
+    /// When the workers were given it.
     pub handed_over: Instant,
-    /// What of the spec is left out, and why.
+    /// The parts of the spec that are left out, with the reasons.
     pub problems: Vec<Problem>,
 }
 
-/// See the module. `F` is the driver's frame.
+/// The threads of a gateway. `F` is the driver's frame type.
 ///
 /// ```
 /// use tidegate_core::{forward::snat_ports::Steering, snapshot::{InterfaceSpec, SnapshotSpec}, wire::MacAddr};
@@ -128,24 +128,24 @@ pub struct WorkerPool<F> {
     clock: Clock,
 }
 
-/// What control changes when it publishes.
+/// The state that a publication changes.
 pub(super) struct Control {
     pub(super) publisher: Publisher<Forwarding>,
     pub(super) ledger: Ledger,
-    /// What the slow path was told last.
+    /// The state that was last given to the slow path.
     pub(super) outside: Arc<Outside>,
 }
 
 impl<F> WorkerPool<F> {
-    /// Starts the threads. `queues[worker][interface]` are the workers' queues; `first` is the forwarding state to
-    /// begin with; `enter` is called by each worker's thread first (pin, register) and what it gives is kept until
-    /// the worker ends.
+    /// Starts the threads. `queues[worker][interface]` are the workers' queues. `first` is the initial forwarding
+    /// state. Each worker's thread first calls `enter` (to pin and register itself) and keeps the result until the
+    /// worker ends.
     ///
     /// # Errors
-    /// [`WorkerPoolError`]; the threads already started have ended by then.
+    /// [`WorkerPoolError`]; the threads that were already started have ended then.
     ///
     /// # Panics
-    /// If there is not one list of queues for each place, all of one length.
+    /// If the number of lists of queues is not the number of places, or the lists have different lengths.
     pub fn start<Q, S, E, G>(
         config: &WorkerPoolConfig,
         queues: Vec<Vec<Q>>,
@@ -232,7 +232,8 @@ impl<F> WorkerPool<F> {
             let mut pipeline = Pipeline::new(&pipeline);
             pipeline.flows_mut().set_service_share(percent);
             for region in pipeline.flows().regions() {
-                // Nobody has touched it yet. Without huge pages a look-up costs a walk of the page table more.
+                // The tables are still untouched. Without huge pages, each look-up costs an additional walk of the page
+                // table.
                 if let Err(error) = dpdk::advice::huge_pages(region) {
                     tracing::debug!(%error, "flow tables use small pages");
                 }
@@ -252,7 +253,7 @@ impl<F> WorkerPool<F> {
         };
         let (handle, readiness) =
             WorkerHandle::start(place, shared, move || enter(&place), make, stop, on_failure)?;
-        // Before it is known to have started, so that the end of the worker pool waits for it in any case.
+        // Added before the start is confirmed, so that the end of the worker pool always waits for it.
         self.handles.push(handle);
         readiness.wait()
     }
@@ -273,7 +274,7 @@ impl<F> WorkerPool<F> {
                 self.links.has_tap(interface, tap.name());
             }
         }
-        // Without a way to the kernel there is none to backends for it either.
+        // Without taps, the kernel cannot reach backends either.
         let probe_device = taps.iter().any(Option::is_some).then(|| ProbeDevice::create(mtu_of_probes(mtu)));
         let probe_device = probe_device.and_then(|made| {
             made.map_err(|error| {
@@ -311,11 +312,11 @@ impl<F> WorkerPool<F> {
         Ok(())
     }
 
-    /// Compiles a spec and has every worker take it up; see [`Self::applied_generation`]. Takes as long as the
-    /// compile; waits for no worker.
+    /// Compiles a spec and hands it to every worker; see [`Self::applied_generation`]. Takes as long as the compile,
+    /// and does not wait for workers.
     ///
     /// # Errors
-    /// [`PublishError`]: nothing has changed then.
+    /// [`PublishError`]; nothing has changed then.
     pub fn publish(&self, spec: &SnapshotSpec) -> Result<Published, PublishError> {
         self.publish_by(spec, Snapshot::compile)
     }
@@ -350,24 +351,24 @@ impl<F> WorkerPool<F> {
         Ok(Published { generation: spec.generation, handed_over, problems })
     }
 
-    /// The oldest generation that a live worker forwards by.
+    /// The oldest generation that a live worker uses.
     #[must_use]
     pub fn applied_generation(&self) -> u64 {
         self.control().publisher.applied_generation()
     }
 
-    /// Frees, on this thread, what all workers have left behind. The next publish does it too.
+    /// Frees, on this thread, the states that all workers have released. The next publication does it too.
     pub fn reclaim(&self) {
         self.control().publisher.reclaim();
     }
 
-    /// The generation published last.
+    /// The generation that was published last.
     #[must_use]
     pub fn published_generation(&self) -> u64 {
         self.control().publisher.generation()
     }
 
-    /// Whether every worker is in its loop and the slow path lives.
+    /// Whether every worker is in its loop and the slow path is running.
     #[must_use]
     pub fn healthy(&self) -> bool {
         self.handles.iter().all(|handle| handle.state() == WorkerState::Running)
@@ -379,12 +380,12 @@ impl<F> WorkerPool<F> {
         self.handles.iter().map(WorkerHandle::state)
     }
 
-    /// Looks at the forwarding state in use, for listings and `explain`. Holds up a publish while it runs.
+    /// Reads the forwarding state in use, for listings and `explain`. A publication waits until `look` returns.
     pub fn with_snapshot<T>(&self, look: impl FnOnce(&Snapshot) -> T) -> T {
         look(&self.control().publisher.current().snapshot)
     }
 
-    /// The time by the clock of the workers.
+    /// The time on the clock of the workers.
     #[must_use]
     pub fn now(&self) -> Now {
         self.clock.now()
@@ -402,13 +403,13 @@ impl<F> WorkerPool<F> {
         &self.links
     }
 
-    /// The host's connections to VIPs on one backend.
+    /// The host's connections to VIPs on one backend each.
     #[must_use]
     pub fn probes(&self) -> &Arc<Probes> {
         &self.probes
     }
 
-    /// What the slow path counts.
+    /// The counters of the slow path.
     #[must_use]
     pub fn slow_path_counters(&self) -> &SlowPathCounters {
         &self.slow_path_counters
@@ -420,14 +421,14 @@ impl<F> WorkerPool<F> {
         &self.exchange
     }
 
-    /// How many ports there are.
+    /// The number of ports.
     #[must_use]
     pub fn ports(&self) -> usize {
         self.ports
     }
 
-    /// Lists up to `limit` flows that pass the filter, over all workers. Each worker answers when it likes; those that
-    /// have not within `timeout` are left out, and the second value says how many.
+    /// Lists up to `limit` flows that pass the filter, over all workers. Workers answer between bursts. Those that have
+    /// not answered within `timeout` are left out, and the second value is their number.
     #[must_use]
     pub fn flows(&self, filter: &FlowFilter, limit: usize, timeout: Duration) -> (Vec<FlowView>, usize) {
         let deadline = Instant::now() + timeout;
@@ -453,7 +454,7 @@ impl<F> WorkerPool<F> {
         (flows, silent)
     }
 
-    /// Ends all threads and waits for them: workers first, each at the end of its turn, then the slow path.
+    /// Ends all threads and waits for them: first the workers, each at the end of its turn, then the slow path.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::Release);
         for (handle, mailbox) in self.handles.iter_mut().zip(&self.exchange.mailboxes) {
@@ -483,7 +484,8 @@ impl<F> WorkerPool<F> {
     }
 }
 
-/// Bytes of the packets of probes, so that they fit every link with the longest outer header before them. IPv6 needs 1,280.
+/// The maximum packet size of probes, in bytes: probes must fit every link with the longest outer header. IPv6 requires
+/// 1,280.
 fn mtu_of_probes(least: u16) -> u16 {
     let overhead = dsr_ipip::overhead(Family::V6) as u16;
     least.saturating_sub(overhead).max(1280)

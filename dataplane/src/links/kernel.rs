@@ -17,31 +17,31 @@ use crate::rtnetlink::Connection;
 /// One interface of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelLink {
-    /// Its number: another one for an interface that was made anew under the same name.
+    /// Its index. An interface that is created again under the same name has a different one.
     pub index: u32,
     /// Its state; never [`LinkState::Gone`].
     pub state: LinkState,
-    /// Bytes of the largest IP packet that it takes; `None` where the kernel does not tell.
+    /// Bytes of the largest IP packet that it accepts; `None` if the kernel does not report it.
     pub mtu: Option<u32>,
 }
 
-/// A connection to ask by, in the network namespace of the thread that opened it.
+/// A netlink connection in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Kernel(Connection);
 
 impl Kernel {
-    /// Opens one.
+    /// Opens a connection.
     ///
     /// # Errors
-    /// When the kernel has none.
+    /// If the kernel provides none.
     pub fn open() -> io::Result<Self> {
         Connection::open().map(Self)
     }
 
-    /// The interface of that name; `None` when there is none.
+    /// The interface of this name; `None` if there is none.
     ///
     /// # Errors
-    /// What the kernel says otherwise.
+    /// All other errors of the kernel.
     pub fn link(&mut self, name: &str) -> io::Result<Option<KernelLink>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
@@ -74,7 +74,7 @@ fn state_of(flags: LinkFlags) -> LinkState {
     }
 }
 
-/// Told by the kernel of every change of an interface.
+/// A subscription to the kernel's notifications of changed interfaces.
 #[derive(Debug)]
 pub struct Events(Socket);
 
@@ -82,10 +82,10 @@ pub struct Events(Socket);
 const GROUP_LINK: u32 = 1;
 
 impl Events {
-    /// Begins to listen.
+    /// Subscribes.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// If the kernel refuses the subscription.
     pub fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
@@ -94,13 +94,13 @@ impl Events {
         Ok(Self(socket))
     }
 
-    /// Forgets what has been told, so that the next wait is for what is new.
+    /// Discards all pending notifications, so that the next wait is for new ones.
     pub fn drain(&self) {
         let mut buffer = Vec::with_capacity(8192);
         loop {
             buffer.clear();
             match self.0.recv(&mut buffer, 0) {
-                // Some were lost: the next look sees what they said.
+                // Some notifications were lost: the next query sees the changes.
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
                 Err(_) => return,

@@ -1,8 +1,8 @@
-//! Lets only one gateway use a device: the second one is refused, whatever its interfaces are called.
+//! Lets only one gateway use a device: the second one is refused, whatever names its interfaces have.
 //!
-//! The lock is a socket in the abstract name space, which the kernel keeps for each network namespace. So two
-//! gateways in different namespaces may have devices with the same name, and a process leaves no lock behind, however
-//! it ends. The device's [`Record`] names the process that has the lock.
+//! The lock is a socket in the abstract namespace, which the kernel keeps for each network namespace. So two gateways
+//! in different namespaces may have devices with the same name, and a process leaves no lock behind, however it ends.
+//! The device's [`Record`] names the process that has the lock.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -10,17 +10,17 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 use super::record::{Kept, Record};
 
-/// A device that is ours until this is dropped.
+/// A lock on a device, held until it is dropped.
 #[derive(Debug)]
 pub struct DeviceLock {
     record: Record,
     _socket: UnixListener,
 }
 
-/// Why a device is not ours.
+/// Why a device could not be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// It is another's.
+    /// Another process holds the lock.
     #[error(
         "{device} is in use by {}; accepted: a device that no other gateway in this network namespace has",
         holder(*pid)
@@ -28,21 +28,21 @@ pub enum LockError {
     InUse {
         /// The device, as the kernel calls it.
         device: String,
-        /// The process that has it, where that is known.
+        /// The process that holds it, if known.
         pid: Option<u32>,
     },
-    /// The lock could not be made.
+    /// The lock socket could not be created.
     #[error("{device}: cannot take the lock: {source}")]
     Socket {
         /// The device.
         device: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
 impl LockError {
-    /// Whether somebody has the device.
+    /// Whether another process holds the device.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         matches!(self, Self::InUse { .. })
@@ -58,17 +58,17 @@ fn holder(pid: Option<u32>) -> String {
 }
 
 impl DeviceLock {
-    /// Takes the device, which the kernel or the PCI bus calls so.
+    /// Locks the device with this name of the kernel or the PCI bus.
     ///
     /// # Errors
-    /// When another gateway has it, or this one for another interface.
+    /// If another gateway holds it, or this gateway holds it for another interface.
     pub fn take(device: &str) -> Result<Self, LockError> {
         let record = Record::of(device);
         let socket = SocketAddr::from_abstract_name(format!("tidegate/device/{device}"))
             .and_then(|address| UnixListener::bind_addr(&address));
         match socket {
             Ok(socket) => {
-                // What a process that crashed has changed stays to be put back.
+                // The original values that a crashed process recorded are kept, so that they can be restored.
                 record.write(&Kept { pid: Some(std::process::id()), ..record.read() });
                 Ok(Self { record, _socket: socket })
             }
@@ -79,7 +79,7 @@ impl DeviceLock {
         }
     }
 
-    /// What outlives the process.
+    /// The record, which outlives the process.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record

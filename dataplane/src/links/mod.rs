@@ -47,7 +47,7 @@ impl LinkState {
         }
     }
 
-    /// As the predicate of a sentence about the device.
+    /// The state as the predicate of a sentence about the device.
     #[must_use]
     pub fn sentence(self) -> &'static str {
         match self {
@@ -65,12 +65,12 @@ impl fmt::Display for LinkState {
     }
 }
 
-/// A state, and its past.
+/// A state, its start, and the number of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkStatus {
     /// The state now.
     pub state: LinkState,
-    /// Since when.
+    /// The start of the state.
     pub since: SystemTime,
     /// How often the state has changed since the start.
     pub transitions: u64,
@@ -81,7 +81,7 @@ pub struct LinkStatus {
 pub struct InterfaceLink {
     /// Its name in the configuration.
     pub name: String,
-    /// The device of the port.
+    /// The state of the port's device.
     pub port: LinkStatus,
     /// The tap: its name and state; `None` without taps.
     pub tap: Option<(String, LinkStatus)>,
@@ -91,19 +91,19 @@ pub struct InterfaceLink {
     pub short_mtu: Option<ShortMtu>,
 }
 
-/// A device that takes smaller packets than the gateway sends.
+/// A device with a smaller MTU than the gateway uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShortMtu {
-    /// Of the device, in bytes.
+    /// The MTU of the device, in bytes.
     pub device: u32,
-    /// In use, in bytes: `dataplane.interfaces[].mtu`, or the device's own at the start.
+    /// The MTU in use, in bytes: `dataplane.interfaces[].mtu`, or the device's own at the start.
     pub used: u16,
-    /// When it was seen first.
+    /// When it was first seen.
     pub since: SystemTime,
 }
 
 impl InterfaceLink {
-    /// What keeps this interface from carrying frames, with since when; empty when nothing does.
+    /// The reasons why this interface cannot carry frames, each with its start; empty if it can.
     pub fn troubles(&self) -> impl Iterator<Item = (String, SystemTime)> + '_ {
         let is_down = |status: &LinkStatus| status.state != LinkState::Up;
         let port = Some(&self.port).filter(|port| is_down(port)).map(|port| {
@@ -125,10 +125,10 @@ impl InterfaceLink {
     }
 }
 
-/// Called when a state has changed, on the thread that saw it.
+/// Called when a state has changed, on the thread that detected the change.
 pub type OnChange = Box<dyn Fn() + Send + Sync>;
 
-/// See the module.
+/// The table of interfaces.
 #[derive(Default)]
 pub struct Links {
     table: Mutex<Vec<InterfaceLink>>,
@@ -136,17 +136,17 @@ pub struct Links {
     on_change: OnceLock<OnChange>,
 }
 
-/// What the slow path is to do about an interface that is back.
+/// Pending tasks of the slow path for an interface that is up again.
 #[derive(Debug, Default)]
 struct Wants {
-    /// Announce our addresses, and ask for the neighbours again.
+    /// Announce our addresses, and request the neighbours again.
     announce: AtomicBool,
-    /// Give the tap its addresses and routes again.
+    /// Restore the addresses and routes of the tap.
     tap: AtomicBool,
 }
 
 impl Links {
-    /// All up, with no tap.
+    /// A table of these interfaces, all up and without taps.
     #[must_use]
     pub fn new<'a>(interfaces: impl IntoIterator<Item = &'a str>) -> Self {
         let up = LinkStatus { state: LinkState::Up, since: SystemTime::now(), transitions: 0 };
@@ -159,24 +159,24 @@ impl Links {
         Self { table: Mutex::new(table), wants, on_change: OnceLock::new() }
     }
 
-    /// Who is told of changes. Only the first one counts.
+    /// Sets the callback for changes. Only the first call has an effect.
     pub fn on_change(&self, tell: OnChange) {
         drop(self.on_change.set(tell));
     }
 
-    /// The table as it is now, by interface index.
+    /// A copy of the table, indexed by interface.
     #[must_use]
     pub fn report(&self) -> Vec<InterfaceLink> {
         self.table().clone()
     }
 
-    /// What keeps interfaces from carrying frames, with since when.
+    /// The reasons why interfaces cannot carry frames, each with its start.
     #[must_use]
     pub fn troubles(&self) -> Vec<(String, SystemTime)> {
         self.table().iter().flat_map(|link| link.troubles().collect::<Vec<_>>()).collect()
     }
 
-    /// This interface has this tap, which is up.
+    /// Records the tap of this interface, which is up.
     pub(crate) fn has_tap(&self, interface: usize, name: &str) {
         if let Some(link) = self.table().get_mut(interface) {
             let up = LinkStatus { state: LinkState::Up, since: SystemTime::now(), transitions: 0 };
@@ -184,7 +184,7 @@ impl Links {
         }
     }
 
-    /// The port of this interface is in this state; `fault` says why it was not opened again.
+    /// Sets the state of this interface's port. `fault` is the reason why it was not opened again.
     pub(crate) fn set_port(&self, interface: usize, state: LinkState, fault: Option<String>) {
         let mut table = self.table();
         let Some(link) = table.get_mut(interface) else { return };
@@ -210,7 +210,8 @@ impl Links {
         self.tell();
     }
 
-    /// The device of this interface has a smaller MTU (first) than is in use (second), or it has not.
+    /// Records that the device of this interface has a smaller MTU (first) than is in use (second), or with `None` that
+    /// it does not.
     pub(crate) fn set_short_mtu(&self, interface: usize, short: Option<(u32, u16)>) {
         let mut table = self.table();
         let Some(link) = table.get_mut(interface) else { return };
@@ -233,13 +234,13 @@ impl Links {
         self.tell();
     }
 
-    /// The device of this interface had a smaller MTU than is in use, and has that again.
+    /// Logs that the device of this interface had a smaller MTU than is in use, and that the MTU was restored.
     pub(crate) fn mtu_set_back(&self, interface: usize, from: u32, to: u16) {
         let name = self.table().get(interface).map(|link| link.name.clone());
         tracing::warn!(interface = name, from, to, "the MTU of the device was too small: restored");
     }
 
-    /// The tap of this interface is in this state.
+    /// Sets the state of this interface's tap.
     pub(crate) fn set_tap(&self, interface: usize, state: LinkState) {
         let mut table = self.table();
         let Some(link) = table.get_mut(interface) else { return };
@@ -289,7 +290,7 @@ impl fmt::Debug for Links {
     }
 }
 
-/// Whether this is another state than before.
+/// Changes the state. Returns whether it was different.
 fn change(status: &mut LinkStatus, state: LinkState) -> bool {
     if status.state == state {
         return false;
@@ -298,7 +299,7 @@ fn change(status: &mut LinkStatus, state: LinkState) -> bool {
     true
 }
 
-/// One load while it is not set.
+/// Clears a flag and returns whether it was set. Costs one load while it is not set.
 fn take(flag: &AtomicBool) -> bool {
     flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel)
 }

@@ -1,13 +1,13 @@
-//! Which network namespaces are gone, as far as one process can know it.
+//! Determines which network namespaces no longer exist, as far as one process can know.
 //!
-//! The kernel has no list of them. A namespace lives as long as a thread is in it, a file descriptor is open on it, or
-//! a mount has it (`ip netns add`). [`gone`] looks at all three, of every process, in `/proc`. It names a namespace
-//! only when it could look at everything: a process in a PID namespace of its own (a container) does not see the
-//! others, and one without `CAP_SYS_PTRACE` cannot look into them.
+//! The kernel has no list of them. A namespace exists as long as a thread is in it, a file descriptor is open on it, or
+//! a mount refers to it (`ip netns add`). [`gone`] examines all three, for every process, in `/proc`. It names a
+//! namespace only if it could examine everything: a process in its own PID namespace (a container) does not see the
+//! others, and one without `CAP_SYS_PTRACE` cannot inspect them.
 //!
-//! What it cannot see: a namespace that is held by a socket alone, by a descriptor that is on its way through a socket,
-//! by one that only a thread with its own descriptor table has, or by an init (process 1) that it may not look into. No
-//! gateway runs in a namespace like that.
+//! It cannot see a namespace that is held only by a socket, by a descriptor in transit through a socket, by a
+//! descriptor of a thread with its own descriptor table, or by an init (process 1) that it may not inspect. No gateway
+//! runs in such a namespace.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -15,13 +15,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::{fs, str};
 
-/// The first PID namespace, which sees all processes: `PROC_PID_INIT_INO` of linux/proc_ns.h.
+/// The first PID namespace, which contains all processes: `PROC_PID_INIT_INO` of linux/proc_ns.h.
 const ALL_PROCESSES: &str = "pid:[4026531836]";
 
-/// Of these network namespaces, by inode number, those that are gone.
+/// The network namespaces among `candidates`, given by inode number, that no longer exist.
 ///
 /// # Errors
-/// When this process cannot see every process, or not all of what one has.
+/// If this process cannot see every process, or not all descriptors and mounts of one.
 pub fn gone(candidates: BTreeSet<u64>) -> io::Result<BTreeSet<u64>> {
     let (proc, first) = (Path::new("/proc"), Path::new("/proc/1"));
     if fs::read_link(proc.join("self/ns/pid"))? != Path::new(ALL_PROCESSES) {
@@ -41,11 +41,11 @@ pub fn gone(candidates: BTreeSet<u64>) -> io::Result<BTreeSet<u64>> {
     Ok(search.left)
 }
 
-/// A look at one process after the other.
+/// A search that examines one process after another.
 struct Search {
-    /// What has not been seen yet.
+    /// The namespaces that have not been found yet.
     left: BTreeSet<u64>,
-    /// Mount namespaces that have been looked at, each with the root from which that was.
+    /// Mount namespaces that have been examined, each with the root from which it was examined.
     mounts: HashSet<(PathBuf, PathBuf)>,
 }
 
@@ -64,7 +64,7 @@ impl Search {
         }
         let files = fs::read_dir(process.join("fd")).and_then(Iterator::collect::<io::Result<Vec<_>>>);
         for file in while_it_lives(process, files)?.unwrap_or_default() {
-            // A file that is closed meanwhile is no reason to give up.
+            // A file that is closed during the search is not an error.
             if let Some(link) = while_it_lives(&file.path(), fs::read_link(file.path()))? {
                 self.saw(&link);
             }
@@ -72,7 +72,7 @@ impl Search {
         Ok(())
     }
 
-    /// The fourth field of a line is the root of the mount; for a namespace it is what a link to it says.
+    /// The fourth field of a line is the root of the mount. For a namespace it is the target of a link to it.
     fn mounts(&mut self, text: &[u8]) {
         for line in text.split(|&byte| byte == b'\n') {
             if let Some(root) =
@@ -83,7 +83,7 @@ impl Search {
         }
     }
 
-    /// Takes the namespace off the list that a link `net:[4026532008]` names.
+    /// Removes the namespace that a link `net:[4026532008]` names from the list.
     fn saw(&mut self, link: &Path) {
         let inode =
             link.to_str().and_then(|text| text.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok());
@@ -93,7 +93,7 @@ impl Search {
     }
 }
 
-/// What was found of `path`; `None` when it is gone by now: the kernel has several errors for that.
+/// The result for `path`; `None` if it no longer exists. The kernel has several errors for that.
 fn while_it_lives<T>(path: &Path, found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// No namespace has this number: they begin at 0xf0000000.
+    /// No namespace has this number: the numbers begin at 0xf0000000.
     const NONE: u64 = 7;
 
     fn assert_lives(inode: u64, why: &str) {
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(found, [NONE].into(), "{why}");
     }
 
-    /// A process in a network namespace of its own, with its number.
+    /// A process in its own network namespace, with the inode number of that.
     fn process_in_a_new_namespace() -> (Child, u64) {
         let ours = fs::metadata("/proc/self/ns/net").expect("there is one").ino();
         let child = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().expect("unshare runs");

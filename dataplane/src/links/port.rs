@@ -7,8 +7,8 @@
 //! Only devices that are interfaces of the kernel are opened again. For others only the link is read from their
 //! driver.
 //!
-//! Invariant: nothing here waits for a worker: a turn does what is possible, and returns whether to call it again
-//! soon.
+//! Invariant: nothing here waits for a worker. A turn does what is possible, and returns whether it should be called
+//! again soon.
 
 use std::mem;
 use std::sync::Arc;
@@ -24,24 +24,24 @@ use crate::drivers::dpdk::QueuePair;
 use crate::drivers::gate::Gate;
 use crate::punt::sysctl_guard::SysctlGuard;
 
-/// Pause between two attempts to open a port whose device is there.
+/// Pause between two attempts to open a port whose device exists.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What a device string names.
+/// The type of a device string.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Device {
-    /// An interface of the kernel: its name.
+    /// An existing interface of the kernel, with its name.
     Kernel(String),
-    /// An interface of the kernel that the driver itself makes: its name.
+    /// An interface of the kernel that the driver creates, with its name.
     Made(String),
     /// A NIC by its PCI address.
     Pci(String),
-    /// Something of this process alone.
+    /// A device that only this process can see.
     Private,
 }
 
 impl Device {
-    /// Of a device string of the configuration.
+    /// The device of a device string of the configuration.
     pub(crate) fn of(device: &str) -> Self {
         let iface = device.split(',').find_map(|argument| argument.strip_prefix("iface=")).map(str::to_owned);
         let name = device.split(',').next().unwrap_or(device);
@@ -55,7 +55,7 @@ impl Device {
         }
     }
 
-    /// Takes it for this process; nothing is taken of what nobody else can have.
+    /// Locks the device for this process. Devices that no other process can use need no lock.
     pub(crate) fn lock(&self) -> Result<Option<DeviceLock>, LockError> {
         match self {
             Self::Kernel(name) | Self::Made(name) => DeviceLock::take(name).map(Some),
@@ -67,7 +67,7 @@ impl Device {
         }
     }
 
-    /// The interface of the kernel that it is.
+    /// The name of its interface in the kernel.
     fn kernel_name(&self) -> Option<&str> {
         match self {
             Self::Kernel(name) | Self::Made(name) => Some(name),
@@ -76,7 +76,7 @@ impl Device {
     }
 }
 
-/// Starts a port, and gives its queues by number.
+/// Starts a port, and returns its queues by number.
 pub(crate) fn open_port(
     port: &mut Port,
     config: &PortConfig,
@@ -86,56 +86,56 @@ pub(crate) fn open_port(
     Ok(rx.into_iter().zip(tx).collect())
 }
 
-/// See the module. Fields are dropped in order: the port before what its device is kept by.
+/// A port with its device. Fields are dropped in order, so the port is dropped before the guards of its device.
 #[derive(Debug)]
 pub(crate) struct WatchedPort {
-    /// The port and how far it is.
+    /// The port and its stage.
     pub(crate) life: Life,
     /// What the device string names.
     pub(crate) device: Device,
     /// The device string with the name that the port has.
     pub(crate) devargs: String,
-    /// The kernel's number of the interface that the port was opened on.
+    /// The kernel's index of the interface that the port was opened on.
     pub(crate) bound: Option<u32>,
-    /// One for each worker.
+    /// The gates of its queues, one for each worker.
     pub(crate) gates: Vec<Arc<Gate<QueuePair>>>,
-    /// As it was started.
+    /// The configuration that it was started with.
     pub(crate) config: PortConfig,
-    /// What it receives into.
+    /// The pool that it receives into.
     pub(crate) pool: PktPool,
     /// The address in use.
     pub(crate) mac: MacAddr,
     /// The MTU in use.
     pub(crate) mtu: u16,
-    /// Keeps the kernel quiet on it.
+    /// Silences the kernel on the interface.
     pub(crate) sysctl_guard: Option<SysctlGuard>,
-    /// Keeps other gateways off it.
+    /// Keeps other gateways from using the device.
     pub(crate) lock: Option<DeviceLock>,
-    /// No attempt to open it before.
+    /// The earliest time of the next attempt to open it.
     pub(crate) retry_at: Option<Instant>,
 }
 
-/// How far a port is.
+/// The stage of a port.
 #[derive(Debug)]
 pub(crate) enum Life {
-    /// Workers use it.
+    /// Workers use the port.
     Open(Port),
-    /// Its device is gone, and workers may still hold queues.
+    /// The device is gone, and workers may still hold queues.
     Closing(Port),
     /// There is no port.
     Closed,
-    /// Its queues are on their way to the workers.
+    /// New queues are offered to the workers.
     Opening(Port),
 }
 
-/// What a port is opened with.
+/// The resources that a port is opened with.
 #[derive(Debug, Clone)]
 pub(crate) struct Ground {
     pub(crate) eal: Eal,
 }
 
 impl WatchedPort {
-    /// Looks at the device, and does what is due; returns whether to come back soon.
+    /// Checks the device and makes the pending changes. Returns whether to call it again soon.
     pub(crate) fn turn(
         &mut self,
         interface: usize,
@@ -196,7 +196,7 @@ impl WatchedPort {
                             self.life = Life::Opening(port);
                         }
                         Err(fault) => {
-                            // The kernel may have the interface until the next attempt.
+                            // The kernel may use the interface until the next attempt.
                             self.sysctl_guard = None;
                             links.set_port(interface, LinkState::Gone, Some(fault));
                             return false;
@@ -210,7 +210,7 @@ impl WatchedPort {
                     }
                     self.life = Life::Open(port);
                     if found.flatten().is_none() {
-                        // The driver has just made its interface: the next look finds it.
+                        // The driver has just created its interface. The next turn finds it.
                         return true;
                     }
                 }
@@ -218,25 +218,25 @@ impl WatchedPort {
         }
     }
 
-    /// The link of an open port; `None` when the port has no device any more.
+    /// The link state of an open port; `None` if the port's device is gone.
     fn state(&mut self, port: &Port, found: Option<Option<KernelLink>>) -> Option<LinkState> {
         match found {
-            // A driver that cannot tell is taken for one that has a link.
+            // If a driver cannot report its link, the link counts as up.
             None => Some(match port.link() {
                 Ok(link) if !link.up => LinkState::NoCarrier,
                 _ => LinkState::Up,
             }),
             Some(None) => None,
             Some(Some(link)) => {
-                // An interface that the driver made has a number that nobody knew before.
+                // The index of an interface that the driver created was not known before.
                 let bound = *self.bound.get_or_insert(link.index);
                 (bound == link.index).then_some(link.state)
             }
         }
     }
 
-    /// The MTU of the device, where it is smaller than the one in use and cannot be set back: the kernel drops what is
-    /// larger without a word. One that is written in the configuration is set on the device, here as at the start.
+    /// The MTU of the device, if it is smaller than the one in use and cannot be restored: the kernel then silently
+    /// drops larger packets. A configured MTU is set on the device, here as at the start.
     fn short_mtu(
         &self,
         port: &mut Port,

@@ -1,15 +1,16 @@
-//! What is known of a device across a crash: the process that has it, and the sysctls that it changed, as they were.
+//! The state of a device that survives a crash: the process that uses it, and the original values of sysctls that it
+//! changed.
 //!
-//! A small file below [`DIRECTORY`] for each device, written when it is taken and removed when it is given back. After
-//! a `kill -9` it stays, and the next process finds there what the kernel's own values no longer tell.
+//! There is a small file below [`DIRECTORY`] for each device. It is written when the device is locked and removed when
+//! it is released. After a `kill -9` the file remains, and the next process reads the original values from it.
 //!
-//! A device belongs to a network namespace, and the file's name begins with the inode number of that. When the
-//! namespace is gone, so are its devices and their sysctls, and the kernel gives the number to another namespace later.
-//! [`sweep`] removes such files, at each start of a gateway and only where it is certain ([`namespaces::gone`]);
-//! [`forget`] those of a namespace that the caller has removed.
+//! A device belongs to a network namespace, and the file's name begins with the inode number of that namespace. When
+//! the namespace no longer exists, neither do its devices and their sysctls, and the kernel later reuses the number.
+//! [`sweep`] removes such files at each start of a gateway, and only if it is certain ([`namespaces::gone`]);
+//! [`forget`] removes the files of a namespace that the caller has removed.
 //!
-//! Invariant: nothing depends on the file being there or being right: without it a value that is found is taken for the
-//! original, and a lock is kept by the kernel ([`super::lock`]).
+//! Invariant: nothing depends on the file existing or being correct. Without it, the current value of a sysctl counts
+//! as the original, and the kernel keeps the lock ([`super::lock`]).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use super::namespaces;
 
-/// Where the files are.
+/// The directory of the files.
 pub const DIRECTORY: &str = "/run/tidegate/devices";
 
 /// The file of one device.
@@ -27,24 +28,24 @@ pub struct Record {
     path: PathBuf,
 }
 
-/// What it says.
+/// The contents of a record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// The process that took the device.
+    /// The process that locked the device.
     pub pid: Option<u32>,
-    /// Sysctls that it changed, with the values before.
+    /// The sysctls that it changed, with their original values.
     pub sysctls: Vec<(PathBuf, String)>,
 }
 
 impl Record {
-    /// Of a device, in this thread's network namespace.
+    /// The record of a device in this thread's network namespace.
     #[must_use]
     pub fn of(device: &str) -> Self {
         Self::within(Path::new(DIRECTORY), device)
     }
 
     fn within(directory: &Path, device: &str) -> Self {
-        // Devices of two namespaces may have one name.
+        // Devices of two namespaces may have the same name.
         let namespace = own_namespace();
         let device: String = device
             .chars()
@@ -53,7 +54,7 @@ impl Record {
         Self { path: directory.join(format!("{namespace}-{device}")) }
     }
 
-    /// What the file says; nothing where there is none.
+    /// The contents of the file; empty if there is none.
     #[must_use]
     pub fn read(&self) -> Kept {
         let mut kept = Kept::default();
@@ -69,13 +70,14 @@ impl Record {
         kept
     }
 
-    /// Writes it. Where that is not possible (a read-only `/run`) a crash leaves the sysctls changed for good.
+    /// Writes the file. If that is not possible (a read-only `/run`), a crash leaves the sysctls changed for good.
     pub fn write(&self, kept: &Kept) {
         let mut text = kept.pid.map(|pid| format!("pid {pid}\n")).unwrap_or_default();
         for (path, value) in &kept.sysctls {
             text.push_str(&format!("{} {}\n", path.display(), value.trim()));
         }
-        // Not in the place of an extension: the names of two functions of a NIC differ in nothing else.
+        // The suffix is appended instead of replacing an extension: the PCI addresses of two functions of a NIC differ
+        // only there.
         let mut new = self.path.clone().into_os_string();
         new.push(".new");
         let written = self
@@ -89,15 +91,16 @@ impl Record {
         }
     }
 
-    /// Removes it, and the directory when it was the last one.
+    /// Removes the file, and the directory if that was the last file.
     pub fn remove(&self) {
-        // Nothing is left to be done about a file that stays.
+        // A file that cannot be removed does no harm.
         let _ = fs::remove_file(&self.path);
         let _ = self.path.parent().map(fs::remove_dir);
     }
 }
 
-/// Removes the records of devices whose network namespace is gone. Where that cannot be known, all stay.
+/// Removes the records of devices whose network namespace no longer exists. If that cannot be determined, all records
+/// stay.
 pub fn sweep() {
     sweep_within(Path::new(DIRECTORY));
 }
@@ -107,11 +110,11 @@ pub fn forget(namespace: u64) {
     let directory = Path::new(DIRECTORY);
     let found = by_namespace(directory).remove(&namespace).unwrap_or_default();
     found.iter().for_each(remove);
-    // It is not empty while others have records.
+    // This fails while others have records there.
     let _ = fs::remove_dir(directory);
 }
 
-/// A file, and the inode number that it has: a record that is written anew is another file.
+/// A file and its inode number. A record that is written again is a different file.
 type Found = (PathBuf, u64);
 
 fn sweep_within(directory: &Path) {
@@ -133,7 +136,7 @@ fn sweep_within(directory: &Path) {
     }
 }
 
-/// All records by the network namespace of their device.
+/// All records, grouped by the network namespace of their device.
 fn by_namespace(directory: &Path) -> BTreeMap<u64, Vec<Found>> {
     let mut found: BTreeMap<u64, Vec<Found>> = BTreeMap::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -145,7 +148,7 @@ fn by_namespace(directory: &Path) -> BTreeMap<u64, Vec<Found>> {
     found
 }
 
-/// Removes a file, unless a gateway has written another in its place: one in a new namespace that has got the number.
+/// Removes a file, unless a gateway in a new namespace with the same number has replaced it.
 fn remove((path, inode): &Found) {
     if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.ino() == *inode)
         && let Err(error) = fs::remove_file(path)
@@ -192,7 +195,7 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("tidegate-sweep-{}", std::process::id()));
         let own = Record::within(&directory, "eth0");
         own.write(&Kept::default());
-        // No namespace has this number: they begin at 0xf0000000.
+        // No namespace has this number: the numbers begin at 0xf0000000.
         let (gone, foreign) = (directory.join("7-eth0"), directory.join("notes"));
         fs::write(&gone, "pid 1\n").expect("written");
         fs::write(&foreign, "").expect("written");

@@ -19,23 +19,23 @@ use super::port::{Ground, WatchedPort};
 use super::{LinkState, Links};
 use crate::gateway::worker_handle::confine;
 
-/// The longest that it sleeps.
+/// The longest time that it sleeps.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long it sleeps while a worker has something to do about a port.
+/// How long it sleeps while a worker must still release or accept a queue of a port.
 const LOOK_SOON: Duration = Duration::from_millis(1);
-/// Changes that come within this time are looked at together: other interfaces of the host may change all the time.
+/// Changes within this time are handled together: other interfaces of the host may change all the time.
 const SETTLE: Duration = Duration::from_millis(5);
 
-/// All that is watched.
+/// Everything that the thread watches.
 pub(crate) struct Watched {
     pub(crate) ports: Vec<WatchedPort>,
-    /// Names of the taps, by interface index.
+    /// The names of the taps, by interface index.
     pub(crate) taps: Vec<Option<String>>,
     pub(crate) links: Arc<Links>,
     pub(crate) ground: Ground,
 }
 
-/// The thread.
+/// The watching thread.
 #[derive(Debug)]
 pub(crate) struct WatchThread {
     thread: JoinHandle<Watched>,
@@ -44,10 +44,10 @@ pub(crate) struct WatchThread {
 }
 
 impl WatchThread {
-    /// Looks at everything once, and goes on on a thread of its own, on these CPUs.
+    /// Checks everything once, then starts the thread on these CPUs.
     ///
     /// # Errors
-    /// When the kernel does not tell, or there can be no thread.
+    /// If the kernel refuses the subscription, or the thread cannot be created.
     pub(crate) fn start(mut watched: Watched, cpus: Vec<usize>) -> io::Result<Self> {
         let (mut kernel, events) = (Kernel::open()?, Events::open()?);
         let (stop, wake) = (Arc::new(AtomicBool::new(false)), Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?));
@@ -70,16 +70,16 @@ impl WatchThread {
         Ok(Self { thread, stop, wake })
     }
 
-    /// Ends the thread; gives what it watched, unless it has panicked.
+    /// Ends the thread. Returns what it watched, unless it has panicked.
     pub(crate) fn end(self) -> Option<Watched> {
         self.stop.store(true, Ordering::Release);
-        // A failure leaves it to wake up by itself within a second.
+        // If the write fails, the thread wakes by itself within a second.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         self.thread.join().ok()
     }
 }
 
-/// Waits for events, for the end, or until the time is over; returns whether there were events.
+/// Waits for events, for the stop request, or until the time is over. Returns whether there were events.
 fn wait(events: &Events, wake: &OwnedFd, time: Duration) -> bool {
     let fd = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
     let mut fds = [fd(events.as_fd()), fd(wake.as_fd())];
@@ -99,7 +99,7 @@ fn wait(events: &Events, wake: &OwnedFd, time: Duration) -> bool {
 }
 
 impl Watched {
-    /// One look at everything; returns whether to come back soon.
+    /// Checks everything once. Returns whether to do so again soon.
     fn turn(&mut self, kernel: &mut Kernel) -> bool {
         let now = Instant::now();
         let mut soon = false;

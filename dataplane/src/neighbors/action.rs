@@ -5,63 +5,63 @@ use std::net::IpAddr;
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::wire::{MacAddr, SmallFrame};
 
-/// What the driver of the machine has to do.
+/// An action that the driver of the state machine must carry out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Send this frame.
     Send {
-        /// Out of this interface.
+        /// The egress interface.
         interface: InterfaceIndex,
-        /// All of it.
+        /// The complete frame.
         frame: SmallFrame,
     },
-    /// A neighbour is wanted: workers pass on what is told about it.
+    /// A neighbour is needed: workers report packets about it.
     Hold {
-        /// On this interface.
+        /// Its interface.
         interface: InterfaceIndex,
         /// The neighbour.
         address: IpAddr,
     },
     /// Workers may use this link address.
     Learn {
-        /// On this interface.
+        /// Its interface.
         interface: InterfaceIndex,
         /// The neighbour.
         address: IpAddr,
-        /// Where it is.
+        /// The link address.
         mac: MacAddr,
-        /// How that is known.
+        /// How the link address was learnt.
         how: Known,
     },
-    /// Nobody wants this neighbour any more.
+    /// A neighbour is no longer needed.
     Release {
-        /// On this interface.
+        /// Its interface.
         interface: InterfaceIndex,
         /// The neighbour.
         address: IpAddr,
-        /// Configuration gave its link address.
+        /// Whether configuration gave its link address.
         fixed: bool,
     },
-    /// Another station claims an address of ours: to be logged.
+    /// Another station claims an address of ours. This must be logged.
     Conflict {
-        /// On this interface.
+        /// Its interface.
         interface: InterfaceIndex,
         /// Our address.
         address: IpAddr,
         /// The claimant.
         mac: Option<MacAddr>,
-        /// It has been answered by an announcement.
+        /// Whether an announcement has answered the claim.
         defended: bool,
     },
 }
 
-/// How a link address is known.
+/// How a link address was learnt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
-    /// Configuration gives it: no answer changes it.
+    /// From configuration: no answer changes it.
     Fixed,
-    /// By an answer to a request of ours.
+    /// From an answer to a request of ours.
     Confirmed,
-    /// By what was told unasked.
+    /// From an unsolicited packet.
     Unconfirmed,
 }

@@ -1,4 +1,4 @@
-//! Announcements of addresses of ours: when each is sent next, and on which link.
+//! Announcements of our addresses: the time of the next one, and its link.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,12 +14,13 @@ use super::surroundings::Surroundings;
 const COUNT: u8 = 3;
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Those that are still to be sent.
+/// The announcements that are still to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Announcements(BTreeMap<(Now, InterfaceIndex, IpAddr), u8>);
 
 impl Announcements {
-    /// What is ours no longer is announced no more, and what `around` has besides `before` is from now on.
+    /// Drops the announcements of addresses that are no longer ours, and adds those that `around` has and `before` has
+    /// not.
     pub(super) fn of_new(&mut self, now: Now, before: &BTreeSet<IpAddr>, around: &Surroundings) {
         self.0.retain(|(_, _, address), _| around.owned.contains(address));
         for &address in around.owned.difference(before) {
@@ -29,7 +30,7 @@ impl Announcements {
         }
     }
 
-    /// All that is announced on this link is announced there anew.
+    /// Restarts all announcements on this link.
     pub(super) fn again(&mut self, now: Now, interface: InterfaceIndex, around: &Surroundings) {
         self.0.retain(|(_, on, _), _| *on != interface);
         for &address in &around.owned {
@@ -39,7 +40,7 @@ impl Announcements {
         }
     }
 
-    /// Sends what is due, this many at most.
+    /// Sends the announcements that are due, at most `frames` of them.
     pub(super) fn send(&mut self, now: Now, frames: usize, around: &Surroundings, actions: &mut Vec<Action>) {
         for _ in 0..frames {
             let Some((&(due, interface, address), &left)) = self.0.first_key_value() else { return };
@@ -56,7 +57,7 @@ impl Announcements {
         }
     }
 
-    /// When the next one is due.
+    /// The time of the next announcement.
     pub(super) fn due(&self) -> Option<Now> {
         self.0.first_key_value().map(|(&(due, ..), _)| due)
     }

@@ -14,9 +14,9 @@ use tidegate_core::now::Now;
 
 use super::key::Key;
 
-/// RFC 5227 section 1.1.
+/// The minimum interval between two defences of an address (RFC 5227 section 1.1).
 pub(super) const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
-/// Addresses in dispute that are remembered.
+/// The maximum number of addresses in dispute that are remembered.
 pub(super) const REMEMBERED_MAX: usize = 256;
 
 /// The addresses in dispute.
@@ -27,7 +27,7 @@ pub(super) struct Conflicts {
 }
 
 impl Conflicts {
-    /// Whether this claim is the one in its interval that is acted on.
+    /// Whether this claim is the first one in its interval, which is answered or logged.
     pub(super) fn is_first(&mut self, now: Now, key: Key) -> bool {
         while let Some(&(until, key)) = self.by_time.first()
             && until <= now

@@ -13,9 +13,9 @@ use crate::rate::Bucket;
 
 /// Frames a second, and at once, for next hops of routes and backends.
 const PINNED_RATE: (u32, u32) = (20_000, 256);
-/// For neighbours that packets are sent to.
+/// Frames a second, and at once, for neighbours that packets are sent to.
 const KEPT_RATE: (u32, u32) = (5_000, 256);
-/// For addresses that have not answered, of one interface and family.
+/// Frames a second, and at once, for addresses that have not answered, of one interface and family.
 const ASKED_RATE: (u32, u32) = (1_000, 128);
 
 /// Timers that share a budget of frames.
@@ -27,9 +27,9 @@ pub(super) struct Lane {
 
 /// The lane of next hops of routes and backends.
 pub(super) const PINNED: usize = 0;
-/// That of neighbours that packets are sent to.
+/// The lane of neighbours that packets are sent to.
 pub(super) const KEPT: usize = 1;
-/// The first one of addresses that have not answered: one for each share.
+/// The first lane of addresses that have not answered. There is one for each share.
 pub(super) const ASKED: usize = 2;
 
 impl Lane {
@@ -38,34 +38,34 @@ impl Lane {
     }
 }
 
-/// What is known of a neighbour.
+/// The state of a neighbour.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub(super) state: State,
-    /// Known by now, and in the workers' table.
+    /// The link address, if it is known. It is then in the workers' table.
     pub(super) mac: Option<MacAddr>,
-    /// The table says that an answer gave it.
+    /// Whether the table marks it as given by an answer.
     pub(super) confirmed: bool,
-    /// Its shelf and its time there; none for a next hop of a route or backend, which is never given up.
+    /// Its shelf and its time there. `None` for a next hop of a route or backend, which is never evicted.
     pub(super) shelf: Option<(Shelf, Now)>,
     pub(super) wanted_at: Now,
     pub(super) asked_at: Now,
-    /// When the link address last became another.
+    /// When the link address last changed.
     pub(super) changed_at: Option<Now>,
-    /// None for a fixed one.
+    /// When its timer expires; `None` for a fixed neighbour.
     pub(super) due: Option<Now>,
 }
 
-/// How far it is: the states of RFC 4861 section 7.3.2.
+/// The states of RFC 4861 section 7.3.2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Fixed,
-    /// Never answered yet, or no more.
+    /// It has not answered yet, or does not answer any more.
     Incomplete {
         tries: u8,
     },
     Reachable,
-    /// Known, and not confirmed of late.
+    /// Known, and not confirmed recently.
     Stale,
     Probing {
         tries: u8,
@@ -91,12 +91,12 @@ impl Entry {
     }
 }
 
-/// All of them.
+/// All neighbours.
 #[derive(Debug)]
 pub(super) struct Entries {
     by_key: BTreeMap<Key, Entry>,
     pub(super) shelves: Shelves,
-    /// Timers by what they are for: pinned next hops, neighbours in use, then one for each share of asked ones.
+    /// Timers by purpose: pinned next hops, neighbours in use, then one lane for each share of requested ones.
     pub(super) lanes: Vec<Lane>,
 }
 
@@ -112,24 +112,24 @@ impl Entries {
         self.by_key.get(key).copied()
     }
 
-    /// A packet wants it now. Returns whether there is such an entry.
+    /// Records that a packet needs it now. Returns whether there is such an entry.
     pub(super) fn note_wanted(&mut self, key: &Key, now: Now) -> bool {
         let entry = self.by_key.get_mut(key);
         entry.map(|entry| entry.wanted_at = now).is_some()
     }
 
-    /// By interface, then by address.
+    /// All entries, ordered by interface, then by address.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Entry)> {
         self.by_key.iter()
     }
 
-    /// Room for so many interfaces.
+    /// Sets the number of interfaces.
     pub(super) fn resize(&mut self, interfaces: usize) {
         self.shelves.resize(interfaces);
         self.lanes.resize_with(ASKED + interfaces * 2, || Lane::new(ASKED_RATE));
     }
 
-    /// The only place where an entry changes with its timer and its shelf.
+    /// Inserts or replaces an entry with its timer and shelf. Only this and [`Self::take`] change them.
     pub(super) fn put(&mut self, key: Key, entry: Entry) {
         self.take(key);
         if let Some((shelf, since)) = entry.shelf {
@@ -141,7 +141,7 @@ impl Entries {
         self.by_key.insert(key, entry);
     }
 
-    /// The same for its end.
+    /// Removes an entry with its timer and shelf.
     pub(super) fn take(&mut self, key: Key) -> Option<Entry> {
         let entry = self.by_key.remove(&key)?;
         if let Some((shelf, since)) = entry.shelf {

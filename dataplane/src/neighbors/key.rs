@@ -1,4 +1,4 @@
-//! What the resolver knows neighbours by.
+//! The key of a neighbour in the resolver.
 
 use std::net::IpAddr;
 

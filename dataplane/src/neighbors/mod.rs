@@ -26,7 +26,7 @@ mod surroundings;
 use crate::punt;
 use resolver::{Action, Known, Link, Surroundings};
 
-/// What a forwarding state wants to know of its links. `announce`: tell the links about VIPs and SNAT addresses.
+/// The part of a forwarding state that the resolver needs. With `announce`, VIPs and SNAT addresses are announced.
 #[must_use]
 pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
     let links = spec.interfaces.iter().map(|interface| Link {
@@ -37,7 +37,8 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
     let backends =
         spec.services.iter().flat_map(|service| service.backends.iter().map(|backend| backend.address));
     let vips = spec.services.iter().filter(|service| service.announced).map(|service| service.key.vip);
-    // Most backends are Pods behind routers: left out here, since each of the others is looked for in trees.
+    // Most backends are Pods behind routers. They are left out here, since the look-up of each remaining one costs
+    // more.
     let networks: Vec<IpNet> = spec.interfaces.iter().flat_map(|i| i.addresses.iter().copied()).collect();
     let on_link = |address: &IpAddr| networks.iter().any(|net| net.contains(address));
     let own = |address: &IpAddr| {
@@ -61,15 +62,15 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
     }
 }
 
-/// The routes of a forwarding state by the interface that the router is on, as the kernel's side of the taps has them.
-/// What is no network of an interface leads nowhere there, as in the snapshot.
+/// The routes of a forwarding state with the interface of their router, as the kernel gets them on its taps. A router
+/// that is in no network of an interface has no route, as in the snapshot.
 #[must_use]
 pub fn tap_routes(spec: &SnapshotSpec, around: &Surroundings) -> punt::routes::Routes {
     let way = |via: IpAddr| Some((around.interface_of(via)?, via));
     spec.routes.iter().filter_map(|route| Some((route.to.trunc(), way(route.via)?))).collect()
 }
 
-/// Does to the table what an action says. With no room for another next hop it stays unresolved, and that is logged.
+/// Applies an action to the table. If there is no room for another next hop, it stays unresolved, and that is logged.
 pub fn apply(table: &NeighborTable, action: &Action) {
     match *action {
         Action::Hold { interface, address } => {

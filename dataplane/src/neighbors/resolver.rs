@@ -30,37 +30,38 @@ pub use super::action::{Action, Known};
 pub use super::key::Key;
 pub use super::surroundings::{Link, Surroundings};
 
-/// How long an answer is believed before it is asked for again (RFC 4861 REACHABLE_TIME).
+/// How long an answer is valid before it is confirmed again (RFC 4861 REACHABLE_TIME).
 pub const REACHABLE: Duration = Duration::from_secs(30);
-/// How long a link address that nobody confirmed is used before it is asked for (RFC 4861 DELAY_FIRST_PROBE_TIME).
+/// How long an unconfirmed link address is used before it is probed (RFC 4861 DELAY_FIRST_PROBE_TIME).
 pub const DELAY: Duration = Duration::from_secs(5);
-/// How long a neighbour that no packet is sent to is remembered, as far as there is room.
+/// How long a neighbour that receives no packets is remembered, if there is room.
 pub const IDLE_MAX: Duration = Duration::from_secs(600);
-/// Pause between two changes of a link address by packets that we did not ask for.
+/// Minimum pause between two changes of a link address by packets that we did not request.
 pub const LOCKED: Duration = Duration::from_secs(1);
-/// First pause between requests for an address that has not answered; it doubles up to [`RETRY_MAX`].
+/// First pause between requests for an address that has not answered. It doubles up to [`RETRY_MAX`].
 pub const RETRY_FIRST: Duration = Duration::from_millis(250);
 /// Longest pause between requests.
 pub const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Pause between the probes of an entry in use (RFC 4861 RETRANS_TIMER).
 pub const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Unicast probes, then as many broadcast ones, before an entry that no packet uses is given up (RFC 4861
-/// MAX_UNICAST_SOLICIT). One in use is kept, and probed ever less often up to [`RETRY_MAX`].
+/// The number of unicast probes, followed by as many broadcast ones, after which an entry that no packet uses is
+/// removed (RFC 4861 MAX_UNICAST_SOLICIT). An entry in use is kept, and probed less and less often, down to once in
+/// [`RETRY_MAX`].
 pub const PROBES: u8 = 3;
-/// Requests after which an address that no packet wants any more is forgotten. Wanted ones are asked for on, ever less
-/// often.
+/// The number of requests after which an address that packets no longer need is removed. Needed ones are requested less
+/// and less often, without an end.
 const TRIES_FOR_TRAFFIC: u8 = 5;
-/// Frames that one tick sends at most of each kind, so that a large change does not fill the inject queue.
+/// The maximum number of frames of each kind in one tick, so that a large change does not fill the inject queue.
 pub const FRAMES_PER_TICK: usize = 64;
-/// Timers of one kind that one tick looks at.
+/// The maximum number of timers of one kind that one tick examines.
 const TIMERS_PER_TICK: usize = 512;
-/// Entries looked at to find one that makes room.
+/// The maximum number of entries examined to find one to evict.
 const EVICTION_TRIES: usize = 8;
 
 /// Whether packets were sent to a neighbour since the last call.
 pub type Uses<'a> = &'a dyn Fn(InterfaceIndex, IpAddr) -> bool;
 
-/// Neighbours wanted, and what is known of them.
+/// The neighbours that are needed, and their states.
 #[derive(Debug, Default)]
 pub struct Resolver {
     around: Surroundings,
@@ -73,8 +74,8 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// Takes over a new configuration: fixed neighbours are told at once, next hops are asked for, those no longer
-    /// wanted are released, new addresses of ours are announced.
+    /// Applies a new configuration: reports fixed neighbours and requests next hops at once, releases neighbours that
+    /// are no longer needed, and announces our new addresses.
     pub fn configure(&mut self, now: Now, around: Surroundings) -> Vec<Action> {
         let mut actions = Vec::new();
         self.announcements.of_new(now, &self.around.owned, &around);
@@ -111,13 +112,13 @@ impl Resolver {
         actions
     }
 
-    /// A packet waits for this neighbour, or was dropped and will be sent again.
+    /// Handles a packet that waits for this neighbour, or was dropped and will be sent again.
     pub fn wanted(&mut self, now: Now, interface: InterfaceIndex, address: IpAddr) -> Vec<Action> {
         let (mut actions, key) = (Vec::new(), (interface, address));
         if usize::from(interface) >= self.around.interfaces.len() || !is_host(address) {
             return actions;
         }
-        // Asked for already; its own timer paces the requests.
+        // A request was already sent; the timer of the entry paces further ones.
         if self.entries.note_wanted(&key, now) {
             return actions;
         }
@@ -129,7 +130,8 @@ impl Resolver {
         actions
     }
 
-    /// A neighbour told where it is. `mac`: none in a solicited advertisement that leaves it out.
+    /// Handles a packet with the link address of a neighbour. `mac` is `None` in a solicited advertisement that omits
+    /// it.
     pub fn seen(
         &mut self,
         now: Now,
@@ -151,7 +153,7 @@ impl Resolver {
         actions
     }
 
-    /// Another station claims an address of ours.
+    /// Handles the claim of another station on one of our addresses.
     pub fn claimed(&mut self, now: Now, (interface, address): Key, mac: Option<MacAddr>) -> Vec<Action> {
         if !self.conflicts.is_first(now, (interface, address)) {
             return Vec::new();
@@ -163,8 +165,8 @@ impl Resolver {
         send.into_iter().chain([Action::Conflict { interface, address, mac, defended }]).collect()
     }
 
-    /// The link of this interface is up again, perhaps another one than before: our addresses are announced there, and
-    /// every neighbour on it is asked for again at once. Those that are known stay in use meanwhile.
+    /// Handles a link that is up again, and may be a different one: announces our addresses there, and requests every
+    /// neighbour on it again at once. Known link addresses stay in use meanwhile.
     pub fn link_up(&mut self, now: Now, interface: InterfaceIndex) {
         self.announcements.again(now, interface, &self.around);
         let entries: Vec<(Key, Entry)> = self
@@ -183,7 +185,7 @@ impl Resolver {
         }
     }
 
-    /// Sends what is due.
+    /// Sends all frames that are due.
     pub fn tick(&mut self, now: Now, uses: Uses<'_>) -> Vec<Action> {
         let mut actions = Vec::new();
         self.announcements.send(now, FRAMES_PER_TICK, &self.around, &mut actions);
@@ -192,14 +194,14 @@ impl Resolver {
         self.run_lane(now, PINNED, FRAMES_PER_TICK, uses, &mut actions);
         self.run_lane(now, KEPT, FRAMES_PER_TICK, uses, &mut actions);
         for n in 0..shares {
-            // Each share is the first one in turn; together they send no more than one of the others.
+            // Each share is first in turn. Together they send no more than one of the other lanes.
             let lane = ASKED + (self.ticks + n) % shares;
             self.run_lane(now, lane, (FRAMES_PER_TICK / shares).max(1), uses, &mut actions);
         }
         actions
     }
 
-    /// When [`Self::tick`] has something to do next.
+    /// When [`Self::tick`] must be called next.
     #[must_use]
     pub fn due(&self) -> Option<Now> {
         let lanes = self.entries.lanes.iter();
@@ -214,18 +216,19 @@ impl Resolver {
             .filter_map(|(&(interface, address), entry)| Some((interface, address, entry.mac?)))
     }
 
-    /// Wanted neighbours whose link address is not known.
+    /// Needed neighbours whose link address is not known.
     pub fn unresolved(&self) -> impl Iterator<Item = (InterfaceIndex, IpAddr)> + '_ {
         self.entries.iter().filter(|(_, entry)| entry.mac.is_none()).map(|(&key, _)| key)
     }
 
-    /// Neighbours not taken in because all of the share are in use, and those that made room, since the start.
+    /// The number of neighbours refused because all entries of their share are in use, and of those evicted, since the
+    /// start.
     #[must_use]
     pub fn crowding(&self) -> (u64, u64) {
         (self.refused, self.evicted)
     }
 
-    /// A next hop of a route or backend.
+    /// Adds a next hop of a route or backend.
     fn pin(&mut self, now: Now, key: Key, actions: &mut Vec<Action>) {
         match self.entries.get(&key) {
             Some(entry) if entry.is_pinned() => {}
@@ -238,8 +241,8 @@ impl Resolver {
         }
     }
 
-    /// A station that nobody wanted asks for us: its link address is ready for the packets that it is about to send
-    /// (RFC 826, RFC 4861 7.2.3).
+    /// Handles a station that is not needed yet and requests one of our addresses: its link address will be ready for
+    /// the packets that it is about to send (RFC 826, RFC 4861 7.2.3).
     fn hear(&mut self, now: Now, key: Key, mac: MacAddr, uses: Uses<'_>, actions: &mut Vec<Action>) {
         let here = self.around.interface_of(key.1).is_none_or(|interface| interface == key.0);
         if !here || !self.make_room(now, &key, Shelf::Heard, uses, actions) {
@@ -251,7 +254,7 @@ impl Resolver {
         actions.push(Action::Learn { interface, address, mac, how: Known::Unconfirmed });
     }
 
-    /// RFC 4861 7.2.5, and 7.2.3 for requests.
+    /// Applies a received link address to an entry (RFC 4861 7.2.5, and 7.2.3 for requests).
     #[allow(clippy::too_many_arguments, reason = "what was told, of whom, and what follows")]
     fn told(
         &mut self,
@@ -263,7 +266,8 @@ impl Resolver {
         uses: Uses<'_>,
         actions: &mut Vec<Action>,
     ) {
-        // What claims to be an answer is one if a request is out; else anybody could confirm anything.
+        // A packet that claims to be an answer counts as one only if a request is pending; otherwise any station could
+        // confirm any address.
         let asked = matches!(entry.state, State::Incomplete { tries: 1.. } | State::Probing { .. });
         let (answers, overrides) = match how {
             Sighting::Answer { overrides } => (asked, overrides),
@@ -283,7 +287,7 @@ impl Resolver {
                 }
                 return;
             }
-            // A flood of announcements is not to move it to and fro; an answer settles it.
+            // A flood of announcements must not change the address back and forth. An answer settles it.
             (_, Some(_), _, Some(_)) if locked && !answers => return,
             (_, Some(_), _, Some(mac)) => mac,
         };
@@ -305,7 +309,7 @@ impl Resolver {
         }
     }
 
-    /// Where an entry with a link address stands; `None` if there is no room there.
+    /// The shelf of an entry with a link address; `None` if there is no room there.
     fn shelf_when_known(
         &mut self,
         now: Now,
@@ -322,7 +326,7 @@ impl Resolver {
         }
     }
 
-    /// Whether the shelf takes one more, having evicted what may be.
+    /// Evicts an entry if necessary. Returns whether the shelf has room for one more.
     fn make_room(
         &mut self,
         now: Now,
@@ -350,7 +354,7 @@ impl Resolver {
         self.entries.shelves.has_room(key, shelf)
     }
 
-    /// Packets were sent to this neighbour since the last look.
+    /// Handles packets that were sent to this neighbour since the last check.
     fn note_use(&mut self, now: Now, key: Key, actions: &mut Vec<Action>, uses: Uses<'_>) {
         let Some(entry) = self.entries.get(&key) else { return };
         let shelf = match entry.shelf {
@@ -362,7 +366,7 @@ impl Resolver {
         self.put(key, Entry { shelf: Some((shelf, now)), ..entry });
     }
 
-    /// Lets timers of one lane run out, as far as its budget goes.
+    /// Handles expired timers of one lane, as far as its budget allows.
     fn run_lane(&mut self, now: Now, at: usize, frames: usize, uses: Uses<'_>, actions: &mut Vec<Action>) {
         let mut sent = 0;
         for _ in 0..TIMERS_PER_TICK {
@@ -378,7 +382,7 @@ impl Resolver {
         }
     }
 
-    /// An entry's timer has run out. Returns whether that sent a frame.
+    /// Handles an expired timer of an entry. Returns whether that sent a frame.
     fn expire(&mut self, now: Now, key: Key, uses: Uses<'_>, actions: &mut Vec<Action>) -> bool {
         let Some(entry) = self.entries.get(&key) else { return false };
         match entry.state {
@@ -396,8 +400,8 @@ impl Resolver {
                 true
             }
             State::Reachable | State::Stale => self.look_at_use(now, key, entry, uses, actions),
-            // A flood loses answers. A link address that was good stays in use while packets go there: whether a
-            // backend lives is for its checks to say, and one that moved answers a broadcast probe.
+            // A flood loses answers, so a good link address stays in use while packets are sent there. Health checks
+            // decide whether a backend is alive, and one that has moved answers a broadcast probe.
             State::Probing { tries } if tries < 2 * PROBES || entry.is_pinned() || uses(key.0, key.1) => {
                 self.probe(now, key, entry, tries, actions)
             }
@@ -408,7 +412,7 @@ impl Resolver {
         }
     }
 
-    /// A known neighbour is probed if it is in use, and after long idleness released.
+    /// Probes a known neighbour that is in use, and removes it after a long idle time.
     fn look_at_use(
         &mut self,
         now: Now,
@@ -475,7 +479,7 @@ fn is_host(address: IpAddr) -> bool {
     !address.is_unspecified() && !address.is_multicast() && !address.is_loopback()
 }
 
-/// 30 s and up to 8 s more by the address, so that a thousand neighbours are not all asked in one second.
+/// 30 s and up to 8 s more depending on the address, so that a thousand neighbours are not all requested in one second.
 fn reachable_time(address: IpAddr) -> Duration {
     let last = match address {
         IpAddr::V4(address) => address.octets()[3],

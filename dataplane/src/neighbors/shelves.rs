@@ -19,48 +19,49 @@ use super::key::Key;
 /// A neighbour that a packet was sent to within this time is not evicted.
 pub(super) const IN_USE: Duration = Duration::from_secs(60);
 
-/// Where an entry stands.
+/// The shelf of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shelf {
-    /// Asked for, and no answer yet.
+    /// Requested, without an answer so far.
     Asked,
-    /// Told its link address when it asked for us; not used yet.
+    /// The neighbour sent its link address in a request for ours, and has not been used yet.
     Heard,
-    /// Used, or answered.
+    /// Packets were sent to it, or it has answered.
     Kept,
 }
 
-/// One interface and family.
+/// The share of one interface and family.
 #[derive(Debug, Default)]
 struct Share {
-    /// By the time that they came.
+    /// Ordered by the time at which they were added.
     asked: BTreeSet<(Now, Key)>,
     heard: BTreeSet<(Now, Key)>,
-    /// By the time of the last use that is known of.
+    /// Ordered by the time of the last known use.
     kept: BTreeSet<(Now, Key)>,
 }
 
-/// Of all interfaces.
+/// The shares of all interfaces.
 #[derive(Debug, Default)]
 pub(super) struct Shelves {
     shares: Vec<Share>,
-    /// Entries of one share.
+    /// The maximum number of entries of one share.
     share_max: usize,
 }
 
-/// The number of the share of a neighbour.
+/// The index of the share of a neighbour.
 pub(super) fn share_of((interface, address): &Key) -> usize {
     usize::from(*interface) * 2 + usize::from(address.is_ipv6())
 }
 
 impl Shelves {
-    /// Shares for so many interfaces. What stands on shelves stays.
+    /// Sets the number of interfaces. Existing entries stay.
     pub(super) fn resize(&mut self, interfaces: usize) {
         self.shares.resize_with(interfaces * 2, Share::default);
         self.share_max = NEIGHBORS_ON_DEMAND_MAX / (interfaces * 2).max(1);
     }
 
-    /// How many entries a shelf of one share holds: half of it what is in use, a quarter each of the others.
+    /// The capacity of a shelf of one share: half of the share for entries in use, and a quarter for each of the
+    /// others.
     pub(super) fn room(&self, shelf: Shelf) -> usize {
         match shelf {
             Shelf::Asked | Shelf::Heard => self.share_max / 4,
@@ -68,13 +69,13 @@ impl Shelves {
         }
     }
 
-    /// Whether the shelf for this neighbour has room for one more.
+    /// Whether the shelf of this neighbour has room for one more entry.
     pub(super) fn has_room(&mut self, key: &Key, shelf: Shelf) -> bool {
         let room = self.room(shelf);
         self.set(key, shelf).is_some_and(|set| set.len() < room)
     }
 
-    /// The entry that would have to make room first, by its time.
+    /// The entry that would be evicted first, with its time.
     pub(super) fn oldest(&mut self, key: &Key, shelf: Shelf) -> Option<(Now, Key)> {
         self.set(key, shelf)?.first().copied()
     }

@@ -7,32 +7,32 @@ use ipnet::IpNet;
 use tidegate_core::ids::InterfaceIndex;
 use tidegate_core::wire::{MacAddr, SmallFrame, VlanId, arp, ndp};
 
-/// What the gateway is, as far as neighbours care.
+/// The properties of the gateway that the resolver needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// The interfaces, by index.
     pub interfaces: Vec<Link>,
-    /// Neighbours that are given and never asked for.
+    /// Neighbours whose link address is configured and never requested.
     pub fixed: Vec<(IpAddr, MacAddr)>,
-    /// Next hops of routes, and backends: those on-link are resolved before the first packet needs them.
+    /// Next hops of routes, and backends. Those on-link are resolved before the first packet needs them.
     pub next_hops: BTreeSet<IpAddr>,
-    /// VIPs and SNAT addresses: announced when new.
+    /// VIPs and SNAT addresses. New ones are announced.
     pub owned: BTreeSet<IpAddr>,
 }
 
-/// One interface, as far as neighbours care.
+/// The properties of one interface that the resolver needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// Our address on it.
+    /// Our link address on it.
     pub mac: MacAddr,
-    /// The tag of frames sent.
+    /// The 802.1Q tag of frames sent.
     pub vlan: Option<VlanId>,
-    /// Own addresses with their on-link prefixes.
+    /// Its own addresses with their on-link prefixes.
     pub addresses: Vec<IpNet>,
 }
 
 impl Surroundings {
-    /// The interface on whose link an address is: the one with the longest prefix that has it.
+    /// The interface whose link contains an address: the one with the longest matching prefix.
     pub(super) fn interface_of(&self, address: IpAddr) -> Option<InterfaceIndex> {
         let on_link = self.interfaces.iter().enumerate().flat_map(|(n, link)| {
             link.addresses
@@ -44,7 +44,7 @@ impl Surroundings {
         InterfaceIndex::try_from(n).ok()
     }
 
-    /// A request for the link address of a neighbour; to `known` alone, where it is to be confirmed.
+    /// A request for the link address of a neighbour. With `known`, it is a unicast request that confirms that address.
     pub(super) fn request(
         &self,
         (interface, address): (InterfaceIndex, IpAddr),
@@ -59,7 +59,7 @@ impl Surroundings {
         })
     }
 
-    /// Says on this link that an address of ours is here.
+    /// An announcement on this link of one of our addresses.
     pub(super) fn announcement(&self, interface: InterfaceIndex, address: IpAddr) -> Option<SmallFrame> {
         let link = self.interfaces.get(usize::from(interface))?;
         Some(match address {
@@ -68,8 +68,8 @@ impl Surroundings {
         })
     }
 
-    /// Where an address of ours is announced: on its own link, or, when it is on none (it is routed here), on all:
-    /// whoever had it in a cache learns that it moved.
+    /// The links on which one of our addresses is announced: its own link, or all links if it is on none (it is routed
+    /// here). Stations that have it in a cache then learn that it moved.
     pub(super) fn announced_on(&self, address: IpAddr) -> Vec<InterfaceIndex> {
         match self.interface_of(address) {
             Some(interface) => vec![interface],
@@ -79,15 +79,16 @@ impl Surroundings {
 }
 
 impl Link {
-    /// Our address in the target's prefix, or any of ours here; with none at all an ARP probe (RFC 5227 2.1.1).
+    /// Our address in the target's prefix, or any of ours on this link. If there is none, the result makes an ARP probe
+    /// (RFC 5227 2.1.1).
     fn source_v4(&self, target: Ipv4Addr) -> Ipv4Addr {
         self.source(IpAddr::V4(target))
             .and_then(|source| if let IpAddr::V4(source) = source { Some(source) } else { None })
             .unwrap_or(Ipv4Addr::UNSPECIFIED)
     }
 
-    /// As [`Self::source_v4`]; the link-local address that the MAC makes (RFC 4291 appendix A) for link-local targets
-    /// and where there is no other: the kernel's side of the tap has the same one.
+    /// Like [`Self::source_v4`]. For link-local targets, and if there is no other address, it is the link-local address
+    /// derived from the MAC (RFC 4291 appendix A), which the kernel's side of the tap has too.
     fn source_v6(&self, target: Ipv6Addr) -> Ipv6Addr {
         let link_local = || link_local(self.mac);
         if target.is_unicast_link_local() {

@@ -16,40 +16,40 @@ use tidegate_core::wire::{Addr, Headers, Parsed, proto};
 use super::own::{OwnConnections, is_bgp};
 use crate::rate::Bucket;
 
-/// Why the kernel gets a frame.
+/// The class of a frame for the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PuntClass {
-    /// ARP and neighbour discovery that answer a request of the kernel's.
+    /// ARP and neighbour discovery packets that answer a request of the kernel.
     NeighborAnswer,
-    /// Packets of connections that the host opened, health checks among them, and of its BGP sessions.
+    /// Packets of connections that the host opened, including health checks, and of its BGP sessions.
     Answer,
-    /// Routing protocols from anyone: BGP, BFD, OSPF, VRRP.
+    /// Packets of routing protocols from any sender: BGP, BFD, OSPF, VRRP.
     Routing,
-    /// Other ARP and neighbour discovery.
+    /// Other ARP and neighbour discovery packets.
     Neighbor,
-    /// Everything else.
+    /// All other frames.
     Other,
 }
 
-/// What one class may do.
+/// The limits of one class.
 struct Bounds {
     name: &'static str,
-    /// Frames a second over all workers, and at once.
+    /// Frames a second over all workers, and frames at once.
     rate: (u32, u32),
-    /// Frames that wait for the slow path.
+    /// Frames that may wait for the slow path.
     queue: usize,
     /// Frames that one turn of the slow path takes.
     per_turn: usize,
 }
 
 impl PuntClass {
-    /// In the order in which the slow path serves them.
+    /// All classes, in the order in which the slow path serves them.
     pub const ALL: [Self; Self::COUNT] =
         [Self::NeighborAnswer, Self::Answer, Self::Routing, Self::Neighbor, Self::Other];
-    /// How many there are.
+    /// The number of classes.
     pub const COUNT: usize = 5;
-    /// Frames of all classes that may wait at once.
+    /// The number of frames of all classes that may wait at once.
     pub const QUEUED_MAX: usize = {
         let (mut sum, mut n) = (0, 0);
         while n < Self::COUNT {
@@ -65,7 +65,7 @@ impl PuntClass {
         self.bounds().name
     }
 
-    /// Frames that may wait.
+    /// The number of frames of the class that may wait.
     #[must_use]
     pub const fn queue_max(self) -> usize {
         self.bounds().queue
@@ -128,9 +128,9 @@ fn is_routing(h: &Headers) -> bool {
 /// A frame for the kernel.
 #[derive(Debug)]
 pub struct Punted<F> {
-    /// Where it came in.
+    /// The interface that received it.
     pub interface: InterfaceIndex,
-    /// As it came.
+    /// The frame as received.
     pub frame: F,
     /// When it was queued.
     pub queued: Now,
@@ -149,10 +149,10 @@ impl<F> Default for Punts<F> {
 }
 
 impl<F> Punts<F> {
-    /// Hands a frame to the slow path; gives it back when the queue of its class is full.
+    /// Hands a frame to the slow path. Returns it if the queue of its class is full.
     ///
     /// # Errors
-    /// The frame.
+    /// The frame, if the queue is full.
     pub fn push(&self, class: PuntClass, punted: Punted<F>) -> Result<(), Punted<F>> {
         self.queues[class as usize].push(punted)
     }
@@ -163,13 +163,13 @@ impl<F> Punts<F> {
         self.queues[class as usize].pop()
     }
 
-    /// Whether no frame waits.
+    /// Whether no frame is waiting.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queues.iter().all(ArrayQueue::is_empty)
     }
 
-    /// Frees every frame that waits.
+    /// Frees all waiting frames.
     pub fn drain(&self) {
         for class in PuntClass::ALL {
             while self.pop(class).is_some() {}
@@ -177,15 +177,15 @@ impl<F> Punts<F> {
     }
 }
 
-/// What one worker may hand to the slow path: its part of the rate of each class.
+/// The share of one worker in the rate of each class.
 #[derive(Debug)]
 pub struct PuntRates([Bucket; PuntClass::COUNT]);
 
 impl PuntRates {
-    /// For one of so many workers.
+    /// The rates of one worker, given the number of workers.
     #[must_use]
     pub fn new(workers: usize) -> Self {
-        // At most WORKERS_MAX workers.
+        // At most `WORKERS_MAX` workers.
         let workers = workers.max(1) as u32;
         Self(PuntClass::ALL.map(|class| {
             let (rate, burst) = class.bounds().rate;
@@ -193,20 +193,20 @@ impl PuntRates {
         }))
     }
 
-    /// Whether one more frame of the class may go now.
+    /// Whether one more frame of the class may be handed over now.
     pub fn take(&mut self, class: PuntClass, now: Now) -> bool {
         self.0[class as usize].take(now)
     }
 }
 
-/// What became of the frames of one class, as one worker saw it.
+/// The counters of one class on one worker.
 #[derive(Debug, Default)]
 pub struct ClassCounters {
     /// Handed to the slow path.
     pub passed: Counter,
-    /// Dropped: over the rate.
+    /// Dropped because the rate was exceeded.
     pub rate_limited: Counter,
-    /// Dropped: the queue was full.
+    /// Dropped because the queue was full.
     pub queue_full: Counter,
 }
 

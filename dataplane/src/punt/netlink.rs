@@ -1,6 +1,7 @@
 //! Addresses and routes of a tap, set through rtnetlink.
 //!
-//! Called at the start and with a new forwarding state, never per packet. They go when the tap goes.
+//! It is called at the start and with a new forwarding state, never per packet. Addresses and routes disappear with the
+//! tap.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,69 +16,69 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::rtnetlink::Connection;
 
-/// Metric of routes through a tap: above what distributions give theirs, so that none of the host's own routes is
-/// taken away (its management network may have the default route).
+/// Metric of routes through a tap. It is higher than the metrics that distributions use, so that the host's own routes
+/// keep precedence (its management network may have the default route).
 pub const ROUTE_METRIC: u32 = 4096;
 
-/// A connection to the kernel.
+/// A netlink connection for addresses and routes.
 #[derive(Debug)]
 pub struct Netlink(Connection);
 
 impl Netlink {
-    /// Opens one, in the network namespace of this thread.
+    /// Opens a connection in the network namespace of this thread.
     ///
     /// # Errors
-    /// When the kernel has none.
+    /// If the kernel provides none.
     pub fn open() -> io::Result<Self> {
         Connection::open().map(Self)
     }
 
-    /// Adds an address with its prefix, usable at once: duplicate address detection (which would hold an IPv6 address
-    /// back for a second or two) is left out, the operator gave us the address.
+    /// Adds an address with its prefix, usable at once. Duplicate address detection, which would delay an IPv6 address
+    /// for a second or two, is disabled: the operator has assigned the address to the gateway.
     ///
     /// # Errors
-    /// What the kernel says, but for "exists".
+    /// The error of the kernel, except "exists".
     pub fn add_address(&mut self, if_index: u32, net: IpNet) -> io::Result<()> {
         self.request(address(if_index, net), NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    /// Adds an address, if it is not there; whether it was not. One that is there stays without a word to those who
-    /// listen for changes.
+    /// Adds an address if it is missing. Returns whether it was. If it exists, listeners for changes get no
+    /// notification.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     pub fn add_missing_address(&mut self, if_index: u32, net: IpNet) -> io::Result<bool> {
         was_missing(self.request(address(if_index, net), NLM_F_CREATE | NLM_F_EXCL))
     }
 
-    /// Adds a route as [`Self::add_route`] does, if there is none to this prefix with [`ROUTE_METRIC`]; whether there
-    /// was none.
+    /// Adds a route like [`Self::add_route`], if there is none to this prefix with [`ROUTE_METRIC`]. Returns whether
+    /// there was none.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     pub fn add_missing_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<bool> {
         let message = RouteNetlinkMessage::NewRoute(route(if_index, to, via));
         was_missing(self.request(message, NLM_F_CREATE | NLM_F_EXCL))
     }
 
-    /// Adds a route by a next hop on this interface, of either family, with [`ROUTE_METRIC`].
+    /// Adds a route with a next hop on this interface, of either family, with [`ROUTE_METRIC`].
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     pub fn add_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<()> {
         let message = RouteNetlinkMessage::NewRoute(route(if_index, to, via));
         self.request(message, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    /// Takes away a route that [`Self::add_route`] added.
+    /// Removes a route that [`Self::add_route`] added.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     pub fn remove_route(&mut self, if_index: u32, to: IpNet, via: IpAddr) -> io::Result<()> {
         self.request(RouteNetlinkMessage::DelRoute(route(if_index, to, via)), 0)
     }
 
-    /// A request that is answered by an acknowledgement.
+    /// Sends a request that the kernel acknowledges.
     fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         match self.0.request(message, NLM_F_ACK | flags)? {
             None => Ok(()),
@@ -103,7 +104,7 @@ fn address(if_index: u32, net: IpNet) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewAddress(message)
 }
 
-/// Whether something was added: not if it exists.
+/// Whether something was added: false if it existed.
 fn was_missing(added: io::Result<()>) -> io::Result<bool> {
     match added {
         Ok(()) => Ok(true),
@@ -112,7 +113,7 @@ fn was_missing(added: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// A route by a next hop on an interface, of either family, with [`ROUTE_METRIC`].
+/// A route with a next hop on an interface, of either family, with [`ROUTE_METRIC`].
 fn route(if_index: u32, to: IpNet, via: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header = RouteHeader {

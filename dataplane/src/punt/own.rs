@@ -1,13 +1,14 @@
-//! The connections and requests of the host itself, as its frames through the taps show them. They distinguish an
-//! answer to a health check, a BGP session or an ARP request of the kernel from a flood to the gateway's own address.
+//! Records the connections and requests of the host itself, as its frames through the taps show them. This
+//! distinguishes an answer to a health check, a BGP session or an ARP request of the kernel from a flood to the
+//! gateway's own address.
 //!
-//! The slow path records what the kernel sends, workers look up each frame that goes to the kernel. A connection is
-//! recorded when the host opens it, and kept while the host sends on it. Answers of the host to others are not
+//! The slow path records the frames that the kernel sends, and workers look up each frame for the kernel. A connection
+//! is recorded when the host opens it, and kept while the host sends on it. Answers of the host to other hosts are not
 //! recorded, because otherwise a flood of SYNs to an open port would raise its own class. The exception is a BGP
 //! session, which either side may open and which carries data only after a handshake.
 //!
-//! Invariant: one writer, readers without locks, a fixed size. A forgotten connection still works: its packets are
-//! only in a class with more traffic.
+//! Invariant: one writer, readers without locks, a fixed size. A connection whose record is lost still works: its
+//! packets are only in a class with more traffic.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,23 +24,23 @@ use tidegate_core::wire::{Addr, Headers, Parsed, proto, quote};
 const SETS: usize = 16_384;
 /// Cells of one set.
 const WAYS: usize = 4;
-/// A connection that the host has begun, and a question of its own, until it sends on it.
+/// How long a new connection of the host, or a request for a neighbour, is remembered after its first frame.
 const OPENING: Duration = Duration::from_secs(15);
-/// A connection on which the host has sent.
+/// How long a connection is remembered after the host has sent on it again.
 const OPEN: Duration = Duration::from_secs(600);
-/// One that the host has closed.
+/// How long a connection is remembered after the host has closed it.
 const CLOSED: Duration = Duration::from_secs(5);
-/// RFC 4271.
+/// The port of BGP (RFC 4271).
 pub(super) const BGP_PORT: u16 = 179;
-/// Ports from here on are given to the clients of a host (Linux's default range).
+/// The first of the ports that Linux assigns to clients on a host (default range).
 const EPHEMERAL_MIN: u16 = 32_768;
-/// Stands for the protocol of ARP and neighbour discovery.
+/// The pseudo protocol number of ARP and neighbour discovery.
 const LINK: u8 = 255;
 
-/// See the module.
+/// The connections of the host.
 #[derive(Debug)]
 pub struct OwnConnections {
-    /// Upper half: part of the hash; lower half: the second at which it is forgotten.
+    /// Upper half: part of the hash. Lower half: the second at which the connection is forgotten.
     cells: Box<[[AtomicU64; WAYS]]>,
     hasher: RandomState,
 }
@@ -54,7 +55,7 @@ impl Default for OwnConnections {
 }
 
 impl OwnConnections {
-    /// Notes what a frame of the kernel's shows. For the slow path alone.
+    /// Records what a frame of the kernel shows. Called by the slow path only.
     pub fn note(&self, now: Now, frame: &[u8]) {
         match tidegate_core::wire::parse(frame) {
             Ok(Parsed::Arp(packet)) if packet.operation == ArpOperation::Request => {
@@ -88,7 +89,7 @@ impl OwnConnections {
         }
     }
 
-    /// Whether a packet for the kernel belongs to a connection of the host's own, or is an error about one.
+    /// Whether a packet for the kernel belongs to a connection of the host, or is an error about one.
     #[must_use]
     pub fn has(&self, now: Now, frame: &[u8], h: &Headers) -> bool {
         if let Ok(Some(quoted)) = quote::parse(frame, h) {
@@ -97,13 +98,13 @@ impl OwnConnections {
         self.knows(now, (h.proto, h.src, h.src_port, h.dst_port))
     }
 
-    /// Whether a frame for the kernel belongs to a connection of the host's own, or is an error about one.
+    /// Whether a frame for the kernel belongs to a connection of the host, or is an error about one.
     #[must_use]
     pub fn is_answer(&self, now: Now, frame: &[u8]) -> bool {
         matches!(tidegate_core::wire::parse(frame), Ok(Parsed::Ip(h)) if self.has(now, frame, &h))
     }
 
-    /// Whether the kernel has asked for the link address of this neighbour just now.
+    /// Whether the kernel has recently requested the link address of this neighbour.
     #[must_use]
     pub fn asked_for(&self, now: Now, neighbor: Addr) -> bool {
         self.knows(now, (LINK, neighbor, 0, 0))
@@ -124,7 +125,7 @@ impl OwnConnections {
         let cells = &self.cells[set];
         let load = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let same = cells.iter().find(|cell| load(cell) >> 32 == tag);
-        // Else the one that is forgotten first, or is already.
+        // Otherwise the cell that is forgotten first, or is already.
         let first = || cells.iter().min_by_key(|cell| load(cell) & u64::from(u32::MAX));
         if let Some(cell) = same.or_else(first) {
             cell.store(tag << 32 | until, Ordering::Relaxed);

@@ -17,51 +17,52 @@ use tidegate_core::ids::InterfaceIndex;
 use super::netlink::Netlink;
 use super::tap::Tap;
 
-/// Where a prefix leads: the link, and the router on it.
+/// The destination of a route: the interface, and the router on its link.
 pub type Way = (InterfaceIndex, IpAddr);
 
 /// Routes by prefix (without host bits).
 pub type Routes = BTreeMap<IpNet, Way>;
 
-/// Changes made at once: some 5 ms.
+/// The number of changes made at once: some 5 ms.
 const CHANGES_PER_TURN: usize = 256;
 
-/// The routes that the kernel has by the taps, and those that it is to have.
+/// The routes that the kernel has through the taps, and those that it should have.
 #[derive(Debug, Default)]
 pub struct TapRoutes {
     have: Routes,
     pending: Vec<Change>,
-    /// The last one that was looked at; `None` to begin with the first.
+    /// The last route that was checked; `None` to begin with the first.
     looked_at: Option<IpNet>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
-    /// In place of another one to the same prefix, if there is one.
+    /// Adds a route. It replaces another route to the same prefix.
     Put(IpNet, Way),
     Remove(IpNet, Way),
 }
 
 impl TapRoutes {
-    /// These are the routes from now on.
+    /// Sets the routes that the kernel should have from now on.
     pub fn want(&mut self, wanted: &Routes) {
         self.pending = changes(&self.have, wanted);
-        // Taken from the end.
+        // Changes are taken from the end.
         self.pending.reverse();
     }
 
-    /// The kernel has lost the routes by this interface: they are made again.
+    /// Records that the kernel has lost the routes through this interface, so that they are added again.
     pub fn lost(&mut self, interface: InterfaceIndex) {
         let lost = self.have.iter().filter(|(_, (by, _))| *by == interface);
         let lost: Vec<_> = lost.map(|(&to, &way)| (to, way)).collect();
         for (to, way) in lost {
             self.have.remove(&to);
-            // Before what waits, which may be newer.
+            // These changes are made before the waiting ones, which may be newer.
             self.pending.push(Change::Put(to, way));
         }
     }
 
-    /// Makes routes again that somebody has taken from the kernel: looks at some of them, going on where it left off.
+    /// Restores routes that another program has removed from the kernel. Each call checks some of them and continues
+    /// where the previous call stopped.
     pub fn look_after(&mut self, taps: &[Option<Tap>]) {
         if self.have.is_empty() || !self.pending.is_empty() {
             return;
@@ -79,7 +80,7 @@ impl TapRoutes {
                 Ok(true) => {
                     tracing::warn!(%to, %via, tap = tap.name(), "a route of the gateway was deleted: restored");
                 }
-                // Told when it was made first.
+                // The error was logged when the route was first added.
                 Err(error) => {
                     tracing::debug!(%to, %via, tap = tap.name(), %error, "a route is missing and cannot be restored");
                 }
@@ -87,7 +88,7 @@ impl TapRoutes {
         }
     }
 
-    /// Makes some of the changes that are left; returns whether there were any.
+    /// Makes some of the pending changes. Returns whether there were any.
     pub fn turn(&mut self, taps: &[Option<Tap>]) -> bool {
         if self.pending.is_empty() {
             return false;
@@ -119,7 +120,7 @@ impl TapRoutes {
             });
             match (change, made) {
                 (_, Ok(())) => {}
-                // Taken away by somebody else, or with its address.
+                // Another program removed the route, or it was removed with its address.
                 (Change::Remove(..), Err(error)) if is_absent(&error) => {}
                 (_, Err(error)) => {
                     let tap = tap.name();
@@ -136,12 +137,12 @@ fn is_absent(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-/// What leads from one set of routes to another; first what comes, so that a longer prefix that stands in for a
-/// shorter one is there before that one goes.
+/// The changes from one set of routes to another. New routes come first, so that a longer prefix that replaces a
+/// shorter one exists before the shorter one is removed.
 fn changes(have: &Routes, wanted: &Routes) -> Vec<Change> {
     let put = wanted.iter().filter(|(to, way)| have.get(to) != Some(way));
     let put = put.map(|(&to, &way)| Change::Put(to, way));
-    // One by another interface stays beside the new one: it is taken away, not replaced.
+    // An old route through another interface stays beside the new one, so it must be removed explicitly.
     let gone = have
         .iter()
         .filter(|(to, (interface, _))| wanted.get(to).is_none_or(|(another, _)| another != interface));

@@ -14,7 +14,8 @@ use std::path::PathBuf;
 
 use crate::links::record::{Kept, Record};
 
-/// What is set, below `/proc/sys/net`. The larger of the interface's value and that of `all` counts for the filters.
+/// The sysctls to set, below `/proc/sys/net`. For the filters, the larger of the interface's value and that of `all`
+/// applies.
 const SYSCTLS: [(&str, &str, &str); 4] = [
     ("ipv4", "rp_filter", "1"),
     ("ipv4", "arp_ignore", "8"),
@@ -22,7 +23,7 @@ const SYSCTLS: [(&str, &str, &str); 4] = [
     ("ipv6", "disable_ipv6", "1"),
 ];
 
-/// Why the kernel could not be kept quiet.
+/// Why the kernel could not be silenced.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{interface}: cannot keep the kernel from answering there too: writing {value:?} to {path}: {source}"
@@ -30,34 +31,34 @@ const SYSCTLS: [(&str, &str, &str); 4] = [
 pub struct SysctlGuardError {
     /// The kernel interface.
     interface: String,
-    /// What was being set.
+    /// The file of the sysctl.
     path: String,
-    /// To what.
+    /// The value to write.
     value: String,
-    /// What the kernel said.
+    /// The error of the kernel.
     source: io::Error,
 }
 
-/// The kernel keeps quiet on an interface for as long as this lives.
+/// Keeps the kernel silent on an interface until it is dropped.
 #[derive(Debug)]
 pub struct SysctlGuard {
-    /// What to write back, in the order in which it was changed.
+    /// The original values, in the order in which they were changed.
     before: Vec<(PathBuf, String)>,
     record: Record,
 }
 
 impl SysctlGuard {
-    /// Whether the kernel hears what a device hears: `net_af_packet` shares the interface with it.
+    /// Whether the kernel receives the same frames as the device: `net_af_packet` shares the interface with it.
     #[must_use]
     pub fn is_needed(device: &str) -> bool {
         device.starts_with("net_af_packet")
     }
 
-    /// Begins, in this thread's network namespace; `record` is the device's.
+    /// Silences the interface in this thread's network namespace. `record` is the record of its device.
     ///
     /// # Errors
-    /// When a sysctl cannot be written (no root, a read-only /proc). One that the kernel does not have, such as
-    /// those of IPv6 where that is compiled out, is passed over.
+    /// When a sysctl cannot be written (no root, a read-only /proc). A sysctl that the kernel does not have, such as
+    /// those of IPv6 if that is compiled out, is skipped.
     pub fn begin(interface: &str, record: &Record) -> Result<Self, SysctlGuardError> {
         let left = record.read().sysctls;
         let (mut before, mut changes) = (Vec::new(), Vec::new());
@@ -68,7 +69,7 @@ impl SysctlGuard {
                 before.push((path.clone(), found.trim().to_owned()));
                 changes.push((path, value));
             } else if let Some(left) = left.iter().find(|(changed, _)| *changed == path) {
-                // Set by a process that was killed.
+                // A process that was killed had set it.
                 before.push(left.clone());
             }
         }
@@ -92,7 +93,7 @@ impl SysctlGuard {
         Ok(guard)
     }
 
-    /// The interface is gone, and with it all that was set: nothing is put back.
+    /// Forgets the original values without restoring them: the interface no longer exists, and neither do its sysctls.
     pub fn forget(mut self) {
         self.before.clear();
     }
@@ -105,7 +106,7 @@ impl SysctlGuard {
 impl Drop for SysctlGuard {
     fn drop(&mut self) {
         for (path, value) in self.before.drain(..).rev() {
-            // The interface may be gone by now; then there is nothing to put back.
+            // The interface may no longer exist. Then there is nothing to restore.
             if let Err(error) = std::fs::write(&path, value) {
                 tracing::debug!(path = %path.display(), %error, "cannot restore the sysctl");
             }

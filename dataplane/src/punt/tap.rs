@@ -1,10 +1,11 @@
-//! A kernel tap that mirrors an interface: same address, MTU and IP addresses (routes: [`super::routes`]), so that ssh, BGP daemons and
-//! the control plane's own health checks work through the gateway's own address.
+//! A kernel tap that mirrors an interface: same address, MTU and IP addresses (routes: [`super::routes`]), so that ssh,
+//! BGP daemons and the control plane's own health checks work through the gateway's own address.
 //!
-//! The tap carries untagged frames; the interface's 802.1Q tag is taken off and put on here. Without IFF_VNET_HDR the
-//! kernel hands over complete frames: checksums filled in, nothing larger than the MTU.
+//! The tap carries untagged frames; the interface's 802.1Q tag is removed and added here. Without IFF_VNET_HDR the
+//! kernel passes complete frames: checksums are filled in, and no frame is larger than the MTU.
 //!
-//! Invariant: not persistent. The device, its addresses and routes are gone with the process, however it ends.
+//! Invariant: the tap is not persistent. The device, its addresses and routes are removed when the process ends,
+//! however it ends.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,33 +17,33 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use super::netlink::Netlink;
 
-/// Longest name of a network device (IFNAMSIZ less the NUL).
+/// The maximum length of the name of a network device (IFNAMSIZ without the NUL).
 const NAME_MAX: usize = 15;
 
-/// What a tap is to be.
+/// The properties of a tap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TapConfig {
     /// Name of the interface in the configuration.
     pub interface: String,
     /// The address of the interface.
     pub mac: MacAddr,
-    /// Bytes of an IP packet.
+    /// The MTU in bytes of an IP packet.
     pub mtu: u16,
     /// The tag that frames have on the wire.
     pub vlan: Option<VlanId>,
-    /// Own addresses with their prefixes.
+    /// Its own addresses with their prefixes.
     pub addresses: Vec<IpNet>,
 }
 
-/// Why there is no tap.
+/// Why a tap could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// The device was not made.
+    /// The device could not be created.
     #[error("tap {name}: {source}; it needs /dev/net/tun, CAP_NET_ADMIN, and one of ten names that is free")]
     Create {
         /// Its name.
         name: String,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// An address was refused.
@@ -50,9 +51,9 @@ pub enum TapError {
     Configure {
         /// Its name.
         name: String,
-        /// What was tried.
+        /// The operation that failed.
         what: String,
-        /// What the kernel says.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
@@ -70,14 +71,14 @@ impl std::fmt::Debug for Tap {
     }
 }
 
-/// The name of the tap of an interface: `tg-uplink`, cut to what the kernel takes.
+/// The name of the tap of an interface: `tg-uplink`, cut to the length that the kernel accepts.
 #[must_use]
 pub fn tap_name(interface: &str) -> String {
     format!("tg-{interface}").chars().filter(char::is_ascii).take(NAME_MAX).collect()
 }
 
-/// That name, and those that are tried where it is taken: `tg-uplink-2` to `tg-uplink-10`. Another gateway in this
-/// network namespace may call its interfaces the same.
+/// That name, followed by alternatives if it is taken: `tg-uplink-2` to `tg-uplink-10`. Another gateway in this network
+/// namespace may use the same interface names.
 fn tap_names(interface: &str) -> impl Iterator<Item = String> {
     let name = tap_name(interface);
     let numbered = {
@@ -92,10 +93,10 @@ fn tap_names(interface: &str) -> impl Iterator<Item = String> {
 }
 
 impl Tap {
-    /// Makes the device in this thread's network namespace, gives it its addresses, and brings it up.
+    /// Creates the device in this thread's network namespace, adds its addresses, and brings it up.
     ///
     /// # Errors
-    /// What was tried, and what the kernel said.
+    /// The operation that failed, with the error of the kernel.
     pub fn create(config: &TapConfig) -> Result<Self, TapError> {
         let mut taken = None;
         for name in tap_names(&config.interface) {
@@ -122,10 +123,10 @@ impl Tap {
         Err(TapError::Create { name: tap_name(&config.interface), source })
     }
 
-    /// Makes the device anew under the same name, with its addresses: somebody has deleted it.
+    /// Creates the device again under the same name, with its addresses, after another program has deleted it.
     ///
     /// # Errors
-    /// As [`Tap::create`]; the old device stays then, of no use.
+    /// Same as for [`Tap::create`]. The old, unusable device then stays.
     pub fn make_anew(&mut self) -> Result<(), TapError> {
         let failed = |source| TapError::Create { name: self.name.clone(), source };
         self.device = Self::device(&self.name, &self.config).map_err(failed)?;
@@ -133,10 +134,10 @@ impl Tap {
         self.give_addresses()
     }
 
-    /// Gives the device its addresses; those that it has stay.
+    /// Adds the addresses of the device that it does not have.
     ///
     /// # Errors
-    /// What was tried, and what the kernel said.
+    /// The operation that failed, with the error of the kernel.
     pub fn give_addresses(&self) -> Result<(), TapError> {
         let tap = self;
         let index = tap.device.if_index().map_err(|source| tap.failed("find its index".into(), source))?;
@@ -149,10 +150,10 @@ impl Tap {
         Ok(())
     }
 
-    /// Gives the device those of its addresses that somebody has taken from it, and returns them.
+    /// Adds the addresses that another program has removed from the device, and returns them.
     ///
     /// # Errors
-    /// What was tried, and what the kernel said.
+    /// The operation that failed, with the error of the kernel.
     pub fn give_missing_addresses(&self) -> Result<Vec<IpNet>, TapError> {
         let index = self.device.if_index().map_err(|source| self.failed("find its index".into(), source))?;
         let mut netlink = Netlink::open().map_err(|source| self.failed("open netlink".into(), source))?;
@@ -202,7 +203,7 @@ impl Tap {
         self.device.if_index()
     }
 
-    /// Gives the kernel a frame from the wire, its tag taken off.
+    /// Writes a frame from the wire to the kernel, without its tag.
     ///
     /// # Errors
     /// `WouldBlock` when the kernel's queue is full; others when the device is down.
@@ -211,12 +212,12 @@ impl Tap {
         self.device.send(frame).map(drop)
     }
 
-    /// Takes a frame that the kernel sends, tagged as the wire wants it. `None` when there is none now.
+    /// Reads a frame that the kernel sends, and adds the tag that it needs on the wire. `None` if there is none now.
     ///
     /// # Errors
     /// When the device is gone.
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
-        // Room for the tag in front: the addresses move there.
+        // Room for the tag in front: the Ethernet addresses are moved there.
         const TAG: usize = HEADER_LEN_MAX - HEADER_LEN;
         let len = match self.device.recv(&mut buffer[TAG..]) {
             Ok(len) => len,
@@ -241,7 +242,7 @@ impl AsFd for Tap {
     }
 }
 
-/// Whether a device could not be made because there is one of that name.
+/// Whether a device could not be created because one of that name exists.
 fn is_taken(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::BUSY, Errno::EXIST, Errno::INVAL].iter().any(|e| error.raw_os_error() == Some(e.raw_os_error()))
@@ -257,8 +258,9 @@ fn untag(frame: &mut [u8]) -> &[u8] {
     &frame[TAG..]
 }
 
-/// Clients come in through the tap whose way back may lie elsewhere. The larger of this and `conf/all` counts, which
-/// is the operator's; where it cannot be written (a read-only /proc) the host's setting stays.
+/// Clients may arrive through the tap although the route back to them uses another interface. The larger of this value
+/// and that of `conf/all` applies, and the operator controls the latter. If this value cannot be written (a read-only
+/// /proc), the host's setting stays.
 fn relax_reverse_path(name: &str) {
     let path = format!("/proc/sys/net/ipv4/conf/{name}/rp_filter");
     if let Err(error) = std::fs::write(&path, "0") {

@@ -1,6 +1,7 @@
-//! The counters and gauges of one worker, beside the fates of frames, which `tidegate_core::counters` has.
+//! The counters and gauges of one worker, except the verdicts on frames, which `tidegate_core::counters` counts.
 //!
-//! Invariant: each has one writer, the worker, which uses plain loads and stores; anyone reads them with relaxed loads.
+//! Invariant: each has one writer, the worker, which uses plain loads and stores. Any thread reads them with relaxed
+//! loads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,17 +12,17 @@ use tidegate_core::verdict::AnswerKind;
 
 use crate::punt::class::{ClassCounters, PuntClass};
 
-/// Where a worker's cycles went, and what it did beside forwarding.
+/// How a worker's cycles were spent, and its activities other than forwarding.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct LoopCounters {
     /// Turns that had work, each with its cycles.
     pub busy: Recorder,
-    /// Cycles of turns that had none, sleep included.
+    /// Cycles of turns without work, including sleep.
     pub idle_cycles: Counter,
     /// Turns of the loop.
     pub turns: Counter,
-    /// Frames that went through the pipeline.
+    /// Frames that passed through the pipeline.
     pub frames: Counter,
     /// Frames sent for the kernel and the resolver.
     pub injected: Counter,
@@ -29,19 +30,19 @@ pub struct LoopCounters {
     pub injected_dropped: Counter,
     /// Neighbour events lost because the resolver's queue was full.
     pub neighbor_events_lost: Counter,
-    /// Frames for the kernel, by their class.
+    /// Frames for the kernel, by class.
     pub punts: [ClassCounters; PuntClass::COUNT],
-    /// Flows remembered now.
+    /// The current number of flows.
     pub flows: Gauge,
     /// Flows that left their tables, by [`EvictionReason`].
     pub evictions: [Gauge; EvictionReason::COUNT],
-    /// New flows not taken in.
+    /// New flows that were refused.
     pub flows_refused: Gauge,
     /// Answers that a limit suppressed, by [`AnswerKind`].
     pub answers_suppressed: [Gauge; AnswerKind::COUNT],
 }
 
-/// A number that its one writer sets and anyone reads.
+/// A number that its single writer sets and any thread reads.
 #[derive(Debug, Default)]
 pub struct Gauge(AtomicU64);
 

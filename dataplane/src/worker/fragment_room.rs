@@ -1,8 +1,8 @@
-//! Fragments that arrive before the first one of their datagram, which alone shows their destination: they are held
-//! for a moment, because fragments that take different paths through the network arrive in any order.
+//! Holds fragments that arrive before the first one of their datagram, which alone shows their destination. They are
+//! held for a short time, because fragments that take different paths through the network arrive in any order.
 //!
 //! The pipeline leaves such a frame unchanged. A frame that waits here is processed once more when the first fragment
-//! was seen; one that waits too long gets the verdict that it had. The worker and `replay` use it.
+//! was seen; a frame that waits too long gets its original verdict. The worker and `replay` use it.
 //!
 //! Invariant: bounded in frames, frames of a datagram and time; all memory is reserved at the start. A full room
 //! drops its oldest frame: during a flood of fragments without a first one the others wait for a shorter time.
@@ -13,17 +13,17 @@ use std::time::Duration;
 use tidegate_core::fragments::FragmentKey;
 use tidegate_core::now::Now;
 
-/// Frames that one worker holds.
+/// The maximum number of frames that one worker holds.
 pub const HELD_MAX: usize = 512;
-/// Frames of one datagram: the largest IPv6 datagram at the smallest MTU has 54 fragments.
+/// The maximum number of frames of one datagram: the largest IPv6 datagram at the smallest MTU has 54 fragments.
 pub const HELD_PER_DATAGRAM: usize = 64;
-/// The longest that a frame is held: ways through one network differ by less.
+/// The longest time that a frame is held: the delays of paths through one network differ by less.
 pub const HOLD_MAX: Duration = Duration::from_millis(100);
 
-/// See the module. `W` is a frame and what its owner needs to go on with it.
+/// The held fragments. `W` is a frame and the data that its owner needs to process it again.
 #[derive(Debug)]
 pub struct FragmentRoom<W> {
-    /// By the time that they came.
+    /// In the order of arrival.
     held: VecDeque<Held<W>>,
 }
 
@@ -48,8 +48,8 @@ impl<W> FragmentRoom<W> {
         self.held.is_empty()
     }
 
-    /// Holds a fragment of this datagram. Returns what is given up for it: the oldest when the room is full, itself when
-    /// its datagram has enough here.
+    /// Holds a fragment of this datagram. Returns the fragment that is dropped for it, if any: the oldest if the room
+    /// is full, or the new one if its datagram already holds the maximum.
     pub fn hold(&mut self, key: FragmentKey, what: W, now: Now) -> Option<W> {
         if self.held.iter().filter(|held| held.key == key).count() >= HELD_PER_DATAGRAM {
             return Some(what);
@@ -59,19 +59,19 @@ impl<W> FragmentRoom<W> {
         oldest.map(|held| held.what)
     }
 
-    /// Takes out the next fragment of a datagram, in the order that they came.
+    /// Removes the next fragment of a datagram, in the order of arrival.
     pub fn release(&mut self, key: &FragmentKey) -> Option<W> {
         let at = self.held.iter().position(|held| held.key == *key)?;
         self.held.remove(at).map(|held| held.what)
     }
 
-    /// Takes out the next fragment that was held for long enough.
+    /// Removes the next fragment whose time is over.
     pub fn expire(&mut self, now: Now) -> Option<W> {
         let over = self.held.front().is_some_and(|held| held.until <= now);
         if over { self.held.pop_front().map(|held| held.what) } else { None }
     }
 
-    /// Takes out the oldest.
+    /// Removes the oldest fragment.
     pub fn pop(&mut self) -> Option<W> {
         self.held.pop_front().map(|held| held.what)
     }

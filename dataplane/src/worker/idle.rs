@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::mailbox::Mailbox;
 use crate::topology::Idle;
 
-/// The longest sleep asked for.
+/// The longest sleep requested.
 pub const SLEEP_MAX: Duration = Duration::from_millis(1);
 const SLEEP_FIRST: Duration = Duration::from_micros(20);
 /// Empty turns spent spinning: at about 100 ns a turn, some 20 µs.
@@ -20,7 +20,7 @@ const SPINS: u32 = 200;
 /// Empty turns spent yielding after that.
 const YIELDS: u32 = 50;
 
-/// Steps down while there is nothing to do.
+/// The current step. Each turn without work moves one step down.
 #[derive(Debug)]
 pub struct Backoff {
     idle: Idle,
@@ -29,20 +29,20 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// At the top.
+    /// Starts at the first step.
     #[must_use]
     pub fn new(idle: Idle) -> Self {
         Self { idle, empty_turns: 0, sleep: SLEEP_FIRST }
     }
 
-    /// There was work: back to the top.
+    /// Returns to the first step, after a turn with work.
     #[inline]
     pub fn reset(&mut self) {
         self.empty_turns = 0;
         self.sleep = SLEEP_FIRST;
     }
 
-    /// There was none: one step down. Returns the time slept, if any was asked for.
+    /// Pauses and moves one step down, after a turn without work.
     #[inline]
     pub fn pause<F>(&mut self, mailbox: &Mailbox<F>) {
         self.empty_turns = self.empty_turns.saturating_add(1);

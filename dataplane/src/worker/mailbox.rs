@@ -1,8 +1,8 @@
-//! Everything by which other threads reach a worker: frames handed over, reports of first fragments, frames to send,
-//! questions.
+//! All data that other threads send to a worker: frames handed over, reports of first fragments, frames to send,
+//! queries.
 //!
-//! Bounded queues without locks; many may put in, only the worker takes out. A thread that puts something in wakes a
-//! worker that sleeps: one system call per sleep, none while it runs.
+//! The queues are bounded and without locks. Any thread may add items, and only the worker removes them. A thread that
+//! adds an item wakes a worker that sleeps: one system call per sleep, none while it runs.
 //!
 //! The wake-up is checked by loom (`tests/loom_mailbox.rs`).
 //!
@@ -18,17 +18,17 @@ use tidegate_core::pipeline::Arrival;
 use super::Question;
 use crate::sync::{AtomicBool, Ordering, Queue, Thread, current, fence, park_timeout};
 
-/// Frames that other workers may have waiting here: two full receive rings' worth.
+/// Frames handed over by other workers that may wait here: as many as two full receive rings.
 pub const HANDED_OVER_MAX: usize = 2048;
 /// Frames from the kernel and the resolver that may wait here.
 pub const INJECTED_MAX: usize = 1024;
-/// News of first fragments that may wait here. What finds no room is lost: later fragments of that datagram which arrive
-/// at another worker than the first are dropped as `fragment_unknown`.
+/// Reports of first fragments that may wait here. A report without room is lost: later fragments of that datagram that
+/// arrive at a different worker from the first are then dropped as `fragment_unknown`.
 pub const FRAGMENT_NEWS_MAX: usize = 1024;
-/// Questions that may wait here.
+/// Queries that may wait here.
 pub const QUESTIONS_MAX: usize = 8;
 
-/// What waits for one worker.
+/// The items that wait for one worker.
 #[derive(Debug)]
 pub struct Mailbox<F> {
     handed_over: Queue<(Arrival, F)>,
@@ -40,13 +40,13 @@ pub struct Mailbox<F> {
 }
 
 impl<F> Mailbox<F> {
-    /// An empty one, for a worker that is not started yet.
+    /// An empty mailbox, for a worker that is not started yet.
     #[must_use]
     pub fn new() -> Self {
         Self::with_capacity(HANDED_OVER_MAX, INJECTED_MAX)
     }
 
-    /// An empty one with other bounds.
+    /// An empty mailbox with other limits.
     #[must_use]
     pub fn with_capacity(handed_over: usize, injected: usize) -> Self {
         Self {
@@ -59,10 +59,10 @@ impl<F> Mailbox<F> {
         }
     }
 
-    /// Gives a frame to this worker, who holds its flow; `arrival` is how it arrives here.
+    /// Hands a frame over to this worker, which holds its flow. `arrival` is the arrival at this worker.
     ///
     /// # Errors
-    /// When the ring is full: gives it back.
+    /// The frame, if the ring is full.
     #[inline]
     pub fn redirect(&self, arrival: Arrival, frame: F) -> Result<(), F> {
         self.handed_over.push((arrival, frame)).map_err(|(_, frame)| frame)?;
@@ -70,10 +70,10 @@ impl<F> Mailbox<F> {
         Ok(())
     }
 
-    /// Tells this worker that `owner` has, or is about to get, the first fragment of a datagram.
+    /// Informs this worker that `owner` has, or is about to get, the first fragment of a datagram.
     ///
     /// # Errors
-    /// When too much news waits.
+    /// If too many reports are waiting.
     pub fn tell_of_fragment(
         &self,
         key: FragmentKey,
@@ -84,30 +84,31 @@ impl<F> Mailbox<F> {
         Ok(())
     }
 
-    /// Has this worker send a frame by `interface`, as it is.
+    /// Makes this worker send a frame, unchanged, on `interface`.
     ///
     /// # Errors
-    /// When the queue is full: gives it back.
+    /// The frame, if the queue is full.
     pub fn inject(&self, interface: InterfaceIndex, frame: F) -> Result<(), F> {
         self.injected.push((interface, frame)).map_err(|(_, frame)| frame)?;
         self.wake();
         Ok(())
     }
 
-    /// Asks the worker something; it answers when it likes.
+    /// Sends a query to the worker, which answers it between bursts.
     ///
     /// # Errors
-    /// When too many questions wait: gives it back.
+    /// The query, if too many are waiting.
     pub fn ask(&self, question: Question) -> Result<(), Question> {
         self.questions.push(question)?;
         self.wake();
         Ok(())
     }
 
-    /// Ends the worker's sleep, if it sleeps.
+    /// Wakes the worker if it sleeps.
     #[inline]
     pub fn wake(&self) {
-        // Pairs with the store in `begin_sleep`: either the worker sees what was put in, or we see that it sleeps.
+        // Pairs with the store in `begin_sleep`: either the worker sees the new item, or this thread sees that it
+        // sleeps.
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) {
             self.unpark();
@@ -123,19 +124,20 @@ impl<F> Mailbox<F> {
         }
     }
 
-    /// Frees every frame that waits.
+    /// Frees all waiting frames.
     pub fn drain(&self) {
         while self.handed_over.pop().is_some() {}
         while self.injected.pop().is_some() {}
     }
 
-    /// Called by the worker's thread before its first sleep.
+    /// The worker's thread calls this before its first sleep.
     pub fn belongs_to_this_thread(&self) {
-        // A second call is by the same thread: a worker has one.
+        // A second call comes from the same thread: a worker has only one.
         let _ = self.thread.set(current());
     }
 
-    /// Sleeps until something is put in, but no longer than this, and not at all when something waits. For the worker.
+    /// Sleeps until an item is added, at most for this time, and not at all if an item is waiting. Called by the
+    /// worker.
     pub fn sleep(&self, at_most: Duration) {
         if self.begin_sleep() {
             park_timeout(at_most);
@@ -143,7 +145,7 @@ impl<F> Mailbox<F> {
         }
     }
 
-    /// The worker is about to sleep; false when there is something to do after all.
+    /// Announces that the worker is about to sleep. Returns false if an item is waiting.
     fn begin_sleep(&self) -> bool {
         self.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -168,7 +170,7 @@ impl<F> Mailbox<F> {
         self.fragments.pop()
     }
 
-    /// The next frame to be sent as it is. For the worker.
+    /// The next frame to be sent unchanged. Called by the worker.
     #[inline]
     #[must_use]
     pub fn next_injected(&self) -> Option<(InterfaceIndex, F)> {
@@ -180,7 +182,7 @@ impl<F> Mailbox<F> {
         self.questions.pop()
     }
 
-    /// Whether anything waits. A few loads; called once per turn of the loop.
+    /// Whether the mailbox is empty. A few loads; called once per turn of the loop.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.handed_over.is_empty()

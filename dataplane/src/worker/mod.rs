@@ -1,13 +1,14 @@
 //! One worker: run to completion on one core, from receive queues through the pipeline to transmit queues.
 //!
-//! Each turn of the loop takes the newest forwarding state once, then, port by port, receives a burst, runs it
-//! through `tidegate_core`'s pipeline, sends what the queues take and counts the rest as drops. After the ports come
-//! frames that other workers handed over, frames to be sent for the kernel and the resolver, and one question.
-//! Callers: [`crate::gateway`] makes workers and runs each on a thread of its own; tests run them on [`drivers::memory`].
+//! Each turn of the loop takes the newest forwarding state once, then, port by port, receives a burst, runs it through
+//! `tidegate_core`'s pipeline, sends the frames that the queues accept and counts the rest as drops. After the ports,
+//! the worker processes frames that other workers handed over, frames to be sent for the kernel and the resolver, and
+//! one query. Callers: [`crate::gateway`] creates workers and runs each on its own thread; tests run them on
+//! [`drivers::memory`].
 //!
-//! Invariant: a frame received is counted as exactly one of transmitted, punted, handed over or dropped; one that waits
-//! for the link address of its next hop ([`pending_neighbor`]) or for the first fragment of its datagram ([`fragment_room`])
-//! once it has stopped waiting.
+//! Invariant: a received frame is counted as exactly one of transmitted, punted, handed over or dropped. A frame that
+//! waits for the link address of its next hop ([`pending_neighbor`]) or for the first fragment of its datagram
+//! ([`fragment_room`]) is counted once it has stopped waiting.
 //! Invariant: no lock, no allocation, no system call per packet (`drivers` may enter the kernel inside theirs).
 //!
 //! [`drivers::memory`]: crate::drivers::memory
@@ -52,30 +53,31 @@ use idle::Backoff;
 use news::{News, Recent};
 use pending_neighbor::{PendingNeighborQueue, Released};
 
-/// What is published to workers: one forwarding state, and where each worker counts.
+/// The data published to workers: one forwarding state, and the tallies of each worker.
 #[derive(Debug)]
 pub struct Forwarding {
     /// The compiled tables.
     pub snapshot: Snapshot,
-    /// Per-service and per-backend counts, one for each worker; made anew when the snapshot outgrows them.
+    /// Per-service and per-backend counts, one set for each worker. They are replaced when the snapshot needs larger
+    /// ones.
     pub tallies: Vec<Arc<Tallies>>,
 }
 
-/// The queues by which workers reach everything else; one set for all workers.
+/// The queues between workers and all other threads. All workers share one set.
 #[derive(Debug)]
 pub struct Exchange<F> {
     /// One for each worker.
     pub mailboxes: Vec<Mailbox<F>>,
     /// Frames for the kernel.
     pub punts: Punts<F>,
-    /// The host's own connections: written by the slow path.
+    /// The host's own connections. The slow path writes them.
     pub own: OwnConnections,
-    /// News for the resolver.
+    /// Reports for the resolver.
     pub news: News,
 }
 
 impl<F> Exchange<F> {
-    /// Empty queues for so many workers.
+    /// Empty queues for this number of workers.
     #[must_use]
     pub fn new(workers: usize) -> Self {
         Self {
@@ -86,88 +88,88 @@ impl<F> Exchange<F> {
         }
     }
 
-    /// Frees every frame that waits: after the threads have ended.
+    /// Frees all waiting frames, after the threads have ended.
     pub fn drain(&self) {
         self.punts.drain();
         self.mailboxes.iter().for_each(Mailbox::drain);
     }
 }
 
-/// What everyone may read of a worker while it runs.
+/// The data of a running worker that any thread may read.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// What became of frames.
+    /// The verdicts on frames.
     pub counters: WorkerCounters,
-    /// What became of time.
+    /// The use of time.
     pub turns: LoopCounters,
 }
 
-/// What a worker is made of.
+/// The resources of a worker.
 #[derive(Debug)]
 pub struct WorkerParts<Q: PortQueue> {
-    /// Which worker it is: its place in mailboxes and tallies.
+    /// Its number, which is its position in mailboxes and tallies.
     pub worker: WorkerIndex,
-    /// Its queue of every port; position = interface index.
+    /// Its queue of every port, indexed by interface.
     pub ports: Vec<Q>,
-    /// Its flows and the stages.
+    /// Its flows and the stages of the pipeline.
     pub pipeline: Pipeline,
     /// The forwarding state.
     pub forwarding: Reader<Forwarding>,
     /// Link addresses of next hops.
     pub neighbors: Arc<NeighborTable>,
-    /// Ways to everyone else.
+    /// The queues to all other threads.
     pub exchange: Arc<Exchange<Q::Frame>>,
-    /// What it counts.
+    /// Its counters.
     pub shared: Arc<Shared>,
-    /// The time.
+    /// The clock.
     pub clock: Clock,
     /// How it waits.
     pub idle: Idle,
 }
 
-/// A worker. See the module.
+/// One worker.
 #[derive(Debug)]
 pub struct Worker<Q: PortQueue> {
     parts: WorkerParts<Q>,
     received: FrameBatch<Q::Frame>,
     out: BurstOutput,
     sending: Vec<TxBatch<Q::Frame>>,
-    /// Frames of the burst that are to be sent in pieces.
+    /// Frames of the burst that must be sent in fragments.
     too_long: ArrayVec<TooLong<Q::Frame>, BURST>,
-    /// A frame that was handed over in another way than the batch being made.
+    /// A frame that was handed over with a different arrival from the batch being built.
     held: Option<(Arrival, Q::Frame)>,
-    /// Frames whose next hop is being asked for.
+    /// Frames whose next hop is being resolved.
     pending_neighbor: PendingNeighborQueue<Q::Frame>,
     /// Fragments whose first fragment was not seen yet.
     fragments: FragmentRoom<HeldFragment<Q::Frame>>,
-    /// What the resolver was told last.
+    /// The last reports to the resolver.
     told: Recent,
-    /// What may go to the kernel.
+    /// The limits on frames for the kernel.
     punt_rates: PuntRates,
-    /// The listing being made.
+    /// The query that is being answered.
     asked: Option<Question>,
     turn: u32,
-    /// Known flows are being asked for source ranges that changed.
+    /// Whether known flows are being checked against changed source ranges.
     rechecking: bool,
 }
 
-/// What frames may wait for that cannot go on yet.
+/// The reasons for which frames of a batch may still wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MayWait {
-    /// Fragments for their first one, and all for the link address of their next hop.
+    /// Fragments may wait for their first fragment, and all frames for the link address of their next hop.
     Yes,
-    /// For the link address: they are fragments that have waited.
+    /// Only for the link address: the frames are fragments that have already waited.
     ForNeighbor,
-    /// Nothing: they have waited.
+    /// None: the frames have already waited.
     No,
 }
 
-/// A fragment that waits for its first one.
+/// A fragment that waits for its first fragment.
 #[derive(Debug)]
 struct HeldFragment<F> {
     arrival: Arrival,
     frame: F,
-    /// What becomes of it if the first one is not seen.
+    /// Its verdict if the first fragment is not seen.
     verdict: Verdict,
 }
 
@@ -178,14 +180,14 @@ struct TxBatch<F> {
     why: ArrayVec<Sending, BURST>,
 }
 
-/// What a frame to be sent is.
+/// The kind of a frame to be sent.
 #[derive(Debug, Clone, Copy)]
 enum Sending {
-    /// Received, and sent for this reason.
+    /// A received frame, sent for this reason.
     Received(TransmitReason),
-    /// A piece of one that does not fit its link, which is counted as a whole.
+    /// A fragment of a frame that does not fit its link, which is counted as a whole.
     Piece,
-    /// The kernel's or the resolver's: it has no verdict.
+    /// A frame of the kernel or the resolver, which has no verdict.
     Injected,
 }
 
@@ -199,7 +201,7 @@ struct TooLong<F> {
 }
 
 impl<Q: PortQueue> Worker<Q> {
-    /// A worker that has not begun.
+    /// A worker that has not started.
     #[must_use]
     pub fn new(parts: WorkerParts<Q>) -> Self {
         let batch = || TxBatch { frames: FrameBatch::new(), why: ArrayVec::new() };
@@ -222,7 +224,7 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Runs until `stop` is set; looks at it once a turn. To be called on the worker's own thread.
+    /// Runs until `stop` is set, which it checks once per turn. Call it on the worker's own thread.
     pub fn run(&mut self, stop: &AtomicBool) {
         self.mailbox().belongs_to_this_thread();
         let mut backoff = Backoff::new(self.parts.idle);
@@ -251,7 +253,7 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// One turn of the loop, at a time; returns whether there was anything to do.
+    /// One turn of the loop, at time `now`. Returns whether there was anything to do.
     pub fn turn(&mut self, now: Now) -> bool {
         self.rechecking |= self.parts.forwarding.refresh();
         let mut worked = false;
@@ -285,7 +287,7 @@ impl<Q: PortQueue> Worker<Q> {
         worked
     }
 
-    /// What it counts.
+    /// Its counters.
     #[must_use]
     pub fn shared(&self) -> &Arc<Shared> {
         &self.parts.shared
@@ -295,7 +297,7 @@ impl<Q: PortQueue> Worker<Q> {
         &self.parts.exchange.mailboxes[usize::from(self.parts.worker)]
     }
 
-    /// One burst of one port.
+    /// Receives and processes one burst of one port.
     #[inline]
     fn receive(&mut self, now: Now, port: usize) -> bool {
         let unusable = self.parts.ports[port].rx(&mut self.received);
@@ -314,7 +316,7 @@ impl<Q: PortQueue> Worker<Q> {
         true
     }
 
-    /// The received batch through the pipeline, and on to where each frame belongs.
+    /// Runs the received batch through the pipeline, and passes each frame on to its destination.
     #[inline]
     fn process(&mut self, now: Now, arrival: Arrival, may_wait: MayWait) {
         let parts = &mut self.parts;
@@ -364,7 +366,8 @@ impl<Q: PortQueue> Worker<Q> {
                         continue;
                     }
                     let batch = &mut sending[usize::from(interface)];
-                    // At most BURST frames since the last flush, so there is room; recorded when it is certain.
+                    // At most `BURST` frames were added since the last flush, so there is room. The verdict is recorded
+                    // when the outcome is certain.
                     batch.frames.push(frame);
                     batch.why.push(Sending::Received(why));
                     continue;
@@ -398,7 +401,8 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Sends frames that do not fit their link as fragments, each counted as one frame: sent when all of its pieces are.
+    /// Sends frames that do not fit their link as fragments. Each frame is counted once, as sent if all of its
+    /// fragments are.
     #[cold]
     fn send_in_pieces(&mut self) {
         for TooLong { interface, why, oversized, frame } in std::mem::take(&mut self.too_long) {
@@ -427,7 +431,8 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Sends what waits for a port; what its queue does not take is dropped. Returns whether it took all.
+    /// Sends the frames that wait for a port, and drops those that its queue does not accept. Returns whether it
+    /// accepted all.
     #[inline]
     fn flush(&mut self, port: usize) -> bool {
         let batch = &mut self.sending[port];
@@ -473,7 +478,7 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Up to a burst of frames that other workers received and we hold the flows of.
+    /// Processes up to a burst of frames that other workers received and whose flows this worker holds.
     fn take_handed_over(&mut self, now: Now) {
         let first = self.held.take().or_else(|| self.mailbox().next_handed_over());
         let Some((arrival, frame)) = first else { return };
@@ -482,7 +487,7 @@ impl<Q: PortQueue> Worker<Q> {
             match self.mailbox().next_handed_over() {
                 None => break,
                 Some((other, frame)) if other != arrival => {
-                    // A burst has one way of arrival; this frame begins the next one.
+                    // A burst has one arrival. This frame begins the next burst.
                     self.held = Some((other, frame));
                     break;
                 }
@@ -493,25 +498,25 @@ impl<Q: PortQueue> Worker<Q> {
         self.process(now, arrival, MayWait::Yes);
     }
 
-    /// The first fragments of the last burst: the workers that may get others of their datagrams hear of them, and those
-    /// held here go on.
+    /// Handles the first fragments of the last burst: informs the workers that may receive later fragments of their
+    /// datagrams, and releases those held here.
     #[cold]
     fn tell_of_first_fragments(&mut self, now: Now) {
         for first in std::mem::take(&mut self.out.first_fragments) {
             if first.gatherer != self.parts.worker {
                 let gatherer = &self.parts.exchange.mailboxes[usize::from(first.gatherer)];
-                // See `FRAGMENT_NEWS_MAX` for what is lost when there is no room.
+                // See `FRAGMENT_NEWS_MAX` for the effect of a full queue.
                 let _ = gatherer.tell_of_fragment(first.key, first.owner);
             }
             self.release_fragments(&first.key, now);
         }
     }
 
-    /// First fragments that other workers have seen.
+    /// Handles reports of first fragments that other workers have seen.
     fn learn_fragments(&mut self, now: Now) {
         for _ in 0..BURST {
             let Some((key, owner)) = self.mailbox().next_fragment() else { break };
-            // The first fragment itself is about to come otherwise, and releases the others.
+            // The first fragment itself will be handed over to this worker, and releases the others.
             if owner != self.parts.worker {
                 self.parts.pipeline.learn_fragment(key, owner, now);
                 self.release_fragments(&key, now);
@@ -519,7 +524,7 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// The fragments of a datagram that waited for its first one, once more through the pipeline.
+    /// Processes the held fragments of a datagram once more.
     #[cold]
     fn release_fragments(&mut self, key: &FragmentKey, now: Now) {
         let mut next = self.fragments.release(key);
@@ -541,7 +546,7 @@ impl<Q: PortQueue> Worker<Q> {
         }
     }
 
-    /// Frames whose next hop is known by now, once more through the pipeline; those that waited too long, dropped.
+    /// Processes frames whose next hop is now known once more, and drops those that waited too long.
     #[cold]
     fn unpark(&mut self, now: Now) -> bool {
         let mut any = false;
@@ -554,7 +559,7 @@ impl<Q: PortQueue> Worker<Q> {
                     continue;
                 }
             };
-            // A burst has one way of arrival.
+            // A burst has one arrival.
             while let Some((arrival, frame)) = frames.next() {
                 self.received.push(frame);
                 while let Some((_, frame)) = frames.next_if(|(next, _)| *next == arrival) {
@@ -566,14 +571,14 @@ impl<Q: PortQueue> Worker<Q> {
         any
     }
 
-    /// Counts frames that waited in vain.
+    /// Counts frames whose wait ended without success.
     fn give_up(&self, frames: usize) {
         for _ in 0..frames {
             self.parts.shared.counters.record(Refusal::NeighborUnresolved.into());
         }
     }
 
-    /// Up to a burst of frames of the kernel's and the resolver's.
+    /// Sends up to a burst of frames of the kernel and the resolver.
     fn send_injected(&mut self) {
         for _ in 0..BURST {
             let Some((interface, frame)) = self.mailbox().next_injected() else { break };
@@ -609,7 +614,7 @@ impl<Q: PortQueue> Worker<Q> {
     }
 }
 
-/// Ends a frame that is not sent.
+/// Completes the verdict on a frame that is not sent.
 #[cold]
 fn settle<Q: PortQueue>(
     parts: &WorkerParts<Q>,
@@ -628,7 +633,7 @@ fn settle<Q: PortQueue>(
     parts.shared.counters.record(end);
 }
 
-/// Hands a frame to the slow path, as far as its class may have more.
+/// Hands a frame to the slow path, if its class is within its limits.
 #[cold]
 fn punt<Q: PortQueue>(
     parts: &WorkerParts<Q>,
@@ -638,7 +643,7 @@ fn punt<Q: PortQueue>(
     interface: InterfaceIndex,
     frame: Q::Frame,
 ) -> Result<(), Refusal> {
-    // The gateway's own address is not for everyone who says to be a VIP.
+    // Not every packet with a VIP as its source may reach the gateway's own address: only answers to the host.
     if why == PuntReason::ProbeAnswer && !parts.exchange.own.is_answer(now, frame.bytes()) {
         return Err(Refusal::BadSource);
     }
@@ -648,7 +653,7 @@ fn punt<Q: PortQueue>(
         counters.rate_limited.add(1);
         return Err(Refusal::PuntRateLimited);
     }
-    // Not the time of the turn: this frame may be the last of many.
+    // The time of the turn is not used: this frame may be the last of many.
     let punted = Punted { interface, frame, queued: parts.clock.now() };
     if parts.exchange.punts.push(class, punted).is_err() {
         counters.queue_full.add(1);
@@ -658,7 +663,7 @@ fn punt<Q: PortQueue>(
     Ok(())
 }
 
-/// Turns between two reports of the pipeline's own counts: a few cycles per turn.
+/// The number of turns between two reports of the pipeline's own counts. A report costs a few cycles per turn.
 const TURNS_PER_REPORT: u32 = 64;
 
 fn index_of(port: usize) -> InterfaceIndex {

@@ -1,9 +1,9 @@
 //! Reports from workers to the resolver: bounded queues, one for each kind, so that a flood of one kind leaves room
 //! for the others.
 //!
-//! Wishes come from packets that wait for a next hop, sightings and claims from ARP and neighbour discovery packets.
-//! A worker passes a repeated report on only once in [`REPEATED_AFTER`], so packets to a next hop that does not
-//! answer do not fill a queue.
+//! Wanted neighbours are reported for packets that wait for a next hop, sightings and claims for ARP and neighbour
+//! discovery packets. A worker passes a repeated report on only once in [`REPEATED_AFTER`], so packets to a next hop
+//! that does not answer do not fill a queue.
 //!
 //! Invariant: no thread waits here, and nothing is allocated after the start. A report without room is counted and
 //! lost; the next packet repeats it.
@@ -15,15 +15,15 @@ use tidegate_core::hash::key_hash;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::NeighborEvent;
 
-/// Wishes that may wait for the resolver.
+/// Wanted neighbours that may wait for the resolver.
 pub const WANTED_MAX: usize = 4096;
-/// Sightings that may wait.
+/// Sightings that may wait for the resolver.
 pub const SEEN_MAX: usize = 4096;
-/// Claims of our addresses that may wait.
+/// Claims of our addresses that may wait for the resolver.
 pub const CLAIMED_MAX: usize = 256;
-/// Equal news is passed on again after this time.
+/// An equal report is passed on again after this time.
 pub const REPEATED_AFTER: Duration = Duration::from_millis(20);
-/// News that one worker remembers having passed on.
+/// The number of reports that one worker remembers.
 const REMEMBERED: usize = 1024;
 
 /// The queues of all workers.
@@ -48,7 +48,7 @@ impl Default for News {
 }
 
 impl News {
-    /// Passes news on; false when its queue is full.
+    /// Passes a report on. Returns false if its queue is full.
     pub fn tell(&self, event: NeighborEvent) -> bool {
         let queue = match event {
             NeighborEvent::Wanted { .. } => &self.wanted,
@@ -59,7 +59,7 @@ impl News {
     }
 }
 
-/// What one worker told last, by a hash of whom it is about.
+/// The last reports of one worker, by a hash of the neighbour.
 #[derive(Debug)]
 pub struct Recent(Box<[Option<(NeighborEvent, Now)>]>);
 
@@ -70,12 +70,12 @@ impl Default for Recent {
 }
 
 impl Recent {
-    /// Whether this has not been told just now; from now on it has.
+    /// Whether this report was not made recently. The call records it.
     pub fn is_new(&mut self, now: Now, event: NeighborEvent) -> bool {
         let (NeighborEvent::Wanted { interface, addr }
         | NeighborEvent::Seen { interface, addr, .. }
         | NeighborEvent::Conflict { interface, addr, .. }) = event;
-        // The low bits; the remainder is below `REMEMBERED`.
+        // The remainder is below `REMEMBERED`.
         let at = key_hash(&addr, interface, 0) as usize % REMEMBERED;
         let told = self.0[at].is_some_and(|(last, when)| last == event && now < when.plus(REPEATED_AFTER));
         if !told {

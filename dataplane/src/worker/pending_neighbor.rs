@@ -1,5 +1,5 @@
 //! Frames that wait until the link address of their next hop is known, so that the first packet to a neighbour is
-//! late and not lost (TCP would send it again after a second; RFC 4861 section 7.2.2 requires that at least one is
+//! delayed and not lost (TCP would send it again after a second; RFC 4861 section 7.2.2 requires that at least one is
 //! kept).
 //!
 //! The pipeline leaves a frame that it cannot send unchanged, so the worker keeps it here and processes it once more
@@ -18,24 +18,25 @@ use tidegate_core::now::Now;
 use tidegate_core::pipeline::Arrival;
 use tidegate_core::wire::Addr;
 
-/// Neighbours that frames wait for at once.
+/// The maximum number of neighbours that frames wait for at once.
 pub const NEIGHBORS_MAX: usize = 64;
-/// Frames that wait for one neighbour. Those of a flood to an address that nobody has take no more than this.
+/// The maximum number of frames that wait for one neighbour. It also limits a flood to an unused address.
 pub const FRAMES_PER_NEIGHBOR: usize = 16;
-/// Frames that one worker may keep here.
+/// The maximum number of frames that one worker keeps here.
 pub const PARKED_MAX: usize = NEIGHBORS_MAX * FRAMES_PER_NEIGHBOR;
-/// The longest that a frame waits: two or three requests of the resolver, and as long as TCP waits to send again.
+/// The longest time that a frame waits: two or three requests of the resolver, and as long as TCP waits before it sends
+/// again.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
-/// Pause between two looks at the neighbours that are waited for: 64 cost some 3 µs.
+/// Pause between two checks of the pending neighbours: a check of 64 takes some 3 µs.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// A frame, with the way that it arrived by.
+/// A frame with its arrival.
 pub type Parked<F> = (Arrival, F);
 
-/// See the module.
+/// The frames that wait for a neighbour.
 #[derive(Debug)]
 pub struct PendingNeighborQueue<F> {
-    /// Never longer than its capacity at the start.
+    /// It never grows beyond its initial capacity.
     waits: Vec<Wait<F>>,
     next_look: Now,
 }
@@ -48,7 +49,7 @@ struct Wait<F> {
     frames: ArrayVec<Parked<F>, FRAMES_PER_NEIGHBOR>,
 }
 
-/// The frames that waited for one neighbour, in the order that they came.
+/// The frames that waited for one neighbour, in the order of arrival.
 #[derive(Debug)]
 pub enum Released<F> {
     /// Its link address is known.
@@ -64,7 +65,7 @@ impl<F> Default for PendingNeighborQueue<F> {
 }
 
 impl<F> PendingNeighborQueue<F> {
-    /// Whether nothing waits.
+    /// Whether no frame is waiting.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -74,7 +75,7 @@ impl<F> PendingNeighborQueue<F> {
     /// Keeps a frame until this neighbour is found.
     ///
     /// # Errors
-    /// When there is no room: gives it back.
+    /// The frame, if there is no room.
     pub fn park(
         &mut self,
         (interface, addr): (InterfaceIndex, Addr),
@@ -94,7 +95,8 @@ impl<F> PendingNeighborQueue<F> {
         self.waits[at].frames.try_push((arrival, frame)).map_err(|full| full.element().1)
     }
 
-    /// The frames of a neighbour that is found, or waited for too long, if there is one and it is time to look.
+    /// The frames of a neighbour that was found, or for which they waited too long. `None` if there is none, or it is
+    /// too early for the next check.
     pub fn release(&mut self, now: Now, neighbors: &NeighborTable) -> Option<Released<F>> {
         if now < self.next_look {
             return None;
@@ -113,13 +115,13 @@ impl<F> PendingNeighborQueue<F> {
         Some(if resolved { Released::Resolved(frames) } else { Released::Expired(frames) })
     }
 
-    /// How many frames wait.
+    /// The number of waiting frames.
     #[must_use]
     pub fn len(&self) -> usize {
         self.waits.iter().map(|wait| wait.frames.len()).sum()
     }
 
-    /// Frees every frame that waits, and returns how many there were.
+    /// Frees all waiting frames, and returns their number.
     pub fn clear(&mut self) -> usize {
         let waiting = self.len();
         self.waits.clear();

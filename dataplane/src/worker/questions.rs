@@ -13,10 +13,10 @@ use tidegate_core::ids::{BackendId, ServiceId};
 use tidegate_core::now::Now;
 use tidegate_core::wire::Addr;
 
-/// Buckets looked at per turn: some 10 µs.
+/// Buckets examined per turn: some 10 µs.
 const BUCKETS_PER_TURN: u64 = 256;
 
-/// A question, with the way back for its answer.
+/// A query with the channel for its answer.
 #[derive(Debug)]
 pub enum Question {
     /// A listing of flows.
@@ -26,7 +26,7 @@ pub enum Question {
 }
 
 impl Question {
-    /// Looks at a few more buckets; gives the question back while there is more to look at.
+    /// Examines a few more buckets. Returns the query while there are more.
     pub(super) fn go_on(self, flows: &mut FlowTables, now: Now) -> Option<Self> {
         match self {
             Self::Flows(question) => question.go_on(flows, now).map(Self::Flows),
@@ -46,10 +46,11 @@ pub struct SnatPorts {
     pub ports: [u32; 4],
 }
 
-/// A count of the local ports in use, asked for and being made.
+/// A query for the local ports in use, with the counts so far.
 #[derive(Debug)]
 pub struct SnatQuestion {
-    /// A hash table with linear probing: its length is a power of two, twice as long as what it may hold.
+    /// A hash table with linear probing. Its length is a power of two, at least twice the number of pairs that it may
+    /// hold.
     counts: Vec<Option<SnatPorts>>,
     held: usize,
     cursor: u64,
@@ -57,8 +58,8 @@ pub struct SnatQuestion {
 }
 
 impl SnatQuestion {
-    /// Of up to `pairs` pairs of a SNAT address and a backend; those beyond are left out. Sets the memory aside here,
-    /// on the asker's thread. The channel needs room for one.
+    /// Counts up to `pairs` pairs of a SNAT address and a backend, and leaves out the rest. Allocates the memory here,
+    /// on the caller's thread. The channel must have room for one answer.
     #[must_use]
     pub fn new(pairs: usize, reply: SyncSender<Vec<Option<SnatPorts>>>) -> Self {
         Self { counts: vec![None; 2 * pairs.max(1).next_power_of_two()], held: 0, cursor: 0, reply }
@@ -66,7 +67,7 @@ impl SnatQuestion {
 
     fn count(&mut self, flow: &FlowView) {
         let FlowKind::Nat { source, .. } = flow.kind else { return };
-        // With `nat` the client keeps its address.
+        // With `nat` the client's address does not change.
         if flow.expired || source == flow.client {
             return;
         }
@@ -98,7 +99,7 @@ impl SnatQuestion {
                 Some(self)
             }
             None => {
-                // The asker may have left.
+                // The caller may no longer be waiting.
                 drop(self.reply.try_send(self.counts));
                 None
             }
@@ -106,21 +107,21 @@ impl SnatQuestion {
     }
 }
 
-/// The place of a phase among [`SnatPorts::ports`].
+/// The index of a phase in [`SnatPorts::ports`].
 fn phase_index(phase: Phase) -> usize {
     phase as usize
 }
 
-/// Which flows to list; what is `None` does not matter.
+/// Selects the flows to list. A field that is `None` matches all flows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlowFilter {
-    /// Of one of these service ports.
+    /// The service port is one of these.
     pub services: Option<Arc<[ServiceId]>>,
-    /// To one of these backends: one endpoint is one behind each service port.
+    /// The backend is one of these. An endpoint is a separate backend behind each service port.
     pub backends: Option<Arc<[BackendId]>>,
-    /// Of this client.
+    /// The client has this address.
     pub client: Option<Addr>,
-    /// Of this port of a client; session affinity is of all its ports.
+    /// The client has this port. An entry of session affinity matches every port.
     pub client_port: Option<u16>,
 }
 
@@ -133,7 +134,7 @@ impl FlowFilter {
     }
 }
 
-/// A listing of flows, asked for and being made.
+/// A query for flows, with the result so far.
 #[derive(Debug)]
 pub struct FlowQuestion {
     filter: FlowFilter,
@@ -144,13 +145,14 @@ pub struct FlowQuestion {
 }
 
 impl FlowQuestion {
-    /// Up to `limit` flows; sets their memory aside here, on the asker's thread. The channel needs room for one.
+    /// Lists up to `limit` flows. Allocates the memory here, on the caller's thread. The channel must have room for one
+    /// answer.
     #[must_use]
     pub fn new(filter: FlowFilter, limit: usize, reply: SyncSender<Vec<FlowView>>) -> Self {
         Self { filter, found: Vec::with_capacity(limit), limit, cursor: 0, reply }
     }
 
-    /// Looks at a few more buckets; gives the question back while there is more to look at.
+    /// Examines a few more buckets. Returns the query while there are more.
     fn go_on(mut self, flows: &mut FlowTables, now: Now) -> Option<Self> {
         let Self { filter, found, limit, cursor, .. } = &mut self;
         let (limit, cursor) = (*limit, *cursor);
@@ -165,7 +167,7 @@ impl FlowQuestion {
                 Some(self)
             }
             _ => {
-                // The asker waits with a bound and may have left.
+                // The caller waits with a limit and may no longer be waiting.
                 drop(self.reply.try_send(self.found));
                 None
             }

@@ -1,4 +1,4 @@
-//! What a port is configured with.
+//! The configuration of a port.
 
 use crate::flow::RssConfig;
 
@@ -7,23 +7,24 @@ use crate::flow::RssConfig;
 pub struct PortConfig {
     /// Number of receive queues, and of transmit queues.
     pub queues: u16,
-    /// Descriptors in each receive ring; adjusted to what the device takes.
+    /// Descriptors in each receive ring, adjusted to the limits of the device.
     pub rx_descriptors: u16,
-    /// Descriptors in each transmit ring; adjusted to what the device takes.
+    /// Descriptors in each transmit ring, adjusted to the limits of the device.
     pub tx_descriptors: u16,
-    /// Bytes of an IP packet. None leaves it: for a vdev on a kernel interface, what that has.
+    /// The MTU in bytes of an IP packet. `None` leaves it unchanged: for a vdev on a kernel interface, that of the
+    /// interface.
     pub mtu: Option<u16>,
-    /// The address to take over, where the device lets itself be given one.
+    /// The address to set, if the device supports it.
     pub mac: Option<[u8; 6]>,
     /// Receive frames for any address.
     pub promiscuous: bool,
-    /// Receive frames for any multicast group (neighbour solicitations go to such).
+    /// Receive frames for any multicast group (neighbour solicitations go to such groups).
     pub all_multicast: bool,
-    /// How to deal frames to several queues, where the device can be told.
+    /// How to distribute frames to several queues, if the device supports it.
     pub rss: RssConfig,
-    /// Have the device verify checksums where it can ([`crate::Mbuf::ip_checksum`], `l4_checksum`).
+    /// Let the device verify checksums if it can ([`crate::Mbuf::ip_checksum`], `l4_checksum`).
     pub verify_checksums: bool,
-    /// Have the device take 802.1Q tags out of frames where it can ([`crate::Mbuf::stripped_vlan`]).
+    /// Let the device remove 802.1Q tags from frames if it can ([`crate::Mbuf::stripped_vlan`]).
     pub strip_vlan: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A device as the EAL has it: how it is plugged in, set up, and gone for good.
+//! A device of the EAL: how it is plugged in, set up, and removed.
 //!
 //! What lives here: the calls into ethdev's control side that change something, and the state that says which are
 //! allowed. Only [`super::Port`] calls them; queues hold the [`Device`] so that it stays.
@@ -26,11 +26,11 @@ pub(crate) struct Device {
     name: String,
     driver: String,
     bus_device: *mut sys::rte_device,
-    /// Receive queues while it runs; 0 when it is stopped.
+    /// The number of receive queues while it runs; 0 when it is stopped.
     running_queues: u16,
-    /// What its queues take mbufs from; kept until it is closed or set up anew.
+    /// The pool that its queues take mbufs from. Kept until the device is closed or set up again.
     pool: Option<PktPool>,
-    /// The rings that it is made of, if it is; kept until it is closed.
+    /// The rings that it consists of, if any. Kept until it is closed.
     rings: Vec<Arc<Ring>>,
     _eal: Eal,
 }
@@ -140,12 +140,12 @@ impl Device {
         raw_info(self.id, &self.name)
     }
 
-    /// Turns a return value into an error that names the port and what was being done.
+    /// Turns a return value into an error that names the port and the operation.
     pub(super) fn check(&self, what: &'static str, result: i32) -> Result<i32, PortError> {
         Errno::check(result).map_err(|source| PortError::Call { port: self.name.clone(), what, source })
     }
 
-    /// As [`Device::check`], but for a driver that does not have the notion.
+    /// Like [`Device::check`], but ignores the error of a driver that does not support the operation.
     fn check_if_supported(&self, what: &'static str, result: i32) -> Result<(), PortError> {
         match Errno::check(result) {
             Err(source) if is_unsupported(source) => Ok(()),
@@ -153,7 +153,7 @@ impl Device {
         }
     }
 
-    /// Sets a stopped port and its queues up. The figures are within what the port said it takes.
+    /// Sets a stopped port and its queues up. The caller has checked the values against the limits of the port.
     pub(super) fn configure(&mut self, config: &PortConfig, pool: &PktPool) -> Result<(), PortError> {
         let info = self.raw_info()?;
         let mut conf = sys::rte_eth_conf::default();
@@ -180,7 +180,7 @@ impl Device {
         if let Some(mtu) = config.mtu {
             conf.rxmode.mtu = u32::from(mtu);
         }
-        // A frame may have come in several segments (net_pcap makes them of jumbo frames).
+        // A frame may have been received in several segments (net_pcap does so for jumbo frames).
         conf.txmode.offloads = sys::DPDK_SYS_TX_OFFLOAD_MULTI_SEGS & info.tx_offload_capa;
 
         let (mut rx_descriptors, mut tx_descriptors) = (config.rx_descriptors, config.tx_descriptors);
@@ -200,7 +200,7 @@ impl Device {
                 "adjust the descriptors",
                 sys::rte_eth_dev_adjust_nb_rx_tx_desc(self.id, &mut rx_descriptors, &mut tx_descriptors),
             )?;
-            // The old pool is let go only after the queues have the new one.
+            // The old pool is released only after the queues have the new one.
             let _old = self.pool.replace(pool.clone());
             for queue in 0..config.queues {
                 self.check(
@@ -230,7 +230,7 @@ impl Device {
         }
     }
 
-    /// Starts a port that is set up.
+    /// Starts a port that has been set up.
     pub(super) fn start(&mut self, config: &PortConfig) -> Result<(), PortError> {
         // SAFETY: attached, configured, all of its queues set up.
         self.check("start", unsafe { sys::rte_eth_dev_start(self.id) })?;
@@ -243,7 +243,7 @@ impl Device {
         set
     }
 
-    /// Some drivers (net_null) do not look at the key in the configuration.
+    /// Sets the RSS key explicitly: some drivers (net_null) ignore the key in the configuration.
     fn set_rss_key(&self, config: &PortConfig) -> Result<(), PortError> {
         let hash = config.rss.hash.bits() & self.raw_info()?.flow_type_rss_offloads;
         let Some(mut key) = config.rss.key.clone().filter(|_| config.queues > 1 && hash != 0) else {
@@ -262,7 +262,7 @@ impl Device {
         self.check_if_supported("set the RSS key", result)
     }
 
-    /// A driver that has no promiscuous mode hands over all that it gets.
+    /// Sets promiscuous and multicast mode. A driver without promiscuous mode passes on all frames that it gets.
     fn set_modes(&self, config: &PortConfig) -> Result<(), PortError> {
         // SAFETY: attached and started.
         let (promiscuous, multicast) = unsafe {
@@ -283,7 +283,7 @@ impl Device {
         self.check_if_supported("set all-multicast mode", multicast)
     }
 
-    /// Takes over an address; the caller has the port mutably.
+    /// Sets its address. The caller has mutable access to the port.
     pub(super) fn set_mac(&self, mac: [u8; 6]) -> Result<(), PortError> {
         unicast(&self.name, mac)?;
         let mut address = sys::rte_ether_addr { addr_bytes: mac };
@@ -292,7 +292,7 @@ impl Device {
         self.check("set the address", result).map(drop)
     }
 
-    /// Stops it, if it runs.
+    /// Stops it if it is running.
     pub(super) fn stop(&mut self) -> Result<(), PortError> {
         let queues = std::mem::take(&mut self.running_queues);
         if queues == 0 {
@@ -305,7 +305,8 @@ impl Device {
         self.check("stop", unsafe { sys::rte_eth_dev_stop(self.id) }).map(drop)
     }
 
-    /// A net_ring that made its own rings frees them at its end without freeing the mbufs inside.
+    /// Frees the mbufs in the rings of a net_ring. If it created its own rings, it frees them without freeing the mbufs
+    /// inside.
     fn free_what_its_rings_hold(&self, queues: u16) {
         for queue in 0..queues {
             loop {
@@ -327,7 +328,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // Nothing can be done about a driver that fails to stop; closing it is still right.
+        // If the driver fails to stop, there is no remedy; closing it is still correct.
         let _ = self.stop();
         let mut claimed = claimed();
         claimed.retain(|&id| id != self.id);
@@ -348,7 +349,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Refuses addresses that no single device can have.
+/// Rejects addresses that a single device cannot have.
 pub(super) fn unicast(port: &str, mac: [u8; 6]) -> Result<(), PortError> {
     if mac[0] & 1 == 0 && mac != [0; 6] {
         return Ok(());
@@ -361,22 +362,22 @@ pub(super) fn unicast(port: &str, mac: [u8; 6]) -> Result<(), PortError> {
     })
 }
 
-/// For names of devices that were given none.
+/// A counter for names of devices without one.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// The ports that a [`Device`] stands for. Its lock is the one for plugging and unplugging too.
+/// The ports that belong to a [`Device`]. Its lock also protects plugging and unplugging.
 fn claimed() -> MutexGuard<'static, Vec<u16>> {
     static CLAIMED: Mutex<Vec<u16>> = Mutex::new(Vec::new());
     CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A device string, taken apart.
+/// A parsed device string.
 struct DeviceString {
-    /// What the port will be called.
+    /// The name that the port will have.
     name: String,
-    /// What the EAL is given.
+    /// The string for the EAL.
     devargs: String,
-    /// What would probably help when it is refused.
+    /// A likely remedy if the EAL rejects it.
     hint: &'static str,
 }
 
@@ -415,7 +416,7 @@ impl DeviceString {
     }
 }
 
-/// A vdev's name needs a number at its end, to be told from others of the driver.
+/// The name of a vdev needs a number at its end, to distinguish it from others of the driver.
 fn numbered(name: &str) -> String {
     if name.ends_with(|c: char| c.is_ascii_digit()) {
         return name.to_owned();
@@ -428,7 +429,7 @@ fn numbered(name: &str) -> String {
     }
 }
 
-/// `DDDD:BB:DD.F`, or without the domain, in the first form.
+/// Accepts `DDDD:BB:DD.F`, with or without the domain, and returns the form with it.
 fn pci_address(text: &str) -> Option<String> {
     let is_hex = |part: &str, len| part.len() == len && part.chars().all(|c| c.is_ascii_hexdigit());
     let (rest, function) = text.rsplit_once('.')?;
@@ -442,7 +443,8 @@ fn pci_address(text: &str) -> Option<String> {
     good.then(|| format!("{domain}:{bus}:{device}.{function}").to_ascii_lowercase())
 }
 
-/// The port that goes by that name, or by that name with something after it that is no digit (a PCI device's first).
+/// The port with this name, or with this name followed by a character that is not a digit (the first port of a PCI
+/// device).
 fn port_named(name: &str) -> Option<u16> {
     ports().find(|&id| {
         port_name(id).is_some_and(|found| {
@@ -460,7 +462,7 @@ fn port_name(id: u16) -> Option<String> {
     }
 }
 
-/// All ports that are attached.
+/// All attached ports.
 fn ports() -> impl Iterator<Item = u16> {
     // SAFETY: looks an index up in a static array, which it checks.
     (0..sys::RTE_MAX_ETHPORTS as u16).filter(|&id| unsafe { sys::rte_eth_dev_is_valid_port(id) } != 0)
@@ -481,7 +483,7 @@ fn raw_info(id: u16, name: &str) -> Result<sys::rte_eth_dev_info, PortError> {
     Ok(info)
 }
 
-/// Whether the driver has no such notion, rather than failed at it.
+/// Whether the driver does not support the operation, as opposed to failing at it.
 fn is_unsupported(error: Errno) -> bool {
     error.code() == libc::ENOTSUP || error.code() == libc::ENOSYS
 }

@@ -92,8 +92,8 @@ impl Pipeline {
         snapshot.address(to.0).is_none().then(|| owner_of_client(to, proto, self.workers))
     }
 
-    /// Checks that this worker may process a packet whose flow belongs to `owner`. The error is the verdict: a hand-over to
-    /// `owner`, or a drop if the packet was handed over before.
+    /// Checks that this worker may process a packet whose flow belongs to `owner`. The error is the verdict: a
+    /// hand-over to `owner`, or a drop if the packet was handed over before.
     #[inline]
     pub(super) fn at_home(&self, owner: WorkerIndex, arrival: Arrival) -> Result<(), Verdict> {
         match arrival {

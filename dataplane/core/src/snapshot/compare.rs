@@ -1,9 +1,10 @@
-//! A snapshot against one that is compiled from scratch: whether packets are forwarded alike.
+//! Compares a snapshot with one that is compiled from scratch: both must forward packets alike.
 //!
-//! Used by the daemon now and then, in the background: a snapshot is most often revised from the one before. Ids, and the
-//! generation of [`Snapshot::admission`], are left out, because they depend on what there was before; what ids stand for
-//! is compared instead. Link addresses are not a part of snapshots. The snapshot from scratch has a neighbour table of its
-//! own, so that a comparison changes nothing that workers read, and takes no lock that anybody else waits for.
+//! The daemon runs this now and then in the background, because most snapshots are revised from the previous one. Ids,
+//! and the generation of [`Snapshot::admission`], are left out, because they depend on earlier snapshots; the objects
+//! that ids stand for are compared instead. Link addresses are not a part of snapshots. The snapshot from scratch has
+//! its own neighbour table, so that a comparison changes nothing that workers read, and takes no lock that another
+//! thread waits for.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -24,15 +25,15 @@ use crate::selector::Selector;
 use crate::service::BackendInfo;
 use crate::wire::{Addr, Family};
 
-/// Flows of each service port whose backend is shown where the choice differs.
+/// The number of flows of each service port whose backend is shown if the choices differ.
 const FLOWS: u64 = 64;
 
 impl Snapshot {
-    /// Compares with a snapshot that is compiled from scratch of the same spec. `neighbors` is the table that this one was
-    /// compiled with. Takes some times as long as a compile from scratch, and the memory of a second snapshot; call it on
-    /// a thread that nobody waits for.
+    /// Compares with a snapshot that is compiled from scratch from the same spec. `neighbors` is the table that this
+    /// one was compiled with. Takes several times as long as a compile from scratch, and the memory of a second
+    /// snapshot. Call it on a thread of low priority.
     ///
-    /// `None` where a neighbour table was full: what is left out then depends on what there was before.
+    /// `None` if a neighbour table was full: the parts left out then depend on earlier snapshots.
     #[must_use]
     pub fn compare(&self, spec: &SnapshotSpec, neighbors: &NeighborTable) -> Option<Vec<Difference>> {
         let own = NeighborTable::new();
@@ -71,7 +72,7 @@ fn is_lack_of_room(problem: &Problem) -> bool {
     }
 }
 
-/// A snapshot with the table that its next hops are in.
+/// A snapshot with the table of its next hops.
 #[derive(Clone, Copy)]
 struct Seen<'a> {
     snapshot: &'a Snapshot,
@@ -83,10 +84,10 @@ impl<'a> Seen<'a> {
         self.snapshot.services().map(move |(service, info)| self.port(service, info))
     }
 
-    /// A service port as packets meet it, and as people see it.
+    /// A service port as packets use it, and as people see it.
     fn port(self, service: &'a Service, info: &'a ServiceInfo) -> impl Debug {
         let snapshot = self.snapshot;
-        // The patterns are complete, so that a new field is not forgotten.
+        // The patterns are complete, so that a new field cannot be forgotten.
         let ServiceInfo {
             id: info_id,
             key,
@@ -130,7 +131,7 @@ impl<'a> Seen<'a> {
         (names, is_found, record, times, (asked, admits), list, choices)
     }
 
-    /// A backend of the service port `service` as packets meet it.
+    /// A backend of the service port `service` as packets use it.
     fn backend(self, service: ServiceId, id: BackendId) -> Option<impl Debug + use<>> {
         let &Backend {
             address,
@@ -155,19 +156,19 @@ impl<'a> Seen<'a> {
         Some(((address, port, protocol), mode, state, family, (interface, self.next_hop(neighbor)), links))
     }
 
-    /// The same as people see it.
+    /// A backend as people see it.
     fn shown(self, info: &BackendInfo) -> impl Debug + use<> {
         let &BackendInfo { id, endpoint, address, port, weight, state } = info;
         let is_endpoint = self.snapshot.backend(id).map(|backend| backend.endpoint == endpoint);
         (address, port, weight, state, is_endpoint)
     }
 
-    /// Address and port of a backend.
+    /// The address and port of a backend.
     fn at(self, id: BackendId) -> Option<(Addr, u16)> {
         self.snapshot.backend(id).map(|backend| (backend.address, backend.port))
     }
 
-    /// A number for all that a selector chooses by: who owns which seat or slot.
+    /// A number for all choices of a selector: the owner of each seat or slot.
     fn all_choices(self, selector: &Selector) -> u64 {
         let mut hasher = DefaultHasher::new();
         match selector {
@@ -182,7 +183,8 @@ impl<'a> Seen<'a> {
         hasher.finish()
     }
 
-    /// Backends and endpoints that an id finds and no service port has: flows of a backend that is gone would go on.
+    /// Backends and endpoints that an id finds although no service port has them: flows to a removed backend would
+    /// continue.
     fn left_over(self) -> Vec<(Addr, u16)> {
         let infos = self.snapshot.services().flat_map(|(_, info)| &info.backends);
         let listed: HashSet<BackendId> = infos.map(|info| info.id).collect();
@@ -202,7 +204,7 @@ impl<'a> Seen<'a> {
         endpoints.iter().map(|(key, _)| (key, endpoints.known(key).map(|(_, uses)| uses)))
     }
 
-    /// What leads to all that the spec names.
+    /// The routes to everything that the spec names.
     fn routes(self, spec: &SnapshotSpec) -> impl Iterator<Item = impl Debug> {
         let networks = spec.routes.iter().flat_map(|route| [route.to.network(), route.via]);
         let links = spec.interfaces.iter().flat_map(|interface| &interface.addresses);
@@ -272,7 +274,7 @@ mod tests {
         let (revised, _) =
             Snapshot::compile(&spec(2, &[13, 12]), Some(&first), &neighbors).expect("it compiles");
         assert_eq!(revised.compare(&spec(2, &[13, 12]), &neighbors), Some(Vec::new()));
-        // The order does not matter to packets, but the next revision would take it for a change.
+        // Packets do not depend on the order, but the next revision would treat it as a change.
         let found = revised.compare(&spec(2, &[12, 13]), &neighbors).expect("there is room");
         assert_eq!(found.iter().map(|one| &*one.part).collect::<Vec<_>>(), ["lineage"]);
         let found = revised.compare(&spec(2, &[12, 14]), &neighbors).expect("there is room");
@@ -306,7 +308,7 @@ mod tests {
             let old = Snapshot::compile(&spec(1, &[11]), None, &neighbors).expect("it compiles").0;
             snapshot.endpoints = old.endpoints;
         });
-        // The second one is of a backend more than before.
+        // The second spec has one backend more.
         assert!(endpoints.contains(&"endpoints[1]".to_owned()), "{endpoints:?}");
         assert_eq!(stale(&|snapshot| snapshot.snat_v4 = Arc::default()), ["surroundings"]);
         let before = stale(&|snapshot| {
@@ -325,7 +327,7 @@ mod tests {
                 spec
             };
             let neighbors = NeighborTable::with_capacity(64);
-            // Of one backend more, and of another one at the same place.
+            // With one backend more, and with a different one at the same position.
             for (before, after) in [(&[11][..], &[11, 12][..]), (&[11, 12], &[11, 13])] {
                 let (first, _) = Snapshot::compile(&of(1, before), None, &neighbors).expect("it compiles");
                 let next = of(2, after);
@@ -350,7 +352,7 @@ mod tests {
         let next = spec(2, &[11]);
         let (mut revised, _) = Snapshot::compile(&next, Some(&compile()), &neighbors).expect("it compiles");
         assert_eq!(revised.compare(&next, &neighbors), Some(Vec::new()));
-        // Flows to the backend that is gone would go on.
+        // Flows to the removed backend would continue.
         revised.backends = compile().backends;
         let found = revised.compare(&next, &neighbors).expect("there is room");
         let left = found.iter().find(|one| one.part == "left over[0]").expect("it is left over");

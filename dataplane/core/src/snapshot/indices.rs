@@ -3,7 +3,7 @@
 //! A free index goes to the next holder with its generation incremented. The lowest is used first, so tables stay
 //! dense and the same history gives the same ids. The compile of a snapshot calls it.
 //!
-//! Invariant: an index has one holder in a snapshot, and no (index, generation) names two things in a row.
+//! Invariant: an index has one holder in a snapshot, and no (index, generation) is used for two objects in a row.
 //! Generations count modulo 2^10: a flow entry that is older than 1,023 holders of one index could match again.
 
 use std::collections::BTreeSet;
@@ -19,27 +19,28 @@ pub(super) struct Generations {
     pub(super) endpoints: Kind,
 }
 
-/// Indices of one kind of thing.
+/// The indices of one kind of object.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Kind {
-    /// Generation of the holder, or the last one, of each index in use so far.
+    /// For each index used so far, the generation of its current or last holder.
     generations: Chunked<u32>,
-    /// Those without a holder.
+    /// The indices without a holder.
     free: Arc<BTreeSet<usize>>,
 }
 
 impl Kind {
-    /// Indices in use so far.
+    /// The number of indices used so far.
     pub(super) fn len(&self) -> usize {
         self.generations.len()
     }
 
-    /// Each index with the generation of its holder, or of the last one.
+    /// Each index with the generation of its current or last holder.
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, u32)> {
         self.generations.iter().copied().enumerate()
     }
 
-    /// The same after these holders are gone and so many have come; what the new ones have, in their order.
+    /// A copy without the holders in `gone` and with `new` new ones, and the index and generation of each new one in
+    /// order.
     pub(super) fn revised(&self, gone: impl Iterator<Item = usize>, new: usize) -> (Self, Vec<(usize, u32)>) {
         let mut free = Arc::clone(&self.free);
         for index in gone {
@@ -65,7 +66,7 @@ impl Kind {
     }
 }
 
-/// One kind of index while a snapshot is compiled: first all [`Self::keep`], then all [`Self::fresh`].
+/// The indices of one kind during a compile: first call [`Self::keep`] for all existing holders, then [`Self::fresh`].
 #[derive(Debug)]
 pub(super) struct Indices {
     generations: Vec<u32>,
@@ -82,7 +83,7 @@ impl Indices {
         }
     }
 
-    /// Its holder lives on.
+    /// Records that the holder of an index still exists.
     pub(super) fn keep(&mut self, index: usize) {
         assert!(!std::mem::replace(&mut self.held[index], true), "an index has one holder");
     }

@@ -10,20 +10,20 @@ use ipnet::IpNet;
 use super::spec::InterfaceSpec;
 use crate::wire::{Addr, Family, MacAddr, VlanId};
 
-/// See the module.
+/// A port of the gateway.
 #[derive(Debug, Clone)]
 pub struct Interface {
     /// Source address of all frames sent.
     pub mac: MacAddr,
     /// Largest IP packet in bytes.
     pub mtu: u16,
-    /// The tag of every frame here.
+    /// The 802.1Q tag of every frame on this interface.
     pub vlan: Option<VlanId>,
     /// The gateway's own address in ARP requests and ICMP errors here: its first IPv4 address.
     pub source_v4: Option<Addr>,
-    /// The same for IPv6: its first address that is not link-local, else its first.
+    /// The gateway's own IPv6 address there: the first one that is not link-local, otherwise its first.
     pub source_v6: Option<Addr>,
-    /// Own addresses with their on-link prefixes.
+    /// Its own addresses with their on-link prefixes.
     pub addresses: Box<[IpNet]>,
     /// The name in the configuration.
     pub name: String,
@@ -55,7 +55,7 @@ impl Interface {
         })
     }
 
-    /// The gateway's own address towards a neighbour of this family.
+    /// The gateway's own address that neighbours of this family see.
     #[inline]
     #[must_use]
     pub fn source(&self, family: Family) -> Option<Addr> {

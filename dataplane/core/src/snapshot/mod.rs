@@ -6,9 +6,9 @@
 //! the functions for people at the end. Link addresses are not here, because they change independently: they are in
 //! the [`NeighborTable`](crate::neighbors::NeighborTable) that all snapshots share.
 //!
-//! Invariant: a snapshot names no backend that it does not contain; an id from an older one finds the same thing or
-//! nothing. Equal specs compile to snapshots that make the same decisions, whatever the order in which they list
-//! things.
+//! Invariant: a snapshot names no backend that it does not contain; an id from an older snapshot finds the same object
+//! or nothing. Equal specs compile to snapshots that make the same decisions, in whatever order they list services and
+//! backends.
 
 mod compare;
 mod compile;
@@ -40,7 +40,7 @@ use crate::wire::{Addr, Family};
 use compile::{Holds, Lineage};
 use indices::Generations;
 
-/// See the module.
+/// The forwarding state of one moment. See the module documentation.
 ///
 /// ```
 /// use tidegate_core::neighbors::NeighborTable;
@@ -64,7 +64,7 @@ pub struct Snapshot {
     tunnel_source_v6: Option<TunnelPrefix>,
     policy: Policy,
     default_routers: Arc<[NeighborSlot]>,
-    /// What the next compile carries on: not read by workers.
+    /// The input of the next compile. Workers do not read it.
     generations: Generations,
     tables: Tables,
     source_ranges: Sets,
@@ -72,17 +72,17 @@ pub struct Snapshot {
     admission: u64,
     routers: Arc<[NeighborSlot]>,
     static_neighbors: Arc<[NeighborSlot]>,
-    /// Keep the slots of next hops while this snapshot can be read.
+    /// Holds the slots of next hops while this snapshot can be read.
     holds: Holds,
     lineage: Lineage,
 }
 
-/// Ids that no snapshot before had.
+/// The ids that the previous snapshot did not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fresh {
-    /// Of service ports.
+    /// Ids of service ports.
     pub services: Box<[ServiceId]>,
-    /// Of backends.
+    /// Ids of backends.
     pub backends: Box<[BackendId]>,
 }
 
@@ -96,28 +96,28 @@ impl Snapshot {
         key_hash(dst, proto, port)
     }
 
-    /// Asks the cache for the line where the look-up of a service begins.
+    /// Prefetches the line at which the look-up of a service begins.
     #[inline]
     pub fn prefetch_service(&self, hash: u64) {
         self.services.prefetch(hash);
     }
 
-    /// The service port that a packet is to, `hash` being [`Self::hash_service`] of the same key.
+    /// The service port of a packet. `hash` is the result of [`Self::hash_service`] for the same key.
     #[inline]
     #[must_use]
     pub fn service(&self, hash: u64, dst: &Addr, proto: u8, port: u16) -> Option<&Service> {
         self.services.find(hash, dst, proto, port)
     }
 
-    /// The service port of an id, unless it is gone.
+    /// The service port of an id, if it still exists.
     #[inline]
     #[must_use]
     pub fn service_by_id(&self, id: ServiceId) -> Option<&Service> {
         self.services.by_id(id)
     }
 
-    /// Whether a client may begin a flow with a service: one comparison where the service has no source ranges, else
-    /// some cache lines ([`source_ranges`](crate::source_ranges)).
+    /// Whether a client may begin a flow with a service. Costs one comparison if the service has no source ranges,
+    /// otherwise some cache lines ([`source_ranges`](crate::source_ranges)).
     #[inline]
     #[must_use]
     pub fn admits(&self, service: &Service, client: &Addr) -> bool {
@@ -135,42 +135,42 @@ impl Snapshot {
         self.admission
     }
 
-    /// Asks the cache for a backend.
+    /// Prefetches a backend.
     #[inline]
     pub fn prefetch_backend(&self, id: BackendId) {
         self.backends.prefetch(id);
     }
 
-    /// The backend of an id, unless it is gone.
+    /// The backend of an id, if it still exists.
     #[inline]
     #[must_use]
     pub fn backend(&self, id: BackendId) -> Option<&Backend> {
         self.backends.by_id(id)
     }
 
-    /// The hash of an endpoint, for [`Self::prefetch_endpoint`] and [`Self::endpoint`]. For the same address,
-    /// protocol and port it is that of [`Self::hash_service`].
+    /// The hash of an endpoint, for [`Self::prefetch_endpoint`] and [`Self::endpoint`]. It equals
+    /// [`Self::hash_service`] for the same address, protocol and port.
     #[inline]
     #[must_use]
     pub fn hash_endpoint(addr: &Addr, proto: u8, port: u16) -> u64 {
         key_hash(addr, proto, port)
     }
 
-    /// Asks the cache for the line where the look-up of an endpoint begins.
+    /// Prefetches the line at which the look-up of an endpoint begins.
     #[inline]
     pub fn prefetch_endpoint(&self, hash: u64) {
         self.endpoints.prefetch(hash);
     }
 
-    /// The endpoint of a `nat` or `fullnat` service that a packet is from, `hash` being
-    /// [`Self::hash_endpoint`] of the same key.
+    /// The endpoint of a `nat` or `fullnat` service that sent a packet. `hash` is the result of [`Self::hash_endpoint`]
+    /// for the same key.
     #[inline]
     #[must_use]
     pub fn endpoint(&self, hash: u64, addr: &Addr, proto: u8, port: u16) -> Option<EndpointId> {
         self.endpoints.find(hash, addr, port, proto)
     }
 
-    /// What an address of ours is; `None` if it is not ours.
+    /// The kind of an address of ours; `None` if it is not ours.
     #[inline]
     #[must_use]
     pub fn address(&self, dst: &Addr) -> Option<AddressKind> {
@@ -178,8 +178,8 @@ impl Snapshot {
         self.addresses.find(dst).or_else(tunnel)
     }
 
-    /// Why an address cannot be the source of a packet from the wire, judged by the address alone. Routers are
-    /// included; they may send everything except packets to services.
+    /// The reason why an address cannot be the source of a packet from the wire, based on the address alone. It
+    /// includes routers, which may send everything except packets to services.
     #[inline]
     #[must_use]
     pub fn source_fault(&self, src: &Addr) -> Option<SourceFault> {
@@ -187,8 +187,8 @@ impl Snapshot {
         self.addresses.source_fault(src).or_else(tunnel)
     }
 
-    /// Whether answers to a link-local client stay on its link: a backend sends them with DSR, the gateway otherwise,
-    /// which has to have the client's network connected.
+    /// Whether answers to a link-local client stay on its link. With DSR a backend sends them. Otherwise the gateway
+    /// sends them, and must be connected to the client's network.
     #[must_use]
     pub fn answers_on_link(&self, client: &Addr, mode: ForwardingMode) -> bool {
         mode.is_dsr() || self.route(client).is_some_and(|hop| hop.via.is_none())
@@ -200,20 +200,20 @@ impl Snapshot {
         &self.default_routers
     }
 
-    /// How packets are met that a gateway may well refuse.
+    /// How the gateway treats packets that it may refuse.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Where a packet to `dst` leaves: longest prefix of connected networks and routes.
+    /// The next hop of a packet to `dst`: the longest prefix of connected networks and routes.
     #[inline]
     #[must_use]
     pub fn route(&self, dst: &Addr) -> Option<NextHop> {
         self.routes.find(dst)
     }
 
-    /// All that [`Self::route`] goes by.
+    /// The table that [`Self::route`] uses.
     #[must_use]
     pub fn routes(&self) -> &Routes {
         &self.routes
@@ -260,19 +260,19 @@ impl Snapshot {
         sources.into_iter().flatten().any(|source| source.contains(addr))
     }
 
-    /// Whether a backend at this address answers clients itself: what a tunnel may lead to.
+    /// Whether a backend at this address answers clients itself, so that a tunnel may lead to it.
     #[must_use]
     pub fn has_direct_backend(&self, address: &Addr) -> bool {
         self.endpoints.has_direct(address)
     }
 
-    /// The same for one (address, port, protocol).
+    /// Like [`Self::has_direct_backend`], for one (address, port, protocol).
     #[must_use]
     pub fn is_direct_backend(&self, key: &EndpointKey) -> bool {
         self.endpoints.is_direct_at(key)
     }
 
-    /// Asks the cache for the first lines of what every packet reads.
+    /// Prefetches the first lines of the data that every packet reads.
     #[inline]
     pub fn prefetch(&self) {
         prefetch::read(self);
@@ -287,18 +287,18 @@ impl Snapshot {
         self.generation
     }
 
-    /// All service ports in the order of (VIP, protocol, port); their backends are in the info.
+    /// All service ports in the order of (VIP, protocol, port). Their backends are in the [`ServiceInfo`].
     pub fn services(&self) -> impl ExactSizeIterator<Item = (&Service, &ServiceInfo)> {
         self.services.iter()
     }
 
-    /// A service port for people, unless it is gone.
+    /// A service port for display, if it still exists.
     #[must_use]
     pub fn service_info(&self, id: ServiceId) -> Option<&ServiceInfo> {
         self.services.info(id)
     }
 
-    /// Seats or Maglev slots of each backend of a service, in the order of [`ServiceInfo::backends`].
+    /// The number of seats or Maglev slots of each backend of a service, in the order of [`ServiceInfo::backends`].
     #[must_use]
     pub fn shares(&self, service: &Service) -> Vec<u32> {
         let shares = service.selector().shares();
@@ -306,13 +306,13 @@ impl Snapshot {
         backends.iter().map(|backend| shares.get(&backend.id).copied().unwrap_or(0)).collect()
     }
 
-    /// The endpoint of an id, unless it is gone.
+    /// The endpoint of an id, if it still exists.
     #[must_use]
     pub fn endpoint_key(&self, id: EndpointId) -> Option<EndpointKey> {
         self.endpoints.by_id(id)
     }
 
-    /// All addresses of ours with their kinds, sorted, but those that are only sources of tunnels.
+    /// All addresses of ours with their kinds, sorted, without those that are only sources of tunnels.
     pub fn addresses(&self) -> impl Iterator<Item = (Addr, AddressKind)> {
         self.addresses.iter()
     }
@@ -327,32 +327,32 @@ impl Snapshot {
         all
     }
 
-    /// Whether the spec names the same next hops, and the same addresses to be announced, as that of the snapshot
-    /// before. False where that was not looked into.
+    /// Whether the spec names the same next hops, and the same addresses to be announced, as the spec of the previous
+    /// snapshot. False if that was not checked.
     #[must_use]
     pub fn same_outside(&self) -> bool {
         self.lineage.same_outside
     }
 
-    /// The ids that the previous snapshot did not have: counters by id start at 0 for these.
+    /// The ids that the previous snapshot did not have. Counters by id start at 0 for these.
     #[must_use]
     pub fn fresh(&self) -> &Fresh {
         &self.lineage.fresh
     }
 
-    /// How long tables indexed by [`ServiceId::index`] have to be (counters).
+    /// The required length of tables indexed by [`ServiceId::index`], such as counters.
     #[must_use]
     pub fn service_indices(&self) -> usize {
         self.generations.services.len()
     }
 
-    /// How long tables indexed by [`BackendId::index`] have to be.
+    /// The required length of tables indexed by [`BackendId::index`].
     #[must_use]
     pub fn backend_indices(&self) -> usize {
         self.generations.backends.len()
     }
 
-    /// Distinct Maglev tables.
+    /// The number of distinct Maglev tables.
     #[must_use]
     pub fn tables(&self) -> usize {
         let table = |service: &Service| match service.selector() {

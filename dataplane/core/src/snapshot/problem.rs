@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use super::spec::{ForwardingMode, ServiceKey};
 use crate::limits;
 
-/// A part of the spec that is left out, or works less well than requested, and why.
+/// A part of the spec that is left out, or works less well than requested, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// A backend gets no packet.
@@ -18,27 +18,27 @@ pub enum Problem {
     Backend {
         /// The service port.
         service: ServiceKey,
-        /// The service port as people call it.
+        /// The name of the service port for display.
         label: String,
         /// The backend.
         backend: SocketAddr,
-        /// Why.
+        /// The reason.
         reason: BackendProblem,
     },
-    /// The size given for a Maglev table is below the number of backends: some get no new flow.
+    /// The configured size of a Maglev table is below the number of backends: some get no new flow.
     #[error("{label} ({service}): a table of {slots} slots is too small for {backends} backends")]
     TableTooSmall {
         /// The service port.
         service: ServiceKey,
-        /// The service port as people call it.
+        /// The name of the service port for display.
         label: String,
         /// Slots of the table.
         slots: u32,
         /// Backends that take new flows.
         backends: usize,
     },
-    /// The weights of a service with `scheduler: rendezvous` sum to more than the number of seats: all are divided,
-    /// so that shares are about as requested. A change of the divisor redistributes the flows of the service.
+    /// The weights of a service with `scheduler: rendezvous` sum to more than the number of seats. All are divided, so
+    /// that shares are about as requested. A change of the divisor redistributes the flows of the service.
     #[error(
         "{label} ({service}): the weights of its backends sum to {sum}, above {}, and are divided by {divisor}",
         limits::RENDEZVOUS_SEATS_MAX
@@ -46,14 +46,14 @@ pub enum Problem {
     WeightsDivided {
         /// The service port.
         service: ServiceKey,
-        /// The service port as people call it.
+        /// The name of the service port for display.
         label: String,
         /// Sum of the weights of the backends that take new flows.
         sum: u64,
-        /// What each weight is divided by.
+        /// The divisor of each weight.
         divisor: u32,
     },
-    /// The router of a route is in no connected network: the route is left out.
+    /// The router of a route is not in a connected network: the route is left out.
     #[error("route to {to}: {via} is in no network of an interface")]
     RouterOffLink {
         /// Destination prefix.
@@ -77,7 +77,7 @@ pub enum Problem {
         /// The router.
         via: IpAddr,
     },
-    /// A fixed neighbour in no connected network: it is left out.
+    /// A fixed neighbour is not in a connected network: it is left out.
     #[error("neighbour {ip}: in no network of an interface")]
     NeighborOffLink {
         /// The neighbour.
@@ -91,10 +91,10 @@ pub enum Problem {
     },
 }
 
-/// Why a backend cannot be forwarded to.
+/// Why packets cannot be forwarded to a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum BackendProblem {
-    /// No connected network and no route holds it.
+    /// No connected network and no route contains it.
     #[error("no route leads to it")]
     NoRoute,
     /// `dsr-l2` reaches backends on the same link only.
@@ -122,13 +122,13 @@ pub enum BackendProblem {
     /// `dsr-ipip` has no outer source address of the family.
     #[error("no tunnelSource entry of its family")]
     NoTunnelSource,
-    /// Packets would come back to us.
+    /// Packets would return to the gateway.
     #[error("the address is one of the gateway's own")]
     AddressIsOurs,
     /// Nothing listens on port 0.
     #[error("its port is 0")]
     PortZero,
-    /// No room for its next hop.
+    /// The neighbour table has no room for its next hop.
     #[error("the neighbour table is full ({} next hops)", limits::NEXT_HOPS_MAX)]
     NeighborTableFull,
 }
@@ -136,14 +136,14 @@ pub enum BackendProblem {
 /// Why a spec cannot be compiled at all.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
-    /// More of something than there is room for.
+    /// There are more of something than the limit allows.
     #[error("{count} {what}; accepted: at most {max}")]
     TooMany {
-        /// Of what, in the plural.
+        /// The things counted, in the plural.
         what: &'static str,
-        /// How many there are.
+        /// The actual number.
         count: usize,
-        /// How many there may be.
+        /// The maximum number.
         max: usize,
     },
     /// One service port has more backends than a Maglev table can name.
@@ -151,7 +151,7 @@ pub enum CompileError {
     TooManyBackends {
         /// The service port.
         service: ServiceKey,
-        /// How many it has.
+        /// The actual number.
         count: usize,
     },
     /// One service port has more source ranges than it may have.
@@ -159,13 +159,13 @@ pub enum CompileError {
     TooManySourceRanges {
         /// The service port.
         service: ServiceKey,
-        /// How many it has.
+        /// The actual number.
         count: usize,
     },
     /// Two services have the same (VIP, protocol, port).
     #[error("{service} belongs to two services")]
     DuplicateService {
-        /// What they share.
+        /// The key that they share.
         service: ServiceKey,
     },
     /// A service port lists a backend twice.
@@ -182,7 +182,7 @@ pub enum CompileError {
         /// The service port.
         service: ServiceKey,
     },
-    /// The size given for a Maglev table cannot be.
+    /// The configured size of a Maglev table is invalid.
     #[error("{service}: table size {size}; accepted: a prime, at most {}", limits::MAGLEV_SLOTS_MAX)]
     TableSize {
         /// The service port.
@@ -190,7 +190,7 @@ pub enum CompileError {
         /// The size.
         size: u32,
     },
-    /// An 802.1Q tag that cannot be.
+    /// An 802.1Q tag is invalid.
     #[error("interface {interface}: vlan {vlan}; accepted: 1 to 4094")]
     Vlan {
         /// Name of the interface.
@@ -198,19 +198,19 @@ pub enum CompileError {
         /// The tag.
         vlan: u16,
     },
-    /// Two interfaces have one address.
+    /// Two interfaces have the same address.
     #[error("address {address} belongs to two interfaces")]
     DuplicateAddress {
         /// The address.
         address: IpAddr,
     },
-    /// Two fixed neighbours have one address.
+    /// Two fixed neighbours have the same address.
     #[error("neighbour {ip} is listed twice")]
     DuplicateNeighbor {
         /// The address.
         ip: IpAddr,
     },
-    /// Two routes to one prefix.
+    /// Two routes have the same prefix.
     #[error("route to {to} is listed twice")]
     DuplicateRoute {
         /// The prefix.

@@ -3,8 +3,8 @@
 //! `reconcile` (crate `tidegate-policy`) computes a [`SnapshotSpec`] from configuration, services and health;
 //! [`Snapshot::compile`](super::Snapshot::compile) compiles it to tables. The packet path does not read it.
 //!
-//! Invariant: the same set of services and backends gives an equal spec, and equal specs compile to tables that make
-//! the same decisions, whatever the order in which they were listed: `compile` sorts by stable identity.
+//! Invariant: the same set of services and backends gives an equal spec. Equal specs compile to tables that make the
+//! same decisions, in whatever order they list services and backends: `compile` sorts by stable identity.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use ipnet::IpNet;
 use super::TunnelPrefix;
 use crate::wire::MacAddr;
 
-/// Everything that workers need to forward, before it is compiled into tables.
+/// Everything that workers need to forward packets, before it is compiled to tables.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SnapshotSpec {
-    /// Grows by one with every published state; shown as `tidegate_snapshot_generation`.
+    /// Increases by one with every published state. Shown as `tidegate_snapshot_generation`.
     pub generation: u64,
     /// The ports of the gateway; the position is the interface index used everywhere else.
     pub interfaces: Vec<InterfaceSpec>,
-    /// Routes beside the connected ones; longest prefix wins.
+    /// The routes in addition to the connected ones. The longest prefix wins.
     pub routes: Vec<RouteSpec>,
-    /// Fixed neighbours; all others are resolved.
+    /// The fixed neighbours. All others are resolved.
     pub neighbors: Vec<NeighborSpec>,
     /// Source addresses of `fullnat`, of either family.
     pub snat_addresses: Vec<IpAddr>,
@@ -32,26 +32,26 @@ pub struct SnapshotSpec {
     pub tunnel_source_v4: Option<TunnelPrefix>,
     /// Outer sources of IPv6 tunnels.
     pub tunnel_source_v6: Option<TunnelPrefix>,
-    /// How packets are met that a gateway may well refuse.
+    /// How the gateway treats packets that it may refuse.
     pub policy: Policy,
-    /// The service ports, in any order. Shared with the spec before where they are the same.
+    /// The service ports, in any order. Unchanged ones are shared with the previous spec.
     pub services: Vec<SharedService>,
 }
 
-/// How packets are met that a gateway may well refuse.
+/// How the gateway treats packets that it may refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// TCP of flows that are not known, in modes that translate, gets a reset: the connection was lost with the state
-    /// of a gateway, and its ends should not wait for a time-out.
+    /// A TCP segment of an unknown flow, in a mode that translates, is answered with a reset: the connection was lost
+    /// with the state of a gateway, and its ends should not wait for a timeout.
     pub reset_unknown_flows: bool,
-    /// A port that a VIP does not serve answers with a reset or ICMP port unreachable.
+    /// A packet to a port that a VIP does not serve is answered with a reset or ICMP port unreachable.
     pub reject_unserved_ports: bool,
-    /// Next hops of default routes may be clients of services: routers that masquerade the hosts behind them.
+    /// Next hops of default routes may be clients of services, because they masquerade the hosts behind them.
     pub serve_routers: bool,
 }
 
 impl SnapshotSpec {
-    /// Whether both ask for the same, whatever their generations.
+    /// Whether both specs request the same state. Generations are ignored.
     #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
         self.has_surroundings_of(other) && self.services == other.services
@@ -85,31 +85,31 @@ impl Default for Policy {
     }
 }
 
-/// One port of the gateway as the packet path sees it.
+/// One port of the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceSpec {
     /// The name in the configuration (`uplink`).
     pub name: String,
     /// Source address of all frames sent, and the destination expected of unicast frames received.
     pub mac: MacAddr,
-    /// Largest IP packet, in bytes, without Ethernet header and tag.
+    /// The largest IP packet in bytes, without Ethernet header and tag.
     pub mtu: u16,
-    /// 802.1Q tag carried by every frame here, 1..=4094.
+    /// The 802.1Q tag of every frame on this interface, 1..=4094.
     pub vlan: Option<u16>,
-    /// Own addresses with their on-link prefixes. Packets to them are punted, unless a service has them.
+    /// Its own addresses with their on-link prefixes. Packets to them are punted, unless a service has them.
     pub addresses: Vec<IpNet>,
 }
 
-/// A route: packets into `to` leave by the neighbour `via`, which has to be on-link.
+/// A route: packets to `to` are sent to the neighbour `via`, which must be on-link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteSpec {
     /// Destination prefix.
     pub to: IpNet,
-    /// Next hop; its family may differ from `to` (RFC 5549).
+    /// Next hop. Its family may differ from that of `to` (RFC 5549).
     pub via: IpAddr,
 }
 
-/// A neighbour whose link address is given and never resolved.
+/// A neighbour whose link address is configured and never resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NeighborSpec {
     /// Address of the neighbour.
@@ -137,7 +137,7 @@ impl Protocol {
         self as u8
     }
 
-    /// The protocol of an IANA number, when it is one that a service may have.
+    /// The protocol of an IANA number, if a service may have it.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         match number {
@@ -170,16 +170,16 @@ impl std::fmt::Display for Protocol {
 pub enum ForwardingMode {
     /// Direct server return on one link: only the MAC address changes.
     DsrL2,
-    /// Direct server return through an IP-in-IP tunnel (RFC 2003, 2473, 4213), any family in any.
+    /// Direct server return through an IP-in-IP tunnel (RFC 2003, 2473, 4213). Inner and outer family may differ.
     DsrIpip,
-    /// Destination NAT; the client's address stays, replies come back through the gateway.
+    /// Destination NAT. The client's address stays, and replies return through the gateway.
     Nat,
-    /// Destination and source NAT; replies come back to a SNAT address of the gateway.
+    /// Destination and source NAT. Replies return to a SNAT address of the gateway.
     FullNat,
 }
 
 impl ForwardingMode {
-    /// Every mode that the dataplane forwards today.
+    /// Every mode that the dataplane supports.
     pub const ALL: [Self; 4] = [Self::DsrL2, Self::DsrIpip, Self::Nat, Self::FullNat];
 
     /// The name in configuration and annotations (`dsr-l2`, ...).
@@ -193,7 +193,7 @@ impl ForwardingMode {
         }
     }
 
-    /// Whether the backend answers the client itself, so that the gateway sees one direction only.
+    /// Whether the backend answers the client directly, so that the gateway sees one direction only.
     #[must_use]
     pub fn is_dsr(self) -> bool {
         matches!(self, Self::DsrL2 | Self::DsrIpip)
@@ -206,16 +206,16 @@ impl std::fmt::Display for ForwardingMode {
     }
 }
 
-/// What a client gets from a service port that has no backend (`noEndpoints`).
+/// The answer to a client of a service port without backends (`noEndpoints`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NoEndpoints {
-    /// TCP RST, else ICMP port unreachable, rate limited.
+    /// A TCP RST or ICMP port unreachable, rate limited.
     #[default]
     Reject,
-    /// Nothing. Also what `externalTrafficPolicy: Local` asks when endpoints are elsewhere only.
+    /// No answer. This also applies to `externalTrafficPolicy: Local` if all endpoints are on other nodes.
     Drop,
-    /// The same as without the service: its Service was removed, and only its known flows continue. It does not make
-    /// its VIP an address of the gateway.
+    /// The same answer as without the service: its Service was removed, and only its known flows continue. The service
+    /// does not make its VIP an address of the gateway.
     Unserved,
 }
 
@@ -227,13 +227,13 @@ pub enum Scheduler {
     Rendezvous,
     /// The table of the Maglev paper: see [`maglev`](crate::maglev).
     Maglev {
-        /// Its size: a prime, at most [`limits::MAGLEV_SLOTS_MAX`](crate::limits::MAGLEV_SLOTS_MAX). It is given,
-        /// and never follows the number of backends.
+        /// The size: a prime, at most [`limits::MAGLEV_SLOTS_MAX`](crate::limits::MAGLEV_SLOTS_MAX). It is configured
+        /// and does not follow the number of backends.
         slots: u32,
     },
 }
 
-/// (VIP, protocol, port): what a packet is matched on, and the stable identity of a service port.
+/// (VIP, protocol, port): the key that packets are matched on, and the stable identity of a service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
     /// The virtual address.
@@ -253,13 +253,13 @@ impl std::fmt::Display for ServiceKey {
 /// One service port on one VIP.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceSpec {
-    /// What packets are matched on.
+    /// The key that packets are matched on.
     pub key: ServiceKey,
-    /// Kubernetes namespace, for people and metrics.
+    /// Kubernetes namespace, for display and metrics.
     pub namespace: String,
     /// Kubernetes name of the Service.
     pub name: String,
-    /// Name of the port, or its number in decimal where it has none.
+    /// Name of the port, or its number in decimal if it has none.
     pub port_name: String,
     /// How packets reach the backends.
     pub mode: ForwardingMode,
@@ -267,23 +267,23 @@ pub struct ServiceSpec {
     pub scheduler: Scheduler,
     /// `sessionAffinity: ClientIP` with its timeout (1 s to 86,400 s); `None` spreads by 5-tuple.
     pub affinity: Option<Duration>,
-    /// What a client gets when no backend takes new flows.
+    /// The answer to a client when no backend takes new flows.
     pub no_endpoints: NoEndpoints,
-    /// Idle time after which an established TCP flow is forgotten.
+    /// Idle time after which an established TCP flow is removed.
     pub idle_timeout_tcp: Duration,
-    /// Idle time after which a UDP flow is forgotten.
+    /// Idle time after which a UDP flow is removed.
     pub idle_timeout_udp: Duration,
-    /// The admitted clients, by prefix; `None` admits everyone. If the list has no prefix of a family, no client of
-    /// that family is admitted. New flows are checked, and known ones after a change.
+    /// The admitted clients, by prefix; `None` admits all. If the list has no prefix of a family, no client of that
+    /// family is admitted. New flows are checked, and known flows are checked after a change.
     pub source_ranges: Option<Arc<[IpNet]>>,
-    /// Whether a new VIP is announced on the links (`announce.l2`); not if routes lead to it. One port of several on
-    /// a VIP is enough.
+    /// Whether a new VIP is announced on the links (`announce.l2`). It is not announced if routes lead to it. If a VIP
+    /// has several ports, one announced port is sufficient.
     pub announced: bool,
     /// Backends in any order; (address, port) unique.
     pub backends: Vec<BackendSpec>,
 }
 
-/// A [`ServiceSpec`] that specs of several generations share; changing one makes it its holder's own.
+/// A [`ServiceSpec`] that specs of several generations share. Changing one copies it first.
 ///
 /// ```
 /// # use tidegate_core::testing::lab;
@@ -304,7 +304,7 @@ pub struct ServiceSpec {
 pub struct SharedService(Arc<ServiceSpec>);
 
 impl SharedService {
-    /// Whether both are the same one, without looking inside.
+    /// Whether both are the same object. Does not compare contents.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -350,22 +350,22 @@ impl ServiceSpec {
 pub struct BackendSpec {
     /// Address of the endpoint (target `pod`) or of its node (target `node`).
     pub address: IpAddr,
-    /// Port on the backend; DSR modes need it equal to the service port.
+    /// Port on the backend. DSR modes require the port of the service.
     pub port: u16,
-    /// Share of new flows relative to the others; 0 takes none.
+    /// Share of new flows relative to the others. A backend with 0 takes none.
     pub weight: u16,
     /// Whether it takes new flows, keeps old ones, or neither.
     pub state: BackendState,
 }
 
-/// What a backend may be given.
+/// The packets that a backend may receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BackendState {
-    /// New and known flows.
+    /// New flows and known flows.
     Active,
-    /// No new flows; known flows of every protocol stay (terminating, or drained by the operator).
+    /// No new flows. Known flows of every protocol stay (the endpoint terminates, or the operator drains it).
     Draining,
-    /// No new flows; known TCP and SCTP flows stay until the drain is over, UDP moves to a live backend
-    /// with its next packet (failed its health checks, or removed).
+    /// No new flows. Known TCP and SCTP flows stay until the drain ends; UDP flows move to a live backend with their
+    /// next packet (the backend failed its health checks, or was removed).
     Down,
 }

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use crate::hash::scale;
 use crate::wire::Addr;
 
-/// See the module.
+/// The outer source addresses of tunnels of one family.
 ///
 /// ```
 /// use tidegate_core::snapshot::TunnelPrefix;
@@ -35,7 +35,7 @@ pub struct TunnelPrefix {
 }
 
 impl TunnelPrefix {
-    /// The addresses of a prefix; its host bits do not count.
+    /// The addresses of a prefix. Its host bits are ignored.
     #[must_use]
     pub fn new(net: IpNet) -> Self {
         let net = net.trunc();
@@ -51,34 +51,34 @@ impl TunnelPrefix {
         Self { first: after(&network, skipped), count, net }
     }
 
-    /// Whether there is more than one.
+    /// Whether there is more than one address.
     #[inline]
     #[must_use]
     pub fn is_many(&self) -> bool {
         self.count > 1
     }
 
-    /// The address for a flow with this hash, whose upper half decides. Of one address it is that one.
+    /// The address for a flow with this hash, whose upper half decides. If there is only one address, it is the result.
     #[inline]
     #[must_use]
     pub fn pick(&self, hash: u64) -> Addr {
         if self.is_many() { after(&self.first, scale(hash, self.count)) } else { self.first }
     }
 
-    /// Whether it is one of the addresses that packets may have.
+    /// Whether packets may have this address.
     #[must_use]
     pub fn contains(&self, addr: &Addr) -> bool {
         let offset = number(addr).checked_sub(number(&self.first));
         offset.is_some_and(|offset| offset < u128::from(self.count))
     }
 
-    /// The prefix, as it was given.
+    /// The prefix as it was given.
     #[must_use]
     pub fn net(&self) -> IpNet {
         self.net
     }
 
-    /// How many addresses packets may have.
+    /// The number of addresses that packets may have.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.count
@@ -95,7 +95,7 @@ fn number(addr: &Addr) -> u128 {
 }
 
 fn after(addr: &Addr, n: u32) -> Addr {
-    // Within the prefix: nothing is carried beyond it, and an IPv4 address stays one.
+    // The sum stays within the prefix, so nothing carries beyond it, and an IPv4 address stays an IPv4 address.
     Addr::v6(number(addr).wrapping_add(u128::from(n)).to_be_bytes())
 }
 
@@ -120,7 +120,7 @@ impl From<Ipv6Addr> for TunnelPrefix {
 impl FromStr for TunnelPrefix {
     type Err = ipnet::AddrParseError;
 
-    /// An address, or a prefix such as `192.0.2.64/28`.
+    /// Parses an address, or a prefix such as `192.0.2.64/28`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.parse::<IpAddr>() {
             Ok(addr) => Ok(addr.into()),
@@ -130,7 +130,7 @@ impl FromStr for TunnelPrefix {
 }
 
 impl fmt::Display for TunnelPrefix {
-    /// The one address, or the prefix.
+    /// Writes the single address, or the prefix.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.net.prefix_len() == self.net.max_prefix_len() { self.first.fmt(f) } else { self.net.fmt(f) }
     }

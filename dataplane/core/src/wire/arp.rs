@@ -14,11 +14,11 @@ const FORMAT: [u8; 6] = [0, 1, 8, 0, 6, 4];
 /// `ar$op`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArpOperation {
-    /// 1.
+    /// Operation 1.
     Request,
-    /// 2.
+    /// Operation 2.
     Reply,
-    /// Any other value; to be ignored.
+    /// Any other value. Such packets are ignored.
     Other(u16),
 }
 
@@ -35,11 +35,11 @@ pub struct ArpPacket {
     pub target_mac: MacAddr,
     /// Target protocol address.
     pub target_ip: Ipv4Addr,
-    /// The VLAN it came in, or goes out, with.
+    /// The VLAN of the frame.
     pub vlan: Option<VlanId>,
 }
 
-/// Checks what follows the Ethernet header.
+/// Parses and checks the bytes that follow the Ethernet header.
 #[inline(never)]
 pub(crate) fn parse(packet: &[u8], vlan: Option<VlanId>) -> Result<ArpPacket, Malformed> {
     let p: &[u8; PACKET_LEN] = packet.first_chunk().ok_or(Malformed::ArpTruncated)?;
@@ -64,7 +64,7 @@ pub(crate) fn parse(packet: &[u8], vlan: Option<VlanId>) -> Result<ArpPacket, Ma
 }
 
 impl ArpPacket {
-    /// The frame, addressed to `to`, from the sender.
+    /// The frame with this packet, addressed to `to`, from the sender.
     pub fn frame(&self, to: MacAddr) -> SmallFrame {
         let ethernet =
             EthernetHeader { dst: to, src: self.sender_mac, vlan: self.vlan, ether_type: ether_type::ARP };
@@ -86,8 +86,8 @@ impl ArpPacket {
     }
 }
 
-/// The answer to a request for an address of ours, which is at `mac`. The caller knows that `request.target_ip` is
-/// ours and that it is a request.
+/// The answer to a request for an address of ours, which is at `mac`. The caller has checked that the packet is a
+/// request and that `request.target_ip` is ours.
 pub fn reply(request: &ArpPacket, mac: MacAddr) -> SmallFrame {
     let answer = ArpPacket {
         operation: ArpOperation::Reply,
@@ -100,7 +100,7 @@ pub fn reply(request: &ArpPacket, mac: MacAddr) -> SmallFrame {
     answer.frame(request.sender_mac)
 }
 
-/// A request for `target`, broadcast, or to `known` to ask again whether a neighbour is still there (RFC 1122
+/// A request for `target`, sent to broadcast, or to `known` to check whether a neighbour is still there (RFC 1122
 /// 2.3.2.1 calls it unicast poll).
 pub fn request(
     mac: MacAddr,

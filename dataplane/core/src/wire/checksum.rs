@@ -14,14 +14,14 @@ use super::headers::Family;
 pub struct Sum(u64);
 
 impl Sum {
-    /// Nothing summed yet.
+    /// A sum without any words.
     #[inline]
     pub const fn new() -> Sum {
         Sum(0)
     }
 
-    /// The pseudo header of TCP, UDP and ICMPv6 (RFC 9293 3.1, RFC 8200 8.1). `len` is that of the transport
-    /// packet in bytes.
+    /// The sum of the pseudo header of TCP, UDP and ICMPv6 (RFC 9293 3.1, RFC 8200 8.1). `len` is the length of the
+    /// transport packet in bytes.
     #[inline]
     pub fn pseudo_header(family: Family, src: &Addr, dst: &Addr, proto: u8, len: u32) -> Sum {
         let sum = match family {
@@ -61,13 +61,13 @@ impl Sum {
         Sum(self.0 + u64::from(u16::from_be(fold(sum))))
     }
 
-    /// The checksum as it is written to the header. Over data that includes a right checksum this is 0.
+    /// The checksum as written to the header. It is 0 over data that includes a correct checksum.
     #[inline]
     pub const fn finish(self) -> u16 {
         !fold(self.0)
     }
 
-    /// As [`Self::finish`], for UDP: a computed 0 is sent as 0xffff (RFC 768).
+    /// Like [`Self::finish`], for UDP: a computed 0 is sent as 0xffff (RFC 768).
     #[inline]
     pub const fn finish_udp(self) -> u16 {
         match self.finish() {
@@ -76,7 +76,7 @@ impl Sum {
         }
     }
 
-    /// The sum without complement: what NICs with checksum offload want in the field.
+    /// The sum without complement, which NICs with checksum offload expect in the field.
     #[inline]
     pub const fn folded(self) -> u16 {
         fold(self.0)
@@ -94,27 +94,27 @@ pub fn checksum(bytes: &[u8]) -> u16 {
 pub struct Delta(u64);
 
 impl Delta {
-    /// Nothing replaced.
+    /// A delta without changes.
     #[inline]
     pub const fn new() -> Delta {
         Delta(0)
     }
 
-    /// One word replaced.
+    /// The delta of one replaced word.
     #[inline]
     #[must_use]
     pub const fn u16(self, old: u16, new: u16) -> Delta {
         Delta(self.0 + !old as u64 + new as u64)
     }
 
-    /// Two words replaced.
+    /// The delta of two replaced words.
     #[inline]
     #[must_use]
     pub const fn u32(self, old: u32, new: u32) -> Delta {
         Delta(self.0 + !old as u64 + new as u64)
     }
 
-    /// An IPv6 address replaced.
+    /// Adds the replacement of an IPv6 address.
     #[inline]
     #[must_use]
     pub fn bytes16(self, old: &[u8; 16], new: &[u8; 16]) -> Delta {
@@ -127,7 +127,7 @@ impl Delta {
         delta
     }
 
-    /// A region replaced, of which the folded sums before and after are known.
+    /// The delta of a replaced region whose folded sums before and after are known.
     #[inline]
     #[must_use]
     pub const fn sums(self, old: Sum, new: Sum) -> Delta {
@@ -140,7 +140,7 @@ impl Delta {
         !fold(self.0 + !check as u64)
     }
 
-    /// As [`Self::apply`], for UDP with a checksum: a computed 0 is sent as 0xffff.
+    /// Like [`Self::apply`], for UDP with a checksum: a computed 0 is sent as 0xffff.
     #[inline]
     pub const fn apply_udp(self, check: u16) -> u16 {
         match self.apply(check) {
@@ -150,16 +150,16 @@ impl Delta {
     }
 }
 
-/// The IPv4 header checksum after one is taken from the TTL: [`Delta`] for that one change, in five instructions.
+/// The IPv4 header checksum after the TTL was decremented by one: [`Delta`] for that one change, in five instructions.
 #[inline]
 pub const fn after_hop(check: u16) -> u16 {
-    // ~m + m' of equation 3, whatever the TTL was: 0xffff - 0x0100.
+    // ~m + m' of equation 3, for any TTL: 0xffff - 0x0100.
     let sum = !check as u32 + 0xfeff;
-    // At most 0x1fefe, so that one carry is all.
+    // The sum is at most 0x1fefe, so one carry is sufficient.
     !((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// End-around carry down to 16 bits; a sum that is not 0 never folds to 0.
+/// Adds end-around carries until 16 bits are left. A sum that is not 0 never folds to 0.
 #[inline]
 const fn fold(mut sum: u64) -> u16 {
     sum = (sum & 0xffff_ffff) + (sum >> 32);
@@ -222,7 +222,7 @@ mod tests {
             prop_assert_eq!(Sum::new().bytes(a).bytes(b).finish(), oracle(&bytes));
         }
 
-        /// 0x01 in front keeps the data from being all zero, the one case without a unique checksum.
+        /// 0x01 in front ensures that the data is not all zero, the one case without a unique checksum.
         #[test]
         fn difference_equals_the_full_sum(
             mut bytes in proptest::collection::vec(prop_oneof![Just(0u8), Just(0xff), any::<u8>()], 60),

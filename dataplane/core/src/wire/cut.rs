@@ -25,23 +25,23 @@ const IPV6_HEADERS_LEN: usize = ipv6::HEADER_LEN + ipv6::FRAGMENT_HEADER_LEN;
 /// How a packet is fragmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
-    /// Offset of the outermost IP header, in the frame.
+    /// Offset of the outermost IP header in the frame.
     l3: usize,
-    /// Offset of the packet's header: the same without a tunnel.
+    /// Offset of the header of the packet to be cut. Without a tunnel it equals `l3`.
     packet: usize,
     /// Offset of its data.
     data: usize,
     /// Offset of its end.
     end: usize,
-    /// Bytes of data in all pieces but the last.
+    /// Bytes of data in all fragments except the last.
     step: usize,
 }
 
 impl Cut {
     /// How to cut the packet at offset `packet` of a frame, so that no IP packet on the link is longer than `mtu`.
-    /// `packet` is the offset behind the Ethernet header, or behind the outer IP header that follows it. `None` when
-    /// the frame has no IPv4 packet there and no IPv6 packet that begins with a Fragment header, or the MTU leaves no
-    /// room for 8 bytes of data.
+    /// `packet` is the offset behind the Ethernet header, or behind the outer IP header that follows it. `None` if the
+    /// frame has neither an IPv4 packet there nor an IPv6 packet that begins with a Fragment header, or if the MTU
+    /// leaves no room for 8 bytes of data.
     #[must_use]
     pub fn new(frame: &[u8], packet: usize, mtu: usize) -> Option<Self> {
         let tagged = *frame.get(12..14)? == ether_type::VLAN.to_be_bytes();
@@ -59,23 +59,23 @@ impl Cut {
         (sound && l3 <= packet && step > 0).then_some(Self { l3, packet, data, end, step })
     }
 
-    /// How many pieces there are; one for a packet that fits.
+    /// The number of fragments; one for a packet that fits.
     #[must_use]
     pub fn pieces(&self) -> usize {
         (self.end - self.data).div_ceil(self.step).max(1)
     }
 
-    /// Length of the frame with piece `n`.
+    /// Length of the frame with fragment `n`.
     #[must_use]
     pub fn frame_len(&self, n: usize) -> usize {
         let (start, end) = self.part(n);
         self.data + (end - start)
     }
 
-    /// Writes the frame with piece `n`.
+    /// Writes the frame with fragment `n`.
     ///
     /// # Panics
-    /// When `frame` is not the frame that was to be cut, or `out` is not [`Self::frame_len`] bytes long.
+    /// If `frame` is not the frame that was passed to [`Self::new`], or `out` is not [`Self::frame_len`] bytes long.
     pub fn write(&self, frame: &[u8], n: usize, out: &mut [u8]) {
         let (start, end) = self.part(n);
         let (head, data) = out.split_at_mut(self.data);
@@ -112,9 +112,9 @@ impl Cut {
         }
     }
 
-    /// What the headers of a piece of an IPv6 packet say of it.
+    /// Sets the length and the fragment fields in the headers of an IPv6 fragment.
     fn write_ipv6(&self, header: &mut [u8], start: usize, end: usize) {
-        // Below the length of the whole, which has 16 bits, as its offset and length together have.
+        // The length is below that of the whole packet, which fits in 16 bits, as do its offset and length together.
         let payload_len = (ipv6::FRAGMENT_HEADER_LEN + (end - start)) as u16;
         header[4..6].copy_from_slice(&payload_len.to_be_bytes());
         let field = &mut header[ipv6::HEADER_LEN + 2..ipv6::HEADER_LEN + 4];
@@ -124,14 +124,14 @@ impl Cut {
         field.copy_from_slice(&(offset | more).to_be_bytes());
     }
 
-    /// The data of piece `n`, by offsets in the frame.
+    /// The data of fragment `n`, as offsets in the frame.
     fn part(&self, n: usize) -> (usize, usize) {
         let start = self.data + n * self.step;
         (start, self.end.min(start + self.step))
     }
 }
 
-/// Overwrites the options without the copied flag (RFC 791 section 3.1), which belong to the first fragment alone.
+/// Overwrites the options without the copied flag (RFC 791 section 3.1), which may only be in the first fragment.
 fn blank_options(options: &mut [u8]) {
     let mut at = 0;
     while at < options.len() {
@@ -178,7 +178,7 @@ mod tests {
         (0..cut.pieces()).map(piece).collect()
     }
 
-    /// The data of pieces, put together by their offsets.
+    /// Reassembles the data of fragments by their offsets.
     fn together(pieces: &[Vec<u8>]) -> (Vec<u8>, bool) {
         let mut whole = Vec::new();
         let mut more = true;

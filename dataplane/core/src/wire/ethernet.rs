@@ -6,10 +6,10 @@ use super::vlan::{TAG_LEN, VlanId};
 use core::fmt;
 use core::str::FromStr;
 
-/// A small frame built here rather than forwarded: ARP, neighbour discovery, RST.
+/// A small frame that is built here rather than forwarded: ARP, neighbour discovery, RST.
 pub type SmallFrame = arrayvec::ArrayVec<u8, 128>;
 
-/// Bytes of the shortest frame, without check sequence. Shorter ones are padded, by whoever sends them.
+/// Bytes of the shortest frame, without check sequence. The sender pads shorter ones.
 pub const FRAME_LEN_MIN: usize = 60;
 /// Bytes of an untagged header.
 pub const HEADER_LEN: usize = 14;
@@ -69,7 +69,7 @@ pub struct MacAddrError;
 impl FromStr for MacAddr {
     type Err = MacAddrError;
 
-    /// Reads `02:00:00:00:00:01`; hyphens are taken for colons, as some tools print them.
+    /// Reads `02:00:00:00:00:01`. Hyphens are accepted instead of colons, as some tools print them.
     fn from_str(s: &str) -> Result<MacAddr, MacAddrError> {
         let mut bytes = [0; 6];
         let mut parts = s.split([':', '-']);
@@ -87,13 +87,13 @@ impl FromStr for MacAddr {
 /// The destination of a frame of at least 6 bytes.
 ///
 /// # Panics
-/// When the frame is shorter: it was not parsed.
+/// When the frame is shorter, and so was not parsed.
 #[inline]
 pub fn destination(frame: &[u8]) -> MacAddr {
     MacAddr(*frame.first_chunk().expect("a parsed frame has an Ethernet header"))
 }
 
-/// Whether a frame is to this station alone.
+/// Whether a frame is addressed to this station alone.
 #[inline]
 pub fn is_to(frame: &[u8], station: &MacAddr) -> bool {
     frame.first_chunk() == Some(&station.0)
@@ -102,16 +102,16 @@ pub fn is_to(frame: &[u8], station: &MacAddr) -> bool {
 /// The source of a frame of at least 12 bytes.
 ///
 /// # Panics
-/// When the frame is shorter: it was not parsed.
+/// When the frame is shorter, and so was not parsed.
 #[inline]
 pub fn source(frame: &[u8]) -> MacAddr {
     MacAddr(*frame[6..].first_chunk().expect("a parsed frame has an Ethernet header"))
 }
 
-/// Overwrites both addresses, and leaves tag and ethertype alone.
+/// Overwrites both addresses, and does not change tag and ethertype.
 ///
 /// # Panics
-/// When the frame is shorter than 12 bytes: it was not parsed.
+/// When the frame is shorter than 12 bytes, and so was not parsed.
 #[inline]
 pub fn set_addresses(frame: &mut [u8], dst: MacAddr, src: MacAddr) {
     let head: &mut [u8; 12] = frame.first_chunk_mut().expect("a parsed frame has an Ethernet header");
@@ -128,7 +128,7 @@ pub struct EthernetHeader {
     pub src: MacAddr,
     /// The 802.1Q tag, priority 0, or none.
     pub vlan: Option<VlanId>,
-    /// What follows the header.
+    /// The ethertype of the payload.
     pub ether_type: u16,
 }
 
@@ -139,7 +139,7 @@ impl EthernetHeader {
         if self.vlan.is_some() { HEADER_LEN_MAX } else { HEADER_LEN }
     }
 
-    /// Never: a header has bytes.
+    /// Always false: a header has bytes.
     pub const fn is_empty(&self) -> bool {
         false
     }

@@ -38,17 +38,17 @@ pub enum Family {
     V6,
 }
 
-/// Where the packet stands in a fragmented one.
+/// The position of a packet in a fragmented one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fragment {
     /// The whole packet. An IPv6 "atomic" fragment (RFC 6946) counts as whole.
     None,
-    /// The first fragment; it has the transport header, more follow.
+    /// The first fragment. It has the transport header, and more fragments follow.
     First {
         /// Identification: 16 bits in IPv4, 32 in IPv6.
         id: u32,
     },
-    /// Any other; it has no ports.
+    /// Any other fragment. It has no ports.
     Later {
         /// Identification: 16 bits in IPv4, 32 in IPv6.
         id: u32,
@@ -57,10 +57,10 @@ pub enum Fragment {
     },
 }
 
-/// The transport checksum that a rewrite of addresses or ports must keep right.
+/// The transport checksum that a rewrite of addresses or ports must keep correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum L4Checksum {
-    /// None that we know: a later fragment, or a protocol of which only addresses are read.
+    /// No known checksum: a later fragment, or a protocol for which only the addresses are read.
     None,
     /// TCP: pseudo header, at offset 16.
     Tcp,
@@ -78,7 +78,8 @@ pub enum L4Checksum {
 
 /// One checked IP packet in an Ethernet frame.
 ///
-/// In this order so that what is the same for all usual packets stands together and is written at once.
+/// The order of the fields is chosen so that those that are equal in all usual packets are adjacent and are written at
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Headers {
@@ -88,7 +89,7 @@ pub struct Headers {
     pub dst: Addr,
     /// Fragmentation.
     pub fragment: Fragment,
-    /// Offset of the transport header, or of whatever follows the IP headers.
+    /// Offset of the transport header, or of the bytes after the IP headers.
     pub l4: u16,
     /// The VLAN, `None` for untagged and for priority-tagged (VLAN 0) frames.
     pub vlan: Option<VlanId>,
@@ -96,34 +97,34 @@ pub struct Headers {
     pub l3: u8,
     /// IP version.
     pub family: Family,
-    /// ICMP or ICMPv6 type, 0 for all else.
+    /// ICMP or ICMPv6 type, 0 for other protocols.
     pub icmp_type: u8,
-    /// ICMP or ICMPv6 code, 0 for all else.
+    /// ICMP or ICMPv6 code, 0 for other protocols.
     pub icmp_code: u8,
-    /// Offset one past the IP packet; what follows is Ethernet padding.
+    /// Offset one past the IP packet. The bytes after it are Ethernet padding.
     pub ip_end: u16,
-    /// Source port; for ICMP echo the identifier; 0 where there is none.
+    /// Source port, or the identifier of an ICMP echo; 0 if there is none.
     pub src_port: u16,
-    /// Destination port; for ICMP echo the identifier; 0 where there is none.
+    /// Destination port, or the identifier of an ICMP echo; 0 if there is none.
     pub dst_port: u16,
-    /// The final next header: what begins at `l4`. In a later fragment: what its fragment header names.
+    /// The final next header, which begins at `l4`. In a later fragment: the one that its fragment header names.
     pub proto: u8,
-    /// TCP flags (`tcp::flags`), 0 for all else.
+    /// TCP flags (`tcp::flags`), 0 for other protocols.
     pub tcp_flags: u8,
     /// TTL or hop limit as received.
     pub ttl: u8,
     /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two.
     pub tos: u8,
-    /// IPv4 DF; always true for IPv6, which routers never fragment.
+    /// IPv4 DF. Always true for IPv6, which routers never fragment.
     pub dont_fragment: bool,
-    /// Which transport checksum a rewrite has to keep.
+    /// The transport checksum that a rewrite must keep correct.
     pub l4_checksum: L4Checksum,
 }
 
 const _: () = assert!(size_of::<Headers>() <= 64, "Headers is meant to fit one cache line");
 
 impl Headers {
-    /// Bytes of the IP packet, its header included: what an MTU is compared with.
+    /// Bytes of the IP packet, its header included: the length that is compared with an MTU.
     #[inline]
     pub const fn ip_len(&self) -> u16 {
         self.ip_end - self.l3 as u16
@@ -141,7 +142,7 @@ impl Headers {
         matches!(self.fragment, Fragment::Later { .. })
     }
 
-    /// True for an ICMP or ICMPv6 error, which quotes the packet it is about. False for later fragments, whose
+    /// True for an ICMP or ICMPv6 error, which quotes the packet that it is about. False for later fragments, whose
     /// type is not known.
     #[inline]
     pub const fn is_icmp_error(&self) -> bool {
@@ -154,7 +155,7 @@ impl Headers {
         }
     }
 
-    /// True for an ICMP redirect (RFC 792, RFC 4861 4.5): advice of a router to a host on its own link.
+    /// True for an ICMP redirect (RFC 792, RFC 4861 4.5): a message from a router to a host on its own link.
     #[inline]
     pub const fn is_redirect(&self) -> bool {
         match self.l4_checksum {

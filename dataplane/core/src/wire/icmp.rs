@@ -3,7 +3,7 @@
 //! An error is returned as the bytes to put in front of the quoted packet, so that the caller trims its frame and
 //! prepends, and copies nothing. The caller applies rate limits and chooses the source address.
 //!
-//! Invariant: [`error`] is called only after [`may_answer_with_icmp`] returned yes.
+//! Invariant: [`error`] is called only after [`may_answer_with_icmp`] returned true.
 
 use super::addr::Addr;
 use super::checksum::{Delta, Sum};
@@ -15,12 +15,12 @@ use arrayvec::ArrayVec;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::ops::Range;
 
-/// An IPv4 error may be this long as an IP packet (RFC 1812 4.3.2.3).
+/// The maximum length of an IPv4 error as an IP packet (RFC 1812 4.3.2.3).
 pub const ERROR_LEN_MAX_V4: usize = 576;
-/// An IPv6 error may be this long as an IP packet (RFC 4443 2.4 (c)).
+/// The maximum length of an IPv6 error as an IP packet (RFC 4443 2.4 (c)).
 pub const ERROR_LEN_MAX_V6: usize = 1280;
 
-/// What is wrong with the packet that is answered.
+/// The problem of the packet that is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Problem {
     /// No service on this port: 3/3, ICMPv6 1/4.
@@ -31,9 +31,9 @@ pub enum Problem {
     NoRoute,
     /// Forbidden by policy: 3/13, ICMPv6 1/1.
     AdminProhibited,
-    /// Longer than the next hop takes: 3/4 (RFC 1191), ICMPv6 2/0.
+    /// Longer than the next hop accepts: 3/4 (RFC 1191), ICMPv6 2/0.
     TooBig {
-        /// Bytes of IP packet that would pass.
+        /// Bytes of the largest IP packet that would pass.
         mtu: u16,
     },
     /// TTL or hop limit is used up: 11/0, ICMPv6 3/0.
@@ -60,10 +60,10 @@ impl Problem {
     }
 }
 
-/// Whether an ICMP error may answer this packet (RFC 1122 3.2.2, RFC 1812 4.3.2.7, RFC 4443 2.4 (e)): never in
-/// reply to an ICMP error or redirect, a later fragment, a group address of either layer (but for packet-too-big in
-/// IPv6, on which path MTU discovery of multicast rests), or a source that is not one host's. Directed broadcasts
-/// are known only to who knows the prefixes, which is the caller.
+/// Whether an ICMP error may answer this packet (RFC 1122 3.2.2, RFC 1812 4.3.2.7, RFC 4443 2.4 (e)). It may not if the
+/// packet is an ICMP error or redirect or a later fragment, if its source is not one host's, or if either layer is
+/// addressed to a group. The exception for groups is packet-too-big in IPv6, which path MTU discovery of multicast
+/// needs. The caller must check directed broadcasts, since only it knows the prefixes.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -76,19 +76,19 @@ pub fn may_answer_with_icmp(frame: &[u8], h: &Headers, problem: Problem) -> bool
     !to_many || (too_big_v6 && h.dst != Addr::UNSPECIFIED)
 }
 
-/// The error that answers a packet: the new frame is `header` followed by `frame[quote]`.
+/// An error that answers a packet. The new frame is `header` followed by `frame[quote]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorReply {
-    /// Ethernet, IP and ICMP header, checksums done.
+    /// Ethernet, IP and ICMP header, with correct checksums.
     pub header: ArrayVec<u8, 66>,
     /// The part of the answered frame that is quoted.
     pub quote: Range<usize>,
 }
 
-/// Builds the error that answers `frame`, from `from` at `mac`, back to the station the frame came from.
+/// Builds the error that answers `frame`: from `from` at `mac`, to the station that sent the frame.
 ///
 /// # Panics
-/// When `h` does not belong to this frame, or `from` is of the other family.
+/// When `h` does not belong to this frame, or `from` has the other family.
 pub fn error(frame: &[u8], h: &Headers, problem: Problem, mac: MacAddr, from: Addr) -> ErrorReply {
     assert_eq!(from.is_v4(), h.family == Family::V4, "an error has the family of the packet it answers");
     let (headers_len, len_max, ether_type) = match h.family {
@@ -101,7 +101,7 @@ pub fn error(frame: &[u8], h: &Headers, problem: Problem, mac: MacAddr, from: Ad
     let mut out = [0; 66];
     let l2 =
         EthernetHeader { dst: ethernet::source(frame), src: mac, vlan: h.vlan, ether_type }.write(&mut out);
-    // Fits: at most 1,280.
+    // The length is at most 1,280.
     let icmp_len = (8 + quote.len()) as u16;
     let l3 = match h.family {
         Family::V4 => Ipv4Header {
@@ -149,12 +149,12 @@ fn icmp_header(h: &Headers, problem: Problem, from: Addr, icmp_len: u16, quote: 
     icmp
 }
 
-/// Turns an echo request, or the first fragment of one, into its reply, in place: addresses swapped, sent from `mac`
-/// back to the station it came from, TTL 64, checksums by difference (a damaged request gives an equally damaged
-/// reply).
+/// Turns an echo request, or the first fragment of one, into its reply, in place: addresses are swapped, the frame goes
+/// from `mac` back to the station that sent it, and the TTL is 64. Checksums are updated by difference, so a damaged
+/// request gives an equally damaged reply.
 ///
-/// False, and nothing changed, when it is not an echo request, is a later fragment, or came from or went to an address
-/// that is not one host's. IPv4 options stay as they are.
+/// Returns false, and changes nothing, if it is not an echo request, is a later fragment, or its source or destination
+/// is not one host's address. IPv4 options stay.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -169,7 +169,8 @@ pub fn echo_reply(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
     };
     let icmp: &mut [u8; 8] = frame[usize::from(h.l4)..].first_chunk_mut().expect("parse saw 8 bytes of ICMP");
     icmp[0] = new;
-    // 0xffff where the difference comes to 0: right for every message, and 0 would be wrong for a reply of zeros only.
+    // If the difference gives 0, this writes 0xffff. That is correct for every message, and 0 would be wrong for a
+    // reply of zeros only.
     let check =
         Delta::new().u16(old << 8, u16::from(new) << 8).apply_udp(u16::from_be_bytes([icmp[2], icmp[3]]));
     icmp[2..4].copy_from_slice(&check.to_be_bytes());
@@ -177,9 +178,10 @@ pub fn echo_reply(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
 }
 
 /// Turns a later fragment of an echo request into the same fragment of its reply, as [`echo_reply`] does with the
-/// first: the data comes back as it is, and so does the identification.
+/// first. Data and identification stay.
 ///
-/// False, and nothing changed, when it is no later fragment, or came from or went to an address that is not one host's.
+/// Returns false, and changes nothing, if it is not a later fragment, or its source or destination is not one host's
+/// address.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -188,7 +190,7 @@ pub fn echo_fragment(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
     h.is_later_fragment() && send_back(frame, h, mac)
 }
 
-/// Swaps the addresses of a packet between two hosts, both layers, and renews its hop limit.
+/// Swaps the addresses of a packet between two hosts, in both layers, and resets its hop limit.
 fn send_back(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
     if !h.src.is_single_host() || !h.dst.is_single_host() {
         return false;
@@ -196,7 +198,7 @@ fn send_back(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
     let back = ethernet::source(frame);
     ethernet::set_addresses(frame, back, mac);
     let l3 = usize::from(h.l3);
-    // Swapping source and destination changes no checksum: the same words are summed.
+    // Swapping source and destination changes no checksum, since the same words are summed.
     match h.family {
         Family::V4 => {
             let ip: &mut [u8; 20] = frame[l3..].first_chunk_mut().expect("parse saw a whole IPv4 header");
@@ -215,7 +217,7 @@ fn send_back(frame: &mut [u8], h: &Headers, mac: MacAddr) -> bool {
     true
 }
 
-/// True when an ICMP or ICMPv6 message is whole and its checksum right.
+/// True when an ICMP or ICMPv6 message is complete and its checksum is correct.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -230,8 +232,8 @@ pub fn checksum_ok(frame: &[u8], h: &Headers) -> bool {
     !h.is_fragment() && sum.bytes(&frame[usize::from(h.l4)..usize::from(h.ip_end)]).finish() == 0
 }
 
-/// The MTU that a fragmentation-needed or packet-too-big error reports, `None` for all else. An IPv4 router older than
-/// RFC 1191 reports 0; values beyond 65,535 are cut to it.
+/// The MTU that a fragmentation-needed or packet-too-big error reports; `None` for other packets. An IPv4 router older
+/// than RFC 1191 reports 0. Values above 65,535 are reduced to it.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.

@@ -59,7 +59,7 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
         src: Addr::v4([p[12], p[13], p[14], p[15]]),
         dst: Addr::v4([p[16], p[17], p[18], p[19]]),
         fragment,
-        // Both fit: the frame is at most 65,535 bytes and this lies inside it.
+        // Both fit: the frame is at most 65,535 bytes, and the offsets are inside it.
         l4: u16::from(l3) + header_len as u16,
         ip_end: u16::from(l3) + total_len as u16,
         src_port: t.src_port,
@@ -78,7 +78,7 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
     })
 }
 
-/// Checks that options end within the header and that none of them is a source route. All others are left alone.
+/// Checks that options end within the header and that none of them is a source route. Other options are not checked.
 #[cold]
 fn options(mut left: &[u8]) -> Result<(), Malformed> {
     const END: u8 = 0;
@@ -100,7 +100,7 @@ fn options(mut left: &[u8]) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// Whether a header speaks of a fragment, the first one included.
+/// Whether a header belongs to a fragment, the first one included.
 #[inline(always)]
 pub(super) fn is_fragment(p: &[u8; HEADER_LEN]) -> bool {
     u16::from_be_bytes([p[6], p[7]]) & (MORE_FRAGMENTS | OFFSET_MASK) != 0
@@ -112,17 +112,18 @@ pub(super) fn dont_fragment(p: &[u8; HEADER_LEN]) -> bool {
     u16::from_be_bytes([p[6], p[7]]) & DONT_FRAGMENT != 0
 }
 
-/// The header check for the usual length: five words, no loop, and no byte order (RFC 1071, 2 (B)).
+/// The checksum check for a header of the usual length: five words, without a loop and independent of byte order (RFC
+/// 1071, 2 (B)).
 #[inline(always)]
 pub(super) fn sum_ok(p: &[u8; HEADER_LEN]) -> bool {
     let (words, _) = p.as_chunks::<4>();
     let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
-    // End-around carries are a remainder of 0xffff, which folding to 16 bits would take more steps for. The sum is
-    // zero only for a header of zeros, whose version is wrong.
+    // The remainder of 0xffff is equivalent to end-around carries, and takes fewer steps than folding to 16 bits. The
+    // sum is zero only for a header of zeros, whose version is wrong.
     sum.is_multiple_of(0xffff)
 }
 
-/// Judges a fragment of `len` bytes at `offset`; `headers_len` bytes precede the payload once reassembled.
+/// Classifies a fragment of `len` bytes at `offset`; `headers_len` bytes precede the payload once reassembled.
 #[cold]
 pub(crate) fn fragment(
     id: u32,
@@ -147,13 +148,13 @@ pub struct Ipv4Header {
     pub total_len: u16,
     /// DSCP and ECN.
     pub tos: u8,
-    /// Identification; of no meaning when `dont_fragment` (RFC 6864).
+    /// Identification. It has no meaning with `dont_fragment` (RFC 6864).
     pub id: u16,
     /// DF.
     pub dont_fragment: bool,
     /// Time to live.
     pub ttl: u8,
-    /// What follows.
+    /// The protocol of the payload.
     pub proto: u8,
     /// Source.
     pub src: Ipv4Addr,
@@ -165,7 +166,8 @@ impl Ipv4Header {
     /// The 20 bytes, checksum included.
     #[inline]
     pub fn bytes(&self) -> [u8; HEADER_LEN] {
-        // As five words, summed as they are written: bytes that were stored one by one would have to be waited for.
+        // The header is five words, summed as they are written: a sum over bytes that were stored one by one would wait
+        // for the stores.
         let flags = if self.dont_fragment { DONT_FRAGMENT } else { 0 };
         let [src, dst] = [self.src.to_bits(), self.dst.to_bits()];
         let mut words = [
@@ -186,7 +188,7 @@ impl Ipv4Header {
     /// Writes the header at the beginning of `out` and returns its length, 20.
     ///
     /// # Panics
-    /// When `out` is shorter.
+    /// When `out` is shorter than 20 bytes.
     #[inline]
     pub fn write(&self, out: &mut [u8]) -> usize {
         out[..HEADER_LEN].copy_from_slice(&self.bytes());
@@ -194,7 +196,8 @@ impl Ipv4Header {
     }
 }
 
-/// Clears DF in a header that [`Ipv4Header::write`] wrote, and gives it an identification: its packet may be fragmented.
+/// Clears DF in a header that [`Ipv4Header::write`] wrote, and sets its identification, so that the packet may be
+/// fragmented.
 ///
 /// # Panics
 /// When `header` is shorter than 20 bytes.
@@ -207,7 +210,7 @@ pub fn identify(header: &mut [u8], identification: u16) {
     header[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The checksum field after `delta`; `header` begins with the IPv4 header.
+/// Applies `delta` to the checksum field. `header` begins with the IPv4 header.
 #[inline]
 pub(crate) fn apply_delta(header: &mut [u8; HEADER_LEN], delta: Delta) {
     let check = delta.apply(u16::from_be_bytes([header[10], header[11]]));
@@ -217,7 +220,7 @@ pub(crate) fn apply_delta(header: &mut [u8; HEADER_LEN], delta: Delta) {
 /// Clears DF in a checked packet.
 ///
 /// # Panics
-/// When `h` is not the IPv4 headers of this frame.
+/// When `h` does not describe this frame as IPv4.
 pub(crate) fn allow_fragments(frame: &mut [u8], h: &Headers) {
     let header: &mut [u8; HEADER_LEN] =
         frame[usize::from(h.l3)..].first_chunk_mut().expect("parse saw a whole IPv4 header");
@@ -229,7 +232,7 @@ pub(crate) fn allow_fragments(frame: &mut [u8], h: &Headers) {
 /// The identification field of a checked packet.
 ///
 /// # Panics
-/// When `h` is not the IPv4 headers of this frame.
+/// When `h` does not describe this frame as IPv4.
 #[inline]
 pub fn identification(frame: &[u8], h: &Headers) -> u16 {
     let at = usize::from(h.l3) + 4;

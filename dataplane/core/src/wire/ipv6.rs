@@ -21,12 +21,12 @@ pub const HEADER_LEN: usize = 40;
 /// Bytes of a Fragment header.
 pub const FRAGMENT_HEADER_LEN: usize = 8;
 
-/// Extension headers read before a packet is refused. RFC 8200 4.1 recommends orders with at most 7 (hop-by-hop,
-/// destination options twice, routing, fragment, AH, ESP); 8 leaves room for one it does not foresee.
+/// Extension headers that are read before a packet is refused. RFC 8200 4.1 recommends orders with at most 7
+/// (hop-by-hop, destination options twice, routing, fragment, AH, ESP); 8 leaves room for one that it does not foresee.
 pub const EXTENSION_HEADERS_MAX: usize = 8;
 
-/// Writes a Fragment header, of a packet in one piece, behind a header that [`Ipv6Header::write`] wrote 8 bytes before
-/// the payload.
+/// Writes the Fragment header of an unfragmented packet behind a header that [`Ipv6Header::write`] wrote 8 bytes in
+/// front of the payload.
 ///
 /// # Panics
 /// When `packet` is shorter than 48 bytes.
@@ -73,7 +73,7 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
         src,
         dst,
         fragment: walk.fragment,
-        // Both fit: they lie inside a frame of at most 65,535 bytes.
+        // Both fit: the offsets are inside a frame of at most 65,535 bytes.
         l4: end_of_header + walk.len as u16,
         ip_end: end_of_header + payload_len,
         src_port: t.src_port,
@@ -92,8 +92,8 @@ pub(crate) fn parse(packet: &[u8], l3: u8, vlan: Option<VlanId>) -> Result<Heade
     })
 }
 
-/// Whether an authentication header (RFC 4302) stands before the transport header of a checked packet: its integrity
-/// check covers addresses and ports. False for IPv4, where the walk does not step over it.
+/// Whether a checked packet has an authentication header (RFC 4302) in front of the transport header: its integrity
+/// check covers addresses and ports. False for IPv4, where the authentication header is the packet's protocol.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -114,7 +114,7 @@ fn has_authentication(frame: &[u8], h: &Headers) -> bool {
     at < end
 }
 
-/// True for the headers that the walk steps over.
+/// True for the headers that the walk skips.
 #[inline]
 pub(crate) const fn is_extension(next: u8) -> bool {
     matches!(
@@ -123,17 +123,17 @@ pub(crate) const fn is_extension(next: u8) -> bool {
     )
 }
 
-/// Where a walk over extension headers ended.
+/// The result of a walk over extension headers.
 pub(crate) struct Walk {
-    /// What begins there; for a later fragment what its fragment header names.
+    /// The protocol at the end of the walk. For a later fragment, the protocol that its fragment header names.
     pub(crate) proto: u8,
     /// Bytes of all extension headers.
     pub(crate) len: usize,
     pub(crate) fragment: Fragment,
 }
 
-/// As [`walk`] for a packet that an ICMP error quotes, which is cut short: a chain that passes the end is a truncated
-/// quote, and lengths of fragments mean nothing.
+/// Like [`walk`], for a packet that an ICMP error quotes and may truncate. A chain that passes the end is a truncated
+/// quote, and lengths of fragments are not checked.
 pub(crate) fn walk_quoted(next: u8, payload: &[u8]) -> Result<Walk, Malformed> {
     walk_headers(next, payload, true).map_err(|reason| match reason {
         Malformed::Ipv6ExtensionTruncated => Malformed::QuoteTruncated,
@@ -170,14 +170,15 @@ fn walk_headers(mut next: u8, payload: &[u8], quoted: bool) -> Result<Walk, Malf
         if len > rest.len() {
             return Err(Malformed::Ipv6ExtensionTruncated);
         }
-        // Without segments left it has done its work, and is a header like any other (RFC 8200 4.4).
+        // A routing header without segments left has been processed, and is skipped like any other header (RFC 8200
+        // 4.4).
         if next == proto::ROUTING && x[3] > 0 && !quoted {
             return Err(Malformed::SourceRoute);
         }
         if next == proto::FRAGMENT {
             let word = u16::from_be_bytes([x[2], x[3]]);
             let (offset, more) = (word & 0xfff8, word & 1 != 0);
-            // Offset 0 without more is the atomic fragment of RFC 6946: a whole packet.
+            // Offset 0 without the M flag is the atomic fragment of RFC 6946: a whole packet.
             if more || offset != 0 {
                 let id = u32::from_be_bytes([x[4], x[5], x[6], x[7]]);
                 let len = if quoted { 8 } else { rest.len() - len };
@@ -201,9 +202,9 @@ pub struct Ipv6Header {
     pub traffic_class: u8,
     /// 20 bits; the upper 12 are ignored.
     pub flow_label: u32,
-    /// Bytes behind this header.
+    /// Bytes that follow this header.
     pub payload_len: u16,
-    /// What follows.
+    /// The next header.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
@@ -231,7 +232,7 @@ impl Ipv6Header {
     /// Writes the header at the beginning of `out` and returns its length, 40.
     ///
     /// # Panics
-    /// When `out` is shorter.
+    /// When `out` is shorter than 40 bytes.
     #[inline]
     pub fn write(&self, out: &mut [u8]) -> usize {
         out[..HEADER_LEN].copy_from_slice(&self.bytes());

@@ -53,7 +53,7 @@ malformed! {
     /// An IPv4 option that passes the end of the header, or has a length below 2.
     Ipv4Options = "ipv4_options",
     /// An IPv4 source route (LSRR, SSRR: RFC 7126 4.3, 4.4), or an IPv6 routing header with segments left (RFC 5095).
-    /// Its sender chooses the way past the rules of others, and the destination in the header is not the last one.
+    /// With it a sender bypasses the filters of others, and the destination in the header is not the final one.
     SourceRoute = "source_route",
     /// Fewer than 40 bytes behind the IPv6 ethertype.
     Ipv6Truncated = "ipv6_truncated",
@@ -61,7 +61,8 @@ malformed! {
     Ipv6Version = "ipv6_version",
     /// The payload length is beyond the frame.
     Ipv6PayloadLength = "ipv6_payload_length",
-    /// An IPv4-mapped address (`::ffff:0:0/96`) in an IPv6 header; it names no host on a wire (RFC 6890).
+    /// An IPv4-mapped address (`::ffff:0:0/96`) in an IPv6 header. Such an address identifies no host on a network (RFC
+    /// 6890).
     Ipv6MappedAddress = "ipv6_mapped_address",
     /// An extension header passes the end of the packet.
     Ipv6ExtensionTruncated = "ipv6_extension_truncated",

@@ -41,7 +41,7 @@ pub use vlan::VlanId;
 
 use ethernet::ether_type;
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "the large variant is nearly every packet")]
 pub enum Parsed {
@@ -49,17 +49,17 @@ pub enum Parsed {
     Ip(Headers),
     /// ARP for IPv4 over Ethernet.
     Arp(ArpPacket),
-    /// Another ethertype, stacked VLAN tags included: the kernel's, not ours.
+    /// Another ethertype, including stacked VLAN tags. The kernel handles it.
     Other,
 }
 
 /// Checks all headers of an Ethernet frame.
 ///
-/// Inlined by force into its few callers, so that the `Headers` are written once, where the caller keeps them; a
+/// It is always inlined into its few callers, so that the `Headers` are written once, where the caller keeps them. A
 /// call and a copy double the time (see `transport`). About 12 ns for a TCP or UDP packet of either family in cache.
 ///
 /// # Errors
-/// The first reason, outside in, for which the frame cannot be used.
+/// The first reason, from the outermost header inwards, for which the frame cannot be used.
 ///
 /// # Examples
 /// ```

@@ -17,27 +17,27 @@ const ADVERTISEMENT: u8 = 136;
 const OPTION_SOURCE: u8 = 1;
 const OPTION_TARGET: u8 = 2;
 
-/// One neighbour discovery message of the two kinds we take part in.
+/// One neighbour discovery message of the two kinds that the gateway handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ndp {
-    /// Who has `target`?
+    /// A request for the link address of `target`.
     Solicitation {
         /// The requested address.
         target: Ipv6Addr,
         /// Source link-layer address option.
         source_mac: Option<MacAddr>,
     },
-    /// `target` is here.
+    /// The link address of `target`.
     Advertisement {
         /// The announced address.
         target: Ipv6Addr,
-        /// Target link-layer address option; a unicast answer may leave it out.
+        /// Target link-layer address option. A unicast answer may omit it.
         target_mac: Option<MacAddr>,
         /// R flag.
         router: bool,
         /// S flag: an answer to a solicitation.
         solicited: bool,
-        /// O flag: replaces what is cached.
+        /// O flag: replaces a cached link address.
         overrides: bool,
     },
 }
@@ -59,7 +59,7 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Ndp>, Malformed> {
     if h.ttl != 255 || h.icmp_code != 0 || h.is_fragment() || !icmp::checksum_ok(frame, h) {
         return Err(Malformed::NdpInvalid);
     }
-    // RFC 4291 2.7: a group is never a source. Answering one would turn a solicitation into a flood of the link.
+    // RFC 4291 2.7: a group is never a source. An answer to a group would flood the link.
     if h.src != Addr::UNSPECIFIED && !h.src.is_single_host() {
         return Err(Malformed::NdpInvalid);
     }
@@ -71,7 +71,8 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Ndp>, Malformed> {
     }
     if h.icmp_type == SOLICITATION {
         let source_mac = link_layer_option(options, OPTION_SOURCE)?;
-        // Duplicate address detection: from ::, to the solicited-node group, and without our option.
+        // Duplicate address detection: the source is ::, the destination is the solicited-node group, and our option is
+        // absent.
         if h.src == Addr::UNSPECIFIED && (source_mac.is_some() || !is_solicited_node(&h.dst)) {
             return Err(Malformed::NdpInvalid);
         }
@@ -90,7 +91,7 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Ndp>, Malformed> {
     }))
 }
 
-/// Walks the options; bounded, since each is at least 8 bytes long.
+/// Walks the options. The walk is bounded, since each option is at least 8 bytes long.
 fn link_layer_option(mut options: &[u8], wanted: u8) -> Result<Option<MacAddr>, Malformed> {
     let mut found = None;
     while !options.is_empty() {
@@ -127,8 +128,8 @@ pub fn multicast_mac(group: Ipv6Addr) -> MacAddr {
 /// All nodes of the link, ff02::1.
 pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// The advertisement that answers a solicitation for `target`, an address of ours, at `mac`. The caller parsed
-/// `frame` to [`Ndp::Solicitation`] and knows that the target is ours. A probe from `::` is answered to all nodes
+/// The advertisement that answers a solicitation for `target`, an address of ours, at `mac`. The caller has parsed
+/// `frame` to [`Ndp::Solicitation`] and checked that the target is ours. A probe from `::` is answered to all nodes
 /// (RFC 4861 7.2.4).
 ///
 /// # Panics
@@ -154,14 +155,14 @@ fn advertisement(
     to_mac: MacAddr,
     solicited: bool,
 ) -> SmallFrame {
-    // Override is set; router is not: we are not a default router for hosts.
+    // Override is set. Router is not set: the gateway is not a default router for hosts.
     let flags = if solicited { 0x60 } else { 0x20 };
     let ethernet = EthernetHeader { dst: to_mac, src: mac, vlan, ether_type: ether_type::IPV6 };
     message(ethernet, ADVERTISEMENT, flags, target, to, target, Some((OPTION_TARGET, mac)))
 }
 
-/// A solicitation for `target` from `ip` at `mac`: to the solicited-node group, or to `known` to ask again whether
-/// a neighbour is still there (RFC 4861 7.3.3).
+/// A solicitation for `target` from `ip` at `mac`, sent to the solicited-node group, or to `known` to check whether a
+/// neighbour is still there (RFC 4861 7.3.3).
 pub fn solicitation(
     mac: MacAddr,
     ip: Ipv6Addr,

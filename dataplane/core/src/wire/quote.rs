@@ -1,8 +1,8 @@
 //! The packet that an ICMP error quotes: reads it to find the flow, and rewrites it for NAT.
 //!
-//! A quote may be cut at any length, and its checksums may be those of another leg, so only the fields that the
-//! look-up needs are checked. RFC 792 guarantees 8 bytes behind the IP header: ports for TCP, UDP and SCTP, the
-//! identifier for echo.
+//! A quote may be cut at any length, and its checksums may be those of another hop, so only the fields that the look-up
+//! needs are checked. RFC 792 guarantees 8 bytes behind the IP header: ports for TCP, UDP and SCTP, the identifier for
+//! echo.
 
 use super::addr::Addr;
 use super::checksum::{Delta, Sum};
@@ -11,7 +11,8 @@ use super::ipv6;
 use super::malformed::Malformed;
 use super::rewrite::Endpoint;
 
-/// What an ICMP error quotes. `src` and `dst` as on the quoted packet, which went the other way than the error.
+/// The packet that an ICMP error quotes. `src` and `dst` are those of the quoted packet, which travelled in the
+/// opposite direction of the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
     /// Source of the quoted packet.
@@ -24,17 +25,17 @@ pub struct Quote {
     pub l3: u16,
     /// Offset of the quoted transport header in the frame.
     pub l4: u16,
-    /// Source port, or echo identifier, 0 where there is none.
+    /// Source port or echo identifier; 0 if there is none.
     pub src_port: u16,
-    /// Destination port, or echo identifier, 0 where there is none.
+    /// Destination port or echo identifier; 0 if there is none.
     pub dst_port: u16,
-    /// IP version of quote and error alike.
+    /// IP version of both the quote and the error.
     pub family: Family,
     /// The quoted packet's final next header.
     pub proto: u8,
 }
 
-/// Reads the quote of an ICMP error; `Ok(None)` when the packet is not one.
+/// Reads the quote of an ICMP error; `Ok(None)` if the packet is not an ICMP error.
 ///
 /// # Errors
 /// `QuoteTruncated`, `QuoteHeader`, and for IPv6 those of the extension headers.
@@ -61,17 +62,17 @@ pub fn parse(frame: &[u8], h: &Headers) -> Result<Option<Quote>, Malformed> {
     Ok(Some(q))
 }
 
-/// What the quote of an IP-in-IP packet shows of it.
+/// The contents of a quoted IP-in-IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnelled {
-    /// Bytes of the quoted packet, outer header included, as both headers have it.
+    /// Bytes of the quoted packet, outer header included, consistent in both headers.
     pub ip_len: u16,
-    /// The packet inside, where the quote reaches its ports: RFC 792 promises 8 bytes of it only. Offsets are not set.
+    /// The inner packet, if the quote includes its ports: RFC 792 guarantees only 8 bytes of it. Offsets are not set.
     pub inner: Option<Quote>,
 }
 
-/// Reads the quote of a packet that is another packet with an outer header in front: no options, no extension
-/// headers, no fragment, in IPv4 with DF set, and lengths of both headers that agree. `None` for all else.
+/// Reads the quote of a packet in a tunnel: no options, no extension headers, no fragment, in IPv4 with DF set, and
+/// consistent lengths in both headers. `None` for other packets.
 ///
 /// # Panics
 /// When `h` and `q` do not belong to this frame.
@@ -170,7 +171,7 @@ fn ipv6_header(packet: &[u8]) -> Result<Quote, Malformed> {
         dst,
         fragment: walk.fragment,
         l3: 0,
-        // Fits: it lies inside a frame of at most 65,535 bytes.
+        // The offset is inside a frame of at most 65,535 bytes.
         l4: 40 + walk.len as u16,
         src_port: 0,
         dst_port: 0,
@@ -179,20 +180,20 @@ fn ipv6_header(packet: &[u8]) -> Result<Quote, Malformed> {
     })
 }
 
-/// Replaces source and/or destination of the quoted packet, as [`super::rewrite::translate`] does for a packet, and
-/// keeps right: the quoted IPv4 header checksum, the quoted transport checksum where the quote reaches it, and the
-/// error's own checksum. A quoted SCTP checksum is left: RFC 9260 10 asks receivers for the verification tag.
+/// Replaces source and/or destination of the quoted packet, as [`super::rewrite::translate`] does for a packet. It
+/// keeps correct the quoted IPv4 header checksum, the quoted transport checksum if the quote includes it, and the
+/// error's own checksum. A quoted SCTP checksum is not updated: receivers check the verification tag (RFC 9260 10).
 ///
-/// The addresses of the error itself are not touched.
+/// The addresses of the error itself do not change.
 ///
 /// # Panics
-/// When `h` or `q` do not belong to this frame, or an endpoint is of the other family.
+/// When `h` or `q` do not belong to this frame, or an endpoint has the other family.
 pub fn translate(frame: &mut [u8], h: &Headers, q: &mut Quote, src: Option<Endpoint>, dst: Option<Endpoint>) {
     for endpoint in [src, dst].into_iter().flatten() {
         assert_eq!(endpoint.addr.is_v4(), q.family == Family::V4, "endpoints have the family of the quote");
     }
     let (l3, l4, end) = (usize::from(q.l3), usize::from(q.l4), usize::from(h.ip_end));
-    // Nothing past the first 20 transport bytes changes; the quote begins at an even offset of the ICMP message.
+    // Nothing behind the first 20 transport bytes changes. The quote begins at an even offset of the ICMP message.
     let region = l3..end.min(l4 + 20);
     let before = Sum::new().bytes(&frame[region.clone()]);
     let addresses = replace_addresses(&mut frame[l3..], q, src, dst);
@@ -205,7 +206,7 @@ pub fn translate(frame: &mut [u8], h: &Headers, q: &mut Quote, src: Option<Endpo
     *check = Delta::new().sums(before, after).apply(u16::from_be_bytes(*check)).to_be_bytes();
 }
 
-/// `ip` begins with the quoted IP header. Returns the change as the pseudo header sees it.
+/// Replaces addresses in the quoted IP header, which `ip` begins with. Returns the delta for the pseudo header.
 fn replace_addresses(ip: &mut [u8], q: &mut Quote, src: Option<Endpoint>, dst: Option<Endpoint>) -> Delta {
     let new_src = src.map_or(q.src, |e| e.addr);
     let new_dst = dst.map_or(q.dst, |e| e.addr);
@@ -226,7 +227,7 @@ fn replace_addresses(ip: &mut [u8], q: &mut Quote, src: Option<Endpoint>, dst: O
     delta
 }
 
-/// `l4` begins with the quoted transport header, of which at least 8 bytes are there.
+/// Replaces ports in the quoted transport header, which `l4` begins with. At least 8 bytes of it are present.
 fn replace_transport(
     l4: &mut [u8],
     q: &mut Quote,

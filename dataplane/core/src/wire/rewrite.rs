@@ -11,7 +11,7 @@ use super::checksum::{Delta, after_hop};
 use super::headers::{Family, Headers, L4Checksum};
 use super::ipv4;
 
-/// An address and a port, to be put in place of another pair of the same family.
+/// An address and a port that replace another pair of the same family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// Address.
@@ -20,19 +20,19 @@ pub struct Endpoint {
     pub port: u16,
 }
 
-/// A first fragment of an SCTP packet whose ports would change: the CRC covers bytes that are not here.
+/// A first fragment of an SCTP packet whose ports would change: the CRC covers bytes in other fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the checksum of a fragmented SCTP packet cannot be kept when its ports change")]
 pub struct SctpFragment;
 
-/// Replaces source and/or destination, in the IP header and in TCP, UDP and SCTP ports. In later fragments only the
-/// addresses. In an ICMP echo request `src.port` becomes the identifier, in a reply `dst.port` does.
+/// Replaces source and/or destination, in the IP header and in TCP, UDP and SCTP ports. In later fragments it replaces
+/// only the addresses. In an ICMP echo request `src.port` becomes the identifier, in a reply `dst.port` does.
 ///
 /// # Errors
-/// [`SctpFragment`]; then nothing was changed.
+/// [`SctpFragment`]; nothing has changed then.
 ///
 /// # Panics
-/// When `h` does not belong to this frame, or an endpoint is of the other family.
+/// When `h` does not belong to this frame, or an endpoint has the other family.
 #[inline]
 pub fn translate(
     frame: &mut [u8],
@@ -76,7 +76,7 @@ pub fn translate(
     Ok(())
 }
 
-/// Returns the change as the pseudo header sees it.
+/// Replaces IPv4 addresses. Returns the delta for the pseudo header.
 #[inline]
 fn replace_v4(frame: &mut [u8], h: &mut Headers, src: Option<Addr>, dst: Option<Addr>) -> Delta {
     let ip: &mut [u8; 20] =
@@ -98,8 +98,9 @@ fn replace_v4(frame: &mut [u8], h: &mut Headers, src: Option<Addr>, dst: Option<
     delta
 }
 
-/// Returns the change as the pseudo header sees it. A routing header with segments left would put its last address
-/// there instead (RFC 8200 8.1); such packets are addressed to a router on the way, never to a service.
+/// Replaces IPv6 addresses. Returns the delta for the pseudo header. If a routing header had segments left, the pseudo
+/// header would contain its last address instead (RFC 8200 8.1), but such packets are addressed to a router on the
+/// path, never to a service.
 #[inline]
 fn replace_v6(frame: &mut [u8], h: &mut Headers, src: Option<Addr>, dst: Option<Addr>) -> Delta {
     let ip: &mut [u8; 40] =
@@ -130,8 +131,8 @@ fn replace_ports(delta: Delta, ports: &mut [u8], h: &mut Headers, src: u16, dst:
     delta
 }
 
-/// CRC32c is linear: for two packets of one length, crc(a) ^ crc(b) depends on a ^ b alone. Applied to the field as
-/// received it keeps a damaged packet damaged, where a fresh CRC would launder it.
+/// CRC32c is linear: for two packets of one length, crc(a) ^ crc(b) depends only on a ^ b. Applying that difference to
+/// the received field keeps a damaged packet damaged; a newly computed CRC would hide the damage.
 #[cold]
 #[inline(never)]
 fn translate_sctp(frame: &mut [u8], h: &mut Headers, src: u16, dst: u16) {
@@ -176,8 +177,8 @@ fn translate_icmp(
     i[2..4].copy_from_slice(&check.to_be_bytes());
 }
 
-/// Takes one from TTL or hop limit. False, and nothing changed, when that would make it zero: the packet is at its
-/// end and may be answered with time exceeded.
+/// Decrements TTL or hop limit. Returns false, and changes nothing, if that would make it zero: the packet ends here
+/// and may be answered with time exceeded.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -192,11 +193,11 @@ pub fn decrement_hop_limit(frame: &mut [u8], h: &mut Headers) -> bool {
     true
 }
 
-/// Takes one from TTL or hop limit of the packet that `packet` begins with, wherever in its frame `h` says that it
-/// is; `h` stays as it was. The hop limit must be above 1.
+/// Decrements TTL or hop limit of the packet at the beginning of `packet`, whatever offset `h` has for it. `h` does not
+/// change. The hop limit must be above 1.
 ///
 /// # Panics
-/// When the packet is too short to be that of `h`.
+/// When the packet is shorter than `h` requires.
 #[inline(always)]
 pub fn take_hop(packet: &mut [u8], h: &Headers) {
     debug_assert!(h.ttl > 1, "packets whose hop limit ends here are answered");

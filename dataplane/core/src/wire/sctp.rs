@@ -1,6 +1,6 @@
 //! SCTP (RFC 9260): the CRC32c of a packet. Only the common header is read, in `transport`.
 //!
-//! The CRC covers the ports but no pseudo header: it stays right when addresses change, and needs a pass over the
+//! The CRC covers the ports but no pseudo header: it stays correct when addresses change, and needs a pass over the
 //! packet when ports change. Prefer forwarding modes that keep the ports.
 
 use super::headers::{Headers, L4Checksum};
@@ -8,7 +8,7 @@ use super::headers::{Headers, L4Checksum};
 /// Bytes of the common header.
 pub const HEADER_LEN: usize = 12;
 
-/// The checksum as its 4 bytes stand in the header, over a packet whose checksum field counts as zero (RFC 9260 6.8
+/// The checksum as 4 bytes in the order of the header, over a packet whose checksum field counts as zero (RFC 9260 6.8
 /// and appendix A: CRC32c, transmitted least significant byte first).
 pub fn crc32c(packet: &[u8]) -> [u8; 4] {
     let head = &packet[..packet.len().min(8)];
@@ -18,7 +18,8 @@ pub fn crc32c(packet: &[u8]) -> [u8; 4] {
     crc32c::crc32c_append(crc, tail).to_le_bytes()
 }
 
-/// Whether the packet begins an association: its first chunk is INIT, which goes alone (RFC 9260 section 6.10).
+/// Whether the packet begins an association: its first chunk is INIT, which must be the only chunk (RFC 9260 section
+/// 6.10).
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -28,7 +29,7 @@ pub fn is_opening(frame: &[u8], h: &Headers) -> bool {
     h.l4_checksum == L4Checksum::Sctp && first_chunk.get(HEADER_LEN) == Some(&INIT)
 }
 
-/// True when the packet is whole and its checksum is right.
+/// True when the packet is complete and its checksum is correct.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -46,8 +47,8 @@ mod tests {
 
     #[test]
     fn crc_is_the_castagnoli_polynomial() {
-        // The check value of CRC-32C over "123456789" with the field skipped: the function must see bytes 8..12
-        // as zero, whatever they are.
+        // The check value of CRC-32C over "123456789" without the field: the function must treat bytes 8..12 as zero,
+        // whatever they contain.
         let mut packet = *b"12345678\xaa\xbb\xcc\xdd9";
         let with_garbage = crc32c(&packet);
         packet[8..12].fill(0);

@@ -23,22 +23,22 @@ pub mod flags {
     pub const CWR: u8 = 0x80;
 }
 
-/// What a reset or a state machine asks of a segment.
+/// The fields of a segment that a reset or a state machine needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Sequence number.
     pub seq: u32,
-    /// Acknowledgment number; of no meaning without ACK.
+    /// Acknowledgment number. It has no meaning without ACK.
     pub ack: u32,
     /// Control bits.
     pub flags: u8,
     /// Header with options, in bytes.
     pub header_len: u8,
-    /// SEG.LEN: bytes of data, and one each for SYN and FIN.
+    /// SEG.LEN: the number of data bytes, plus one each for SYN and FIN.
     pub len: u32,
 }
 
-/// The segment of a checked frame; `None` unless it is TCP and not a fragment (of a fragment the length is unknown).
+/// The segment of a checked frame; `None` if it is not TCP, or is a fragment (whose length is unknown).
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -59,11 +59,11 @@ pub fn segment(frame: &[u8], h: &Headers) -> Option<Segment> {
     })
 }
 
-/// The reset that answers a segment for which there is no connection (RFC 9293 3.5.2, group 1), sent from `mac` back
-/// to the station the frame came from.
+/// The reset that answers a segment for which there is no connection (RFC 9293 3.5.2, group 1), sent from `mac` back to
+/// the station that sent the frame.
 ///
-/// `None` when nothing may be sent: not TCP, itself a reset, a fragment, or a source or destination that is not one
-/// host's.
+/// `None` if no reset may be sent: for other protocols, for resets and fragments, and if the source or destination is
+/// not one host's address.
 ///
 /// # Panics
 /// When `h` does not belong to this frame.
@@ -94,7 +94,7 @@ pub fn reset(frame: &[u8], h: &Headers, mac: MacAddr) -> Option<SmallFrame> {
     Some(SmallFrame::try_from(&out[..l3 + HEADER_LEN]).expect("78 bytes at most, the frame holds 128"))
 }
 
-/// Writes the Ethernet and IP headers of an answer from `h.dst` to `h.src`, and returns where its payload begins.
+/// Writes the Ethernet and IP headers of an answer from `h.dst` to `h.src`, and returns the offset of its payload.
 fn answer_headers(
     out: &mut [u8],
     frame: &[u8],

@@ -3,8 +3,8 @@
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 8;
 
-/// A UDP header to be written, without checksum: tunnels over IPv4 may leave it out (RFC 768), over IPv6 too when
-/// RFC 6936's conditions hold, as GUE and Geneve ask.
+/// A UDP header to be written, without checksum: tunnels over IPv4 may omit it (RFC 768), and tunnels over IPv6 may
+/// omit it under the conditions of RFC 6936, as in GUE and Geneve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpHeader {
     /// Source port.

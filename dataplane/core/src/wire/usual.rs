@@ -4,7 +4,7 @@
 //! that traffic could mispredict (TCP and UDP may alternate) and everything stays in registers. It takes a third of
 //! the instructions of the full parser, which handles all other packets and all errors. The pipeline calls it.
 //!
-//! Invariant: if this returns `Some`, `parse` returns the same (a property in `tests/checks.rs`).
+//! Invariant: if this returns `Some`, `parse` returns the same headers (a property in `tests/checks.rs`).
 
 use std::hint::select_unpredictable;
 
@@ -12,14 +12,14 @@ use super::addr::Addr;
 use super::headers::{Family, Fragment, Headers, L4Checksum, proto};
 use super::ipv4;
 
-/// Ethernet, IPv4 and the TCP header up to its flags.
+/// The length of the Ethernet and IPv4 headers and the TCP header up to its flags.
 const LEN: usize = 48;
 const L3: usize = 14;
 const L4: usize = L3 + ipv4::HEADER_LEN;
 
-/// The headers of a usual packet. `None` says nothing about others, not even that they are sound.
+/// The headers of a usual packet. `None` does not mean that the packet is invalid.
 ///
-/// Inlined by force, for the reason given at `transport::parse`.
+/// Always inlined, for the reason given at `transport::parse`.
 #[inline(always)]
 #[must_use]
 pub fn parse(frame: &[u8]) -> Option<Headers> {
@@ -35,8 +35,8 @@ pub fn parse(frame: &[u8]) -> Option<Headers> {
         return None;
     }
     let total_len = be16(L3 + 2);
-    // Data offset of TCP and length of UDP, both at least that of their header and within the packet. So the
-    // header is, and with it all that is read here.
+    // The data offset of TCP and the length of UDP are at least the length of their header and within the packet. So
+    // the header, and all that is read here, is within the packet.
     let tcp_len = u32::from(b[L4 + 12] >> 4) * 4;
     let len = select_unpredictable(is_tcp, tcp_len, u32::from(be16(L4 + 4)));
     let len_min = select_unpredictable(is_tcp, 20, 8);

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use crate::neighbors::Hold;
 use crate::snapshot::Snapshot;
 
-/// Holds of one snapshot.
+/// The maximum number of holds of one snapshot.
 const CHAIN_MAX: usize = 32;
 
-/// See the module.
+/// The holds of one snapshot.
 #[derive(Debug, Clone)]
 pub(in crate::snapshot) struct Holds(Vec<Arc<Hold>>);
 
@@ -24,7 +24,7 @@ impl Holds {
         Self(vec![Arc::new(hold)])
     }
 
-    /// Those of the snapshot before, and one more.
+    /// The holds of the previous snapshot and one more.
     pub(super) fn and(&self, hold: Hold) -> Self {
         let mut all = self.0.clone();
         if !hold.is_empty() {
@@ -39,7 +39,7 @@ impl Holds {
 }
 
 impl Snapshot {
-    /// Holds what this snapshot names, and no more.
+    /// Replaces the holds by one that contains exactly the slots that this snapshot names.
     pub(super) fn hold_anew(&mut self) {
         let Some(first) = self.holds.0.first() else { return };
         let mut hold = first.table().hold();

@@ -1,10 +1,10 @@
-//! Assigns ids to everything that is programmed: the ids of the previous snapshot for what still exists, free ones
-//! for the rest.
+//! Assigns ids to everything that is programmed: the ids of the previous snapshot to everything that still exists, and
+//! free ids to the rest.
 //!
 //! A service is identified by (VIP, protocol, port), a backend by its service and (address, port), an endpoint by
 //! (address, port, protocol). The compile of a snapshot calls it; [`super::super::indices`] allocates indices.
 //!
-//! Invariant: things are numbered in the order of their keys, so equal histories give equal ids.
+//! Invariant: objects are numbered in the order of their keys, so equal histories give equal ids.
 
 use super::Programmed;
 use crate::backend::{EndpointKey, Uses};
@@ -18,14 +18,14 @@ use crate::snapshot::{Fresh, Snapshot};
 /// Ids of everything programmed: services and backends in their order, endpoints by key.
 pub(super) struct Ids {
     pub(super) services: Vec<ServiceId>,
-    /// Of all services one after the other.
+    /// The backends of all services, one service after the other.
     pub(super) backends: Vec<BackendId>,
-    /// Of each backend.
+    /// The endpoint of each backend.
     pub(super) backend_endpoints: Vec<EndpointId>,
-    /// By key.
+    /// Sorted by key.
     pub(super) endpoints: Vec<(EndpointKey, EndpointId, Uses)>,
     pub(super) generations: Generations,
-    /// Those that the previous snapshot did not have.
+    /// The ids that the previous snapshot did not have.
     pub(super) fresh: Fresh,
 }
 
@@ -90,7 +90,7 @@ pub(super) fn same_kind_of_flow(a: ForwardingMode, b: ForwardingMode) -> bool {
     a == b || a.is_dsr() && b.is_dsr()
 }
 
-/// The ids of a list of things, given those that they have already.
+/// The ids of a list of objects, given the ids that some of them already have.
 fn assign<Id: Copy>(
     generations: &Kind,
     kept: impl Iterator<Item = Option<Id>>,
@@ -129,7 +129,7 @@ fn endpoint_keys(programmed: &[Programmed<'_>]) -> Vec<(EndpointKey, usize, bool
 }
 
 impl Services {
-    /// The same service port in this, the previous snapshot.
+    /// The service port in the previous snapshot.
     fn known(&self, service: &Programmed<'_>) -> Option<&ServiceInfo> {
         let (proto, port) = (service.spec.key.protocol.number(), service.spec.key.port);
         self.info(self.find(key_hash(&service.vip, proto, port), &service.vip, proto, port)?.id)

@@ -39,15 +39,15 @@ use crate::source_ranges::{Sets, SourceRanges};
 use crate::wire::{Addr, Family};
 
 impl Snapshot {
-    /// Compiles a spec. Ids of what lives on are those of `previous`, and Maglev tables that did not change
-    /// are its tables. Next hops get their slots in `neighbors`.
+    /// Compiles a spec. Objects that exist in `previous` keep their ids, and unchanged Maglev tables are shared with
+    /// it. Next hops get their slots in `neighbors`.
     ///
-    /// The same service port whose mode goes from or to NAT has other backends than before: their flows are
-    /// of another kind.
+    /// If the mode of a service port changes from or to NAT, its backends get new ids: their flows are of a different
+    /// kind.
     ///
     /// # Errors
-    /// [`CompileError`]: the spec breaks a limit or contradicts itself. Problems of single backends, routes
-    /// and neighbours are in the result; those are left out, and the rest works.
+    /// [`CompileError`]: the spec exceeds a limit or contradicts itself. Problems of single backends, routes and
+    /// neighbours are in the result; those parts are left out, and the rest works.
     pub fn compile(
         spec: &SnapshotSpec,
         previous: Option<&Snapshot>,
@@ -61,11 +61,10 @@ impl Snapshot {
 }
 
 impl Snapshot {
-    /// The same, with everything compiled from scratch: only ids, and Maglev tables of equal backends, are those of
-    /// `previous`.
+    /// Compiles everything from scratch. Only ids, and Maglev tables of equal backends, are those of `previous`.
     ///
     /// # Errors
-    /// As [`Self::compile`].
+    /// Same as for [`Self::compile`].
     pub fn compile_from_scratch(
         spec: &SnapshotSpec,
         previous: Option<&Snapshot>,
@@ -75,7 +74,7 @@ impl Snapshot {
     }
 }
 
-/// [`Snapshot::compile`] without a look at what of the previous snapshot could stay.
+/// [`Snapshot::compile`] without an attempt to revise the previous snapshot.
 pub(super) fn compile_anew(
     spec: &SnapshotSpec,
     previous: Option<&Snapshot>,
@@ -105,20 +104,20 @@ pub(super) fn compile_anew(
     Ok((snapshot, problems))
 }
 
-/// What the next compile starts from beside the tables: not read by workers.
+/// The input of the next compile in addition to the tables. Workers do not read it.
 #[derive(Debug)]
 pub(super) struct Lineage {
     /// The spec without its services.
     surroundings: Arc<SnapshotSpec>,
-    /// Those, in the order that it had them in.
+    /// The services, in the order in which the spec listed them.
     services: Chunked<SharedService>,
-    /// Of each, its place in the order of keys.
+    /// The position of each service in the order of keys.
     ranks: Arc<[u32]>,
-    /// Backends in the spec, left out or not.
+    /// The number of backends in the spec, including those left out.
     backends: usize,
     problems: Problems,
     pub(super) fresh: Fresh,
-    /// Next hops and announced addresses are those of the snapshot before.
+    /// Whether next hops and announced addresses are those of the previous snapshot.
     pub(super) same_outside: bool,
 }
 
@@ -128,8 +127,7 @@ impl Lineage {
         self.problems.all()
     }
 
-    /// What the next revision takes for the spec of this snapshot, where it differs from `spec`, and the numbers that it
-    /// counts on: for a comparison.
+    /// The parts of the stored spec that differ from `spec`, and the stored counts: for a comparison.
     pub(super) fn basis(&self, spec: &SnapshotSpec) -> impl Debug {
         let Self { surroundings, services, ranks, backends, problems: _, fresh: _, same_outside: _ } = self;
         let other = services.iter().zip(&spec.services).find(|(known, given)| known != given);
@@ -138,14 +136,14 @@ impl Lineage {
     }
 }
 
-/// Problems by what they are about, so that those of what does not change are kept.
+/// Problems by the objects that they concern, so that those of unchanged objects are kept.
 #[derive(Debug, Clone, Default)]
 struct Problems {
     network: Vec<Problem>,
-    /// Of backends, by the place of their service in the order of keys.
+    /// Problems of backends, by the position of their service in the order of keys.
     left_out: BTreeMap<usize, Vec<Problem>>,
     neighbors: Vec<Problem>,
-    /// By the place of the service in the order of keys.
+    /// Problems of the selection, by the position of the service in the order of keys.
     selection: BTreeMap<usize, Problem>,
 }
 
@@ -173,14 +171,14 @@ impl Problems {
     }
 }
 
-/// A service port with its backends by identity.
+/// A service port with its backends sorted by identity.
 struct Sorted<'a> {
     spec: &'a ServiceSpec,
     vip: Addr,
     backends: Vec<(Addr, &'a BackendSpec)>,
 }
 
-/// What is left of it, and where each backend is.
+/// The backends of a service port that can be reached, with their next hops.
 struct Programmed<'a> {
     spec: &'a ServiceSpec,
     vip: Addr,
@@ -357,15 +355,16 @@ fn surroundings(spec: &SnapshotSpec) -> SnapshotSpec {
     }
 }
 
-/// The place in the order of keys of each service of the spec.
+/// The position of each service of the spec in the order of keys.
 fn ranks(spec: &SnapshotSpec, programmed: &[Programmed<'_>]) -> Arc<[u32]> {
     let by_key: HashMap<ServiceKey, u32> =
         (0..).zip(programmed).map(|(rank, service)| (service.spec.key, rank)).collect();
     spec.services.iter().map(|service| by_key[&service.key]).collect()
 }
 
-/// A service whose backends have their ids, as packets meet it, with the backends put down in `hot`, and as people do;
-/// and what is wrong with the choice among them. `ranges` is the place of its source ranges (from 1, 0 for none) and these.
+/// The records of a service whose backends have ids: for packets and for display, and the problem of its selection, if
+/// any. Appends the records of its backends to `hot`. `ranges` is the position of its source ranges (from 1, 0 for
+/// none) and the ranges.
 fn finish(
     service: &Programmed<'_>,
     id: ServiceId,
@@ -380,7 +379,7 @@ fn finish(
     (record, info(service.spec, id, ranges.1, infos), problem)
 }
 
-/// The backends of a service as packets meet them, put down in `hot`, and as people do.
+/// The backends of a service for display. Appends their records for packets to `hot`.
 fn backends_of(
     service: &Programmed<'_>,
     id: ServiceId,
@@ -403,13 +402,13 @@ fn backends_of(
         .collect()
 }
 
-/// What new flows choose by: of the backends that take any, and of nothing else.
+/// The selector of a service. It depends only on the backends that take new flows.
 fn selector(
     service: &Programmed<'_>,
     backends: &[BackendInfo],
     tables: &Tables,
 ) -> (Selector, Option<Problem>) {
-    // In the order of (address, port), as all backends are.
+    // In the order of (address, port), like all backends.
     let takers: Vec<&BackendInfo> =
         backends.iter().filter(|b| b.state == BackendState::Active && b.weight > 0).collect();
     if takers.is_empty() {
@@ -421,8 +420,8 @@ fn selector(
     }
 }
 
-/// Seats by rendezvous. With client affinity, ports do not count, so that a client has one backend on all ports of a
-/// Service.
+/// Seats by rendezvous. With client affinity, ports do not count, so that a client has the same backend on all ports of
+/// a Service.
 fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option<Problem>) {
     let protocol = service.spec.key.protocol.number();
     let by_address = service.spec.affinity.is_some();
@@ -451,7 +450,7 @@ fn seats(service: &Programmed<'_>, takers: &[&BackendInfo]) -> (Selector, Option
     (Selector::Rendezvous(built.rendezvous), problem)
 }
 
-/// The Maglev table, shared with every service of equal backends.
+/// The Maglev table, shared by all services with equal backends.
 fn maglev_table(
     service: &Programmed<'_>,
     takers: &[&BackendInfo],

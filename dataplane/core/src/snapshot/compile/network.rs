@@ -22,7 +22,7 @@ pub(super) struct Network {
     connected: Routes,
     pub(super) routes: Routes,
     pub(super) routers: Vec<NeighborSlot>,
-    /// Those of default routes.
+    /// The next hops of default routes.
     pub(super) default_routers: Arc<[NeighborSlot]>,
     pub(super) addresses: Addresses,
     pub(super) snat_v4: Arc<[Addr]>,
@@ -97,11 +97,11 @@ impl Network {
         }
     }
 
-    /// That of a snapshot, for the services of a spec with the same surroundings and VIPs.
+    /// The network of a snapshot, for the services of a spec with the same surroundings and VIPs.
     pub(super) fn of(snapshot: &Snapshot) -> Self {
         Self {
             interfaces: Arc::clone(&snapshot.interfaces),
-            // Only for fixed neighbours, which are the same.
+            // Needed only for fixed neighbours, which are the same.
             connected: Routes::default(),
             routes: snapshot.routes.clone(),
             routers: snapshot.routers.to_vec(),
@@ -182,7 +182,7 @@ impl Network {
         Ok((hop.interface, slot))
     }
 
-    /// Gives fixed neighbours their link addresses, and takes them from those that are fixed no longer.
+    /// Stores the link addresses of fixed neighbours, and clears those of neighbours that are no longer fixed.
     pub(super) fn set_static(
         &self,
         spec: &SnapshotSpec,
@@ -216,15 +216,15 @@ impl Network {
     }
 }
 
-/// The addresses that no client has, though the gateway does not answer for them.
+/// The addresses that no client can have, though the gateway does not answer for them.
 ///
-/// Of routers only those of default routes: the next hop of a narrower route may be a node of the cluster, whose own
-/// processes, and Pods behind its masquerading, are clients of VIPs like any other host.
+/// Of the routers, only those of default routes are included. The next hop of a narrower route may be a node of the
+/// cluster, whose own processes, and Pods behind its masquerading, are clients of VIPs like any other host.
 fn no_clients<'a>(
     spec: &'a SnapshotSpec,
     default_routers: &'a [(Addr, NeighborSlot)],
 ) -> impl Iterator<Item = (Addr, Meaning)> + 'a {
-    // The addresses of a prefix are asked for by range.
+    // The addresses of a prefix are checked by range instead.
     let tunnels = [spec.tunnel_source_v4, spec.tunnel_source_v6].into_iter().flatten();
     let tunnels = tunnels.filter(|source| !source.is_many());
     let tunnels = tunnels.map(|source| (source.pick(0), Meaning::Kind(AddressKind::Tunnel)));
@@ -235,8 +235,8 @@ fn no_clients<'a>(
     tunnels.chain(ends.chain(routers).map(|(addr, fault)| (addr, Meaning::NoClient(fault))))
 }
 
-/// The networks of the interfaces' addresses; and, where there is one interface only, that of IPv6 link-local
-/// addresses, which routers have: a route names no interface.
+/// The networks of the interfaces' addresses. If there is only one interface, they include the network of IPv6
+/// link-local addresses, which routers have: a route does not name an interface.
 fn connected(interfaces: &[Interface]) -> Vec<Route> {
     let on = |interface| NextHop { interface, via: None, neighbor: None };
     let mut list: Vec<Route> = (0..)

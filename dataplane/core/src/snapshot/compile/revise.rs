@@ -1,11 +1,11 @@
-//! Derives the next snapshot from the previous one if the services are the same and only some have other backends or
-//! options.
+//! Derives the next snapshot from the previous one if the services are the same and only some of them have different
+//! backends or options.
 //!
-//! Unchanged parts are shared. Tables that packets read get new entries only for what changed (see [`crate::table`]).
-//! So a change of one endpoint costs little, and not a compile of everything. All other cases (services that are added
-//! or removed, other source ranges, another network, a refused spec) use the compile from scratch.
+//! Unchanged parts are shared. Tables that packets read get new entries only for the changes (see [`crate::table`]). So
+//! a change of one endpoint costs little, and not a compile of everything. All other cases (services that are added or
+//! removed, other source ranges, another network, a refused spec) use the compile from scratch.
 //!
-//! Invariant: the snapshot is the one that the compile from scratch gives with the same previous one (tested).
+//! Invariant: the result equals that of a compile from scratch with the same previous snapshot (tested).
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use crate::snapshot::problem::Problem;
 use crate::snapshot::spec::{NoEndpoints, ServiceSpec, SnapshotSpec};
 use crate::snapshot::{Fresh, Snapshot};
 
-/// The snapshot of `spec` and its problems; `None` where it has to be compiled from scratch.
+/// The snapshot of `spec`, with its problems; `None` if it must be compiled from scratch.
 pub(super) fn revise(
     spec: &SnapshotSpec,
     previous: &Snapshot,
@@ -122,7 +122,7 @@ pub(super) fn revise(
     Some((snapshot, problems))
 }
 
-/// The services that are other than before, each by its place in the order of keys and in the spec, and the number of
+/// The services that changed, each by its position in the order of keys and its position in the spec, and the number of
 /// all backends.
 fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)>, usize)> {
     if lineage.services.len() != spec.services.len() || !lineage.surroundings.has_surroundings_of(spec) {
@@ -143,13 +143,13 @@ fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)
     (backends <= limits::BACKENDS_MAX).then_some((changed, backends))
 }
 
-/// Whether its VIP is no address of the gateway for its sake.
+/// Whether the service does not make its VIP an address of the gateway.
 fn leaves(service: &ServiceSpec) -> bool {
     service.no_endpoints == NoEndpoints::Unserved
 }
 
-/// Whether a backend of the service is a next hop itself, or is in a network of an interface: those are resolved ahead,
-/// also where a narrower route leads to them by way of a router.
+/// Whether a backend of the service is a next hop itself, or is in a network of an interface. Such backends are
+/// resolved ahead, even if a narrower route leads to them through a router.
 fn on_link(network: &Network, service: &ServiceSpec) -> bool {
     let itself = |hop: NextHop| hop.via.is_none();
     let is_near = |address: &IpAddr| {
@@ -159,15 +159,15 @@ fn on_link(network: &Network, service: &ServiceSpec) -> bool {
     addresses.any(|address| is_near(&address) || network.routes.find(&address.into()).is_some_and(itself))
 }
 
-/// A service that is other than before.
+/// A service that changed.
 struct Revised<'a> {
     rank: usize,
     id: ServiceId,
     service: Programmed<'a>,
-    /// What it was.
+    /// The record of the service in the previous snapshot.
     record: &'a Service,
     info: &'a ServiceInfo,
-    /// The id that each of its backends had already.
+    /// The id of each backend in the previous snapshot, if it had one.
     kept: Vec<Option<BackendId>>,
 }
 
@@ -193,7 +193,7 @@ fn keys(service: &Programmed<'_>) -> impl Iterator<Item = EndpointKey> {
     service.backends.iter().map(move |b| EndpointKey { address: b.address, port: b.spec.port, protocol })
 }
 
-/// The indices of backends, the ids of new ones in their order, and the ids that are gone.
+/// The indices of backends, the ids of new ones in their order, and the removed ids.
 fn backend_ids(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<BackendId>, Vec<BackendId>) {
     let mut gone = Vec::new();
     for Revised { info, kept, .. } in revised {
@@ -207,7 +207,7 @@ fn backend_ids(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Backe
     (kind, fresh, gone)
 }
 
-/// The indices of endpoints, and which of them are of more or fewer backends, in the order of their keys.
+/// The indices of endpoints, and the endpoints whose number of backends changes, in the order of their keys.
 fn endpoints(previous: &Snapshot, revised: &[Revised<'_>]) -> (Kind, Vec<Revision>) {
     let mut counts: BTreeMap<EndpointKey, (i64, i64)> = BTreeMap::new();
     let mut count = |key, sign: i64, mode: crate::snapshot::ForwardingMode| {
@@ -254,10 +254,10 @@ mod tests {
     use crate::testing::lab;
     use crate::wire::Addr;
 
-    /// What may change of a service: its mode, its scheduler, its backends by (host, port).
+    /// The possible changes of a service: its mode, its scheduler, and its backends by (host, port).
     type Change = (usize, usize, BTreeMap<(u8, bool), (u16, u8)>);
 
-    /// Few hosts, so that services share endpoints; some of them are out of reach or VIPs.
+    /// There are few hosts, so that services share endpoints. Some hosts are out of reach or are VIPs.
     fn any_change() -> impl Strategy<Value = (usize, Change)> {
         let backends = proptest::collection::btree_map((0_u8..9, any::<bool>()), (0_u16..3, 0_u8..3), 0..6);
         (0_usize..6, (0_usize..4, 0_usize..3, backends))
@@ -287,7 +287,7 @@ mod tests {
         service.backends = backends.iter().map(backend).collect();
     }
 
-    /// Everything that may be asked of a snapshot, and what the next compile starts from.
+    /// Compares everything that a snapshot can be asked, and the input of the next compile.
     fn assert_same(revised: &Snapshot, anew: &Snapshot) {
         let services = |snapshot: &Snapshot| format!("{:#?}", snapshot.services().collect::<Vec<_>>());
         assert_eq!(services(revised), services(anew));
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(format!("{:?}", revised.generations), format!("{:?}", anew.generations));
         assert_eq!(revised.next_hops(), anew.next_hops());
         assert_eq!(revised.admission, anew.admission);
-        // What a slow path was told stays right.
+        // The slow path's information is still valid.
         assert!(!anew.same_outside());
         assert_eq!(revised.lineage.fresh, anew.lineage.fresh);
         assert_eq!(revised.lineage.ranks, anew.lineage.ranks);
