@@ -22,36 +22,36 @@ use jiff::Timestamp;
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::objects::{ObjectKey, Objects};
 
-/// A state of the objects.
+/// One state of the objects.
 #[derive(Debug, Clone)]
 pub struct SourceUpdate {
-    /// Counts states from 1.
+    /// The number of the state, from 1.
     pub revision: u64,
-    /// All objects; where something stands in for them (a file with errors, an API server that lost them), those of
-    /// their last good state. What did not change since the last update is the same `Arc` as there: see
-    /// [`Objects`] for finding what did.
+    /// All objects. If some are unavailable (a file with errors, an API server that lost them), the objects of their
+    /// last valid state are included. An unchanged object is the same `Arc` as in the last update; [`Objects`]
+    /// describes how to find changes.
     pub objects: Arc<Objects>,
-    /// The resourceVersion of the Services: a gateway that has applied them serves nothing that was released in this
-    /// version or before, except objects that it keeps. 0 for a directory, and until an API server has sent it.
+    /// The resourceVersion of the Services. A gateway that has applied them serves nothing that was released in this
+    /// version or before, except objects that it keeps. 0 for a directory, and until an API server has sent a version.
     pub version: u64,
-    /// Some of the Services are only kept: the API server lost them, or has older ones.
+    /// Whether some of the Services are only kept: the API server lost them, or has older ones.
     pub keeps_services: bool,
     /// All faults.
     pub report: Arc<Report>,
-    /// Those of them that are about objects of a namespace, by namespace. Of a directory none: its files are the
-    /// operator's.
+    /// The faults that concern objects of a namespace, by namespace. Always empty for a directory, whose files belong
+    /// to the operator.
     pub faults_of_namespaces: Arc<BTreeMap<String, Report>>,
-    /// The files that stand at an older state, with the time since when.
+    /// The files whose objects are from an older version, each with the time since when.
     pub stale: Arc<[StaleFile]>,
-    /// Objects that are not used at all, for their errors: of a directory alone.
+    /// Objects that are not used at all because of their errors. Only a directory has such objects.
     pub refused: Arc<[RefusedObject]>,
-    /// EndpointSlices whose endpoints are not kept, because they are beyond a limit.
+    /// The number of EndpointSlices whose endpoints are not kept, because they exceed a limit.
     pub slices_left_out: usize,
-    /// When the change was first seen, for the time from change to programmed.
+    /// When the change was first seen. The latency until it is programmed is measured from here.
     pub seen: Instant,
 }
 
-/// An object that has errors, and no earlier state of which is in use. An API server's objects are never refused: see
+/// An object with errors that has no earlier state in use. Objects of an API server are never refused: see
 /// [`Metadata::faults`](tidegate_model::objects::Metadata::faults).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedObject {
@@ -59,18 +59,18 @@ pub struct RefusedObject {
     pub kind: &'static str,
     /// Namespace and name.
     pub key: ObjectKey,
-    /// The Service that it is, or that its endpoints are for; `None` for other kinds.
+    /// The Service itself, or the Service of its endpoints; `None` for other kinds.
     pub service: Option<ObjectKey>,
     /// Its errors, at least one, in the order written.
     pub faults: Vec<Diagnostic>,
 }
 
-/// A file whose last good objects are kept because what it holds now has errors.
+/// A file whose last valid objects are kept because its current contents have errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleFile {
     /// The file.
     pub path: PathBuf,
-    /// When it turned bad.
+    /// When the errors were first seen.
     pub since: SystemTime,
 }
 
@@ -79,23 +79,24 @@ pub struct StaleFile {
 pub struct SourceState {
     /// Whether every watch is connected. Otherwise the gateway continues with the last known objects.
     pub connected: bool,
-    /// Since when that is so.
+    /// The start of this state.
     pub since: Timestamp,
     /// When the connection was last lost, the objects on disk last confirmed, or the directory last read: see
     /// [`SourceState::last_sync`].
     pub last_sync: Option<Timestamp>,
-    /// Why the last attempt failed, until a connection stands again; and while one stands, which kind of objects the
-    /// API server does not let the gateway read.
+    /// Why the last attempt failed, until a connection is restored. While connected, the kind of objects that the API
+    /// server does not allow the gateway to read.
     pub last_error: Option<String>,
-    /// The objects are those that were on disk when the gateway started: the API server has not answered yet.
+    /// Whether the objects are those that were on disk when the gateway started, because the API server has not
+    /// answered yet.
     pub from_disk: bool,
-    /// Objects that the API server no longer has since it came back, and that are kept for `apiLossGrace`.
+    /// Objects that the API server no longer has since it returned, and that are kept for `apiLossGrace`.
     pub kept: Arc<[KeptObjects]>,
-    /// Attempts to list or watch that failed, since the start.
+    /// The number of failed attempts to list or watch since the start.
     pub failures: u64,
-    /// Files of objects on disk that could not be read, since the start.
+    /// The number of files of objects on disk that could not be read since the start.
     pub corrupt_files: u64,
-    /// Why the newest objects are not on disk, where they should be: a restart without the API server would go by older
+    /// Why the newest objects are not on disk although they should be: a restart without the API server would use older
     /// ones.
     pub unsaved: Option<String>,
 }
@@ -107,13 +108,13 @@ impl SourceState {
         if self.connected { Some(now) } else { self.last_sync }
     }
 
-    /// A source that has just been read in full.
+    /// The state of a source that has just been read completely.
     #[must_use]
     pub fn connected_since(since: Timestamp) -> Self {
         Self { connected: true, last_sync: Some(since), ..Self::unconnected_since(since) }
     }
 
-    /// A source that has not answered yet.
+    /// The state of a source that has not answered yet.
     #[must_use]
     pub fn unconnected_since(since: Timestamp) -> Self {
         Self {
@@ -130,21 +131,22 @@ impl SourceState {
     }
 }
 
-/// Objects of one kind that are kept though the API server lost them, or has older ones.
+/// Objects of one kind that are kept although the API server lost them, or has older ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptObjects {
-    /// Such as `Service`.
+    /// The kind, such as `Service`.
     pub kind: &'static str,
-    /// How many.
+    /// The number of objects.
     pub count: usize,
-    /// The first few by name.
+    /// The names of the first few.
     pub some: Vec<String>,
-    /// When the first of them goes, unless it comes back.
+    /// When the first of them is removed, unless it returns.
     pub until: Timestamp,
 }
 
 impl std::fmt::Display for KeptObjects {
-    /// `3 Service objects that the API server lost, or has in an older version, are kept until 2026-01-31T12:00:00Z: shop/web, ...`
+    /// `3 Service objects that the API server lost, or has in an older version, are kept until 2026-01-31T12:00:00Z:
+    /// shop/web, ...`
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let more = if self.count > self.some.len() { ", ..." } else { "" };
         let until = self.until.strftime("%FT%TZ");

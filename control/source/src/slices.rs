@@ -1,16 +1,16 @@
-//! Decides which EndpointSlices are kept: not those of a Service with too many endpoints; namespaces share the memory
-//! for the others.
+//! Decides which EndpointSlices are kept. Those of a Service with too many endpoints are not; namespaces share the
+//! memory for the others.
 //!
-//! Whoever can create EndpointSlices in a namespace controls how large they are. A [`SliceBudget`] counts them, by
-//! namespace and Service, and decides whose endpoints are not kept:
+//! Users who can create EndpointSlices in a namespace control their size. A [`SliceBudget`] counts them, by namespace
+//! and Service, and decides whose endpoints are not kept:
 //!
 //! 1. those of a Service whose slices list more than [`ENDPOINTS_MAX`] endpoints, because it is refused anyway;
 //! 2. if the others together are larger than `bytes_max`: each namespace may keep slices up to a level, which is the
 //!    same for all and as high as fits. A namespace below the level loses nothing. In a namespace above it the
 //!    Services with the newest slices lose theirs, until the rest fits.
 //!
-//! A Service loses all of its slices or none. Of a slice that is left out, the gateway keeps only that it exists and
-//! how much it lists ([`EndpointSlice::left_out`]), so that the decision can be made again.
+//! A Service loses all of its slices or none. For a slice that is left out, the gateway records only that it exists and
+//! how much it lists ([`EndpointSlice::left_out`]), so that the decision can be repeated.
 //!
 //! Both sources use it. Invariant: the result of [`SliceBudget::settle`] depends only on the current slices, not on
 //! the order in which they arrived.
@@ -22,30 +22,30 @@ use jiff::Timestamp;
 use tidegate_model::diagnostic::{Diagnostic, Report};
 use tidegate_model::objects::{ENDPOINTS_MAX, EndpointSlice, NotKept, ObjectKey, Objects};
 
-/// Names of Services that a message has.
+/// The maximum number of Services that a message names.
 const NAMED_MAX: usize = 3;
 
-/// See the module.
+/// The sizes of all slices, and the last decision.
 #[derive(Debug, Clone)]
 pub(crate) struct SliceBudget {
     bytes_max: usize,
     namespaces: BTreeMap<String, OfNamespace>,
-    /// Bytes of all namespaces.
+    /// The bytes of all namespaces.
     bytes: usize,
-    /// The Service of each slice; an empty name where it is of none.
+    /// The Service of each slice; an empty name if it has none.
     services: HashMap<ObjectKey, String>,
-    /// Namespaces that changed since the last decision.
+    /// The namespaces that changed since the last decision.
     changed: BTreeSet<String>,
-    /// How much a namespace might keep by the last decision.
+    /// The bytes that a namespace may keep, according to the last decision.
     level: usize,
 }
 
 #[derive(Debug, Clone, Default)]
 struct OfNamespace {
-    /// Bytes of the Services that do not list too many endpoints.
+    /// The bytes of the Services that do not list too many endpoints.
     bytes: usize,
     services: BTreeMap<String, OfService>,
-    /// Services that lose their slices by the last decision.
+    /// The Services that lose their slices, according to the last decision.
     not_kept: BTreeMap<String, NotKept>,
 }
 
@@ -59,12 +59,12 @@ struct OfService {
 /// The budget of a source, which lists and watches at the same time.
 pub(crate) type SharedBudget = Arc<Mutex<SliceBudget>>;
 
-/// Nothing panics while it holds the budget.
+/// Locks the budget. A poisoned lock is valid, because no code panics while it holds the budget.
 pub(crate) fn locked(budget: &SharedBudget) -> MutexGuard<'_, SliceBudget> {
     budget.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What one slice counts.
+/// The size of one slice.
 #[derive(Debug, Clone, Copy)]
 struct Charge {
     bytes: usize,
@@ -77,12 +77,12 @@ impl OfService {
         self.endpoints > ENDPOINTS_MAX
     }
 
-    /// Bytes that count for its namespace.
+    /// The bytes that count for its namespace.
     fn counted(&self) -> usize {
         if self.is_too_large() { 0 } else { self.bytes }
     }
 
-    /// By the oldest of its slices; what has no creation time comes last.
+    /// The age of its oldest slice, as an order. A slice without a creation time counts as the newest.
     fn seniority(&self) -> (bool, Option<Timestamp>) {
         let oldest = self.slices.values().filter_map(|charge| charge.created).min();
         (oldest.is_none(), oldest)
@@ -90,7 +90,7 @@ impl OfService {
 }
 
 impl OfNamespace {
-    /// Services that lose their slices where the namespace may keep up to `level` bytes.
+    /// The Services that lose their slices if the namespace may keep up to `level` bytes.
     fn decide(&self, level: usize) -> BTreeMap<String, NotKept> {
         let (large, others): (Vec<_>, Vec<_>) =
             self.services.iter().partition(|(_, service)| service.is_too_large());
@@ -113,7 +113,7 @@ impl OfNamespace {
 }
 
 impl SliceBudget {
-    /// Counts nothing yet. `mib` is `endpointSlicesMiB`.
+    /// An empty budget. `mib` is `endpointSlicesMiB`.
     pub(crate) fn new(mib: u32) -> Self {
         let bytes_max = usize::try_from(mib).unwrap_or(usize::MAX).saturating_mul(1 << 20);
         Self {
@@ -126,7 +126,7 @@ impl SliceBudget {
         }
     }
 
-    /// The budget of these objects, decided.
+    /// The budget of these objects, after the decision.
     pub(crate) fn of(mib: u32, objects: &Objects) -> Self {
         let mut budget = Self::new(mib);
         objects.endpoint_slices.iter().for_each(|(key, slice)| budget.set(key, Some(slice)));
@@ -134,7 +134,7 @@ impl SliceBudget {
         budget
     }
 
-    /// The slice of this key is this now, or is gone.
+    /// Records the current state of a slice, or with `None` its removal.
     pub(crate) fn set(&mut self, key: &ObjectKey, slice: Option<&EndpointSlice>) {
         if let Some(service) = self.services.remove(key) {
             self.change(key, &service, |of| {
@@ -174,7 +174,7 @@ impl SliceBudget {
         }
     }
 
-    /// Decides whose slices are not kept; the Services for which that is another answer than before.
+    /// Makes the decision. Returns the Services whose result changed.
     pub(crate) fn settle(&mut self) -> Vec<ObjectKey> {
         if self.changed.is_empty() {
             return Vec::new();
@@ -203,7 +203,8 @@ impl SliceBudget {
         answers
     }
 
-    /// How much each namespace may keep, so that all fit: namespaces below it leave the rest to the others.
+    /// The number of bytes that each namespace may keep so that all fit: namespaces below it leave the rest to the
+    /// others.
     fn level_now(&self) -> usize {
         let mut left = self.bytes_max;
         if self.bytes <= left {
@@ -222,7 +223,7 @@ impl SliceBudget {
         left / others.max(1)
     }
 
-    /// Why the slices of a Service are not kept, by the last decision.
+    /// Why the slices of a Service are not kept, according to the last decision.
     pub(crate) fn not_kept(&self, service: &ObjectKey) -> Option<NotKept> {
         self.namespaces.get(&service.namespace)?.not_kept.get(&service.name).copied()
     }
@@ -240,7 +241,7 @@ impl SliceBudget {
         names.map(|name| ObjectKey::new(service.namespace.as_str(), name.as_str())).collect()
     }
 
-    /// How many slices are not kept, by the last decision.
+    /// The number of slices that are not kept, according to the last decision.
     pub(crate) fn count_not_kept(&self) -> usize {
         let count = |namespace: &OfNamespace| {
             let services = namespace.not_kept.keys().filter_map(|name| namespace.services.get(name));
@@ -249,7 +250,7 @@ impl SliceBudget {
         self.namespaces.values().map(count).sum()
     }
 
-    /// The report about each namespace of which not all slices are kept.
+    /// The report about each namespace whose slices are not all kept.
     pub(crate) fn faults(&self) -> impl Iterator<Item = (&str, Diagnostic)> {
         let not_kept = self.namespaces.iter().filter(|(_, of)| !of.not_kept.is_empty());
         not_kept.map(|(namespace, of)| {

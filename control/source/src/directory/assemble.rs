@@ -9,8 +9,7 @@ use tidegate_model::shared_map::SharedMap;
 use super::node_ports;
 use crate::manifest::Object;
 
-/// Puts objects together. Of an object in two places the one whose place comes first stays, and both places
-/// are named in an error.
+/// Combines objects. If an object is in two places, the one in the first place is used, and an error names both places.
 pub(super) fn assemble<'a>(all: impl Iterator<Item = &'a Object>, report: &mut Report) -> Objects {
     let mut objects = Objects::default();
     for object in all {

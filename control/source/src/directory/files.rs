@@ -29,10 +29,10 @@ use crate::{RefusedObject, StaleFile};
 
 /// Largest file read: 64 MiB.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// Age at which the metadata of a file are trusted to show its next change.
+/// The age from which a file's metadata reliably show its next change.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// What is known of the directory.
+/// The state of the directory.
 #[derive(Debug)]
 pub(super) struct Files {
     root: PathBuf,
@@ -45,29 +45,29 @@ pub(super) struct Files {
 
 #[derive(Debug, Default)]
 struct FileState {
-    /// Metadata at the last reading; `None`: read again in any case.
+    /// Metadata at the last reading. `None` means that the file must be read again.
     signature: Option<Signature>,
-    /// Of the text last read.
+    /// The hash of the text that was last read.
     text_hash: Option<u64>,
-    /// Of the last good reading; or, where there never was one, the sound objects of a bad one.
+    /// The objects of the last valid reading. If there never was one, the valid objects of the last reading.
     objects: Vec<Object>,
-    /// Objects of the last reading that are refused.
+    /// The objects of the last reading that are refused.
     refused: Vec<RefusedObject>,
     /// Faults of the last reading.
     report: Report,
-    /// There was a reading without errors.
+    /// Whether a reading without errors has succeeded.
     was_good: bool,
-    /// Since when the last reading has errors.
+    /// When the last reading first had errors.
     bad_since: Option<SystemTime>,
-    /// The file is lost and still has objects.
+    /// Set if the file is lost and still has objects.
     lost: Option<Lost>,
 }
 
-/// Since when a file is lost, and why.
+/// When a file was lost, and why.
 #[derive(Debug)]
 struct Lost {
     since: SystemTime,
-    /// The same moment on the clock by which the grace time is measured.
+    /// The same moment on the clock that measures the grace time.
     seen: Instant,
     why: String,
 }
@@ -81,7 +81,7 @@ impl Files {
         &self.root
     }
 
-    /// Looks at the directory again; true if anything changed that shows in objects or report.
+    /// Reads the directory again. Returns whether objects or report changed.
     pub(super) fn refresh(&mut self) -> bool {
         let listing = Listing::of(&self.root);
         let mut changed = listing.report != self.listing;
@@ -92,7 +92,7 @@ impl Files {
         });
         changed |= self.files.len() != before;
         for (path, found) in listing.found {
-            // A name that never was a file is none of ours.
+            // A name that has never been a file is ignored.
             if matches!(found, Found::NoFile(_)) && !self.files.contains_key(&path) {
                 continue;
             }
@@ -104,7 +104,7 @@ impl Files {
         changed
     }
 
-    /// Gives up the objects of files that have been lost for the grace time; true if there were any.
+    /// Removes the objects of files that have been lost for the grace time. Returns whether there were any.
     pub(super) fn expire(&mut self) -> bool {
         let mut expired = false;
         for state in self.files.values_mut() {
@@ -113,7 +113,7 @@ impl Files {
         expired
     }
 
-    /// All files put together: objects, those that are refused and have no earlier state in use, and all faults.
+    /// Combines all files: the objects, the refused objects that have no earlier state in use, and all faults.
     pub(super) fn assemble(&self) -> (Objects, Vec<RefusedObject>, Report) {
         let mut report = self.listing.clone();
         for (path, state) in &self.files {
@@ -147,7 +147,7 @@ impl Files {
         (objects, refused, report)
     }
 
-    /// The files that stand at an older state.
+    /// The files whose objects are from an older version.
     pub(super) fn stale(&self) -> Vec<StaleFile> {
         let stale = |(path, state): (&PathBuf, &FileState)| {
             let bad = state.bad_since.filter(|_| state.was_good);
@@ -159,7 +159,7 @@ impl Files {
 }
 
 impl FileState {
-    /// Reads the file if it changed; true if that shows.
+    /// Reads the file if it changed. Returns whether the result changed.
     fn refresh(&mut self, path: &Path, found: &Found) -> bool {
         let (signature, read) = match found {
             Found::File(signature) if self.signature == Some(*signature) => return false,
@@ -196,7 +196,7 @@ impl FileState {
                 for (document, flawed) in documents {
                     let decoded = manifest::decode(&sheet, &document);
                     refused.extend(decoded.refused);
-                    // With a key twice nobody can say which was meant.
+                    // If a key occurs twice, the intended value is unknown.
                     if flawed {
                         let why = Diagnostic::error("its text has an error, such as a duplicate key")
                             .accepting("text without errors")
@@ -238,7 +238,7 @@ impl FileState {
         true
     }
 
-    /// Gives up the objects of a file that has been lost for the grace time; true if that happened.
+    /// Removes the objects of a file that has been lost for the grace time. Returns whether that happened.
     fn expire(&mut self, grace: Duration) -> bool {
         let over = self.lost.take_if(|lost| lost.seen.elapsed() >= grace).is_some();
         if over {
@@ -250,13 +250,13 @@ impl FileState {
     }
 }
 
-/// A time for a message.
+/// A time as text for a message.
 fn shown(time: Option<SystemTime>) -> String {
     let time = time.and_then(|time| jiff::Timestamp::try_from(time).ok());
     time.map_or_else(|| "a time out of range".to_owned(), |time| time.strftime("%FT%TZ").to_string())
 }
 
-/// What is in the file, or why that cannot be read.
+/// The contents of the file, or the reason why they cannot be read.
 fn read_bounded(path: &Path) -> Result<Vec<u8>, String> {
     // The file may have become a FIFO since its metadata were read: opening one for reading would wait for a writer.
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("open flags are an int in C");

@@ -16,10 +16,10 @@ use std::time::{Duration, SystemTime};
 
 use tidegate_model::diagnostic::{Diagnostic, Location, Report};
 
-/// Deepest directory below the one given.
+/// The maximum depth of directories below the given one.
 const DEPTH_MAX: usize = 16;
 
-/// What tells one state of a file from another.
+/// The metadata that distinguish two states of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Signature {
     device: u64,
@@ -41,23 +41,23 @@ impl Signature {
     }
 }
 
-/// What a path with the name of a manifest is.
+/// The type of a path with the name of a manifest.
 #[derive(Debug)]
 pub(super) enum Found {
     /// A file.
     File(Signature),
-    /// Something else: what, for messages.
+    /// Something else, described for messages.
     NoFile(&'static str),
 }
 
 /// A walk over the directory.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// Everything with the name of a manifest.
+    /// All paths with the name of a manifest.
     pub(super) found: BTreeMap<PathBuf, Found>,
     /// Directories that could not be listed, and entries whose metadata could not be read.
     pub(super) unreadable: Vec<PathBuf>,
-    /// The same as faults.
+    /// The faults of these.
     pub(super) report: Report,
     /// Directories read so far, by device and inode.
     seen: HashSet<(u64, u64)>,
@@ -66,7 +66,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Looks at everything below `root`.
+    /// Walks everything below `root`.
     pub(super) fn of(root: &Path) -> Self {
         let mut listing = Self::default();
         listing.directory(root, 0);
@@ -123,7 +123,7 @@ impl Listing {
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // Gone between the listing and now, unless it is a broken symbolic link.
+                // The entry was removed after the listing, unless it is a broken symbolic link.
                 if wanted && path.is_symlink() {
                     self.found.insert(path, Found::NoFile("it is a broken symbolic link"));
                 }

@@ -34,14 +34,14 @@ pub use watch::{Changes, Watch};
 pub struct DirectorySource;
 
 impl DirectorySource {
-    /// Reads the directory once: the sound objects, and every fault. For `check`, `replay` and `explain`.
+    /// Reads the directory once: the valid objects, and all faults. For `check`, `replay` and `explain`.
     ///
-    /// An error in an object leaves that object out; an unreadable directory is an error of the report.
+    /// An object with an error is left out. An unreadable directory is an error in the report.
     pub fn load(path: &Path) -> (Objects, Report) {
         Self::load_within(path, ENDPOINT_SLICES_MIB)
     }
 
-    /// As [`load`](Self::load), with that much memory for EndpointSlices.
+    /// Like [`load`](Self::load), with this limit on the memory for EndpointSlices.
     pub fn load_within(path: &Path, endpoint_slices_mib: u32) -> (Objects, Report) {
         let mut files = files::Files::new(path, Duration::ZERO);
         files.refresh();
@@ -50,16 +50,16 @@ impl DirectorySource {
         (objects, report)
     }
 
-    /// Reads the directory and follows its changes on a thread of its own until the [`Watch`] is dropped.
+    /// Reads the directory and follows its changes on a separate thread until the [`Watch`] is dropped.
     ///
-    /// The first state is there on return. A change is published when no other change came for 10 ms, or after 1 s
-    /// at the latest. With [`Changes::AtReload`] only [`Watch::reload`] looks at the directory again. `loss_grace`
-    /// is how long a file keeps its objects that was emptied, cannot be read, or is no file any more;
-    /// `endpoint_slices_mib` is the memory for EndpointSlices.
+    /// The first state is available on return. A change is published when no other change followed for 10 ms, or after
+    /// 1 s at the latest. With [`Changes::AtReload`] only [`Watch::reload`] reads the directory again. `loss_grace` is
+    /// how long a file keeps its objects after it was emptied, cannot be read, or is no longer a file.
+    /// `endpoint_slices_mib` limits the memory for EndpointSlices.
     ///
     /// # Errors
-    /// When the thread cannot be started. A directory that cannot be read or watched is no error but a fault
-    /// in the report, and is tried again.
+    /// When the thread cannot be started. A directory that cannot be read or watched is not an error: it is a fault in
+    /// the report, and is tried again.
     pub fn watch(
         path: &Path,
         changes: Changes,

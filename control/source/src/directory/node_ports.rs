@@ -18,14 +18,15 @@ const SIZE: u16 = LAST - FIRST + 1;
 /// min(max(16, size/32), 128)
 const STATIC_BAND: u16 = 86;
 
-/// Who has a port.
+/// The owner of each port.
 type Taken = BTreeMap<(Port, Protocol), ObjectKey>;
 
-/// A requested port that another Service has: the Service, and the index of the port, none for `healthCheckNodePort`.
+/// Requested ports that belong to another Service: the Service, and the index of the port, or `None` for
+/// `healthCheckNodePort`.
 type Refused = BTreeSet<(ObjectKey, Option<usize>)>;
 
-/// Notes the ports that Services ask for, first come first, then gives ports to those that should have some. A port
-/// that another Service has is taken away and not made up for: an API server would have refused the whole object.
+/// First records the ports that Services request, in order, then assigns ports to those that need one. A requested port
+/// that belongs to another Service is removed and not replaced: an API server would have refused the whole object.
 pub(super) fn allocate(objects: &mut Objects, report: &mut Report) {
     let mut taken = Taken::new();
     let mut refused = Refused::new();
@@ -89,7 +90,7 @@ fn lacks_health_port(service: &Service) -> bool {
         && service.health_check_node_port.is_none()
 }
 
-/// Whether the port is free for the Service, and its own from here on.
+/// Claims the port for the Service. Returns whether it was free.
 fn claim(
     taken: &mut Taken,
     service: &Service,

@@ -19,23 +19,23 @@ use tokio::sync::watch;
 use super::files::Files;
 use crate::{SourceUpdate, slices};
 
-/// When the directory is looked at again.
+/// When the directory is read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changes {
-    /// As soon as it changes, and at a reload.
+    /// When it changes, and at a reload.
     Followed,
-    /// At a reload.
+    /// At a reload only.
     AtReload,
 }
 
-/// Changes are taken together until this long passes without another.
+/// Changes are combined until this time passes without another change.
 const QUIET: Duration = Duration::from_millis(10);
-/// But for no longer than this.
+/// The maximum time for which changes are combined.
 const DEBOUNCE_MAX: Duration = Duration::from_secs(1);
-/// The directory is looked at this often without an event.
+/// The interval of refreshes without an event.
 const RESCAN: Duration = Duration::from_secs(3);
 
-/// A directory being followed. Dropping it ends the thread.
+/// A directory that is watched. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Watch {
     updates: watch::Receiver<SourceUpdate>,
@@ -44,14 +44,15 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The newest state, and by `changed().await` the next one. A receiver that is slow sees only the newest.
+    /// A receiver of the newest state. `changed().await` waits for the next one. A slow receiver sees only the newest
+    /// state.
     pub fn updates(&self) -> watch::Receiver<SourceUpdate> {
         self.updates.clone()
     }
 
-    /// Looks at the directory now (SIGHUP).
+    /// Reads the directory now (SIGHUP).
     pub fn reload(&self) {
-        // The thread ends only with this value, so somebody listens.
+        // The thread ends only with this value, so the channel is open.
         let _ = self.wake.send(Wake::Changed);
     }
 }
@@ -60,7 +61,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let _ = self.wake.send(Wake::Stop);
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported by the hook already.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
     }
@@ -81,7 +82,7 @@ pub(super) fn start(
     let (wake, woken) = channel();
     let mut files = Files::new(path, loss_grace);
     let mut notifier = (changes == Changes::Followed).then(|| Notifier::new(wake.clone()));
-    // Watch first, then read: a change in between is seen by one of the two.
+    // The watch starts before the read, so a change between the two is not missed.
     if let Some(notifier) = &mut notifier {
         notifier.ensure(path);
     }
@@ -92,7 +93,7 @@ pub(super) fn start(
     Ok(Watch { updates, wake, thread: Some(thread) })
 }
 
-/// The thread: waits, refreshes, publishes.
+/// The thread's main function: waits, refreshes, publishes.
 fn follow(
     files: &mut Files,
     endpoint_slices_mib: u32,
@@ -119,7 +120,7 @@ fn follow(
                 files.refresh()
             }
             None if reload => files.refresh(),
-            // The grace time of lost files ends between reloads too.
+            // The grace time of lost files also ends without a reload.
             None => files.expire(),
         };
         if changed {
@@ -129,7 +130,7 @@ fn follow(
     }
 }
 
-/// Waits until changes pause; false if the watch should stop.
+/// Waits until changes pause. Returns false if the watch should stop.
 fn settle(woken: &Receiver<Wake>, seen: Instant) -> bool {
     loop {
         let left = DEBOUNCE_MAX.saturating_sub(seen.elapsed());
@@ -159,10 +160,10 @@ fn update(files: &Files, endpoint_slices_mib: u32, revision: u64, seen: Instant)
     }
 }
 
-/// The inotify watch, made again where the directory was replaced or could not be watched.
+/// The inotify watch. It is created again if the directory was replaced or could not be watched.
 struct Notifier {
     wake: Sender<Wake>,
-    /// With (device, inode) of the directory that it watches.
+    /// The watcher, with the device and inode of the directory that it watches.
     watching: Option<(notify::RecommendedWatcher, (u64, u64))>,
 }
 
@@ -179,11 +180,11 @@ impl Notifier {
         self.watching = identity.and_then(|identity| Some((self.watch(path)?, identity)));
     }
 
-    /// `None` if it cannot be watched now: the periodic refresh continues, and tries again.
+    /// `None` if the directory cannot be watched now. The periodic refresh continues, and tries again.
     fn watch(&self, path: &Path) -> Option<notify::RecommendedWatcher> {
         let wake = self.wake.clone();
         let handler = move |event: notify::Result<notify::Event>| {
-            // Reading a file is no change of it; our own reading must not wake us.
+            // Reading a file does not change it, and our own reads must not wake the thread.
             if !matches!(event, Ok(notify::Event { kind: EventKind::Access(_), .. })) {
                 let _ = wake.send(Wake::Changed);
             }

@@ -1,6 +1,6 @@
-//! Errors as text for people.
+//! Errors as text for display.
 
-/// An error and its causes, without saying the same twice.
+/// An error and its causes, without repetitions.
 pub(super) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -40,24 +40,24 @@ use exec::Credentials;
 use found::{Found, Host};
 use proxy::{Proxy, Tunnel};
 
-/// Longest wait for a TCP and TLS connection, proxy included.
+/// The maximum wait for a TCP and TLS connection, including a proxy.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// A connection without traffic is probed after this time,
+/// A connection without traffic is probed after this time.
 const KEEPALIVE: Duration = Duration::from_secs(6);
-/// again after each of these,
+/// The interval of further probes of a connection that does not answer.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
-/// and given up after so many without an answer: 15 s in all.
+/// The number of unanswered probes after which a connection is closed: 15 s in all.
 const KEEPALIVE_RETRIES: u32 = 3;
-/// Longest wait for a plugin that fetches credentials, and for the files.
+/// The maximum wait for a credential plugin, and for the files.
 const CREDENTIALS_MAX: Duration = Duration::from_secs(30);
-/// Credentials are fetched again this long before they expire.
+/// How long before their expiry credentials are fetched again.
 const EXPIRY_MARGIN: SignedDuration = SignedDuration::from_secs(10);
-/// A plugin that failed is not run again for this time.
+/// How long a plugin that failed is not run again.
 const PLUGIN_PAUSE: Duration = Duration::from_secs(5);
-/// Where a Pod finds its token and the certificate authority: the client library's places.
+/// The location of a Pod's token and certificate authority, as in the client library.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// See the module.
+/// Provides clients for the API server.
 #[derive(Debug)]
 pub struct Connector {
     kubeconfig: Option<PathBuf>,
@@ -71,10 +71,10 @@ pub struct Connector {
 #[derive(Debug, Default)]
 struct State {
     current: Option<Current>,
-    /// Whether the API server refused the credentials, or its connections are dead.
+    /// Whether the API server rejected the credentials, or the client's connections are dead.
     given_up: bool,
     plugin: Option<Plugin>,
-    /// When the credentials were last refused.
+    /// When the credentials were last rejected.
     refused: Option<Instant>,
     /// The last reported reason why the last valid client stays in use.
     told: Option<ConnectError>,
@@ -83,30 +83,30 @@ struct State {
 struct Current {
     client: Client,
     server: String,
-    /// Where it is to be looked for; `None` behind a proxy, which looks for itself.
+    /// The host to resolve; `None` behind a proxy, which resolves it.
     host: Option<Host>,
     serial: u64,
     files: Vec<(PathBuf, Signature)>,
     expires: Option<Timestamp>,
 }
 
-/// The last answer of a plugin.
+/// The last result of a plugin.
 #[derive(Clone)]
 struct Plugin {
-    /// What was asked.
+    /// The configuration of the plugin.
     exec: serde_json::Value,
     asked: Instant,
     answer: Result<Credentials, ConnectError>,
 }
 
-/// A client, and which one it is.
+/// A client, and its serial number.
 #[derive(Clone)]
 pub struct Connection {
-    /// To be used with the API server.
+    /// A client for the API server.
     pub client: Client,
-    /// Its address, for people.
+    /// The address of the API server, for display.
     pub server: String,
-    /// For [`Connector::renew`] and [`Connector::refused`].
+    /// The serial number for [`Connector::renew`] and [`Connector::refused`].
     pub serial: u64,
 }
 
@@ -116,28 +116,28 @@ pub struct Connection {
 pub struct ConnectError(String);
 
 impl Connector {
-    /// A connector by this kubeconfig, or by the default: `$KUBECONFIG`, else `~/.kube/config` where it exists, else the
-    /// service account of the Pod.
+    /// A connector for this kubeconfig, or for the default: `$KUBECONFIG`, otherwise `~/.kube/config` if it exists,
+    /// otherwise the service account of the Pod.
     #[must_use]
     pub fn new(kubeconfig: Option<PathBuf>) -> Self {
         Self::with_context(kubeconfig, None)
     }
 
-    /// The same by this context of the kubeconfig; by its current one where none is named.
+    /// Like [`Self::new`], for this context of the kubeconfig, or for its current context if none is named.
     #[must_use]
     pub fn with_context(kubeconfig: Option<PathBuf>, context: Option<String>) -> Self {
         let (state, found) = (Mutex::default(), Found::default());
         Self { kubeconfig, context, state, found, changed: Notify::new() }
     }
 
-    /// The addresses of the API server when a client was last returned, which no Service may have. Loopback addresses
+    /// The addresses of the API server when a client was last returned. No Service may have them. Loopback addresses
     /// are left out, because no Service can have them.
     #[must_use]
     pub fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
         self.found.addresses()
     }
 
-    /// A client by what the files say now.
+    /// A client according to the current contents of the files.
     ///
     /// # Errors
     /// If the kubeconfig, or a file that it names, cannot be read or is invalid, and there is no previous client.
@@ -177,13 +177,13 @@ impl Connector {
         Ok(connection)
     }
 
-    /// Waits until a client was created from changed files: a caller that pauses because its credentials were refused
-    /// need not wait any longer.
+    /// Waits until a client was created from changed files, so that a caller that pauses because its credentials were
+    /// rejected can stop waiting.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Gives up the client of this serial: its connections are dead.
+    /// Discards the client with this serial number, because its connections are dead.
     pub async fn renew(&self, serial: u64) {
         let mut state = self.state.lock().await;
         if state.current.as_ref().is_some_and(|current| current.serial == serial) {
@@ -191,12 +191,12 @@ impl Connector {
         }
     }
 
-    /// Gives up the client of this serial and its credentials: the API server refuses them (401).
+    /// Discards the client with this serial number and its credentials, because the API server rejects them (401).
     pub async fn refused(&self, serial: u64) {
         let mut state = self.state.lock().await;
         if state.current.as_ref().is_some_and(|current| current.serial == serial) {
             state.given_up = true;
-            // A plugin may give the same again: it is not asked at every request.
+            // A plugin may return the same credentials again, so it is not run for every request.
             if state.refused.is_none_or(|at| at.elapsed() >= PLUGIN_PAUSE) {
                 (state.plugin, state.refused) = (None, Some(Instant::now()));
             }
@@ -208,11 +208,11 @@ impl Connector {
         let (done, made) = oneshot::channel();
         let runtime = tokio::runtime::Handle::current();
         let body = move || {
-            // The client begins its tasks on the runtime.
+            // Creating the client starts tasks on the runtime.
             let _entered = runtime.enter();
             let mut plugin = asked;
             let made = make(kubeconfig, serial, &mut plugin);
-            // Whoever asked may have given up.
+            // The caller may no longer be waiting.
             let _ = done.send((made, plugin));
         };
         let thread = std::thread::Builder::new().name("tg-connect".to_owned()).spawn(body);
@@ -228,7 +228,7 @@ impl Connector {
     }
 }
 
-/// A client, and the output of its plugin, current or cached.
+/// A client, and the result of its plugin, current or cached.
 type Made = (Result<Current, ConnectError>, Option<Plugin>);
 
 impl Current {
@@ -237,7 +237,7 @@ impl Current {
         (Connection { client, server, serial: self.serial }, self.host.clone())
     }
 
-    /// Whether files and credentials are still those that it was made by.
+    /// Whether files and credentials are still those that it was created from.
     fn is_of_now(&self) -> bool {
         let soon = self.expires.is_some_and(|at| Timestamp::now() + EXPIRY_MARGIN >= at);
         !soon && !self.files_differ()
@@ -281,7 +281,8 @@ impl Signature {
     }
 }
 
-/// A client by what the files say; `plugin` is the last answer of one, and becomes the newest.
+/// Creates a client from the contents of the files. `plugin` is the last result of a plugin, and is replaced by a newer
+/// one.
 fn make(
     kubeconfig: (Option<PathBuf>, Option<String>),
     serial: u64,
@@ -328,10 +329,10 @@ fn configured(
         && config.auth_info.token.is_none()
     {
         let token = std::fs::read_to_string(&file).map_err(|e| error(&format!("token file {file}"), &e))?;
-        // A line feed at its end is none of it.
+        // A line feed at the end of the file is not part of the token.
         config.auth_info.token = Some(token.trim().to_owned().into());
     }
-    // Read above, and again when the file changes.
+    // The certificates were read above, and are read again when the file changes.
     config.root_cert_file = None;
     let environment = |name: &str| std::env::var(name).ok();
     let proxy = Proxy::choose(&config.cluster_url, of_cluster.as_deref(), environment);
@@ -400,7 +401,7 @@ fn of_kubeconfig(read: Kubeconfig, watch: &mut impl FnMut(&Path)) -> Result<Conf
     Ok(config)
 }
 
-/// The last answer of the plugin while it may be used, else a new one.
+/// The last result of the plugin while it is valid, otherwise a new one.
 fn ask_plugin(exec: &ExecConfig, last: Option<Plugin>) -> Plugin {
     let key = serde_json::to_value(exec).expect("it was read from as much");
     let is_good = |plugin: &Plugin| match &plugin.answer {
@@ -414,7 +415,7 @@ fn ask_plugin(exec: &ExecConfig, last: Option<Plugin>) -> Plugin {
     Plugin { exec: key, asked: Instant::now(), answer }
 }
 
-/// Puts what a plugin gave where a kubeconfig has it.
+/// Stores the credentials of a plugin in the fields that a kubeconfig has for them.
 fn put(credentials: Credentials, user: &mut AuthInfo) {
     let encode = |text: String| base64::engine::general_purpose::STANDARD.encode(text);
     if let Some(token) = credentials.token {
@@ -432,7 +433,7 @@ fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError>
     let failed = |e: kube::Error| error("cannot create a client for the API server", &e);
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
-    // A peer that is gone without a word is found out, also where nothing is sent.
+    // Keepalives detect a peer that has disappeared, even on an idle connection.
     tcp.set_keepalive(Some(KEEPALIVE));
     tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
@@ -451,7 +452,7 @@ fn client(config: &Config, proxy: Option<Proxy>) -> Result<Client, ConnectError>
     Ok(ClientBuilder::new(service, config.default_namespace.clone()).build())
 }
 
-/// Says who asks, for the audit log of the API server and its priority and fairness.
+/// Sets the user agent, for the audit log of the API server and its priority and fairness.
 fn name_ourselves(mut request: hyper::Request<Body>) -> hyper::Request<Body> {
     let agent = HeaderValue::from_static(concat!("tidegate/", env!("CARGO_PKG_VERSION")));
     request.headers_mut().insert(USER_AGENT, agent);

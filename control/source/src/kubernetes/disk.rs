@@ -26,7 +26,7 @@ use super::history::Point;
 use super::kinds::{KINDS, KindIndex};
 use super::object::{Content, Received};
 
-/// Changes whenever the lines mean something else; files of another number are not read.
+/// Increases whenever the meaning of the lines changes. Files with another number are not read.
 const FORMAT: u32 = 1;
 
 /// The file of one gateway.
@@ -35,14 +35,14 @@ pub(super) struct Disk {
     path: PathBuf,
 }
 
-/// What was read.
+/// The contents of a file that was read.
 #[derive(Debug)]
 pub(super) struct Saved {
-    /// The API server that the objects are from.
+    /// The API server that the objects came from.
     pub(super) server: String,
     /// When they were last known to be its objects.
     pub(super) confirmed: SystemTime,
-    /// The last word of the API server about each kind, and how long before now it was heard.
+    /// The last known point of each kind, and how long ago it was received.
     pub(super) heard: Vec<(KindIndex, Point, Duration)>,
     pub(super) objects: Vec<SavedObject>,
 }
@@ -52,20 +52,20 @@ pub(super) struct Saved {
 pub(super) struct SavedObject {
     pub(super) kind: KindIndex,
     pub(super) received: Received,
-    /// The API server had lost it, and it was to be kept for this long still.
+    /// Set if the API server had lost it: the remaining time for which it is kept.
     pub(super) left: Option<Duration>,
 }
 
-/// What is written.
+/// The contents to write.
 #[derive(Debug)]
 pub(super) struct Contents {
-    /// The API server that the objects are from.
+    /// The API server that the objects came from.
     pub(super) server: String,
     /// When they were last known to be its objects.
     pub(super) confirmed: SystemTime,
-    /// As in [`Saved`].
+    /// Same as [`Saved::heard`].
     pub(super) heard: Vec<(KindIndex, Point, Duration)>,
-    /// Kind, version, object, and how long it is kept still.
+    /// Kind, version, object, and the remaining time for which it is kept.
     pub(super) objects: Vec<(KindIndex, u64, Content, Option<Duration>)>,
 }
 
@@ -91,10 +91,10 @@ struct HeardLine {
 struct Line {
     kind: String,
     version: u64,
-    /// In seconds; counts while the API server answers.
+    /// In seconds. It decreases only while the API server answers.
     #[serde(default)]
     left: Option<u64>,
-    /// Of an EndpointSlice whose endpoints were not kept.
+    /// For an EndpointSlice whose endpoints were not kept.
     #[serde(default, rename = "leftOut")]
     left_out: Option<LeftOutLine>,
     object: Node,
@@ -112,7 +112,7 @@ struct Foot {
 }
 
 impl Disk {
-    /// The file of the gateway of this name.
+    /// The file of the gateway with this name.
     pub(super) fn new(directory: &Path, gateway: &str) -> Self {
         Self { path: directory.join(format!("{gateway}.objects.jsonl")) }
     }
@@ -121,10 +121,10 @@ impl Disk {
         &self.path
     }
 
-    /// Reads the file; `None` where there is none.
+    /// Reads the file; `None` if there is none.
     ///
     /// # Errors
-    /// When it cannot be read, or is not a whole file of this format.
+    /// If it cannot be read, or is not a complete file of this format.
     pub(super) fn read(&self) -> Result<Option<Saved>, String> {
         let file = match File::open(&self.path) {
             Ok(file) => file,
@@ -149,9 +149,9 @@ impl Disk {
         for _ in 0..head.objects {
             let (line, _) = next(&mut hash)?;
             let Line { kind, version, left, left_out, object } = parse(&line)?;
-            // A kind that is not watched any more is passed over.
+            // A kind that is no longer watched is skipped.
             let Some(kind) = kind_of(&kind) else { continue };
-            // One that is of no use costs no other.
+            // An invalid object does not affect the others.
             let Ok(received) = Received::new(&KINDS[kind], object) else { continue };
             let content = match left_out {
                 Some(LeftOutLine { endpoints, bytes }) => {
@@ -168,7 +168,7 @@ impl Disk {
             return Err("its contents were altered".to_owned());
         }
         let now = SystemTime::now();
-        // A clock that was set back since says only that it was heard before now.
+        // If the clock was set back since, the time is only known to be in the past.
         let ago = |at: u64| {
             let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(at))?;
             Some(now.duration_since(at).unwrap_or_default())
@@ -181,15 +181,15 @@ impl Disk {
     /// Replaces the file.
     ///
     /// # Errors
-    /// When the directory or the file cannot be written; the file from before stays.
+    /// If the directory or the file cannot be written; the previous file then stays.
     pub(super) fn write(&self, contents: &Contents) -> io::Result<()> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
-        // For this user alone: objects have annotations that not everybody on this machine may read.
+        // Only this user may read it: annotations of objects may be confidential.
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let beside = self.path.with_extension("jsonl.new");
         let written = (|| {
             let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-            // One that was left over has the mode that it had.
+            // A file left over from an earlier attempt has its old mode.
             file.set_permissions(Permissions::from_mode(0o600))?;
             let mut out = Hashing { out: BufWriter::new(file), hash: fnv::START };
             out.line(&serde_json::to_vec(&head(contents))?)?;
@@ -219,16 +219,16 @@ impl Disk {
             File::open(directory)?.sync_all()
         })();
         if written.is_err() {
-            // Whatever is there is of no use, and its place may be what is lacking.
+            // The incomplete file is useless, and lack of space may be the cause of the error.
             let _ = fs::remove_file(&beside);
         }
         written
     }
 
-    /// Notes that the objects in the file are still those of the API server.
+    /// Records that the objects in the file are still those of the API server.
     ///
     /// # Errors
-    /// When the file is not there or its times cannot be set.
+    /// If the file does not exist or its times cannot be set.
     pub(super) fn confirm(&self) -> io::Result<()> {
         File::options().append(true).open(&self.path)?.set_modified(SystemTime::now())
     }
@@ -266,7 +266,7 @@ impl<W: Write> Hashing<W> {
     }
 }
 
-/// FNV-1a over the line and its end.
+/// FNV-1a over the line and its line feed.
 fn hashed(hash: u64, line: &[u8]) -> u64 {
     fnv1a(hash, line.iter().chain(b"\n").copied())
 }

@@ -13,14 +13,15 @@ use tokio::sync::Notify;
 
 use crate::slices::{SharedBudget, SliceBudget, locked};
 
-/// See the module.
+/// The EndpointSlices of the hub, with their budget.
 pub(super) struct Slices {
     pub(super) budget: SharedBudget,
-    /// Asks for a list of all slices.
+    /// Requests a list of all slices.
     pub(super) refit: Arc<Notify>,
-    /// Services of which a slice that is, or may have to be, left out was shown since the last [`settle`](Self::settle).
+    /// Services with a slice that is, or may have to be, left out, and that was shown since the last
+    /// [`settle`](Self::settle).
     touched: BTreeSet<ObjectKey>,
-    /// Slices that fit again, and have to be read.
+    /// Slices that fit again, and must be read.
     awaited: BTreeSet<ObjectKey>,
     /// The earliest time at which they may be listed.
     may_ask: Instant,
@@ -37,12 +38,12 @@ impl Slices {
         }
     }
 
-    /// Why the endpoints of a slice are not to be kept, by what was last decided.
+    /// The reason why the endpoints of a slice are not kept, according to the last decision.
     pub(super) fn not_kept(&self, slice: &EndpointSlice) -> Option<NotKept> {
         locked(&self.budget).not_kept(&slice.service()?)
     }
 
-    /// The slice of this key is this now, or is gone.
+    /// Records the current state of a slice, or with `None` its removal.
     pub(super) fn shown(&mut self, key: &ObjectKey, slice: Option<&EndpointSlice>) {
         let mut budget = locked(&self.budget);
         budget.set(key, slice);
@@ -60,7 +61,8 @@ impl Slices {
         };
     }
 
-    /// Decides; the slices that may have to change, and why their endpoints are not kept, if they are not.
+    /// Makes the decision. Returns the slices that may have to change, each with the reason why its endpoints are not
+    /// kept, if they are not.
     pub(super) fn settle(&mut self) -> Vec<(ObjectKey, Option<NotKept>)> {
         let mut budget = locked(&self.budget);
         let mut services = std::mem::take(&mut self.touched);
@@ -72,12 +74,12 @@ impl Slices {
         services.iter().flat_map(of).collect()
     }
 
-    /// When the awaited slices are to be listed.
+    /// When the awaited slices must be listed.
     pub(super) fn due(&self) -> Option<Instant> {
         (!self.awaited.is_empty()).then_some(self.may_ask)
     }
 
-    /// Asks for what is awaited, if it is due, and not again before this pause.
+    /// Requests a list if one is due. The next one is requested after `pause` at the earliest.
     pub(super) fn ask(&mut self, pause: Duration, now: Instant) {
         if self.due().is_some_and(|due| due <= now) {
             tracing::debug!(slices = self.awaited.len(), "EndpointSlices fit again: listing them");

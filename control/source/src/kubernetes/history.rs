@@ -26,22 +26,22 @@ use tidegate_model::objects::ObjectKey;
 
 use super::retain::Continuity;
 
-/// More writes than any etcd takes, a second and at once.
+/// A rate of writes that no etcd reaches, per second and at once.
 const WRITES_PER_SECOND_MAX: u64 = 20_000;
 const WRITES_AT_ONCE_MAX: u64 = 100_000;
-/// Without a watch for longer than this, nothing is certain.
+/// After a longer time without a watch, a list does not prove anything.
 const OUTAGE_MAX: Duration = Duration::from_secs(120);
 
 /// A point in the history of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Point {
-    /// The uid of the namespace `kube-system`; empty where it is not known.
+    /// The uid of the namespace `kube-system`; empty if it is not known.
     pub(super) cluster: String,
-    /// `resourceVersion`; 0 where it is no number.
+    /// `resourceVersion`; 0 if it is not a number.
     pub(super) version: u64,
 }
 
-/// The last word of the API server about a kind, and when it was heard.
+/// The last known point of a kind, and when it was received.
 #[derive(Debug, Clone)]
 pub(super) struct Heard {
     pub(super) point: Point,
@@ -62,7 +62,7 @@ impl Heard {
         if goes_on { Continuity::GoesOn } else { Continuity::Unknown }
     }
 
-    /// Whether the first list of a run, as of `point`, is newer than what is on disk, where this was heard last.
+    /// Whether the first list of a run, at `point`, is newer than the objects on disk, whose point is this one.
     pub(super) fn continuity_with_disk(&self, point: &Point, now: Instant) -> Continuity {
         match self.continuity(point, Duration::ZERO, now) {
             Continuity::GoesOn => Continuity::Newer,
@@ -81,33 +81,34 @@ impl Heard {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Newest {
     pub(super) key: ObjectKey,
-    /// `resourceVersion` of the object, or of its deletion.
+    /// The `resourceVersion` of the object, or of its deletion.
     pub(super) version: u64,
-    /// Whether the object was there, or was deleted.
+    /// Whether the change left the object in place, as opposed to deleting it.
     pub(super) is_there: bool,
 }
 
-/// Whether an API server's history has a change.
+/// Whether an API server's history contains a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Had {
     Yes,
-    /// Only if a watch from that change on tells of the same object once more.
+    /// Only if a watch that starts at that change reports the same object once more.
     IfExplained,
     No,
 }
 
 impl Newest {
-    /// The newer one of two, where there are two.
+    /// Replaces the last change if this one is newer.
     pub(super) fn note(last: &mut Option<Self>, key: &ObjectKey, version: u64, is_there: bool) {
         if version != 0 && last.as_ref().is_none_or(|last| last.version <= version) {
             *last = Some(Self { key: key.clone(), version, is_there });
         }
     }
 
-    /// Whether a history has the change whose API server has the object at this version now, or does not have it.
+    /// Whether a history contains the change. `now` is the version of the object that the API server has, if it has the
+    /// object.
     pub(super) fn had_by(&self, now: Option<u64>) -> Had {
         match now {
-            // A version that does not compare.
+            // A version that cannot be compared.
             Some(0) => Had::Yes,
             Some(now) if now < self.version => Had::No,
             Some(now) if now == self.version && self.is_there => Had::Yes,

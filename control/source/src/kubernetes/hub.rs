@@ -35,15 +35,15 @@ use crate::{KeptObjects, SourceState, SourceUpdate};
 const EVENTS_AT_ONCE: usize = 4096;
 /// The maximum number of kept objects that a report names.
 const KEPT_NAMES: usize = 3;
-/// An error is logged no sooner after the last one than this; the same again only after this.
+/// The minimum interval between two logged errors, and between two equal ones.
 const LOG_MIN: Duration = Duration::from_secs(10);
 const LOG_AGAIN: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// Receives the events of all reflectors.
 pub(super) struct Hub {
     stores: Vec<Store>,
     objects: Objects,
-    /// Faults of objects that have some.
+    /// The faults of objects that have any.
     reports: BTreeMap<(KindIndex, ObjectKey), Report>,
     grace: Duration,
     tuning: Tuning,
@@ -51,17 +51,17 @@ pub(super) struct Hub {
     saver: Saver,
     slices: Slices,
     to_save: mpsc::Receiver<oneshot::Sender<()>>,
-    /// When the objects of the disk were last known to be those of the API server.
+    /// When the objects on disk were last known to be those of the API server.
     confirmed: Option<SystemTime>,
     server: String,
     started: Instant,
-    /// An attempt failed since the start.
+    /// Whether an attempt has failed since the start.
     failed: bool,
-    /// Since when there is something to give out.
+    /// When the first unpublished change was received.
     changed: Option<Instant>,
     given: bool,
     revision: u64,
-    /// The version of the API server's Services, and that of the last published ones.
+    /// The version of the API server's Services, and that of the Services that were last published.
     version: u64,
     version_given: u64,
     logged: Option<(String, Instant)>,
@@ -70,21 +70,21 @@ pub(super) struct Hub {
     states: watch::Sender<SourceState>,
 }
 
-/// One kind.
+/// The objects of one kind.
 struct Store {
     retain: Retain<Content>,
     listed: bool,
     up: bool,
-    /// Time for which the kind was up before `since`.
+    /// How long the kind was up before `since`.
     counted: Duration,
     since: Instant,
     heard: Option<Heard>,
-    /// Why the API server does not allow us to read it, if we continue without it.
+    /// Why the API server does not allow the gateway to read the kind, if the gateway continues without it.
     forbidden: Option<String>,
 }
 
 impl Store {
-    /// Time with the API server answering.
+    /// The time during which the API server has answered.
     fn clock(&self, now: Instant) -> Duration {
         let running = if self.up { now.duration_since(self.since) } else { Duration::ZERO };
         self.counted + running
@@ -92,7 +92,7 @@ impl Store {
 
     fn set_up(&mut self, up: bool, now: Instant) {
         self.counted = self.clock(now);
-        // While it stays down, this tells for how long.
+        // While the kind stays down, `since` shows for how long.
         if self.up || up {
             self.since = now;
         }
@@ -154,13 +154,13 @@ impl Hub {
         }
     }
 
-    /// Goes without a kind: as if there were none of it.
+    /// Treats a kind as one without objects.
     pub(super) fn leave_out(&mut self, index: KindIndex) {
         let store = &mut self.stores[index];
         (store.listed, store.up) = (true, true);
     }
 
-    /// Takes the objects that were on disk: used once it shows that the API server cannot be reached.
+    /// Loads the objects from disk, once it is clear that the API server cannot be reached.
     pub(super) fn load(&mut self, saved: Saved) {
         let Saved { server, confirmed, heard, objects } = saved;
         let mut by_kind: Vec<Vec<SavedObject>> = KINDS.iter().map(|_| Vec::new()).collect();
@@ -190,13 +190,13 @@ impl Hub {
         }
     }
 
-    /// The file of objects cannot be used.
+    /// Records that the file of objects cannot be used.
     pub(super) fn load_failed(&mut self) {
         self.state.corrupt_files += 1;
         self.tell_state();
     }
 
-    /// Hears the reflectors until they end.
+    /// Receives events until the reflectors end.
     pub(super) async fn run(mut self, mut events: mpsc::Receiver<Event>) {
         loop {
             let due = self.due().map(tokio::time::Instant::from_std);
@@ -235,7 +235,7 @@ impl Hub {
         self.stores.iter().map(|store| store.retain.kept().len()).collect()
     }
 
-    /// Says where less is kept than there was.
+    /// Logs that fewer objects are kept than before.
     fn tell_returned(&self, before: &[usize]) {
         for ((kind, before), now) in KINDS.iter().zip(before).zip(self.kept_counts()) {
             if now < *before {
@@ -259,11 +259,11 @@ impl Hub {
             _ => {}
         }
         self.believe(event, now);
-        // Others wait to hear that we are this far, also where nothing else has changed.
+        // Readers may wait for this version, even if nothing else has changed.
         if self.version != self.version_given {
             self.changed.get_or_insert(now);
         }
-        // What is told of kept objects, and how long each is kept, changes though none of them does.
+        // The report about kept objects, and how long each is kept, may change without a change of an object.
         if self.stores[index].retain.kept().len() != kept {
             self.changed.get_or_insert(now);
             self.saver.changed(now);
@@ -295,7 +295,7 @@ impl Hub {
             Event::Watched(index, WatchEvent::Bookmark(version)) => {
                 self.stores[index].retain.bookmark(version);
             }
-            // Nothing that was heard is continued by the next list.
+            // The next list does not continue the received history.
             Event::OtherHistory(index) => self.stores[index].heard = None,
             Event::Forbidden(index, why) => self.forbidden(index, why, now),
             Event::Absent(index, server, point) => self.absent(index, server, point, now),
@@ -354,7 +354,7 @@ impl Hub {
 
     fn listed(&mut self, index: KindIndex, received: Vec<Received>, point: Point, now: Instant) {
         if !self.given && self.disk_is_old() {
-            // Nobody goes by what is on disk yet, and it is too old to be held against a list.
+            // The objects on disk are not in use yet, and are too old to be compared with a list.
             let keys: Vec<ObjectKey> = self.stores[index].retain.all().map(|(key, _)| key.clone()).collect();
             self.stores[index].retain = Retain::new(self.grace);
             keys.iter().for_each(|key| self.show(index, key));
@@ -365,7 +365,7 @@ impl Hub {
         let (outage, clock, version) = (store.outage(now), store.clock(now), point.version);
         let continuity = match &store.heard {
             None => Continuity::Unknown,
-            // Of the disk, which this list is the first to be compared with.
+            // This list is the first one to be compared with the objects on disk.
             Some(heard) if !store.listed => heard.continuity_with_disk(&point, now),
             Some(heard) => heard.continuity(&point, outage, now),
         };
@@ -384,7 +384,7 @@ impl Hub {
                 grace = ?self.grace,
                 "objects vanished from the API server or became older: keeping the last known objects for apiLossGrace"
             );
-            // No object may have changed, and still there is something to tell, and to save.
+            // Even if no object has changed, there is a state to publish and to save.
             self.changed.get_or_insert(now);
             self.saver.changed(now);
         }
@@ -394,13 +394,13 @@ impl Hub {
         relisted.changed.iter().for_each(|key| self.show_changed(index, key, now));
     }
 
-    /// Whether the objects on disk were last known to be right longer than the grace time ago.
+    /// Whether the time since the objects on disk were last confirmed exceeds the grace time.
     fn disk_is_old(&self) -> bool {
         let age = self.confirmed.map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
         age.is_none_or(|age| age > self.grace)
     }
 
-    /// What a received object is remembered by; its faults are noted.
+    /// The stored form of a received object. Its faults are recorded.
     fn item(&mut self, index: KindIndex, received: Received) -> (ObjectKey, Item<Content>) {
         let Received { key, version, uid, content, report } = received;
         let content = content.after(self.stores[index].retain.shown(&key).and_then(Content::object));
@@ -421,7 +421,7 @@ impl Hub {
         self.saver.changed(now);
     }
 
-    /// Brings the object of a key to what is shown of it.
+    /// Updates the published object of a key.
     fn show(&mut self, index: KindIndex, key: &ObjectKey) {
         let kind = &KINDS[index];
         let shown = self.stores[index].retain.shown(key);
@@ -437,7 +437,7 @@ impl Hub {
         }
     }
 
-    /// Leaves the endpoints out of slices that are beyond a limit, and marks those that fit again.
+    /// Removes the endpoints of slices that exceed a limit, and marks the slices that fit again.
     fn fit(&mut self, now: Instant) {
         for (key, not_kept) in self.slices.settle() {
             let retain = &mut self.stores[SLICE].retain;
@@ -445,7 +445,7 @@ impl Hub {
             let Some(before) = before.map(|slice| slice.left_out.map(|left_out| left_out.why)) else {
                 continue;
             };
-            // What is there stays where it fits.
+            // Endpoints that are present and fit stay.
             let why = not_kept.or(before.map(|_| NotKept::Awaited));
             let Some(why) = why.filter(|why| before != Some(*why)) else { continue };
             retain.edit(&key, |content| content.left_out(why));
@@ -457,7 +457,7 @@ impl Hub {
         }
     }
 
-    /// Ends what was kept long enough, of the kinds whose API server answers.
+    /// Removes objects whose time to be kept is over, for the kinds that the API server answers.
     fn expire(&mut self, now: Instant) {
         for (index, kind) in KINDS.iter().enumerate() {
             let store = &mut self.stores[index];
@@ -473,12 +473,12 @@ impl Hub {
                 "apiLossGrace ended and the objects did not return to the API server: using its state"
             );
             gone.iter().for_each(|key| self.show_changed(index, key, now));
-            // What is told of kept objects changes even where none of them does.
+            // The report about kept objects changes even if no object does.
             self.changed.get_or_insert(now);
         }
     }
 
-    /// Gives out what changed, if it is whole.
+    /// Publishes the changes, if all kinds are complete.
     fn give(&mut self, now: Instant) {
         let api_servers = self.connector.addresses();
         if self.objects.api_servers != *api_servers {
@@ -535,7 +535,7 @@ impl Hub {
         })
     }
 
-    /// Faults of the objects of each namespace, without those that have none.
+    /// The faults of the objects of each namespace that has any.
     fn faults_of_namespaces(&self) -> BTreeMap<String, Report> {
         let mut all = BTreeMap::<String, Report>::new();
         let namespaced = self.reports.iter().filter(|((_, key), _)| !key.namespace.is_empty());
@@ -574,14 +574,14 @@ impl Hub {
                 some: store.retain.kept().take(KEPT_NAMES).map(|(key, _)| key.to_string()).collect(),
                 until: jiff::SignedDuration::try_from(until).map_or(wall, |left| wall + left),
             };
-            // The same objects keep the time that was told.
+            // If the objects are the same, the reported time stays.
             let same = before.filter(|b| (b.count, &b.some) == (kept.count, &kept.some));
             Some(KeptObjects { until: same.map_or(kept.until, |b| b.until), ..kept })
         };
         self.state.kept = self.stores.iter().zip(KINDS).filter_map(told).collect();
     }
 
-    /// An attempt failed (`why`), or a watch stands: what that makes of the whole.
+    /// Updates the state of the source after a failed attempt (`why`), or when a watch is connected.
     fn turn(&mut self, why: Option<String>) {
         let now = Timestamp::now();
         let connected = self.stores.iter().all(|store| store.up || store.forbidden.is_some());
@@ -624,7 +624,7 @@ impl Hub {
         });
     }
 
-    /// Whether there is something to have on disk: never before everything was listed.
+    /// Whether the objects may be saved: not before all kinds were listed.
     fn is_listed(&self) -> bool {
         self.stores.iter().all(|store| store.listed)
     }
@@ -637,7 +637,7 @@ impl Hub {
         self.state.unsaved = self.saver.trouble();
     }
 
-    /// The end is near: what is not on disk goes there now.
+    /// Saves unsaved objects before the shutdown.
     fn finish(&mut self, done: oneshot::Sender<()>) {
         if self.is_listed() {
             let contents = || contents(&self.stores, &self.server, &self.state, Instant::now());
@@ -645,7 +645,7 @@ impl Hub {
         }
     }
 
-    /// When something is to be done though nothing comes.
+    /// When work is due without an event.
     fn due(&self) -> Option<Instant> {
         let now = Instant::now();
         let kept = self.stores.iter().filter(|store| store.up).filter_map(|store| {
@@ -659,7 +659,7 @@ impl Hub {
     }
 }
 
-/// All objects, as they go to disk.
+/// All objects in the form in which they are saved.
 fn contents(stores: &[Store], server: &str, state: &SourceState, now: Instant) -> Contents {
     let objects = stores.iter().enumerate().flat_map(|(kind, store)| {
         let remaining = store.retain.remaining(store.clock(now));

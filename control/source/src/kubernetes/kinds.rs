@@ -11,14 +11,14 @@ use crate::manifest::Object;
 /// A kind that is listed and watched in all namespaces.
 #[derive(Debug)]
 pub(super) struct Kind {
-    /// As in manifests.
+    /// The name as in manifests.
     pub(super) name: &'static str,
-    /// Of the collection.
+    /// The path of the collection.
     pub(super) path: &'static str,
     /// Label selector; empty for all objects.
     pub(super) labels: &'static str,
-    /// What of the object is kept beside its metadata: keys of the object with the keys below them, all of them
-    /// where none is named. Empty: everything.
+    /// The parts of the object that are kept in addition to its metadata: keys of the object, each with the keys below
+    /// it to keep, or all if none is named. If the list is empty, the whole object is kept.
     pub(super) keep: &'static [(&'static str, &'static [&'static str])],
     /// Whether the gateway continues without it: an API server may not have it (404: then there are none, unless
     /// there were some before), or may not allow the gateway to read it (403: then the known ones stay).
@@ -26,13 +26,13 @@ pub(super) struct Kind {
     /// A filter of the objects that are kept, if labels cannot express it. Only the metadata of these kinds is
     /// requested.
     pub(super) only: Option<fn(&Node) -> bool>,
-    /// Gives the object its place.
+    /// Stores the object in its place.
     pub(super) put: fn(&mut Objects, &ObjectKey, &Object),
-    /// Takes the object of this key out.
+    /// Removes the object of this key.
     pub(super) remove: fn(&mut Objects, &ObjectKey),
 }
 
-/// All objects, whole.
+/// The default: all objects, complete.
 const KIND: Kind = Kind {
     name: "",
     path: "",
@@ -44,7 +44,7 @@ const KIND: Kind = Kind {
     remove: |_, _| {},
 };
 
-/// `kind!(NAME, field of Objects, key of ObjectKey, path, what differs from the usual)`
+/// `kind!(NAME, field of Objects, key of ObjectKey, path, fields that differ from the default)`
 macro_rules! kind {
     ($name:ident, $field:ident, $key:expr, $path:literal $(, $rest:ident: $value:expr)*) => {
         Kind {
@@ -72,25 +72,25 @@ fn name(key: &ObjectKey) -> String {
     key.name.clone()
 }
 
-/// As kube-proxy selects slices, and only those of a Service. Services are not selected by the API server: one that
-/// gets the label of another proxy would look deleted, and what was written on it would stay there.
+/// Selects slices like kube-proxy, and only those of a Service. Services are not selected by the API server: a Service
+/// that gets the label of another proxy would seem deleted, and the status written to it would remain.
 const SLICES: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name,kubernetes.io/service-name";
-/// A Node says much about itself every few minutes.
+/// A Node changes many of its fields every few minutes.
 const NODE: &[(&str, &[&str])] = &[("spec", &["podCIDR", "podCIDRs", "taints"]), ("status", &["addresses"])];
 
-/// Slices say all of Pods but their weight.
+/// Slices contain all required data of Pods except their weight.
 fn has_weight(pod: &Node) -> bool {
     let annotations = pod.entry("metadata").and_then(|e| e.node.entry("annotations"));
     annotations.is_some_and(|e| e.node.entry("tidegate.dev/weight").is_some())
 }
 
-/// Nothing but metadata.
+/// Only metadata.
 const METADATA: &[(&str, &[&str])] = &[("metadata", &[])];
 
-/// The place of Services in [`KINDS`].
+/// The index of Services in [`KINDS`].
 pub(super) const SERVICE: KindIndex = 0;
-/// The place of EndpointSlices.
+/// The index of EndpointSlices in [`KINDS`].
 pub(super) const SLICE: KindIndex = 1;
 
 /// Nothing is published before all of these were listed.
@@ -103,5 +103,5 @@ pub(super) const KINDS: &[Kind] = &[
     kind!(Pod, pods, whole, "/api/v1/pods", only: Some(has_weight), keep: METADATA, optional: true),
 ];
 
-/// A kind, as a place in [`KINDS`].
+/// A kind, as an index in [`KINDS`].
 pub(super) type KindIndex = usize;

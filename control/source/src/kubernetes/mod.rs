@@ -54,14 +54,14 @@ use tuning::Tuning;
 
 pub use connect::{ConnectError, Connection, Connector};
 
-/// Events on their way to the hub.
+/// The maximum number of events in the queue to the hub.
 const EVENTS_MAX: usize = 1024;
-/// The hub waits this long to know whose objects are on disk.
+/// How long the hub waits to learn whose objects are on disk.
 const IDENTIFY_MAX: Duration = Duration::from_secs(2);
-/// Longest that [`load`] waits for the API server.
+/// The maximum time for which [`load`] waits for the API server.
 const LOAD_MAX: Duration = Duration::from_secs(20);
 
-/// An API server being watched. Dropping it ends that.
+/// An API server that is watched. Dropping it ends the watches.
 #[derive(Debug)]
 pub struct KubernetesSource {
     updates: watch::Receiver<SourceUpdate>,
@@ -74,7 +74,7 @@ pub struct KubernetesSource {
 }
 
 impl KubernetesSource {
-    /// Begins to watch, on the runtime that this is called on. `gateway` names the file of the last objects.
+    /// Starts to watch, on the runtime of the caller. `gateway` determines the name of the file with the last objects.
     ///
     /// # Panics
     /// Outside of a Tokio runtime with time and I/O.
@@ -117,32 +117,33 @@ impl KubernetesSource {
         Self { updates: updated, state, connector, nudge, refresh, saves, task }
     }
 
-    /// The newest state, and by `changed().await` the next one. Its revision is 0 until there is a first one.
+    /// A receiver of the newest state. `changed().await` waits for the next one. The revision is 0 until there is a
+    /// first state.
     #[must_use]
     pub fn updates(&self) -> watch::Receiver<SourceUpdate> {
         self.updates.clone()
     }
 
-    /// How it gets on.
+    /// A receiver of the source's state.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<SourceState> {
         self.state.clone()
     }
 
-    /// Clients for the same API server, for who writes to it.
+    /// The connector for the same API server, for code that writes to it.
     #[must_use]
     pub fn connector(&self) -> Arc<Connector> {
         self.connector.clone()
     }
 
-    /// Lists the Services once without a fault, for a caller that must know that everything up to now was seen and
-    /// cannot wait for a bookmark of their watch.
+    /// A trigger that lists the Services once more although nothing is wrong, for a caller that must know that all
+    /// changes so far were received and cannot wait for a bookmark of their watch.
     #[must_use]
     pub fn refresh(&self) -> Arc<Notify> {
         self.refresh.clone()
     }
 
-    /// Ends pauses between attempts (SIGHUP), so that the next attempt begins now.
+    /// Ends pauses between attempts (SIGHUP), so that the next attempt starts now.
     pub fn reload(&self) {
         self.nudge.notify_waiters();
     }
@@ -151,7 +152,7 @@ impl KubernetesSource {
     pub async fn save(&self) {
         let (done, saved) = oneshot::channel();
         if self.saves.send(done).await.is_ok() {
-            // An error is that there was nothing to do.
+            // An error means that there was nothing to do.
             let _ = saved.await;
         }
     }
@@ -163,12 +164,12 @@ impl Drop for KubernetesSource {
     }
 }
 
-/// Whether the configuration wants objects of the kind.
+/// Whether the configuration requires objects of the kind.
 fn is_watched(config: &KubernetesConfig, kind: &Kind) -> bool {
     kind.name != "Pod" || config.pod_weights
 }
 
-/// What the reflectors hear, and have in common with the hub.
+/// The signals to the reflectors, which the hub also uses.
 struct Notes {
     nudge: Arc<Notify>,
     refresh: Arc<Notify>,
@@ -207,7 +208,7 @@ async fn run(
         }
     }
     let (events, told) = mpsc::channel(EVENTS_MAX);
-    // Ends with this task, whatever it waits for.
+    // The tasks end with this task, even while they wait.
     let mut tasks = JoinSet::new();
     let (pulse, asking) = Pulse::new(connector.clone(), tuning);
     tasks.spawn(asking);
@@ -226,7 +227,7 @@ async fn run(
     hub.run(told).await;
 }
 
-/// Where the API server is looked for, for people: the kubeconfig, as far as the configuration says.
+/// The location of the API server for display: the kubeconfig, as far as it is configured.
 #[must_use]
 pub fn location(config: &KubernetesConfig) -> String {
     match &config.kubeconfig {
@@ -245,7 +246,7 @@ pub fn load(config: &KubernetesConfig, gateway: &str) -> (Objects, Report) {
         Err(error) => return (Objects::default(), fault(Diagnostic::error(error.to_string()))),
     };
     let read = runtime.block_on(read_once(config, Tuning::default()));
-    // Not a plug-in that hangs.
+    // Does not wait for a plugin that hangs.
     runtime.shutdown_background();
     let why = match read {
         Ok(read) => return read,
@@ -326,7 +327,7 @@ fn fault(diagnostic: Diagnostic) -> Report {
 }
 
 impl SourceUpdate {
-    /// Before the first state: revision 0, no objects.
+    /// The state before the first update: revision 0, no objects.
     #[must_use]
     pub fn nothing() -> Self {
         Self {

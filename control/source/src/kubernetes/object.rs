@@ -14,7 +14,7 @@ use tidegate_model::yaml::{Entry, Node, Value};
 use super::kinds::{KINDS, Kind, SLICE};
 use crate::manifest::{self, Object};
 
-/// What of `metadata` is kept; `resourceVersion` lies beside the object.
+/// The fields of `metadata` that are kept. `resourceVersion` is stored beside the object.
 const METADATA: [&str; 10] = [
     "name",
     "namespace",
@@ -27,13 +27,13 @@ const METADATA: [&str; 10] = [
     "finalizers",
     "managedFields",
 ];
-/// The annotation with a copy of the object as it was applied.
+/// The annotation with a copy of the applied object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Faults of an EndpointSlice that are reported; one may have thousands.
+/// The maximum number of reported faults of an EndpointSlice, which may have thousands.
 const SLICE_REPORT_MAX: usize = 8;
 
-/// What is remembered of an object. Equal when nothing that matters differs.
+/// The stored form of an object. Two are equal if they do not differ in anything relevant.
 #[derive(Debug, Clone)]
 pub(super) struct Content(Arc<(Box<[u8]>, Option<Object>)>);
 
@@ -43,7 +43,7 @@ impl Content {
         &self.0.0
     }
 
-    /// The same JSON, standing for another object.
+    /// The same JSON with another decoded object.
     fn with(self, object: Object) -> Self {
         Self(Arc::new((self.json().into(), Some(object))))
     }
@@ -60,7 +60,7 @@ impl Content {
         }
     }
 
-    /// The EndpointSlice, where it is one.
+    /// The EndpointSlice, if it is one.
     pub(super) fn slice(&self) -> Option<&EndpointSlice> {
         match self.object() {
             Some(Object::EndpointSlice(slice)) => Some(slice),
@@ -68,7 +68,7 @@ impl Content {
         }
     }
 
-    /// An EndpointSlice without its endpoints; any other object as it is.
+    /// A copy of an EndpointSlice without its endpoints; any other object unchanged.
     pub(super) fn left_out(&self, why: NotKept) -> Self {
         let Some(slice) = self.slice() else { return self.clone() };
         let slice = slice.left_out(why);
@@ -76,14 +76,14 @@ impl Content {
         Self(Arc::new((json.into(), Some(Object::EndpointSlice(Arc::new(slice))))))
     }
 
-    /// An EndpointSlice that was read without its endpoints.
+    /// Marks an EndpointSlice that was read without its endpoints.
     pub(super) fn marked(self, left_out: LeftOut) -> Self {
         let Some(slice) = self.slice() else { return self };
         let slice = EndpointSlice { left_out: Some(left_out), ..slice.clone() };
         self.with(Object::EndpointSlice(Arc::new(slice)))
     }
 
-    /// The object; `None` where it is one that is for other proxies.
+    /// The object; `None` if it is meant for other proxies.
     pub(super) fn object(&self) -> Option<&Object> {
         self.0.1.as_ref()
     }
@@ -101,16 +101,16 @@ impl PartialEq for Content {
     }
 }
 
-/// An object as it came.
+/// An object as received.
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) key: ObjectKey,
-    /// `metadata.resourceVersion`; 0 where it is no number.
+    /// `metadata.resourceVersion`; 0 if it is not a number.
     pub(super) version: u64,
-    /// `metadata.uid`; empty where there is none.
+    /// `metadata.uid`; empty if there is none.
     pub(super) uid: Box<str>,
     pub(super) content: Content,
-    /// Faults that do not go with the object, each naming it.
+    /// Faults that are not stored with the object. Each names the object.
     pub(super) report: Report,
 }
 
@@ -118,12 +118,12 @@ impl Received {
     /// Trims and decodes an object.
     ///
     /// # Errors
-    /// Where it is not an object with a name.
+    /// If it is not an object with a name.
     pub(super) fn new(kind: &Kind, mut node: Node) -> Result<Self, String> {
         let Identity { key, uid, version } = identity(kind, &node)?;
         trim(kind, &mut node);
         let json = serde_json::to_vec(&node).map_err(|e| e.to_string())?;
-        // Of objects whose metadata alone is asked for the kind is another.
+        // If only the metadata of a kind is requested, the received objects have a different kind.
         let (object, report) = manifest::decode_stored(&node, kind.name, format!("{} {key}", kind.name));
         let content = Content(Arc::new((json.into(), object)));
         let report = match content.slice() {
@@ -136,19 +136,19 @@ impl Received {
     }
 }
 
-/// Which object it is, and of when.
+/// The identity and version of an object.
 #[derive(Debug)]
 pub(super) struct Identity {
     pub(super) key: ObjectKey,
-    /// As in [`Received`].
+    /// Same as [`Received::uid`].
     pub(super) uid: Box<str>,
     pub(super) version: u64,
 }
 
-/// Which object it is, and of when.
+/// The identity and version of an object.
 ///
 /// # Errors
-/// Where it has no name.
+/// If it has no name.
 pub(super) fn identity(kind: &Kind, node: &Node) -> Result<Identity, String> {
     let metadata = node.entry("metadata").map(|e| &e.node);
     let text = |key| metadata?.entry(key)?.node.text();
@@ -159,14 +159,14 @@ pub(super) fn identity(kind: &Kind, node: &Node) -> Result<Identity, String> {
     Ok(Identity { key: ObjectKey::new(text("namespace").unwrap_or_default(), name), uid, version })
 }
 
-/// A `resourceVersion` as a number; 0 where it is none.
+/// A `resourceVersion` as a number; 0 if it is not one.
 pub(super) fn version_number(text: &str) -> u64 {
     text.parse().unwrap_or(0)
 }
 
 fn trim(kind: &Kind, node: &mut Node) {
     let Some(entries) = entries(node) else { return };
-    // The same on every way: lists leave them out, watches do not.
+    // These fields are removed, so that lists and watches give the same: lists omit them, watches do not.
     entries.retain(|e| {
         let kept =
             || kind.keep.is_empty() || e.key == "metadata" || kind.keep.iter().any(|(k, _)| *k == e.key);
@@ -191,7 +191,8 @@ fn trim(kind: &Kind, node: &mut Node) {
     }
 }
 
-/// Of the endpoints of a slice only what is read is kept: the addresses after the first alone may be 100 times as large.
+/// Keeps only the fields of endpoints that are read: the addresses after the first alone may take 100 times as much
+/// memory.
 fn trim_endpoints(endpoints: &mut Node) {
     let Value::Sequence(items) = &mut endpoints.value else { return };
     for endpoint in items {
@@ -209,7 +210,7 @@ fn trim_endpoints(endpoints: &mut Node) {
     }
 }
 
-/// The fields that are there.
+/// Removes the fields without a value.
 fn given(mut object: serde_json::Value) -> serde_json::Value {
     if let Some(fields) = object.as_object_mut() {
         fields.retain(|_, value| !value.is_null());
@@ -217,7 +218,7 @@ fn given(mut object: serde_json::Value) -> serde_json::Value {
     object
 }
 
-/// A slice that is left out, as an API server would have it.
+/// A slice that was left out, in the form in which an API server would return it.
 fn json_of(slice: &EndpointSlice) -> serde_json::Value {
     let meta = &slice.meta;
     let ports = slice.ports.iter().map(|port| {
@@ -243,7 +244,7 @@ fn json_of(slice: &EndpointSlice) -> serde_json::Value {
     })
 }
 
-/// Of who owns which fields only who owns the addresses of a Service is kept. Whether anything is left.
+/// Keeps only the managers that own the addresses of a Service. Returns whether any are left.
 fn trim_owners(owners: &mut Node) -> bool {
     let Value::Sequence(items) = &mut owners.value else { return false };
     items.retain_mut(|owner| {

@@ -15,21 +15,21 @@ use super::connect::Connector;
 use super::tuning::Tuning;
 use super::wire::{self, Fault};
 
-/// Unanswered requests in a row that mean that the API server is lost.
+/// The number of consecutive unanswered requests after which the API server counts as lost.
 const UNANSWERED_MAX: u32 = 2;
 
-/// See the module. A copy hears the same.
+/// Reports the loss of the API server. Copies report the same.
 #[derive(Debug, Clone)]
 pub(super) struct Pulse(watch::Receiver<u64>);
 
 impl Pulse {
-    /// A pulse, and the task that keeps asking until all copies are gone.
+    /// A pulse, and the task that sends requests until all copies are dropped.
     pub(super) fn new(connector: Arc<Connector>, tuning: Tuning) -> (Self, impl Future<Output = ()> + Send) {
         let (lost, heard) = watch::channel(0);
         (Self(heard), ask(connector, tuning, lost))
     }
 
-    /// Waits until nothing is answered on the connection of this serial, or one made before it.
+    /// Waits until requests on the connection with this serial number, or a later one, are not answered.
     pub(super) async fn lost(&self, serial: u64) {
         let mut lost = self.0.clone();
         if lost.wait_for(|lost| *lost >= serial).await.is_err() {
@@ -54,11 +54,12 @@ async fn ask(connector: Arc<Connector>, tuning: Tuning, lost: watch::Sender<u64>
         let is_answered = !matches!(answer, Err(Fault::Silent(_) | Fault::Broken(_)));
         unanswered = if is_answered { 0 } else { unanswered + 1 };
         if unanswered >= UNANSWERED_MAX {
-            // Each watch gives its connection up by itself.
+            // Each watch discards its connection itself.
             lost.send_replace(connection.serial);
             unanswered = 0;
         } else if !is_answered {
-            // The next one follows at once where this one took its time: all in all it is no longer.
+            // A request that failed early is followed by an extra pause of up to half a second; one that used up its
+            // time is not.
             sleep(Duration::from_millis(500).saturating_sub(began.elapsed())).await;
         }
     }

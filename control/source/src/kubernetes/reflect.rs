@@ -30,24 +30,24 @@ use crate::slices::{SharedBudget, SliceBudget, locked};
 /// An event from a reflector to the hub.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// All that there is, as of this point.
+    /// All objects at this point.
     Listed(KindIndex, Vec<Received>, Point),
-    /// From a watch.
+    /// An event of a watch.
     Watched(KindIndex, WatchEvent),
-    /// A watch stands.
+    /// A watch is connected.
     Up(KindIndex, String),
-    /// The API server does not have the kind; of this cluster.
+    /// The API server of this cluster does not have the kind.
     Absent(KindIndex, String, Point),
     /// An attempt failed.
     Down(KindIndex, String),
-    /// The API server does not let us read a kind that is optional.
+    /// The API server does not allow the gateway to read an optional kind.
     Forbidden(KindIndex, String),
     /// The state of the API server does not continue the received history.
     OtherHistory(KindIndex),
 }
 
 impl Event {
-    /// What it is about.
+    /// The kind that it concerns.
     pub(super) fn kind(&self) -> KindIndex {
         match self {
             Self::Listed(index, ..)
@@ -61,7 +61,7 @@ impl Event {
     }
 }
 
-/// See the module.
+/// Lists and watches one kind.
 pub(super) struct Reflector {
     index: KindIndex,
     kind: &'static Kind,
@@ -70,30 +70,30 @@ pub(super) struct Reflector {
     events: mpsc::Sender<Event>,
     nudge: Arc<Notify>,
     pulse: Pulse,
-    /// Asks for a list.
+    /// Triggers a list.
     refresh: Option<Arc<Notify>>,
-    /// What is kept of EndpointSlices.
+    /// The budget that decides which EndpointSlices are kept.
     budget: SharedBudget,
     backoff: Backoff,
-    /// Whose objects were listed.
+    /// The cluster of the listed objects.
     cluster: String,
     newest: Option<Newest>,
-    /// Since when every attempt failed.
+    /// When the current series of failed attempts began.
     lost: Option<Instant>,
 }
 
 /// The hub has ended and receives no more events.
 struct Unheard;
 
-/// Why one attempt is over.
+/// Why one attempt ended.
 enum End {
     Fault(Fault, Option<u64>),
     Unheard,
     /// The API server does not have the kind.
     Absent,
-    /// A watch ended in order.
+    /// A watch ended normally.
     Ended,
-    /// Somebody has to know that everything up to now was seen: it is listed, though nothing is wrong.
+    /// A caller must know that all changes so far were received, so the objects are listed although nothing is wrong.
     Refresh,
 }
 
@@ -136,9 +136,9 @@ impl Reflector {
     /// Lists and watches until the hub is gone.
     pub(super) async fn run(mut self) {
         let mut version: Option<String> = None;
-        // The list was just made.
+        // Whether the list was just received.
         let mut fresh = false;
-        // Watches in a row that told nothing, or nothing that is understood.
+        // The number of consecutive watches that reported nothing, or only unknown events.
         let mut useless = 0;
         loop {
             let begun = Instant::now();
@@ -151,7 +151,8 @@ impl Reflector {
                     }
                     Err(end) => end,
                 },
-                // From a version of a backup, however far that has come since, a watch would tell half of the truth.
+                // After a restore from a backup, a watch from this version would miss changes, even if the server has
+                // passed the version since.
                 Some(_) if self.lost.is_some_and(|at| at.elapsed() > self.tuning.resume_max) && !fresh => {
                     version = None;
                     continue;
@@ -169,7 +170,7 @@ impl Reflector {
                 End::Unheard => return,
                 End::Absent => pause = self.tuning.absent,
                 End::Refresh => version = None,
-                // Taken up at once where it lasted, which is the usual end of a watch.
+                // A watch that lasted has ended in the usual way, and is resumed at once.
                 End::Ended if begun.elapsed() >= self.tuning.watch_min => {}
                 End::Ended => pause = self.backoff.next(),
                 End::Fault(fault, serial) => {
@@ -207,7 +208,7 @@ impl Reflector {
         }
     }
 
-    /// Prepares the next attempt after a fault: another client, or a pause.
+    /// Prepares the next attempt after a fault: gets another client, or returns a pause.
     async fn after(&self, fault: &Fault, serial: Option<u64>) -> Duration {
         match (fault, serial) {
             (Fault::Refused { code: 401, .. }, Some(serial)) => self.connector.refused(serial).await,
@@ -235,7 +236,7 @@ impl Reflector {
         made.map_err(|e| End::Fault(Fault::Connect(e.to_string()), None))
     }
 
-    /// Reads everything; the version to watch from.
+    /// Lists all objects. Returns the version to watch from.
     async fn list(&mut self) -> Result<String, End> {
         let connection = self.connection().await?;
         let serial = connection.serial;
@@ -259,7 +260,7 @@ impl Reflector {
         }
     }
 
-    /// Watches from `version` on, the last received one.
+    /// Watches from `version` on, which is updated to the last received one.
     async fn watch(&mut self, version: &mut String, resumed: bool, useless: &mut u32) -> End {
         let connection = match self.connection().await {
             Ok(connection) => connection,
@@ -278,14 +279,15 @@ impl Reflector {
         }
     }
 
-    /// Whether the API server has the history that was watched up to version `before`: a watch from a future version,
-    /// or in another history, would not report the difference. The watch must explain the returned change.
+    /// Checks that the API server has the history that was watched up to version `before`: a watch from a future
+    /// version, or in another history, would not report the difference. If the result is a change, the watch must
+    /// explain it.
     async fn compare(&self, connection: &Connection, before: u64) -> Result<Option<Newest>, Fault> {
         let cluster = wire::cluster(connection, self.tuning.answer).await?;
         if cluster != self.cluster {
             return Err(Fault::OtherCluster);
         }
-        // Where a watch ended in order nothing was restored since.
+        // After a watch that ended normally, no restore can have happened.
         let newest = self.newest.as_ref().filter(|_| self.lost.is_some());
         let (now, had) = match newest {
             None => (wire::version(connection, self.kind, self.tuning.answer).await?, Had::Yes),
@@ -305,13 +307,13 @@ impl Reflector {
         }
     }
 
-    /// Remembers the newest change.
+    /// Records the newest change.
     fn note(&mut self, told: &WatchEvent) {
         match told {
             WatchEvent::Applied(received) => {
                 Newest::note(&mut self.newest, &received.key, received.version, true);
             }
-            // Of these kinds, objects that are left out count as deleted, and the API server has them.
+            // Objects of these kinds that are filtered out count as deleted, although the API server has them.
             WatchEvent::Deleted(identity) if self.kind.only.is_some() => {
                 self.newest.take_if(|newest| newest.key == identity.key);
             }
@@ -384,10 +386,10 @@ async fn refreshed(refresh: Option<&Notify>) {
     }
 }
 
-/// Reads all pages. A list whose continuation expires starts again with the next attempt.
+/// Reads all pages. If the continuation of a list expires, the next attempt starts again.
 ///
-/// Of EndpointSlices the endpoints that `budget` does not keep are left out as the pages come, so that a list takes no more
-/// memory than what is kept of it. The budget has what was known before.
+/// Endpoints of EndpointSlices that `budget` does not keep are removed as the pages arrive, so that a list needs no
+/// more memory than the kept part. The budget contains the previous state.
 pub(super) async fn list_all(
     connection: &Connection,
     kind: &'static Kind,
@@ -418,7 +420,7 @@ pub(super) async fn list_all(
     }
 }
 
-/// Leaves out what is not kept of the slices, of which those after `from` are new to the budget.
+/// Removes the endpoints that are not kept. The slices from `from` on are new to the budget.
 pub(super) fn leave_out(budget: &mut SliceBudget, items: &mut [Received], from: usize) {
     for item in &items[from..] {
         budget.set(&item.key, item.content.slice());
@@ -435,7 +437,7 @@ pub(super) fn leave_out(budget: &mut SliceBudget, items: &mut [Received], from: 
     }
 }
 
-/// Pauses that double, each between half and all of that.
+/// Pauses that double, each randomly reduced by up to half.
 #[derive(Debug)]
 struct Backoff {
     first: Duration,
@@ -459,7 +461,7 @@ impl Backoff {
     }
 }
 
-/// A number that differs between processes and calls: jitter needs no more.
+/// A number that differs between processes and calls, which is sufficient for jitter.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

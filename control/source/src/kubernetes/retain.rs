@@ -21,16 +21,16 @@ use std::time::Duration;
 
 use tidegate_model::objects::ObjectKey;
 
-/// Deletions remembered, to tell a late event about what was deleted. Bookmarks clear them.
+/// The maximum number of remembered deletions, which identify late events about deleted objects. Bookmarks clear them.
 const DELETIONS_MAX: usize = 16_384;
 
-/// See the module.
+/// The objects of one kind.
 #[derive(Debug)]
 pub(super) struct Retain<T> {
     entries: BTreeMap<ObjectKey, Entry<T>>,
-    /// The entries that have something kept.
+    /// The keys of entries with a kept object.
     kept: BTreeSet<ObjectKey>,
-    /// How many entries are only the memory of a deletion.
+    /// The number of entries that only record a deletion.
     deletions: usize,
     grace: Duration,
 }
@@ -39,20 +39,21 @@ pub(super) struct Retain<T> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Item<T> {
     pub(super) version: u64,
-    /// `metadata.uid`: of two objects of one name the later has another. Empty where it is not known.
+    /// `metadata.uid`. An object that is created again under the same name has a different one. Empty if it is not
+    /// known.
     pub(super) uid: Box<str>,
     pub(super) value: T,
 }
 
-/// Whether a list is of the history that was seen so far.
+/// Whether a list continues the received history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Continuity {
-    /// It is, by all that can be told.
+    /// It does, as far as can be determined.
     GoesOn,
-    /// It is of the same cluster, and newer than the objects on disk when the gateway started: all missing objects
-    /// count as deleted, however many they are.
+    /// It is from the same cluster, and newer than the objects on disk when the gateway started. All missing objects
+    /// count as deleted, however many there are.
     Newer,
-    /// It may be of a server that is back empty, or from a backup.
+    /// It may come from a server that returned empty, or from a backup.
     Unknown,
 }
 
@@ -62,11 +63,11 @@ struct Entry<T> {
     kept: Option<Kept<T>>,
 }
 
-/// What the API server says.
+/// The state on the API server.
 #[derive(Debug)]
 enum Server<T> {
     Has(Item<T>),
-    /// Not there, as of this version.
+    /// The object does not exist at this version.
     Lacks(u64),
 }
 
@@ -79,25 +80,25 @@ struct Kept<T> {
 /// The effect of a list after a loss.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Relisted {
-    /// Keys whose shown object changed.
+    /// Keys whose published object changed.
     pub(super) changed: Vec<ObjectKey>,
-    /// Objects that are kept though they are not in the list.
+    /// The number of objects that are kept although the list does not contain them.
     pub(super) vanished: usize,
-    /// Objects that are kept though the list has them, older.
+    /// The number of objects that are kept although the list contains an older version.
     pub(super) older: usize,
-    /// Objects that are another one of the same name now.
+    /// The number of objects that were created again under the same name.
     pub(super) recreated: usize,
-    /// Objects that are not in the list, and shown no more.
+    /// The number of objects that the list does not contain and that were removed.
     pub(super) deleted: usize,
 }
 
 impl<T: Clone + PartialEq> Retain<T> {
-    /// Empty. With a grace of zero, missing objects count as deleted at once.
+    /// An empty set. With a grace of zero, missing objects count as deleted at once.
     pub(super) fn new(grace: Duration) -> Self {
         Self { entries: BTreeMap::new(), kept: BTreeSet::new(), deletions: 0, grace }
     }
 
-    /// The objects that there were before, as they were: of a file. Some were only kept, for this long still.
+    /// Loads earlier objects from a file. Some of them were only kept, and have the remaining time.
     pub(super) fn load(&mut self, items: impl IntoIterator<Item = (ObjectKey, Item<T>, Option<Duration>)>) {
         *self = Self::new(self.grace);
         for (key, item, left) in items {
@@ -113,7 +114,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         }
     }
 
-    /// A full list, as of `version`, at `now`.
+    /// Applies a full list, at `version` and the time `now`.
     pub(super) fn listed(
         &mut self,
         items: impl IntoIterator<Item = (ObjectKey, Item<T>)>,
@@ -148,9 +149,10 @@ impl<T: Clone + PartialEq> Retain<T> {
         }
         let lost = before.values().filter(|entry| entry.is_only_there()).count();
         let is_believed = match continuity {
-            // Whoever deletes most of what there is does so while somebody watches; a half-empty server does not.
+            // Deletions of most objects happen while a watch is connected, so if most are missing, the server has
+            // probably lost them.
             Continuity::GoesOn => lost * 2 <= had,
-            // Nobody watched while the gateway was not running.
+            // While the gateway was not running there was no watch.
             Continuity::Newer => true,
             Continuity::Unknown => false,
         };
@@ -171,7 +173,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         relisted
     }
 
-    /// A watch says that the object was added or modified. Whether what is shown changed.
+    /// Applies a watch event that the object was added or modified. Returns whether the published object changed.
     pub(super) fn applied(&mut self, key: &ObjectKey, item: Item<T>) -> bool {
         let Some(entry) = self.entries.get_mut(key) else {
             self.entries.insert(key.clone(), Entry { server: Server::Has(item), kept: None });
@@ -194,7 +196,8 @@ impl<T: Clone + PartialEq> Retain<T> {
         changed
     }
 
-    /// A watch says that the object of this uid was deleted, at `version`. Whether what is shown changed.
+    /// Applies a watch event that the object with this uid was deleted, at `version`. Returns whether the published
+    /// object changed.
     pub(super) fn deleted(&mut self, key: &ObjectKey, uid: &str, version: u64) -> bool {
         let Some(entry) = self.entries.get_mut(key) else {
             self.entries.insert(key.clone(), Entry { server: Server::Lacks(version), kept: None });
@@ -211,7 +214,8 @@ impl<T: Clone + PartialEq> Retain<T> {
         let had = matches!(entry.server, Server::Has(_));
         entry.server = Server::Lacks(version);
         match &entry.kept {
-            // Of another object it tells that the kept one was replaced before.
+            // A deletion of the same object before the kept version is outdated. One with another uid shows that the
+            // kept object was replaced.
             Some(kept) if version != 0 && version < kept.item.version && !differ(uid, &kept.item.uid) => {
                 false
             }
@@ -236,7 +240,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         }
     }
 
-    /// Ends what was kept long enough; the keys whose shown object changed by that.
+    /// Removes objects whose time to be kept is over. Returns the keys whose published object changed.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<ObjectKey> {
         let due = |key: &&ObjectKey| self.entries[*key].kept.as_ref().is_some_and(|kept| kept.until <= now);
         let due: Vec<ObjectKey> = self.kept.iter().filter(due).cloned().collect();
@@ -259,7 +263,7 @@ impl<T: Clone + PartialEq> Retain<T> {
         changed
     }
 
-    /// Puts what `edit` makes of it in the place of the value, of the version that is shown and of the API server's.
+    /// Replaces the value by the result of `edit`, in the published version and in that of the API server.
     pub(super) fn edit(&mut self, key: &ObjectKey, edit: impl Fn(&T) -> T) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         if let Server::Has(item) = &mut entry.server {
@@ -270,28 +274,28 @@ impl<T: Clone + PartialEq> Retain<T> {
         }
     }
 
-    /// When [`expire`](Self::expire) has something to do next.
+    /// When [`expire`](Self::expire) is due next.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.kept().map(|(_, until)| until).min()
     }
 
-    /// What is kept, and until when.
+    /// The kept objects, each with the end of its time.
     pub(super) fn kept(&self) -> impl ExactSizeIterator<Item = (&ObjectKey, Duration)> {
         let until = |key| self.entries[key].kept.as_ref().map_or(Duration::ZERO, |kept| kept.until);
         self.kept.iter().map(move |key| (key, until(key)))
     }
 
-    /// The object to go by.
+    /// The object that is in use.
     pub(super) fn shown(&self, key: &ObjectKey) -> Option<&T> {
         self.entries.get(key).and_then(Entry::shown).map(|item| &item.value)
     }
 
-    /// All objects to go by.
+    /// All objects that are in use.
     pub(super) fn all(&self) -> impl Iterator<Item = (&ObjectKey, &Item<T>)> {
         self.entries.iter().filter_map(|(key, entry)| Some((key, entry.shown()?)))
     }
 
-    /// All objects to go by, and of those that are kept for how long still: what [`load`](Self::load) takes.
+    /// All objects that are in use, with the remaining time of those that are kept: the input of [`load`](Self::load).
     pub(super) fn remaining(&self, now: Duration) -> impl Iterator<Item = (&Item<T>, Option<Duration>)> {
         let left = move |kept: &Kept<T>| kept.until.saturating_sub(now);
         self.entries.values().filter_map(move |entry| Some((entry.shown()?, entry.kept.as_ref().map(left))))
@@ -314,7 +318,7 @@ impl<T: Clone + PartialEq> Retain<T> {
 }
 
 impl<T> Entry<T> {
-    /// Whether the shown object is the last one of the API server.
+    /// Whether the object in use is the current one of the API server.
     fn is_only_there(&self) -> bool {
         self.kept.is_none() && matches!(self.server, Server::Has(_))
     }
@@ -327,7 +331,7 @@ impl<T> Entry<T> {
         }
     }
 
-    /// The shown object, and until when it is kept if it must be kept: no longer than it was already to be kept.
+    /// The object in use, and the end of its time if it must be kept. An earlier end does not change.
     fn into_shown(self, until: Duration) -> (Option<Item<T>>, Duration) {
         match self.kept {
             Some(kept) => (Some(kept.item), kept.until),
@@ -344,7 +348,8 @@ impl<T> Server<T> {
         }
     }
 
-    /// Whether the API server has said something later than this: of the same history, so the uid is no matter.
+    /// Whether the API server has reported a later state than this one. Both are from the same history, so the uid does
+    /// not matter.
     fn is_after(&self, item: &Item<T>) -> bool {
         match self {
             Self::Has(known) => item.version != 0 && item.version < known.version,
@@ -353,12 +358,12 @@ impl<T> Server<T> {
     }
 }
 
-/// Whether it is the same object, as it was earlier.
+/// Whether it is an earlier version of the same object.
 fn is_older<T>(item: &Item<T>, than: &Item<T>) -> bool {
     item.version != 0 && item.version < than.version && !is_another(item, than)
 }
 
-/// Whether it was created again under the name of the other.
+/// Whether it was created again under the name of the other object.
 fn is_another<T>(item: &Item<T>, than: &Item<T>) -> bool {
     differ(&item.uid, &than.uid)
 }
@@ -367,7 +372,8 @@ fn differ(uid: &str, other: &str) -> bool {
     !uid.is_empty() && !other.is_empty() && uid != other
 }
 
-/// Puts `item` in the place of what was shown; an equal value stays the one that it is. Whether it changed.
+/// Replaces the object that was in use by `item`. An equal value keeps its allocation. Returns whether the value
+/// changed.
 fn settle<T: PartialEq>(shown: Option<Item<T>>, item: Item<T>) -> (Item<T>, bool) {
     match shown {
         Some(shown) if shown.value == item.value => (Item { value: shown.value, ..item }, false),

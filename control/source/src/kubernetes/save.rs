@@ -17,35 +17,35 @@ use tokio::sync::oneshot;
 use super::disk::{Contents, Disk};
 use super::tuning::Tuning;
 
-/// See the module.
+/// Saves the objects to disk.
 #[derive(Debug)]
 pub(super) struct Saver {
     disk: Option<Disk>,
     tuning: Tuning,
     started: Instant,
-    /// Since when the disk is behind, and when it was last written.
+    /// When the first unsaved change was made, and when the file was last written.
     unsaved: Option<Instant>,
     saved: Option<Instant>,
     under_way: Option<JoinHandle<io::Result<Saved>>>,
-    /// Why the last save failed, and since when none has succeeded.
+    /// Why the last save failed, and since when no save has succeeded.
     failed: Option<(String, Timestamp)>,
 }
 
-/// How a save ended.
+/// The result of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Saved {
-    /// The file is right.
+    /// The file is up to date.
     Right,
-    /// It was to be noted that it is, and it is not there.
+    /// The file should have been confirmed, but does not exist.
     Missing,
 }
 
-/// Who the thread gives way to.
+/// The priority of the thread.
 enum Haste {
-    /// All others: a file of 100,000 endpoints takes a large part of a second, and where the control plane has one
+    /// The lowest: a file of 100,000 endpoints takes a large part of a second, and if the control plane has only one
     /// CPU, changes would wait for it.
     None,
-    /// Nobody: the process ends, and waits for it.
+    /// Normal: the process is about to end and waits for the thread.
     Last,
 }
 
@@ -54,12 +54,12 @@ impl Saver {
         Self { disk, tuning, started: now, unsaved: None, saved: None, under_way: None, failed: None }
     }
 
-    /// The disk is behind.
+    /// Records that the objects on disk are outdated.
     pub(super) fn changed(&mut self, now: Instant) {
         self.unsaved.get_or_insert(now);
     }
 
-    /// Why the objects on disk are not the newest, since when, and where: for people.
+    /// Why the newest objects are not on disk, since when, and where: for display.
     pub(super) fn trouble(&self) -> Option<String> {
         let (why, since) = self.failed.as_ref()?;
         let since = whole_seconds(*since);
@@ -67,7 +67,7 @@ impl Saver {
         Some(format!("the objects have not been saved to disk since {since}: {path}: {why}"))
     }
 
-    /// Looks how a save that is over has ended. A save that failed leaves its objects to be saved.
+    /// Collects the result of a finished save. After a failure the objects count as unsaved.
     fn look(&mut self, now: Instant) {
         let Some(thread) = self.under_way.take_if(|thread| thread.is_finished()) else { return };
         let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("the save ended early")));
@@ -96,12 +96,12 @@ impl Saver {
         self.failed = Some((why, since));
     }
 
-    /// When there is something to do, while everything is listed. `connected`: whether what is on disk can be
-    /// confirmed.
+    /// When the next save or confirmation is due, once all kinds are listed. `connected` is whether the objects on disk
+    /// can be confirmed.
     pub(super) fn due(&self, connected: bool) -> Option<Instant> {
         self.disk.as_ref()?;
         if self.under_way.is_some() {
-            // Its end is looked for, soon enough to tell of a failure.
+            // The result is checked soon, so that a failure is reported early.
             return Some(Instant::now() + self.tuning.save_settle);
         }
         self.when(connected)
@@ -120,7 +120,7 @@ impl Saver {
         }
     }
 
-    /// Writes what changed if it is due, or notes that what is on disk is still right.
+    /// Saves the changes if a save is due, or confirms that the objects on disk are still current.
     pub(super) fn save(&mut self, connected: bool, now: Instant, contents: impl FnOnce() -> Contents) {
         self.look(now);
         if self.under_way.is_some() {
@@ -142,7 +142,7 @@ impl Saver {
         }
     }
 
-    /// Writes what has not been written, whenever it was to be due; `done` hears of the end of it.
+    /// Saves all unsaved changes at once. Sends `done` at the end.
     pub(super) fn finish(
         &mut self,
         connected: bool,
@@ -151,11 +151,11 @@ impl Saver {
     ) {
         let Some(disk) = self.disk.clone() else { return };
         let before = self.under_way.take();
-        // What is under way may fail: then all of it is written here.
+        // The save in progress may fail. Then everything is written here.
         let is_unsaved = self.unsaved.take().is_some();
         let contents = (is_unsaved || before.is_some()).then(contents);
         let started = in_background(Haste::Last, move || {
-            // A panic there is a reason to write here.
+            // If that thread panicked, everything is written here.
             let is_written = before.is_some_and(|before| matches!(before.join(), Ok(Ok(Saved::Right))));
             let ended = match contents {
                 Some(contents) if is_unsaved || !is_written => written(&disk, &contents),
@@ -165,7 +165,7 @@ impl Saver {
             if let Err(error) = &ended {
                 tracing::warn!(path = %disk.path().display(), %error, "cannot save the objects to disk");
             }
-            // Whoever asked may have gone.
+            // The caller may no longer be waiting.
             let _ = done.send(());
             ended
         });
@@ -194,7 +194,7 @@ fn in_background(
 ) -> io::Result<JoinHandle<io::Result<Saved>>> {
     let run = move || {
         if matches!(haste, Haste::None) {
-            // On Linux this is the thread's own.
+            // On Linux this sets the priority of the calling thread only.
             let _ = rustix::process::setpriority_process(None, 19);
         }
         task()

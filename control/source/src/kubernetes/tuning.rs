@@ -2,41 +2,42 @@
 
 use std::time::Duration;
 
-/// See the module.
+/// The times and limits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tuning {
-    /// Longest wait for an answer to begin, and in a list for its next piece.
+    /// The maximum wait for the start of an answer, and in a list for its next part.
     pub(super) answer: Duration,
-    /// A watch in which nothing comes for this long is dead: bookmarks come once a minute.
+    /// A watch without any event for this time is dead: bookmarks arrive once a minute.
     pub(super) silence: Duration,
-    /// The interval of the requests that check whether the API server still answers,
+    /// The interval of the requests that check whether the API server still answers.
     pub(super) pulse: Duration,
-    /// and has this long to answer: after two times this and the pause it is lost, 20 s in all.
+    /// The maximum wait for the answer to such a request. After two of these times and the pause the API server counts
+    /// as lost, 20 s in all.
     pub(super) pulse_answer: Duration,
-    /// The requested duration of watches in seconds: from the first, below the second.
+    /// The requested duration of watches in seconds: at least the first value, and below the second.
     pub(super) watch_seconds: (u64, u64),
-    /// A watch that ends sooner is a failure.
+    /// A watch that ends sooner counts as a failure.
     pub(super) watch_min: Duration,
-    /// Pause after a first failure; it doubles up to the second.
+    /// The pause after a first failure, which doubles up to `backoff_max`.
     pub(super) backoff_first: Duration,
     pub(super) backoff_max: Duration,
-    /// No `Retry-After` is obeyed for longer.
+    /// The longest `Retry-After` that is respected.
     pub(super) retry_after_max: Duration,
     /// A watch that was interrupted for longer does not resume: everything is listed.
     pub(super) resume_max: Duration,
-    /// A watch that resumes has this long to report what happened to the newest change.
+    /// How long a resumed watch may take to report the newest change.
     pub(super) explanation: Duration,
-    /// EndpointSlices whose endpoints were not kept, and that fit again, are listed no more often than this.
+    /// The minimum interval between two lists of EndpointSlices whose endpoints were not kept and that fit again.
     pub(super) refit: Duration,
-    /// How often a kind that the API server does not have is requested.
+    /// The interval at which a kind that the API server does not have is requested.
     pub(super) absent: Duration,
     /// The objects on disk are used when the API server has not answered for this long, or fails.
     pub(super) boot_wait: Duration,
-    /// The disk is written this long after a change,
+    /// How long after a change the objects are saved.
     pub(super) save_settle: Duration,
-    /// and no more often than this.
+    /// The minimum interval between two saves.
     pub(super) save_interval: Duration,
-    /// Without a change it is noted this often that the objects on disk are still right.
+    /// The interval at which unchanged objects on disk are confirmed.
     pub(super) confirm_interval: Duration,
 }
 

@@ -21,53 +21,53 @@ use super::connect::Connection;
 use super::kinds::Kind;
 use super::object::{Identity, Received, identity, version_number};
 
-/// The number of objects in a page, and in the next attempts if they are too large together. One object is at most
-/// 1.5 MiB at an API server.
+/// The number of objects in a page, and in the pages of further attempts if the objects are too large together. An
+/// object is at most 1.5 MiB on an API server.
 pub(super) const PAGES: [u32; 3] = [500, 50, 5];
-/// Largest page taken: 500 slices of 100 endpoints are a third of it.
+/// The maximum size of a page: 500 slices of 100 endpoints take a third of it.
 const PAGE_BYTES_MAX: usize = if cfg!(test) { 1 << 20 } else { 96 << 20 };
-/// Largest event taken; etcd takes no object above 1.5 MiB.
+/// The maximum size of an event. etcd accepts no object above 1.5 MiB.
 const EVENT_BYTES_MAX: usize = 64 << 20;
-/// Of an error's body, this much is read.
+/// The maximum number of bytes of an error's body that are read.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 const JSON: &str = "application/json";
-/// Of objects of which only the metadata matters. Nothing else is taken: the rest of a Pod is not for a gateway to see.
-/// API servers know this since Kubernetes 1.15.
+/// The accepted types for kinds of which only the metadata is needed. No other type is accepted, since a gateway must
+/// not see the rest of a Pod. API servers support this since Kubernetes 1.15.
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 const METADATA_EVENT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
-/// Why a request did not give what it should.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
-    /// No client: kubeconfig or credentials.
+    /// There is no client, because of the kubeconfig or the credentials.
     #[error("{0}")]
     Connect(String),
-    /// The API server refused, with an HTTP status or in the watch.
+    /// The API server refused the request, with an HTTP status or in the watch.
     #[error("the API server answers {code}: {message}")]
     Refused { code: u16, message: String, retry_after: Option<Duration> },
-    /// Nothing came for this long.
+    /// Nothing was received for this time.
     #[error("the API server is silent for {0:?}")]
     Silent(Duration),
-    /// It does not answer on the connection of a watch, which may never hear of it.
+    /// The API server does not answer on the connection of a watch, which may never notice that.
     #[error("the API server stopped answering")]
     Dead,
-    /// The answer is larger than is taken.
+    /// The answer exceeds the limit.
     #[error("the answer is larger than {0} bytes")]
     TooLarge(usize),
-    /// TCP, TLS or HTTP failed, or the answer was cut.
+    /// TCP, TLS or HTTP failed, or the answer was truncated.
     #[error("{0}")]
     Broken(String),
-    /// The answer is not what the API says.
+    /// The answer does not conform to the API.
     #[error("the answer is not understood: {0}")]
     Garbled(String),
-    /// The watch tells of a time before its beginning.
+    /// The watch reported a version before its start.
     #[error("the API server went back in time: version {now} after {before}")]
     Backwards { before: u64, now: u64 },
-    /// A change that a watch told is not in its history, whatever its version is.
+    /// The history does not contain a change that a watch reported, whatever its version is.
     #[error("the API server went back in time: it lacks version {version} of {key}")]
     Forgotten { key: String, version: u64 },
-    /// Another history altogether: its versions say nothing about ours.
+    /// The API server has the history of another cluster, so versions cannot be compared.
     #[error("the API server belongs to another cluster than before")]
     OtherCluster,
 }
@@ -78,22 +78,22 @@ impl Fault {
         matches!(self, Self::Refused { code: 410, .. }) || self.is_other_history()
     }
 
-    /// Whether objects that the API server lacks may not have been deleted.
+    /// Whether objects that are missing on the API server may not have been deleted.
     pub(super) fn is_other_history(&self) -> bool {
         matches!(self, Self::Backwards { .. } | Self::Forgotten { .. } | Self::OtherCluster)
     }
 
-    /// The API server does not let us read it.
+    /// Whether the API server does not allow the gateway to read the kind.
     pub(super) fn is_forbidden(&self) -> bool {
         matches!(self, Self::Refused { code: 403 | 406, .. })
     }
 
-    /// The API server does not have the kind, and need not: a list tells whether it is so.
+    /// Whether the API server does not have the kind, which is optional. A list confirms that.
     pub(super) fn is_absence(&self, kind: &Kind) -> bool {
         kind.optional && matches!(self, Self::Refused { code: 404, .. })
     }
 
-    /// Says what is lacking where a kind is not there that every API server of today has.
+    /// Names the missing kind, if it is one that every current API server has.
     pub(super) fn of_old_server(self, kind: &Kind) -> Self {
         match self {
             Self::Refused { code: 404, message, retry_after } if !kind.optional => {
@@ -121,7 +121,8 @@ pub(super) async fn version(connection: &Connection, kind: &Kind, wait: Duration
     Ok(version_number(&list.metadata.resource_version))
 }
 
-/// The same, and the version of one object where the API server has it. A list of one name needs no other rights than
+/// Like [`version`], also with the version of one object if the API server has it. A list restricted to one name needs
+/// the same rights as the list of all.
 /// the list of all.
 pub(super) async fn version_of(
     connection: &Connection,
@@ -176,7 +177,8 @@ pub(super) struct Page {
     pub(super) next: String,
 }
 
-/// Reads one page of all objects of a kind, of `objects_max` of them; `next` is that of the page before.
+/// Reads one page of the objects of a kind, with at most `objects_max` of them. `next` is the token of the previous
+/// page.
 pub(super) async fn list(
     connection: &Connection,
     kind: &'static Kind,
@@ -191,7 +193,7 @@ pub(super) async fn list(
     let accept = if kind.only.is_some() { METADATA_LIST } else { JSON };
     let mut response = send(connection, uri(kind, &query), accept, wait).await?;
     let text = body(&mut response, PAGE_BYTES_MAX, wait).await?;
-    // A page may take a tenth of a second: not on a thread that others wait for.
+    // Parsing a page may take a tenth of a second, so it must not run on a thread that other tasks wait for.
     let parsed = tokio::task::spawn_blocking(move || parse_page(kind, &text)).await;
     parsed.map_err(|e| Fault::Broken(e.to_string()))?
 }
@@ -226,18 +228,18 @@ impl WatchEvent {
     }
 }
 
-/// A watch under way.
+/// A watch that is connected.
 pub(super) struct Watch {
     kind: &'static Kind,
     response: Response<Body>,
     buffer: Vec<u8>,
-    /// Of `buffer`, what was told, and what after that is known to hold no line end.
+    /// The positions in `buffer` up to which events were returned, and up to which no further line end was found.
     told: usize,
     searched: usize,
 }
 
 impl Watch {
-    /// Begins to watch after `version`, for `seconds` at most if the API server minds that.
+    /// Starts to watch after `version`, for at most `seconds` if the API server respects that.
     pub(super) async fn open(
         connection: &Connection,
         kind: &'static Kind,
@@ -256,8 +258,8 @@ impl Watch {
         Ok(Self { kind, response, buffer: Vec::new(), told: 0, searched: 0 })
     }
 
-    /// The next event; `None` if the API server ended the watch normally. An event that was cut is sent again in the
-    /// next watch.
+    /// The next event; `None` if the API server ended the watch normally. A truncated event is sent again in the next
+    /// watch.
     pub(super) async fn next(&mut self, silence: Duration) -> Result<Option<WatchEvent>, Fault> {
         loop {
             if let Some(at) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') {
@@ -284,12 +286,12 @@ impl Watch {
     }
 }
 
-/// Of the objects of a kind.
+/// The URI of the objects of a kind.
 fn uri(kind: &Kind, query: &[(&str, String)]) -> String {
     uri_in(kind, "", query)
 }
 
-/// Of the objects of a kind in a namespace; all where it is empty.
+/// The URI of the objects of a kind in a namespace, or in all namespaces if it is empty.
 fn uri_in(kind: &Kind, namespace: &str, query: &[(&str, String)]) -> String {
     let selector = ("labelSelector", kind.labels.to_owned());
     let selector = Some(&selector).filter(|(_, labels)| !labels.is_empty());
@@ -325,7 +327,7 @@ async fn send(
     Err(refusal(status, header, serde_json::from_slice(&text).unwrap_or_default()))
 }
 
-/// A whole body.
+/// Reads a complete body.
 async fn body(response: &mut Response<Body>, bytes_max: usize, wait: Duration) -> Result<Vec<u8>, Fault> {
     let mut text = Vec::new();
     while let Some(bytes) = frame(response, wait).await? {
@@ -337,14 +339,14 @@ async fn body(response: &mut Response<Body>, bytes_max: usize, wait: Duration) -
     Ok(text)
 }
 
-/// The next piece of a body.
+/// The next part of a body.
 async fn frame(response: &mut Response<Body>, wait: Duration) -> Result<Option<Bytes>, Fault> {
     loop {
         let frame = timeout(wait, response.body_mut().frame()).await.map_err(|_| Fault::Silent(wait))?;
         match frame {
             None => return Ok(None),
             Some(Err(error)) => return Err(Fault::Broken(causes(&error))),
-            // Trailers say nothing.
+            // Trailers are ignored.
             Some(Ok(frame)) => {
                 if let Ok(bytes) = frame.into_data() {
                     return Ok(Some(bytes));
@@ -354,7 +356,7 @@ async fn frame(response: &mut Response<Body>, wait: Duration) -> Result<Option<B
     }
 }
 
-/// `meta/v1` Status, as far as it matters.
+/// The relevant part of a `meta/v1` Status.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
@@ -405,7 +407,7 @@ fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>, Fault> {
     }
     let event: Event = serde_json::from_slice(line).map_err(|e| Fault::Garbled(e.to_string()))?;
     match &*event.r#type {
-        // As if it were gone: it was there before this change, or never.
+        // Treated as deleted: the object passed the filter before this change, or never did.
         "ADDED" | "MODIFIED" if kind.only.is_some_and(|only| !only(&event.object)) => {
             Ok(sound(identity(kind, &event.object)).map(WatchEvent::Deleted))
         }
@@ -425,12 +427,13 @@ fn parse_event(kind: &Kind, line: &[u8]) -> Result<Option<WatchEvent>, Fault> {
             let http = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             Err(refusal(http, None, status))
         }
-        // Of a later API.
+        // An event type of a later API.
         _ => Ok(None),
     }
 }
 
-/// An object without a name is of no use, and costs no other object. No API server has such; what stands between may.
+/// Ignores an object without a name, so that it does not affect the others. No API server has one, but an intermediary
+/// may send one.
 fn sound<T>(object: Result<T, String>) -> Option<T> {
     object.inspect_err(|why| tracing::warn!(reason = why, "ignoring an object that the API server sent")).ok()
 }
@@ -440,7 +443,7 @@ fn parse_page(kind: &'static Kind, text: &[u8]) -> Result<Page, Fault> {
     PageOf(kind).deserialize(&mut deserializer).map_err(|e| Fault::Garbled(e.to_string()))
 }
 
-/// Reads a `List`, its items one by one.
+/// Decodes a `List`, one item at a time.
 struct PageOf(&'static Kind);
 
 impl<'de> DeserializeSeed<'de> for PageOf {

@@ -17,14 +17,15 @@ use super::meta;
 use super::object::Object;
 use super::service::PROTOCOLS;
 
-/// What an API server takes of a slice (discovery.k8s.io validation).
+/// The limits that an API server applies to a slice (discovery.k8s.io validation).
 const ENDPOINTS_MAX: usize = 1_000;
 const PORTS_MAX: usize = 20_000;
 const ADDRESSES_MAX: usize = 100;
-/// Zone hints, and node hints, of an endpoint.
+/// The maximum number of zone hints, and of node hints, of an endpoint.
 const HINTS_MAX: usize = 8;
 
-/// Labels of slices that no proxy serves: of a headless Service, or of one that another proxy has.
+/// Labels of slices that the gateway does not serve: those of a headless Service, or of a Service that belongs to
+/// another proxy.
 const NOT_FOR_PROXIES: [&str; 2] =
     ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"];
 
@@ -32,7 +33,7 @@ pub(super) fn read_slice(object: &Fields<'_>, meta: Metadata) -> Option<Object> 
     let types = [("IPv4", AddressType::V4), ("IPv6", AddressType::V6), ("FQDN", AddressType::Fqdn)];
     let address_type = object.required("addressType", "IPv4, IPv6, FQDN").and_then(|f| f.one_of(&types));
     let address_type = address_type.unwrap_or(AddressType::Unknown);
-    // Watches leave these out (docs/kubernetes.md, section 2); in a file nobody but us can.
+    // Watches filter these out (docs/kubernetes.md, section 2). In a file, they must be filtered here.
     if NOT_FOR_PROXIES.iter().any(|label| meta.labels.contains_key(*label)) {
         object.allow(&["ports", "endpoints"]);
         return None;
@@ -69,7 +70,7 @@ fn belongs_to_a_service(object: &Fields<'_>, meta: &Metadata) {
     document.sheet.warning(at, what, accepted);
 }
 
-/// The items of a list that an API server limits; of a stored one all are taken.
+/// The items of a list that an API server limits. For a stored list, all items are used.
 fn limited<'a>(of: &Fields<'a>, key: &'static str, max: usize) -> Vec<Field<'a>> {
     let Some(field) = of.get(key) else { return Vec::new() };
     let items = field.list();
@@ -90,7 +91,7 @@ fn endpoint(item: &Field<'_>, address_type: AddressType, namespace: &str) -> Opt
         list.error(format_args!("{} addresses", addresses.len()), format!("1 to {ADDRESSES_MAX} addresses"));
     }
     if is_stored {
-        // The others never count, whatever they are.
+        // The other addresses are never used, so they are not checked.
         addresses.truncate(1);
     }
     let parsed: Vec<Option<IpAddr>> = addresses.iter().map(|f| address(f, address_type)).collect();
@@ -136,7 +137,7 @@ fn address(field: &Field<'_>, address_type: AddressType) -> Option<IpAddr> {
             field.string();
             return None;
         }
-        // Its fault is told; nothing is held against its addresses.
+        // The fault of the type is reported. The addresses are not checked.
         AddressType::Unknown => return None,
     };
     let ip = field.ip_or(accepted)?;

@@ -3,7 +3,7 @@
 use tidegate_model::objects::{Labels, Metadata, ObjectKey};
 use tidegate_model::yaml::{Field, Fields, Unknown, text};
 
-/// Whether a kind lives in namespaces, and how its objects may be called.
+/// Whether a kind is namespaced, and the rule for the names of its objects.
 #[derive(Debug)]
 pub(super) struct Scope {
     namespaced: bool,
@@ -25,12 +25,12 @@ pub(super) const CLUSTER: Scope =
 pub(super) const NAMESPACE: Scope =
     Scope { namespaced: false, name: text::is_rfc1123_label, accepted: RFC1123_LABEL };
 
-/// Reads `metadata`. If the name is invalid, the sheet has an error and the result is a placeholder, so that the
-/// faults of the rest are found as well. The default of the namespace is `default`; the default of the uid is derived
-/// from kind, namespace and name, so that it is the same in every run.
+/// Reads `metadata`. If the name is invalid, the sheet has an error and the result is a placeholder, so that the faults
+/// of the rest are found as well. The default namespace is `default`. The default uid is derived from kind, namespace
+/// and name, so that it is the same in every run.
 ///
-/// Of a stored object name and namespace are taken as they are, and it is being deleted where `deletionTimestamp`
-/// says anything at all.
+/// For a stored object, name and namespace are not checked, and it counts as being deleted if `deletionTimestamp` has
+/// any value.
 pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
     let stand_in = || Metadata::new(ObjectKey::new("", ""));
     let is_stored = object.itself().sheet.is_stored();
@@ -57,12 +57,12 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
     let creation_time = fields.get("creationTimestamp").and_then(|f| f.time());
     let deletion_time = fields.get("deletionTimestamp").and_then(|f| {
         let time = f.time();
-        // A time that is not understood must not keep a deletion from being seen.
+        // An invalid time must not hide a deletion.
         if is_stored { time.or(Some(jiff::Timestamp::UNIX_EPOCH)) } else { time }
     });
     let labels = fields.get("labels").map(|f| labels(&f)).unwrap_or_default();
     let mut annotations = fields.get("annotations").map(|f| annotations(&f)).unwrap_or_default();
-    // The whole object again, as somebody applied it: of no use to anybody here.
+    // A copy of the object as it was applied, which is not needed here.
     annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
     fields.allow(&[
         "generateName",
@@ -83,7 +83,7 @@ pub(super) fn read(object: &Fields<'_>, kind: &str, scope: &Scope) -> Metadata {
     Metadata { key, uid, creation_time, deletion_time, labels, annotations, faults: Vec::new(), origin }
 }
 
-/// Labels: keys and values by their rules; those of a stored object are taken as they are.
+/// Labels, with keys and values checked by their rules; those of a stored object are not checked.
 pub(super) fn labels(field: &Field<'_>) -> Labels {
     let labels = keyed(field, text::is_qualified_name);
     for (key, value) in &labels {
@@ -99,12 +99,12 @@ pub(super) fn labels(field: &Field<'_>) -> Labels {
     labels
 }
 
-/// Annotations. Their keys are lower-cased before they are checked: a prefix may have capitals, unlike a label's.
+/// Annotations. Their keys are lower-cased before the check: unlike a label's, their prefix may have capitals.
 fn annotations(field: &Field<'_>) -> Labels {
     keyed(field, |key| text::is_qualified_name(&key.to_lowercase()))
 }
 
-/// Text by keys that pass a check.
+/// A map of texts whose keys pass a check.
 fn keyed(field: &Field<'_>, check: fn(&str) -> bool) -> Labels {
     let labels = field.labels();
     for key in labels.keys().filter(|key| !field.sheet.is_stored() && !check(key)) {
@@ -119,7 +119,7 @@ fn error_at(field: &Field<'_>, key: &str, what: &str, accepted: &str) {
     field.sheet.error(at, format!("{}[{key}]: {what}", field.path), accepted);
 }
 
-/// Whether a field is the empty text, which Kubernetes takes for absent.
+/// Whether a field is the empty text, which Kubernetes treats as absent.
 pub(super) fn is_empty(field: &Field<'_>) -> bool {
     matches!(&field.node.value, tidegate_model::yaml::Value::Scalar(s) if s.text.is_empty())
 }

@@ -31,7 +31,7 @@ pub(crate) use object::Object;
 
 type Read = fn(&Fields<'_>, Metadata) -> Option<Object>;
 
-/// (kind, apiVersion, rule for its name, how to read it)
+/// (kind, apiVersion, rule for its name, function that reads it)
 const KINDS: [(&str, &str, meta::Scope, Read); 7] = [
     ("Service", "v1", meta::SERVICE, service::read),
     ("EndpointSlice", "discovery.k8s.io/v1", meta::NAMESPACED, endpoints::read_slice),
@@ -42,25 +42,26 @@ const KINDS: [(&str, &str, meta::Scope, Read); 7] = [
     ("AddressPool", tidegate_model::config::API_VERSION, meta::CLUSTER, pool::read),
 ];
 
-/// What a document holds.
+/// The contents of a document.
 #[derive(Debug, Default)]
 pub(crate) struct Decoded {
-    /// The sound objects.
+    /// The valid objects.
     pub(crate) objects: Vec<Object>,
-    /// Those with an error, as far as they have a name.
+    /// The objects with an error that have a name.
     pub(crate) refused: Vec<RefusedObject>,
 }
 
-/// The objects of a document; faults go to the sheet.
+/// The objects of a document. Faults are added to the sheet.
 pub(crate) fn decode(sheet: &Sheet, document: &Node) -> Decoded {
     let mut decoded = Decoded::default();
     collect(&Field::document(sheet, document), None, &mut decoded);
     decoded
 }
 
-/// An object of this kind that an API server has stored, called `name` in messages; `None` if the gateway does not
-/// read it. Its invalid parts are in its [`Metadata::faults`] (an AddressPool's in [`AddressPool::faults`]), for the
-/// code that reports them; the report has faults that would be reported nowhere else.
+/// Decodes an object of this kind that an API server has stored. `name` is its name in messages. `None` if the gateway
+/// does not read it. Its invalid parts are in its [`Metadata::faults`] (those of an AddressPool in
+/// [`AddressPool::faults`]), for the code that reports them. The report has the faults that would not be reported
+/// otherwise.
 pub(crate) fn decode_stored(
     object: &Node,
     kind: &str,
@@ -84,7 +85,8 @@ fn group_of(api_version: &str) -> &str {
     api_version.rsplit_once('/').map_or("", |(group, _)| group)
 }
 
-/// A kind that the gateway has no use for, or one of its own that is misspelt: nearly the name, and the same group.
+/// Reports a kind that the gateway does not use, or one of its own kinds that is misspelt: a similar name in the same
+/// group.
 fn not_read(document: &Field<'_>, kind: &str, group: Option<&str>) {
     let names = KINDS.map(|k| k.0);
     let near = text::nearest(kind, &names).into_iter().find(|name| {
@@ -120,7 +122,7 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
     if let Some(of) = list_of {
         fields.allow(&["apiVersion", "metadata"]);
         for item in fields.items("items") {
-            // A path inside of a list is that of the item, as if it stood alone.
+            // A path within an item of a list is relative to the item.
             let item = Field { path: String::new(), ..item };
             collect(&item, (!of.is_empty()).then_some(of), decoded);
         }
@@ -132,7 +134,7 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
         not_read(document, kind, group);
         return;
     };
-    // Others have kinds of the same name: a Service of serving.knative.dev is none of ours.
+    // Other groups have kinds of the same name: a Service of serving.knative.dev is ignored.
     if let Some(group) = group
         && !KINDS.iter().any(|(_, version, ..)| group_of(version) == group)
     {
@@ -155,7 +157,7 @@ fn collect(document: &Field<'_>, assumed: Option<&str>, decoded: &mut Decoded) {
         faults: Vec::new(),
     };
     let object = read(&fields, meta);
-    // Of Pods and Nodes little is read: what else they have is no fault.
+    // Few fields of Pods and Nodes are read; other fields are not a fault.
     let open = matches!(kind, "Pod" | "Node" | "Namespace");
     fields.finish(if open { Unknown::Ignored } else { Unknown::Warned });
     let faults = sheet.errors_since(errors_before);

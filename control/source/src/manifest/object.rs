@@ -1,4 +1,4 @@
-//! [`Object`]: any object that the gateway reads, with what of it cannot be used.
+//! [`Object`]: any object that the gateway reads, with the parts of it that cannot be used.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tidegate_model::objects::{
 
 use crate::RefusedObject;
 
-/// An object of a kind that the gateway reads; shared, so that putting files together copies none.
+/// An object of a kind that the gateway reads. It is shared, so that combining files copies no object.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Object {
     Service(Arc<Service>),
@@ -64,14 +64,14 @@ fn told(report: &Report, name: &str) -> Vec<Diagnostic> {
 }
 
 impl Object {
-    /// The same object as one that is refused.
+    /// The object as a refused one.
     pub(crate) fn refuse(&self, why: Diagnostic) -> RefusedObject {
         let (kind, meta) = (self.kind(), self.meta());
         let service = service_of(kind, meta);
         RefusedObject { kind, key: meta.key.clone(), service, faults: vec![why] }
     }
 
-    /// The object with its faults, and the faults that must be reported in another way.
+    /// The object with its faults, and the faults that must be reported separately.
     pub(super) fn with_faults(mut self, report: Report) -> (Option<Self>, Report) {
         if report.is_empty() {
             return (Some(self), report);
@@ -87,7 +87,7 @@ impl Object {
                 Arc::get_mut(node).expect(NEW).meta.faults = all;
                 Report::new()
             }
-            // Its Service tells of it.
+            // They are reported with its Service.
             Self::EndpointSlice(slice) if slice.service().is_some() => {
                 Arc::get_mut(slice).expect(NEW).meta.faults = all;
                 Report::new()
@@ -102,7 +102,7 @@ impl Object {
     }
 }
 
-/// The Service that an object of this kind is, or that its endpoints are for.
+/// The Service itself, or the Service of the endpoints of an object of this kind.
 pub(super) fn service_of(kind: &str, meta: &Metadata) -> Option<ObjectKey> {
     match kind {
         "Service" | "Endpoints" => Some(meta.key.clone()),

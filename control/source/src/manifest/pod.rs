@@ -22,7 +22,7 @@ pub(super) fn read(object: &Fields<'_>, meta: Metadata) -> Option<Object> {
         }
         for container in spec.items("initContainers") {
             let Some(container) = container.fields() else { continue };
-            // Of init containers only those that go on running serve anything (sidecars).
+            // Of init containers, only those that continue to run can serve (sidecars).
             if container.get("restartPolicy").and_then(|f| f.string()) == Some("Always") {
                 container_ports(&container, &mut pod.container_ports);
             }

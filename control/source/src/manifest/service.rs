@@ -1,6 +1,6 @@
 //! `Service`: defaults and validation of core/v1 (`docs/kubernetes.md`, sections 1 and 3).
 //!
-//! Each fault is reported with its place. The returned object is right for a stored object, which is used without the
+//! Each fault is reported with its place. The returned object is correct for a stored object, which is used without the
 //! field, the port or the address that has the fault. For an object of a file with a fault, the caller refuses the
 //! object.
 
@@ -52,7 +52,7 @@ fn read_spec(object: &Fields<'_>, spec: &Fields<'_>, service: &mut Service) {
     service.service_type = match spec.get("type") {
         Some(field) => field.one_of(&types).unwrap_or(match is_stored {
             true => ServiceType::ClusterIp,
-            // Stands in for a faulty one because it allows most, so that only real faults follow.
+            // Replaces an invalid type, because it allows the most fields, so that only real faults follow.
             false => ServiceType::LoadBalancer,
         }),
         None => ServiceType::ClusterIp,
@@ -65,7 +65,7 @@ fn read_spec(object: &Fields<'_>, spec: &Fields<'_>, service: &mut Service) {
     policies(spec, service);
     let published = spec.get("publishNotReadyAddresses").and_then(|f| f.boolean());
     service.publish_not_ready_addresses = published.unwrap_or(false);
-    // Whoever writes the slices goes by it, and says in their hints what it comes to.
+    // The controller that writes the slices evaluates this field, and puts the result into their hints.
     if let Some(field) = spec.get("trafficDistribution").filter(|_| !is_stored) {
         field.one_of(&TRAFFIC_DISTRIBUTIONS);
     }
@@ -224,7 +224,7 @@ fn ports(spec: &Fields<'_>, service: &Service) -> Vec<ServicePort> {
         });
         fields.finish(Unknown::Warned);
         let (Some(port), Some(protocol)) = (port, protocol) else { continue };
-        // Of two that cannot be told apart the first one stays.
+        // If two ports have the same identity, the first one is used.
         if !is_another {
             continue;
         }
@@ -235,7 +235,7 @@ fn ports(spec: &Fields<'_>, service: &Service) -> Vec<ServicePort> {
     ports
 }
 
-/// A number or the name of a container port; `None` for 0 and the empty text, which an API server takes for `port`.
+/// A number or the name of a container port; `None` for 0 and the empty text, which an API server treats as `port`.
 fn target_port(field: &Field<'_>) -> Option<TargetPort> {
     match &field.node.value {
         Value::Scalar(s) if s.text.is_empty() => None,
@@ -248,12 +248,12 @@ fn target_port(field: &Field<'_>) -> Option<TargetPort> {
     }
 }
 
-/// A port where 0 means none.
+/// A port for which 0 means none.
 fn optional_port(field: &Field<'_>) -> Option<Port> {
     field.integer(0..=65535).and_then(|n| u16::try_from(n).ok()).and_then(Port::new)
 }
 
-/// What only Services of type LoadBalancer may have, and their source ranges.
+/// The fields that only Services of type LoadBalancer may have, and their source ranges.
 fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) {
     let is_load_balancer = service.service_type == ServiceType::LoadBalancer;
     let only = |field: &Field<'_>| {
@@ -269,7 +269,7 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
         let is_stored = field.sheet.is_stored();
         let check = |class: &str| is_stored || text::is_qualified_name(class);
         let class = field.string_where(check, "a name such as tidegate.dev/gateway");
-        // A class that cannot be read is not ours, and not the lack of one either.
+        // A class that cannot be read differs from ours, and does not count as absent either.
         let class = if is_stored { Some(class.unwrap_or_default()) } else { class };
         service.load_balancer_class = class.map(str::to_owned);
     }
@@ -289,12 +289,12 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
         is_whole &= range.is_some();
         ranges.extend(range);
     }
-    // The legacy annotation counts only where the field is empty.
+    // The legacy annotation is used only if the field is empty.
     if items.is_empty() && is_load_balancer {
         is_whole = annotated_source_ranges(service, object.itself().sheet, &mut ranges);
     }
     if !is_whole {
-        // What is not understood must not let everybody in: not by an empty list, and not in the other family.
+        // Invalid ranges must not admit all clients, neither through an empty list nor in the other family.
         for nobody in NOBODY {
             if !ranges.iter().any(|range| range.addr().is_ipv4() == nobody.addr().is_ipv4()) {
                 ranges.push(nobody);
@@ -304,13 +304,13 @@ fn load_balancer(spec: &Fields<'_>, service: &mut Service, object: &Fields<'_>) 
     service.source_ranges = ranges;
 }
 
-/// Source ranges that admit no client: an address that no packet can have as its source, one of each family.
+/// Source ranges that admit no client: one of each family, with an address that no packet can have as its source.
 const NOBODY: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128)),
 ];
 
-/// Reads the ranges of the legacy annotation. Whether all of them are understood.
+/// Reads the ranges of the legacy annotation. Returns whether all of them are valid.
 fn annotated_source_ranges(service: &Service, sheet: &Sheet, ranges: &mut Vec<IpNet>) -> bool {
     let list = service.meta.annotations.get(SOURCE_RANGES_ANNOTATION);
     let Some(list) = list.filter(|l| !l.trim().is_empty()) else { return true };
@@ -331,7 +331,7 @@ fn annotated_source_ranges(service: &Service, sheet: &Sheet, ranges: &mut Vec<Ip
     is_whole
 }
 
-/// A CIDR with white space around it; bits after the prefix do not count.
+/// A CIDR, possibly surrounded by white space. Bits after the prefix are ignored.
 fn source_range(sheet: &Sheet, written: &str) -> Option<IpNet> {
     let written = written.trim();
     let net = if sheet.is_stored() { text::stored_cidr(written) } else { text::cidr(written) };

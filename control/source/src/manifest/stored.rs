@@ -1,7 +1,7 @@
 //! The fields of a Service that controllers write: finalizers, `status`, and their owner by `metadata.managedFields`.
 //!
-//! Nobody writes these by hand, but a manifest that was read from a cluster has them. So only a wrong type is an
-//! error here, and there are no defaults.
+//! These fields are not written by hand, but a manifest that was read from a cluster has them. So only a wrong type is
+//! an error here, and there are no defaults.
 
 use std::net::IpAddr;
 
@@ -37,7 +37,7 @@ pub(super) fn read(object: &Fields<'_>, service: &mut Service) {
     service.ingress_ips = ips;
 }
 
-/// `conditions` of a status.
+/// The `conditions` of a status.
 pub(super) fn conditions(status: &Fields<'_>) -> Vec<Condition> {
     status.items("conditions").iter().filter_map(condition).collect()
 }

@@ -18,11 +18,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::Deserialize;
 use serde_json::json;
 
-/// Versions of what goes in and comes out; v1alpha1 went with Kubernetes 1.24.
+/// Accepted versions of the ExecCredential. v1alpha1 was removed in Kubernetes 1.24.
 const VERSIONS: [&str; 2] = ["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"];
-/// Longest wait for a plugin.
+/// The maximum wait for a plugin.
 pub(super) const PLUGIN_MAX: Duration = Duration::from_secs(20);
-/// No ExecCredential is larger.
+/// The maximum size of an ExecCredential.
 const OUTPUT_BYTES_MAX: u64 = 1024 * 1024;
 /// The maximum length of its error message in reports, in characters.
 const WORDS_MAX: usize = 300;
@@ -34,14 +34,14 @@ pub(super) struct Credentials {
     pub(super) token: Option<String>,
     /// Client certificate and its key, PEM.
     pub(super) certificate: Option<(String, String)>,
-    /// Until when; for ever without.
+    /// When they expire; `None` if never.
     pub(super) expires: Option<Timestamp>,
 }
 
 /// Runs the plugin of a user.
 ///
 /// # Errors
-/// What of its configuration cannot be served, or what it did wrong.
+/// An unsupported part of the configuration, or a fault of the plugin.
 pub(super) fn run(exec: &ExecConfig, limit: Duration) -> Result<Credentials, String> {
     let command = exec.command.as_deref().filter(|command| !command.is_empty());
     let command = command.ok_or("exec plugin: command is missing; accepted: a program")?;
@@ -62,9 +62,9 @@ pub(super) fn run(exec: &ExecConfig, limit: Duration) -> Result<Credentials, Str
         fault(format!("it cannot be started: {error}{}", hint.unwrap_or_default()))
     })?;
     let ended = wait(&mut child, limit);
-    // What it started ends with it, and it itself where it took too long.
+    // All programs that it started are ended with it, and so is the plugin itself if it took too long.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // Usually there is nobody left.
+        // Usually no process is left.
         let _ = kill_process_group(group, Signal::KILL);
     }
     let _ = child.wait();
@@ -87,7 +87,8 @@ fn prepared(exec: &ExecConfig, command: &str, version: &str) -> Command {
     prepared.envs(pairs.filter_map(|pair| Some((pair.get("name")?, pair.get("value")?))));
     prepared.env("KUBERNETES_EXEC_INFO", info.to_string());
     prepared.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own: it is ended with all that it started, and hears no Ctrl-C that is meant for us.
+    // A separate process group, so that the plugin can be ended with all programs that it started, and does not receive
+    // a Ctrl-C that is meant for the gateway.
     prepared.process_group(0);
     prepared
 }
@@ -111,14 +112,14 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Ended, String> {
         return Err(late());
     }
     let status = child.wait().map_err(|error| error.to_string())?;
-    // Somebody that it started may hold its streams for longer than it lived.
+    // A program that the plugin started may hold its streams open after the plugin has ended.
     let rest = |stream: std::sync::mpsc::Receiver<Vec<u8>>| {
         stream.recv_timeout(until.saturating_duration_since(Instant::now())).map_err(|_| late())
     };
     Ok(Ended { status, output: rest(output)?, words: rest(words)? })
 }
 
-/// Whether the process ends before a time.
+/// Whether the process ends before a given time.
 fn ends(child: &Child, until: Instant) -> Result<bool, String> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or("it has no pid")?;
     let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| error.to_string())?;
@@ -137,21 +138,21 @@ fn ends(child: &Child, until: Instant) -> Result<bool, String> {
     }
 }
 
-/// Reads a stream on a thread of its own, which ends with the stream: a plugin must not wait for a full pipe.
+/// Reads a stream on a separate thread, which ends with the stream, so that a plugin never waits for a full pipe.
 fn reader(stream: impl Read + Send + 'static) -> std::io::Result<std::sync::mpsc::Receiver<Vec<u8>>> {
     let (done, read) = std::sync::mpsc::channel();
     let body = move || {
         let mut bytes = Vec::new();
-        // A stream that breaks ends there.
+        // If the stream breaks, the bytes read so far are used.
         let _ = stream.take(OUTPUT_BYTES_MAX).read_to_end(&mut bytes);
-        // Whoever waited may have given up.
+        // The caller may no longer be waiting.
         let _ = done.send(bytes);
     };
     std::thread::Builder::new().name("tg-exec".to_owned()).spawn(body)?;
     Ok(read)
 }
 
-/// The last line that says something, cut.
+/// The last line that is not empty, shortened.
 fn last_line(words: &[u8]) -> String {
     let words = String::from_utf8_lossy(words);
     let last = words.lines().map(str::trim).rfind(|line| !line.is_empty());
@@ -179,7 +180,7 @@ fn read(output: &[u8], version: &str) -> Result<Credentials, String> {
         client_key_data: Option<String>,
         expiration_timestamp: Option<Timestamp>,
     }
-    // Where and what serde says, but nothing of the text.
+    // The position and the error of serde, without any of the text.
     let read: ExecCredential = serde_json::from_slice(output).map_err(|error| {
         format!("it printed no ExecCredential (line {}, column {})", error.line(), error.column())
     })?;
@@ -214,7 +215,7 @@ fn read(output: &[u8], version: &str) -> Result<Credentials, String> {
 mod tests {
     use super::*;
 
-    /// A plugin that is a line of shell.
+    /// A plugin that is one line of shell.
     fn plugin(script: &str) -> ExecConfig {
         let text = json!({
             "apiVersion": VERSIONS[0], "command": "sh", "args": ["-c", script],
@@ -320,7 +321,7 @@ mod tests {
         assert_eq!(said, "exec plugin sh: it did not exit within 0 s");
         let pid = std::fs::read_to_string(&file).expect("it got as far");
         let stat = format!("/proc/{}/stat", pid.trim());
-        // Gone, or a zombie until its new parent looks.
+        // The process is gone, or a zombie until its new parent collects it.
         let alive = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
         let bound = Instant::now() + Duration::from_secs(5);
         while alive() {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hyper::Uri;
 
-/// An API server is looked for again after this long, and for this long at most.
+/// The interval at which an API server is resolved again, and the maximum time for that.
 const FIND_AGAIN: Duration = Duration::from_secs(60);
 const FIND_MAX: Duration = Duration::from_secs(2);
 
@@ -25,24 +25,24 @@ pub(super) fn host_of(server: &Uri) -> Option<Host> {
     Some((server.host()?.trim_matches(['[', ']']).to_owned(), port))
 }
 
-/// See the module.
+/// The last known addresses of API servers.
 #[derive(Debug, Default)]
 pub(super) struct Found(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     addresses: Arc<BTreeSet<IpAddr>>,
-    /// For which host, and when it was looked for.
+    /// The host that was resolved, and when.
     host: Option<(Host, Instant)>,
 }
 
 impl Found {
-    /// The addresses found last. Loopback addresses are left out, because no Service can have them.
+    /// The addresses that were found last. Loopback addresses are left out, because no Service can have them.
     pub(super) fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
         Arc::clone(&self.state().addresses)
     }
 
-    /// Looks for the API server, unless that was done a moment ago.
+    /// Resolves the API server's host, unless that was done recently.
     pub(super) async fn look(&self, host: Host) {
         let now = Instant::now();
         {

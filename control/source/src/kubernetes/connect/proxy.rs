@@ -27,9 +27,9 @@ use tower::Service;
 use super::super::causes::causes;
 use super::found::host_of;
 
-/// No answer of a proxy is longer.
+/// The maximum size of a proxy's answer.
 const ANSWER_BYTES_MAX: usize = 8 * 1024;
-/// What is accepted.
+/// The accepted form.
 const PROXY: &str = "http://HOST:PORT, http://USER:PASSWORD@HOST:PORT";
 
 /// A proxy that speaks HTTP.
@@ -42,10 +42,10 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    /// The proxy on the way to an API server, if there is one.
+    /// The proxy for an API server, if there is one.
     ///
     /// # Errors
-    /// One that is named and cannot be used.
+    /// A configured proxy that cannot be used.
     pub(super) fn choose(
         server: &Uri,
         of_cluster: Option<&str>,
@@ -71,7 +71,7 @@ impl Proxy {
 
     fn parse(named: &str) -> Result<Self, String> {
         let refused = |what: &str| Err(format!("{what}; accepted: {PROXY}"));
-        // The environment may leave out the scheme.
+        // The scheme is optional in environment variables.
         let full = if named.contains("://") { named.to_owned() } else { format!("http://{named}") };
         let Ok(uri) = full.parse::<Uri>() else { return refused("is not a URL") };
         match uri.scheme_str() {
@@ -89,9 +89,9 @@ impl Proxy {
     }
 }
 
-/// Whether the API server is reached without the proxy of the environment: loopback, and what `NO_PROXY` lists (`*`,
-/// addresses, CIDRs, domains with all below them, domains with a dot in front for what is below alone; each but the
-/// CIDRs may name a port).
+/// Whether the API server is reached without the proxy of the environment: loopback, and entries of `NO_PROXY` (`*`,
+/// addresses, CIDRs, domains with all of their subdomains, and with a leading dot only the subdomains; all except CIDRs
+/// may include a port).
 fn is_direct(server: &Uri, list: &str) -> bool {
     let (host, port) = host_of(server).unwrap_or_default();
     let host = host.to_lowercase();
@@ -126,7 +126,7 @@ fn is_direct(server: &Uri, list: &str) -> bool {
     })
 }
 
-/// Connects to the API server, through the proxy where there is one.
+/// Connects to the API server, through the proxy if there is one.
 #[derive(Debug, Clone)]
 pub(super) struct Tunnel {
     pub(super) tcp: HttpConnector,
@@ -160,7 +160,7 @@ impl Service<Uri> for Tunnel {
     }
 }
 
-/// Asks the proxy for a tunnel.
+/// Requests a tunnel from the proxy.
 async fn ask(stream: &mut TcpStream, server: &Uri, user: Option<&[u8]>) -> Result<(), String> {
     let (_, port) = host_of(server).unwrap_or_default();
     // An IPv6 address keeps its brackets.
@@ -173,7 +173,7 @@ async fn ask(stream: &mut TcpStream, server: &Uri, user: Option<&[u8]>) -> Resul
     request.push_str("\r\n");
     stream.write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
     let mut answer = Vec::new();
-    // Byte by byte at its end: what follows is the API server's.
+    // The end is read byte by byte: the following bytes belong to the API server.
     while !answer.ends_with(b"\r\n\r\n") {
         if answer.len() >= ANSWER_BYTES_MAX {
             return Err(format!("it answers with more than {ANSWER_BYTES_MAX} bytes"));
