@@ -5,7 +5,7 @@ use super::Failure;
 /// The outcome of one check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether it was good.
+    /// The result of the check.
     pub result: CheckResult,
     /// The weight that the node returned with it.
     pub weight: Option<u16>,
@@ -17,19 +17,19 @@ impl From<CheckResult> for Answer {
     }
 }
 
-/// The three ways in which a check ends.
+/// The three possible results of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckResult {
-    /// As it should be.
+    /// The check succeeded.
     Success,
-    /// The target's fault, or the network's between us.
+    /// The target, or the network towards it, has a fault.
     Failure(Failure),
-    /// The gateway's own fault: says nothing about the target.
+    /// The gateway itself has a fault, so the check says nothing about the target.
     Inconclusive,
 }
 
 impl CheckResult {
-    /// Whether the target itself has said what is wrong, by HTTP.
+    /// Whether the target itself reported the fault, by HTTP.
     pub(crate) fn says_something(self) -> bool {
         matches!(self, Self::Failure(Failure::Status(_) | Failure::NotHttp))
     }

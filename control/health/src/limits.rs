@@ -2,15 +2,15 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Checks under way and checks a second.
+/// Limits on checks in progress and on checks a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Checks by TCP, HTTP and UDP under way at once, each with a socket.
+    /// The maximum number of checks by TCP, HTTP and UDP in progress, each with a socket.
     pub plain_max: usize,
-    /// Checks by TLS under way at once: each costs a handshake of a millisecond, and tens of kilobytes.
+    /// The maximum number of checks by TLS in progress: each costs a handshake of a millisecond, and tens of kilobytes.
     pub tls_max: usize,
-    /// Checks begun a second. Where the intervals of all targets ask for more, all are stretched by the same whole
-    /// number.
+    /// The maximum number of checks begun a second. If the intervals of all targets require more, all intervals are
+    /// multiplied by the same whole number.
     pub per_second_max: u32,
 }
 
@@ -22,8 +22,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The default, within half of the file descriptors that the process may open; first lets it open as many as the
-    /// system allows, up to 65,536.
+    /// The defaults, reduced to half of the file descriptors that the process may open. First raises that limit as far
+    /// as the system allows, up to 65,536.
     #[must_use]
     pub fn of_this_process() -> Self {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -34,7 +34,7 @@ impl Limits {
         Self::default().within(usize::try_from(may_open / 2).unwrap_or(usize::MAX))
     }
 
-    /// These limits, or less so that no more than `descriptors` are taken.
+    /// These limits, reduced so that checks need no more than `descriptors`.
     fn within(self, descriptors: usize) -> Self {
         let tls_max = self.tls_max.min(descriptors / 8).max(1);
         let plain_max = self.plain_max.min(descriptors.saturating_sub(tls_max)).max(1);

@@ -33,14 +33,14 @@ use super::answer::{Answer, CheckResult};
 use super::runner::Prober;
 use super::{Check, Failure, Target};
 
-/// The longest head of an answer that is read; a longer one is not taken for HTTP.
+/// The maximum length of the head of an answer. A longer one does not count as HTTP.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// What servers see in their logs.
+/// The user agent, which appears in the logs of servers.
 const AGENT: &str = concat!("tidegate-health/", env!("CARGO_PKG_VERSION"));
-/// The header by which a node tells how many ready endpoints of the Service it has.
+/// The header with which a node reports the number of ready endpoints of the Service that it has.
 const ENDPOINT_WEIGHT: &str = "x-load-balancing-endpoint-weight";
 
-/// See the module.
+/// Makes the checks over the network.
 #[derive(Debug, Clone)]
 pub struct NetworkProber {
     tls: TlsConfig,
@@ -57,7 +57,7 @@ impl NetworkProber {
         Self { tls: TlsConfig::that_takes_any_certificate(), probes: None }
     }
 
-    /// Checks targets at their VIPs through these probes. Without probes, or if they have no path to a target, the
+    /// Checks targets at their VIPs through these probes. If there are no probes, or they have no path to a target, the
     /// target is checked at its own address.
     #[must_use]
     pub fn through(self, probes: Arc<Probes>) -> Self {
@@ -77,7 +77,7 @@ impl NetworkProber {
             }
             .map(|()| None);
         }
-        // Dropped after the connection, whose end has to reach the backend too.
+        // Dropped after the connection, because the end of the connection must also reach the backend.
         let (stream, _flow) = match way {
             Some((probes, way)) => connect_at_vip(probes, way, address.port()).await?,
             None => (connect(address).await?, None),
@@ -129,7 +129,7 @@ impl Prober for NetworkProber {
     }
 }
 
-/// A check that was not good.
+/// The end of a check that did not succeed.
 #[derive(Debug)]
 struct Fault {
     result: CheckResult,
@@ -137,7 +137,7 @@ struct Fault {
 }
 
 impl Fault {
-    /// Of this host: it says nothing about the target.
+    /// A fault of this host, which says nothing about the target.
     const OURS: Self = Self { result: CheckResult::Inconclusive, weight: None };
 }
 
@@ -156,7 +156,7 @@ impl From<io::Error> for Fault {
 /// A TCP handshake.
 async fn connect(address: SocketAddr) -> Result<TcpStream, Fault> {
     let stream = TcpStream::connect(address).await?;
-    // Closing politely is all that is lost where this is refused.
+    // If this is refused, the connection is only closed in the usual way.
     let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     Ok(stream)
 }
@@ -179,7 +179,7 @@ async fn connect_at_vip(
     Ok((stream, Some(flow)))
 }
 
-/// The routes of the device lead there too; this tells it from that of another gateway on this host.
+/// The routes also lead to this device. Binding distinguishes it from the device of another gateway on this host.
 fn bind_device(probes: &Probes, socket: &impl std::os::fd::AsFd) {
     if let Some(device) = probes.device() {
         let _ = socket2::SockRef::from(socket).bind_device(Some(device.as_bytes()));
@@ -200,19 +200,19 @@ async fn datagram_at_vip(probes: &Probes, way: Way, port: u16) -> Result<(), Fau
     Ok(())
 }
 
-/// An empty datagram; ends with a good result only when one comes back.
+/// Sends an empty datagram. The result is success only if one comes back.
 async fn datagram(address: SocketAddr) -> Result<(), Fault> {
     let any: IpAddr =
         if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).await?;
-    // Connected, so that the kernel tells this socket of ICMP errors.
+    // Connected, so that the kernel reports ICMP errors on this socket.
     socket.connect(address).await?;
     socket.send(&[]).await?;
     socket.recv(&mut [0]).await?;
     Ok(())
 }
 
-/// The head of the answer to a GET.
+/// Sends a GET, and returns the head of the answer.
 async fn get(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     address: SocketAddr,
@@ -229,7 +229,7 @@ async fn get(
     http.max_buf_size(HEAD_BYTES_MAX).title_case_headers(true);
     let (mut sender, connection) = http.handshake(TokioIo::new(stream)).await.map_err(|e| http_fault(&e))?;
     let answer = sender.send_request(request);
-    // The connection does the reading and writing; when it ends, the request is told so.
+    // The connection does the reading and writing. When it ends, the request fails.
     let drive = async {
         let _ = connection.await;
         std::future::pending::<std::convert::Infallible>().await
@@ -259,8 +259,8 @@ fn http_fault(error: &hyper::Error) -> Fault {
     source.map_or(Failure::Closed.into(), |error| Fault { result: result_of(error), weight: None })
 }
 
-/// What an error of the system says: about this host (no descriptor, no memory, no local port, forbidden by its
-/// firewall), or about the target.
+/// Whether an error of the system concerns this host (no descriptor, no memory, no local port, forbidden by its
+/// firewall) or the target.
 fn result_of(error: &io::Error) -> CheckResult {
     let ours = [
         Errno::MFILE,
@@ -279,7 +279,7 @@ fn result_of(error: &io::Error) -> CheckResult {
         io::ErrorKind::ConnectionRefused => Failure::Refused,
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Failure::Unreachable,
         io::ErrorKind::TimedOut => Failure::Timeout,
-        // Only rustls finds data invalid.
+        // Only rustls reports invalid data.
         io::ErrorKind::InvalidData => Failure::Tls,
         io::ErrorKind::ConnectionReset
         | io::ErrorKind::ConnectionAborted
@@ -299,13 +299,13 @@ impl TlsConfig {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth();
-        // Each check is a whole handshake, and none leaves a session to remember.
+        // Each check is a complete handshake, so no session is stored.
         config.resumption = Resumption::disabled();
         Self(Arc::new(config))
     }
 }
 
-/// Takes every certificate: a check asks whether the server at this address works, and sends it no secret.
+/// Accepts every certificate: a check tests whether the server at this address works, and sends it no secret.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -20,22 +20,22 @@ use super::answer::{Answer, CheckResult};
 use super::schedule::{self, Change, Schedule, Ticket};
 use super::{Failure, Limits, Target, Targets, UDP_SILENCE_MAX, Verdicts};
 
-/// Minimum time from one set of targets to the next.
+/// The minimum time between two sets of targets.
 const REPLACE_GAP: Duration = Duration::from_millis(50);
 
-/// Checks a target; the implementation of the daemon is [`NetworkProber`](super::NetworkProber).
+/// Checks a target. The daemon uses [`NetworkProber`](super::NetworkProber).
 pub trait Prober: Clone + Send + Sync + 'static {
-    /// Asks once. The runner ends it after the timeout, by dropping it.
+    /// Makes one check. The runner ends it after the timeout by dropping it.
     fn ask(&self, target: &Target) -> impl Future<Output = Answer> + Send;
 }
 
-/// Results so far, for `tidegate_health_checks_total{result}`, and how much there is to do.
+/// The results so far, for `tidegate_health_checks_total{result}`, and the current load.
 #[derive(Debug, Default)]
 pub struct CheckCounts {
     success: AtomicU64,
     failure: AtomicU64,
     inconclusive: AtomicU64,
-    /// Written by the task of the checks.
+    /// The task of the checks writes it.
     round_trips: Recorder,
     late: AtomicU64,
     targets: AtomicU64,
@@ -48,23 +48,23 @@ pub struct CheckCounts {
 /// The number of checks, and whether the gateway keeps up with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CheckLoad {
-    /// Targets.
+    /// The number of targets.
     pub targets: u64,
-    /// Those that fail.
+    /// The number of targets that fail.
     pub failing: u64,
-    /// Those that are damped.
+    /// The number of targets that are damped.
     pub damped: u64,
-    /// Checks under way.
+    /// The number of checks in progress.
     pub under_way: u64,
-    /// Checks so far that began more than an interval after their time.
+    /// The number of checks so far that began more than an interval late.
     pub late: u64,
-    /// The factor by which the intervals of the namespace with the most checks are multiplied, so that no more checks
-    /// than the bound begin in a second. 1 if no interval is stretched.
+    /// The largest factor by which the intervals of a namespace are multiplied, so that no more checks begin in a
+    /// second than the limit allows. 1 if no interval is stretched.
     pub stretch: u64,
 }
 
 impl CheckCounts {
-    /// (`success`, `failure`, `inconclusive`): the last are faults of the gateway itself.
+    /// The results as (`success`, `failure`, `inconclusive`). Inconclusive results are faults of the gateway itself.
     #[must_use]
     pub fn read(&self) -> [(&'static str, u64); 3] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -75,8 +75,7 @@ impl CheckCounts {
         ]
     }
 
-    /// How long each check took that says something about its target, in nanoseconds: from its start to its result, or to
-    /// its timeout.
+    /// The durations of all conclusive checks, in nanoseconds: from the start to the result or the timeout.
     #[must_use]
     pub fn round_trips(&self) -> Durations {
         self.round_trips.read()
@@ -137,8 +136,8 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// Starts without targets, on the current tokio runtime. The gateway's name decides when in its interval each
-    /// target is checked, so that two gateways check the same target at different times.
+    /// Starts without targets, on the current tokio runtime. The gateway's name determines the position of each target
+    /// in its interval, so that two gateways check the same target at different times.
     pub fn start(prober: impl Prober, limits: Limits, gateway: &str) -> Self {
         let (targets, targets_seen) = watch::channel(Targets::default());
         let (verdicts_out, verdicts) = watch::channel(Verdicts::default());
@@ -156,8 +155,8 @@ impl Checker {
         Self { targets, verdicts, counts }
     }
 
-    /// Replaces the targets. Those that stay keep their state and their time; one whose probe changed keeps the verdict
-    /// that its address had until its own checks decide. Costs what differs from the last ones.
+    /// Replaces the targets. Targets that stay keep their state and their position; a target whose probe changed keeps
+    /// the verdict on its address until its own checks decide. The cost depends on the number of differences.
     pub fn set_targets(&self, targets: Targets) {
         self.targets.send_if_modified(|now| {
             let changed = !now.is_same(&targets);
@@ -172,7 +171,7 @@ impl Checker {
         self.verdicts.clone()
     }
 
-    /// Results so far.
+    /// The results so far.
     #[must_use]
     pub fn counts(&self) -> Arc<CheckCounts> {
         self.counts.clone()
@@ -208,7 +207,7 @@ impl<P: Prober> Runner<P> {
                 Some(ended) = self.under_way.join_next_with_id() => {
                     let mut changes = Vec::new();
                     let mut ended = Some(ended);
-                    // All that have ended make one verdict together.
+                    // All checks that have ended are published together.
                     while let Some(one) = ended {
                         changes.extend(self.end(one));
                         ended = self.under_way.try_join_next_with_id();
@@ -226,7 +225,7 @@ impl<P: Prober> Runner<P> {
 
     fn end(&mut self, ended: Result<(task::Id, (Answer, Duration)), JoinError>) -> Option<Change> {
         let (id, (answer, took)) = ended.unwrap_or_else(|panic| {
-            // A target must not be able to end the checks of all others.
+            // A panic in the check of one target must not end the checks of all others.
             tracing::error!(error = %panic, "a health check panicked");
             (panic.id(), (CheckResult::Inconclusive.into(), Duration::ZERO))
         });
@@ -258,15 +257,15 @@ async fn check(prober: impl Prober, target: Target) -> Answer {
     } else {
         (probe.rules.timeout, CheckResult::Failure(Failure::Timeout))
     };
-    // Silence tells nothing of the VIP either.
+    // If silence counts as a success, it says nothing about the VIP either.
     if target.at_vip.is_some() && !probe.check.passes_in_silence() {
         return check_at_vip(&prober, &target, limit).await;
     }
     timeout(limit, prober.ask(&target)).await.unwrap_or(silence.into())
 }
 
-/// A check at a VIP. If it fails, the endpoint's own address is checked too, in the remaining time, to distinguish an
-/// endpoint that is down from one that lacks the VIP. Half of the time is enough for an answer.
+/// Makes a check at a VIP. If it fails, the endpoint's own address is checked too, in the remaining time, to
+/// distinguish an endpoint that is down from one that lacks the VIP. Half of the time is enough for an answer.
 async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) -> Answer {
     let until = Instant::now() + limit;
     let asked = prober.ask(target);
@@ -295,10 +294,10 @@ async fn check_at_vip(prober: &impl Prober, target: &Target, limit: Duration) ->
     }
     let is_good = at_own.is_some_and(|answer| answer.result == CheckResult::Success);
     match at_vip {
-        // It is there, and says otherwise what clients are told too.
+        // The target answered at the VIP, with the result that clients get too.
         Some(answer) if !is_good || answer.result.says_something() => answer,
         _ if is_good => CheckResult::Failure(Failure::NotOnVip).into(),
-        // What its own address says, if anything, is what is known of it.
+        // The result at its own address, if any, is the only information about it.
         _ => at_own.unwrap_or(CheckResult::Failure(Failure::Timeout).into()),
     }
 }

@@ -1,4 +1,4 @@
-//! Decides when each target is checked, how many are checked at once, and what follows from the results.
+//! Decides when each target is checked, how many are checked at once, and how the results change the targets' states.
 //!
 //! A hash of a target's address and a seed sets its position in the interval. So thousands of targets are spread
 //! evenly, and a target that is removed and added again, or whose check changes, keeps its position. Every check is
@@ -25,14 +25,15 @@ use super::answer::{Answer, CheckResult};
 use super::shares::{Class, ShareIndex, Shares};
 use super::{Check, Failure, HealthStatus, Limits, Probe, Rules, Tally, Target, Targets};
 
-/// What a target may cost here, the set that names it included. Checks under way cost what tasks and sockets do.
+/// The maximum memory of a target here, including the set that names it. Checks in progress additionally need tasks and
+/// sockets.
 #[cfg(test)]
 const BYTES_A_TARGET_MAX: usize = 512;
 
-/// Time since the schedule began.
+/// Nanoseconds since the schedule began.
 type Nanos = u64;
 
-/// See the module.
+/// The schedule of all targets.
 #[derive(Debug)]
 pub(super) struct Schedule {
     limits: Limits,
@@ -41,10 +42,10 @@ pub(super) struct Schedule {
     at: BTreeMap<Target, u32>,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Of the next target that comes: tells it from the one that had its slot before.
+    /// The number of the next target, which distinguishes it from the previous user of its slot.
     epoch: u32,
     times: BinaryHeap<Reverse<Time>>,
-    /// What is due, under way, and how much each namespace may have.
+    /// The checks that are due or in progress, and the share of each namespace.
     shares: Shares<Entry>,
     late: u64,
 }
@@ -71,27 +72,27 @@ struct Time {
 
 #[derive(Debug)]
 struct Slot {
-    /// None while the slot is free.
+    /// `None` while the slot is free.
     target: Option<Target>,
     epoch: u32,
-    /// Its namespace's.
+    /// The share of its namespace.
     share: ShareIndex,
-    /// The number of the interval whose check is next, or waits, or is under way.
+    /// The number of the interval whose check is next, waiting, or in progress.
     interval: u64,
-    /// Has a time; else it waits or is under way.
+    /// Whether it is scheduled. Otherwise it is waiting or in progress.
     is_timed: bool,
     tally: Tally,
     standing: HealthStatus,
 }
 
 impl Slot {
-    /// Whether it is still that of the target that an entry was made for.
+    /// Whether the slot still belongs to the target of this entry.
     fn is(&self, entry: Entry) -> bool {
         self.target.is_some() && self.epoch == entry.epoch
     }
 }
 
-/// What is known of a target now.
+/// A target and its new state.
 pub(super) type Change = (Target, HealthStatus);
 
 impl Schedule {
@@ -110,8 +111,9 @@ impl Schedule {
         }
     }
 
-    /// Replaces the targets; says whose standing is another now. Those that stay keep everything. One that comes at an
-    /// address that is checked otherwise, or was until now, begins as what is known there: failing if all of it fails.
+    /// Replaces the targets. Returns those whose state changed. Targets that stay keep everything. A new target at an
+    /// address that is, or was until now, checked differently starts with the known state of that address: failing if
+    /// all of its checks fail.
     pub(super) fn replace(&mut self, wanted: &Targets, now: Duration) -> Vec<Change> {
         let old = std::mem::replace(&mut self.wanted, wanted.clone());
         let (mut come, mut gone) = (Vec::new(), BTreeSet::new());
@@ -140,12 +142,12 @@ impl Schedule {
         changes
     }
 
-    /// When the next check is due, waiting ones aside.
+    /// When the next check is due, not counting waiting ones.
     pub(super) fn next(&self) -> Option<Duration> {
         self.times.peek().map(|Reverse(time)| Duration::from_nanos(time.at))
     }
 
-    /// A check to begin now, if one is due and may be.
+    /// The next check to begin now, if one is due and within the limits.
     pub(super) fn begin(&mut self, now: Duration) -> Option<(Ticket, Target)> {
         let now = nanos(now);
         while let Some(Reverse(Time { at, entry })) = self.times.peek().copied()
@@ -162,7 +164,7 @@ impl Schedule {
         Class::ALL.into_iter().find_map(|class| self.begin_waiting(class, now))
     }
 
-    /// Takes the answer of a check that was begun; says how the target stands if that is another now.
+    /// Applies the answer of a check. Returns the target's state if it changed.
     pub(super) fn end(&mut self, ticket: Ticket, answer: Answer, now: Duration) -> Option<Change> {
         self.shares.end(ticket.share, ticket.class);
         let slot = self.live(ticket.entry)?;
@@ -173,7 +175,8 @@ impl Schedule {
             CheckResult::Failure(failure) => (Some(false), Some(failure)),
             CheckResult::Inconclusive => (None, None),
         };
-        // Who passes and says no weight has none to say (any more): a proxy that was put back to an older version.
+        // A node that passes without reporting a weight no longer has one, for example because its proxy was
+        // downgraded.
         let kept = if success == Some(true) { None } else { before.weight };
         slot.standing.weight = answer.weight.or(kept);
         if success.is_some_and(|success| slot.tally.record(success, &target.probe.rules)) {
@@ -187,17 +190,17 @@ impl Schedule {
         (standing != before).then_some((target, standing))
     }
 
-    /// Targets.
+    /// The number of targets.
     pub(super) fn len(&self) -> usize {
         self.at.len()
     }
 
-    /// Checks under way.
+    /// The number of checks in progress.
     pub(super) fn under_way(&self) -> usize {
         self.shares.under_way()
     }
 
-    /// Checks that began more than their interval after their time.
+    /// The number of checks that began more than their interval late.
     pub(super) fn late(&self) -> u64 {
         self.late
     }
@@ -270,8 +273,8 @@ impl Schedule {
         self.times.push(Reverse(Time { at, entry }));
     }
 
-    /// Stretches intervals if the sum of all checks requires it: every scheduled target whose namespace gets another
-    /// stretch is scheduled again.
+    /// Stretches intervals if the sum of all checks requires it: every scheduled target whose namespace gets a
+    /// different stretch is scheduled again.
     fn stretch_if_due(&mut self, now: Nanos) {
         let before: Vec<u32> = self.slots.iter().map(|slot| self.shares.stretch(slot.share)).collect();
         if !self.shares.share_out(u64::from(self.limits.per_second_max) * 3600) {
@@ -292,13 +295,13 @@ impl Schedule {
             if is_timed {
                 self.time(entry, &target, interval);
             } else {
-                // Its check counts for the interval before.
+                // Its check counts for the previous interval.
                 self.slots[index].interval = interval.saturating_sub(1);
             }
         }
     }
 
-    /// Times of targets that went stay in the heap until they come; not more of them than of the others.
+    /// Removes times of removed targets from the heap if there are more of them than of others.
     fn forget_stale_times(&mut self) {
         if self.times.len() > 2 * self.at.len() + 64 {
             let slots = &self.slots;
@@ -312,8 +315,8 @@ impl Schedule {
         Cadence::new(place(self.seed, target.address), period)
     }
 
-    /// What the namespace of a target that comes knows of its address, or where `among` is given, by these targets of its
-    /// IP: a failure if all of them fail. Nothing where there are none.
+    /// The known state of a new target's address in its namespace, or, if `among` is given, of these targets with the
+    /// same IP: a failure if all of them fail. `None` if there are none.
     fn known_near(&self, new: &Target, among: Option<&BTreeSet<&Target>>) -> Option<Option<Failure>> {
         let (address, namespace) = (new.address, &new.probe.namespace);
         let from = if among.is_none() { address } else { SocketAddr::new(address.ip(), 0) };
@@ -328,7 +331,7 @@ impl Schedule {
         failures.reduce(Option::and)
     }
 
-    /// Bytes that the targets cost here, and in the set that names them.
+    /// The memory of the targets, here and in the set that names them.
     #[cfg(test)]
     fn bytes(&self) -> usize {
         // Of the standard library's B-tree and of the shared map: nodes are half full at worst.

@@ -9,8 +9,8 @@ use super::HealthReport;
 
 const ENDPOINT_WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// The answer on a Service's health-check node port: 200 with local endpoints while the proxy is healthy, else
-/// 503. The weight header is there in both cases.
+/// The answer on a Service's health-check node port: 200 if there are local endpoints and the proxy is healthy,
+/// otherwise 503. Both have the weight header.
 #[must_use]
 pub fn service(port: &HealthCheckNodePort, proxy_healthy: bool) -> Answer {
     let [namespace, name] = [&port.service.namespace, &port.service.name].map(|text| serde_json::json!(text));
@@ -26,8 +26,8 @@ pub fn service(port: &HealthCheckNodePort, proxy_healthy: bool) -> Answer {
 
 /// The answer of `/healthz`, `/livez` or `/readyz`; 404 for other paths.
 ///
-/// `lastUpdated` is the current time while all is well, else the time when the newest state was last applied. That time
-/// is what `status` has for each family: one state serves both.
+/// `lastUpdated` is the current time while all is well, otherwise the time when the newest state was last applied.
+/// `status` has that time for each family, since one state serves both.
 #[must_use]
 pub fn probe(path: &str, report: &HealthReport) -> Answer {
     let ok = match path {

@@ -21,23 +21,23 @@ use tokio::task::JoinHandle;
 
 use super::{HealthReport, answer};
 
-/// From one attempt to bind to the next.
+/// The pause between two attempts to bind.
 const RETRY: Duration = Duration::from_secs(5);
-/// Connections that wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Where health-check node ports listen.
+/// The addresses on which health-check node ports listen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bind {
-    /// On all addresses of both families.
+    /// All addresses of both families.
     All,
-    /// On these.
+    /// Only these.
     Only(Vec<IpAddr>),
 }
 
 impl Bind {
-    /// By `services.nodePortAddresses`: all where it is empty, else those of the gateway's addresses that lie in
-    /// one of the networks.
+    /// Selects the addresses by `services.nodePortAddresses`: all if it is empty, otherwise those of the gateway's
+    /// addresses that are in one of the networks.
     pub fn new(networks: &[IpNet], own: impl IntoIterator<Item = IpAddr>) -> Self {
         if networks.is_empty() {
             return Self::All;
@@ -56,9 +56,9 @@ impl Bind {
 /// A listener that could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindFailure {
-    /// Whose.
+    /// The Service.
     pub service: ObjectKey,
-    /// Where.
+    /// The address and port.
     pub address: SocketAddr,
     /// The error of the system.
     pub error: String,
@@ -72,7 +72,7 @@ pub struct HealthCheckNodePorts {
 }
 
 impl HealthCheckNodePorts {
-    /// Starts without ports, on the current tokio runtime; `report` is called for each request.
+    /// Starts without ports, on the current tokio runtime. `report` is called for each request.
     pub fn start(bind: &Bind, report: impl Fn() -> HealthReport + Send + Sync + 'static) -> Self {
         let (wanted, wanted_seen) = watch::channel(Vec::new());
         let (failures_out, failures) = watch::channel(Vec::new());
@@ -86,7 +86,7 @@ impl HealthCheckNodePorts {
         Self { wanted, failures }
     }
 
-    /// Replaces what is served.
+    /// Replaces the ports to serve.
     pub fn set(&self, ports: Vec<HealthCheckNodePort>) {
         self.wanted.send_if_modified(|now| {
             let changed = *now != ports;
@@ -95,7 +95,7 @@ impl HealthCheckNodePorts {
         });
     }
 
-    /// What cannot be served now.
+    /// The ports that cannot be served now.
     #[must_use]
     pub fn failures(&self) -> watch::Receiver<Vec<BindFailure>> {
         self.failures.clone()
@@ -112,7 +112,7 @@ struct Listeners {
 }
 
 struct Open {
-    /// What the listener answers, replaced in place.
+    /// The contents of the listener's answers, replaced in place.
     answers: Arc<Mutex<HealthCheckNodePort>>,
     task: JoinHandle<()>,
 }
@@ -185,7 +185,7 @@ fn serve_port(listener: TcpListener, port: &HealthCheckNodePort, report: Report)
     Open { answers, task }
 }
 
-/// Binds and listens. IPv6 sockets take IPv6 alone, so that both families can be bound apart.
+/// Binds and listens. IPv6 sockets accept only IPv6, so that both families can be bound separately.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;

@@ -18,7 +18,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Binds `admin.healthz` and serves; `report` is called for each request.
+    /// Binds `admin.healthz` and serves it. `report` is called for each request.
     ///
     /// # Errors
     /// When the address cannot be bound.
@@ -36,7 +36,7 @@ impl Probes {
         Ok(Self { local_addr, task })
     }
 
-    /// Where it listens, with the port that was chosen for port 0.
+    /// The bound address, with the port that was chosen for port 0.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr

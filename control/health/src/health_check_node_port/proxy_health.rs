@@ -18,7 +18,7 @@ pub struct ProxyHealth {
 
 #[derive(Debug)]
 struct State {
-    /// Since when (monotonic) the oldest update that is not applied has waited.
+    /// The monotonic time since when the oldest unapplied update has been waiting.
     waiting_since: Option<Duration>,
     last_applied: Option<Timestamp>,
     workers_run: bool,
@@ -28,54 +28,54 @@ struct State {
 /// The health at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthReport {
-    /// Every worker runs, and no update waits longer than the timeout.
+    /// Whether every worker runs, and no update waits longer than the timeout.
     pub healthy: bool,
-    /// The first snapshot was applied by every worker, they run, and nothing is in [`Self::degraded`].
+    /// Whether every worker has applied the first snapshot, all workers run, and [`Self::degraded`] is empty.
     pub ready: bool,
-    /// What keeps a gateway that works from carrying packets: links that are lost. For people.
+    /// The reasons why a gateway that works cannot carry packets: links that are lost. For display.
     pub degraded: Vec<String>,
-    /// The node is not marked for deletion; true for an appliance off the cluster.
+    /// Whether the node is not marked for deletion; true for an appliance outside of a cluster.
     pub node_eligible: bool,
     /// When the daemon started.
     pub started: Timestamp,
     /// When the newest state was last applied by all workers.
     pub last_applied: Option<Timestamp>,
-    /// The moment of the report.
+    /// The time of the report.
     pub now: Timestamp,
 }
 
 impl ProxyHealth {
-    /// A gateway that just started: workers run, nothing is applied. An update may wait for `timeout`; kube-proxy
-    /// takes twice its sync period, one minute by default.
+    /// A gateway that has just started: workers run, and nothing is applied. An update may wait for `timeout`;
+    /// kube-proxy uses twice its sync period, by default one minute.
     #[must_use]
     pub fn new(timeout: Duration, started: Timestamp) -> Self {
         let state = State { waiting_since: None, last_applied: None, workers_run: true, node_eligible: true };
         Self { timeout, started, state: Mutex::new(state) }
     }
 
-    /// A new desired state is on its way to the workers, since `now` (monotonic).
+    /// Records that a new desired state was sent to the workers at `now` (monotonic).
     pub fn update_queued(&self, now: Duration) {
         self.state().waiting_since.get_or_insert(now);
     }
 
-    /// Every worker has the newest state.
+    /// Records that every worker has the newest state.
     pub fn applied(&self, now: Timestamp) {
         let mut state = self.state();
         state.waiting_since = None;
         state.last_applied = Some(now);
     }
 
-    /// Whether every worker runs.
+    /// Sets whether every worker runs.
     pub fn set_workers_run(&self, run: bool) {
         self.state().workers_run = run;
     }
 
-    /// Whether the node takes traffic: not when it is marked for deletion.
+    /// Sets whether the node takes traffic. It does not if it is marked for deletion.
     pub fn set_node_eligible(&self, eligible: bool) {
         self.state().node_eligible = eligible;
     }
 
-    /// The health at `now`, in the daemon's monotonic time and in the wall clock's.
+    /// The health at `now`, which is given in the daemon's monotonic time and in wall-clock time.
     #[must_use]
     pub fn report(&self, now: Duration, wall: Timestamp) -> HealthReport {
         let state = self.state();

@@ -1,4 +1,4 @@
-//! What becomes of the packet, as data.
+//! The result of `explain` as data.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::packet::Packet;
 
-/// What becomes of a packet, in the words of `replay --json`.
+/// The verdict on a packet, with the names of `replay --json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PacketVerdict {
@@ -20,7 +20,7 @@ pub enum PacketVerdict {
 }
 
 impl PacketVerdict {
-    /// The word.
+    /// The name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -37,7 +37,7 @@ impl fmt::Display for PacketVerdict {
     }
 }
 
-/// What becomes of the packet, and every step on the way there.
+/// The verdict on a packet, and every step that led to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
@@ -45,7 +45,7 @@ pub struct Explanation {
     pub packet: Packet,
     /// The generation of the snapshot.
     pub generation: u64,
-    /// What becomes of the packet.
+    /// The verdict.
     pub verdict: PacketVerdict,
     /// The reason, in the words of metrics and `replay --json`.
     pub reason: String,
@@ -58,19 +58,19 @@ pub struct Explanation {
     /// The seat that decides, with `scheduler: rendezvous`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seat: Option<u16>,
-    /// The deck of that seat, counted from 0: above 0 only where weights sum to more than one deck holds.
+    /// The deck of that seat, from 0. It is above 0 only if the weights sum to more than one deck holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deck: Option<u16>,
-    /// The place of that seat in the flow's order, counted from 0.
+    /// The position of that seat in the flow's order, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u16>,
-    /// How many seats the backends of the Service have.
+    /// The number of seats of the Service's backends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seats: Option<u32>,
     /// The slot of the Maglev table, with `scheduler: maglev`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<u32>,
-    /// How many slots the table has.
+    /// The number of slots of the table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<u32>,
     /// The backend chosen.
@@ -79,10 +79,10 @@ pub struct Explanation {
     /// The interface that the packet leaves by.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// Who it is sent to on that link.
+    /// The next hop on that link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_hop: Option<IpAddr>,
-    /// The longest IP packet of the client that fits the way, in bytes.
+    /// The largest IP packet of the client that fits the path, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
     /// The steps with their results, in order.
@@ -95,6 +95,6 @@ pub struct Step {
     /// The name of the step: `destination`, `service`, `source`, `source range`, `flow`, `affinity`, `seat` or
     /// `slot`, `backend`, `hairpin`, `mode`, `next hop`, `mtu`.
     pub step: String,
-    /// What was found.
+    /// The result of the step.
     pub found: String,
 }

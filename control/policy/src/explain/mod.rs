@@ -32,33 +32,33 @@ use tidegate_core::wire::{Addr, Family};
 
 use crate::reconcile::view::ServiceView;
 
-/// What is known beside the snapshot.
+/// The state that is not in the snapshot.
 #[derive(Debug, Clone, Copy)]
 pub struct Circumstances<'a> {
     /// Link addresses, and path MTUs of tunnels.
     pub neighbors: &'a NeighborTable,
-    /// The time by the workers' clock: whether a path MTU is still remembered.
+    /// The time on the workers' clock, which decides whether a path MTU is still remembered.
     pub now: Now,
-    /// Why (VIP, protocol, port) is not programmed, if a Service requests it and was refused; or why it has no
-    /// backend, if that follows from its traffic policy.
+    /// Why (VIP, protocol, port) is not programmed although a Service requests it, or why it has no backend because of
+    /// its traffic policy.
     pub refused: Option<&'a str>,
-    /// What the flow tables say; `None` where there are none to ask.
+    /// The entry of the flow tables; `None` if there are no flow tables, or they have none.
     pub known_flow: Option<KnownFlow>,
     /// The backend that the client has by session affinity, on this service port.
     pub affinity: Option<SocketAddr>,
-    /// Workers that did not answer in time when they were asked for the flow.
+    /// The number of workers that did not answer the query for the flow in time.
     pub silent_workers: usize,
 }
 
 impl<'a> Circumstances<'a> {
-    /// Without flow tables to ask.
+    /// The circumstances without flow tables.
     #[must_use]
     pub fn of_files(neighbors: &'a NeighborTable, now: Now, refused: Option<&'a str>) -> Self {
         Self { neighbors, now, refused, known_flow: None, affinity: None, silent_workers: 0 }
     }
 }
 
-/// Goes through the decision for the first packet of a flow.
+/// Computes the decision for the first packet of a flow.
 #[must_use]
 pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -> Explanation {
     let mut told = Draft::new(snapshot, packet);
@@ -68,8 +68,8 @@ pub fn explain(snapshot: &Snapshot, about: Circumstances<'_>, packet: &Packet) -
     told.0
 }
 
-/// Why the destination port of the packet is not programmed, or has no backend by its traffic policy, if a Service
-/// requests it: for [`Circumstances::refused`].
+/// Why the destination port of the packet is not programmed, or has no backend because of its traffic policy, if a
+/// Service requests it: for [`Circumstances::refused`].
 #[must_use]
 pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String> {
     let to = packet.destination;
@@ -78,7 +78,7 @@ pub fn refusal(services: &[Arc<ServiceView>], packet: &Packet) -> Option<String>
         asked.filter(|(_, p)| p.vip == to.ip() && p.port == to.port() && p.protocol == packet.protocol.0);
     let of = |s: &ServiceView, why: &dyn fmt::Display| format!("{}/{}: {why}", s.namespace, s.name);
     match same.clone().find(|(_, p)| p.refused.is_none()) {
-        // Who serves it; others may have been refused there.
+        // The Service that serves it. Others may have been refused there.
         Some((s, p)) => p.note.as_ref().map(|why| of(s, why)),
         None => same.find_map(|(s, p)| p.refused.as_ref().map(|why| of(s, why))),
     }
@@ -138,7 +138,7 @@ fn decide(
     deliver(snapshot, about, packet, (service, backend), told)
 }
 
-/// What becomes of a packet to no service port.
+/// The verdict on a packet that is not for a service port.
 fn unserved(
     snapshot: &Snapshot,
     src: &Addr,
@@ -153,7 +153,7 @@ fn unserved(
     let gateways_alone = matches!(kind, Some(AddressKind::Vip | AddressKind::Snat));
     match snapshot.source_fault(src) {
         None | Some(SourceFault::Router) => {}
-        // Hosts without an address speak to the kernel.
+        // Hosts without an address send packets to the kernel.
         Some(SourceFault::NotOneHost) if !gateways_alone => {}
         Some(fault) if !to_group => {
             told.step("source", text::source_fault(src, fault));
@@ -182,13 +182,13 @@ fn unserved(
             (PacketVerdict::Transmit, TransmitReason::NoFlow.as_str())
         }
         Some(AddressKind::Snat) => (PacketVerdict::Drop, Refusal::NoSnatFlow.as_str()),
-        // Groups and broadcasts are the kernel's.
+        // The kernel handles groups and broadcasts.
         None if to_group => (PacketVerdict::Punt, PuntReason::Local.as_str()),
         None => (PacketVerdict::Punt, PuntReason::NotOurs.as_str()),
     }
 }
 
-/// Flow, seat or slot, backend.
+/// Chooses the backend by flow, seat or slot.
 fn choose<'s>(
     snapshot: &'s Snapshot,
     about: Circumstances<'_>,
@@ -227,7 +227,7 @@ fn choose<'s>(
         told.step("backend", text::no_backend(info, about.refused));
         return Err(match service.no_endpoints {
             NoEndpoints::Reject => (PacketVerdict::Transmit, TransmitReason::NoEndpoints.as_str()),
-            // Offline no Service has left.
+            // Offline, no Service has been removed.
             NoEndpoints::Drop | NoEndpoints::Unserved => (PacketVerdict::Drop, Refusal::NoEndpoints.as_str()),
         });
     }
@@ -261,7 +261,7 @@ fn choose<'s>(
     Ok(backend)
 }
 
-/// The backend of a service by address and port, if it keeps flows.
+/// The backend of a service by address and port, if its state keeps flows.
 fn find<'s>(snapshot: &'s Snapshot, info: &ServiceInfo, at: SocketAddr) -> Option<&'s Backend> {
     let listed = listed(info, at)?;
     let keeps = listed.state != BackendState::Down || info.key.protocol != Protocol::Udp;
@@ -273,7 +273,7 @@ fn listed(info: &ServiceInfo, at: SocketAddr) -> Option<&BackendInfo> {
     info.backends.iter().find(|backend| backend.address.ip() == at.ip() && backend.port == at.port())
 }
 
-/// Mode, next hop, MTU.
+/// The steps for mode, next hop and MTU.
 fn deliver(
     snapshot: &Snapshot,
     about: Circumstances<'_>,
@@ -313,7 +313,7 @@ fn overhead(service: &Service, backend: &Backend) -> u16 {
     }
 }
 
-/// The explanation as it grows.
+/// The explanation while it is built.
 struct Draft(Explanation);
 
 impl Draft {
@@ -321,7 +321,7 @@ impl Draft {
         Self(Explanation {
             packet: *packet,
             generation: snapshot.generation(),
-            // Until the end is known.
+            // Replaced once the verdict is known.
             verdict: PacketVerdict::Drop,
             reason: String::new(),
             service: None,

@@ -1,4 +1,4 @@
-//! The packet that is asked about, and what is known of its flow.
+//! The packet to explain, and the state of its flow.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,9 +12,9 @@ use tidegate_core::snapshot::Protocol;
 pub struct Packet {
     /// Transport protocol.
     pub protocol: Transport,
-    /// Where it comes from.
+    /// The source.
     pub source: SocketAddr,
-    /// Where it is to.
+    /// The destination.
     pub destination: SocketAddr,
 }
 

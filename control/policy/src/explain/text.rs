@@ -232,7 +232,7 @@ pub(super) fn mode(snapshot: &Snapshot, service: &Service, backend: &Backend, pa
     }
 }
 
-/// The outer source of a packet's flow, and of what it was chosen.
+/// The outer source of a packet's flow, and the prefix that it was chosen from.
 fn outer_source(source: &TunnelPrefix, packet: &Packet) -> String {
     let (from, to) = (packet.source, packet.destination);
     let (src, dst) = (from.ip().into(), to.ip().into());
@@ -280,7 +280,7 @@ pub(super) fn mtu(interface: &str, link: u16, path: Option<u16>, overhead: u16) 
 }
 
 impl fmt::Display for Explanation {
-    /// The steps, one a line, then the end.
+    /// Writes the steps, one per line, then the verdict.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Packet { protocol, source, destination } = self.packet;
         writeln!(f, "{protocol} {source} -> {destination}, by snapshot {}", self.generation)?;

@@ -20,29 +20,30 @@ use super::{
     ProblemKind, Span, Taken,
 };
 
-/// A Service that wants addresses, with what its annotations say about them.
+/// A Service that requests addresses, with its annotations about them.
 #[derive(Debug, Clone)]
 pub struct Applicant<'a> {
-    /// The Service; its `external_ips` are claims in any case.
+    /// The Service. Its `external_ips` are always requested.
     pub service: &'a Service,
     /// Labels of its namespace.
     pub namespace_labels: Labels,
-    /// Whether it gets LoadBalancer addresses from us.
+    /// Whether this gateway gives it LoadBalancer addresses.
     pub wants_load_balancer: bool,
-    /// It had addresses and releases them: no Service gets them until every gateway has withdrawn them.
+    /// It had addresses and releases them. No Service gets them until every gateway has withdrawn them.
     pub leaving: bool,
     /// Addresses that it requests, each with the path of its field.
     pub requested: Vec<(IpAddr, String)>,
-    /// The only pools that it takes addresses from.
+    /// The only pools that it accepts addresses from.
     pub pool: Option<PoolWish>,
     /// `tidegate.dev/allow-shared-ip`.
     pub sharing_key: Option<String>,
-    /// What it had before, from the memory of this gateway or from its own status: see [`adopted`](super::adopted()).
+    /// Its earlier addresses, from the memory of this gateway or from its own status: see
+    /// [`adopted`](super::adopted()).
     pub had: Had,
 }
 
 impl Granted {
-    /// What the applicant holds by this.
+    /// The addresses that the applicant holds by this grant.
     pub(super) fn held(&self, applicant: &Applicant<'_>) -> Vec<Held> {
         let wish = applicant.pool.as_ref().map(|wish| &wish.wanted);
         let held = |assigned: &Assigned, kind, mut ports: Vec<PortKey>| {
@@ -85,56 +86,56 @@ impl<'a> Applicant<'a> {
     }
 }
 
-/// What a Service got.
+/// The result for a Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Granted {
-    /// Its LoadBalancer addresses, one a family at most, IPv4 first.
+    /// Its LoadBalancer addresses, at most one of each family, IPv4 first.
     pub load_balancer: Vec<Assigned>,
-    /// External IPs that it may use, each with the ports that are its own there.
+    /// External IPs that it may use, each with the ports that it owns there.
     pub external: Vec<(Assigned, Vec<PortKey>)>,
-    /// Ports of its LoadBalancer addresses that another Service has there.
+    /// Ports of its LoadBalancer addresses that another Service owns there.
     pub contested: Vec<(IpAddr, PortKey)>,
-    /// Why it waits for an address, if it does.
+    /// Why it has to wait for an address, if it does.
     pub pending: Option<String>,
     /// Its requests that were not granted.
     pub problems: Vec<Problem>,
 }
 
-/// What stands while Services are given addresses one after the other, and what they hold.
+/// The claims of all Services, while they are given addresses one after another.
 #[derive(Debug)]
 pub(super) struct Allocation {
     pub(super) pools: Vec<Pool>,
-    /// Per pool, IPv4 then IPv6.
+    /// For each pool, IPv4 then IPv6.
     pub(super) spans: Vec<[Span; 2]>,
     pub(super) reserved: BTreeMap<IpAddr, Holder>,
     pub(super) ledger: Ledger,
-    /// Addresses that a namespace holds in a pool.
+    /// The number of addresses of a pool that a namespace holds.
     held: BTreeMap<(usize, String), u32>,
     authority: Authority,
-    /// Pools and families that were found to have no free address, until one may be free again. Without it each of
-    /// thousands of Services that wait for a full pool would look through all of it, at every change of any Service.
+    /// Pools and families without a free address, until one may be free again. Otherwise each of thousands of Services
+    /// that wait for a full pool would search the whole pool at every change of any Service.
     full: RefCell<BTreeSet<(usize, IpFamily)>>,
-    /// How often a pool was looked through.
+    /// The number of searches of a pool.
     #[cfg(test)]
     pub(super) searches: Cell<usize>,
     /// In the order of the pools.
     usage: Vec<PoolUsage>,
     /// The footprint of the current Service.
     pub(super) footprint: Footprint,
-    /// Whether its result depends on what others hold, or may hold later.
+    /// Whether its result depends on what other Services hold, or may hold later.
     hangs: Cell<bool>,
 }
 
-/// What a Service left in an [`Allocation`].
+/// The traces of a Service in an [`Allocation`].
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
     /// Addresses that it claimed.
     pub(super) claims: BTreeSet<IpAddr>,
-    /// The pools in which an address of it counts for its namespace, as often as it has such addresses.
+    /// The pools in which its addresses count for its namespace, once for each such address.
     counted: Vec<usize>,
-    /// What it gives back.
+    /// The addresses that it releases.
     pub(super) leaving: Vec<Held>,
-    /// Others may change what it gets without touching anything that it claimed.
+    /// Whether other Services may change its result without touching an address that it claimed.
     pub(super) hangs: bool,
 }
 
@@ -166,7 +167,7 @@ impl Allocation {
         }
     }
 
-    /// Lets one applicant have its turn in a pass.
+    /// Performs one step for one applicant.
     pub(super) fn turn(&mut self, footprint: &mut Footprint, step: impl FnOnce(&mut Self)) {
         std::mem::swap(&mut self.footprint, footprint);
         self.hangs.set(false);
@@ -175,7 +176,7 @@ impl Allocation {
         std::mem::swap(&mut self.footprint, footprint);
     }
 
-    /// Takes out all that a Service left.
+    /// Removes all traces of a Service.
     pub(super) fn forget(&mut self, service: &ObjectKey, footprint: &Footprint) {
         for ip in &footprint.claims {
             self.ledger.release(*ip, service);
@@ -199,28 +200,28 @@ impl Allocation {
         }
     }
 
-    /// Who decides, and which addresses other gateways still serve.
+    /// Which gateway decides, and which addresses other gateways still serve.
     pub(super) fn authority(&self) -> &Authority {
         &self.authority
     }
 
-    /// Another authority.
+    /// Sets the authority.
     pub(super) fn set_authority(&mut self, authority: Authority) {
         self.authority = authority;
         self.full.get_mut().clear();
     }
 
-    /// Whether no address of this pool and family was free when it was last looked through, and none has become free.
+    /// Whether the last search of this pool and family found no free address, and none has become free since.
     pub(super) fn is_known_full(&self, pool: usize, family: IpFamily) -> bool {
         self.full.borrow().contains(&(pool, family))
     }
 
-    /// No address of this pool and family is free.
+    /// Records that no address of this pool and family is free.
     pub(super) fn found_full(&self, pool: usize, family: IpFamily) {
         self.full.borrow_mut().insert((pool, family));
     }
 
-    /// How full the pools are.
+    /// The usage of the pools.
     pub(super) fn usage(&self) -> &[PoolUsage] {
         &self.usage
     }
@@ -247,8 +248,8 @@ impl Allocation {
         Ok(())
     }
 
-    /// RequireDualStack with one family refused gets no address: the other one is not shown. The ledger keeps its
-    /// claim, so no other Service gets it while this one waits.
+    /// With RequireDualStack, a Service with one refused family gets no address: the other one is hidden. The ledger
+    /// keeps its claim, so no other Service gets it while this one waits.
     pub(super) fn all_or_nothing(&self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let both = applicant.service.ip_family_policy == IpFamilyPolicy::RequireDualStack;
         if both && granted.pending.is_some() {
@@ -266,8 +267,8 @@ impl Allocation {
         granted.load_balancer.sort_unstable();
     }
 
-    /// Counts an address for the quota of the applicant's namespace, unless it was counted when another of its Services
-    /// got it.
+    /// Counts an address for the quota of the applicant's namespace, unless it was already counted for another of its
+    /// Services.
     pub(super) fn count_for_namespace(
         &mut self,
         applicant: &Applicant<'_>,
@@ -299,7 +300,7 @@ impl Allocation {
         }
     }
 
-    /// Whether another gateway still serves the address for a Service that gave it back.
+    /// Whether another gateway still serves the address for a Service that released it.
     pub(super) fn is_withheld(&self, ip: IpAddr) -> bool {
         let withheld = matches!(&self.authority, Authority::Decides { withheld } if withheld.contains(&ip));
         if withheld {
@@ -315,7 +316,7 @@ impl Allocation {
         }
     }
 
-    /// Pools that the applicant may hold addresses of, disabled ones included.
+    /// The pools that the applicant may hold addresses from, disabled ones included.
     pub(super) fn usable_pools(&self, applicant: &Applicant<'_>) -> impl Iterator<Item = usize> {
         (0..self.pools.len()).filter(|at| {
             let pool = &self.pools[*at];
@@ -337,7 +338,8 @@ impl Allocation {
             && self.over_quota_by_any(pool, applicant, chosen)
     }
 
-    /// Whether an address that its namespace does not hold yet would exceed the quota of it, whichever that is.
+    /// Whether one more address for the applicant's namespace would exceed the quota of the pool, whichever address it
+    /// is.
     pub(super) fn over_quota_by_any(
         &self,
         pool: usize,
@@ -361,8 +363,8 @@ impl Allocation {
         format!("namespace {} holds its quota of {quota} in pool {name}", applicant.key().namespace)
     }
 
-    /// The families that the Service is to have: what it says, else those of the addresses that it names,
-    /// else what the pools have, IPv4 first.
+    /// The families that the Service should have: those in its spec, otherwise those of the addresses that it requests,
+    /// otherwise those that the pools have, IPv4 first.
     pub(super) fn families(&self, applicant: &Applicant<'_>) -> Vec<IpFamily> {
         let service = applicant.service;
         if service.ip_family_policy != IpFamilyPolicy::SingleStack {
@@ -372,7 +374,7 @@ impl Allocation {
             return vec![*first];
         }
         let named = applicant.requested.iter().map(|(ip, _)| *ip).chain(service.cluster_ips.iter().copied());
-        // What it has stays, whatever becomes of the pools.
+        // Addresses that it has stay, whatever happens to the pools.
         let kept = applicant.had.all().filter(|held| held.kind == ClaimKind::LoadBalancer);
         let kept = kept.filter(|held| self.pool_of_held(applicant, held).is_some()).map(|held| held.address);
         let mut named = named.chain(kept);

@@ -24,30 +24,31 @@ use super::allocate::{Allocation, Footprint};
 use super::usage::Users;
 use super::{Allocations, Applicant, Authority, Granted, Held, Holder, Holdings, PoolUsage};
 
-/// So many new memories at once are worth a look at whether they change anything, rather than a second turn for all.
+/// From this number of new memories on, a check whether they change anything is cheaper than a second turn for all.
 const SETTLE_MIN: usize = 64;
 
-/// Services that are gone and whose addresses are remembered, in case they return.
+/// The maximum number of removed Services whose addresses are remembered, in case they return.
 const DEPARTED_MAX: usize = 4096;
 
-/// See the module.
+/// The addresses of all Services.
 #[derive(Debug)]
 pub struct Allocator {
     allocation: Allocation,
-    /// Shared with a comparison while it runs.
+    /// A comparison in progress shares it.
     granted: Arc<BTreeMap<ObjectKey, Granted>>,
     footprints: BTreeMap<ObjectKey, Footprint>,
     allocations: Arc<Allocations>,
     users: Users,
-    /// Services that hang on others.
+    /// Services whose result depends on others.
     hanging: BTreeSet<ObjectKey>,
-    /// Services whose next turn starts from another memory than their last.
+    /// Services whose memory differs from that of their last turn.
     unsettled: BTreeSet<ObjectKey>,
 }
 
 impl Allocator {
-    /// An allocator without Services. `reserved` are addresses of gateways, of nodes and of API servers: no Service
-    /// gets them, whatever pools and Services say; only an address that was assigned before it became a node's stays.
+    /// An allocator without Services. `reserved` are the addresses of gateways, nodes and API servers. No Service gets
+    /// one of them, whatever pools and Services request; only an address that was assigned before it became a node's
+    /// stays.
     #[must_use]
     pub fn new(pools: Vec<Pool>, reserved: BTreeMap<IpAddr, Holder>, authority: Authority) -> Self {
         Self {
@@ -61,7 +62,7 @@ impl Allocator {
         }
     }
 
-    /// Takes over what Services held when another allocator ended.
+    /// Adopts the addresses that Services held when another allocator ended.
     #[must_use]
     pub fn resuming(mut self, allocations: &Arc<Allocations>) -> Self {
         self.allocations = Arc::clone(allocations);
@@ -71,11 +72,11 @@ impl Allocator {
         self
     }
 
-    /// Gives these Services their addresses again, and whom else that touches; the Services that have others now, or
-    /// are new or gone.
+    /// Assigns addresses again to these Services and to all that this affects. Returns the Services whose result
+    /// changed, new and removed ones included.
     ///
-    /// `applicant` returns the requests of a Service, given what it is remembered to hold; `None` if it takes no
-    /// part. For Services that are not `changed` it must return the same as before, except for what they had.
+    /// `applicant` returns the requests of a Service, given its remembered holdings; `None` if it does not take part.
+    /// For Services that are not in `changed`, it must return the same as before, except for the earlier addresses.
     pub fn update<'a>(
         &mut self,
         changed: impl IntoIterator<Item = ObjectKey>,
@@ -116,7 +117,7 @@ impl Allocator {
         before.into_iter().filter(differs).map(|(key, _)| key).collect()
     }
 
-    /// These, and those that stand near them; all with what they want now.
+    /// These Services and those that they affect, each with its current requests.
     fn with_neighbours<'a>(
         &self,
         services: BTreeSet<ObjectKey>,
@@ -178,7 +179,7 @@ impl Allocator {
         }
     }
 
-    /// What a Service holds now.
+    /// Records the current holdings of a Service.
     fn remember(&mut self, service: &ObjectKey, uid: &str, held: Vec<Held>) {
         let known = self.allocations.by_service.get(service);
         let before = known.map_or(&[][..], |known| &known.held);
@@ -201,7 +202,7 @@ impl Allocator {
         self.unsettled.insert(service.clone());
     }
 
-    /// A Service takes no part any more.
+    /// Removes a Service that no longer takes part.
     fn depart(&mut self, service: &ObjectKey) {
         let Some(holdings) = self.allocations.by_service.get(service).cloned() else { return };
         self.users.replace(service, &holdings.held, &[], &self.allocation.pools);
@@ -213,8 +214,8 @@ impl Allocator {
         self.unsettled.insert(service.clone());
     }
 
-    /// Looks, where many have a memory now that they did not have when they had their turn, whether that would make a
-    /// difference; where it does not, they need no second turn. `applicant` is as for [`Self::update`].
+    /// If many Services have a memory that they did not have in their turn, checks whether it would make a difference.
+    /// If not, they need no second turn. `applicant` is the same as for [`Self::update`].
     pub fn settle<'a>(&mut self, applicant: impl Fn(&ObjectKey, Option<&Holdings>) -> Option<Applicant<'a>>) {
         if self.unsettled.len() >= SETTLE_MIN {
             self.settle_all(applicant);
@@ -237,7 +238,7 @@ impl Allocator {
         }
     }
 
-    /// Sets the addresses that no Service may have. Returns the Services that this may affect, for [`Self::update`].
+    /// Sets the addresses that no Service may have. Returns the Services that may be affected, for [`Self::update`].
     pub fn reserve(&mut self, reserved: BTreeMap<IpAddr, Holder>) -> Vec<ObjectKey> {
         let was = &self.allocation.reserved;
         if *was == reserved {
@@ -251,8 +252,8 @@ impl Allocator {
         touched
     }
 
-    /// Sets the addresses that other gateways still serve. Returns the Services that this may affect, for
-    /// [`Self::update`]; `None` if another gateway decides now, or this one has just begun to: then all are affected.
+    /// Sets the addresses that other gateways still serve. Returns the Services that may be affected, for
+    /// [`Self::update`]; `None` if the deciding gateway has changed, which affects all Services.
     pub fn set_authority(&mut self, authority: &Authority) -> Option<Vec<ObjectKey>> {
         if *self.allocation.authority() == *authority {
             return Some(Vec::new());
@@ -264,25 +265,26 @@ impl Allocator {
         })
     }
 
-    /// The pools that addresses are given from.
+    /// The pools that addresses are assigned from.
     #[must_use]
     pub fn pools(&self) -> &[Pool] {
         &self.allocation.pools
     }
 
-    /// By Service; one entry for each that takes part.
+    /// The results by Service, with one entry for each Service that takes part.
     #[must_use]
     pub fn granted(&self) -> &Arc<BTreeMap<ObjectKey, Granted>> {
         &self.granted
     }
 
-    /// What they hold, for [`adopted`](super::adopted()) the next time. The same value as long as nothing changes there.
+    /// The current holdings, for [`adopted`](super::adopted()) in the next turn. The same value as long as nothing
+    /// changes.
     #[must_use]
     pub fn allocations(&self) -> &Arc<Allocations> {
         &self.allocations
     }
 
-    /// How full the pools are, in their order, and who uses them; then the pools that are no more, and are in use.
+    /// The usage of the pools in their order, with their users, followed by removed pools that are still in use.
     #[must_use]
     pub fn usage(&self) -> Vec<PoolUsage> {
         self.users.complete(self.allocation.usage())
@@ -291,13 +293,13 @@ impl Allocator {
 
 #[cfg(test)]
 impl Allocator {
-    /// How often a pool was looked through so far.
+    /// The number of searches of a pool so far.
     pub(super) fn searches(&self) -> usize {
         self.allocation.searches.get()
     }
 }
 
-/// A Service that is given its addresses.
+/// A Service while it is given its addresses.
 struct Turn<'a> {
     applicant: Applicant<'a>,
     granted: Granted,

@@ -10,47 +10,47 @@ use tidegate_model::objects::Service;
 
 use super::{ClaimKind, Held, Holdings, recorded};
 
-/// Who decides on LoadBalancer addresses.
+/// Which gateway decides on LoadBalancer addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Authority {
-    /// This gateway: it leads, or no other gateway reads its source.
+    /// This gateway, because it is the leader, or no other gateway reads its source.
     Decides {
         /// Addresses that are withheld: other gateways still serve them for Services that released them.
         withheld: BTreeSet<IpAddr>,
     },
-    /// This gateway, which assigns nothing now: another one may still serve any released address.
+    /// This gateway, which assigns no addresses yet: another one may still serve any released address.
     Waits,
-    /// Another one: only addresses that Services have already are granted.
+    /// Another gateway: only addresses that Services already have are granted.
     Follows,
 }
 
 impl Default for Authority {
-    /// Alone.
+    /// This gateway alone.
     fn default() -> Self {
         Self::Decides { withheld: BTreeSet::new() }
     }
 }
 
-/// The field manager under which the gateways write; who else owns a status is a stranger.
+/// The field manager of the gateways' writes. Any other manager that owns a status belongs to another controller.
 pub const FIELD_MANAGER: &str = "tidegate";
 /// The condition that says whether a Service has the addresses that it requests.
 pub const ALLOCATED: &str = "tidegate.dev/Allocated";
 
-/// What a Service had before.
+/// The earlier addresses of a Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Had {
-    /// What is known to belong to it: this precedes any request of another Service.
+    /// Addresses that are known to belong to it. They take precedence over any request of another Service.
     pub firm: Vec<Held>,
-    /// What it had according to a less reliable source: this precedes new requests.
+    /// Addresses from a less reliable source. They take precedence over new requests.
     pub weak: Vec<Held>,
-    /// Addresses that it had when it was last there; it gets them where they are free.
+    /// Addresses that it had before it was removed. It gets them again if they are free.
     pub last: Vec<IpAddr>,
-    /// We wrote the addresses that its status has.
+    /// Whether this project's gateways wrote the addresses in its status.
     pub status_is_ours: bool,
 }
 
 impl Had {
-    /// All of it, the firm first.
+    /// All of them, the firm ones first.
     pub fn all(&self) -> impl Iterator<Item = &Held> {
         self.firm.iter().chain(&self.weak)
     }
@@ -61,16 +61,17 @@ impl Had {
     }
 }
 
-/// What a Service had before: from the memory of this gateway, and from its status.
+/// The earlier addresses of a Service: from the memory of this gateway, and from its status.
 ///
-/// Who decides trusts its memory first, for what it gave may not be written yet; after a restart there is none, and
-/// the status is adopted. Who follows trusts the status, so that it serves what the version of its Services says and
-/// nothing else; its memory counts where a stranger changed a status of which our condition says that it has addresses,
-/// for the leader will write it again, and for ports of external IPs of which the status does not say whose they are.
+/// The gateway that decides uses its memory first, because an assigned address may not be in the status yet. After a
+/// restart there is no memory, and the status is used. A gateway that follows uses the status, so that it serves
+/// exactly what that version of the Services says. It uses its memory in two cases: if another controller changed a
+/// status whose condition (written by us) says that the Service has addresses, since the leader will write it again;
+/// and for ports of external IPs whose owner the status does not show.
 #[must_use]
 pub fn adopted(service: &Service, remembered: Option<&Holdings>, authority: &Authority) -> Had {
-    // Also of a Service that was made anew under its name in one step, as after a cluster was restored: no other one
-    // gets its address in between.
+    // This includes a Service that was deleted and created again in one step, as after the restore of a cluster: no
+    // other Service gets its address in between.
     let remembered = remembered.map_or(&[][..], |holdings| &holdings.held);
     let recorded = recorded(&service.stored);
     let of = |held: &[Held], kind: ClaimKind| -> Vec<Held> {
@@ -104,12 +105,12 @@ pub fn adopted(service: &Service, remembered: Option<&Holdings>, authority: &Aut
     had
 }
 
-/// Whether the addresses in its status are of our making.
+/// Whether our gateways wrote the addresses in its status.
 fn has_status_of_ours(service: &Service) -> bool {
     service.stored.ingress_managers.iter().any(|manager| manager == FIELD_MANAGER)
 }
 
-/// Whether another controller changed or removed the addresses in a status of ours.
+/// Whether another controller changed or removed the addresses in a status that we wrote.
 fn is_foreign(service: &Service) -> bool {
     let stored = &service.stored;
     let managers = &stored.ingress_managers;

@@ -15,7 +15,7 @@ use super::allocate::{Allocation, Applicant, Granted, failed};
 use super::{Authority, Problem, ProblemKind, WantedPool};
 
 impl Allocation {
-    /// Pass 3: an address for every family that still lacks one.
+    /// Pass 3: chooses an address for every family that still lacks one.
     pub(super) fn choose(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         if !applicant.wants_load_balancer || granted.pending.is_some() {
             return;
@@ -48,7 +48,7 @@ impl Allocation {
                 continue;
             }
             match self.free_address(applicant, family, &chosen) {
-                // Once it holds it, it keeps it; until then another may come first.
+                // Once the Service holds the address, it keeps it. Until then, another Service may take precedence.
                 Ok(found) => {
                     self.hangs();
                     chosen.push(found);
@@ -85,7 +85,7 @@ impl Allocation {
         self.all_or_nothing(applicant, granted);
     }
 
-    /// The message about a request for which there is no pool.
+    /// The message about a request that no pool matches.
     fn no_such_pool(&self, applicant: &Applicant<'_>, wanted: &WantedPool) -> (String, String) {
         let key = applicant.key();
         match wanted {
@@ -130,7 +130,7 @@ impl Allocation {
             } else if let Some(ip) = self.shared_address(at, applicant, family) {
                 return Ok((at, ip));
             } else if self.over_quota_by_any(at, applicant, chosen) {
-                // Before any address is looked for: Services beyond a quota may be thousands.
+                // Checked before the search: thousands of Services may exceed a quota.
                 why.push(self.quota_reached(at, applicant));
             } else if let Some(ip) = self
                 .last_address(at, applicant, family)
@@ -148,7 +148,7 @@ impl Allocation {
         Err(why.join(", "))
     }
 
-    /// An address that others with the same sharing key hold already.
+    /// An address that other Services with the same sharing key already hold.
     fn shared_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
         let key = applicant.sharing_key.as_deref()?;
         self.ledger.shared_under(key).find(|ip| {
@@ -159,9 +159,9 @@ impl Allocation {
         })
     }
 
-    /// The free address with the highest rank, from the dynamic band first. If a band is too large to examine as a
-    /// whole: the first free address in a sequence of places that follows from the Service's name, and then in order
-    /// from the end of that sequence.
+    /// The free address with the highest rank, from the dynamic band first. If a band is too large to rank as a whole:
+    /// the first free address in a sequence of places derived from the Service's name, and then in order from the end
+    /// of that sequence.
     fn unheld_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
         if self.is_known_full(pool, family) {
             return None;
@@ -197,26 +197,27 @@ impl Allocation {
         !self.ledger.is_held(ip) && !self.reserved.contains_key(&ip) && !self.is_withheld(ip)
     }
 
-    /// The address that the Service had when it was last there, if it is free.
+    /// The address that the Service had before it was removed, if it is free.
     fn last_address(&self, pool: usize, applicant: &Applicant<'_>, family: IpFamily) -> Option<IpAddr> {
         let mut last = applicant.had.last.iter().copied().filter(|ip| IpFamily::of(*ip) == family);
         last.find(|ip| self.pools[pool].contains(*ip) && self.is_free(*ip))
     }
 }
 
-/// Bands of up to so many addresses are ranked as a whole; a choice costs some microseconds there.
+/// The maximum size of a band that is ranked as a whole. A choice takes some microseconds in it.
 const RANKED_MAX: u128 = 4096;
-/// Places of a larger band that are tried before it is searched in order: enough for one that is nearly full.
+/// The number of places of a larger band that are tried before it is searched in order: enough for a band that is
+/// nearly full.
 const PROBES: u64 = 64;
 
-/// FNV-1a of `namespace/name`, finished so that all bits depend on all of it. Fixed: gateways of different
-/// versions must agree.
+/// FNV-1a of `namespace/name`, with a finalizer, so that all bits depend on the whole text. It must not change:
+/// gateways of different versions must agree.
 fn stable_hash(key: &ObjectKey) -> u64 {
     let bytes = key.namespace.bytes().chain([b'/']).chain(key.name.bytes());
     mixed(fnv1a(fnv::START, bytes))
 }
 
-/// Every bit of the result depends on all bits (the finalizer of MurmurHash3). Fixed, like [`stable_hash`].
+/// The finalizer of MurmurHash3: every bit of the result depends on all bits. It must not change, like [`stable_hash`].
 fn mixed(mut h: u64) -> u64 {
     h = (h ^ (h >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     h = (h ^ (h >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

@@ -42,11 +42,11 @@ impl Allocation {
         let own = kept.map_or(&[][..], |(_, ports)| ports);
         let all = applicant.ports();
         let pool = match self.authorising_pool(applicant, ip) {
-            // What it has stays; whether a pool still authorises it matters for more.
+            // A kept external IP stays. Other conditions depend on whether a pool still authorises it.
             Err(_) if kept.is_some() && all.iter().all(|port| own.binary_search(port).is_ok()) => None,
             Ok(pool) => Some(pool),
             Err((why, accepted)) => {
-                // It is not among its claims, and why it is denied may change.
+                // The address is not among its claims, and the reason for the refusal may change.
                 self.hangs();
                 let what = match kept {
                     None => format!("external IP {ip} of Service {} is denied: {why}", applicant.key()),

@@ -12,14 +12,14 @@ use tidegate_model::objects::{Condition, Protocol, Stored};
 
 use super::{ClaimKind, PortKey, WantedPool};
 
-/// The condition whose message is the list of what a Service holds, as JSON: see [`record`]. A gateway that starts,
-/// or begins to follow, assigns each port to its owner in this list, whatever Services request meanwhile.
+/// The condition whose message is the list of a Service's holdings, as JSON: see [`record`]. A gateway that starts, or
+/// begins to follow, assigns each port to its owner in this list, whatever Services request meanwhile.
 pub const HOLDS: &str = "tidegate.dev/Holds";
 
-/// Longest list, in bytes: the API server takes messages of 32 KiB.
+/// The maximum length of the list in bytes: the API server accepts messages of 32 KiB.
 const RECORD_BYTES_MAX: usize = 32_000;
 
-/// All ports of three protocols: no honest list has more.
+/// All ports of three protocols: no valid list has more.
 const PORTS_MAX: usize = 3 << 16;
 
 /// An address that a Service holds in one capacity.
@@ -27,55 +27,55 @@ const PORTS_MAX: usize = 3 << 16;
 pub struct Held {
     /// The address.
     pub address: IpAddr,
-    /// In what capacity.
+    /// The capacity.
     #[serde(rename = "as", with = "capacity")]
     pub kind: ClaimKind,
-    /// Name of the pool that it was given from; empty where that is not known.
+    /// Name of the pool that it was assigned from; empty if it is not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pool: String,
-    /// The ports that are its own there, sorted; `None` where that is not known.
+    /// The ports that the Service owns there, sorted; `None` if they are not known.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "port_list")]
     pub ports: Option<Vec<PortKey>>,
-    /// The `tidegate.dev/allow-shared-ip` under which it has the address.
+    /// The `tidegate.dev/allow-shared-ip` under which it holds the address.
     #[serde(default, rename = "sharedUnder", skip_serializing_if = "Option::is_none")]
     pub sharing_key: Option<String>,
-    /// The pool that it requested when it got the address.
+    /// The pool that it requested when the address was assigned.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "wish")]
     pub wish: Option<WantedPool>,
 }
 
 impl Held {
-    /// An address of which only a status tells that the Service has it.
+    /// An address for which only a status shows that the Service has it.
     #[must_use]
     pub fn of_status(address: IpAddr) -> Self {
         let kind = ClaimKind::LoadBalancer;
         Self { address, kind, pool: String::new(), ports: None, sharing_key: None, wish: None }
     }
 
-    /// The order in which a list has them.
+    /// The order of entries in a list.
     fn order(&self) -> (IpAddr, ClaimKind) {
         (self.address, self.kind)
     }
 }
 
-/// All that a Service holds.
+/// All holdings of a Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// The uid of the Service: another object of the same name holds nothing of this.
+    /// The uid of the Service. Another object of the same name holds none of this.
     pub uid: String,
     /// Sorted by address and capacity.
     pub held: Vec<Held>,
 }
 
 impl Holdings {
-    /// Sorts what is held.
+    /// The holdings, sorted.
     #[must_use]
     pub fn new(uid: &str, mut held: Vec<Held>) -> Self {
         held.sort_by_key(Held::order);
         Self { uid: uid.to_owned(), held }
     }
 
-    /// Whether these are of the object with this uid. One that the source made of the name says nothing.
+    /// Whether these belong to the object with this uid. A uid that the source derived from the name proves nothing.
     #[must_use]
     pub fn are_of(&self, uid: &str) -> bool {
         let is_real = |uid: &str| !uid.is_empty() && !uid.contains('/');
@@ -88,7 +88,7 @@ impl Holdings {
     }
 }
 
-/// The message of [`HOLDS`]. A list that is too long goes without its ports.
+/// The message of [`HOLDS`]. A list that is too long is written without its ports.
 #[must_use]
 pub fn record(held: &[Held]) -> String {
     let json = |held: &[Held]| serde_json::to_string(held).unwrap_or_default();
@@ -101,7 +101,7 @@ pub fn record(held: &[Held]) -> String {
     if short.len() <= RECORD_BYTES_MAX { short } else { "[]".to_owned() }
 }
 
-/// What a Service holds according to its status: nothing if there is no valid list.
+/// The holdings of a Service according to its status; empty if there is no valid list.
 #[must_use]
 pub fn recorded(stored: &Stored) -> Vec<Held> {
     let condition: Option<&Condition> = stored.condition(HOLDS);
@@ -184,7 +184,7 @@ fn shown(ports: &[PortKey]) -> String {
         let count = run.count();
         let last = rest[count - 1].1;
         let comma = if text.is_empty() { "" } else { "," };
-        // Writing to a String never fails.
+        // Writing to a String cannot fail.
         let _ = match count {
             1 => write!(text, "{comma}{protocol}/{first}"),
             _ => write!(text, "{comma}{protocol}/{first}-{last}"),

@@ -17,14 +17,14 @@ use tidegate_model::objects::IpFamily;
 use super::allocate::{Allocation, Applicant, Granted};
 use super::{Assigned, Authority, Claim, ClaimKind, Held, Holder, PortKey, Problem, ProblemKind, WantedPool};
 
-/// A pool by its place among the pools, where it still has the address, and its name.
+/// A pool: its index, if it still exists and contains the address, and its name.
 pub(super) struct From {
     at: Option<usize>,
     name: String,
 }
 
 impl Allocation {
-    /// What is known to be the applicant's own, as it was.
+    /// Keeps the addresses and ports that are known to belong to the applicant.
     pub(super) fn keep_known(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         if applicant.leaving {
             self.hold(applicant);
@@ -38,7 +38,8 @@ impl Allocation {
             let own: Vec<PortKey> =
                 ports.iter().filter(|p| asked.binary_search(p).is_ok()).copied().collect();
             match held.kind {
-                // Whether it may stay on an address that others share, with other ports, is decided after them.
+                // The address is shared and the ports are different ones: whether it may stay there is decided after
+                // the others.
                 ClaimKind::LoadBalancer
                     if own.is_empty() && held.sharing_key.is_some() && !asked.is_empty() => {}
                 ClaimKind::LoadBalancer => self.keep_address(applicant, granted, held, &own),
@@ -47,7 +48,7 @@ impl Allocation {
         }
     }
 
-    /// The rest of what it had, unless a Service with a better claim has it now.
+    /// Keeps the rest of its earlier addresses, unless a Service with a better claim has them now.
     pub(super) fn keep_rest(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let asked = sorted_ports(applicant);
         for held in applicant.had.all() {
@@ -71,7 +72,7 @@ impl Allocation {
         }
     }
 
-    /// Of these ports those that no other Service has on the address.
+    /// The ports among these that no other Service owns on the address.
     fn not_of_others(
         &self,
         applicant: &Applicant<'_>,
@@ -87,7 +88,7 @@ impl Allocation {
         free
     }
 
-    /// Leaves a LoadBalancer address with the applicant, with these ports for a beginning.
+    /// Keeps a LoadBalancer address for the applicant, initially with these ports.
     fn keep_address(
         &mut self,
         applicant: &Applicant<'_>,
@@ -114,7 +115,7 @@ impl Allocation {
         }
     }
 
-    /// From which pool the applicant has a LoadBalancer address, if it may keep it.
+    /// The pool of a LoadBalancer address of the applicant, if it may keep the address.
     fn address_stays(&self, applicant: &Applicant<'_>, granted: &Granted, held: &Held) -> Option<From> {
         if !applicant.wants_load_balancer {
             return None;
@@ -126,7 +127,7 @@ impl Allocation {
         if has_family || !self.families(applicant).contains(&family) || (requests_other && !requested) {
             return None;
         }
-        // What another gateway says of itself takes nothing from anybody: its account may be stolen.
+        // Another gateway's claim on an address takes it from no Service: its account may be stolen.
         if self.reserved.get(&held.address) == Some(&Holder::Gateway) {
             return None;
         }
@@ -146,7 +147,7 @@ impl Allocation {
         let contains = |at: &usize| self.pools[*at].contains(held.address);
         let is_ours = !held.pool.is_empty() || applicant.had.status_is_ours;
         if !is_ours {
-            // Somebody else wrote it: it is taken over where a pool would give it.
+            // Another controller wrote it: the address is adopted if a pool would assign it.
             let mut usable = self.usable_pools(applicant).filter(contains);
             let at = usable.find(|at| !self.over_quota(*at, applicant, held.address, &[]))?;
             return Some(From { at: Some(at), name: self.pools[at].name.clone() });
@@ -160,7 +161,8 @@ impl Allocation {
         Some(From { at, name: name.clone() })
     }
 
-    /// Whether the operator takes the address back: by the pool that it was given from, or is in now.
+    /// Whether the operator takes the address back, through the pool that it was assigned from, or that contains it
+    /// now.
     fn takes_back(&self, applicant: &Applicant<'_>, held: &Held, from: &From) -> bool {
         let named = (0..self.pools.len()).find(|at| self.pools[*at].name == held.pool);
         let Some(at) = named.or(from.at) else { return false };
@@ -175,7 +177,7 @@ impl Allocation {
         pool.force_release && !gives()
     }
 
-    /// Says that another gateway names an address its own that the applicant keeps.
+    /// The problem that another gateway claims an address that the applicant keeps.
     fn claim_of_gateway(&self, applicant: &Applicant<'_>, held: &Held, field: &str) -> Option<Problem> {
         let Some(Holder::OtherGateway(name)) = self.reserved.get(&held.address) else { return None };
         Some(Problem {
@@ -191,7 +193,7 @@ impl Allocation {
         })
     }
 
-    /// Leaves ports of an external IP with the applicant.
+    /// Keeps ports of an external IP for the applicant.
     fn keep_external(
         &mut self,
         applicant: &Applicant<'_>,
@@ -234,7 +236,7 @@ impl Allocation {
         }
     }
 
-    /// Pass 2: the ports that the applicant does not have yet on the addresses that it keeps.
+    /// Pass 2: claims new ports of the applicant on the addresses that it keeps.
     pub(super) fn extend(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let addresses: Vec<IpAddr> = granted.load_balancer.iter().map(|assigned| assigned.address).collect();
         for ip in addresses {
@@ -247,7 +249,7 @@ impl Allocation {
                     kind: ClaimKind::LoadBalancer,
                     ports: &[port],
                     sharing_key: applicant.sharing_key.as_deref(),
-                    // It has the address already.
+                    // The Service already has the address.
                     across_namespaces: true,
                 };
                 let Err(taken) = self.take(ip, &claim) else { continue };
@@ -268,7 +270,7 @@ impl Allocation {
         }
     }
 
-    /// Keeps others off what a Service gives back.
+    /// Reserves the addresses that a Service releases.
     fn hold(&mut self, applicant: &Applicant<'_>) {
         for held in applicant.had.all().filter(|held| held.kind == ClaimKind::LoadBalancer) {
             let Some(from) = self.pool_of_held(applicant, held) else { continue };
@@ -288,8 +290,8 @@ impl Allocation {
         }
     }
 
-    /// Keeps others off what is still in the status that we wrote, or on its way there, though the Service is to lose
-    /// it: other gateways serve it until the status says something else.
+    /// Reserves the addresses that the Service will lose but that are still in the status that we wrote, or about to be
+    /// written: other gateways serve them until the status changes.
     pub(super) fn hold_lost(&mut self, applicant: &Applicant<'_>, granted: &Granted) {
         let service = applicant.service;
         if !applicant.wants_load_balancer || *self.authority() == Authority::Follows {
@@ -301,7 +303,7 @@ impl Allocation {
         let ports = applicant.ports();
         let lost = |ip: &IpAddr| !granted.load_balancer.iter().any(|a| a.address == *ip);
         for ip in written.chain(given).filter(lost) {
-            // Also where its pool is gone: it may be in another one.
+            // This applies even if its pool was removed: the address may be in another one.
             let claim = Claim {
                 service: applicant.key(),
                 kind: ClaimKind::LoadBalancer,
@@ -309,7 +311,7 @@ impl Allocation {
                 sharing_key: applicant.sharing_key.as_deref(),
                 across_namespaces: true,
             };
-            // Where somebody holds it already, that one keeps others off.
+            // If another Service holds it, its claim already reserves the address.
             let _ = self.take(ip, &claim);
         }
     }

@@ -16,23 +16,23 @@ use tidegate_model::objects::{ObjectKey, Protocol};
 
 use super::PortKey;
 
-/// In what capacity an address is claimed.
+/// The capacity in which an address is claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClaimKind {
-    /// As an address of type LoadBalancer.
+    /// As a LoadBalancer address.
     LoadBalancer,
     /// As one of `spec.externalIPs`.
     ExternalIp,
 }
 
-/// A Service that wants ports of an address.
+/// The claim of a Service on ports of an address.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim<'a> {
-    /// Who.
+    /// The Service.
     pub service: &'a ObjectKey,
-    /// In what capacity.
+    /// The capacity.
     pub kind: ClaimKind,
-    /// Which ports.
+    /// The ports.
     pub ports: &'a [PortKey],
     /// Its `tidegate.dev/allow-shared-ip`.
     pub sharing_key: Option<&'a str>,
@@ -45,21 +45,21 @@ pub struct Claim<'a> {
 pub enum Taken {
     /// Another Service has the port.
     Port {
-        /// Who has it.
+        /// The Service that owns it.
         owner: ObjectKey,
-        /// Which one.
+        /// The protocol of the port.
         protocol: Protocol,
-        /// Which one.
+        /// The number of the port.
         port: u16,
     },
     /// Another Service holds the address and the sharing keys are absent or differ.
     NotShared {
-        /// Who holds it.
+        /// A Service that holds it.
         owner: ObjectKey,
     },
-    /// The keys agree, the namespaces do not, and the pool does not share across them.
+    /// The sharing keys match, but the namespaces differ, and the pool does not share across namespaces.
     OtherNamespace {
-        /// Who holds it.
+        /// A Service that holds it.
         owner: ObjectKey,
     },
 }
@@ -84,10 +84,10 @@ struct Holding {
     sharing_key: Option<String>,
 }
 
-/// What is held of one address.
+/// The holdings of one address.
 #[derive(Debug, Default)]
 struct Holdings {
-    /// One entry for each Service and capacity, in the order in which they came.
+    /// One entry for each Service and capacity, in the order of their claims.
     holdings: Vec<Holding>,
     owners: BTreeMap<PortKey, Arc<ObjectKey>>,
 }
@@ -96,12 +96,12 @@ struct Holdings {
 #[derive(Debug, Default)]
 pub struct Ledger {
     addresses: BTreeMap<IpAddr, Holdings>,
-    /// How many holdings of an address carry a sharing key.
+    /// The number of holdings of an address with a sharing key.
     keyed: BTreeMap<String, BTreeMap<IpAddr, usize>>,
 }
 
 impl Ledger {
-    /// Whether anyone holds the address.
+    /// Whether any Service holds the address.
     #[must_use]
     pub fn is_held(&self, ip: IpAddr) -> bool {
         self.addresses.contains_key(&ip)
@@ -113,18 +113,18 @@ impl Ledger {
         self.addresses.len()
     }
 
-    /// Who holds the address, in the order in which they came.
+    /// The Services that hold the address, in the order of their claims.
     pub fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &ObjectKey> {
         self.holdings(ip).map(|holding| &*holding.service)
     }
 
-    /// Who has the port of the address.
+    /// The Service that owns the port of the address.
     #[must_use]
     pub fn owner(&self, ip: IpAddr, port: PortKey) -> Option<&ObjectKey> {
         self.addresses.get(&ip)?.owners.get(&port).map(AsRef::as_ref)
     }
 
-    /// Addresses of type LoadBalancer whose holders carry this sharing key, sorted.
+    /// LoadBalancer addresses whose holders have this sharing key, sorted.
     pub fn shared_under<'a>(&'a self, key: &str) -> impl Iterator<Item = IpAddr> + use<'a> {
         let keyed = self.keyed.get(key).into_iter().flatten();
         keyed.filter(|(ip, count)| self.addresses[ip].holdings.len() == **count).map(|(ip, _)| *ip)
@@ -143,8 +143,8 @@ impl Ledger {
     /// Whether the claim could be granted on the address.
     ///
     /// # Errors
-    /// The first of its ports that another Service has; else the first holder in its way, in the order in which they
-    /// came.
+    /// The first of its ports that another Service owns; otherwise the first holder that prevents it, in the order of
+    /// claims.
     pub fn admits(&self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), Taken> {
         let Some(held) = self.addresses.get(&ip) else { return Ok(()) };
         for port in claim.ports {
@@ -169,10 +169,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// Grants the claim, if nothing is in its way.
+    /// Grants the claim, if nothing prevents it.
     ///
     /// # Errors
-    /// As [`Ledger::admits`]; the ledger is unchanged then.
+    /// Those of [`Ledger::admits`]; the ledger is then unchanged.
     pub fn claim(&mut self, ip: IpAddr, claim: &Claim<'_>) -> Result<(), Taken> {
         self.admits(ip, claim)?;
         let held = self.addresses.entry(ip).or_default();
@@ -190,7 +190,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes back all claims of a Service on the address.
+    /// Releases all claims of a Service on the address.
     pub fn release(&mut self, ip: IpAddr, service: &ObjectKey) {
         let Some(held) = self.addresses.get_mut(&ip) else { return };
         for gone in held.holdings.extract_if(.., |holding| *holding.service == *service) {

@@ -1,7 +1,7 @@
 //! Merges two lists of pools: those of the configuration come first, then `AddressPool` objects by name.
 //!
-//! Duplicate names and overlapping ranges are reported, and are never a crash: the first pool with a name counts, and
-//! an address in several pools belongs to the first of them.
+//! Duplicate names and overlapping ranges are reported and never cause a failure: the first pool with a name counts,
+//! and an address in several pools belongs to the first of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use tidegate_model::objects::{AddressPool, AddressRange, Pool};
 use tidegate_model::shared_map::SharedMap;
 
-/// What is wrong with an `AddressPool` among the others.
+/// A fault of an `AddressPool` in relation to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PoolFault {
-    /// The configuration has a pool of this name: the object is not used.
+    /// The configuration has a pool with this name, so the object is not used.
     NameTaken,
     /// It has addresses in common with another pool.
     Overlaps {
@@ -20,7 +20,7 @@ pub enum PoolFault {
         other: String,
         /// Its own range.
         range: AddressRange,
-        /// The other's.
+        /// The other pool's range.
         other_range: AddressRange,
     },
 }
@@ -41,7 +41,8 @@ pub fn merge(
         if taken.contains(name.as_str()) {
             faults.entry(name.clone()).or_default().push(PoolFault::NameTaken);
         } else {
-            // One that is being deleted gives nothing out any more; it goes when nobody holds an address of it.
+            // A pool that is being deleted assigns no more addresses. It disappears when no Service holds one of its
+            // addresses.
             let disabled = object.pool.disabled || object.meta.deletion_time.is_some();
             pools.push(Pool { disabled, ..object.pool.clone() });
         }
@@ -54,13 +55,13 @@ pub fn merge(
     (pools, faults)
 }
 
-/// One overlap of each pool that has one, in a sweep over all ranges by their first address.
+/// Finds one overlap for each pool that has any, in a sweep over all ranges ordered by their first address.
 fn overlaps(pools: &[Pool]) -> BTreeMap<usize, PoolFault> {
     let mut all: Vec<(AddressRange, usize)> =
         pools.iter().enumerate().flat_map(|(at, p)| p.ranges.iter().map(move |r| (*r, at))).collect();
     all.sort_unstable();
     let mut found = BTreeMap::new();
-    // Of the ranges so far the one that reaches furthest, and the one of another pool that does.
+    // Of the ranges so far: the one that reaches furthest, and the one of a different pool that reaches furthest.
     let mut furthest: Vec<(AddressRange, usize)> = Vec::with_capacity(2);
     for (range, at) in all {
         if let Some((other_range, other)) = furthest.iter().find(|(r, p)| *p != at && r.overlaps(&range)) {

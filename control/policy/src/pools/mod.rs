@@ -52,26 +52,26 @@ use tidegate_model::shared_map::SharedMap;
 /// The label of pools whose addresses are not reachable from the internet, with its value.
 pub const INTERNAL_LABEL: (&str, &str) = ("scope", "internal");
 
-/// The pools that a Service takes addresses from, where it does not leave the choice.
+/// The pools that a Service restricts its addresses to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolWish {
-    /// Which.
+    /// The pools.
     pub wanted: WantedPool,
     /// Path of its field.
     pub field: String,
 }
 
-/// Which pools a [`PoolWish`] is for.
+/// The pools that a [`PoolWish`] selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WantedPool {
-    /// The one of this name (`tidegate.dev/address-pool`).
+    /// The pool of this name (`tidegate.dev/address-pool`).
     Named(String),
-    /// Those with [`INTERNAL_LABEL`].
+    /// All pools with [`INTERNAL_LABEL`].
     Internal,
 }
 
 impl WantedPool {
-    /// Whether it is such a pool.
+    /// Whether the pool is selected.
     #[must_use]
     pub fn is(&self, pool: &Pool) -> bool {
         match self {
@@ -92,16 +92,16 @@ impl std::fmt::Display for WantedPool {
     }
 }
 
-/// Whose a reserved address is.
+/// The owner of a reserved address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holder {
-    /// The gateway's own.
+    /// This gateway.
     Gateway,
-    /// Of the other gateway of this name.
+    /// The other gateway with this name.
     OtherGateway(String),
-    /// Of the node of this name.
+    /// The node with this name.
     Node(String),
-    /// An API server's, or the cluster IP before it.
+    /// An API server, or the cluster IP in front of it.
     ApiServer,
 }
 
@@ -116,7 +116,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// An address that a Service holds, and the pool that it is from.
+/// An address that a Service holds, and its pool.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Assigned {
     /// The address.
@@ -128,21 +128,21 @@ pub struct Assigned {
 /// A port of an address, as Services own it.
 pub type PortKey = (Protocol, u16);
 
-/// What Services held after the last call: kept by the daemon from reload to reload.
+/// The holdings of Services after the last call. The daemon keeps them across reloads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allocations {
     /// By Service.
     pub by_service: SharedMap<ObjectKey, Holdings>,
-    /// What Services held that are gone: they get the same addresses when they return, if these are free.
+    /// The holdings of removed Services. A Service that returns gets the same addresses, if they are free.
     pub departed: SharedMap<ObjectKey, Holdings>,
 }
 
-/// Why something was not granted: the names of the events that users know.
+/// Why a request was not granted: the names of the events that users know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProblemKind {
-    /// No address: full pool, quota, nothing that fits, request refused.
+    /// No address: full pool, quota, no matching pool, refused request.
     AllocationFailed,
-    /// One of two families only, where both were preferred.
+    /// Only one of two preferred families.
     FamilyFallback,
     /// An external IP that no pool authorises.
     ExternalIpDenied,
@@ -155,11 +155,11 @@ pub enum ProblemKind {
 pub struct Problem {
     /// Its kind.
     pub kind: ProblemKind,
-    /// `Warning` where the Service got something that serves as well.
+    /// `Warning` if the Service got a usable alternative.
     pub severity: Severity,
     /// Path of the field with the request (`spec.externalIPs[0]`).
     pub field: String,
-    /// What was refused and why.
+    /// What was refused, and why.
     pub what: String,
     /// What would have been granted.
     pub accepted: Option<String>,

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use tidegate_model::objects::{AddressRange, IpFamily, Pool, number};
 
-/// The addresses of a pool and family, laid end to end without gaps or repetition.
+/// The addresses of a pool and family as one sequence, without gaps or duplicates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
     /// Sorted, disjoint.
@@ -17,17 +17,17 @@ pub struct Span {
     size: u128,
 }
 
-/// A part of a span, by offsets.
+/// A part of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Band {
     /// Offset of its first address.
     pub start: u128,
-    /// How many addresses.
+    /// The number of addresses.
     pub size: u128,
 }
 
 impl Span {
-    /// Lays ranges of one family end to end; overlapping ones count once.
+    /// Joins ranges of one family to one sequence. Overlapping parts count once.
     #[must_use]
     pub fn new(ranges: impl IntoIterator<Item = AddressRange>) -> Self {
         let mut sorted: Vec<AddressRange> = ranges.into_iter().collect();
@@ -49,7 +49,7 @@ impl Span {
         Self::new(pool.ranges.iter().filter(|r| r.family() == family).copied())
     }
 
-    /// How many addresses.
+    /// The number of addresses.
     #[must_use]
     pub fn size(&self) -> u128 {
         self.size
@@ -67,7 +67,7 @@ impl Span {
         None
     }
 
-    /// Dynamic band, then static band: the order in which a choice looks for a free address.
+    /// Dynamic band, then static band: the order of the search for a free address.
     #[must_use]
     pub fn bands(&self) -> [Band; 2] {
         let offset = static_band_size(self.size);
@@ -75,7 +75,7 @@ impl Span {
     }
 }
 
-/// `min(max(16, size/16), 256)`, and 0 where there are 16 addresses or fewer.
+/// `min(max(16, size/16), 256)`, and 0 if there are at most 16 addresses.
 fn static_band_size(size: u128) -> u128 {
     if size <= 16 { 0 } else { (size / 16).clamp(16, 256) }
 }

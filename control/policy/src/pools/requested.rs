@@ -1,4 +1,4 @@
-//! Pass 2, the addresses that Services name themselves.
+//! Pass 2, the addresses that Services request themselves.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use super::Authority;
 use super::allocate::{Allocation, Applicant, Granted, describe, failed};
 
 impl Allocation {
-    /// Pass 2: addresses that the applicant names.
+    /// Pass 2: grants the addresses that the applicant requests.
     pub(super) fn grant_requested(&mut self, applicant: &Applicant<'_>, granted: &mut Granted) {
         let decides = matches!(self.authority(), Authority::Decides { .. });
         if !applicant.wants_load_balancer || applicant.requested.is_empty() || !decides {
@@ -23,7 +23,7 @@ impl Allocation {
                 by_family.insert(family, *ip);
                 continue;
             }
-            // Until it holds it, and that is remembered, others may come before.
+            // Until it holds the address, and that is remembered, other Services may take precedence.
             self.hangs();
             let refused = match by_family.insert(family, *ip) {
                 Some(other) => Err((
@@ -37,7 +37,7 @@ impl Allocation {
                         Some(format!("{} (spec.ipFamilies, spec.ipFamilyPolicy)", wanted.join(" and "))),
                     ))
                 }
-                // The Service gets it soon, so this is no fault.
+                // The Service gets the address soon, so this is not a fault.
                 None if self.is_withheld(*ip) => {
                     let why = "every gateway must first withdraw it from the Service that released it";
                     granted.pending =

@@ -1,4 +1,4 @@
-//! How full the pools are, and which Services use them.
+//! The usage of the pools, and the Services that use them.
 //!
 //! The [`Allocator`](super::Allocator) updates [`Users`] as Services get and lose addresses, so that a pool that the
 //! operator changes or removes can show which Services still use it.
@@ -9,7 +9,7 @@ use tidegate_model::objects::{ObjectKey, Pool};
 
 use super::Held;
 
-/// Services that are named as users of a pool.
+/// The maximum number of Services that are named as users of a pool.
 const NAMED_MAX: usize = 8;
 
 /// The usage of a pool, and the Services that use it.
@@ -23,7 +23,7 @@ pub struct PoolUsage {
     pub assigned: u128,
     /// Addresses that are never assigned because they are the gateway's own.
     pub reserved: u128,
-    /// Whether it is being emptied.
+    /// Whether the pool is disabled.
     pub disabled: bool,
     /// Addresses that are no longer in the pool but that Services still hold.
     pub outside: u128,
@@ -31,7 +31,7 @@ pub struct PoolUsage {
     pub users: usize,
     /// The first of them by name, up to eight.
     pub some_users: Vec<ObjectKey>,
-    /// There is no such pool any more.
+    /// Whether the pool no longer exists.
     pub removed: bool,
 }
 
@@ -53,17 +53,17 @@ impl PoolUsage {
     }
 }
 
-/// Who holds addresses from which pool, by the pool's name.
+/// The Services that hold addresses from each pool, by the pool's name.
 #[derive(Debug, Default)]
 pub(super) struct Users {
-    /// With the number of addresses that each Service holds and the pool does not have.
+    /// For each Service, the number of its addresses that are no longer in the pool.
     by_pool: BTreeMap<String, BTreeMap<ObjectKey, u128>>,
     /// Sums over the Services of a pool.
     outside: BTreeMap<String, u128>,
 }
 
 impl Users {
-    /// Takes over what a Service holds now, in place of what it held before.
+    /// Replaces the recorded holdings of a Service.
     pub(super) fn replace(&mut self, service: &ObjectKey, before: &[Held], now: &[Held], pools: &[Pool]) {
         for held in before {
             let Some(users) = self.by_pool.get_mut(&held.pool) else { continue };
@@ -86,7 +86,7 @@ impl Users {
         }
     }
 
-    /// Adds to the usage of the pools who uses them; and the pools that are no more, and are in use.
+    /// Adds the users to the usage of the pools, and adds the removed pools that are still in use.
     pub(super) fn complete(&self, usage: &[PoolUsage]) -> Vec<PoolUsage> {
         let with_users = |usage: PoolUsage| {
             let users = self.by_pool.get(&usage.pool);

@@ -1,9 +1,9 @@
-//! Step 2, incrementally: the addresses of Services, and what depends on all of them or on the nodes: VIPs, conflicting
-//! ports, routes to Pods.
+//! Step 2, incrementally: the addresses of Services, and the parts of the result that depend on all of them or on the
+//! nodes: VIPs, conflicting ports, routes to Pods.
 //!
-//! Called by `incremental` with what changed; says to which Services the result matters.
+//! `incremental` calls it with the changes, and gets the Services that the result affects.
 //!
-//! Invariant: what stands here is what a new one would come to with the same plans, memory and circumstances.
+//! Invariant: the state equals that of a new instance with the same plans, memory and circumstances.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ use super::settings::Settings;
 use super::vips::Vips;
 use crate::pools::{Allocations, Allocator, Applicant, Granted, Holdings, adopted};
 
-/// See the module.
+/// The addresses of all Services.
 #[derive(Debug)]
 pub(super) struct Addresses {
     allocator: Allocator,
@@ -34,36 +34,36 @@ pub(super) struct Addresses {
     pub(super) claimed: SharedMap<ObjectKey, ()>,
     of_pools: Vec<Finding>,
     of_routes: Vec<Finding>,
-    /// What of Nodes cannot be used.
+    /// Findings about the parts of Nodes that cannot be used.
     of_nodes: Vec<Finding>,
 }
 
-/// What of the circumstances is other than before.
+/// The circumstances that have changed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Changed {
-    /// AddressPools.
+    /// The AddressPools.
     pub(super) pools: bool,
-    /// Addresses of nodes or of the API servers.
+    /// The addresses of nodes or of the API servers.
     pub(super) reserved: bool,
-    /// What routes to Pods follow from.
+    /// The inputs of the routes to Pods.
     pub(super) pod_routes: bool,
-    /// What of Nodes cannot be used.
+    /// The parts of Nodes that cannot be used.
     pub(super) node_faults: bool,
 }
 
-/// Whom a call of [`Addresses::update`] touched.
+/// The effects of a call of [`Addresses::update`].
 #[derive(Debug, Default)]
 pub(super) struct Moved {
-    /// Services whose addresses are others, or whose ports belong to others than before.
+    /// Services with different addresses, or with ports whose owner has changed.
     pub(super) services: BTreeSet<ObjectKey>,
-    /// Addresses that are VIPs now or are none any more.
+    /// Addresses that became VIPs or no longer are.
     pub(super) vips: Vec<IpAddr>,
-    /// Findings about pools and nodes are others.
+    /// Whether findings about pools and nodes have changed.
     pub(super) findings: bool,
 }
 
 impl Addresses {
-    /// Without Services, in the circumstances of `input`.
+    /// The state without Services, in the circumstances of `input`.
     pub(super) fn new(input: &Input<'_>, slices: &SliceIndex) -> Self {
         let (mut of_pools, mut of_routes) = (Vec::new(), Vec::new());
         Self {
@@ -78,8 +78,8 @@ impl Addresses {
         }
     }
 
-    /// Takes over the `plans`, of which those of `replanned` are others than before. `applicants` are Services that may
-    /// ask for other addresses, among them those of `replanned`.
+    /// Applies the `plans`; those of `replanned` have changed. `applicants` are Services that may request other
+    /// addresses, including those of `replanned`.
     pub(super) fn update(
         &mut self,
         input: &Input<'_>,
@@ -146,7 +146,7 @@ impl Addresses {
         moved
     }
 
-    /// What a Service that has a plan got.
+    /// The result of a Service that has a plan.
     pub(super) fn granted(&self, service: &ObjectKey) -> &Granted {
         &self.allocator.granted()[service]
     }
@@ -155,7 +155,7 @@ impl Addresses {
         &self.allocator
     }
 
-    /// About pools and nodes.
+    /// The findings about pools and nodes.
     pub(super) fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.of_pools.iter().chain(&self.of_routes).chain(&self.of_nodes)
     }
@@ -177,7 +177,7 @@ fn allocator(
     Allocator::new(pools, reserved, input.settings.authority.clone()).resuming(allocations)
 }
 
-/// What a Service wants of pools. One that is no longer served and still has our finalizer keeps its addresses
+/// The applicant of a Service. A Service that is no longer served and still has our finalizer keeps its addresses
 /// reserved until it is deleted.
 fn applicant<'a>(
     input: &Input<'a>,
@@ -191,7 +191,7 @@ fn applicant<'a>(
         let had = adopted(plan.service, remembered, authority);
         let mut requested = plan.options.requested.clone();
         if plan.options.no_allocation.is_some() {
-            // What it asks for is not understood: it keeps what it has, and gets nothing new.
+            // The request is invalid: the Service keeps its addresses, and gets no new ones.
             let has_any = had.status_is_ours || !had.firm.is_empty();
             let kept = had.load_balancer().filter(|_| has_any);
             requested = kept.map(|ip| (ip, "status.loadBalancer.ingress".to_owned())).collect();

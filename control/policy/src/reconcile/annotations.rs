@@ -28,7 +28,7 @@ pub(super) mod key {
     pub(crate) const BACKEND_NODE_SELECTOR: &str = "tidegate.dev/backend-node-selector";
     pub(crate) const WEIGHT: &str = "tidegate.dev/weight";
 
-    /// What may stand on a Service.
+    /// The annotations that are valid on a Service.
     pub(crate) const ON_SERVICE: &[&str] = &[
         FORWARDING,
         TARGET,

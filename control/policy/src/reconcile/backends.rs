@@ -1,9 +1,9 @@
-//! Computes the backends of one service port on one VIP: which take new flows, which only keep existing flows, which
-//! are kept after their removal, and which health checks are needed.
+//! Computes the backends of one service port on one VIP: which of them take new flows, which only keep existing flows,
+//! which are kept after their removal, and which health checks are needed.
 //!
-//! Kubernetes decides which endpoints are ready ([`choose`]), the gateway's checks which answer, and the operator
-//! which are drained; the memory of the last call shows which were removed. `weights` gives their weight, and for
-//! nodes `nodes` and the weights that the nodes report.
+//! Kubernetes decides which endpoints are ready ([`choose`]), the gateway's checks decide which of them answer, and the
+//! operator decides which are drained; the memory of the last call shows which were removed. `weights` determines their
+//! weights, and for nodes `nodes` and the weights that the nodes report.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -43,15 +43,15 @@ pub(super) struct Backends {
     pub(super) targets: Vec<Target>,
     /// Ready candidates that take new flows.
     pub(super) forwardable: BTreeSet<Active>,
-    /// Policy Local, and endpoints on other nodes only: in words.
+    /// With policy Local and endpoints only on other nodes: a text that says so.
     pub(super) only_elsewhere: Option<String>,
-    /// All fail their checks, and none is set aside.
+    /// Whether all backends fail their checks, and none is set aside.
     pub(super) fail_open: bool,
-    /// Endpoints that would be checked, but are outside of the networks that the operator allows.
+    /// Endpoints that are not checked, because they are outside of the networks that the operator allows.
     pub(super) unchecked: BTreeSet<IpAddr>,
 }
 
-/// Decides the state of every candidate, and carries over those that left.
+/// Decides the state of every candidate, and keeps those that have left.
 pub(super) fn backends(
     collector: &mut Collector<'_>,
     at: &PortAt<'_>,
@@ -85,7 +85,7 @@ pub(super) fn backends(
                 Some(check) => check.target(ip),
                 None => plan.options.checks.target(port.protocol, ip, number, at_vip.as_ref()),
             };
-            // What operators say of nodes is theirs, and nodes have their checks.
+            // Annotations of nodes belong to the operator, and nodes have their own checks.
             let may_be_checked = node_check.is_some() || context.may_be_checked(endpoint);
             if target.is_some() && !may_be_checked {
                 unchecked.insert(ip);
@@ -131,8 +131,8 @@ pub(super) fn backends(
         let weight = if candidate.says_none && !fail_open { 0 } else { candidate.weight };
         result.push(endpoint.ip, endpoint.port.get(), weight, state, why, Some(candidate));
     }
-    // A node says that it has no endpoint from its first answer on: that is no fault before its checks have failed as often
-    // as they have to, for a new Service is not yet known to every node.
+    // A node reports from its first answer on that it has no endpoint. That is not a fault before its checks have
+    // failed as often as required, since a new Service is not yet known to every node.
     let all_failed = || candidates.iter().filter(|c| c.is_chosen && c.would_take()).all(|c| c.judged.fails());
     if fail_open && all_failed() {
         collector.findings.push(fail_open_finding(plan, port, frontend.vip, &candidates));
@@ -149,7 +149,7 @@ pub(super) fn backends(
     for left in kept {
         let same_family = left.ip().is_ipv4() == frontend.vip.is_ipv4();
         let crosses = plan.options.mode == tidegate_core::snapshot::ForwardingMode::DsrIpip;
-        // The mode may have changed since: then its flows cannot be forwarded any more.
+        // If the mode has changed since, its flows can no longer be forwarded.
         let reachable = obstacle(settings, plan.options.mode, frontend, left).is_none();
         if reachable && (same_family || crosses) && !context.vips.contains(&left.ip()) {
             result.push(left.ip(), left.port(), WEIGHT, BackendState::Down, BackendWhy::Removed, None);
@@ -190,20 +190,20 @@ impl Backends {
     }
 }
 
-/// An endpoint that is listed, with all that decides its state.
+/// A listed endpoint, with everything that decides its state.
 struct Candidate<'a> {
     endpoint: &'a ResolvedEndpoint,
     is_chosen: bool,
     weight: u16,
-    /// A node whose proxy says that it has no endpoint. Proxies say so too when all that are left terminate, and go
-    /// on with those: where every node says it, none is set aside for it.
+    /// Whether the node's proxy reports that it has no endpoint. Proxies also report that if all remaining endpoints
+    /// terminate, and continue to use those. So if every node reports it, none is set aside for that reason.
     says_none: bool,
     drained: bool,
     judged: HealthResult,
 }
 
 impl Candidate<'_> {
-    /// Whether its checks keep new flows from it.
+    /// Whether its checks prevent new flows to it.
     fn is_set_aside(&self) -> bool {
         self.says_none || self.judged.fails()
     }
@@ -214,19 +214,20 @@ impl Candidate<'_> {
     }
 }
 
-/// Where topology hints chose a zone and every endpoint there fails its checks, those of other zones are better: all
-/// ready ones are chosen, as without hints, if one of them passes. Ours: kube-proxy has no checks.
+/// If topology hints chose a zone in which every endpoint fails its checks, endpoints of other zones are better: all
+/// ready ones are chosen, as without hints, if one of them passes. kube-proxy has no such rule, because it has no
+/// checks.
 fn leave_a_failing_zone(candidates: &mut [Candidate<'_>]) {
     let passes = |c: &Candidate<'_>| c.would_take() && !c.is_set_aside();
     let chosen_pass = candidates.iter().any(|c| c.is_chosen && passes(c));
-    // Only hints leave out an endpoint that is ready.
+    // A ready endpoint that is not chosen was excluded by hints.
     let others_pass = candidates.iter().any(|c| !c.is_chosen && c.endpoint.ready && passes(c));
     if !chosen_pass && others_pass {
         candidates.iter_mut().for_each(|c| c.is_chosen |= c.endpoint.ready);
     }
 }
 
-/// The state of an endpoint that is listed.
+/// The state of a listed endpoint.
 fn state(candidate: &Candidate<'_>, fail_open: bool, own_node: Option<&str>) -> (BackendState, BackendWhy) {
     let Candidate { endpoint, is_chosen, weight, says_none, drained, judged } = candidate;
     let (is_chosen, fails) = (*is_chosen, judged.fails());
@@ -247,12 +248,12 @@ fn state(candidate: &Candidate<'_>, fail_open: bool, own_node: Option<&str>) -> 
     }
 }
 
-/// Whether topology hints name nodes, and not this one.
+/// Whether topology hints name nodes, but not this one.
 fn names_others(hints: &[String], own_node: Option<&str>) -> bool {
     !hints.is_empty() && own_node.is_some_and(|node| hints.iter().all(|hint| hint != node))
 }
 
-/// That policy Local leaves nobody here, for people: with the node, and some of those that have endpoints.
+/// The text for a policy Local without a local endpoint: it names the node, and some of the nodes that have endpoints.
 fn elsewhere(frontend: &Frontend, own_node: Option<&str>, endpoints: &[ResolvedEndpoint]) -> String {
     const NODES_SHOWN: usize = 3;
     let policy =

@@ -25,14 +25,14 @@ use super::weights::Weights;
 /// The candidates of one frontend.
 pub(super) struct Candidates<'a> {
     pub(super) endpoints: Cow<'a, [ResolvedEndpoint]>,
-    /// With target `node`, the weights by name of node.
+    /// With target `node`, the weights by node name.
     pub(super) node_weights: Option<BTreeMap<String, u16>>,
-    /// The policy and the viewpoint by which they are chosen among.
+    /// The policy and the viewpoint by which backends are chosen among them.
     pub(super) policy: TrafficPolicy,
     pub(super) viewpoint: Viewpoint<'a>,
 }
 
-/// Candidates, or why the mode cannot serve the frontend at all.
+/// The candidates, or the reason why the mode cannot serve the frontend at all.
 pub(super) fn candidates<'e, 'a: 'e>(
     collector: &mut Collector<'a>,
     at: &PortAt<'e>,
@@ -53,14 +53,14 @@ pub(super) fn candidates<'e, 'a: 'e>(
     let own_node = settings.node.as_deref();
     let (policy, viewpoint) = match (frontend.via, plan.options.target) {
         (VipKind::ClusterIp, _) => {
-            // No node is called "": off the cluster no endpoint is on the node of the gateway.
+            // No node is called "", so outside of a cluster no endpoint is on the gateway's node.
             let node = Some(own_node.unwrap_or_default());
             (service.internal_traffic_policy, Viewpoint { node, zone: settings.zone.as_deref() })
         }
         (_, Target::Pod) => {
             (service.external_traffic_policy, Viewpoint { node: own_node, zone: settings.zone.as_deref() })
         }
-        // Policy Local has decided already which nodes there are.
+        // Policy Local has already decided which nodes are included.
         (_, Target::Node) => (TrafficPolicy::Cluster, Viewpoint { node: None, zone: None }),
     };
     let (candidates, node_weights) = match plan.options.target {
@@ -88,7 +88,7 @@ pub(super) fn candidates<'e, 'a: 'e>(
     Ok(Candidates { endpoints, node_weights, policy, viewpoint })
 }
 
-/// The port at which a node is sent to.
+/// The port of a node that packets are sent to.
 fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, Obstacle> {
     let mode = plan.options.mode;
     if mode.is_dsr() {
@@ -110,7 +110,7 @@ fn node_side_port(plan: Plan<'_>, at: &PortAt<'_>) -> Result<Port, Obstacle> {
     })
 }
 
-/// Candidates but those that are VIPs or the gateway itself: a packet to one would come back to us.
+/// The candidates without those that are VIPs or the gateway itself: packets to these would return to the gateway.
 fn usable<'a>(
     collector: &mut Collector<'_>,
     candidates: Cow<'a, [ResolvedEndpoint]>,
@@ -130,7 +130,7 @@ fn usable<'a>(
         let whose = if own { "an address of the gateway itself" } else { "a VIP" };
         let accepted = "the address of a Pod or server";
         let mut finding = Finding::refused_endpoint(&service.meta, "spec", ip, whose, accepted);
-        // It points at the endpoint; that of a node, which is in no slice, stays with the Service.
+        // The finding refers to the endpoint. For a node, which is in no slice, it refers to the Service.
         if let Some(place) = places.remove(&ip) {
             finding.diagnostic.location = Some(place);
         }

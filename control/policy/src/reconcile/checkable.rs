@@ -1,7 +1,7 @@
 //! The networks in which endpoints may be checked: `health.allowedNetworks`, by default the networks of backends.
 //!
-//! Whoever can write EndpointSlices chooses their addresses. Without a limit, health checks would send requests to
-//! any host that the gateway reaches, and report the answers.
+//! Users who can write EndpointSlices choose their addresses. Without a limit, health checks would send requests to any
+//! host that the gateway reaches, and report the answers.
 //!
 //! Pure. Nodes as backends are not restricted: they belong to the operator.
 
@@ -15,29 +15,29 @@ use tidegate_model::objects::{Node, Service};
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
 
-/// Endpoints that a finding names.
+/// The maximum number of endpoints that a finding names.
 const NAMED: usize = 3;
 
-/// See the module.
+/// The networks in which endpoints may be checked.
 #[derive(Debug)]
 pub(super) struct Checkable {
-    /// Sorted, none within another.
+    /// Sorted, and none within another.
     networks: Vec<IpNet>,
-    /// Whether the networks of a node count for the endpoints on it.
+    /// Whether an endpoint may be checked in the networks of its node.
     of_nodes: bool,
     /// Whether every network is allowed.
     all: bool,
 }
 
 impl Checkable {
-    /// What a configuration allows.
+    /// The networks that a configuration allows.
     pub(super) fn new(settings: &Settings) -> Self {
         let listed = settings.health.allowed_networks.clone();
         let of_nodes = listed.is_none();
         let all = listed.is_none() && settings.endpoints_of_operator;
         let networks = listed.unwrap_or_else(|| {
             let links = settings.interfaces.iter().flat_map(|interface| &interface.addresses);
-            // Through a default route lies everything.
+            // A default route covers every address.
             let routes = settings.routes.iter().map(|route| &route.to).filter(|to| to.prefix_len() > 0);
             links.chain(routes).map(IpNet::trunc).collect()
         });
@@ -46,12 +46,12 @@ impl Checkable {
         Self { networks, of_nodes, all }
     }
 
-    /// Whether an endpoint may be checked that says to be on this node.
+    /// Whether an endpoint may be checked, given the node that it claims to be on.
     pub(super) fn allows<'n>(&self, ip: IpAddr, node: impl FnOnce() -> Option<&'n Node>) -> bool {
         self.allows_anywhere(ip) || (self.of_nodes && node().is_some_and(|node| is_of(node, ip)))
     }
 
-    /// Whether it depends on the node of an endpoint if it may be checked.
+    /// Whether the decision depends on the node of the endpoint.
     pub(super) fn asks_for_node(&self, ip: IpAddr) -> bool {
         self.of_nodes && !self.allows_anywhere(ip)
     }
@@ -62,12 +62,12 @@ impl Checkable {
     }
 }
 
-/// Whether an address is a node's own, or one of its Pods'.
+/// Whether an address belongs to a node or to one of its Pods.
 fn is_of(node: &Node, ip: IpAddr) -> bool {
     node.internal_ips.contains(&ip) || node.pod_cidrs.iter().any(|network| network.contains(&ip))
 }
 
-/// Says which endpoints of a Service are not checked, if any.
+/// The finding about the endpoints of a Service that are not checked, if any.
 pub(super) fn finding(service: &Service, unchecked: &BTreeSet<IpAddr>) -> Option<Finding> {
     if unchecked.is_empty() {
         return None;

@@ -16,7 +16,7 @@ use tidegate_model::objects::{IpFamily, Protocol, Service, ServiceType, TargetPo
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
 
-/// See the module.
+/// The forwarding mode of a Service without an annotation.
 pub(super) fn mode(
     service: &Service,
     settings: &Settings,
@@ -50,14 +50,14 @@ pub(super) fn mode(
     settings.forwarding
 }
 
-/// Whether clients from outside of the cluster reach it, and are to be told apart.
+/// Whether clients outside of the cluster reach it and must be distinguishable.
 fn asks_for_client_addresses(service: &Service) -> bool {
     let external = matches!(service.service_type, ServiceType::LoadBalancer | ServiceType::NodePort)
         || !service.external_ips.is_empty();
     external && service.external_traffic_policy == TrafficPolicy::Local
 }
 
-/// Why a mode cannot serve every port of a Service, as far as this can be told without its endpoints.
+/// Why a mode cannot serve every port of a Service, as far as this is known without its endpoints.
 fn obstacle(service: &Service, settings: &Settings, target: Target, mode: ForwardingMode) -> Option<String> {
     if !mode.is_dsr() {
         return None;

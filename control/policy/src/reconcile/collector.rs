@@ -1,4 +1,4 @@
-//! One Service while it is programmed: what is known of it, and what is found on the way.
+//! One Service while it is programmed: its inputs, and the findings so far.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ResolvedEndpoint, ServicePort};
@@ -9,13 +9,13 @@ use super::finding::{Finding, Reason};
 use super::frontend::Frontend;
 use super::planned::Plan;
 
-/// See the module. Every function of step 4 is given it, and adds to it.
+/// The state of one Service during step 4. Every function of that step receives it and adds to it.
 pub(super) struct Collector<'a> {
     pub(super) context: &'a Context<'a>,
     pub(super) plan: Plan<'a>,
-    /// What is not granted, in the order in which it was found.
+    /// The findings, in the order in which they were made.
     pub(super) findings: Vec<Finding>,
-    /// Backends that are listed now, and those that left and are kept.
+    /// The backends that are listed now, and those that left and are kept.
     pub(super) drains: Drains,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct PortAt<'a> {
 }
 
 impl<'a> Collector<'a> {
-    /// Nothing was found yet.
+    /// A collector without findings.
     pub(super) fn new(context: &'a Context<'a>, plan: Plan<'a>) -> Self {
         Self { context, plan, findings: Vec::new(), drains: Drains::default() }
     }
@@ -42,7 +42,7 @@ impl<'a> Collector<'a> {
 }
 
 impl PortAt<'_> {
-    /// The place of the port in the Service.
+    /// The path of the port in the Service.
     pub(super) fn field(&self) -> String {
         format!("spec.ports[{}]", self.i)
     }

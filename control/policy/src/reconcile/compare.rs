@@ -1,9 +1,10 @@
 //! [`Round`]: one round of a [`Reconciler`] with its inputs, for a comparison with one computed from scratch.
 //!
-//! The daemon takes one at intervals, and compares it in the background. Taking it costs some pointers: the inputs
-//! and the outcome share their contents with the reconciler. While it is kept, the reconciler copies what it changes.
+//! The daemon creates one at intervals, and compares it in the background. That costs only some pointers: the inputs
+//! and the outcome share their contents with the reconciler. While a round is kept, the reconciler copies what it
+//! changes.
 //!
-//! Invariant: a round in which no dependency was missed has no difference (tested over random histories).
+//! Invariant: a round without a missed dependency has no difference (tested over random histories).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use super::outcome::Outcome;
 use super::settings::Settings;
 use crate::pools::Granted;
 
-/// See the module.
+/// One round of a [`Reconciler`].
 #[derive(Debug, Clone)]
 pub struct Round {
     settings: Settings,
@@ -34,17 +35,17 @@ pub struct Round {
     granted: Arc<BTreeMap<ObjectKey, Granted>>,
 }
 
-/// What a comparison found; nothing where all is as it has to be.
+/// The differences that a comparison found; empty if there are none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Compared {
-    /// Which addresses Services have, and how full the pools are.
+    /// Differences in the addresses of Services, and in the usage of the pools.
     pub allocation: Vec<Difference>,
-    /// All else of the desired state. Empty where addresses differ: the rest follows from them.
+    /// Differences in the rest of the desired state. Empty if addresses differ, because the rest depends on them.
     pub reconcile: Vec<Difference>,
 }
 
 impl Reconciler {
-    /// The round that [`Self::reconcile`] just made of `input`, with what came of it.
+    /// The round that [`Self::reconcile`] has just computed from `input`, with its outcome.
     #[must_use]
     pub fn round(&self, input: &Input<'_>, outcome: &Arc<Outcome>) -> Round {
         Round {
@@ -95,7 +96,8 @@ fn allocation((outcome, granted): (&Outcome, &Grants), scratch: (&Outcome, &Gran
     or_unequal(found, is_same)
 }
 
-/// All of an outcome but for what [`allocation`] compares. The pattern is complete, so that a new field is not forgotten.
+/// The rest of an outcome, without the parts that [`allocation`] compares. The pattern is complete, so that a new field
+/// cannot be forgotten.
 fn rest(outcome: &Outcome, scratch: &Outcome) -> Vec<Difference> {
     let Outcome {
         spec,
@@ -131,7 +133,7 @@ fn rest(outcome: &Outcome, scratch: &Outcome) -> Vec<Difference> {
     or_unequal(found.into_iter().flatten().collect(), outcome == scratch)
 }
 
-/// What differs and shows no difference in its text is a difference as well.
+/// Adds a difference if two values are unequal although their texts are equal.
 fn or_unequal(mut found: Vec<Difference>, is_same: bool) -> Vec<Difference> {
     if found.is_empty() && !is_same {
         let [incremental, from_scratch] = ["not equal, though its text is the same"; 2].map(str::to_owned);

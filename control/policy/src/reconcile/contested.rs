@@ -4,8 +4,8 @@
 //! [`Contested`] keeps all claims by (address, protocol, port), so that a Service that changes is compared only with
 //! those that claim the same. If the gateway serves neither node ports nor cluster IPs, nothing is stored.
 //!
-//! Invariant: among all claims on one (address, protocol, port) the first is the owner's, whatever the order in which
-//! they arrived.
+//! Invariant: among all claims on one (address, protocol, port) the first is the owner's, in whatever order they
+//! arrived.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -19,23 +19,23 @@ use super::settings::Settings;
 use super::view::VipKind;
 use crate::pools::Granted;
 
-/// Why another Service's claim comes before this one.
+/// A frontend of a Service that belongs to another Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Contest {
     pub(super) frontend: Frontend,
     pub(super) owner: ObjectKey,
 }
 
-/// All claims, and which node ports and cluster IPs belong to others.
+/// All claims, and the node ports and cluster IPs that belong to other Services than the one that requests them.
 #[derive(Debug, Default)]
 pub(super) struct Contested {
     claims: HashMap<ServiceKey, BTreeSet<Claim>>,
     by_service: BTreeMap<ObjectKey, Claims>,
-    /// By the Service that does without.
+    /// By the Service that does not get the frontend.
     contests: BTreeMap<ObjectKey, Vec<Contest>>,
 }
 
-/// The first claim wins.
+/// A claim of a Service. The lowest one wins.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     rank: Rank,
@@ -44,23 +44,23 @@ struct Claim {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// By what a pool gave, or a health-check node port.
+    /// The address is from a pool, or the port is a health-check node port.
     Given,
-    /// By its age: [`seniority`](tidegate_model::objects::Metadata::seniority), but for the key.
+    /// By its age: [`seniority`](tidegate_model::objects::Metadata::seniority) without the key.
     Own(bool, Option<jiff::Timestamp>, String),
 }
 
-/// What one Service claims.
+/// All claims of one Service.
 #[derive(Debug)]
 pub(super) struct Claims {
     given: Vec<Frontend>,
-    /// Each with whether a pool gave it the address.
+    /// Each with whether the address is also from a pool.
     own: Vec<(Frontend, bool)>,
     age: Rank,
 }
 
 impl Claims {
-    /// `None` where the Service has no claim that others could contest.
+    /// `None` if the Service has no claim that others could contest.
     pub(super) fn new(settings: &Settings, service: &Service, granted: &Granted) -> Option<Self> {
         let node_port_vips = settings.node_port_vips();
         if node_port_vips.is_empty() && !settings.own_cluster_ips {
@@ -96,12 +96,12 @@ impl Claims {
 }
 
 impl Contested {
-    /// What of a Service belongs to others.
+    /// The frontends of a Service that belong to other Services.
     pub(super) fn of(&self, service: &ObjectKey) -> &[Contest] {
         self.contests.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// Takes over what Services claim now; those to whom that makes a difference.
+    /// Updates the claims of Services. Returns the Services whose result changed.
     pub(super) fn update(
         &mut self,
         changes: impl IntoIterator<Item = (ObjectKey, Option<Claims>)>,
@@ -138,12 +138,12 @@ impl Contested {
         services.into_iter().filter(|service| self.judge(service)).collect()
     }
 
-    /// Finds out what of a Service belongs to others; whether it is something else than before.
+    /// Determines which frontends of a Service belong to others. Returns whether the result changed.
     fn judge(&mut self, service: &ObjectKey) -> bool {
         let own = self.by_service.get(service).map_or(&[][..], |claims| &claims.own);
         let contest = |(frontend, of_pool): &(Frontend, bool)| {
             let owner = &self.claims[&frontend.key()].first().expect("its own claim is among them").service;
-            // A Service's own LoadBalancer address that is its cluster IP as well is served as the former.
+            // If a LoadBalancer address of the Service is also its cluster IP, it is served as the former.
             let contested = owner != service || *of_pool;
             contested.then(|| Contest { frontend: *frontend, owner: owner.clone() })
         };

@@ -1,4 +1,4 @@
-//! What the programming of every Service shares, read-only.
+//! The read-only data that the programming of all Services shares.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,18 +11,18 @@ use super::input::Input;
 use super::settings::Settings;
 use super::vips::Vips;
 
-/// See the module.
+/// The shared data.
 pub(super) struct Context<'a> {
     pub(super) input: &'a Input<'a>,
-    /// The VIPs of all Services: none of them can be an endpoint.
+    /// The VIPs of all Services. None of them can be an endpoint.
     pub(super) vips: &'a Vips,
-    /// Where endpoints were written.
+    /// The places at which endpoints were written.
     pub(super) slices: &'a SliceIndex,
     /// [`Settings::own_addresses`].
     pub(super) own_addresses: &'a BTreeSet<IpAddr>,
     /// Node ports and cluster IPs that belong to other Services.
     pub(super) contested: &'a Contested,
-    /// Where endpoints may be checked.
+    /// The networks in which endpoints may be checked.
     pub(super) checkable: &'a Checkable,
 }
 
@@ -31,7 +31,7 @@ impl<'a> Context<'a> {
         self.input.settings
     }
 
-    /// Whether the operator lets an endpoint be checked.
+    /// Whether the operator allows checks of an endpoint.
     pub(super) fn may_be_checked(&self, endpoint: &ResolvedEndpoint) -> bool {
         let node = || self.input.objects.nodes.get(endpoint.node.as_deref()?).map(AsRef::as_ref);
         self.checkable.allows(endpoint.ip, node)

@@ -1,28 +1,29 @@
-//! How much Services ask for of the tables that they share.
+//! The demand of Services on the tables that they share.
 
 use std::ops::{AddAssign, SubAssign};
 
 use tidegate_core::limits;
 
-/// Service ports and backends.
+/// Numbers of service ports, backends and slots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
     /// Service ports: (VIP, protocol, port).
     pub frontends: usize,
     /// Backends, counted on each service port.
     pub backends: usize,
-    /// Slots of Maglev tables that Services ask for by annotation, beyond what the configuration gives them anyway. A
-    /// slot is two bytes, and some ten nanoseconds at each change of backends.
+    /// Slots of Maglev tables that Services request by annotation in addition to those of the configuration. A slot
+    /// takes two bytes, and some ten nanoseconds at each change of backends.
     pub slots: usize,
 }
 
 impl Demand {
-    /// What all Services may have: all service ports of the tables, three quarters of the backends (the rest is for
-    /// backends that have left and keep their flows), and 256 MiB of tables beyond those of the configuration.
+    /// The limit for all Services together: all service ports of the tables, three quarters of the backends (the rest
+    /// is for backends that have left and keep their flows), and 256 MiB of tables in addition to those of the
+    /// configuration.
     pub const MAX: Self =
         Self { frontends: limits::SERVICES_MAX, backends: limits::BACKENDS_MAX / 4 * 3, slots: 1 << 27 };
 
-    /// Whether none of the figures is above that of `max`.
+    /// Whether no value exceeds that of `max`.
     pub(super) fn fits(&self, max: &Self) -> bool {
         self.frontends <= max.frontends && self.backends <= max.backends && self.slots <= max.slots
     }

@@ -22,7 +22,7 @@ use super::drain::DrainTarget;
 use super::planned::Plan;
 use super::size_limits::is_local_alone;
 
-/// Something that a Service may have come out of.
+/// An input of the result for a Service.
 #[derive(Debug, Clone, Copy, Hash)]
 pub(super) enum DependencyKey<'a> {
     /// An address: whether it is a VIP, fails its checks or is drained.
@@ -41,18 +41,18 @@ impl DependencyKey<'_> {
     }
 }
 
-/// Sides of something that changed; those of nodes are told apart.
+/// The aspects of an object that changed. Aspects of nodes are distinguished.
 type Sides = u8;
 
-/// What there is beside the object itself: verdicts, VIPs, drains, a Pod's weight.
+/// Everything except aspects of nodes: verdicts, VIPs, drains, a Pod's weight.
 const BESIDE: Sides = 1;
 /// A node's zone, and its weight.
 const ZONE_AND_WEIGHT: Sides = 1 << 1;
-/// A node's labels, and whether it is there.
+/// A node's labels, and whether it exists.
 const LABELS: Sides = 1 << 2;
-/// A node's InternalIPs and the networks of its Pods: where endpoints may be checked.
+/// A node's InternalIPs and the networks of its Pods, which decide where endpoints may be checked.
 const NETWORKS: Sides = 1 << 4;
-/// A node's InternalIPs, whether it is left out, and whether it is there.
+/// A node's InternalIPs, whether it is excluded, and whether it exists.
 const AS_TARGET: Sides = 1 << 3;
 
 /// The inputs of the result for a Service, besides itself and its slices.
@@ -61,12 +61,12 @@ pub(super) struct Dependencies {
     /// Hashes of its keys, sorted.
     keys: Box<[u64]>,
     sides: Sides,
-    /// Whether any node matters, rather than those among the keys.
+    /// Whether all nodes matter, and not only those among the keys.
     every_node: bool,
 }
 
 impl Dependencies {
-    /// That of a Service with these endpoints, which came to these addresses beside theirs.
+    /// The dependencies of a Service with these endpoints, which resulted in additional addresses.
     pub(super) fn new(
         context: &Context<'_>,
         plan: &Plan<'_>,
@@ -95,22 +95,22 @@ impl Dependencies {
     }
 }
 
-/// What changed, for [`Changes::meet`].
+/// The changes, for [`Changes::meet`].
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// Hashes of keys, with the sides that changed; sorted once [`Self::sorted`].
+    /// Hashes of keys, with the aspects that changed. Sorted after [`Self::sorted`].
     keys: Vec<(u64, Sides)>,
-    /// Sides of any node that changed.
+    /// The aspects that changed on any node.
     of_nodes: Sides,
 }
 
 impl Changes {
-    /// Something else is true of an address.
+    /// Records a change of an address.
     pub(super) fn address(&mut self, ip: IpAddr) {
         self.keys.push((DependencyKey::Address(ip).hashed(), BESIDE));
     }
 
-    /// A Pod is another; its part in `PodIndex` is not meant.
+    /// Records a change of a Pod, except for its part in `PodIndex`.
     pub(super) fn pod(&mut self, change: &Difference<'_, ObjectKey, Arc<Pod>>) {
         let weight = |pod: Option<&'_ Arc<Pod>>| pod.and_then(|pod| weight_of(&pod.meta)).map(str::to_owned);
         if weight(change.before) != weight(change.after) {
@@ -118,7 +118,7 @@ impl Changes {
         }
     }
 
-    /// A node is another, came or went.
+    /// Records a change of a node, its creation or its removal.
     pub(super) fn node(&mut self, change: &Difference<'_, String, Arc<Node>>) {
         let (was, is) = (change.before.map(|node| &**node), change.after.map(|node| &**node));
         let differs = |side: Sides, differs: bool| if differs { side } else { 0 };
@@ -135,7 +135,7 @@ impl Changes {
         self.sides_of_node(change.key, sides);
     }
 
-    /// The operator drains something, or no longer.
+    /// Records the start or the end of a drain.
     pub(super) fn drain(&mut self, target: &DrainTarget) {
         match target {
             DrainTarget::Backend(ip, _) => self.address(*ip),
@@ -155,7 +155,7 @@ impl Changes {
         self.keys.is_empty()
     }
 
-    /// Those of the Services that are touched.
+    /// The keys of the Services that the changes affect.
     pub(super) fn meet<'a, K>(mut self, services: impl Iterator<Item = (K, &'a Dependencies)>) -> Vec<K> {
         if self.is_empty() {
             return Vec::new();
@@ -164,7 +164,7 @@ impl Changes {
         services.filter(|(_, dependencies)| self.touch(dependencies)).map(|(service, _)| service).collect()
     }
 
-    /// For [`Self::meet`]: keys are sorted.
+    /// Whether the changes affect these dependencies. The keys must be sorted.
     fn touch(&self, dependencies: &Dependencies) -> bool {
         if dependencies.every_node && dependencies.sides & self.of_nodes != 0 {
             return true;

@@ -14,7 +14,7 @@ use tidegate_core::snapshot::ServiceKey;
 use tidegate_model::objects::ObjectKey;
 use tidegate_model::shared_map::SharedMap;
 
-/// Backends of each service port as last seen, carried from one reconcile to the next.
+/// The last known backends of each service port, passed from one reconcile to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Drains {
     ports: SharedMap<ServiceKey, Arc<PortMemory>>,
@@ -30,26 +30,27 @@ struct PortMemory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
     Listed,
-    /// Left; forgotten at this time.
+    /// It has left, and is forgotten at this time.
     LeftUntil(Duration),
 }
 
-/// A service port as it is now.
+/// The current state of a service port.
 pub(super) struct PortNow<'a> {
     pub(super) key: ServiceKey,
     pub(super) owner: &'a ObjectKey,
-    /// Its backends.
+    /// Its listed backends.
     pub(super) listed: BTreeSet<SocketAddr>,
     pub(super) drain_timeout: Duration,
-    /// How many of those that left are kept at most.
+    /// The maximum number of backends that have left and are kept.
     pub(super) kept_max: usize,
 }
 
 impl Drains {
-    /// Carries one service port over. Returns those that left and are kept.
+    /// Updates one service port. Returns the backends that have left and are kept.
     ///
-    /// A port that another Service had before has no memory: its flows were not ours. Of those that left, `kept_max` are
-    /// kept, the last to leave: a Service that changes its endpoints all the time does not fill the tables.
+    /// A port that another Service had before has no memory: its flows belong to that Service. Of the backends that
+    /// have left, the last `kept_max` are kept, so that a Service that changes its endpoints all the time does not fill
+    /// the tables.
     pub(super) fn step(&mut self, previous: &Self, port: &PortNow<'_>, now: Duration) -> Vec<SocketAddr> {
         let PortNow { key, owner, listed, drain_timeout, kept_max } = port;
         let (key, drain_timeout, kept_max) = (*key, *drain_timeout, *kept_max);
@@ -77,10 +78,10 @@ impl Drains {
         kept.into_iter().map(|(_, address)| address).collect()
     }
 
-    /// Puts the memory of one Service in the place of an older one of it.
+    /// Replaces the older memory of one Service by a newer one.
     pub(super) fn replace(&mut self, old: &Self, new: &Self) {
         for (key, memory) in &old.ports {
-            // Another Service may have the port by now.
+            // Another Service may now have the port.
             if new.ports.get(key).is_none() && self.ports.get(key).is_some_and(|m| m.owner == memory.owner) {
                 self.ports.remove(key);
             }
@@ -88,17 +89,17 @@ impl Drains {
         self.ports.extend(new.ports.iter().map(|(key, memory)| (*key, Arc::clone(memory))));
     }
 
-    /// How long flows of a service port live on; none where it had no backend.
+    /// How long flows of a service port continue; `None` if it had no backend.
     pub(super) fn timeout(&self, key: &ServiceKey) -> Option<Duration> {
         self.ports.get(key).map(|memory| memory.drain_timeout)
     }
 
-    /// Addresses of everyone remembered.
+    /// The addresses of all remembered backends.
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ports.values().flat_map(|memory| memory.backends.keys().map(SocketAddr::ip))
     }
 
-    /// The service ports of which backends have left, with how many; the one with the most first.
+    /// The service ports with backends that have left, each with their number, in descending order of that number.
     pub(super) fn most_left(&self) -> Vec<(usize, ServiceKey)> {
         let left = |memory: &PortMemory| {
             memory.backends.values().filter(|presence| matches!(presence, Presence::LeftUntil(_))).count()
@@ -115,7 +116,7 @@ impl Drains {
         matches!(presence, Some(Presence::LeftUntil(_)))
     }
 
-    /// Whether both are the same memory, without looking inside.
+    /// Whether both are the same memory. Does not compare contents.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.ports.is_same(&other.ports)
     }
@@ -133,7 +134,7 @@ impl Drains {
     }
 }
 
-/// What an operator took out by `tidegate drain`.
+/// A target that an operator drained with `tidegate drain`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DrainTarget {
     /// An endpoint, at one port or at all of them.
@@ -143,7 +144,7 @@ pub enum DrainTarget {
 }
 
 impl DrainTarget {
-    /// Whether an endpoint is meant.
+    /// Whether an endpoint is covered.
     #[must_use]
     pub fn covers(&self, ip: IpAddr, port: u16, node: Option<&str>) -> bool {
         match self {

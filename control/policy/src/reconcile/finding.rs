@@ -11,22 +11,22 @@ use tidegate_model::objects::{Metadata, ObjectKey, Service};
 
 use crate::pools::{Problem, ProblemKind};
 
-/// Why, in the names that users of Kubernetes know from events.
+/// The reason, with the names of events that users of Kubernetes know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// No LoadBalancer address.
     AllocationFailed,
-    /// One family where two were preferred.
+    /// Only one of two preferred families.
     FamilyFallback,
     /// An external IP that no pool authorises.
     ExternalIpDenied,
     /// The (address, port, protocol) belongs to another Service.
     Conflict,
-    /// A value that is not understood; the default is used.
+    /// An invalid value: the default is used.
     InvalidValue,
-    /// A wish that the gateway does not grant yet: what depends on it is not programmed.
+    /// A request that the gateway does not support yet: the parts that depend on it are not programmed.
     NotSupported,
-    /// Source ranges that name one family, on an address of the other.
+    /// Source ranges of only one family, for an address of the other.
     SourceRangesOtherFamily,
     /// More ports, addresses or endpoints than one Service may have.
     LimitExceeded,
@@ -34,19 +34,20 @@ pub enum Reason {
     PortNotProgrammed,
     /// An endpoint that cannot be a backend.
     EndpointRefused,
-    /// A port that gets no endpoint, because nobody who describes the endpoints has such a port.
+    /// A port without endpoints, because neither a slice nor anything else that describes the endpoints has such a
+    /// port.
     NoMatchingPort,
-    /// An address in the status of a Service that is not served.
+    /// An address in the status of a Service that the gateway does not serve.
     StatusAddressNotServed,
     /// All backends of a service port fail their checks, and none is set aside.
     HealthFailOpen,
-    /// Clients' addresses are not kept, though `externalTrafficPolicy: Local` asks for it.
+    /// Clients' addresses are not kept, although `externalTrafficPolicy: Local` requires it.
     ClientAddressLost,
     /// Endpoints that are not checked, because the operator does not allow their networks.
     HealthCheckNotAllowed,
-    /// A node whose Pods get no route of their own.
+    /// A node whose Pods have no separate route.
     PodRouteRefused,
-    /// An annotation of another balancer that has no effect here.
+    /// An annotation of another load balancer that has no effect here.
     AliasIgnored,
     /// A health-check node port that cannot be served.
     FailedToStartServiceHealthcheck,
@@ -91,18 +92,18 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// The kinds of objects that ask for something.
+/// The kinds of objects that make requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKind {
-    /// For addresses, and in its annotations.
+    /// It requests addresses, and more in its annotations.
     Service,
-    /// For its endpoints to be used.
+    /// It requests the use of its endpoints.
     EndpointSlice,
-    /// To be used.
+    /// It requests to be used.
     AddressPool,
-    /// For a weight.
+    /// It requests a weight.
     Pod,
-    /// For a weight, and for routes to its Pods.
+    /// It requests a weight, and routes to its Pods.
     Node,
 }
 
@@ -120,22 +121,22 @@ impl ObjectKind {
     }
 }
 
-/// One thing that was not granted. Ordered by object, then by place.
+/// One request that was not granted. Findings are ordered by object, then by place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// The object that it is about.
+    /// The object.
     pub object: ObjectKey,
     /// Its kind.
     pub kind: ObjectKind,
     /// The kind of refusal.
     pub reason: Reason,
-    /// What, where, and what would be accepted.
+    /// The fault, its place, and what would be accepted.
     pub diagnostic: Diagnostic,
 }
 
 impl Finding {
-    /// `FailedToStartServiceHealthcheck`: the health-check node port of a Service cannot be opened at this address;
-    /// `service` is where its place comes from, if it is still there.
+    /// `FailedToStartServiceHealthcheck`: the health-check node port of a Service cannot be opened at this address. The
+    /// place is taken from `service`, if it still exists.
     #[must_use]
     pub fn of_unopened_port(
         key: &ObjectKey,
@@ -175,18 +176,18 @@ impl Finding {
         Self { object: meta.key.clone(), kind, reason, diagnostic: diagnostic.at(meta.origin.field(field)) }
     }
 
-    /// What of an object cannot be used: see [`Metadata::faults`].
+    /// The findings about the parts of an object that cannot be used: see [`Metadata::faults`].
     pub(super) fn of_faults(kind: ObjectKind, meta: &Metadata) -> impl Iterator<Item = Self> {
         meta.faults.iter().map(move |fault| Self::of_fault(kind, &meta.key, fault))
     }
 
-    /// One of them.
+    /// The finding about one fault.
     pub(super) fn of_fault(kind: ObjectKind, object: &ObjectKey, fault: &Diagnostic) -> Self {
         let reason = Reason::InvalidValue;
         Self { object: object.clone(), kind, reason, diagnostic: fault.clone() }
     }
 
-    /// An endpoint of a Service that is left out, while the others serve.
+    /// An endpoint of a Service that is not used, while the others are.
     pub(super) fn refused_endpoint(
         service: &Metadata,
         field: &str,
@@ -199,7 +200,7 @@ impl Finding {
         Self::at(service, field, Reason::EndpointRefused, diagnostic)
     }
 
-    /// What a pool refused.
+    /// The finding about a problem of a pool.
     pub(super) fn from_problem(meta: &Metadata, problem: &Problem) -> Self {
         let reason = match problem.kind {
             ProblemKind::AllocationFailed => Reason::AllocationFailed,

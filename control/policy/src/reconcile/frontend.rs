@@ -1,5 +1,5 @@
-//! A port of a Service on one address, and which of these there are besides those on addresses of pools: node ports on
-//! the gateway's own addresses, and ports on cluster IPs.
+//! A port of a Service on one address, and the frontends that are not on addresses of pools: node ports on the
+//! gateway's own addresses, and ports on cluster IPs.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use super::view::VipKind;
 pub(super) struct Frontend {
     pub(super) vip: IpAddr,
     pub(super) protocol: Protocol,
-    /// The port there: the node port for [`VipKind::NodePort`].
+    /// The port there, which is the node port for [`VipKind::NodePort`].
     pub(super) port: Port,
     pub(super) via: VipKind,
 }
@@ -24,7 +24,7 @@ impl Frontend {
         ServiceKey { vip: self.vip, protocol: core_protocol(self.protocol), port: self.port.get() }
     }
 
-    /// The port as messages call it: `node port 30080 of port http`.
+    /// The name of the port in messages: `node port 30080 of port http`.
     pub(super) fn describe(&self, port: &ServicePort) -> String {
         match self.via {
             VipKind::NodePort => format!("node port {} of port {}", self.port, port.label()),
@@ -35,7 +35,7 @@ impl Frontend {
     }
 }
 
-/// The protocol as the dataplane has it.
+/// The protocol as a type of the dataplane.
 pub(super) fn core_protocol(protocol: Protocol) -> CoreProtocol {
     match protocol {
         Protocol::Tcp => CoreProtocol::Tcp,
@@ -49,7 +49,7 @@ pub(super) fn cluster_ips<'a>(settings: &Settings, service: &'a Service) -> &'a 
     if settings.own_cluster_ips { &service.cluster_ips } else { &[] }
 }
 
-/// Where a port is besides the addresses of pools.
+/// The frontends of a port that are not on addresses of pools.
 pub(super) fn own_frontends(
     node_port_vips: &[IpAddr],
     cluster_ips: &[IpAddr],
@@ -63,7 +63,7 @@ pub(super) fn own_frontends(
     by_node_port.chain(cluster_ips.iter().map(move |vip| frontend(vip, port.port, VipKind::ClusterIp)))
 }
 
-/// Whether a Service has ports besides on addresses of pools.
+/// Whether a Service has frontends that are not on addresses of pools.
 pub(super) fn asks_for_own(settings: &Settings, service: &Service) -> bool {
     let by_node_port =
         !settings.node_port_addresses.is_empty() && service.ports.iter().any(|port| port.node_port.is_some());

@@ -20,7 +20,7 @@ use crate::pools::Granted;
 /// The addresses of one Service.
 pub(super) struct Frontends<'a> {
     granted: &'a Granted,
-    /// The gateway's own that serve node ports.
+    /// The gateway's own addresses that serve node ports.
     node_port_vips: Vec<IpAddr>,
     cluster_ips: &'a [IpAddr],
     contests: &'a [Contest],
@@ -43,20 +43,19 @@ impl<'a> Frontends<'a> {
         }
     }
 
-    /// How many addresses a port is on at most.
+    /// The maximum number of addresses of a port.
     pub(super) fn addresses_of(&self, port: &ServicePort) -> usize {
         let Self { granted, node_port_vips, cluster_ips, contests: _, service: _ } = self;
         let node_ports = if port.node_port.is_some() { node_port_vips.len() } else { 0 };
         granted.load_balancer.len() + granted.external.len() + node_ports + cluster_ips.len()
     }
 
-    /// LoadBalancer addresses.
+    /// The LoadBalancer addresses.
     pub(super) fn load_balancer(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.granted.load_balancer.iter().map(|assigned| assigned.address)
     }
 
-    /// Each address on which one of the Service's ports may be, and why it is not, where it is not; sorted by address
-    /// and port.
+    /// The possible frontends of a port, each with the reason why it is refused, if it is; sorted by address and port.
     pub(super) fn of_port(&self, port: &ServicePort) -> Vec<(Frontend, Result<(), PortRefusal>)> {
         let frontend = |vip, number, via| Frontend { vip, protocol: port.protocol, port: number, via };
         let mut found: Vec<(Frontend, Result<(), PortRefusal>)> = Vec::new();
@@ -67,7 +66,7 @@ impl<'a> Frontends<'a> {
             found.push((frontend(vip, port.port, VipKind::LoadBalancer), served));
         }
         for (assigned, own) in &self.granted.external {
-            // An address that is both is a LoadBalancer address.
+            // An address that is both counts as a LoadBalancer address.
             if self.load_balancer().any(|vip| vip == assigned.address) {
                 continue;
             }
@@ -78,7 +77,7 @@ impl<'a> Frontends<'a> {
         for own in own_frontends(&self.node_port_vips, self.cluster_ips, port) {
             let contest = self.contests.iter().find(|contest| contest.frontend == own);
             let by_itself = contest.is_some_and(|contest| contest.owner == *self.service);
-            // What is a LoadBalancer address or an external IP as well is served as that.
+            // An address that is also a LoadBalancer address or an external IP is served in that capacity.
             if by_itself && found.iter().any(|(frontend, _)| frontend.key() == own.key()) {
                 continue;
             }
@@ -89,7 +88,7 @@ impl<'a> Frontends<'a> {
         found
     }
 
-    /// The addresses as people see them, sorted.
+    /// The addresses for display, sorted.
     pub(super) fn views(&self, service: &Service) -> Vec<VipView> {
         let view = |address: IpAddr, kind, pool: &str| VipView { address, kind, pool: pool.to_owned() };
         let load_balancer = self.granted.load_balancer.iter();
@@ -108,7 +107,8 @@ impl<'a> Frontends<'a> {
         views
     }
 
-    /// Whether the Service serves it on an address of a pool, which is a cluster IP or the gateway's own address as well.
+    /// Whether the Service serves this frontend on an address of a pool that is also a cluster IP or the gateway's own
+    /// address.
     fn is_served_of_pool(&self, service: &Service, own: &Frontend) -> bool {
         let is_lb = self.load_balancer().any(|vip| vip == own.vip);
         let is_external = self.granted.external.iter().any(|(assigned, ports)| {
@@ -118,7 +118,7 @@ impl<'a> Frontends<'a> {
         has_port && (is_lb || is_external)
     }
 
-    /// Says which ports belong to others.
+    /// Adds findings about ports that belong to other Services.
     pub(super) fn findings(&self, service: &Service, findings: &mut Vec<Finding>) {
         let meta = &service.meta;
         for Contest { frontend, owner } in self.contests {

@@ -19,25 +19,25 @@ use tidegate_model::yaml::text;
 use super::annotations::{annotation_field, key};
 use super::reader::Reader;
 
-/// What is asked for so far.
+/// The requested options so far.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct HealthOptions {
     protocol: HealthProtocol,
     path: Arc<str>,
     port: Option<Port>,
     rules: Rules,
-    /// What the operator allows, and checks nodes by.
+    /// The operator's limits, and the rules for checks of nodes.
     interval_min: Duration,
     timeout_max: Duration,
     of_operator: Rules,
-    /// The annotation that gave the interval, the timeout, the path.
+    /// The annotations that set the interval, the timeout and the path.
     interval_said: Option<String>,
     timeout_said: Option<String>,
     path_said: Option<String>,
 }
 
 impl HealthOptions {
-    /// Those of a Service that says nothing.
+    /// The options of a Service without annotations.
     pub(super) fn new(config: &HealthConfig) -> Self {
         Self {
             protocol: config.protocol,
@@ -53,12 +53,12 @@ impl HealthOptions {
         }
     }
 
-    /// The rules that hold where there is no annotation.
+    /// The rules that apply without an annotation.
     pub(super) fn rules_mut(&mut self) -> &mut Rules {
         &mut self.rules
     }
 
-    /// Takes the value of one of our annotations `ours`, written as `annotation` (an alias perhaps).
+    /// Applies the value of our annotation `ours`, which was written as `annotation` (possibly an alias).
     pub(super) fn apply(&mut self, read: &mut Reader<'_>, ours: &str, annotation: &str, value: &str) {
         match ours {
             key::HEALTH_PROTOCOL => self.protocol(read, annotation, value),
@@ -99,7 +99,7 @@ impl HealthOptions {
         }
     }
 
-    /// The checks of a Service whose ports have these protocols; what does not fit together is said.
+    /// The checks of a Service whose ports have these protocols. Contradictions are reported.
     pub(super) fn checks(mut self, read: &mut Reader<'_>, ports: impl Iterator<Item = Protocol>) -> Checks {
         self.heed_operator(read);
         if self.rules.timeout > self.rules.interval {
@@ -138,7 +138,7 @@ impl HealthOptions {
         Checks { stream, datagram, port: self.port, rules, of_operator, namespace }
     }
 
-    /// Keeps to what the operator allows; what a Service asks for beyond it is said.
+    /// Applies the operator's limits. Requests beyond them are reported.
     fn heed_operator(&mut self, read: &mut Reader<'_>) {
         let rules = &mut self.rules;
         let bounds = [
@@ -176,27 +176,27 @@ impl HealthOptions {
 /// How the endpoints of a Service are checked.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Checks {
-    /// The check of TCP ports, unless there is none.
+    /// The check of TCP ports, if there is one.
     stream: Option<Arc<Probe>>,
-    /// The check of UDP ports, where they have one of their own.
+    /// The check of UDP ports, if they have their own.
     datagram: Option<Arc<Probe>>,
-    /// Checked instead of each endpoint's own port.
+    /// The port to check instead of each endpoint's own.
     port: Option<Port>,
-    /// The rules of whatever checks there are, for those of nodes.
+    /// The rules of all checks, which also apply to nodes.
     rules: Rules,
-    /// Those of a Service that says nothing.
+    /// The rules of a Service without annotations.
     of_operator: Rules,
-    /// The Service's.
+    /// The namespace of the Service.
     namespace: Arc<str>,
 }
 
 impl Checks {
-    /// The check of an endpoint at one of its ports, unless it has none: by the Service's check, at the port that it
-    /// names or the endpoint's own.
+    /// The check of an endpoint at one of its ports, if it has one: the Service's check, at the port that the Service
+    /// names or at the endpoint's own.
     ///
     /// `health-check-port` belongs to the Service's check: with `udp` it is a UDP port, and TCP ports are checked at
-    /// their own. With a check by TCP or HTTP it speaks for UDP ports too; without one these are judged by the
-    /// TCP ports beside them ([`TcpEvidence`](super::health_result::TcpEvidence)).
+    /// their own. With a check by TCP or HTTP it applies to UDP ports too. Without it, the TCP ports of the same
+    /// endpoint decide for the UDP ports ([`TcpEvidence`](super::health_result::TcpEvidence)).
     pub(super) fn target(
         &self,
         protocol: Protocol,
@@ -215,14 +215,14 @@ impl Checks {
     }
 }
 
-/// How nodes are checked that stand for their endpoints (target node).
+/// The check of nodes that are backends instead of endpoints (target node).
 #[derive(Debug)]
 pub(super) struct NodeCheck(Option<(Arc<Probe>, Port)>);
 
 impl NodeCheck {
-    /// The Service's own check where it names a port, none where it asks for none; else what nodes answer for
-    /// Kubernetes: the health-check node port of the Service (policy Local), which tells the weight as well, or the
-    /// node's proxy.
+    /// The Service's own check if it names a port, and no check if it requests none. Otherwise the check that nodes
+    /// answer for Kubernetes: the health-check node port of the Service (policy Local), which also reports the weight,
+    /// or the node's proxy.
     pub(super) fn new(checks: &Checks, health_check_node_port: Option<Port>) -> Self {
         let Some(stream) = &checks.stream else { return Self(None) };
         if let Some(port) = checks.port {
@@ -232,14 +232,14 @@ impl NodeCheck {
             Some(port) => (Check::NodeHealthPort, port),
             None => (Check::NodeProxy, Port::new(NODE_PROXY_PORT).expect("the constant is not zero")),
         };
-        // What all Services ask of a node's proxy alike is asked once, and by the operator.
+        // A check of the node's proxy that is the same for all Services is made once, on behalf of the operator.
         let probe = Probe::new(check, checks.rules);
         let is_common = probe.check == Check::NodeProxy && checks.rules == checks.of_operator;
         let probe = if is_common { probe } else { probe.of(&checks.namespace) };
         Self(Some((Arc::new(probe), port)))
     }
 
-    /// The check of the node that has this address.
+    /// The check of the node with this address.
     pub(super) fn target(&self, ip: IpAddr) -> Option<Target> {
         let (probe, port) = self.0.as_ref()?;
         Some(Target::new(SocketAddr::new(ip, port.get()), probe))

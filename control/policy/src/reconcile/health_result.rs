@@ -18,14 +18,14 @@ use tidegate_model::objects::{PortEndpoints, Protocol, ResolvedEndpoint};
 use super::health_options::Checks;
 use super::view::{HealthState, HealthView};
 
-/// The checked ports of a Service, by endpoint address: what is known of the ports that cannot be checked.
+/// The checked ports of a Service by endpoint address, which decide for the ports that cannot be checked.
 ///
-/// A UDP port without a check of its own is taken as down when every TCP port of the same endpoint and Service fails.
+/// A UDP port without its own check counts as down if every TCP port of the same endpoint and Service fails.
 #[derive(Debug, Default)]
 pub(super) struct TcpEvidence(BTreeMap<IpAddr, Vec<Target>>);
 
 impl TcpEvidence {
-    /// Those of a Service whose ports resolve to `ports`.
+    /// The evidence of a Service whose ports resolve to `ports`.
     pub(super) fn new(
         checks: &Checks,
         ports: &[PortEndpoints],
@@ -49,17 +49,17 @@ impl TcpEvidence {
     }
 }
 
-/// What is known of one endpoint of a service port.
+/// The health of one endpoint of a service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HealthResult {
-    /// Its check; none where it has none of its own.
+    /// Its check, if it has its own.
     pub(super) target: Option<Target>,
     standing: HealthStatus,
     by_witnesses: bool,
 }
 
 impl HealthResult {
-    /// Asks the verdicts about an endpoint that has this check.
+    /// Looks up the verdicts for an endpoint with this check.
     pub(super) fn new(
         target: Option<Target>,
         evidence: &TcpEvidence,
@@ -72,18 +72,18 @@ impl HealthResult {
         Self { target, standing, by_witnesses }
     }
 
-    /// Whether its check fails, or all that speak for it do.
+    /// Whether its check fails, or all ports that decide for it fail.
     pub(super) fn fails(&self) -> bool {
         self.standing.failure.is_some() || self.by_witnesses
     }
 
-    /// Why it fails, for people.
+    /// Why it fails, for display.
     pub(super) fn failure(&self) -> Option<String> {
         let beside = || "the TCP ports beside it fail".to_owned();
         self.standing.failure.map(|why| why.to_string()).or_else(|| self.by_witnesses.then(beside))
     }
 
-    /// For `backends`.
+    /// The view for `backends`.
     pub(super) fn view(&self) -> HealthView {
         HealthView {
             state: match (&self.target, self.fails()) {
@@ -97,7 +97,8 @@ impl HealthResult {
     }
 }
 
-/// Whether none is set aside: there are endpoints that would take flows but for their checks, and all of them fail.
+/// Whether failures are ignored: there are endpoints that would take flows except for their checks, and all of them
+/// fail.
 pub(super) fn fails_open(enabled: bool, candidates_fail: impl IntoIterator<Item = bool>) -> bool {
     let mut candidates_fail = candidates_fail.into_iter().peekable();
     enabled && candidates_fail.peek().is_some() && candidates_fail.all(|fails| fails)
@@ -115,7 +116,7 @@ mod tests {
             let open = fails_open(true, candidates.iter().copied());
             let taking = candidates.iter().filter(|fails| open || !**fails).count();
             prop_assert!(taking > 0);
-            // And one that passes is enough to set the others aside.
+            // One endpoint that passes is enough to set the failing ones aside.
             prop_assert_eq!(open, !candidates.contains(&false));
             prop_assert!(!fails_open(false, candidates));
         }

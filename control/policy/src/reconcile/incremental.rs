@@ -40,7 +40,7 @@ use super::size_limits;
 use super::sums::Sums;
 use crate::pools::Granted;
 
-/// See the module.
+/// A cache of the results of [`reconcile`](super::reconcile).
 ///
 /// ```
 /// use std::{collections::BTreeSet, time::Duration};
@@ -65,7 +65,7 @@ pub struct Reconciler {
     last: Option<Last>,
 }
 
-/// The inputs of the last call, and what came of them.
+/// The inputs of the last call, and its results.
 #[derive(Debug)]
 struct Last {
     settings: Settings,
@@ -83,10 +83,10 @@ struct Last {
 }
 
 impl Reconciler {
-    /// What [`reconcile`](super::reconcile) gives.
+    /// The same result as [`reconcile`](super::reconcile).
     #[must_use]
     pub fn reconcile(&mut self, input: &Input<'_>) -> Outcome {
-        // Taken out, so that a panic half-way leaves nothing half-done to go on from.
+        // The state is taken out, so that a panic leaves no incomplete state behind.
         let (mut last, mut dirty) = match self.last.take().filter(|last| last.goes_on(input)) {
             Some(mut last) => {
                 let dirty = last.changed(input);
@@ -104,22 +104,22 @@ impl Reconciler {
         outcome
     }
 
-    /// The addresses that Services have by the last call.
+    /// The results of the address allocation in the last call.
     pub(super) fn granted(&self) -> Arc<BTreeMap<ObjectKey, Granted>> {
         self.last.as_ref().map_or_else(Arc::default, |last| Arc::clone(last.addresses.allocator().granted()))
     }
 
-    /// The number of Services that the last call computed: those that the changes could affect, and no others.
+    /// The number of Services that the last call computed: only those that the changes could affect.
     #[must_use]
     pub fn taken_up(&self) -> usize {
         self.last.as_ref().map_or(0, |last| last.taken_up)
     }
 }
 
-/// Faults for the tests of the comparison: what a dependency that is missing here would lead to.
+/// Faults for the tests of the comparison: the effects of a missed dependency.
 #[cfg(test)]
 impl Reconciler {
-    /// The objects become those of `objects`, and nothing is computed anew for that.
+    /// Replaces the objects by `objects` without any computation.
     pub(super) fn miss(&mut self, objects: &Objects) {
         self.last.as_mut().expect("there was a call before").objects = objects.clone();
     }
@@ -130,7 +130,7 @@ impl Reconciler {
 struct Dirty {
     /// Services whose ports must be computed again.
     services: BTreeSet<ObjectKey>,
-    /// Services that may ask for other addresses.
+    /// Services that may request other addresses.
     applicants: BTreeSet<ObjectKey>,
     circumstances: Changed,
 }
@@ -145,7 +145,7 @@ impl Dirty {
 }
 
 impl Last {
-    /// With nothing done yet.
+    /// A state without any Service.
     fn new(input: &Input<'_>) -> Self {
         let slices = SliceIndex::new(input.objects);
         Self {
@@ -164,7 +164,7 @@ impl Last {
         }
     }
 
-    /// Whether all that changed is what [`Self::changed`] looks at.
+    /// Whether [`Self::changed`] covers all changes of the inputs.
     fn goes_on(&self, input: &Input<'_>) -> bool {
         self.settings.says_the_same_but_for_authority(input.settings)
             && self.memory.drains.is_same(&input.memory.drains)
@@ -177,7 +177,7 @@ impl Last {
         let mut dirty = Dirty::default();
         let (old, new) = (&self.objects, input.objects);
         dirty.services.extend(old.services.diff(&new.services).map(|d| d.key.clone()));
-        // Also of a Service that is none of ours: its finalizer may hold an address.
+        // This includes Services that are not ours: their finalizer may reserve an address.
         dirty.applicants.extend(dirty.services.iter().cloned());
         dirty.services.extend(old.endpoints.diff(&new.endpoints).map(|d| d.key.clone()));
         for change in old.endpoint_slices.diff(&new.endpoint_slices) {
@@ -219,7 +219,8 @@ impl Last {
         dirty
     }
 
-    /// Services may ask for other addresses where a pool's selector judges the labels of their namespace otherwise.
+    /// Services may request other addresses if a pool's selector gives a different result for the labels of their
+    /// namespace.
     fn namespaces(&self, input: &Input<'_>, dirty: &mut Dirty) {
         let (old, new) = (&self.objects, input.objects);
         for change in old.namespaces.diff(&new.namespaces) {
@@ -235,7 +236,7 @@ impl Last {
         }
     }
 
-    /// The Services that may have their endpoints from this Pod, for want of slices.
+    /// The Services that may have their endpoints from this Pod, because they have no slices.
     fn fed_by<'a>(
         &'a self,
         change: &Difference<'a, ObjectKey, Arc<Pod>>,
@@ -260,7 +261,7 @@ impl Last {
             .collect()
     }
 
-    /// Repeats step 1 for these. Returns those whose plan has changed.
+    /// Repeats step 1 for these Services. Returns those whose plan has changed.
     fn plan(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) -> BTreeSet<ObjectKey> {
         let mut replanned = BTreeSet::new();
         for key in services {
@@ -306,7 +307,7 @@ impl Last {
         services.into_iter().chain(touched).collect()
     }
 
-    /// Repeats steps 3 and 4 for these, and for those for which there is room now, or no longer.
+    /// Repeats steps 3 and 4 for these Services, and for those for which there is room now, or no longer.
     fn serve(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) {
         let own_addresses = input.settings.own_addresses();
         let Self { addresses, slices, plans, served, sums, shares, .. } = self;
@@ -333,7 +334,7 @@ impl Last {
                 None => served.remove(key),
             };
         };
-        // Built only when it is known whether there is room for them.
+        // Built only after it is known whether there is room for them.
         let mut waiting = BTreeSet::new();
         for key in services {
             let Some(planned) = plans.get(key) else {
@@ -388,7 +389,7 @@ impl Last {
     }
 }
 
-/// Whether a node's part came, went, or is another.
+/// Whether an aspect of a node appeared, disappeared or changed.
 fn differs<'a, T: PartialEq>(
     change: &Difference<'a, String, Arc<Node>>,
     part: impl Fn(&'a Node) -> T,
@@ -396,7 +397,7 @@ fn differs<'a, T: PartialEq>(
     change.before.map(|node| part(node)) != change.after.map(|node| part(node))
 }
 
-/// The part of the spec that no Service takes part in.
+/// The part of the spec that does not depend on Services.
 fn gateway(input: &Input<'_>, pod_routes: &[RouteSpec]) -> SnapshotSpec {
     let settings = input.settings;
     SnapshotSpec {

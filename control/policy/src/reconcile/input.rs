@@ -1,4 +1,4 @@
-//! What goes into [`reconcile`](super::reconcile).
+//! The inputs of [`reconcile`](super::reconcile).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,32 +12,32 @@ use super::leaving::Leavings;
 use super::settings::Settings;
 use crate::pools::Allocations;
 
-/// Everything that the desired state follows from.
+/// All inputs of the desired state.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
-    /// The gateway's own side.
+    /// The settings of the gateway.
     pub settings: &'a Settings,
     /// The objects of the source.
     pub objects: &'a Objects,
-    /// What the checks found out.
+    /// The results of the checks.
     pub verdicts: &'a Verdicts,
     /// The targets that operators drained.
     pub drained: &'a BTreeSet<DrainTarget>,
     /// [`Outcome::memory`](super::Outcome::memory) of the last call; the default at the start.
     pub memory: &'a Memory,
-    /// Generation of the spec to make.
+    /// The generation of the resulting spec.
     pub generation: u64,
     /// Time since the daemon started.
     pub now: Duration,
 }
 
-/// What one call leaves to the next.
+/// The state that one call passes to the next.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Addresses given, so that they stay.
+    /// The assigned addresses, so that they stay.
     pub allocations: Arc<Allocations>,
-    /// Backends that left, so that their flows stay.
+    /// The backends that left, so that their flows continue.
     pub drains: Drains,
-    /// What was programmed, so that flows of Services that leave stay.
+    /// The programmed service ports, so that flows of removed Services continue.
     pub leavings: Leavings,
 }

@@ -18,10 +18,10 @@ use tidegate_model::shared_map::SharedMap;
 
 use super::drain::Drains;
 
-/// What was programmed, and what is left of Services that left.
+/// The programmed service ports, and those of removed Services.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Leavings {
-    /// Of Services that are there.
+    /// The ports of existing Services.
     programmed: SharedMap<ServiceKey, SharedService>,
     left: Arc<BTreeMap<ServiceKey, Left>>,
 }
@@ -35,8 +35,8 @@ struct Left {
 }
 
 impl Leavings {
-    /// What is left when these are programmed now. `is_here` tells whether a Service is one of ours; `drains` is the memory
-    /// from before.
+    /// The next state when these ports are programmed. `is_here` returns whether a Service is one of ours; `drains` is
+    /// the memory of the last call.
     pub(super) fn step(
         &self,
         programmed: &SharedMap<ServiceKey, SharedService>,
@@ -68,8 +68,8 @@ impl Leavings {
         Self { programmed: programmed.clone(), left }
     }
 
-    /// Adds what is left to the service ports that the dataplane is given, in the order of keys. Where that would be more
-    /// than one gateway can have, it is left out: its flows end early, and everything else is forwarded.
+    /// Adds the ports of removed Services to those for the dataplane, in the order of keys. Those that exceed the limit
+    /// of a gateway are left out: their flows end early, and everything else is forwarded.
     pub(super) fn add_to(&self, specs: &mut Vec<SharedService>) {
         if self.left.is_empty() {
             return;
@@ -88,7 +88,7 @@ impl Leavings {
         self.left.values().map(|left| left.until).min()
     }
 
-    /// Whether both are the same, without looking inside.
+    /// Whether both are the same. Does not compare contents.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.programmed.is_same(&other.programmed) && Arc::ptr_eq(&self.left, &other.left)
     }

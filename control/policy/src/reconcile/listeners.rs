@@ -1,4 +1,4 @@
-//! Step 5: health-check node ports, and whose each of them is.
+//! Step 5: health-check node ports, and the owner of each of them.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,15 @@ use tidegate_model::objects::{Port, Service, ServiceType, TrafficPolicy};
 
 use super::finding::{Finding, Reason};
 
-/// The health-check node port of a Service, where the API gives it one and it counts: policy Local.
+/// The health-check node port of a Service, if the API assigns one and it applies: policy Local.
 pub(super) fn health_check_node_port(service: &Service) -> Option<Port> {
     let applies = service.service_type == ServiceType::LoadBalancer
         && service.external_traffic_policy == TrafficPolicy::Local;
     service.health_check_node_port.filter(|_| applies)
 }
 
-/// Step 5: which health-check node ports are listened on. A port that two Services name is served for the one created first, as with addresses.
+/// Step 5: the health-check node ports to listen on. If two Services name the same port, it is served for the one
+/// created first, as with addresses.
 pub(super) fn one_owner_each(
     mut listeners: Vec<(&Service, &HealthCheckNodePort)>,
     findings: &mut Vec<Finding>,

@@ -21,12 +21,12 @@
 //! No file imports from a file that calls it: what several steps need is in files without steps (`input`, `outcome`,
 //! `settings`, `context`, `planned`, `served`, `collector`, `frontend`, `finding`, `view`).
 //!
-//! Invariant: the order in which objects were read never shows, and nothing here reads a clock or a file.
-//! Invariant: what is asked for and not done is a [`Finding`]; what cannot be done safely is not programmed.
-//! Invariant: what steps 1 and 4 make of a Service depends on the settings, nodes, Pods, namespaces and drained
-//! targets; on the Service itself, its slices or Endpoints, and what it was granted; on whether its endpoints are
-//! VIPs and whether checks of their addresses fail; and on its own drains. Whoever adds to this adds to `incremental`
-//! and `dependencies`.
+//! Invariant: the order in which objects were read has no effect, and nothing here reads a clock or a file. Invariant:
+//! a request that is not granted is a [`Finding`]; a request that cannot be served safely is not programmed. Invariant:
+//! the results of steps 1 and 4 for a Service depend on the settings, nodes, Pods, namespaces and drained targets; on
+//! the Service itself, its slices or Endpoints, and its granted addresses; on whether its endpoints are VIPs and
+//! whether checks of their addresses fail; and on its own drains. A new dependency must be added to `incremental` and
+//! `dependencies`.
 
 mod addresses;
 mod aliases;
@@ -87,7 +87,7 @@ pub use leaving::Leavings;
 pub use outcome::Outcome;
 pub use settings::Settings;
 
-/// Makes the desired state.
+/// Computes the desired state.
 #[must_use]
 pub fn reconcile(input: &Input<'_>) -> Outcome {
     Reconciler::default().reconcile(input)

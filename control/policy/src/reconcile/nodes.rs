@@ -22,36 +22,36 @@ use super::weights::Weights;
 /// The nodes of a cluster, by name.
 pub(super) type Nodes = SharedMap<String, Arc<Node>>;
 
-/// Nodes as candidates, with the weights that they have as such.
+/// Nodes as candidates, with their weights.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeTargets {
     /// Sorted by address.
     pub(super) candidates: Vec<ResolvedEndpoint>,
-    /// By name of node; 1 where it is not here.
+    /// By node name. A node that is not here has weight 1.
     pub(super) weights: BTreeMap<String, u16>,
 }
 
-/// What is asked of the nodes.
+/// The requirements on the nodes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish<'a> {
-    /// Whether nodes without endpoints will do.
+    /// The policy, which decides whether nodes without endpoints are included.
     pub(super) policy: TrafficPolicy,
     /// `tidegate.dev/backend-node-selector`.
     pub(super) selector: Option<&'a Selector>,
     /// The port on the node.
     pub(super) port: Port,
-    /// The family of the VIP: the node's own proxy sends on to endpoints of it.
+    /// The family of the VIP: the node's own proxy forwards to endpoints of this family.
     pub(super) family: IpFamily,
 }
 
-/// Whether the operator lets a node be a backend, or have backends: by the Service's selector.
+/// Whether the Service's selector allows a node to be a backend, or to have backends.
 pub(super) fn is_selected(nodes: &Nodes, selector: Option<&Selector>, node: Option<&str>) -> bool {
     let Some(selector) = selector else { return true };
-    // An endpoint that is on no node that we know of cannot be shown to be on one that was meant.
+    // An endpoint without a known node cannot be shown to be on a selected one.
     node.and_then(|name| nodes.get(name)).is_some_and(|node| selector.matches(&node.meta.labels))
 }
 
-/// The nodes that a service port with these endpoints may be sent to.
+/// The nodes that may be backends of a service port with these endpoints.
 pub(super) fn node_targets(
     nodes: &Nodes,
     endpoints: &[ResolvedEndpoint],
@@ -96,17 +96,17 @@ pub(super) fn node_targets(
         }
     }
     targets.candidates.sort_unstable();
-    // Two nodes that claim one address are one candidate: the first by name.
+    // If two nodes have the same address, the first by name is the candidate.
     targets.candidates.dedup_by_key(|candidate| candidate.ip);
     targets
 }
 
-/// The endpoints of a node that take flows there: kube-proxy's rule for policy Local.
+/// The endpoints of a node that take flows there, by kube-proxy's rule for policy Local.
 #[derive(Default)]
 struct Local {
-    /// Weights of ready ones by address: one with two ports is one.
+    /// The weights of ready endpoints by address: an endpoint with two ports counts once.
     ready: BTreeMap<IpAddr, u16>,
-    /// Of those that serve and terminate.
+    /// The weights of endpoints that serve and terminate.
     terminating: BTreeMap<IpAddr, u16>,
 }
 

@@ -1,4 +1,4 @@
-//! What keeps a forwarding mode from reaching an endpoint.
+//! The reasons why a forwarding mode cannot reach an endpoint.
 
 use std::net::SocketAddr;
 
@@ -8,16 +8,16 @@ use tidegate_model::objects::IpFamily;
 use super::frontend::Frontend;
 use super::settings::Settings;
 
-/// Why a mode cannot bring packets to an endpoint.
+/// Why a mode cannot forward packets to an endpoint.
 #[derive(Debug, Clone)]
 pub(super) struct Obstacle {
     pub(super) why: String,
-    /// Below `spec.ports[i]`.
+    /// The field below `spec.ports[i]`.
     pub(super) field: &'static str,
     pub(super) accepted: String,
 }
 
-/// What stands between the mode and a candidate, if anything.
+/// Why the mode cannot reach a candidate, if it cannot.
 pub(super) fn obstacle(
     settings: &Settings,
     mode: ForwardingMode,

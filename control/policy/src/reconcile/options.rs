@@ -35,39 +35,39 @@ const IDLE_TIMEOUT_UDP: Duration = Duration::from_secs(300);
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// How one Service is to be served.
+/// The options of one Service.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
     pub(super) mode: ForwardingMode,
-    /// The Service names its mode itself.
+    /// Whether the Service itself names its mode.
     mode_is_said: bool,
     /// Whether endpoints or their nodes are the backends.
     pub(super) target: config::Target,
-    /// The nodes that may be backends, or have them; all where it is not said.
+    /// The nodes that may be backends, or have backends; `None` allows all.
     pub(super) node_selector: Option<Selector>,
     pub(super) scheduler: config::Scheduler,
-    /// Slots of the table, where the scheduler has one.
+    /// The number of slots of the table, if the scheduler has one.
     pub(super) table_size: u32,
     pub(super) drain_timeout: Duration,
     pub(super) idle_timeout_tcp: Duration,
     pub(super) idle_timeout_udp: Duration,
-    /// What is asked for; [`checks`](Self::checks) is what follows from it.
+    /// The requested health options; [`checks`](Self::checks) is derived from them.
     health: HealthOptions,
     pub(super) checks: Checks,
-    /// Requested addresses with the field that says so.
+    /// Requested addresses, each with its field.
     pub(super) requested: Vec<(IpAddr, String)>,
     /// The only pools to take addresses from.
     pub(super) pool: Option<PoolWish>,
     pub(super) sharing_key: Option<String>,
-    /// Why no address may be chosen for it, if so.
+    /// Why no address may be chosen for it, if none may.
     pub(super) no_allocation: Option<String>,
-    /// Why no port is programmed, if so.
+    /// Why no port is programmed, if none is.
     pub(super) refused: Vec<PortRefusal>,
 }
 
 impl Options {
-    /// The VIP at which a Service's endpoints are asked, where they are in this mode and the operator wants it: those that
-    /// answer clients from the VIP. Of nodes that stand for endpoints (target node) the proxy answers, at its own address.
+    /// The VIP at which a Service's endpoints are checked, if they answer clients from the VIP in this mode and the
+    /// operator enables such checks. With target node, the node's proxy answers at its own address, so there is none.
     pub(super) fn at_vip(&self, settings: &Settings, vip: IpAddr) -> Option<Arc<AtVip>> {
         let wanted = settings.health.dsr_destination == DsrDestination::Vip;
         let asked = wanted && self.mode.is_dsr() && self.target == config::Target::Pod;
@@ -80,8 +80,8 @@ pub(super) fn options(service: &Service, settings: &Settings, findings: &mut Vec
     let annotations = &service.meta.annotations;
     let mut options = defaults(settings);
     let mut read = Reader { meta: &service.meta, findings, written: None };
-    // Aliases first, so that an annotation of ours overrides what an alias says. Where only node ports and cluster IPs
-    // are asked of us, the load balancer is another's, and so are its annotations.
+    // Aliases come first, so that an annotation of ours overrides an alias. If only node ports and cluster IPs are
+    // requested from us, the load balancer is another one, and so its annotations are not for us.
     let is_ours = settings.claims(service) || !service.external_ips.is_empty();
     let internal = if is_ours { read.aliases(&mut options, annotations, &settings.compat) } else { None };
     for (annotation, value) in annotations {
@@ -132,7 +132,7 @@ fn defaults(settings: &Settings) -> Options {
     }
 }
 
-/// `spec.loadBalancerIP`: counts where no annotation requests an address, and must not contradict one.
+/// `spec.loadBalancerIP` is used if no annotation requests an address, and must not contradict one.
 fn deprecated_address(service: &Service, options: &mut Options, read: &mut Reader<'_>) {
     const FIELD: &str = "spec.loadBalancerIP";
     let Some(ip) = service.load_balancer_ip else { return };
@@ -149,7 +149,7 @@ fn deprecated_address(service: &Service, options: &mut Options, read: &mut Reade
 }
 
 impl Reader<'_> {
-    /// Applies what the annotations of other balancers say. The one that asks for an internal address, if any.
+    /// Applies the annotations of other balancers. Returns the one that requests an internal address, if any.
     fn aliases<'a>(
         &mut self,
         options: &mut Options,
@@ -205,7 +205,7 @@ impl Reader<'_> {
         internal
     }
 
-    /// Applies the value of one of our annotations, written as `annotation` (an alias perhaps).
+    /// Applies the value of one of our annotations, which was written as `annotation` (possibly an alias).
     fn apply(&mut self, options: &mut Options, ours: &str, annotation: &str, value: &str) {
         let value = value.trim();
         match ours {
@@ -239,7 +239,7 @@ impl Reader<'_> {
             key::BACKEND_NODE_SELECTOR if value.is_empty() => {}
             key::BACKEND_NODE_SELECTOR => match Selector::parse(value) {
                 Some(selector) => options.node_selector = Some(selector),
-                // All nodes would be more than were meant.
+                // All nodes would be more than were selected.
                 None => self.invalid_port(options, annotation, value, Selector::ACCEPTED),
             },
             key::TABLE_SIZE => match config::table_size(value) {
@@ -300,8 +300,8 @@ impl Reader<'_> {
             Ok(addresses) if !addresses.is_empty() => {
                 options.requested = addresses.into_iter().map(|ip| (ip, field.clone())).collect();
             }
-            // Another address than the one meant is worse than none: DNS does not point there. An address that the
-            // Service has already stays.
+            // A different address from the intended one is worse than none: DNS does not point there. An address that
+            // the Service already has stays.
             _ => self.invalid_address(options, annotation, value, ACCEPTED),
         }
     }
@@ -316,7 +316,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A wish that is understood and not granted yet.
+    /// Records a valid request that is not supported yet.
     fn refuse(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
         let written = self.written.clone();
         let value = written.as_deref().unwrap_or(value);
@@ -326,7 +326,7 @@ impl Reader<'_> {
         self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
     }
 
-    /// A value that is not understood, where the default would be another thing than what was meant to be kept out.
+    /// Records an invalid value whose default could include what the value should exclude.
     fn invalid_port(&mut self, options: &mut Options, annotation: &str, value: &str, accepted: &str) {
         let what = format!("annotation {annotation}: {value:?} is not understood, no port is programmed");
         let message = format!("{annotation}: {value} is not understood");

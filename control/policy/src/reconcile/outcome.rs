@@ -1,4 +1,4 @@
-//! What comes out of [`reconcile`](super::reconcile).
+//! The result of [`reconcile`](super::reconcile).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use super::input::Memory;
 use super::view::ServiceView;
 use crate::pools::PoolUsage;
 
-/// The desired state. A copy shares what it is made of.
+/// The desired state. A copy shares the contents.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// For the dataplane.
+    /// The spec for the dataplane.
     pub spec: SnapshotSpec,
-    /// What was not granted, sorted, each once. The same slice as long as nothing changes there.
+    /// The requests that were not granted, sorted and without duplicates. The same slice as long as nothing changes.
     pub findings: Arc<[Finding]>,
-    /// Services that ask for an address, sorted by namespace and name.
+    /// Services that request an address, sorted by namespace and name.
     pub services: Vec<Arc<ServiceView>>,
-    /// What to check.
+    /// The targets of health checks.
     pub targets: Targets,
-    /// What to listen on for upstream load balancers, sorted by port. The same slice as long as nothing changes there.
+    /// The health-check node ports to listen on, sorted by port. The same slice as long as nothing changes.
     pub health_check_node_ports: Arc<[HealthCheckNodePort]>,
-    /// How full the pools are: those of the configuration, then AddressPools by name.
+    /// The usage of the pools: those of the configuration, then AddressPools by name.
     pub pools: Vec<PoolUsage>,
-    /// Services whose LoadBalancer address is ours to give.
+    /// Services whose LoadBalancer address this gateway assigns.
     pub claimed: SharedMap<ObjectKey, ()>,
-    /// For the next call.
+    /// The input of the next call.
     pub memory: Memory,
-    /// When to call again though nothing changes: the next drain ends then.
+    /// When to call again even if nothing changes, because the next drain ends then.
     pub reconcile_at: Option<Duration>,
 }

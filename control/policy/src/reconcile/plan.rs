@@ -1,4 +1,4 @@
-//! Step 1: whether a Service concerns us, and what its annotations ask for.
+//! Step 1: whether a Service concerns this gateway, and what its annotations request.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::planned::Planned;
 use super::settings::Settings;
 use super::size_limits;
 
-/// The plan of a Service; none where it asks nothing of this gateway.
+/// The plan of a Service; `None` if it requests nothing from this gateway.
 pub(super) fn plan(service: &Arc<Service>, settings: &Settings) -> Option<Planned> {
     let wants_load_balancer = settings.claims(service);
     let asks = wants_load_balancer || !service.external_ips.is_empty() || asks_for_own(settings, service);
@@ -22,7 +22,7 @@ pub(super) fn plan(service: &Arc<Service>, settings: &Settings) -> Option<Planne
     findings.extend(Finding::of_faults(ObjectKind::Service, &service.meta));
     let options = options(service, settings, &mut findings);
     let too_large = size_limits::too_many_frontends(settings, service);
-    // Nothing is to be built of what it names too much of. It keeps the addresses that it was given.
+    // A Service that is too large is planned without its details. It keeps its assigned addresses.
     let service = match &too_large {
         None => Arc::clone(service),
         Some(_) => {

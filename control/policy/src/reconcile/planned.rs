@@ -1,4 +1,4 @@
-//! What step 1 gives: how a Service is to be served, before it is known which addresses and endpoints it has.
+//! The result of step 1: how a Service is to be served, before its addresses and endpoints are known.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::finding::Finding;
 use super::options::Options;
 use super::too_large::TooLarge;
 
-/// Step 1 of a Service that concerns us.
+/// The result of step 1 for a Service that concerns this gateway.
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) service: Arc<Service>,
@@ -34,12 +34,12 @@ impl Planned {
     }
 }
 
-/// A Service that asks the gateway for an address, and how it is to be served.
+/// A Service that requests an address from the gateway, with its options.
 #[derive(Clone, Copy)]
 pub(super) struct Plan<'a> {
     pub(super) service: &'a Service,
     pub(super) options: &'a Options,
     pub(super) wants_load_balancer: bool,
-    /// The Service names more ports and addresses than it may have: none is programmed.
+    /// Set if the Service names more ports and addresses than it may have: none is programmed.
     pub(super) too_large: Option<&'a TooLarge>,
 }

@@ -17,17 +17,17 @@ use super::finding::{Finding, ObjectKind, Reason};
 use super::nodes::Nodes;
 use super::settings::Settings;
 
-/// What a full table accepts.
+/// The accepted value if the table is full.
 const FEWER_ROUTES: &str = "fewer nodes and routes, 65536 in all";
 
-/// The routes to Pods, beside those of the configuration; sorted by prefix.
+/// The routes to Pods in addition to those of the configuration, sorted by prefix.
 pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<Finding>) -> Vec<RouteSpec> {
     if settings.pod_routes == PodRoutes::Route {
         return Vec::new();
     }
     let mut routes: BTreeMap<IpNet, (&str, IpAddr)> = BTreeMap::new();
     for node in nodes.values() {
-        // The gateway's own node has its Pods behind the kernel.
+        // The Pods of the gateway's own node are reached through the kernel.
         if settings.node.as_deref() == Some(node.meta.key.name.as_str()) {
             continue;
         }

@@ -7,7 +7,7 @@ use super::finding::{Finding, ObjectKind, Reason};
 use super::input::Input;
 use crate::pools::{self, PoolFault};
 
-/// All pools, those of the configuration first.
+/// All pools; those of the configuration come first.
 pub(super) fn pools_of(input: &Input<'_>, findings: &mut Vec<Finding>) -> Vec<Pool> {
     let objects = &input.objects.address_pools;
     let (pools, faults) = pools::merge(&input.settings.pools, objects);

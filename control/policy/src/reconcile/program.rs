@@ -33,16 +33,16 @@ use super::too_large::TooLarge;
 use super::view::{PortRefusal, PortView, RefusalReason, ServiceView, VipKind};
 use crate::pools::Granted;
 
-/// One Service, programmed.
+/// The result of programming one Service.
 pub(super) struct Programmed {
     pub(super) specs: Vec<ServiceSpec>,
     pub(super) view: ServiceView,
     pub(super) targets: BTreeSet<health::Target>,
-    /// Addresses of ready endpoints that take new flows now, over all programmed ports.
+    /// Addresses of ready endpoints that currently take new flows, over all programmed ports.
     pub(super) forwardable: BTreeSet<IpAddr>,
 }
 
-/// Programmes one Service; none of its ports where it is `too_large`.
+/// Programs one Service. If it is `too_large`, none of its ports is programmed.
 pub(super) fn program(
     collector: &mut Collector<'_>,
     granted: &Granted,
@@ -73,7 +73,7 @@ pub(super) fn program(
         targets: BTreeSet::new(),
         forwardable: BTreeSet::new(),
     };
-    // Endpoints that are asked at VIPs may do well at one of them and not at another.
+    // An endpoint that is checked at several VIPs may pass at one of them and fail at another.
     let mut evidence_at: BTreeMap<Option<Arc<AtVip>>, TcpEvidence> = BTreeMap::new();
     let all_ports = &endpoints.ports;
     let mut unchecked = BTreeSet::new();
@@ -126,7 +126,7 @@ pub(super) fn program(
     programmed
 }
 
-/// Addresses of ready endpoints that can be forwarded to: with target `node`, those on nodes that are.
+/// Addresses of ready endpoints that can be forwarded to. With target `node`, those on nodes that can.
 fn forwardable(plan: Plan<'_>, endpoints: &[ResolvedEndpoint], active: BTreeSet<Active>) -> BTreeSet<IpAddr> {
     if plan.options.target == Target::Pod {
         return active.into_iter().map(|candidate| candidate.ip).collect();
@@ -151,7 +151,7 @@ fn service_view(service: &Service, frontends: &Frontends<'_>, granted: &Granted)
     }
 }
 
-/// Why the gateway cannot serve this port on any address, if so.
+/// Why the gateway cannot serve this port on any address, if it cannot.
 fn unsupported_port(collector: &mut Collector<'_>, i: usize, port: &ServicePort) -> Option<PortRefusal> {
     let plan = collector.plan;
     if port.protocol == Protocol::Sctp {
@@ -176,8 +176,9 @@ fn unsupported_port(collector: &mut Collector<'_>, i: usize, port: &ServicePort)
 
 /// The candidates that can serve the frontend in the Service's mode, or why the port is not programmed there.
 ///
-/// Those of the VIP's family; where there is none of it, a mode with an outer header takes the other's. Those
-/// that the mode cannot reach are left out with a warning; if none is left of many, the port is refused.
+/// The candidates have the family of the VIP. If there are none of that family, a mode with an outer header uses the
+/// other family. Candidates that the mode cannot reach are left out with a warning. If none of them is left, the port
+/// is refused.
 fn reached<'e, 'a: 'e>(
     collector: &mut Collector<'a>,
     at: &PortAt<'e>,
@@ -204,7 +205,7 @@ fn reached<'e, 'a: 'e>(
     }
     let whole_port = match (&port.target_port, unreachable.first()) {
         (_, Some((_, obstacle))) if reachable.is_empty() => Some(obstacle.clone()),
-        // No endpoint yet, and it can be told already that none will do.
+        // There is no endpoint yet, and it is already known that the mode cannot reach any.
         (TargetPort::Number(target), None)
             if endpoints.is_empty()
                 && plan.options.target == Target::Pod
@@ -227,12 +228,12 @@ fn reached<'e, 'a: 'e>(
     Ok(candidates)
 }
 
-/// Whether somebody asked for the frontend: the node port of a LoadBalancer was given out by the API server.
+/// Whether the frontend was requested explicitly: the node port of a LoadBalancer was assigned by the API server.
 fn is_asked_for(plan: Plan<'_>, frontend: &Frontend) -> bool {
     frontend.via != VipKind::NodePort || plan.service.service_type == ServiceType::NodePort
 }
 
-/// Says why a port is not programmed on a frontend.
+/// Adds the finding why a port is not programmed on a frontend.
 fn refuse(collector: &mut Collector<'_>, at: &PortAt<'_>, obstacle: Obstacle) -> PortRefusal {
     let Obstacle { why, field, accepted } = obstacle;
     let (plan, PortAt { port, frontend, .. }) = (collector.plan, at);
@@ -285,7 +286,7 @@ fn service_spec(
         idle_timeout_tcp: options.idle_timeout_tcp,
         idle_timeout_udp: options.idle_timeout_udp,
         source_ranges,
-        // Own addresses are the kernel's, and cluster IPs are routed here.
+        // The kernel announces own addresses, and cluster IPs are routed to the gateway.
         announced: matches!(frontend.via, VipKind::LoadBalancer | VipKind::ExternalIp),
         backends: backends.specs.clone(),
     }

@@ -8,16 +8,16 @@ use tidegate_model::objects::Metadata;
 use super::annotations::annotation_field;
 use super::finding::{Finding, Reason};
 
-/// One Service's annotations, and where what is wrong with them goes.
+/// One Service's annotations, and the list for findings about them.
 pub(super) struct Reader<'a> {
     pub(super) meta: &'a Metadata,
     pub(super) findings: &'a mut Vec<Finding>,
-    /// The value of an alias as its author wrote it, while it is applied.
+    /// While an alias is applied: its value as written.
     pub(super) written: Option<String>,
 }
 
 impl Reader<'_> {
-    /// A value that is not understood: the default is used.
+    /// Reports an invalid value. The default is used.
     pub(super) fn invalid(&mut self, annotation: &str, value: &str, accepted: &str) {
         let written = self.written.clone();
         let value = written.as_deref().unwrap_or(value);
@@ -25,12 +25,12 @@ impl Reader<'_> {
         self.invalid_at(&annotation_field(annotation), what, accepted);
     }
 
-    /// As [`Self::invalid`], in other words.
+    /// Like [`Self::invalid`], with a different text.
     pub(super) fn invalid_at(&mut self, field: &str, what: String, accepted: &str) {
         self.push(field, Reason::InvalidValue, error(what, accepted));
     }
 
-    /// An annotation that has no effect.
+    /// Reports an annotation that has no effect.
     pub(super) fn ignored(&mut self, annotation: &str, why: &str, accepted: &str) {
         let what = format!("annotation {annotation} has no effect: {why}");
         let finding = Diagnostic::warning(what).accepting(accepted);
@@ -39,7 +39,7 @@ impl Reader<'_> {
         self.push(&annotation_field(annotation), reason, finding);
     }
 
-    /// A wish that is understood and not granted yet, and something else goes on in its stead.
+    /// Reports a valid request that is not supported yet; an alternative is used instead.
     pub(super) fn not_supported(&mut self, annotation: &str, what: String, accepted: &str) {
         self.push(&annotation_field(annotation), Reason::NotSupported, error(what, accepted));
     }

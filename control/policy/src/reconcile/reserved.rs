@@ -10,7 +10,7 @@ use tidegate_model::objects::{ObjectKey, Objects, SliceIndex};
 use super::settings::Settings;
 use crate::pools::Holder;
 
-/// Each address with whose it is; the gateway's own first.
+/// Each address with its owner. The gateway's own addresses take precedence.
 pub(super) fn reserved(
     settings: &Settings,
     objects: &Objects,
@@ -34,8 +34,8 @@ pub(super) fn api_server() -> ObjectKey {
     ObjectKey::new("default", "kubernetes")
 }
 
-/// The addresses of the Service `kubernetes` of namespace `default`, and of what is behind it; and where the gateway
-/// itself reaches an API server, which may be another address of the same.
+/// The addresses of the Service `kubernetes` in namespace `default`, and of its endpoints; and the address at which the
+/// gateway itself reaches an API server, which may be a different one.
 fn api_servers(objects: &Objects, slices: &SliceIndex) -> Vec<IpAddr> {
     let key = api_server();
     let mut addresses: Vec<IpAddr> = objects.api_servers.iter().copied().collect();
@@ -47,7 +47,7 @@ fn api_servers(objects: &Objects, slices: &SliceIndex) -> Vec<IpAddr> {
             endpoints.subsets.iter().flat_map(|s| s.addresses.iter().chain(&s.not_ready_addresses));
         addresses.extend(of_subset.map(|address| address.ip));
     }
-    // API servers keep one slice, or one for each family; whoever else keeps some has other names for them.
+    // API servers keep one slice, or one for each family, with this name. Slices of other writers have different names.
     let endpoints = slices.of(&key).iter().flat_map(|slice| &slice.endpoints);
     addresses.extend(endpoints.filter_map(|endpoint| endpoint.address));
     addresses

@@ -1,5 +1,5 @@
-//! Steps 3 and 4 for one Service: its endpoints are resolved, its ports are programmed, and what was not granted is
-//! said.
+//! Steps 3 and 4 for one Service: resolves its endpoints, programs its ports, and reports the requests that were not
+//! granted.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use super::served::{Entry, Served};
 use super::too_large::TooLarge;
 use crate::pools::Granted;
 
-/// Steps 3 and 4 for one Service, with what its result depends on.
+/// Performs steps 3 and 4 for one Service, and returns the result with its dependencies.
 pub(super) fn serve(
     context: &Context<'_>,
     planned: &Planned,
@@ -44,7 +44,8 @@ pub(super) fn serve(
     }
 }
 
-/// Steps 3 and 4 for one Service. Nothing of it is programmed where it, or all Services together, are `too_large`.
+/// Performs steps 3 and 4 for one Service. If it, or all Services together, are `too_large`, nothing of it is
+/// programmed.
 fn one_service(
     context: &Context<'_>,
     plan: Plan<'_>,
@@ -97,8 +98,8 @@ fn one_service(
     }
 }
 
-/// Says which of several addresses of one family in the status of a Service is not served: whoever reads the status
-/// takes it for served.
+/// Reports which of several addresses of one family in the status of a Service is not served, because readers of the
+/// status assume that all are.
 fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
     let plan = collector.plan;
     let service = plan.service;
@@ -123,7 +124,7 @@ fn status_addresses(collector: &mut Collector<'_>, granted: &Granted) {
     }
 }
 
-/// What was granted, with the reason of an allocation that was never tried.
+/// The granted addresses, with the reason why no allocation was attempted, if none was.
 fn pending(plan: Plan<'_>, granted: &Granted) -> Granted {
     let mut granted = granted.clone();
     if plan.wants_load_balancer && granted.pending.is_none() && granted.load_balancer.is_empty() {

@@ -1,4 +1,4 @@
-//! What steps 3 and 4 give for one Service, kept until they run again.
+//! The results of steps 3 and 4 for one Service, kept until they run again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use super::drain::Drains;
 use super::finding::Finding;
 use super::view::ServiceView;
 
-/// Steps 3 and 4 of a Service.
+/// A Service with the results of steps 3 and 4.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) service: Arc<Service>,
     pub(super) served: Served,
-    /// Those of its options and of [`Served`].
+    /// The findings about its options, and those of [`Served`].
     pub(super) findings: Vec<Finding>,
     pub(super) deadline: Option<Duration>,
     pub(super) dependencies: Dependencies,
@@ -31,15 +31,15 @@ pub(super) struct Served {
     pub(super) specs: Vec<SharedService>,
     pub(super) view: Arc<ServiceView>,
     pub(super) targets: BTreeSet<Target>,
-    /// Beside those of its options.
+    /// The findings in addition to those about its options.
     pub(super) findings: Vec<Finding>,
     pub(super) drains: Drains,
     pub(super) listener: Option<HealthCheckNodePort>,
 }
 
 impl Served {
-    /// Replaces values that are equal to the previous ones by these, so that later comparisons find them unchanged by
-    /// pointer.
+    /// Replaces values that are equal to the previous ones by the previous ones, so that later comparisons by pointer
+    /// find them unchanged.
     pub(super) fn share(&mut self, before: &Self) {
         if self.view == before.view {
             self.view = Arc::clone(&before.view);

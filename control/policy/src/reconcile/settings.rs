@@ -19,7 +19,7 @@ use tidegate_model::objects::{IpFamily, Pool, Service, ServiceType};
 use super::demand::Demand;
 use crate::pools::Authority;
 
-/// The gateway's own side of the desired state.
+/// The settings of the gateway that the desired state depends on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// `node.name`: the gateway runs on this node, and its endpoints are the local ones.
@@ -56,28 +56,28 @@ pub struct Settings {
     pub drain_timeout: Duration,
     /// `services.defaults.noEndpoints`.
     pub no_endpoints: NoEndpoints,
-    /// `services.nodePortAddresses`: of the gateway's own addresses those inside serve node ports.
+    /// `services.nodePortAddresses`: the gateway's own addresses within these networks serve node ports.
     pub node_port_addresses: Vec<IpNet>,
-    /// `services.ownClusterIPs`: cluster IPs are routed to the gateway, and served.
+    /// `services.ownClusterIPs`: cluster IPs are routed to the gateway, which serves them.
     pub own_cluster_ips: bool,
     /// `services.podRoutes`.
     pub pod_routes: PodRoutes,
     /// `services.sourceRangesOtherFamily: allow`.
     pub source_ranges_allow_other_family: bool,
-    /// `services.compat`: vendors whose annotations count.
+    /// `services.compat`: vendors whose annotations are read.
     pub compat: BTreeSet<String>,
-    /// `health`, for Services that say nothing else.
+    /// `health`, the defaults for Services.
     pub health: HealthConfig,
-    /// `source.kubernetes.loadBalancerClass`: the `spec.loadBalancerClass` of the Services that are ours.
+    /// `source.kubernetes.loadBalancerClass`: the `spec.loadBalancerClass` of Services that belong to this gateway.
     pub load_balancer_class: String,
-    /// Whether endpoints are the operator's own, as those of the directory source: they are checked wherever they are.
+    /// Whether endpoints belong to the operator, as with the directory source. They are then checked in all networks.
     pub endpoints_of_operator: bool,
-    /// Whether a Service without `loadBalancerClass` is ours: always for the directory source, whose objects
-    /// were put there for this gateway; `source.kubernetes.default` for the API server.
+    /// Whether a Service without `loadBalancerClass` belongs to this gateway: always for the directory source, whose
+    /// objects were written for this gateway; `source.kubernetes.default` for the API server.
     pub claims_unclassed: bool,
-    /// Who decides on LoadBalancer addresses: this gateway, unless another one leads at the API server.
+    /// Which gateway decides on LoadBalancer addresses: this one, unless another one leads at the API server.
     pub authority: Authority,
-    /// What all Services together may have of the tables; [`Demand::MAX`] but in tests.
+    /// The limit for all Services together on the shared tables; [`Demand::MAX`] except in tests.
     pub limits: Demand,
     /// The addresses of the other gateways at the API server, with their names: no Service may have them.
     pub other_gateways: Arc<BTreeMap<IpAddr, String>>,
@@ -121,12 +121,13 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Whether nothing differs but who decides on LoadBalancer addresses.
+    /// Whether both are equal except for which gateway decides on LoadBalancer addresses.
     pub(super) fn says_the_same_but_for_authority(&self, other: &Self) -> bool {
         self == other || Self { authority: other.authority.clone(), ..self.clone() } == *other
     }
 
-    /// Whether a Service's LoadBalancer address is ours to give: our class, or none where those are ours too.
+    /// Whether this gateway assigns the LoadBalancer address of a Service: it has our class, or none if such Services
+    /// are ours too.
     pub(super) fn claims(&self, service: &Service) -> bool {
         service.service_type == ServiceType::LoadBalancer
             && match service.load_balancer_class.as_deref() {
@@ -157,12 +158,12 @@ impl Settings {
         self.interfaces.iter().flat_map(|i| &i.addresses).any(|net| net.contains(&ip))
     }
 
-    /// Whether packets of the family can leave with a local source address by full NAT.
+    /// Whether `fullnat` has a source address of the family.
     pub(super) fn has_snat(&self, family: IpFamily) -> bool {
         self.snat_addresses.iter().any(|ip| IpFamily::of(*ip) == family)
     }
 
-    /// Whether tunnels whose outer header is of the family have a source.
+    /// Whether tunnels whose outer header has this family have a source.
     pub(super) fn has_tunnel_source(&self, family: IpFamily) -> bool {
         match family {
             IpFamily::V4 => self.tunnel_source_v4.is_some(),

@@ -15,7 +15,7 @@ use tidegate_model::objects::{Metadata, ObjectKey};
 use super::demand::Demand;
 use super::too_large::TooLarge;
 
-/// See the module.
+/// The demands of all Services, and the refused Services.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     all: BTreeMap<ObjectKey, (Demand, Metadata)>,
@@ -23,16 +23,16 @@ pub(super) struct Shares {
     refused: BTreeSet<ObjectKey>,
 }
 
-/// One of the figures of a demand.
+/// One of the values of a demand.
 type Side = fn(&Demand) -> usize;
-/// What the Services of a namespace ask for in all, and each of them.
+/// The total demand of the Services of a namespace, and each of them.
 type OfNamespace<'a> = (usize, Vec<&'a (Demand, Metadata)>);
 
 impl Shares {
-    /// A Service asks for this much now.
+    /// Sets the demand of a Service.
     pub(super) fn set(&mut self, meta: &Metadata, demand: Demand) {
         self.remove(&meta.key);
-        // What seniority goes by, and nothing else of it.
+        // Only the fields that determine seniority.
         let meta = Metadata {
             uid: meta.uid.clone(),
             creation_time: meta.creation_time,
@@ -42,24 +42,24 @@ impl Shares {
         self.all.insert(meta.key.clone(), (demand, meta));
     }
 
-    /// A Service is gone.
+    /// Removes a Service.
     pub(super) fn remove(&mut self, key: &ObjectKey) {
         if let Some((demand, _)) = self.all.remove(key) {
             self.total -= demand;
         }
     }
 
-    /// Whether all of them ask for more than there is.
+    /// Whether the total demand exceeds the limit.
     pub(super) fn is_over(&self, max: &Demand) -> bool {
         !self.total.fits(max)
     }
 
-    /// Why a Service gets nothing, if it was refused when they were last [settled](Self::settle).
+    /// Why a Service is refused, if it was when the demands were last [settled](Self::settle).
     pub(super) fn refusal(&self, key: &ObjectKey, max: &Demand) -> Option<TooLarge> {
         self.refused.contains(key).then(|| TooLarge::of_all(&key.namespace, max))
     }
 
-    /// Decides who is refused; the Services for which that is another answer than before.
+    /// Decides which Services are refused. Returns those whose result changed.
     pub(super) fn settle(&mut self, max: &Demand) -> BTreeSet<ObjectKey> {
         let refused = if self.is_over(max) { self.surplus(max) } else { BTreeSet::new() };
         let changed = self.refused.symmetric_difference(&refused).cloned().collect();
@@ -75,7 +75,7 @@ impl Shares {
             (|demand| demand.slots, max.slots),
         ];
         for (side, max) in sides {
-            // By namespace, the newest last.
+            // By namespace; within a namespace the newest is last.
             let mut namespaces: BTreeMap<&str, OfNamespace<'_>> = BTreeMap::new();
             for (key, one) in self.all.iter().filter(|(key, one)| side(&one.0) > 0 && !refused.contains(*key))
             {
@@ -131,7 +131,7 @@ mod tests {
             shares.set(&meta("greedy", &format!("s{n}"), n), Demand { frontends: 1, backends: 10, slots: 0 });
         }
         assert!(shares.settle(&MAX).is_empty());
-        // The victim is the newest of all, and asks for less than the other namespace has.
+        // The victim is the newest Service, and requests less than the other namespace has.
         shares.set(&meta("victim", "web", 1_000), Demand { frontends: 1, backends: 15, slots: 0 });
         let changed = shares.settle(&MAX);
         assert_eq!(refused(&shares), ["greedy/s8", "greedy/s9"]);

@@ -19,21 +19,21 @@ use super::planned::Plan;
 use super::settings::Settings;
 use super::too_large::TooLarge;
 
-/// Service ports (VIP, protocol, port) of one Service.
+/// The maximum number of service ports (VIP, protocol, port) of one Service.
 pub(super) const FRONTENDS_MAX: usize = 32_768;
 
-/// Backends of one Service: its endpoints, counted for each port and VIP that they serve. One VIP is the least, so this
-/// bounds the endpoints over all ports too.
+/// The maximum number of backends of one Service: its endpoints, counted for each port and VIP that they serve. There
+/// is at least one VIP, so this also limits the endpoints over all ports.
 pub(super) const BACKENDS_MAX: usize = ENDPOINTS_MAX;
 
-/// Backends of one service port: the packet path counts them in 16 bits.
+/// The maximum number of backends of one service port: the packet path counts them in 16 bits.
 pub(super) const BACKENDS_PER_PORT_MAX: usize = tidegate_core::limits::BACKENDS_PER_SERVICE_MAX;
 
-/// Slots of the Maglev tables that one Service asks for by annotation, beyond what the configuration gives it anyway:
-/// 128 tables of the usual size, 12 of the largest.
+/// The maximum number of slots of the Maglev tables that one Service requests by annotation, in addition to those of
+/// the configuration: 128 tables of the default size, or 12 of the largest.
 pub(super) const SLOTS_MAX: usize = 1 << 23;
 
-/// Whether the ports and addresses that a Service names are too many. Addresses that it may be given are counted too.
+/// Whether a Service names too many ports and addresses. Addresses that it may still get are counted too.
 pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Option<TooLarge> {
     // One LoadBalancer address of each family.
     let pools = 2 + service.external_ips.len();
@@ -49,7 +49,7 @@ pub(super) fn too_many_frontends(settings: &Settings, service: &Service) -> Opti
     })
 }
 
-/// How much a Service asks for on the addresses that it was granted, or what is too much about it.
+/// The demand of a Service with its granted addresses, or the reason why it is too large.
 pub(super) fn demand(
     settings: &Settings,
     plan: Plan<'_>,
@@ -67,7 +67,7 @@ pub(super) fn demand(
     for (i, (port, resolved)) in plan.service.ports.iter().zip(&endpoints.ports).enumerate() {
         let candidates = match plan.options.target {
             Target::Pod => resolved.endpoints.len(),
-            // Those that have an endpoint: how many nodes there are beside them must not matter.
+            // Nodes that have an endpoint. The number of other nodes must not matter.
             Target::Node if is_local_alone(settings, plan.service) => {
                 resolved.endpoints.iter().map(|endpoint| &endpoint.node).collect::<HashSet<_>>().len()
             }
@@ -81,7 +81,7 @@ pub(super) fn demand(
             });
         }
         let addresses = frontends.addresses_of(port);
-        // Ports with the same backends share a table: those of one port on its addresses, of each family.
+        // Ports with the same backends share a table. A port needs one for each family of its addresses.
         let tables = if candidates == 0 { 0 } else { addresses.min(2) };
         let slots = tables * slots_beyond_default(settings, plan.options);
         demand += Demand { frontends: addresses, backends: addresses * candidates, slots };
@@ -112,15 +112,15 @@ pub(super) fn demand(
     })
 }
 
-/// Whether every port of a Service takes nodes with an endpoint alone, by the policy Local.
+/// Whether all ports of a Service use only nodes with an endpoint, because of policy Local.
 pub(super) fn is_local_alone(settings: &Settings, service: &Service) -> bool {
     let is_local = |policy: TrafficPolicy| policy == TrafficPolicy::Local;
     is_local(service.external_traffic_policy)
         && (!settings.own_cluster_ips || is_local(service.internal_traffic_policy))
 }
 
-/// Slots of a Maglev table of the Service, where it asks for a table, or a larger one, than the configuration gives it.
-/// What the operator gives to all is the operator's to count.
+/// The slots of a Maglev table of the Service, if the Service requests a table, or a larger one than that of the
+/// configuration. Slots that the configuration gives to all Services are not counted.
 fn slots_beyond_default(settings: &Settings, options: &Options) -> usize {
     let slots = |scheduler, size: u32| match scheduler {
         Scheduler::Maglev => size as usize,
@@ -130,8 +130,8 @@ fn slots_beyond_default(settings: &Settings, options: &Options) -> usize {
     slots(options.scheduler, options.table_size).saturating_sub(default)
 }
 
-/// How many backends that have left one port of a Service are kept for their flows, beside those that are `listed`: as
-/// many as the Service may have backends, shared by its ports and addresses. A few in any case.
+/// The maximum number of removed backends of one port of a Service that are kept for their flows, in addition to the
+/// `listed` ones: as many as the Service may have backends, shared by its ports and addresses, but at least a few.
 pub(super) fn kept_max(service: &Service, listed: usize) -> usize {
     const KEPT_MIN: usize = 8;
     let frontends = service.ports.len() * (2 + service.external_ips.len());

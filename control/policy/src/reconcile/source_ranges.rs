@@ -15,12 +15,12 @@ use super::annotations::annotation_field;
 use super::finding::{Finding, Reason};
 use super::settings::Settings;
 
-/// The annotation that counts when the field is empty.
+/// The annotation that is used when the field is empty.
 const LEGACY: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
 /// The source ranges of one Service.
 pub(super) struct Admission {
-    /// All of them, shared by the VIPs of both families; a client is judged by those of its own.
+    /// All ranges, shared by the VIPs of both families. For a client, only those of its family matter.
     ranges: Arc<[IpNet]>,
     allow_other_family: bool,
 }
@@ -33,7 +33,7 @@ impl Admission {
         Self { ranges: ranges.into(), allow_other_family: settings.source_ranges_allow_other_family }
     }
 
-    /// Who may come in by a LoadBalancer VIP; `None`: everyone. A /0 means everyone of its family.
+    /// The clients that a LoadBalancer VIP admits; `None` admits all. A /0 admits all clients of its family.
     pub(super) fn of_load_balancer(&self, vip: IpAddr) -> Option<Arc<[IpNet]>> {
         let family = IpFamily::of(vip);
         let mut of_family = self.ranges.iter().filter(|r| IpFamily::of(r.addr()) == family).peekable();
@@ -44,7 +44,7 @@ impl Admission {
         (!everyone).then(|| Arc::clone(&self.ranges))
     }
 
-    /// Warns of each LoadBalancer VIP whose family the ranges do not name: nobody comes in there.
+    /// Warns about each LoadBalancer VIP whose family has no range: it admits no client.
     pub(super) fn warn_of_other_family(
         &self,
         service: &Service,
@@ -71,10 +71,10 @@ impl Admission {
     }
 }
 
-/// Where the ranges were written.
+/// The field that contains the ranges.
 fn field(service: &Service) -> String {
     let (meta, field) = (&service.meta, "spec.loadBalancerSourceRanges");
-    // Where the field was not written its place is that of `spec`: the ranges come from the annotation then.
+    // If the field has no place of its own, its place is that of `spec`: the ranges then come from the annotation.
     if meta.annotations.contains_key(LEGACY) && meta.origin.field(field) == meta.origin.field("spec") {
         return annotation_field(LEGACY);
     }

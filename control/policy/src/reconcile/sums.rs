@@ -24,7 +24,7 @@ use super::view::ServiceView;
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     pub(super) specs: SharedMap<ServiceKey, SharedService>,
-    /// Backends of these.
+    /// The number of their backends.
     backends: usize,
     pub(super) views: SharedMap<ObjectKey, Arc<ServiceView>>,
     pub(super) targets: Targets,
@@ -32,9 +32,9 @@ pub(super) struct Sums {
     pub(super) deadlines: BTreeSet<(Duration, ObjectKey)>,
     listeners: BTreeMap<ObjectKey, HealthCheckNodePort>,
     findings: BTreeMap<Finding, u32>,
-    /// Of the listeners together.
+    /// The findings about all listeners.
     listener_findings: Vec<Finding>,
-    /// None where they, or those of others, have changed.
+    /// `None` if these findings, or other ones, have changed.
     pub(super) listed_findings: Listed<Finding>,
     listed_listeners: Listed<HealthCheckNodePort>,
 }
@@ -43,7 +43,7 @@ pub(super) struct Sums {
 type Listed<T> = Option<Arc<[T]>>;
 
 impl Sums {
-    /// Counts a Service as `new` that was counted as `old` before.
+    /// Replaces the contribution `old` of a Service by `new`.
     pub(super) fn replace(&mut self, key: &ObjectKey, old: Option<&Entry>, new: Option<&Entry>) {
         let (was, is) = (old.map(|entry| &entry.served), new.map(|entry| &entry.served));
         self.replace_specs(was, is);
@@ -63,7 +63,7 @@ impl Sums {
 
     fn replace_specs(&mut self, was: Option<&Served>, is: Option<&Served>) {
         for spec in was.into_iter().flat_map(|was| &was.specs) {
-            // Not where another Service has it by now.
+            // Only if no other Service has the key by now.
             if self.specs.get(&spec.key).is_some_and(|known| known.is_same(spec)) {
                 self.specs.remove(&spec.key);
                 self.backends -= spec.backends.len();
@@ -76,8 +76,8 @@ impl Sums {
         }
     }
 
-    /// The service ports for the dataplane. Where backends that have left would make them more than the tables hold, those
-    /// of the ports with the most of them are left out: their flows end early, and everything else is forwarded.
+    /// The service ports for the dataplane. If removed backends would exceed the size of the tables, those of the ports
+    /// with the most of them are left out: their flows end early, and everything else is forwarded.
     pub(super) fn fitting_specs(&self, backends_max: usize) -> Vec<SharedService> {
         let mut surplus = self.backends.saturating_sub(backends_max);
         if surplus == 0 {
@@ -107,7 +107,7 @@ impl Sums {
         if was.is_none() && is.is_none() {
             return;
         }
-        // Who is first goes by what the Service says of itself.
+        // The order of listeners depends on fields of the Service.
         let same_service = old.zip(new).is_some_and(|(old, new)| Arc::ptr_eq(&old.service, &new.service));
         if was != is || !same_service {
             self.listed_listeners = None;
@@ -142,7 +142,7 @@ impl Sums {
         }
     }
 
-    /// Step 5.
+    /// The health-check node ports after step 5.
     pub(super) fn health_check_node_ports(
         &mut self,
         plans: &BTreeMap<ObjectKey, Planned>,
@@ -161,7 +161,7 @@ impl Sums {
         listed
     }
 
-    /// All findings, with these others, sorted, each once.
+    /// All findings together with `others`, sorted and without duplicates.
     pub(super) fn findings<'a>(&mut self, others: impl Iterator<Item = &'a Finding>) -> Arc<[Finding]> {
         let Self { findings, listener_findings, listed_findings, .. } = self;
         let listed = listed_findings.get_or_insert_with(|| {

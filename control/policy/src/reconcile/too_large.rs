@@ -1,4 +1,4 @@
-//! Why a Service is refused for its size, as a finding says it.
+//! Why a Service is refused because of its size, in the words of a finding.
 
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::objects::{ENDPOINTS_MAX, NotKept, Service};
@@ -6,7 +6,7 @@ use tidegate_model::objects::{ENDPOINTS_MAX, NotKept, Service};
 use super::demand::Demand;
 use super::finding::{Finding, Reason};
 
-/// What is wrong with the size of a Service, and where.
+/// The excess in the size of a Service, and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TooLarge {
     pub(super) why: String,
@@ -15,7 +15,7 @@ pub(super) struct TooLarge {
 }
 
 impl TooLarge {
-    /// All Services together ask for more than `max`, and those of this namespace for the most.
+    /// All Services together request more than `max`, and those of this namespace request the most.
     pub(super) fn of_all(namespace: &str, max: &Demand) -> Self {
         let Demand { frontends, backends, slots } = max;
         Self {
@@ -57,7 +57,7 @@ impl TooLarge {
         }
     }
 
-    /// The finding about it.
+    /// The finding.
     pub(super) fn finding(&self, service: &Service) -> Finding {
         let what = format!("Service {} is not programmed: {}", service.meta.key, self.why);
         let diagnostic = Diagnostic::error(what).accepting(self.accepted.clone());

@@ -1,10 +1,10 @@
-//! The desired state for people: the answers of `services` and `backends`.
+//! The desired state for display: the answers of `services` and `backends`.
 //!
 //! Values with serde only, filled by `program`. The admin socket passes them on unchanged, so `-o json` shows the
 //! field names.
 //!
-//! Values that a program may act on are enums; text is only for people, and no code reads it. In JSON an enum is its
-//! name.
+//! Values that a program may act on are enums. Texts are only for display, and no code reads them. In JSON an enum is
+//! its name.
 
 mod by_name;
 
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tidegate_core::snapshot::{ForwardingMode, Protocol};
 use tidegate_model::objects::ServiceType;
 
-/// A Service that asks the gateway for an address.
+/// A Service that requests an address from the gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceView {
@@ -31,13 +31,13 @@ pub struct ServiceView {
     /// Why it waits for an address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<String>,
-    /// Why none of its ports is programmed, where that is for the Service as a whole.
+    /// Why none of its ports is programmed, if the reason concerns the whole Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Why the workers do not forward by this yet: they have an older state of the Service, or none.
+    /// Why the workers do not apply this state yet: they have an older state of the Service, or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unapplied: Option<String>,
-    /// What of the Service and its EndpointSlices cannot be used, and ports that no slice has.
+    /// The parts of the Service and its EndpointSlices that cannot be used, and ports that no slice has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// One entry for each port on each VIP.
@@ -53,17 +53,17 @@ pub struct ServiceView {
 pub struct VipView {
     /// The address.
     pub address: IpAddr,
-    /// In what capacity it serves the Service.
+    /// The capacity in which it serves the Service.
     #[serde(with = "by_name")]
     pub kind: VipKind,
-    /// The pool that it is from; empty for [`VipKind::NodePort`] and [`VipKind::ClusterIp`], and where the pool is not
-    /// known any more.
+    /// The pool that it is from; empty for [`VipKind::NodePort`] and [`VipKind::ClusterIp`], and if the pool is no
+    /// longer known.
     pub pool: String,
 }
 
 impl VipView {
-    /// Whether a pool gives it: a LoadBalancer address or an external IP, and not an address that is the gateway's or
-    /// the Service's own in any case.
+    /// Whether a pool provides it: a LoadBalancer address or an external IP, as opposed to an address that the gateway
+    /// or the Service has anyway.
     #[must_use]
     pub fn is_of_pool(&self) -> bool {
         match self.kind {
@@ -73,16 +73,16 @@ impl VipView {
     }
 }
 
-/// In what capacity an address serves a Service.
+/// The capacity in which an address serves a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum VipKind {
-    /// As LoadBalancer address: source ranges count.
+    /// A LoadBalancer address. Source ranges apply.
     LoadBalancer,
-    /// As one of `spec.externalIPs`.
+    /// One of `spec.externalIPs`.
     ExternalIp,
-    /// As an address of the gateway, by `nodePort`.
+    /// An address of the gateway, for a `nodePort`.
     NodePort,
-    /// As cluster IP: the internal traffic policy counts.
+    /// A cluster IP. The internal traffic policy applies.
     ClusterIp,
 }
 
@@ -129,13 +129,13 @@ pub struct PortView {
     /// `appProtocol`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub app_protocol: Option<String>,
-    /// Why it is not programmed; absent where it is.
+    /// Why it is not programmed; absent if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<PortRefusal>,
-    /// All its backends fail their checks, and none is set aside for that.
+    /// Whether all its backends fail their checks, and none is set aside for that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fail_open: bool,
-    /// Why it has no backend, where that follows from its traffic policy.
+    /// Why it has no backend, if that follows from its traffic policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Its backends, sorted by address and port.
@@ -143,25 +143,25 @@ pub struct PortView {
 }
 
 impl PortView {
-    /// How many backends are in a state.
+    /// The number of backends in a state.
     #[must_use]
     pub fn count(&self, state: BackendViewState) -> usize {
         self.backends.iter().filter(|b| b.state == state).count()
     }
 }
 
-/// Why a port is not programmed. In JSON it is its message alone.
+/// Why a port is not programmed. In JSON it is only its message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct PortRefusal {
-    /// The kind of refusal: what is written about the port follows from it.
+    /// The kind of refusal, which determines what is written about the port.
     pub reason: RefusalReason,
-    /// For people.
+    /// The text for display.
     pub message: String,
 }
 
 impl PortRefusal {
-    /// A refusal for a reason, in words for people.
+    /// A refusal with its text for display.
     pub(crate) fn new(reason: RefusalReason, message: impl Into<String>) -> Self {
         Self { reason, message: message.into() }
     }
@@ -179,7 +179,8 @@ impl From<PortRefusal> for String {
     }
 }
 
-/// The reason is not in the JSON: what is read from there is for people, and has [`RefusalReason::NotProgrammed`].
+/// The reason is not in the JSON. A value that is read from there is only for display, and has
+/// [`RefusalReason::NotProgrammed`].
 impl From<String> for PortRefusal {
     fn from(message: String) -> Self {
         Self { reason: RefusalReason::NotProgrammed, message }
@@ -207,9 +208,9 @@ pub struct BackendView {
     pub port: u16,
     /// Share relative to the others.
     pub weight: u16,
-    /// What it is given.
+    /// Its state.
     pub state: BackendViewState,
-    /// Why it is in that state.
+    /// The reason for that state.
     pub why: BackendWhy,
     /// Its node.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -220,12 +221,12 @@ pub struct BackendView {
     /// The Pod, `namespace/name`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// What the gateway's checks say.
+    /// The results of the gateway's checks.
     #[serde(default)]
     pub health: HealthView,
 }
 
-/// What the gateway's checks say about a backend.
+/// The results of the gateway's checks of a backend.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthView {
@@ -234,7 +235,7 @@ pub struct HealthView {
     /// Why it fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// How often its thresholds were raised because it flaps: 0 to 3.
+    /// How often its thresholds were raised because it flaps, from 0 to 3.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub damping: u8,
 }
@@ -247,7 +248,7 @@ fn is_zero(n: &u8) -> bool {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HealthState {
-    /// It has none.
+    /// It has no check.
     #[default]
     Unchecked,
     /// It passes, or was not checked yet.
@@ -256,25 +257,25 @@ pub enum HealthState {
     Failing,
 }
 
-/// [`BackendState`](tidegate_core::snapshot::spec::BackendState) for people.
+/// [`BackendState`](tidegate_core::snapshot::spec::BackendState) for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendViewState {
     /// Takes new flows.
     Active,
-    /// Keeps the flows that it has.
+    /// Keeps its existing flows.
     Draining,
-    /// Keeps TCP flows only.
+    /// Keeps only TCP flows.
     Down,
 }
 
-/// What put a backend in its state.
+/// The reason for the state of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendWhy {
     /// Ready and passing its checks.
     Ready,
-    /// Terminating, and chosen because no other is ready.
+    /// Terminating, and chosen because no other backend is ready.
     TerminatingChosen,
     /// Terminating.
     Terminating,
@@ -282,9 +283,9 @@ pub enum BackendWhy {
     NotReady,
     /// Its health check fails.
     Unhealthy,
-    /// Its health check fails as all others do, and none is set aside.
+    /// Its health check fails like all others, and none is set aside.
     FailOpen,
-    /// Taken out by the operator.
+    /// Drained by the operator.
     Drained,
     /// Weight 0.
     WeightZero,

@@ -5,21 +5,21 @@ use std::net::IpAddr;
 
 use tidegate_model::objects::ObjectKey;
 
-/// See the module.
+/// The VIPs of all Services.
 #[derive(Debug, Default)]
 pub(super) struct Vips {
-    /// How often each is one.
+    /// The number of Services that have each address.
     counts: HashMap<IpAddr, u32>,
     by_service: BTreeMap<ObjectKey, Box<[IpAddr]>>,
 }
 
 impl Vips {
-    /// Whether any Service has it.
+    /// Whether any Service has the address.
     pub(super) fn contains(&self, ip: &IpAddr) -> bool {
         self.counts.contains_key(ip)
     }
 
-    /// Takes over what Services have now; the addresses that are VIPs only now, or not any more.
+    /// Updates the addresses of Services. Returns the addresses that became VIPs or no longer are.
     pub(super) fn update<'a>(
         &mut self,
         changes: impl Iterator<Item = (&'a ObjectKey, Option<Box<[IpAddr]>>)>,

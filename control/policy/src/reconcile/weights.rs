@@ -9,17 +9,17 @@ use tidegate_model::objects::{Metadata, Node, Objects, ResolvedEndpoint};
 use super::annotations::{annotation_field, key};
 use super::finding::{Finding, ObjectKind, Reason};
 
-/// Weight of an endpoint that says nothing.
+/// The default weight of an endpoint.
 pub(super) const WEIGHT: u16 = 1;
 
-/// The objects that weights stand on.
+/// The objects whose annotations set weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weights<'a> {
     pub(super) objects: &'a Objects,
 }
 
 impl Weights<'_> {
-    /// The weight of an endpoint: its Pod's, else its Node's, else 1.
+    /// The weight of an endpoint: its Pod's, otherwise its Node's, otherwise 1.
     pub(super) fn of_endpoint(&self, endpoint: &ResolvedEndpoint, findings: &mut Vec<Finding>) -> u16 {
         let pod = endpoint.pod.as_ref().and_then(|key| self.objects.pods.get(key));
         let node = endpoint.node.as_ref().and_then(|name| self.objects.nodes.get(name));
@@ -28,7 +28,7 @@ impl Weights<'_> {
         both.into_iter().flatten().find_map(|(kind, meta)| said(kind, meta, findings)).unwrap_or(WEIGHT)
     }
 
-    /// The weight of a node as a backend of its own.
+    /// The weight of a node that is a backend itself.
     pub(super) fn of_node(&self, node: &Node, findings: &mut Vec<Finding>) -> u16 {
         said(ObjectKind::Node, &node.meta, findings).unwrap_or(WEIGHT)
     }

@@ -35,13 +35,13 @@ pub(super) const TYPE: &str = key_of!("type");
 pub(super) const ACCESS_LOG: &str = key_of!("access-log-");
 pub(super) const CROSS_ZONE: &str = key_of!("cross-zone-load-balancing-enabled");
 
-/// Seconds between checks where none are written.
+/// The default interval between checks, in seconds.
 const INTERVAL: u32 = 10;
-/// Seconds that a check may take where none are written.
+/// The default timeout of a check, in seconds.
 const TIMEOUT: u32 = 5;
 
-/// How AWS checks where one of its health-check annotations stands on the Service and the others do not: every 10 s,
-/// 5 s each, 2 successes bring a target back, 6 failures take it out.
+/// The defaults of AWS, which apply if the Service has one of its health-check annotations: a check every 10 s with a
+/// timeout of 5 s; 2 successes restore a target, and 6 failures remove it.
 pub(in super::super) fn probe_defaults(annotations: &Labels, rules: &mut Rules) {
     let any = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
     if !any.iter().any(|key| annotations.contains_key(*key)) {
@@ -49,18 +49,19 @@ pub(in super::super) fn probe_defaults(annotations: &Labels, rules: &mut Rules) 
     }
     let seconds = |n: u32| Duration::from_secs(u64::from(n));
     rules.interval = seconds(INTERVAL);
-    // The default has to stay below an interval that is written.
+    // The default must be below a given interval.
     rules.timeout = seconds(TIMEOUT.min(interval(annotations) - 1));
     rules.healthy_threshold = 2;
     rules.unhealthy_threshold = 6;
 }
 
-/// What to write where the defaults of health checks are not those that are meant.
+/// The values to write if the defaults of health checks are not the intended ones.
 pub(in super::super) const ALL_OF_HEALTH_CHECKS: &str = "each of aws-load-balancer-healthcheck-interval, -timeout, \
     -healthy-threshold and -unhealthy-threshold, or none of them";
 
-/// Where some of the health-check annotations stand beside a `type` of network load balancers, and others do not: that
-/// annotation, and that the defaults of a Classic Load Balancer count. Those of AWS' network load balancers differ.
+/// If a `type` of network load balancers is given with some of the health-check annotations but not all: the
+/// annotation, and the note that the defaults of a Classic Load Balancer apply. The defaults of AWS' network load
+/// balancers differ.
 pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'static str, String)> {
     let all = [HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD, HEALTH_INTERVAL, HEALTH_TIMEOUT];
     let written = all.iter().filter(|key| annotations.contains_key(**key)).count();
@@ -75,7 +76,7 @@ pub(in super::super) fn classic_defaults(annotations: &Labels) -> Option<(&'stat
     Some((TYPE, why))
 }
 
-/// The interval in seconds, 5 at least.
+/// The interval in seconds, at least 5.
 fn interval(annotations: &Labels) -> u32 {
     let written = annotations.get(HEALTH_INTERVAL).and_then(|v| number(v.trim(), &(5..=300)));
     written.unwrap_or(INTERVAL)
@@ -84,7 +85,7 @@ fn interval(annotations: &Labels) -> u32 {
 pub(super) fn proxy_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match value {
         "*" => AliasValue::Ours(key::PROXY_PROTOCOL, "v1".into()),
-        // Backends that expect the header would take the client's first bytes for it.
+        // Backends that expect the header would treat the client's first bytes as the header.
         _ => AliasValue::InvalidPort("\"*\"".into()),
     }
 }
@@ -146,7 +147,7 @@ pub(super) fn health_protocol<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'
 }
 
 pub(super) fn health_port<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
-    // The port of the endpoint itself.
+    // The endpoint's own port.
     if value == "traffic-port" {
         AliasValue::Nothing
     } else {
@@ -176,7 +177,7 @@ pub(super) fn target_type<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     }
 }
 
-/// A network load balancer is what the gateway is.
+/// The gateway is a network load balancer.
 pub(super) fn balancer_type<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match value {
         "nlb" | "external" => AliasValue::Nothing,
@@ -191,7 +192,7 @@ pub(super) fn access_log<'a>(_: &'a str, _: &'a Labels) -> AliasValue<'a> {
 
 pub(super) fn cross_zone<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match boolean(value) {
-        // Every ready endpoint takes flows, unless all carry hints.
+        // Every ready endpoint takes flows, unless all of them have hints.
         Some(true) => AliasValue::Nothing,
         Some(false) => AliasValue::Ignored(
             "flows are kept in a zone by the hints of EndpointSlices".into(),

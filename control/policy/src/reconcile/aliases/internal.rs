@@ -1,6 +1,6 @@
 //! The annotations that request an internal address, in the spelling of each vendor.
 //!
-//! If a value is neither yes nor no, no address is assigned, because it could be a public one.
+//! If a value is invalid, no address is assigned, because it could be a public one.
 
 use tidegate_model::objects::Labels;
 
@@ -10,7 +10,7 @@ pub(super) fn yes_or_no<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     said(boolean(value), "true, false")
 }
 
-/// AWS took `0.0.0.0/0`, and in the end everything but `false`, for yes.
+/// AWS treated `0.0.0.0/0`, and later every value except `false`, as yes.
 pub(super) fn aws<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match value {
         "0.0.0.0/0" => AliasValue::Internal,
@@ -46,7 +46,7 @@ pub(super) fn alibaba<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     said(internal, "intranet, internet")
 }
 
-/// Tencent's names a subnet; any subnet is an internal one.
+/// Tencent's annotation names a subnet. Any subnet is an internal one.
 pub(super) fn tke<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     if value.is_empty() { AliasValue::Nothing } else { AliasValue::Internal }
 }

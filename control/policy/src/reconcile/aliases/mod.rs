@@ -24,14 +24,14 @@ pub(super) use value::AliasValue;
 /// A known annotation of another balancer.
 #[derive(Clone, Copy)]
 pub(super) struct Alias {
-    /// As in `services.compat`.
+    /// The vendor, as in `services.compat`.
     pub(super) vendor: &'static str,
-    /// The key; one that ends in `-`, `.` or `/` stands for all that begin with it.
+    /// The key. A key that ends in `-`, `.` or `/` stands for all keys with this prefix.
     pub(super) key: &'static str,
     read: Read,
 }
 
-/// From the value, and the other annotations of the Service, to what it says.
+/// A function from the value, and the other annotations of the Service, to its meaning.
 type Read = for<'a> fn(&'a str, &'a Labels) -> AliasValue<'a>;
 
 impl Alias {
@@ -41,7 +41,7 @@ impl Alias {
     }
 }
 
-/// The alias that an annotation is, if it is a known one.
+/// The known alias that matches an annotation.
 pub(super) fn known(annotation: &str) -> Option<&'static Alias> {
     ALIASES.iter().find(|a| {
         if a.key.ends_with(['-', '.', '/']) { annotation.starts_with(a.key) } else { annotation == a.key }
@@ -52,7 +52,7 @@ const fn alias(vendor: &'static str, key: &'static str, read: Read) -> Alias {
     Alias { vendor, key, read }
 }
 
-/// Exact keys before the prefixes that contain them.
+/// Exact keys come before the prefixes that contain them.
 pub(super) const ALIASES: &[Alias] = &[
     alias("metallb", "metallb.io/loadBalancerIPs", addresses),
     alias("metallb", "metallb.io/address-pool", pool),

@@ -11,12 +11,12 @@ pub(super) const ONLY_NODES_WITH_PODS: &str = "service.kubernetes.io/local-svc-o
 pub(super) const BANDWIDTH: &str = "service.kubernetes.io/qcloud-loadbalancer-internet-max-bandwidth-out";
 pub(super) const INTERNAL_SUBNET: &str = "service.kubernetes.io/qcloud-loadbalancer-internal-subnetid";
 
-/// A label selector of the nodes that are backends.
+/// A label selector for the nodes that are backends.
 pub(super) fn backends_label<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     AliasValue::Ours(key::BACKEND_NODE_SELECTOR, value.into())
 }
 
-/// With policy Local only nodes with endpoints are backends in any case.
+/// With policy Local, only nodes with endpoints are backends anyway.
 pub(super) fn only_nodes_with_pods<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match boolean(value) {
         Some(true) => AliasValue::Nothing,
@@ -28,7 +28,7 @@ pub(super) fn only_nodes_with_pods<'a>(value: &'a str, _: &'a Labels) -> AliasVa
     }
 }
 
-/// Mbit/s, 1 to 2000. Without a limit the line that it protects is open.
+/// Mbit/s, 1 to 2000. Without a limit, the link that it should protect is unprotected.
 pub(super) fn bandwidth<'a>(value: &'a str, _: &'a Labels) -> AliasValue<'a> {
     match number(value, &(1..=2000)) {
         Some(megabits) => AliasValue::Ours(key::MAX_BANDWIDTH, format!("{megabits}M").into()),

@@ -1,4 +1,4 @@
-//! What the value of an alias can say, and the spellings that vendors share.
+//! The meanings of an alias's value, and the spellings that vendors share.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -8,23 +8,23 @@ use std::ops::RangeInclusive;
 pub(in super::super) enum AliasValue<'a> {
     /// The same as this annotation of ours with this value.
     Ours(&'static str, Cow<'a, str>),
-    /// What the gateway does anyway.
+    /// The gateway does this anyway.
     Nothing,
-    /// Only an address that is not reachable from the internet will do.
+    /// The address must not be reachable from the internet.
     Internal,
-    /// Known, and without effect, for this reason; with what would have an effect.
+    /// Known, but without effect, for this reason. The second text is what would have an effect.
     Ignored(Cow<'static, str>, &'static str),
     /// Invalid, with what is accepted. The default is used.
     Invalid(Cow<'static, str>),
     /// Invalid, and the default would be unsafe: no port is programmed.
     InvalidPort(Cow<'static, str>),
-    /// Not understood, and an address chosen without it could be the wrong one: no address is given.
+    /// Invalid, and an address chosen without it could be the wrong one: no address is assigned.
     InvalidAddress(Cow<'static, str>),
 }
 
 /// A whole number in a range.
 pub(super) fn number(value: &str, range: &RangeInclusive<u32>) -> Option<u32> {
-    // `u32::from_str` takes a sign, which nobody writes on purpose.
+    // `u32::from_str` accepts a sign, which is never intended.
     let plain = value.bytes().all(|b| b.is_ascii_digit());
     value.parse().ok().filter(|n| plain && range.contains(n))
 }

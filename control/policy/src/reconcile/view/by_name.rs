@@ -55,7 +55,7 @@ pub(super) fn deserialize<'de, T: Named, D: Deserializer<'de>>(from: D) -> Resul
     named(&String::deserialize(from)?)
 }
 
-/// A value that may be unknown: it is the empty string then.
+/// For a value that may be unknown, which is then the empty string.
 pub(super) mod or_empty {
     use super::{Deserializer, Named, Serializer, named};
     use serde::Deserialize as _;
