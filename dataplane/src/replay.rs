@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 
+use tidegate_core::capture::{PcapError, Reader, Writer};
 use tidegate_core::counters::Tallies;
 use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::frame::{Frame, MemoryFrame};
@@ -21,7 +22,6 @@ use tidegate_core::pipeline::{
     Arrival, BurstOutput, FlowNote, Note, Oversized, Pipeline, PipelineConfig, View,
 };
 use tidegate_core::snapshot::{CompileError, ForwardingMode, Problem, Snapshot, SnapshotSpec};
-use tidegate_core::testing::pcap::{PcapError, Reader, Writer};
 use tidegate_core::verdict::Verdict;
 use tidegate_core::wire::cut::Cut;
 

@@ -5,11 +5,11 @@
 mod common;
 
 use common::*;
+use tidegate_core::capture::{Reader, Writer};
 use tidegate_core::pipeline::FlowNote;
 use tidegate_core::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
 use tidegate_core::testing::Builder;
 use tidegate_core::testing::builder::fragments;
-use tidegate_core::testing::pcap::{Reader, Writer};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use tidegate_dataplane::replay::{FlowTable, ReplayError, Replayed, Summary, replay};
 

@@ -3,7 +3,8 @@
 //! It contains header checks, service and flow look-ups, the choice of a backend, the forwarding modes, and the
 //! pipeline that runs them over a burst. It must not contain DPDK, threads, clocks, I/O, tokio, Kubernetes, or
 //! `unsafe` (except for [`prefetch`]). Callers: the workers of `tidegate-dataplane`, `replay`, `explain`, the
-//! benches.
+//! benches. [`capture`] is the one part that is not on the path of a packet: it reads and writes capture files through
+//! the `Read` and `Write` of its caller. The feature `testing` adds what tests, benches and fuzz runs share.
 //!
 //! Invariant: a frame never panics, allocates or blocks; it gets a [`verdict::Verdict`] with a counted reason. The
 //! same snapshot, frames and times give the same verdicts, bytes and state.
@@ -11,6 +12,7 @@
 
 pub mod addresses;
 pub mod backend;
+pub mod capture;
 mod chunked;
 pub mod conntrack;
 pub mod counters;
@@ -39,6 +41,7 @@ pub mod snapshot;
 mod sorted_chunks;
 pub mod source_ranges;
 mod table;
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod verdict;
 pub mod wire;

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 
+use tidegate_core::capture::BLOCK_LEN_MAX;
 use tidegate_core::testing::fuzz;
-use tidegate_core::testing::pcap::BLOCK_LEN_MAX;
 
 /// Inputs of each kind; `TIDEGATE_FUZZ_RUNS` makes it another number.
 fn runs(usual: u64) -> u64 {

@@ -181,7 +181,7 @@ impl Reading<'_> {
         path
     }
 
-    /// Passes over an attribute; whether it is a condition that names `test`.
+    /// Passes over an attribute; whether it is a condition that only tests meet. A feature may be the other way to meet it.
     fn attribute(&mut self) -> bool {
         while self.token(0) != "[" && self.at < self.tokens.len() {
             self.at += 1;
@@ -190,7 +190,7 @@ impl Reading<'_> {
         self.skip_brackets();
         let inside = &self.tokens[from..self.at];
         let has = |word: &str| inside.iter().any(|token| token == word);
-        inside.get(1).is_some_and(|word| word == "cfg") && has("test") && !has("not")
+        inside.get(1).is_some_and(|word| word == "cfg") && has("test") && !has("not") && !has("feature")
     }
 
     /// `(crate)`, `(super)`, `(in path)` after `pub`.

@@ -1,15 +1,14 @@
-//! What tests, benches and `replay` share: frames built from words, shown, compared, and read from captures.
+//! What tests, benches and fuzz runs share: frames built from words, shown and compared, a gateway around one pipeline,
+//! and worlds made from arbitrary bytes.
 //!
-//! Nothing here is on the packet path of a running gateway, so it may allocate, and the builder and the comparison
-//! may panic, as tests do. [`pcap`] is the exception: `replay` reads users' captures with it, so it is written for
-//! production: bounded, and errors with offsets.
+//! Only the feature `testing` compiles it, and only dev-dependencies, the benches and `fuzz/` enable that feature: the
+//! daemon does not contain it. So it may allocate, and the builder and the comparison may panic, as tests do.
 
 pub mod builder;
 pub mod diff;
 pub mod fields;
 pub mod fuzz;
 pub mod lab;
-pub mod pcap;
 pub mod show;
 
 pub use builder::Builder;

@@ -4,7 +4,7 @@
 //! are bytes. That memory is bounded is measured by `tests/pipeline_fuzz.rs`, which has the allocator for it.
 
 use super::choices::Choices;
-use crate::testing::pcap::{PACKET_LEN_MAX, Reader};
+use crate::capture::{PACKET_LEN_MAX, Reader};
 
 /// Reads `input` as a capture, and a capture made from it by words. Returns how many packets were read.
 ///

@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::choices::Choices;
-use super::world::{INSIDE_MAC, PORTS, VIPS, World};
+use super::context::{Context, INSIDE_MAC, PORTS, VIPS};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::testing::lab::{ROUTER_MAC, ip};
 use crate::wire::checksum::checksum;
@@ -48,21 +48,21 @@ const OTHERS: [&str; 8] = [
 pub(super) type Link = (MacAddr, Option<u16>);
 
 /// Adds one frame, or the fragments of one packet, to `burst`.
-pub(super) fn make(world: &World, link: Link, choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) {
+pub(super) fn make(context: &Context, link: Link, choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) {
     let first = burst.len();
     match choices.below(16) {
         0 => burst.push(choices.bytes(120).to_vec()),
         1 => burst.push(announcement(choices)),
-        2 => again(&world.received, choices, burst),
-        3 | 4 => burst.push(answer(world, link, choices)),
-        5 => burst.push(error(world, link, choices)),
-        6 => fragments(world, link, choices, burst),
+        2 => again(&context.received, choices, burst),
+        3 | 4 => burst.push(answer(context, link, choices)),
+        5 => burst.push(error(context, link, choices)),
+        6 => fragments(context, link, choices, burst),
         7 => {
             let other = odd(choices);
             burst.push(dress(choices, link, other));
         }
         _ => {
-            let request = request(world, choices);
+            let request = request(context, choices);
             burst.push(dress(choices, link, request));
         }
     }
@@ -96,8 +96,8 @@ fn tcp_flags(choices: &mut Choices<'_>) -> u8 {
 }
 
 /// A packet to a service port, mostly to one that is there.
-fn request(world: &World, choices: &mut Choices<'_>) -> Builder {
-    let services = world.snapshot.services();
+fn request(context: &Context, choices: &mut Choices<'_>) -> Builder {
+    let services = context.snapshot.services();
     let (vip, port, protocol) = match services.len() {
         0 => (ip(choices.pick(&VIPS)), choices.pick(&PORTS), 17),
         _ if choices.one_in(16) => {
@@ -194,9 +194,12 @@ fn again(list: &[Vec<u8>], choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) 
 }
 
 /// What the receiver of an earlier frame might answer.
-fn answer(world: &World, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
-    let sent =
-        if world.sent.is_empty() { &[] } else { world.sent[choices.below(world.sent.len())].as_slice() };
+fn answer(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
+    let sent = if context.sent.is_empty() {
+        &[]
+    } else {
+        context.sent[choices.below(context.sent.len())].as_slice()
+    };
     let Some(h) = headers(sent) else { return choices.bytes(60).to_vec() };
     let (from, to) = ((h.dst.ip(), h.dst_port), (h.src.ip(), h.src_port));
     let b = match h.l4_checksum {
@@ -214,9 +217,9 @@ fn answer(world: &World, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
 }
 
 /// An ICMP error about a frame that was sent, or about an answer of a VIP to a client.
-fn error(world: &World, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
+fn error(context: &Context, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
     let about_answer = choices.one_in(2);
-    let list = if about_answer { &world.received } else { &world.sent };
+    let list = if about_answer { &context.received } else { &context.sent };
     let about = if list.is_empty() { &[] } else { list[choices.below(list.len())].as_slice() };
     let Some(h) = headers(about) else { return choices.bytes(60).to_vec() };
     let quoted = if about_answer {
@@ -242,8 +245,8 @@ fn error(world: &World, link: Link, choices: &mut Choices<'_>) -> Vec<u8> {
 }
 
 /// One packet in fragments, in order or not, perhaps without the first.
-fn fragments(world: &World, (mac, _): Link, choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) {
-    let whole = request(world, choices).dont_fragment(false).payload_len(200 + choices.below(200));
+fn fragments(context: &Context, (mac, _): Link, choices: &mut Choices<'_>, burst: &mut Vec<Vec<u8>>) {
+    let whole = request(context, choices).dont_fragment(false).payload_len(200 + choices.below(200));
     // The tool that cuts packets up knows no tags.
     let whole = whole.mac(ROUTER_MAC, mac).build();
     let step = choices.pick(&[64, 128, 24, 200]);

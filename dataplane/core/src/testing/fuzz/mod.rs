@@ -9,27 +9,18 @@
 mod captures;
 mod checks;
 mod choices;
+mod context;
 mod frames;
 mod world;
 
-use std::collections::BTreeMap;
-
 pub use captures::captures;
+pub use world::Outcome;
 
 use choices::Choices;
 use world::World;
 
 /// Steps of one run at most, so that an input of any length ends.
 const STEPS_MAX: usize = 48;
-
-/// What came of one run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
-    /// Of all verdicts and bytes, in order.
-    pub digest: u64,
-    /// How often each verdict was given, by kind and reason ("drop", "no_flow").
-    pub reasons: BTreeMap<(&'static str, &'static str), u64>,
-}
 
 /// Runs the pipeline over whatever `input` says.
 ///

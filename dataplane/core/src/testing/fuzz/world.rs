@@ -11,7 +11,8 @@ use ipnet::IpNet;
 
 use super::checks::{self, Seen};
 use super::choices::Choices;
-use super::{Outcome, frames};
+use super::context::{Context, INSIDE_MAC, PORTS, VIPS, remember};
+use super::frames;
 use crate::conntrack::FlowKind;
 use crate::counters::{Tallies, WorkerCounters};
 use crate::forward::snat_ports::{Rss, Steering};
@@ -29,15 +30,17 @@ use crate::testing::lab::{self, backend_mac, ip};
 use crate::verdict::{DropReason, PuntReason, TransmitReason, Verdict};
 use crate::wire::{MacAddr, VlanId};
 
-/// Frames that are remembered, to be answered or sent again.
-const REMEMBERED: usize = 16;
-/// The link address of the second interface.
-pub(super) const INSIDE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x03]);
-pub(super) const VIPS: [&str; 5] =
-    ["203.0.113.1", "203.0.113.2", "2001:db8:1::1", "2001:db8:1::2", "10.0.0.254"];
-pub(super) const PORTS: [u16; 3] = [80, 53, 8080];
 const BACKENDS_V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "10.0.0.20", "10.9.0.1", "10.0.0.3"];
 const BACKENDS_V6: [&str; 6] = ["fd00::1", "fd00::2", "fd01::1", "fd00::20", "fd09::1", "fd00::3"];
+
+/// What came of one run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// Of all verdicts and bytes, in order.
+    pub digest: u64,
+    /// How often each verdict was given, by kind and reason ("drop", "no_flow").
+    pub reasons: BTreeMap<(&'static str, &'static str), u64>,
+}
 
 struct Worker {
     pipeline: Pipeline,
@@ -47,16 +50,12 @@ struct Worker {
 
 pub(super) struct World {
     spec: SnapshotSpec,
-    pub(super) snapshot: Snapshot,
-    pub(super) neighbors: NeighborTable,
+    context: Context,
+    neighbors: NeighborTable,
     tallies: Tallies,
     workers: Vec<Worker>,
     entries: usize,
     now: Now,
-    /// Frames sent, as they left.
-    pub(super) sent: Vec<Vec<u8>>,
-    /// Frames received, as they came.
-    pub(super) received: Vec<Vec<u8>>,
     digest: u64,
 }
 
@@ -81,15 +80,13 @@ impl World {
             Worker { pipeline: Pipeline::new(&config), counters: WorkerCounters::default(), given: 0 }
         };
         Self {
-            snapshot,
+            context: Context { snapshot, sent: Vec::new(), received: Vec::new() },
             neighbors,
             tallies: Tallies::with_capacity(16, 32),
             workers: (0..workers).map(worker).collect(),
             entries,
             spec,
             now: Now(choices.pick(&[1_000_000_000, 0, u64::MAX / 2])),
-            sent: Vec::new(),
-            received: Vec::new(),
             digest: 0xcbf2_9ce4_8422_2325,
         }
     }
@@ -123,10 +120,12 @@ impl World {
         }
         self.spec.generation += 1;
         // A spec that is refused leaves the last one in place, as in a running gateway.
-        if let Ok((snapshot, _)) = Snapshot::compile(&self.spec, Some(&self.snapshot), &self.neighbors) {
-            self.snapshot = snapshot;
+        if let Ok((snapshot, _)) =
+            Snapshot::compile(&self.spec, Some(&self.context.snapshot), &self.neighbors)
+        {
+            self.context.snapshot = snapshot;
             for worker in &mut self.workers {
-                while worker.pipeline.recheck(&self.snapshot, self.now) {}
+                while worker.pipeline.recheck(&self.context.snapshot, self.now) {}
             }
         }
     }
@@ -149,17 +148,17 @@ impl World {
         let count = if choices.one_in(4) { BURST } else { 1 + choices.below(6) };
         let worker = choices.below(self.workers.len());
         let arrival = Arrival::Wire(choices.pick(&[0, 0, 0, 0, 0, 1, 1, 9]));
-        let interface = self.snapshot.interface(arrival.interface());
+        let interface = self.context.snapshot.interface(arrival.interface());
         let link = interface.map_or((GATEWAY_MAC, None), |i| (i.mac, i.vlan.map(VlanId::value)));
         let mut received = Vec::new();
         while received.len() < count && (received.is_empty() || !choices.is_over()) {
-            frames::make(self, link, choices, &mut received);
+            frames::make(&self.context, link, choices, &mut received);
         }
         received.truncate(BURST);
         let tight = choices.one_in(16);
         self.process(worker, arrival, &received, tight);
         for frame in received {
-            remember(&mut self.received, frame);
+            remember(&mut self.context.received, frame);
         }
     }
 
@@ -168,7 +167,8 @@ impl World {
         let workers = u8::try_from(self.workers.len()).expect("a few workers");
         let mut out = BurstOutput::default();
         let worker = &mut self.workers[at];
-        let view = View { snapshot: &self.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
+        let view =
+            View { snapshot: &self.context.snapshot, neighbors: &self.neighbors, tallies: &self.tallies };
         worker.pipeline.process(view, self.now, arrival, &mut burst, &mut out);
         worker.pipeline.age(self.now);
         assert_eq!(out.verdicts.len(), received.len(), "one verdict a frame");
@@ -185,7 +185,7 @@ impl World {
                 note: out.notes[n],
                 cut_to: oversized.map(|one| (one.packet, one.mtu)),
             };
-            checks::frame(&self.snapshot, &seen);
+            checks::frame(&self.context.snapshot, &seen);
             self.digest = fold(self.digest, format!("{verdict:?}").as_bytes());
             self.digest = fold(self.digest, seen.after);
             match verdict {
@@ -195,7 +195,7 @@ impl World {
                     assert_ne!(usize::from(to), at, "no worker hands over to itself");
                     elsewhere.push((usize::from(to), received[n].clone()));
                 }
-                Verdict::Transmit { .. } => remember(&mut self.sent, seen.after.to_vec()),
+                Verdict::Transmit { .. } => remember(&mut self.context.sent, seen.after.to_vec()),
                 Verdict::Punt(_) | Verdict::Drop(_) => {}
             }
         }
@@ -251,13 +251,6 @@ impl World {
         }
         Outcome { digest: self.digest, reasons }
     }
-}
-
-fn remember(list: &mut Vec<Vec<u8>>, frame: Vec<u8>) {
-    if list.len() == REMEMBERED {
-        list.remove(0);
-    }
-    list.push(frame);
 }
 
 /// FNV-1a.

@@ -1,7 +1,10 @@
 //! Claims about captures. The files are built by hand, byte by byte, in both byte orders.
 
-use super::*;
 use proptest::prelude::*;
+
+use super::packet::Resolution;
+use super::source::Endian;
+use super::*;
 
 const FRAME: &[u8] = &[0xde, 0xad, 0xbe, 0xef, 0x01];
 

@@ -1,0 +1,51 @@
+//! The packets of a capture, and the interfaces that they came by.
+
+/// One packet of a capture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Nanoseconds since the epoch. A pcapng simple packet has no time and takes that of the packet before it.
+    pub timestamp_ns: u64,
+    /// Which interface, as an index into [`Reader::interfaces`](super::Reader::interfaces); 0 in pcap, which knows only one.
+    pub interface: u32,
+    /// Bytes on the wire; more than `data.len()` when the capture cut the packet.
+    pub original_len: u32,
+    /// The frame, Ethernet header first.
+    pub data: Vec<u8>,
+}
+
+/// One interface of a capture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// `if_name` of pcapng.
+    pub name: Option<String>,
+    /// Of its timestamps.
+    pub(super) resolution: Resolution,
+    /// Seconds to add to each timestamp (`if_tsoffset` of pcapng).
+    pub(super) offset_s: i64,
+    /// Longest part of a packet that was captured; 0 is no limit.
+    pub(super) snap_len: u32,
+}
+
+/// What a unit of a timestamp is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resolution {
+    /// 10 to the minus n seconds.
+    Decimal(u8),
+    /// 2 to the minus n seconds.
+    Binary(u8),
+}
+
+impl Interface {
+    /// The timestamp of a packet in nanoseconds since the epoch, limited to what 64 bits hold.
+    pub(super) fn timestamp_ns(&self, units: u64) -> u64 {
+        let units = u128::from(units);
+        let ns = match self.resolution {
+            Resolution::Decimal(n @ 0..=9) => units * 10u128.pow(u32::from(9 - n)),
+            Resolution::Decimal(n) => units / 10u128.checked_pow(u32::from(n - 9)).unwrap_or(u128::MAX),
+            Resolution::Binary(n) => (units * 1_000_000_000).checked_shr(u32::from(n)).unwrap_or(0),
+        };
+        let ns = i128::try_from(ns).unwrap_or(i128::MAX);
+        let ns = ns.saturating_add(i128::from(self.offset_s) * 1_000_000_000);
+        u64::try_from(ns.max(0)).unwrap_or(u64::MAX)
+    }
+}

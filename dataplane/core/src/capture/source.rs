@@ -1,0 +1,109 @@
+//! The bytes of a capture: byte order, offsets and limits, for both formats.
+
+use std::io::{self, Read};
+
+use super::error::{Fault, PcapError};
+
+/// The longest packet read: what tcpdump and Wireshark allow for Ethernet.
+pub const PACKET_LEN_MAX: u32 = 262_144;
+/// The longest pcapng block read; blocks of packets are far shorter, those of statistics or secrets may be long.
+pub const BLOCK_LEN_MAX: u32 = 16 << 20;
+
+/// The link type of Ethernet in both formats.
+pub(super) const LINK_TYPE_ETHERNET: u32 = 1;
+
+/// The byte order of a file, or of a section of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Endian {
+    Little,
+    Big,
+}
+
+impl Endian {
+    pub(super) fn u16(self, b: [u8; 2]) -> u16 {
+        match self {
+            Endian::Little => u16::from_le_bytes(b),
+            Endian::Big => u16::from_be_bytes(b),
+        }
+    }
+
+    pub(super) fn u32(self, b: [u8; 4]) -> u32 {
+        match self {
+            Endian::Little => u32::from_le_bytes(b),
+            Endian::Big => u32::from_be_bytes(b),
+        }
+    }
+
+    pub(super) fn u64(self, b: [u8; 8]) -> u64 {
+        match self {
+            Endian::Little => u64::from_le_bytes(b),
+            Endian::Big => u64::from_be_bytes(b),
+        }
+    }
+}
+
+/// Bytes with the offset of the next one and of the record being read.
+pub(super) struct Source<R> {
+    inner: R,
+    pub(super) next: u64,
+    record: u64,
+}
+
+impl<R: Read> Source<R> {
+    pub(super) fn new(inner: R) -> Self {
+        Self { inner, next: 0, record: 0 }
+    }
+
+    /// An error at the record being read.
+    pub(super) fn fail(&self, fault: Fault) -> PcapError {
+        PcapError { offset: self.record, fault }
+    }
+
+    /// Fills `buf`; the number of bytes read is short only at the end of the file.
+    fn fill(&mut self, buf: &mut [u8]) -> Result<usize, PcapError> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.inner.read(&mut buf[done..]) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.fail(Fault::Io(e))),
+            }
+        }
+        self.next += done as u64;
+        Ok(done)
+    }
+
+    /// `None` when the file ends before the first byte: the record does not exist.
+    pub(super) fn record_start<const N: usize>(
+        &mut self,
+        what: &'static str,
+    ) -> Result<Option<[u8; N]>, PcapError> {
+        self.record = self.next;
+        let mut buf = [0; N];
+        match self.fill(&mut buf)? {
+            0 => Ok(None),
+            n if n == N => Ok(Some(buf)),
+            _ => Err(self.fail(Fault::Truncated(what))),
+        }
+    }
+
+    pub(super) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], PcapError> {
+        let mut buf = [0; N];
+        if self.fill(&mut buf)? == N { Ok(buf) } else { Err(self.fail(Fault::Truncated(what))) }
+    }
+
+    pub(super) fn vec(&mut self, len: u32, what: &'static str) -> Result<Vec<u8>, PcapError> {
+        let mut buf = vec![0; len as usize];
+        if self.fill(&mut buf)? == buf.len() { Ok(buf) } else { Err(self.fail(Fault::Truncated(what))) }
+    }
+
+    /// Refuses a packet of more than [`PACKET_LEN_MAX`] bytes.
+    pub(super) fn check_packet_len(&self, len: u32) -> Result<(), PcapError> {
+        if len > PACKET_LEN_MAX {
+            let fault = Fault::Length { what: "packet", len, accepted: "at most 262144" };
+            return Err(self.fail(fault));
+        }
+        Ok(())
+    }
+}
