@@ -1,4 +1,7 @@
 //! Requests to the kernel by rtnetlink: one request, one answer, no state.
+//!
+//! Kept by hand: the `rtnetlink` crate needs an async runtime, which the dataplane does not have. The messages are
+//! those of `netlink-packet-route`.
 
 use std::io;
 

@@ -6,6 +6,10 @@
 //! answering, or if it was away long enough to be restored from a backup. The pause between attempts doubles, with
 //! jitter, and is at least what a `Retry-After` requests.
 //!
+//! Kept by hand: `kube::runtime::watcher` does not tell the resource version that it has reached and does not pause
+//! between two watches, but the checks for a restored or different cluster need both; its errors leave out
+//! `Retry-After`.
+//!
 //! Invariant: no wait without a limit, no loop without a pause: a request that failed, or a watch that ended at once,
 //! is followed by one.
 
