@@ -19,8 +19,8 @@ use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{Arrival, BurstOutput, Pipeline, PipelineConfig, View};
 use tidegate_core::snapshot::{
-    BackendSpec, BackendState, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol, RouteSpec,
-    Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
+    BackendSpec, BackendState, InterfaceSpec, NeighborSpec, NetworkSpec, NoEndpoints, Policy, Protocol,
+    RouteSpec, Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
 };
 use tidegate_core::testing::builder::GATEWAY_MAC;
 use tidegate_core::verdict::{TransmitReason, Verdict};
@@ -318,25 +318,30 @@ pub fn spec(scenario: &Scenario) -> SnapshotSpec {
     let neighbors = (0..all).map(|n| NeighborSpec { ip: traffic::backend(n, v6), mac: mac(n) });
     SnapshotSpec {
         generation: 1,
-        interfaces: vec![InterfaceSpec {
-            name: "uplink".into(),
-            mac: GATEWAY_MAC,
-            mtu: 1500,
-            vlan: None,
-            addresses: ["10.255.255.254/8", "2001:db8:0:bac:ffff::fe/64"]
-                .map(|text| text.parse().expect("a prefix of the lab"))
+        network: NetworkSpec {
+            interfaces: vec![InterfaceSpec {
+                name: "uplink".into(),
+                mac: GATEWAY_MAC,
+                mtu: 1500,
+                vlan: None,
+                addresses: ["10.255.255.254/8", "2001:db8:0:bac:ffff::fe/64"]
+                    .map(|text| text.parse().expect("a prefix of the lab"))
+                    .into(),
+            }],
+            routes: ["0.0.0.0/0", "::/0"]
+                .map(|to| RouteSpec { to: to.parse().expect("a prefix of the lab"), via: router })
                 .into(),
-        }],
-        routes: ["0.0.0.0/0", "::/0"]
-            .map(|to| RouteSpec { to: to.parse().expect("a prefix of the lab"), via: router })
-            .into(),
-        neighbors: neighbors.chain([NeighborSpec { ip: router, mac: ROUTER_MAC }]).collect(),
-        snat_addresses: (1..=32)
-            .map(|n| parse(&if v6 { format!("2001:db8:0:bac:fffe::{n}") } else { format!("10.255.254.{n}") }))
-            .collect(),
-        tunnel_source_v4: Some("10.255.255.254".parse().expect("an address of the lab")),
-        tunnel_source_v6: Some("2001:db8:0:bac:ffff::fe".parse().expect("an address of the lab")),
-        policy: Policy::default(),
+            neighbors: neighbors.chain([NeighborSpec { ip: router, mac: ROUTER_MAC }]).collect(),
+            snat_addresses: (1..=32)
+                .map(|n| {
+                    parse(&if v6 { format!("2001:db8:0:bac:fffe::{n}") } else { format!("10.255.254.{n}") })
+                })
+                .collect(),
+            tunnel_source_v4: Some("10.255.255.254".parse().expect("an address of the lab")),
+            tunnel_source_v6: Some("2001:db8:0:bac:ffff::fe".parse().expect("an address of the lab")),
+            policy: Policy::default(),
+        }
+        .into(),
         services: (0..scenario.services).map(|n| service(scenario, n).into()).collect(),
     }
 }

@@ -3,13 +3,11 @@
 //! The daemon passes its ports with the values that the drivers report. `check`, `replay` and `explain` have no ports
 //! and use the values of the configuration ([`offline_interfaces`]).
 
-use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, Policy, RouteSpec};
+use tidegate_core::snapshot::InterfaceSpec;
 use tidegate_core::wire::MacAddr;
 use tidegate_dataplane::gateway::{self, Memory};
 use tidegate_dataplane::topology;
-use tidegate_model::config::{
-    GatewayConfig, Idle, Interface, OtherFamily, SourceConfig, UnknownFlows, UnservedPorts,
-};
+use tidegate_model::config::{GatewayConfig, Idle, Interface, OtherFamily, SourceConfig};
 use tidegate_policy::reconcile::{Demand, Settings};
 
 /// The dataplane of a configuration, without a word on failures.
@@ -26,8 +24,8 @@ pub fn dataplane_config(config: &GatewayConfig) -> gateway::DataplaneConfig {
         memory: if dataplane.memory.hugepages { Memory::Hugepages { mib } } else { Memory::NoHuge { mib } },
         flow_entries_per_core: dataplane.flow_entries_per_core as usize,
         flow_service_percent: dataplane.flow_service_percent,
-        interfaces: dataplane.interfaces.iter().map(interface_config).collect(),
-        routes: dataplane.routes.iter().map(|route| (route.to, route.via)).collect(),
+        interfaces: dataplane.network.interfaces.iter().map(interface_config).collect(),
+        routes: dataplane.network.routes.clone(),
         taps: true,
         announce: config.announce.l2,
         on_failure: None,
@@ -58,27 +56,17 @@ pub fn offline_interfaces(config: &GatewayConfig) -> Vec<InterfaceSpec> {
         vlan: interface.vlan,
         addresses: interface.addresses.clone(),
     };
-    config.dataplane.interfaces.iter().enumerate().map(spec).collect()
+    config.dataplane.network.interfaces.iter().enumerate().map(spec).collect()
 }
 
 /// What `reconcile` needs of a configuration whose interfaces are these.
 #[must_use]
 pub fn settings(config: &GatewayConfig, interfaces: Vec<InterfaceSpec>) -> Settings {
-    let (dataplane, defaults) = (&config.dataplane, &config.services.defaults);
+    let defaults = &config.services.defaults;
     Settings {
         node: config.node_name.clone(),
         zone: config.node_zone.clone(),
-        interfaces,
-        routes: dataplane.routes.iter().map(|route| RouteSpec { to: route.to, via: route.via }).collect(),
-        neighbors: dataplane.neighbors.iter().map(|one| NeighborSpec { ip: one.ip, mac: one.mac }).collect(),
-        snat_addresses: dataplane.snat_addresses.clone(),
-        tunnel_source_v4: dataplane.tunnel_source.v4,
-        tunnel_source_v6: dataplane.tunnel_source.v6,
-        policy: Policy {
-            reset_unknown_flows: dataplane.unknown_flows == UnknownFlows::Reset,
-            reject_unserved_ports: config.services.unserved_ports == UnservedPorts::Reject,
-            serve_routers: dataplane.routers_as_clients,
-        },
+        network: config.dataplane.network.with_interfaces(interfaces).into(),
         pools: config.pools.clone(),
         forwarding: defaults.forwarding,
         forwarding_local: defaults.forwarding_local,

@@ -125,7 +125,7 @@ pub fn replay<R: Read, W: Write>(
             Err(error) => break Err(error.into()),
         };
         let n = summary.packets + 1;
-        let interfaces = spec.interfaces.len();
+        let interfaces = spec.network.interfaces.len();
         let interface = InterfaceIndex::try_from(packet.interface)
             .ok()
             .filter(|&index| usize::from(index) < interfaces)

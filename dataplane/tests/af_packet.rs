@@ -15,7 +15,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use common::*;
-use tidegate_core::snapshot::{ForwardingMode, Protocol, ServiceKey, ServiceSpec, SnapshotSpec};
+use tidegate_core::snapshot::{ForwardingMode, NetworkSpec, Protocol, ServiceKey, ServiceSpec, SnapshotSpec};
 use tidegate_dataplane::gateway::{Dataplane, DataplaneConfig, InterfaceConfig, interface_specs};
 
 const ROLE: &str = "TIDEGATE_TEST_ROLE";
@@ -169,10 +169,13 @@ fn gateway() {
     });
     let spec = SnapshotSpec {
         generation: 1,
-        interfaces: interface_specs(&config, gateway.interfaces()),
-        snat_addresses: vec![ip(SNAT), ip("2001:db8::3")],
+        network: NetworkSpec {
+            interfaces: interface_specs(&config, gateway.interfaces()),
+            snat_addresses: vec![ip(SNAT), ip("2001:db8::3")],
+            ..NetworkSpec::default()
+        }
+        .into(),
         services: [v4.into(), v6.into()].into_iter().chain(udp).collect(),
-        ..SnapshotSpec::default()
     };
     let published = gateway.publish(&spec).unwrap();
     assert!(published.problems.is_empty(), "{:?}", published.problems);

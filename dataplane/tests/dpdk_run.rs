@@ -142,7 +142,7 @@ fn a_gateway_starts_publishes_and_stops_twice_on_the_same_device() {
         let gateway = Dataplane::start_on(testing::eal(), &config).unwrap();
         assert_eq!(gateway.interfaces()[0].driver, "net_ring");
         let mut next = spec(1);
-        next.interfaces = interface_specs(&config, gateway.interfaces());
+        next.network.interfaces = interface_specs(&config, gateway.interfaces());
         gateway.publish(&next).unwrap();
         wait_until("applied", || gateway.applied_generation() == 1);
         assert!(gateway.healthy());

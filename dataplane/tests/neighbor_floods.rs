@@ -13,7 +13,7 @@ use tidegate_core::frame::{Frame, MemoryFrame};
 use tidegate_core::neighbors::NeighborTable;
 use tidegate_core::now::Now;
 use tidegate_core::pipeline::{NeighborEvent, Sighting};
-use tidegate_core::snapshot::{Snapshot, SnapshotSpec};
+use tidegate_core::snapshot::Snapshot;
 use tidegate_core::wire::{Addr, MacAddr, Parsed, parse};
 use tidegate_dataplane::clock::Clock;
 use tidegate_dataplane::drivers::memory::Heap;
@@ -34,7 +34,8 @@ struct Link {
 
 impl Link {
     fn new() -> Self {
-        let spec = SnapshotSpec { neighbors: Vec::new(), ..spec(1) };
+        let mut spec = spec(1);
+        spec.network.neighbors.clear();
         let table = Arc::new(NeighborTable::seeded(7));
         let (snapshot, _) = Snapshot::compile(&spec, None, &table).unwrap();
         let exchange = Arc::new(Exchange::new(1));

@@ -75,7 +75,7 @@ fn the_same_capture_gives_the_same_bytes_for_any_order_of_services() {
 #[test]
 fn neighbours_that_are_not_given_are_a_drop_with_its_reason() {
     let mut bare = spec(1);
-    bare.neighbors.clear();
+    bare.network.neighbors.clear();
     let (told, _, _) = run(&bare, &capture(&[syn(4000, VIP_L2)]));
     assert_eq!(told[0].verdict, Refusal::NeighborUnresolved.into());
     assert_eq!(told[0].service.as_deref(), Some("default/direct:http"));

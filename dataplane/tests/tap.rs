@@ -71,8 +71,8 @@ fn inside() {
         main_cpus: Vec::new(),
     };
     let mut first = spec(1);
-    first.interfaces[0].vlan = Some(VLAN);
-    first.routes = routes(&[
+    first.network.interfaces[0].vlan = Some(VLAN);
+    first.network.routes = routes(&[
         ("198.51.100.0/24", "192.0.2.1"),
         ("203.0.113.0/24", "2001:db8::1"),
         ("10.0.0.0/24", "192.0.2.1"),
@@ -80,7 +80,7 @@ fn inside() {
     ]);
     // Neighbours that the dataplane knows.
     let known = ["192.0.2.60", "2001:db8::60"].map(|ip| ip.parse::<IpAddr>().unwrap());
-    first.neighbors.extend(known.map(|ip| NeighborSpec { ip, mac: BACKEND }));
+    first.network.neighbors.extend(known.map(|ip| NeighborSpec { ip, mac: BACKEND }));
     let queues = ends.into_iter().map(|end| vec![end]).collect();
     let enter = |_: &WorkerPlace| Ok::<(), String>(());
     let mut worker_pool =
@@ -155,7 +155,7 @@ fn the_kernels_routes_follow(worker_pool: &WorkerPool<MemoryFrame>, first: &Snap
     let nodes: Vec<_> = (0..250).map(node).collect();
     let nodes = nodes.iter().map(|(to, via)| (to.as_str(), via.as_str()));
     let kept = [("198.51.100.0/24", "192.0.2.1"), ("10.0.0.0/24", "192.0.2.9")];
-    next.routes = routes(&kept.into_iter().chain(nodes).collect::<Vec<_>>());
+    next.network.routes = routes(&kept.into_iter().chain(nodes).collect::<Vec<_>>());
     worker_pool.publish(&next).unwrap();
     wait_until("the routes of the next state", || {
         let said = iproute(&["route"]);

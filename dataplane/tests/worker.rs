@@ -237,7 +237,9 @@ fn injected_frames_leave_as_they_are_and_are_no_traffic_of_a_service() {
 
 /// A gateway that knows no neighbour.
 fn alone() -> SnapshotSpec {
-    SnapshotSpec { neighbors: Vec::new(), ..spec(1) }
+    let mut spec = spec(1);
+    spec.network.neighbors.clear();
+    spec
 }
 
 #[test]
@@ -275,7 +277,7 @@ fn frames_for_an_unresolved_next_hop_wait_and_leave_in_order_when_it_is_found() 
 #[test]
 fn a_reply_to_an_unresolved_client_waits_too() {
     let mut spec = alone();
-    spec.neighbors = vec![NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND }];
+    spec.network.neighbors = vec![NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND }];
     let mut bench = Bench::of(&spec, 2, 64);
     let (_, port) = open_fullnat(&mut bench, 1);
     // It comes to the other worker first, and waits where its flow is.
@@ -440,7 +442,7 @@ fn a_spec_that_cannot_be_is_refused_and_the_last_one_stays() {
     assert!(error.contains("two services"), "{error}");
     assert!(worker_pool.publish(&spec(1)).unwrap_err().to_string().contains("generation 1"));
     let mut two = spec(3);
-    two.interfaces.push(interface(GATEWAY));
+    two.network.interfaces.push(interface(GATEWAY));
     assert!(worker_pool.publish(&two).unwrap_err().to_string().contains("2 interfaces"));
     assert_eq!(worker_pool.published_generation(), 1);
 }

@@ -35,7 +35,7 @@ pub fn worker_pool(core: usize) -> Result<(WorkerPool<MemoryFrame>, MemoryPort)>
         main_cpus: others,
     };
     let (wire, ends) = memory::port(1, 4096);
-    let first = SnapshotSpec { interfaces: world::settings().interfaces, ..SnapshotSpec::default() };
+    let first = SnapshotSpec { network: world::settings().network, ..SnapshotSpec::default() };
     let enter = |place: &WorkerPlace| {
         pin(&[place.core]);
         Ok::<(), String>(())

@@ -8,7 +8,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, RouteSpec};
+use tidegate_core::snapshot::{InterfaceSpec, NeighborSpec, NetworkSpec, RouteSpec};
 use tidegate_core::wire::MacAddr;
 use tidegate_model::objects::{
     AddressType, Conditions, Endpoint, EndpointPort, EndpointSlice, Metadata, Namespace, Node, ObjectKey,
@@ -171,16 +171,20 @@ pub fn settings() -> Settings {
     let parse = |text: &str| text.parse().expect("an address of this world");
     let net = |text: &str| text.parse::<ipnet::IpNet>().expect("a network of this world");
     Settings {
-        interfaces: vec![InterfaceSpec {
-            name: "uplink".into(),
-            mac: GATEWAY_MAC,
-            mtu: 1500,
-            vlan: None,
-            addresses: vec![net("10.0.0.1/16")],
-        }],
-        routes: vec![RouteSpec { to: net("0.0.0.0/0"), via: parse("10.0.0.254") }],
-        neighbors: vec![NeighborSpec { ip: parse("10.0.0.254"), mac: MacAddr([2, 0, 0, 0, 0, 0xfe]) }],
-        snat_addresses: (3..35).map(|n| IpAddr::from([10, 0, 0, n])).collect(),
+        network: NetworkSpec {
+            interfaces: vec![InterfaceSpec {
+                name: "uplink".into(),
+                mac: GATEWAY_MAC,
+                mtu: 1500,
+                vlan: None,
+                addresses: vec![net("10.0.0.1/16")],
+            }],
+            routes: vec![RouteSpec { to: net("0.0.0.0/0"), via: parse("10.0.0.254") }],
+            neighbors: vec![NeighborSpec { ip: parse("10.0.0.254"), mac: MacAddr([2, 0, 0, 0, 0, 0xfe]) }],
+            snat_addresses: (3..35).map(|n| IpAddr::from([10, 0, 0, n])).collect(),
+            ..NetworkSpec::default()
+        }
+        .into(),
         pools: vec![Pool::new("public", vec![net("172.16.0.0/12").into()])],
         ..Settings::default()
     }

@@ -152,7 +152,7 @@ impl Cluster {
                         publish_failure: None,
                         decides: fleet_now.leads,
                         waits_for: past.waits_for(&fleet_now),
-                        own_addresses: settings.own_addresses(),
+                        own_addresses: settings.network.own_addresses(),
                         generation_desired: generation,
                         generation_applied: generation,
                         ready: true,
@@ -217,7 +217,9 @@ fn settings_of(range: &str) -> Settings {
     let range: ipnet::IpNet = range.parse().expect("a network");
     let pool = Pool { external_ips: true, ..Pool::new("public", vec![range.into()]) };
     let snat: IpAddr = "192.0.2.3".parse().expect("an address");
-    Settings { pools: vec![pool], snat_addresses: vec![snat], claims_unclassed: false, ..Settings::default() }
+    let mut settings = Settings { pools: vec![pool], claims_unclassed: false, ..Settings::default() };
+    settings.network.snat_addresses = vec![snat];
+    settings
 }
 
 mod releases;

@@ -111,11 +111,11 @@ fn problem(config: &GatewayConfig, objects: &Objects, spec: &SnapshotSpec, probl
         Problem::RouterOffLink { to, .. }
         | Problem::RouteShadowed { to, .. }
         | Problem::RouterTableFull { to, .. } => {
-            let at = config.dataplane.routes.iter().position(|r| r.to == *to);
+            let at = config.dataplane.network.routes.iter().position(|r| r.to == *to);
             at.and_then(|n| config.origin.field(&format!("dataplane.routes[{n}]")))
         }
         Problem::NeighborOffLink { ip } | Problem::NeighborTableFull { ip } => {
-            let at = config.dataplane.neighbors.iter().position(|n| n.ip == *ip);
+            let at = config.dataplane.network.neighbors.iter().position(|n| n.ip == *ip);
             at.and_then(|n| config.origin.field(&format!("dataplane.neighbors[{n}]")))
         }
     };

@@ -78,7 +78,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     let output = File::create(&args.output).with_context(|| args.output.display().to_string())?;
     let mut writer =
         Writer::new(BufWriter::new(output)).with_context(|| args.output.display().to_string())?;
-    let names: Vec<&str> = outcome.spec.interfaces.iter().map(|i| i.name.as_str()).collect();
+    let names: Vec<&str> = outcome.spec.network.interfaces.iter().map(|i| i.name.as_str()).collect();
     let mut out = BufWriter::new(io::stdout().lock());
     let entries = usize::try_from(config.dataplane.flow_entries_per_core).unwrap_or(usize::MAX);
     let flow_table = FlowTable { entries, service_percent: config.dataplane.flow_service_percent };
@@ -100,7 +100,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
 /// to be the first station that a frame of the capture is to, by that interface. What is wrong with the capture is
 /// left for the replay to say.
 fn take_over_stations(config: &GatewayConfig, spec: &mut SnapshotSpec, capture: &Path) {
-    let configured = config.dataplane.interfaces.iter().map(|i| i.mac.is_some());
+    let configured = config.dataplane.network.interfaces.iter().map(|i| i.mac.is_some());
     let mut open: Vec<bool> = configured.map(|has| !has).collect();
     // A pipe can be read only once.
     let is_file = std::fs::metadata(capture).is_ok_and(|m| m.is_file());
@@ -113,7 +113,7 @@ fn take_over_stations(config: &GatewayConfig, spec: &mut SnapshotSpec, capture: 
         let at = packet.interface as usize;
         let station = packet.data.first_chunk().map(|bytes| MacAddr(*bytes)).filter(MacAddr::is_unicast);
         if let (Some(true), Some(mac)) = (open.get(at), station) {
-            let interface = &mut spec.interfaces[at];
+            let interface = &mut spec.network.interfaces[at];
             eprintln!(
                 "interface {} has no mac in the configuration: using {mac} from the capture",
                 interface.name

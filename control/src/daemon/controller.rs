@@ -136,7 +136,7 @@ impl Controller {
         cluster: Option<ClusterWriter>,
     ) -> Self {
         let settings = settings(&config, &dataplane);
-        let own = settings.interfaces.iter().flat_map(|interface| &interface.addresses).map(IpNet::addr);
+        let own = settings.network.interface_addresses().map(IpNet::addr);
         let bind = Bind::new(&config.services.node_port_addresses, own);
         let self_check = SelfCheck::new(Arc::clone(&state.comparisons));
         let health = Arc::clone(&state);
@@ -408,7 +408,7 @@ impl Controller {
             publish_failure: self.state.publish_failure().map(|failure| failure.why),
             decides: self.fleet.leads,
             waits_for: self.releases.waits_for(&self.fleet),
-            own_addresses: self.settings.own_addresses(),
+            own_addresses: self.settings.network.own_addresses(),
             generation_desired: generations.desired,
             generation_applied: generations.applied,
             ready: self.state.health().ready,

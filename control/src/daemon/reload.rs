@@ -18,7 +18,7 @@ pub(super) fn fixed_parts_that_differ(now: &GatewayConfig, new: &GatewayConfig) 
         ("dataplane.idle", old_plane.idle != new_plane.idle),
         ("dataplane.memory", old_plane.memory != new_plane.memory),
         ("dataplane.flowTable", flow_table(old_plane) != flow_table(new_plane)),
-        ("dataplane.interfaces", old_plane.interfaces != new_plane.interfaces),
+        ("dataplane.interfaces", old_plane.network.interfaces != new_plane.network.interfaces),
         // The health-check node ports listen where it says.
         ("services.nodePortAddresses", now.services.node_port_addresses != new.services.node_port_addresses),
         ("source", now.source != new.source),

@@ -9,7 +9,7 @@ use tidegate_core::forward::snat_ports::Steering;
 use tidegate_core::pipeline::Arrival;
 use tidegate_core::snapshot::{ForwardingMode, NoEndpoints, Policy, Protocol, ServiceSpec, SnapshotSpec};
 use tidegate_core::testing::builder::{self, Builder, GATEWAY_MAC};
-use tidegate_core::testing::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec};
+use tidegate_core::testing::lab::{Lab, ROUTER_MAC, backend_mac, ip, service, spec, spec_with};
 use tidegate_core::verdict::{DropReason, Refusal, Verdict};
 use tidegate_core::wire::{MacAddr, Malformed, Parsed, arp, parse, proto, tcp::flags};
 
@@ -72,7 +72,7 @@ fn lab(mode: ForwardingMode) -> Lab {
 fn silent(mode: ForwardingMode) -> Lab {
     let mut lab = lab(mode);
     lab.change(|spec| {
-        spec.policy =
+        spec.network.policy =
             Policy { reset_unknown_flows: false, reject_unserved_ports: false, ..Policy::default() };
     });
     lab
@@ -132,13 +132,13 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         Refusal::TooBig => to_gateway(error_about_an_answer(1480)),
         Refusal::NoRoute => {
             let services = vec![one(Nat, Protocol::Udp, VIP).into()];
-            let mut lab = Lab::with_spec(SnapshotSpec { services, routes: vec![], ..spec() });
+            let mut lab = Lab::with_spec(spec_with(services, |network| network.routes.clear()));
             lab.receive(&to_gateway(question()));
             return (lab, to_gateway(Builder::udp("10.0.0.1:53", CLIENT)));
         }
         Refusal::NeighborUnresolved => {
             let services = vec![one(DsrL2, Protocol::Udp, VIP).into()];
-            let lab = Lab::with_spec(SnapshotSpec { services, neighbors: vec![], ..spec() });
+            let lab = Lab::with_spec(spec_with(services, |network| network.neighbors.clear()));
             return (lab, to_gateway(question()));
         }
         Refusal::NoFlow => {
@@ -153,7 +153,7 @@ fn refused(refusal: Refusal) -> (Lab, Vec<u8>) {
         }
         Refusal::Hairpin => {
             let services = vec![one(Nat, Protocol::Udp, VIP).into()];
-            let lab = Lab::with_spec(SnapshotSpec { services, snat_addresses: vec![], ..spec() });
+            let lab = Lab::with_spec(spec_with(services, |network| network.snat_addresses.clear()));
             return (lab, to_gateway(Builder::udp("10.0.0.1:40000", VIP)));
         }
         Refusal::ServiceFlowShare => return first_of_many(lab(Nat).with_entries(64), refusal),

@@ -14,9 +14,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate_core::hash::{client_hash, selection_hash};
 use tidegate_core::pipeline::FlowNote;
-use tidegate_core::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, Policy, Protocol, ServiceSpec, SnapshotSpec,
-};
+use tidegate_core::snapshot::{BackendSpec, BackendState, ForwardingMode, Policy, Protocol, ServiceSpec};
 use tidegate_core::testing::builder::{Builder, GATEWAY_MAC};
 use tidegate_core::testing::lab::{self, Fate, Lab, ROUTER_MAC, backend_mac, ip, service};
 use tidegate_core::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
@@ -319,7 +317,7 @@ impl Run {
         };
         // Resets of unknown flows are limited, which the model is not to count.
         let policy = Policy { reset_unknown_flows: false, ..Policy::default() };
-        let lab = Lab::with_spec(SnapshotSpec { services: vec![spec.into()], policy, ..lab::spec() });
+        let lab = Lab::with_spec(lab::spec_with(vec![spec.into()], |network| network.policy = policy));
         Self { model, lab, v6 }
     }
 
@@ -472,7 +470,7 @@ impl Run {
             ForwardingMode::FullNat => {
                 let (source, destination) = ends(h);
                 assert_eq!(destination, backend);
-                assert!(self.lab.spec.snat_addresses.contains(&source.ip()) && source.port() >= 1024);
+                assert!(self.lab.spec.network.snat_addresses.contains(&source.ip()) && source.port() >= 1024);
                 match local {
                     Some(local) => assert_eq!(source, local, "a flow keeps its local port"),
                     None => {

@@ -2,7 +2,7 @@
 
 use tidegate_core::frame::MemoryFrame;
 use tidegate_core::neighbors::NeighborTable;
-use tidegate_core::snapshot::{RouteSpec, SnapshotSpec};
+use tidegate_core::snapshot::{NetworkSpec, RouteSpec, SnapshotSpec};
 use tidegate_core::testing::Builder;
 use tidegate_core::testing::builder::GATEWAY_MAC;
 use tidegate_core::wire::tcp::flags;
@@ -27,15 +27,19 @@ fn probes(vlan: Option<u16>) -> Probes {
         addresses: vec!["192.0.2.2/24".parse().expect("a net"), "2001:db8::2/64".parse().expect("a net")],
     };
     let spec = SnapshotSpec {
-        interfaces: vec![interface],
-        routes: vec![RouteSpec { to: "10.244.0.0/16".parse().expect("a net"), via: ip("192.0.2.1") }],
-        tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
+        network: NetworkSpec {
+            interfaces: vec![interface],
+            routes: vec![RouteSpec { to: "10.244.0.0/16".parse().expect("a net"), via: ip("192.0.2.1") }],
+            tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
+            ..NetworkSpec::default()
+        }
+        .into(),
         ..SnapshotSpec::default()
     };
     let (snapshot, _) = Snapshot::compile(&spec, None, &NeighborTable::seeded(7)).expect("it compiles");
     let probes = Probes::default();
     probes.set_device(Some("tg-probe"));
-    probes.follow(&spec.interfaces, &snapshot);
+    probes.follow(&spec.network.interfaces, &snapshot);
     probes
 }
 

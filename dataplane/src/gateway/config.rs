@@ -1,11 +1,11 @@
 //! The settings of a gateway, and the errors of its start: the control plane's side of the facade.
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use tidegate_core::limits::FLOW_SHARE_PERCENT;
+use tidegate_core::snapshot::RouteSpec;
 use tidegate_core::wire::MacAddr;
 
 use super::error::WorkerPoolError;
@@ -31,7 +31,7 @@ pub struct DataplaneConfig {
     /// The ports; the position is the interface index.
     pub interfaces: Vec<InterfaceConfig>,
     /// The initial routes, also for the kernel's taps, until the first forwarding state replaces them.
-    pub routes: Vec<(IpNet, IpAddr)>,
+    pub routes: Vec<RouteSpec>,
     /// Whether the kernel gets a tap for each interface. Without taps, punted frames are dropped.
     pub taps: bool,
     /// Whether new VIPs are announced on the links (`announce.l2`).

@@ -170,7 +170,7 @@ mod tests {
         let behind = |generation, hosts: &[&str]| {
             let to = "10.0.0.64/26".parse().expect("a network");
             let mut spec = spec(generation, hosts);
-            spec.routes.push(RouteSpec { to, via: lab::ip("10.0.0.250") });
+            spec.network.routes.push(RouteSpec { to, via: lab::ip("10.0.0.250") });
             spec
         };
         let pool = worker_pool(&behind(1, &["10.0.0.77"]));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use dpdk::{Eal, EalConfig, Lcore, Pci, PktPool, PoolConfig, Port, PortConfig, RssHash};
 use tidegate_core::forward::snat_ports::{Rss, Steering};
 use tidegate_core::limits::BURST;
-use tidegate_core::snapshot::{InterfaceSpec, RouteSpec, SnapshotSpec};
+use tidegate_core::snapshot::{InterfaceSpec, NetworkSpec, SnapshotSpec};
 use tidegate_core::wire::{MacAddr, VlanId};
 
 use crate::drivers::dpdk::{DpdkFrame, DpdkQueue, DpdkSource, QueuePair};
@@ -132,8 +132,12 @@ impl Dataplane {
             main_cpus: plan.main_cpus.clone(),
         };
         let first = SnapshotSpec {
-            interfaces: interface_specs(config, &interfaces),
-            routes: config.routes.iter().map(|&(to, via)| RouteSpec { to, via }).collect(),
+            network: NetworkSpec {
+                interfaces: interface_specs(config, &interfaces),
+                routes: config.routes.clone(),
+                ..NetworkSpec::default()
+            }
+            .into(),
             ..SnapshotSpec::default()
         };
         let enter = {

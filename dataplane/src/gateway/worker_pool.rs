@@ -78,7 +78,9 @@ pub struct Published {
 /// The threads of a gateway. `F` is the driver's frame type.
 ///
 /// ```
-/// use tidegate_core::{forward::snat_ports::Steering, snapshot::{InterfaceSpec, SnapshotSpec}, wire::MacAddr};
+/// use tidegate_core::forward::snat_ports::Steering;
+/// use tidegate_core::snapshot::{InterfaceSpec, NetworkSpec, SnapshotSpec};
+/// use tidegate_core::wire::MacAddr;
 /// use tidegate_dataplane::drivers::memory::{self, Heap};
 /// use tidegate_dataplane::gateway::{WorkerPool, WorkerPoolConfig};
 /// use tidegate_dataplane::topology::{Idle, WorkerPlace};
@@ -90,7 +92,8 @@ pub struct Published {
 ///     vlan: None,
 ///     addresses: vec!["192.0.2.2/24".parse()?],
 /// };
-/// let first = SnapshotSpec { interfaces: vec![interface], ..SnapshotSpec::default() };
+/// let network = NetworkSpec { interfaces: vec![interface], ..NetworkSpec::default() };
+/// let first = SnapshotSpec { network: network.into(), ..SnapshotSpec::default() };
 /// let config = WorkerPoolConfig {
 ///     places: vec![WorkerPlace { worker: 0, core: 0, numa: None }],
 ///     idle: Idle::Adaptive,
@@ -164,8 +167,8 @@ impl<F> WorkerPool<F> {
         assert_eq!(queues.len(), config.places.len(), "one list of queues for each worker");
         let ports = queues.first().map_or(0, Vec::len);
         assert!(queues.iter().all(|queues| queues.len() == ports), "every worker has a queue of every port");
-        if first.interfaces.len() != ports {
-            return Err(PublishError::Interfaces { given: first.interfaces.len(), ports }.into());
+        if first.network.interfaces.len() != ports {
+            return Err(PublishError::Interfaces { given: first.network.interfaces.len(), ports }.into());
         }
         let neighbors = Arc::new(NeighborTable::seeded(config.seed));
         let (snapshot, _) = Snapshot::compile(first, None, &neighbors).map_err(PublishError::Compile)?;
@@ -174,7 +177,7 @@ impl<F> WorkerPool<F> {
         let publisher = Publisher::new(first.generation, Forwarding { snapshot, tallies });
         let outside = Outside::of(first, config.announce);
         let probes: Arc<Probes> = Arc::default();
-        probes.follow(&first.interfaces, &publisher.current().snapshot);
+        probes.follow(&first.network.interfaces, &publisher.current().snapshot);
         let mut worker_pool = Self {
             exchange: Arc::new(Exchange::new(config.places.len())),
             handles: Vec::new(),
@@ -185,7 +188,7 @@ impl<F> WorkerPool<F> {
             stop_slow_path: Arc::default(),
             outside: Arc::new(ArrayQueue::new(1)),
             neighbors,
-            links: Arc::new(Links::new(first.interfaces.iter().map(|one| one.name.as_str()))),
+            links: Arc::new(Links::new(first.network.interfaces.iter().map(|one| one.name.as_str()))),
             probes,
             ports,
             announce: config.announce,
@@ -197,7 +200,7 @@ impl<F> WorkerPool<F> {
         for (place, queues) in config.places.iter().zip(queues) {
             worker_pool.start_worker(config, *place, queues, enter.clone(), on_failure.cloned())?;
         }
-        let mtu = first.interfaces.iter().map(|one| one.mtu).min().unwrap_or_default();
+        let mtu = first.network.interfaces.iter().map(|one| one.mtu).min().unwrap_or_default();
         worker_pool.start_slow_path(source, taps, mtu, config.main_cpus.clone())?;
         Ok(worker_pool)
     }
@@ -326,8 +329,8 @@ impl<F> WorkerPool<F> {
         spec: &SnapshotSpec,
         compile: Compile,
     ) -> Result<Published, PublishError> {
-        if spec.interfaces.len() != self.ports {
-            return Err(PublishError::Interfaces { given: spec.interfaces.len(), ports: self.ports });
+        if spec.network.interfaces.len() != self.ports {
+            return Err(PublishError::Interfaces { given: spec.network.interfaces.len(), ports: self.ports });
         }
         let mut control = self.control();
         let published = control.publisher.generation();
@@ -337,7 +340,7 @@ impl<F> WorkerPool<F> {
         let previous = &control.publisher.current().snapshot;
         let (snapshot, problems) = compile(spec, Some(previous), &self.neighbors)?;
         let tallies = control.ledger.follow(&snapshot);
-        self.probes.follow(&spec.interfaces, &snapshot);
+        self.probes.follow(&spec.network.interfaces, &snapshot);
         let same_outside = snapshot.same_outside();
         control.publisher.publish(spec.generation, Forwarding { snapshot, tallies });
         let handed_over = Instant::now();

@@ -29,7 +29,8 @@ use resolver::{Action, Known, Link, Surroundings};
 /// The part of a forwarding state that the resolver needs. With `announce`, VIPs and SNAT addresses are announced.
 #[must_use]
 pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
-    let links = spec.interfaces.iter().map(|interface| Link {
+    let network = &spec.network;
+    let links = network.interfaces.iter().map(|interface| Link {
         mac: interface.mac,
         vlan: interface.vlan.and_then(VlanId::new),
         addresses: interface.addresses.clone(),
@@ -39,15 +40,13 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
     let vips = spec.services.iter().filter(|service| service.announced).map(|service| service.key.vip);
     // Most backends are Pods behind routers. They are left out here, since the look-up of each remaining one costs
     // more.
-    let networks: Vec<IpNet> = spec.interfaces.iter().flat_map(|i| i.addresses.iter().copied()).collect();
+    let networks: Vec<IpNet> = network.interface_addresses().copied().collect();
     let on_link = |address: &IpAddr| networks.iter().any(|net| net.contains(address));
-    let own = |address: &IpAddr| {
-        spec.interfaces.iter().any(|interface| interface.addresses.iter().any(|net| net.addr() == *address))
-    };
+    let own = |address: &IpAddr| network.interface_addresses().any(|net| net.addr() == *address);
     Surroundings {
         interfaces: links.collect(),
-        fixed: spec.neighbors.iter().map(|neighbor| (neighbor.ip, neighbor.mac)).collect(),
-        next_hops: spec
+        fixed: network.neighbors.iter().map(|neighbor| (neighbor.ip, neighbor.mac)).collect(),
+        next_hops: network
             .routes
             .iter()
             .map(|route| route.via)
@@ -56,7 +55,7 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
             .collect(),
         // The kernel's side of the tap answers and announces the interfaces' own addresses.
         owned: vips
-            .chain(spec.snat_addresses.iter().copied())
+            .chain(network.snat_addresses.iter().copied())
             .filter(|address| announce && !own(address))
             .collect(),
     }
@@ -67,7 +66,7 @@ pub fn surroundings(spec: &SnapshotSpec, announce: bool) -> Surroundings {
 #[must_use]
 pub fn tap_routes(spec: &SnapshotSpec, around: &Surroundings) -> punt::routes::Routes {
     let way = |via: IpAddr| Some((around.interface_of(via)?, via));
-    spec.routes.iter().filter_map(|route| Some((route.to.trunc(), way(route.via)?))).collect()
+    spec.network.routes.iter().filter_map(|route| Some((route.to.trunc(), way(route.via)?))).collect()
 }
 
 /// Applies an action to the table. If there is no room for another next hop, it stays unresolved, and that is logged.
@@ -113,8 +112,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
     use tidegate_core::snapshot::{
-        BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NoEndpoints, Protocol, RouteSpec,
-        Scheduler, ServiceKey, ServiceSpec,
+        BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NetworkSpec, NoEndpoints, Protocol,
+        RouteSpec, Scheduler, ServiceKey, ServiceSpec,
     };
     use tidegate_core::wire::MacAddr;
 
@@ -148,14 +147,18 @@ mod tests {
     fn spec() -> SnapshotSpec {
         let route = |to: &str, via| RouteSpec { to: to.parse().unwrap(), via: ip(via) };
         SnapshotSpec {
-            interfaces: vec![InterfaceSpec {
-                name: "uplink".into(),
-                mac: MacAddr([2, 0, 0, 0, 0, 2]),
-                mtu: 1500,
-                vlan: None,
-                addresses: vec!["192.0.2.2/24".parse().unwrap()],
-            }],
-            routes: vec![route("10.244.0.9/24", "192.0.2.10"), route("0.0.0.0/0", "198.51.100.1")],
+            network: NetworkSpec {
+                interfaces: vec![InterfaceSpec {
+                    name: "uplink".into(),
+                    mac: MacAddr([2, 0, 0, 0, 0, 2]),
+                    mtu: 1500,
+                    vlan: None,
+                    addresses: vec!["192.0.2.2/24".parse().unwrap()],
+                }],
+                routes: vec![route("10.244.0.9/24", "192.0.2.10"), route("0.0.0.0/0", "198.51.100.1")],
+                ..NetworkSpec::default()
+            }
+            .into(),
             services: vec![
                 service("203.0.113.1", true, "10.244.0.7").into(),
                 service("10.96.0.10", false, "192.0.2.20").into(),

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use tidegate_core::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Protocol, Scheduler,
-    ServiceKey, ServiceSpec, SnapshotSpec,
+    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NetworkSpec, NoEndpoints,
+    Protocol, Scheduler, ServiceKey, ServiceSpec, SnapshotSpec,
 };
 use tidegate_core::testing::Builder;
 use tidegate_core::wire::{MacAddr, tcp};
@@ -63,17 +63,20 @@ pub fn interface(mac: MacAddr) -> InterfaceSpec {
 pub fn spec(generation: u64) -> SnapshotSpec {
     SnapshotSpec {
         generation,
-        interfaces: vec![interface(GATEWAY)],
-        neighbors: vec![
-            NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND },
-            NeighborSpec { ip: ip(CLIENT_IP), mac: CLIENT },
-        ],
-        snat_addresses: vec![ip(SNAT)],
+        network: NetworkSpec {
+            interfaces: vec![interface(GATEWAY)],
+            neighbors: vec![
+                NeighborSpec { ip: ip(BACKEND_IP), mac: BACKEND },
+                NeighborSpec { ip: ip(CLIENT_IP), mac: CLIENT },
+            ],
+            snat_addresses: vec![ip(SNAT)],
+            ..NetworkSpec::default()
+        }
+        .into(),
         services: vec![
             service(VIP_L2, "direct", ForwardingMode::DsrL2).into(),
             service(VIP_FULLNAT, "translated", ForwardingMode::FullNat).into(),
         ],
-        ..SnapshotSpec::default()
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
-use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec};
+use tidegate_core::snapshot::{ForwardingMode, InterfaceSpec, NetworkSpec};
 use tidegate_core::wire::MacAddr;
 use tidegate_model::health::Verdicts;
 use tidegate_model::objects::{
@@ -85,8 +85,12 @@ impl Cluster {
             addresses: vec!["10.0.0.1/16".parse().expect("a prefix")],
         };
         let settings = Settings {
-            interfaces: vec![interface],
-            snat_addresses: vec![ip("10.0.0.3")],
+            network: NetworkSpec {
+                interfaces: vec![interface],
+                snat_addresses: vec![ip("10.0.0.3")],
+                ..NetworkSpec::default()
+            }
+            .into(),
             pools: vec![pool("public", "203.0.113.0/28")],
             ..Settings::default()
         };
@@ -175,7 +179,7 @@ impl Cluster {
             publish_failure: None,
             decides: self.leads,
             waits_for: None,
-            own_addresses: self.settings.own_addresses(),
+            own_addresses: self.settings.network.own_addresses(),
             generation_desired: 1,
             generation_applied: 1,
             ready: true,

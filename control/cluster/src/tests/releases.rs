@@ -151,8 +151,9 @@ async fn more_than_1024_vips() {
 async fn an_address_of_another_gateway_is_given_to_nobody_and_honoured_for_nobody() {
     let cluster = Cluster::new();
     let at = |address: &str| {
-        let address: IpAddr = address.parse().expect("an address");
-        Settings { snat_addresses: vec![address], ..settings_of("203.0.113.4/30") }
+        let mut settings = settings_of("203.0.113.4/30");
+        settings.network.snat_addresses = vec![address.parse().expect("an address")];
+        settings
     };
     let one = cluster.gateway_with("edge-1", at("192.0.2.3"));
     until("a leader", || one.leads()).await;

@@ -98,8 +98,9 @@ async fn the_lease_is_given_back_after_the_last_write_has_ended() {
 async fn of_two_gateways_of_one_name_the_second_refuses_to_lead_and_writes_no_status() {
     let cluster = Cluster::new();
     let at = |address: &str| {
-        let address: IpAddr = address.parse().expect("an address");
-        Settings { snat_addresses: vec![address], ..settings() }
+        let mut settings = settings();
+        settings.network.snat_addresses = vec![address.parse().expect("an address")];
+        settings
     };
     let one = cluster.gateway_with("edge-1", at("192.0.2.3"));
     until("a leader", || one.leads()).await;

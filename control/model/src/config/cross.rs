@@ -27,13 +27,13 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn interfaces(&self) {
-        let dataplane = &self.config.dataplane;
-        if dataplane.interfaces.is_empty() && self.sheet.errors() == 0 {
+        let network = &self.config.dataplane.network;
+        if network.interfaces.is_empty() && self.sheet.errors() == 0 {
             let what = "dataplane.interfaces: no interface is configured, so nothing can be forwarded";
             self.warn("dataplane.interfaces", what, "at least one interface with name and device");
         }
         let mut seen: Vec<(IpAddr, &str)> = Vec::new();
-        for (i, interface) in dataplane.interfaces.iter().enumerate() {
+        for (i, interface) in network.interfaces.iter().enumerate() {
             for (j, address) in interface.addresses.iter().map(IpNet::addr).enumerate() {
                 if let Some((_, other)) =
                     seen.iter().find(|(ip, name)| *ip == address && *name != interface.name)
@@ -52,25 +52,24 @@ impl Check<'_> {
 
     /// Next hops and neighbours have to be reachable without a route.
     fn next_hops(&self) {
-        let dataplane = &self.config.dataplane;
-        let own =
-            |ip: IpAddr| dataplane.interfaces.iter().any(|i| i.addresses.iter().any(|a| a.addr() == ip));
+        let network = &self.config.dataplane.network;
+        let own = |ip: IpAddr| network.interfaces.iter().any(|i| i.addresses.iter().any(|a| a.addr() == ip));
         let on_link = self.on_link_networks();
-        for (i, route) in dataplane.routes.iter().enumerate() {
+        for (i, route) in network.routes.iter().enumerate() {
             let field = format!("dataplane.routes[{i}].via");
             if own(route.via) {
                 let what = format!("{field}: {} is an address of the gateway itself", route.via);
                 self.error(&field, what, "the address of a router");
-            } else if dataplane.on_link(route.via).is_none() {
+            } else if !self.config.dataplane.is_on_link(route.via) {
                 self.error(&field, format!("{field}: {} is not on-link", route.via), &on_link);
             }
         }
-        for (i, neighbor) in dataplane.neighbors.iter().enumerate() {
+        for (i, neighbor) in network.neighbors.iter().enumerate() {
             let field = format!("dataplane.neighbors[{i}].ip");
             if own(neighbor.ip) {
                 let what = format!("{field}: {} is an address of the gateway itself", neighbor.ip);
                 self.error(&field, what, "the address of a neighbour");
-            } else if dataplane.on_link(neighbor.ip).is_none() {
+            } else if !self.config.dataplane.is_on_link(neighbor.ip) {
                 self.warn(
                     &field,
                     &format!("{field}: {} is not on-link, so the gateway never uses this entry", neighbor.ip),
@@ -81,7 +80,7 @@ impl Check<'_> {
     }
 
     fn on_link_networks(&self) -> String {
-        let interfaces = self.config.dataplane.interfaces.iter();
+        let interfaces = self.config.dataplane.network.interfaces.iter();
         let networks =
             interfaces.flat_map(|i| i.addresses.iter().map(move |a| format!("{} ({})", a.trunc(), i.name)));
         let networks: Vec<String> = networks.collect();
@@ -92,11 +91,11 @@ impl Check<'_> {
     }
 
     fn snat(&self) {
-        let dataplane = &self.config.dataplane;
+        let network = &self.config.dataplane.network;
         let mode = self.config.services.defaults.forwarding;
         if mode == ForwardingMode::FullNat
-            && dataplane.snat_addresses.is_empty()
-            && !dataplane.interfaces.is_empty()
+            && network.snat_addresses.is_empty()
+            && !network.interfaces.is_empty()
         {
             let what = "dataplane.snatAddresses: the list is empty, but the default forwarding mode fullnat needs an address: Services in this mode cannot be served";
             self.warn(
@@ -105,10 +104,10 @@ impl Check<'_> {
                 "at least one address of each family, routed to the gateway",
             );
         }
-        for (i, ip) in dataplane.snat_addresses.iter().enumerate() {
+        for (i, ip) in network.snat_addresses.iter().enumerate() {
             let field = format!("dataplane.snatAddresses[{i}]");
             if let Some(interface) =
-                dataplane.interfaces.iter().find(|i| i.addresses.iter().any(|a| a.addr() == *ip))
+                network.interfaces.iter().find(|i| i.addresses.iter().any(|a| a.addr() == *ip))
             {
                 let what = format!(
                     "{field}: {ip} is also the address of {}: local ports may collide with the host's",
@@ -121,14 +120,13 @@ impl Check<'_> {
 
     /// The addresses of a prefix have to be the gateway's alone: it answers for all of them.
     fn tunnel_sources(&self) {
-        let dataplane = &self.config.dataplane;
-        let sources = [&dataplane.tunnel_source.v4, &dataplane.tunnel_source.v6];
-        for source in sources.into_iter().flatten().filter(|source| source.is_many()) {
-            let others = dataplane.routes.iter().map(|route| (route.via, "a next hop of dataplane.routes"));
+        let network = &self.config.dataplane.network;
+        for source in network.tunnel_sources().filter(|source| source.is_many()) {
+            let others = network.routes.iter().map(|route| (route.via, "a next hop of dataplane.routes"));
             let others =
-                others.chain(dataplane.neighbors.iter().map(|one| (one.ip, "one of dataplane.neighbors")));
+                others.chain(network.neighbors.iter().map(|one| (one.ip, "one of dataplane.neighbors")));
             let mut others = others.filter(|(ip, _)| source.contains(&(*ip).into()));
-            let networks = dataplane.interfaces.iter().flat_map(|interface| &interface.addresses);
+            let networks = network.interfaces.iter().flat_map(|interface| &interface.addresses);
             let mut networks = networks.filter(|net| source.net().contains(&net.trunc()));
             let whole = AddressRange::new(source.net().network(), source.net().broadcast());
             let pools = self.config.pools.iter().filter(|pool| {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use tidegate_core::limits::{INTERFACES_MAX, WORKERS_MAX};
-use tidegate_core::snapshot::TunnelPrefix;
+use tidegate_core::snapshot::{NeighborSpec, NetworkSpec, RouteSpec, TunnelPrefix};
 use tidegate_core::wire::MacAddr;
 
 use super::section::section;
@@ -27,26 +27,14 @@ pub struct DataplaneConfig {
     /// the table holds that many flows; 1 to 100. Default 50; with 100 there is no limit. The table has room for half
     /// as many flows more, which are then for other service ports.
     pub flow_service_percent: u8,
-    /// `interfaces`, names unique. Default none: then nothing can be forwarded.
-    pub interfaces: Vec<Interface>,
-    /// `routes`: next hops for what is not on-link; each `to` once. Default none.
-    pub routes: Vec<Route>,
-    /// `neighbors`: link addresses that are given; all others are resolved. Default none.
-    pub neighbors: Vec<Neighbor>,
-    /// `snatAddresses`: source addresses towards backends in mode fullnat. Default none.
-    pub snat_addresses: Vec<IpAddr>,
-    /// `tunnelSource`: outer source addresses, at most one entry of each family: an address, or a prefix (IPv4 /24 to
-    /// /32, IPv6 /48 to /128) from which the flow's hash chooses one. Default: of each family the first address of the
-    /// first interface that has one.
-    pub tunnel_source: TunnelSource,
-    /// `routersAsClients`: serve next hops of default routes as clients too, for routers that masquerade the hosts
-    /// behind them. Default `false`: a new flow from a router's own address is forged, and dropped as `bad_source`.
-    pub routers_as_clients: bool,
-    /// `unknownFlows`: what TCP of a connection gets that the gateway does not know, in modes `nat` and `fullnat`:
-    /// `reset`, so that its ends need not wait for a time-out after a restart, or `drop`. Several gateways behind
-    /// ECMP that keep `nat` or `fullnat` connections: a segment that goes to another gateway is of a lost connection
-    /// until its route comes back; `drop` leaves it the chance. Default `reset`.
-    pub unknown_flows: UnknownFlows,
+    /// The network. Names of interfaces are unique, and next hops are on-link. Lists are empty by default, and the
+    /// policy has its own default.
+    ///
+    /// - `tunnelSource`: at most one entry of each family, an address or a prefix (IPv4 /24 to /32, IPv6 /48 to /128)
+    ///   from which the hash of the flow chooses one. Default: for each family the first address of the first
+    ///   interface that has one.
+    /// - `routersAsClients`, `unknownFlows` and `services.unservedPorts` are the policy.
+    pub network: NetworkSpec<Interface>,
 }
 
 /// What a worker does while there is nothing to do.
@@ -56,15 +44,6 @@ pub enum Idle {
     Poll,
     /// Waits longer step by step, and is back at once under load.
     Adaptive,
-}
-
-/// What TCP of an unknown connection gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UnknownFlows {
-    /// A reset, within the limits of answers.
-    Reset,
-    /// Nothing.
-    Drop,
 }
 
 /// Memory of DPDK.
@@ -93,55 +72,11 @@ pub struct Interface {
     pub vlan: Option<u16>,
 }
 
-/// One of `routes`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Route {
-    /// `to`: destination network.
-    pub to: IpNet,
-    /// `via`: next hop, on-link on one of the interfaces.
-    pub via: IpAddr,
-}
-
-/// One of `neighbors`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Neighbor {
-    /// `ip`: its address.
-    pub ip: IpAddr,
-    /// `mac`: its link address.
-    pub mac: MacAddr,
-}
-
-/// Outer source addresses of tunnels.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TunnelSource {
-    /// Of IPv4 outer headers.
-    pub v4: Option<TunnelPrefix>,
-    /// Of IPv6 outer headers.
-    pub v6: Option<TunnelPrefix>,
-}
-
 impl DataplaneConfig {
-    /// The interface that has `ip` on-link, by longest prefix.
-    pub fn on_link(&self, ip: IpAddr) -> Option<&Interface> {
-        let prefixes = self.interfaces.iter().flat_map(|i| i.addresses.iter().map(move |a| (i, a)));
-        let on_link = prefixes.filter(|(_, net)| net.contains(&ip));
-        on_link.max_by_key(|(_, net)| net.prefix_len()).map(|(interface, _)| interface)
+    /// Whether `ip` is on the link of an interface.
+    pub(super) fn is_on_link(&self, ip: IpAddr) -> bool {
+        self.network.interfaces.iter().flat_map(|i| &i.addresses).any(|net| net.contains(&ip))
     }
-
-    /// All addresses of the gateway itself: of interfaces, for SNAT, and of tunnels. No Service may have them.
-    pub fn own_addresses(&self) -> std::collections::BTreeSet<IpAddr> {
-        let interfaces = self.interfaces.iter().flat_map(|i| i.addresses.iter().map(IpNet::addr));
-        let tunnels = [&self.tunnel_source.v4, &self.tunnel_source.v6];
-        let tunnels = tunnels.into_iter().flatten().flat_map(listed);
-        interfaces.chain(self.snat_addresses.iter().copied()).chain(tunnels).collect()
-    }
-}
-
-/// The addresses of a source of tunnels, where they are few enough to be listed: those of every IPv4 prefix are. What
-/// a larger IPv6 prefix overlaps is checked with the configuration.
-pub fn listed(prefix: &TunnelPrefix) -> impl Iterator<Item = IpAddr> + '_ {
-    let count = prefix.count();
-    prefix.addresses().take(if count < 256 { count as usize } else { 0 })
 }
 
 pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig {
@@ -151,13 +86,7 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
         memory: Memory { hugepages: true, size_mib: 1024 },
         flow_entries_per_core: 1_048_576,
         flow_service_percent: 50,
-        interfaces: Vec::new(),
-        routes: Vec::new(),
-        neighbors: Vec::new(),
-        snat_addresses: Vec::new(),
-        tunnel_source: TunnelSource::default(),
-        routers_as_clients: false,
-        unknown_flows: UnknownFlows::Reset,
+        network: NetworkSpec::default(),
     };
     section(parent, "dataplane", |fields| {
         if let Some(list) = fields.get("cores") {
@@ -183,25 +112,36 @@ pub(super) fn decode(parent: &Fields<'_>, host_cores: usize) -> DataplaneConfig 
             config.flow_service_percent = percent.unwrap_or(config.flow_service_percent);
             Some(())
         });
-        config.interfaces = interfaces(fields);
-        config.routes = routes(fields);
-        config.neighbors = neighbors(fields);
-        config.snat_addresses = unique(&fields.items("snatAddresses"), host_address);
-        config.tunnel_source = tunnel_source(fields);
-        let routers_as_clients = fields.get("routersAsClients").and_then(|f| f.boolean());
-        config.routers_as_clients = routers_as_clients.unwrap_or(config.routers_as_clients);
-        let choices = [("reset", UnknownFlows::Reset), ("drop", UnknownFlows::Drop)];
-        let unknown = fields.get("unknownFlows").and_then(|f| f.one_of(&choices));
-        config.unknown_flows = unknown.unwrap_or(config.unknown_flows);
+        config.network = network(fields);
         Some(())
     });
     let first = |v4: bool| {
-        let mut own = config.interfaces.iter().flat_map(|i| i.addresses.iter().map(IpNet::addr));
-        own.find(|ip| ip.is_ipv4() == v4)
+        let mut own = config.network.interfaces.iter().flat_map(|i| i.addresses.iter().map(IpNet::addr));
+        own.find(|ip| ip.is_ipv4() == v4).map(TunnelPrefix::from)
     };
-    config.tunnel_source.v4 = config.tunnel_source.v4.or_else(|| first(true).map(Into::into));
-    config.tunnel_source.v6 = config.tunnel_source.v6.or_else(|| first(false).map(Into::into));
+    let (first_v4, first_v6) = (first(true), first(false));
+    config.network.tunnel_source_v4 = config.network.tunnel_source_v4.or(first_v4);
+    config.network.tunnel_source_v6 = config.network.tunnel_source_v6.or(first_v6);
     config
+}
+
+/// The keys about the network. Of its policy, the section `services` has the rest.
+fn network(fields: &Fields<'_>) -> NetworkSpec<Interface> {
+    let mut network = NetworkSpec {
+        interfaces: interfaces(fields),
+        routes: routes(fields),
+        neighbors: neighbors(fields),
+        snat_addresses: unique(&fields.items("snatAddresses"), host_address),
+        ..NetworkSpec::default()
+    };
+    tunnel_sources(fields, &mut network);
+    let policy = &mut network.policy;
+    if let Some(are_clients) = fields.get("routersAsClients").and_then(|f| f.boolean()) {
+        policy.serve_routers = are_clients;
+    }
+    let unknown = fields.get("unknownFlows").and_then(|f| f.one_of(&[("reset", true), ("drop", false)]));
+    policy.reset_unknown_flows = unknown.unwrap_or(policy.reset_unknown_flows);
+    network
 }
 
 fn cores(list: &Field<'_>) -> Vec<u16> {
@@ -266,7 +206,7 @@ fn is_interface_name(name: &str) -> bool {
     (1..=32).contains(&name.len()) && name.chars().all(legal)
 }
 
-fn routes(parent: &Fields<'_>) -> Vec<Route> {
+fn routes(parent: &Fields<'_>) -> Vec<RouteSpec> {
     let mut seen = BTreeMap::new();
     let mut decoded = Vec::new();
     for item in parent.items("routes") {
@@ -278,13 +218,13 @@ fn routes(parent: &Fields<'_>) -> Vec<Route> {
         let via = fields.required("via", "the address of a router on-link").and_then(|f| host_address(&f));
         fields.finish(Unknown::Refused);
         if let (Some(to), Some(via)) = (to, via) {
-            decoded.push(Route { to, via });
+            decoded.push(RouteSpec { to, via });
         }
     }
     decoded
 }
 
-fn neighbors(parent: &Fields<'_>) -> Vec<Neighbor> {
+fn neighbors(parent: &Fields<'_>) -> Vec<NeighborSpec> {
     let mut seen = BTreeMap::new();
     let mut decoded = Vec::new();
     for item in parent.items("neighbors") {
@@ -296,17 +236,17 @@ fn neighbors(parent: &Fields<'_>) -> Vec<Neighbor> {
         let mac = fields.required("mac", text::MAC).and_then(|f| f.parsed(text::mac, text::MAC));
         fields.finish(Unknown::Refused);
         if let (Some(ip), Some(mac)) = (ip, mac) {
-            decoded.push(Neighbor { ip, mac: MacAddr(mac) });
+            decoded.push(NeighborSpec { ip, mac: MacAddr(mac) });
         }
     }
     decoded
 }
 
-fn tunnel_source(parent: &Fields<'_>) -> TunnelSource {
-    let mut source = TunnelSource::default();
+fn tunnel_sources(parent: &Fields<'_>, network: &mut NetworkSpec<Interface>) {
     for field in parent.items("tunnelSource") {
         let Some(prefix) = tunnel_prefix(&field) else { continue };
-        let of_family = if prefix.net().addr().is_ipv4() { &mut source.v4 } else { &mut source.v6 };
+        let is_v4 = prefix.net().addr().is_ipv4();
+        let of_family = if is_v4 { &mut network.tunnel_source_v4 } else { &mut network.tunnel_source_v6 };
         if let Some(taken) = of_family.replace(prefix) {
             field.error(
                 format_args!("a second entry of the family of {taken}"),
@@ -314,7 +254,6 @@ fn tunnel_source(parent: &Fields<'_>) -> TunnelSource {
             );
         }
     }
-    source
 }
 
 const TUNNEL_PREFIX: &str = "an IPv4 prefix of /24 to /32, or an IPv6 prefix of /48 to /128";

@@ -26,9 +26,7 @@ mod source;
 mod tests;
 
 pub use admin::AdminConfig;
-pub use dataplane::{
-    DataplaneConfig, Idle, Interface, Memory, Neighbor, Route, TunnelSource, UnknownFlows, listed,
-};
+pub use dataplane::{DataplaneConfig, Idle, Interface, Memory};
 pub use gateway::{AnnounceConfig, GatewayConfig};
 pub use health::{
     DsrDestination, HEALTH_INTERVAL, HEALTH_PATH_ACCEPTED, HEALTH_PROTOCOL_ACCEPTED, HEALTH_THRESHOLD,
@@ -38,8 +36,8 @@ pub use pools::pool;
 pub use self_check::SelfCheckConfig;
 pub use services::{
     FORWARDING_ACCEPTED, ForwardingMode, NoEndpoints, OtherFamily, PodRoutes, SCHEDULER_ACCEPTED, Scheduler,
-    ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, UnservedPorts, VENDORS, Word, forwarding,
-    scheduler, table_size, target,
+    ServiceDefaults, ServicesConfig, TARGET_ACCEPTED, Target, VENDORS, Word, forwarding, scheduler,
+    table_size, target,
 };
 pub use source::{DirectoryConfig, ENDPOINT_SLICES_MIB, KubernetesConfig, LOAD_BALANCER_CLASS, SourceConfig};
 
@@ -161,13 +159,15 @@ fn decode(
     });
     let (node_name, node_zone) = node.unwrap_or_default();
     let source = source::decode(&fields, base);
+    let mut dataplane = dataplane::decode(&fields, host_cores);
+    let services = services::decode(&fields, &mut dataplane.network.policy);
     let config = GatewayConfig {
         name: name.unwrap_or_else(|| "gateway".to_owned()),
         node_name,
         node_zone,
-        dataplane: dataplane::decode(&fields, host_cores),
+        dataplane,
         source: source.clone().unwrap_or_else(|| SourceConfig::default_in(base)),
-        services: services::decode(&fields),
+        services,
         pools: pools::decode(&fields),
         health: health::decode(&fields),
         announce: announce(&fields),

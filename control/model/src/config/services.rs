@@ -9,6 +9,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use tidegate_core::limits::{MAGLEV_SLOTS_DEFAULT, MAGLEV_SLOTS_MAX};
 use tidegate_core::maglev::is_prime;
+use tidegate_core::snapshot::Policy;
 pub use tidegate_core::snapshot::{ForwardingMode, NoEndpoints};
 
 use super::section::section;
@@ -28,9 +29,6 @@ pub struct ServicesConfig {
     /// `ownClusterIPs`: serve `clusterIPs` too; the operator routes the service network to the gateway. Default
     /// `false`.
     pub own_cluster_ips: bool,
-    /// `unservedPorts`: what a port of a VIP or an own cluster IP gets that no Service has: `reject` answers with RST
-    /// or port unreachable, `drop` does not. Default `reject`.
-    pub unserved_ports: UnservedPorts,
     /// `podRoutes`: how Pod addresses are reached with target `pod`: `route`, by the gateway's own routes, or
     /// `node`, by the node whose `spec.podCIDRs` hold them. Default `route`.
     pub pod_routes: PodRoutes,
@@ -41,15 +39,6 @@ pub struct ServicesConfig {
 /// What `services.compat` takes. `tencent` is another word for `tke`.
 pub const VENDORS: [&str; 11] =
     ["alibaba", "aws", "azure", "baidu", "cilium", "gcp", "ibm", "kube-vip", "metallb", "openstack", "tke"];
-
-/// What a port that is not served gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UnservedPorts {
-    /// TCP RST, else ICMP port unreachable, within the limits of answers.
-    Reject,
-    /// Nothing.
-    Drop,
-}
 
 /// How Pod addresses are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,7 +167,8 @@ pub fn table_size(word: &str) -> Result<u32, String> {
     Err(format!("a prime from {TABLE_SIZE_MIN} to {MAGLEV_SLOTS_MAX} such as {}", near.join(" or ")))
 }
 
-pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
+/// Reads the section. `unservedPorts` goes to the policy, beside what `dataplane` says there.
+pub(super) fn decode(parent: &Fields<'_>, policy: &mut Policy) -> ServicesConfig {
     let mut config = ServicesConfig {
         defaults: ServiceDefaults {
             forwarding: ForwardingMode::FullNat,
@@ -192,7 +182,6 @@ pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
         node_port_addresses: Vec::new(),
         source_ranges_other_family: OtherFamily::Deny,
         own_cluster_ips: false,
-        unserved_ports: UnservedPorts::Reject,
         pod_routes: PodRoutes::Route,
         compat: BTreeSet::new(),
     };
@@ -204,9 +193,9 @@ pub(super) fn decode(parent: &Fields<'_>) -> ServicesConfig {
         config.node_port_addresses =
             fields.items("nodePortAddresses").iter().filter_map(Field::network).collect();
         config.own_cluster_ips = fields.get("ownClusterIPs").and_then(|f| f.boolean()).unwrap_or(false);
-        let choices = [("reject", UnservedPorts::Reject), ("drop", UnservedPorts::Drop)];
-        let unserved = fields.get("unservedPorts").and_then(|f| f.one_of(&choices));
-        config.unserved_ports = unserved.unwrap_or(UnservedPorts::Reject);
+        let unserved =
+            fields.get("unservedPorts").and_then(|f| f.one_of(&[("reject", true), ("drop", false)]));
+        policy.reject_unserved_ports = unserved.unwrap_or(policy.reject_unserved_ports);
         let choices = [("route", PodRoutes::Route), ("node", PodRoutes::Node)];
         let routes = fields.get("podRoutes").and_then(|f| f.one_of(&choices));
         config.pod_routes = routes.unwrap_or(PodRoutes::Route);

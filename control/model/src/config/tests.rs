@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use tidegate_core::snapshot::{NeighborSpec, Policy, RouteSpec};
 use tidegate_core::wire::MacAddr;
 
 use super::*;
@@ -42,8 +43,9 @@ fn every_key_arrives_in_the_validated_configuration() {
     assert_eq!(dataplane.idle, Idle::Poll);
     assert_eq!(dataplane.memory, Memory { hugepages: false, size_mib: 512 });
     assert_eq!((dataplane.flow_entries_per_core, dataplane.flow_service_percent), (65536, 40));
+    let network = &dataplane.network;
     assert_eq!(
-        dataplane.interfaces,
+        network.interfaces,
         [
             Interface {
                 name: "uplink".into(),
@@ -64,21 +66,21 @@ fn every_key_arrives_in_the_validated_configuration() {
         ]
     );
     assert_eq!(
-        dataplane.routes[1],
-        Route { to: "::/0".parse().unwrap(), via: "2001:db8::1".parse().unwrap() }
+        network.routes[1],
+        RouteSpec { to: "::/0".parse().unwrap(), via: "2001:db8::1".parse().unwrap() }
     );
     assert_eq!(
-        dataplane.neighbors,
-        [Neighbor { ip: "192.0.2.1".parse().unwrap(), mac: MacAddr([2, 0, 0, 0, 0, 1]) }]
+        network.neighbors,
+        [NeighborSpec { ip: "192.0.2.1".parse().unwrap(), mac: MacAddr([2, 0, 0, 0, 0, 1]) }]
     );
-    assert_eq!(dataplane.snat_addresses.len(), 2);
-    assert_eq!(dataplane.tunnel_source.v4, Some("10.0.0.1".parse().unwrap()));
-    assert_eq!(dataplane.tunnel_source.v6, Some("2001:db8::2".parse().unwrap()), "the default of its family");
-    assert!(dataplane.routers_as_clients && !valid(BASE).dataplane.routers_as_clients);
-    assert_eq!(dataplane.unknown_flows, UnknownFlows::Drop);
-    assert_eq!(valid(BASE).dataplane.unknown_flows, UnknownFlows::Reset);
-    assert_eq!(config.services.unserved_ports, UnservedPorts::Drop);
-    assert_eq!(valid(BASE).services.unserved_ports, UnservedPorts::Reject);
+    assert_eq!(network.snat_addresses.len(), 2);
+    assert_eq!(network.tunnel_source_v4, Some("10.0.0.1".parse().unwrap()));
+    assert_eq!(network.tunnel_source_v6, Some("2001:db8::2".parse().unwrap()), "the default of its family");
+    assert_eq!(
+        network.policy,
+        Policy { reset_unknown_flows: false, reject_unserved_ports: false, serve_routers: true }
+    );
+    assert_eq!(valid(BASE).dataplane.network.policy, Policy::default());
     assert_eq!(
         config.source,
         SourceConfig::Directory(DirectoryConfig {
@@ -171,8 +173,9 @@ fn every_key_has_the_default_of_the_contract() {
     assert_eq!(left_out.flow_entries_per_core, written.flow_entries_per_core);
     assert_eq!(left_out.flow_service_percent, written.flow_service_percent);
     let base = valid(BASE).dataplane;
-    assert_eq!(base.interfaces[0].mtu, 1500);
-    assert_eq!(base.tunnel_source, written.tunnel_source, "defaults to the interface's addresses");
+    assert_eq!(base.network.interfaces[0].mtu, 1500);
+    let sources = |plane: &DataplaneConfig| (plane.network.tunnel_source_v4, plane.network.tunnel_source_v6);
+    assert_eq!(sources(&base), sources(&written), "defaults to the interface's addresses");
     let pool = valid(&format!("{HEAD}pools: [{{name: p, addresses: [203.0.113.1]}}]\n")).pools.remove(0);
     assert!(pool.auto_assign && !pool.external_ips && !pool.disabled && !pool.shared_across_namespaces);
     assert_eq!(pool.quota_per_namespace, None);
@@ -693,13 +696,6 @@ fn an_unreadable_file_is_a_fault_of_the_report() {
 }
 
 #[test]
-fn own_addresses_are_those_of_interfaces_snat_and_tunnels() {
-    let own = valid(FULL).dataplane.own_addresses();
-    let own: Vec<String> = own.iter().map(ToString::to_string).collect();
-    assert_eq!(own, ["10.0.0.1", "192.0.2.2", "192.0.2.3", "2001:db8::2", "2001:db8::3"]);
-}
-
-#[test]
 fn the_daemonset_gives_every_node_a_gateway_of_its_own_name_and_addresses() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/daemonset/gateway.yaml");
     let text = std::fs::read_to_string(path).expect("readable");
@@ -716,7 +712,7 @@ fn the_daemonset_gives_every_node_a_gateway_of_its_own_name_and_addresses() {
     assert_eq!((one.name.as_str(), one.node_name.as_deref()), ("a", Some("a")));
     assert_eq!(two.name, "b");
     let addresses = |config: &GatewayConfig| {
-        let interfaces = config.dataplane.interfaces.iter();
+        let interfaces = config.dataplane.network.interfaces.iter();
         interfaces.flat_map(|interface| interface.addresses.clone()).collect::<Vec<IpNet>>()
     };
     assert_eq!(addresses(&one), ["192.0.2.7/24", "2001:db8::7/64"].map(|net| net.parse().expect("a prefix")));

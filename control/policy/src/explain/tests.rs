@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tidegate_core::snapshot::{
-    BackendSpec, InterfaceSpec, NeighborSpec, Policy, RouteSpec, Scheduler, ServiceKey, ServiceSpec,
-    SnapshotSpec,
+    BackendSpec, InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec, Scheduler, ServiceKey,
+    ServiceSpec, SnapshotSpec,
 };
 use tidegate_core::wire::MacAddr;
 
@@ -43,25 +43,31 @@ fn spec(services: Vec<ServiceSpec>) -> SnapshotSpec {
     let mac = |n| MacAddr([2, 0, 0, 0, 0, n]);
     SnapshotSpec {
         generation: 7,
-        interfaces: vec![InterfaceSpec {
-            name: "uplink".into(),
-            mac: mac(2),
-            mtu: 1500,
-            vlan: None,
-            addresses: vec!["192.0.2.2/24".parse().expect("a net"), "2001:db8::2/64".parse().expect("a net")],
-        }],
-        routes: vec![RouteSpec {
-            to: "10.0.0.0/8".parse().expect("a net"),
-            via: "192.0.2.1".parse().expect("an address"),
-        }],
-        neighbors: vec![
-            NeighborSpec { ip: "192.0.2.1".parse().expect("an address"), mac: mac(1) },
-            NeighborSpec { ip: "192.0.2.11".parse().expect("an address"), mac: mac(11) },
-        ],
-        snat_addresses: vec!["192.0.2.3".parse().expect("an address")],
-        tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
-        tunnel_source_v6: Some("2001:db8::2".parse().expect("an address")),
-        policy: Policy::default(),
+        network: NetworkSpec {
+            interfaces: vec![InterfaceSpec {
+                name: "uplink".into(),
+                mac: mac(2),
+                mtu: 1500,
+                vlan: None,
+                addresses: vec![
+                    "192.0.2.2/24".parse().expect("a net"),
+                    "2001:db8::2/64".parse().expect("a net"),
+                ],
+            }],
+            routes: vec![RouteSpec {
+                to: "10.0.0.0/8".parse().expect("a net"),
+                via: "192.0.2.1".parse().expect("an address"),
+            }],
+            neighbors: vec![
+                NeighborSpec { ip: "192.0.2.1".parse().expect("an address"), mac: mac(1) },
+                NeighborSpec { ip: "192.0.2.11".parse().expect("an address"), mac: mac(11) },
+            ],
+            snat_addresses: vec!["192.0.2.3".parse().expect("an address")],
+            tunnel_source_v4: Some("192.0.2.2".parse().expect("an address")),
+            tunnel_source_v6: Some("2001:db8::2".parse().expect("an address")),
+            policy: Policy::default(),
+        }
+        .into(),
         services: services.into_iter().map(Into::into).collect(),
     }
 }
@@ -188,7 +194,7 @@ fn a_learnt_path_mtu_and_the_outer_source_of_the_flow_are_told() {
     assert!(found(&told, "mtu").starts_with("1380 bytes: 1400, as a router on the way"), "{told}");
     assert!(found(&told, "mode").contains("header 192.0.2.2 -> 192.0.2.11"), "{told}");
 
-    spec.tunnel_source_v4 = Some("192.0.2.64/28".parse().expect("a prefix"));
+    spec.network.tunnel_source_v4 = Some("192.0.2.64/28".parse().expect("a prefix"));
     let told = ask_beside(&spec, &neighbors, flow, None);
     assert!(found(&told, "mode").contains("(by the flow's hash out of 192.0.2.64/28)"), "{told}");
 }
@@ -205,7 +211,8 @@ fn each_refusal_says_why() {
     assert_eq!(end(&ask(&none, "224.0.0.5:53")), "punt local");
 
     let mut silent = none.clone();
-    silent.policy = Policy { reset_unknown_flows: false, reject_unserved_ports: false, ..Policy::default() };
+    silent.network.policy =
+        Policy { reset_unknown_flows: false, reject_unserved_ports: false, ..Policy::default() };
     assert_eq!(end(&ask(&silent, "203.0.113.1:81")), "drop no_service");
     assert_eq!(end(&ask(&silent, "192.0.2.3:22")), "drop no_snat_flow");
 
@@ -228,7 +235,8 @@ fn a_backend_that_is_its_own_client_is_masqueraded_or_refused_by_name() {
     let told = ask_about(&own(ForwardingMode::Nat), "10.0.0.1:5", "203.0.113.1:80", None);
     assert!(found(&told, "hairpin").contains("sent from 192.0.2.3"), "{told}");
     assert_eq!(told.verdict, PacketVerdict::Transmit);
-    let without = SnapshotSpec { snat_addresses: Vec::new(), ..own(ForwardingMode::Nat) };
+    let mut without = own(ForwardingMode::Nat);
+    without.network.snat_addresses.clear();
     let told = ask_about(&without, "10.0.0.1:5", "203.0.113.1:80", None);
     assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("drop", "hairpin"));
     assert!(found(&told, "hairpin").contains("dataplane.snatAddresses"), "{told}");
@@ -242,7 +250,7 @@ fn a_backend_that_is_its_own_client_is_masqueraded_or_refused_by_name() {
 fn a_forged_source_is_refused_and_told_why() {
     let mut spec = spec(vec![service(ForwardingMode::Nat, "203.0.113.1", 80, &[("10.0.0.1", 80, ACTIVE)])]);
     let to = "0.0.0.0/0".parse().expect("a net");
-    spec.routes.push(RouteSpec { to, via: "192.0.2.1".parse().expect("an address") });
+    spec.network.routes.push(RouteSpec { to, via: "192.0.2.1".parse().expect("an address") });
     for (source, why) in [
         ("203.0.113.1:5", "203.0.113.1 is the gateway's own"),
         ("192.0.2.3:5", "192.0.2.3 is the gateway's own"),
@@ -264,7 +272,7 @@ fn a_forged_source_is_refused_and_told_why() {
     }
     let told = ask_about(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
     assert_eq!((told.verdict.as_str(), told.reason.as_str()), ("drop", "bad_source"), "{told}");
-    spec.interfaces[0].addresses.push("169.254.0.9/16".parse().expect("a net"));
+    spec.network.interfaces[0].addresses.push("169.254.0.9/16".parse().expect("a net"));
     let told = ask_about(&spec, "169.254.1.1:5", "203.0.113.1:80", None);
     assert!(found(&told, "source").contains("on its own link") && told.backend.is_some(), "{told}");
 }

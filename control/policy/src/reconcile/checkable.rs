@@ -36,9 +36,10 @@ impl Checkable {
         let of_nodes = listed.is_none();
         let all = listed.is_none() && settings.endpoints_of_operator;
         let networks = listed.unwrap_or_else(|| {
-            let links = settings.interfaces.iter().flat_map(|interface| &interface.addresses);
+            let links = settings.network.interface_addresses();
             // A default route covers every address.
-            let routes = settings.routes.iter().map(|route| &route.to).filter(|to| to.prefix_len() > 0);
+            let routes =
+                settings.network.routes.iter().map(|route| &route.to).filter(|to| to.prefix_len() > 0);
             links.chain(routes).map(IpNet::trunc).collect()
         });
         let mut networks = IpNet::aggregate(&networks);

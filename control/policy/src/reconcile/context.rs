@@ -18,7 +18,7 @@ pub(super) struct Context<'a> {
     pub(super) vips: &'a Vips,
     /// The places at which endpoints were written.
     pub(super) slices: &'a SliceIndex,
-    /// [`Settings::own_addresses`].
+    /// `NetworkSpec::own_addresses`.
     pub(super) own_addresses: &'a BTreeSet<IpAddr>,
     /// Node ports and cluster IPs that belong to other Services.
     pub(super) contested: &'a Contested,

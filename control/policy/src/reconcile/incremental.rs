@@ -309,7 +309,7 @@ impl Last {
 
     /// Repeats steps 3 and 4 for these Services, and for those for which there is room now, or no longer.
     fn serve(&mut self, input: &Input<'_>, services: &BTreeSet<ObjectKey>) {
-        let own_addresses = input.settings.own_addresses();
+        let own_addresses = input.settings.network.own_addresses();
         let Self { addresses, slices, plans, served, sums, shares, .. } = self;
         let Addresses { vips, contested, .. } = &*addresses;
         let checkable = Checkable::new(input.settings);
@@ -399,16 +399,9 @@ fn differs<'a, T: PartialEq>(
 
 /// The part of the spec that does not depend on Services.
 fn gateway(input: &Input<'_>, pod_routes: &[RouteSpec]) -> SnapshotSpec {
-    let settings = input.settings;
-    SnapshotSpec {
-        generation: input.generation,
-        interfaces: settings.interfaces.clone(),
-        routes: settings.routes.iter().chain(pod_routes).cloned().collect(),
-        neighbors: settings.neighbors.clone(),
-        snat_addresses: settings.snat_addresses.clone(),
-        tunnel_source_v4: settings.tunnel_source_v4,
-        tunnel_source_v6: settings.tunnel_source_v6,
-        policy: settings.policy,
-        services: Vec::new(),
+    let mut network = input.settings.network.clone();
+    if !pod_routes.is_empty() {
+        network.routes.extend_from_slice(pod_routes);
     }
+    SnapshotSpec { generation: input.generation, network, services: Vec::new() }
 }

@@ -31,7 +31,7 @@ pub(super) fn obstacle(
         return Some(port_differs(mode, frontend, candidate.port()));
     }
     match mode {
-        ForwardingMode::DsrL2 if !settings.is_on_link(ip) => not_here(
+        ForwardingMode::DsrL2 if !settings.network.is_on_link(ip) => not_here(
             format!("dsr-l2 reaches endpoints on the gateway's links only, and {ip} is on none"),
             "an endpoint in a prefix of dataplane.interfaces, or another forwarding mode".to_owned(),
         ),

@@ -32,12 +32,12 @@ pub(super) fn pod_routes(settings: &Settings, nodes: &Nodes, findings: &mut Vec<
             continue;
         }
         for (i, cidr) in node.pod_cidrs.iter().map(IpNet::trunc).enumerate() {
-            if settings.routes.iter().any(|route| route.to == cidr) {
+            if settings.network.routes.iter().any(|route| route.to == cidr) {
                 continue;
             }
             let taken = routes.get(&cidr).map(|(owner, _)| *owner);
             let next_hop = match next_hop(settings, node, cidr, taken) {
-                Ok(_) if settings.routes.len() + routes.len() >= ROUTES_MAX => {
+                Ok(_) if settings.network.routes.len() + routes.len() >= ROUTES_MAX => {
                     Err(("the routing table is full".to_owned(), FEWER_ROUTES))
                 }
                 next_hop => next_hop,
@@ -73,13 +73,13 @@ fn next_hop(
     let Some(via) = node.internal_ip(family) else {
         return Err((format!("the node has no {family} InternalIP"), "an InternalIP of the same family"));
     };
-    if settings.own_addresses().contains(&via) {
+    if settings.network.own_addresses().contains(&via) {
         return Err((
             format!("{via} is an address of the gateway itself"),
             "node.name with the name of this node",
         ));
     }
-    if !settings.is_on_link(via) {
+    if !settings.network.is_on_link(via) {
         return Err((
             format!("{via} is on none of the gateway's links"),
             "a node in a prefix of dataplane.interfaces, or podRoutes: route with routes to the Pods",

@@ -25,7 +25,7 @@ pub(super) fn reserved(
     reserved.extend(api_servers(objects, slices).into_iter().map(|ip| (ip, Holder::ApiServer)));
     let others = settings.other_gateways.iter();
     reserved.extend(others.map(|(ip, name)| (*ip, Holder::OtherGateway(name.clone()))));
-    reserved.extend(settings.own_addresses().into_iter().map(|ip| (ip, Holder::Gateway)));
+    reserved.extend(settings.network.own_addresses().into_iter().map(|ip| (ip, Holder::Gateway)));
     reserved
 }
 

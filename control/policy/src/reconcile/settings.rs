@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use tidegate_core::limits::MAGLEV_SLOTS_DEFAULT;
-use tidegate_core::snapshot::{
-    ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, RouteSpec, TunnelPrefix,
-};
+use tidegate_core::snapshot::{ForwardingMode, NetworkSpec, NoEndpoints, Shared};
 use tidegate_model::config::{self, HealthConfig, LOAD_BALANCER_CLASS, PodRoutes};
 use tidegate_model::objects::{IpFamily, Pool, Service, ServiceType};
 
@@ -26,20 +24,8 @@ pub struct Settings {
     pub node: Option<String>,
     /// `node.zone`, for topology hints.
     pub zone: Option<String>,
-    /// `dataplane.interfaces`, with the MAC address in use.
-    pub interfaces: Vec<InterfaceSpec>,
-    /// `dataplane.routes`.
-    pub routes: Vec<RouteSpec>,
-    /// `dataplane.neighbors`.
-    pub neighbors: Vec<NeighborSpec>,
-    /// `dataplane.snatAddresses`.
-    pub snat_addresses: Vec<IpAddr>,
-    /// `dataplane.tunnelSource`, the IPv4 one.
-    pub tunnel_source_v4: Option<TunnelPrefix>,
-    /// `dataplane.tunnelSource`, the IPv6 one.
-    pub tunnel_source_v6: Option<TunnelPrefix>,
-    /// `dataplane.routersAsClients`, `dataplane.unknownFlows` and `services.unservedPorts`.
-    pub policy: Policy,
+    /// The network of `dataplane`, with the link addresses of the running ports.
+    pub network: Shared<NetworkSpec>,
     /// `pools`, in their order.
     pub pools: Vec<Pool>,
     /// `services.defaults.forwarding`.
@@ -89,13 +75,7 @@ impl Default for Settings {
         Self {
             node: None,
             zone: None,
-            interfaces: Vec::new(),
-            routes: Vec::new(),
-            neighbors: Vec::new(),
-            snat_addresses: Vec::new(),
-            tunnel_source_v4: None,
-            tunnel_source_v6: None,
-            policy: Policy::default(),
+            network: Shared::default(),
             pools: Vec::new(),
             forwarding: ForwardingMode::FullNat,
             forwarding_local: None,
@@ -136,38 +116,23 @@ impl Settings {
             }
     }
 
-    /// Addresses of the gateway itself, which no Service may have.
-    #[must_use]
-    pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
-        let interfaces = self.interfaces.iter().flat_map(|i| &i.addresses).map(ipnet::IpNet::addr);
-        let tunnels = [&self.tunnel_source_v4, &self.tunnel_source_v6];
-        let tunnels = tunnels.into_iter().flatten().flat_map(config::listed);
-        interfaces.chain(self.snat_addresses.iter().copied()).chain(tunnels).collect()
-    }
-
     /// The gateway's own addresses that serve node ports, sorted.
     pub(super) fn node_port_vips(&self) -> Vec<IpAddr> {
-        let own = self.interfaces.iter().flat_map(|i| &i.addresses).map(IpNet::addr);
+        let own = self.network.interface_addresses().map(IpNet::addr);
         let allowed = |ip: &IpAddr| self.node_port_addresses.iter().any(|net| net.contains(ip));
         own.filter(allowed).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Whether an address is on the link of one of the interfaces.
-    #[must_use]
-    pub(super) fn is_on_link(&self, ip: IpAddr) -> bool {
-        self.interfaces.iter().flat_map(|i| &i.addresses).any(|net| net.contains(&ip))
-    }
-
     /// Whether `fullnat` has a source address of the family.
     pub(super) fn has_snat(&self, family: IpFamily) -> bool {
-        self.snat_addresses.iter().any(|ip| IpFamily::of(*ip) == family)
+        self.network.snat_addresses.iter().any(|ip| IpFamily::of(*ip) == family)
     }
 
     /// Whether tunnels whose outer header has this family have a source.
     pub(super) fn has_tunnel_source(&self, family: IpFamily) -> bool {
         match family {
-            IpFamily::V4 => self.tunnel_source_v4.is_some(),
-            IpFamily::V6 => self.tunnel_source_v6.is_some(),
+            IpFamily::V4 => self.network.tunnel_source_v4.is_some(),
+            IpFamily::V6 => self.network.tunnel_source_v6.is_some(),
         }
     }
 }

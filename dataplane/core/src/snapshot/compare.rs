@@ -206,8 +206,8 @@ impl<'a> Seen<'a> {
 
     /// The routes to everything that the spec names.
     fn routes(self, spec: &SnapshotSpec) -> impl Iterator<Item = impl Debug> {
-        let networks = spec.routes.iter().flat_map(|route| [route.to.network(), route.via]);
-        let links = spec.interfaces.iter().flat_map(|interface| &interface.addresses);
+        let networks = spec.network.routes.iter().flat_map(|route| [route.to.network(), route.via]);
+        let links = spec.network.interfaces.iter().flat_map(|interface| &interface.addresses);
         let links = links.flat_map(|net| [net.network(), net.broadcast()]);
         let backends = spec.services.iter().flat_map(|service| &service.backends).map(|b| b.address);
         networks.chain(links).chain(backends).map(move |address: IpAddr| {
@@ -365,7 +365,7 @@ mod tests {
         let (snapshot, _) = Snapshot::compile(&spec(1, &[11, 12]), None, &neighbors).expect("it compiles");
         let before = neighbors.len();
         let mut other = spec(1, &[11, 12, 13, 14]);
-        other.neighbors.clear();
+        other.network.neighbors.clear();
         assert!(snapshot.compare(&other, &neighbors).is_some_and(|found| !found.is_empty()));
         assert_eq!(neighbors.len(), before);
     }

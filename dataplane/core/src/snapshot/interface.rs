@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::spec::InterfaceSpec;
+use super::InterfaceSpec;
 use crate::wire::{Addr, Family, MacAddr, VlanId};
 
 /// A port of the gateway.

@@ -14,12 +14,16 @@ mod compare;
 mod compile;
 mod indices;
 mod interface;
+mod network_spec;
 mod problem;
+mod shared;
 mod spec;
 mod tunnel_prefix;
 
 pub use interface::Interface;
+pub use network_spec::{InterfaceSpec, NeighborSpec, NetworkSpec, Policy, RouteSpec};
 pub use problem::{BackendProblem, CompileError, Problem};
+pub use shared::Shared;
 pub use spec::*;
 pub use tunnel_prefix::TunnelPrefix;
 

@@ -12,110 +12,26 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::TunnelPrefix;
-use crate::wire::MacAddr;
+use super::network_spec::NetworkSpec;
+use super::shared::Shared;
 
 /// Everything that workers need to forward packets, before it is compiled to tables.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SnapshotSpec {
     /// Increases by one with every published state. Shown as `tidegate_snapshot_generation`.
     pub generation: u64,
-    /// The ports of the gateway; the position is the interface index used everywhere else.
-    pub interfaces: Vec<InterfaceSpec>,
-    /// The routes in addition to the connected ones. The longest prefix wins.
-    pub routes: Vec<RouteSpec>,
-    /// The fixed neighbours. All others are resolved.
-    pub neighbors: Vec<NeighborSpec>,
-    /// Source addresses of `fullnat`, of either family.
-    pub snat_addresses: Vec<IpAddr>,
-    /// Outer sources of IPv4 tunnels.
-    pub tunnel_source_v4: Option<TunnelPrefix>,
-    /// Outer sources of IPv6 tunnels.
-    pub tunnel_source_v6: Option<TunnelPrefix>,
-    /// How the gateway treats packets that it may refuse.
-    pub policy: Policy,
+    /// The gateway's own network. If it is unchanged, it is shared with the previous spec.
+    pub network: Shared<NetworkSpec>,
     /// The service ports, in any order. Unchanged ones are shared with the previous spec.
     pub services: Vec<SharedService>,
-}
-
-/// How the gateway treats packets that it may refuse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policy {
-    /// A TCP segment of an unknown flow, in a mode that translates, is answered with a reset: the connection was lost
-    /// with the state of a gateway, and its ends should not wait for a timeout.
-    pub reset_unknown_flows: bool,
-    /// A packet to a port that a VIP does not serve is answered with a reset or ICMP port unreachable.
-    pub reject_unserved_ports: bool,
-    /// Next hops of default routes may be clients of services, because they masquerade the hosts behind them.
-    pub serve_routers: bool,
 }
 
 impl SnapshotSpec {
     /// Whether both specs request the same state. Generations are ignored.
     #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
-        self.has_surroundings_of(other) && self.services == other.services
+        self.network == other.network && self.services == other.services
     }
-
-    /// Whether both have the same interfaces, routes, neighbours and addresses of the gateway.
-    pub(super) fn has_surroundings_of(&self, other: &Self) -> bool {
-        let Self {
-            generation: _,
-            interfaces,
-            routes,
-            neighbors,
-            snat_addresses,
-            tunnel_source_v4,
-            tunnel_source_v6,
-            policy,
-            services: _,
-        } = self;
-        *interfaces == other.interfaces
-            && *routes == other.routes
-            && *neighbors == other.neighbors
-            && *snat_addresses == other.snat_addresses
-            && *policy == other.policy
-            && (*tunnel_source_v4, *tunnel_source_v6) == (other.tunnel_source_v4, other.tunnel_source_v6)
-    }
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self { reset_unknown_flows: true, reject_unserved_ports: true, serve_routers: false }
-    }
-}
-
-/// One port of the gateway.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InterfaceSpec {
-    /// The name in the configuration (`uplink`).
-    pub name: String,
-    /// Source address of all frames sent, and the destination expected of unicast frames received.
-    pub mac: MacAddr,
-    /// The largest IP packet in bytes, without Ethernet header and tag.
-    pub mtu: u16,
-    /// The 802.1Q tag of every frame on this interface, 1..=4094.
-    pub vlan: Option<u16>,
-    /// Its own addresses with their on-link prefixes. Packets to them are punted, unless a service has them.
-    pub addresses: Vec<IpNet>,
-}
-
-/// A route: packets to `to` are sent to the neighbour `via`, which must be on-link.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RouteSpec {
-    /// Destination prefix.
-    pub to: IpNet,
-    /// Next hop. Its family may differ from that of `to` (RFC 5549).
-    pub via: IpAddr,
-}
-
-/// A neighbour whose link address is configured and never resolved.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NeighborSpec {
-    /// Address of the neighbour.
-    pub ip: IpAddr,
-    /// Its link address.
-    pub mac: MacAddr,
 }
 
 /// Transport protocol of a service port.
@@ -283,60 +199,6 @@ pub struct ServiceSpec {
     pub backends: Vec<BackendSpec>,
 }
 
-/// A [`ServiceSpec`] that specs of several generations share. Changing one copies it first.
-///
-/// ```
-/// # use tidegate_core::testing::lab;
-/// use tidegate_core::snapshot::SharedService;
-/// # let spec = lab::service(
-/// #     tidegate_core::snapshot::ForwardingMode::Nat,
-/// #     tidegate_core::snapshot::Protocol::Tcp,
-/// #     "203.0.113.5:80",
-/// #     &["10.0.0.1:80"],
-/// # );
-/// let first = SharedService::from(spec);
-/// let mut second = first.clone();
-/// assert!(second.is_same(&first));
-/// second.backends[0].weight = 2;
-/// assert_eq!((first.backends[0].weight, second.backends[0].weight), (1, 2));
-/// ```
-#[derive(Debug, Clone)]
-pub struct SharedService(Arc<ServiceSpec>);
-
-impl SharedService {
-    /// Whether both are the same object. Does not compare contents.
-    #[must_use]
-    pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl From<ServiceSpec> for SharedService {
-    fn from(spec: ServiceSpec) -> Self {
-        Self(Arc::new(spec))
-    }
-}
-
-impl std::ops::Deref for SharedService {
-    type Target = ServiceSpec;
-
-    fn deref(&self) -> &ServiceSpec {
-        &self.0
-    }
-}
-
-impl std::ops::DerefMut for SharedService {
-    fn deref_mut(&mut self) -> &mut ServiceSpec {
-        Arc::make_mut(&mut self.0)
-    }
-}
-
-impl PartialEq for SharedService {
-    fn eq(&self, other: &Self) -> bool {
-        self.is_same(other) || self.0 == other.0
-    }
-}
-
 impl ServiceSpec {
     /// `namespace/name:port`, the spelling used by `replay`, `explain` and the tables of the CLI.
     #[must_use]
@@ -344,6 +206,9 @@ impl ServiceSpec {
         format!("{}/{}:{}", self.namespace, self.name, self.port_name)
     }
 }
+
+/// A [`ServiceSpec`] that specs of several generations share.
+pub type SharedService = Shared<ServiceSpec>;
 
 /// One backend of a service port.
 #[derive(Debug, Clone, PartialEq, Eq)]

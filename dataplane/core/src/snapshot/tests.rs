@@ -50,22 +50,25 @@ fn service(vip: &str, port: u16, mode: ForwardingMode, backends: Vec<BackendSpec
 fn network(services: Vec<ServiceSpec>) -> SnapshotSpec {
     SnapshotSpec {
         generation: 1,
-        interfaces: vec![InterfaceSpec {
-            name: "uplink".into(),
-            mac: MAC,
-            mtu: 1500,
-            vlan: None,
-            addresses: vec!["10.0.0.1/16".parse().unwrap(), "2001:db8::1/64".parse().unwrap()],
-        }],
-        routes: vec![
-            RouteSpec { to: "0.0.0.0/0".parse().unwrap(), via: ip("10.0.255.254") },
-            RouteSpec { to: "::/0".parse().unwrap(), via: ip("fe80::1") },
-        ],
-        neighbors: Vec::new(),
-        snat_addresses: vec![ip("10.0.0.2"), ip("2001:db8::2")],
-        tunnel_source_v4: Some(Ipv4Addr::new(10, 0, 0, 1).into()),
-        tunnel_source_v6: Some("2001:db8::1".parse().unwrap()),
-        policy: Policy::default(),
+        network: NetworkSpec {
+            interfaces: vec![InterfaceSpec {
+                name: "uplink".into(),
+                mac: MAC,
+                mtu: 1500,
+                vlan: None,
+                addresses: vec!["10.0.0.1/16".parse().unwrap(), "2001:db8::1/64".parse().unwrap()],
+            }],
+            routes: vec![
+                RouteSpec { to: "0.0.0.0/0".parse().unwrap(), via: ip("10.0.255.254") },
+                RouteSpec { to: "::/0".parse().unwrap(), via: ip("fe80::1") },
+            ],
+            neighbors: Vec::new(),
+            snat_addresses: vec![ip("10.0.0.2"), ip("2001:db8::2")],
+            tunnel_source_v4: Some(Ipv4Addr::new(10, 0, 0, 1).into()),
+            tunnel_source_v6: Some("2001:db8::1".parse().unwrap()),
+            policy: Policy::default(),
+        }
+        .into(),
         services: services.into_iter().map(Into::into).collect(),
     }
 }
@@ -332,7 +335,7 @@ fn several_ports_of_a_service_choose_the_same_endpoint_for_a_client() {
 fn fixed_neighbours_are_set_and_taken_back() {
     let neighbors = NeighborTable::with_capacity(16);
     let mut spec = network(vec![]);
-    spec.neighbors = vec![
+    spec.network.neighbors = vec![
         NeighborSpec { ip: ip("10.0.255.254"), mac: MAC },
         NeighborSpec { ip: ip("192.0.2.1"), mac: MAC },
     ];
@@ -340,7 +343,7 @@ fn fixed_neighbours_are_set_and_taken_back() {
     assert_eq!(problems, [Problem::NeighborOffLink { ip: ip("192.0.2.1") }]);
     let slot = first.route(&addr("198.51.100.1")).unwrap().neighbor.unwrap();
     assert_eq!(neighbors.state(slot), NeighborState::Static(MAC));
-    spec.neighbors.clear();
+    spec.network.neighbors.clear();
     Snapshot::compile(&spec, Some(&first), &neighbors).unwrap();
     assert_eq!(neighbors.state(slot), NeighborState::Unresolved);
 }
@@ -379,13 +382,13 @@ fn each_backend_problem_leaves_that_backend_out_and_says_why() {
     assert_eq!(reason(&v4(Nat, "10.0.1.1", 0)), BackendProblem::PortZero);
 
     let mut spec = v4(FullNat, "10.0.1.1", 80);
-    spec.snat_addresses.retain(IpAddr::is_ipv6);
+    spec.network.snat_addresses.retain(IpAddr::is_ipv6);
     assert_eq!(reason(&spec), BackendProblem::NoSnatAddress);
     let mut spec = v4(DsrIpip, "10.0.1.1", 80);
-    spec.tunnel_source_v4 = None;
+    spec.network.tunnel_source_v4 = None;
     assert_eq!(reason(&spec), BackendProblem::NoTunnelSource);
     let mut spec = v4(Nat, "172.16.0.1", 80);
-    spec.routes.clear();
+    spec.network.routes.clear();
     assert_eq!(reason(&spec), BackendProblem::NoRoute);
 
     let spec = v4(Nat, "10.0.1.1", 80);
@@ -417,17 +420,17 @@ fn problems_of_routes_neighbours_and_tables_are_told() {
         problems.pop().unwrap()
     };
     let mut spec = network(vec![]);
-    spec.routes = vec![route("10.9.0.0/16", "192.0.2.1")];
-    let (to, via) = (spec.routes[0].to, ip("192.0.2.1"));
+    spec.network.routes = vec![route("10.9.0.0/16", "192.0.2.1")];
+    let (to, via) = (spec.network.routes[0].to, ip("192.0.2.1"));
     assert_eq!(problem(&spec, 9), Problem::RouterOffLink { to, via });
-    spec.routes = vec![route("10.0.0.0/16", "10.0.0.9")];
-    let (to, via) = (spec.routes[0].to, ip("10.0.0.9"));
+    spec.network.routes = vec![route("10.0.0.0/16", "10.0.0.9")];
+    let (to, via) = (spec.network.routes[0].to, ip("10.0.0.9"));
     assert_eq!(problem(&spec, 9), Problem::RouteShadowed { to, via });
-    spec.routes = vec![route("0.0.0.0/0", "10.0.0.9")];
-    let to = spec.routes[0].to;
+    spec.network.routes = vec![route("0.0.0.0/0", "10.0.0.9")];
+    let to = spec.network.routes[0].to;
     assert_eq!(problem(&spec, 0), Problem::RouterTableFull { to, via });
-    spec.routes.clear();
-    spec.neighbors = vec![NeighborSpec { ip: via, mac: MAC }];
+    spec.network.routes.clear();
+    spec.network.neighbors = vec![NeighborSpec { ip: via, mac: MAC }];
     assert_eq!(problem(&spec, 0), Problem::NeighborTableFull { ip: via });
 
     let mut spec = network(vec![service(
@@ -458,7 +461,7 @@ fn problems_of_routes_neighbours_and_tables_are_told() {
 fn each_compile_error_refuses_the_spec_and_leaves_the_neighbour_table_alone() {
     let error = |change: &dyn Fn(&mut SnapshotSpec)| {
         let mut spec = network(vec![service("203.0.113.1", 80, Nat, vec![backend("10.0.1.1", 80)])]);
-        spec.neighbors = vec![NeighborSpec { ip: ip("10.0.0.9"), mac: MAC }];
+        spec.network.neighbors = vec![NeighborSpec { ip: ip("10.0.0.9"), mac: MAC }];
         change(&mut spec);
         let neighbors = NeighborTable::with_capacity(16);
         let error = Snapshot::compile(&spec, None, &neighbors).expect_err("refused");
@@ -469,23 +472,24 @@ fn each_compile_error_refuses_the_spec_and_leaves_the_neighbour_table_alone() {
     let too_many = |what, max| CompileError::TooMany { what, count: max + 1, max };
 
     assert_eq!(
-        error(&|spec| spec.interfaces =
+        error(&|spec| spec.network.interfaces =
             vec![
-                InterfaceSpec { addresses: vec![], ..spec.interfaces[0].clone() };
+                InterfaceSpec { addresses: vec![], ..spec.network.interfaces[0].clone() };
                 limits::INTERFACES_MAX + 1
             ]),
         too_many("interfaces", limits::INTERFACES_MAX)
     );
     assert_eq!(
-        error(&|spec| spec.routes = vec![spec.routes[0].clone(); limits::ROUTES_MAX + 1]),
+        error(&|spec| spec.network.routes = vec![spec.network.routes[0].clone(); limits::ROUTES_MAX + 1]),
         too_many("routes", limits::ROUTES_MAX)
     );
     assert_eq!(
-        error(&|spec| spec.snat_addresses = vec![ip("10.0.0.2"); limits::SNAT_ADDRESSES_MAX + 1]),
+        error(&|spec| spec.network.snat_addresses = vec![ip("10.0.0.2"); limits::SNAT_ADDRESSES_MAX + 1]),
         too_many("snatAddresses", limits::SNAT_ADDRESSES_MAX)
     );
     assert_eq!(
-        error(&|spec| spec.neighbors = vec![spec.neighbors[0].clone(); limits::NEXT_HOPS_MAX + 1]),
+        error(&|spec| spec.network.neighbors =
+            vec![spec.network.neighbors[0].clone(); limits::NEXT_HOPS_MAX + 1]),
         too_many("neighbors", limits::NEXT_HOPS_MAX)
     );
     assert_eq!(
@@ -523,20 +527,23 @@ fn each_compile_error_refuses_the_spec_and_leaves_the_neighbour_table_alone() {
     }
     for vlan in [0, 4_095, u16::MAX] {
         assert_eq!(
-            error(&|spec| spec.interfaces[0].vlan = Some(vlan)),
+            error(&|spec| spec.network.interfaces[0].vlan = Some(vlan)),
             CompileError::Vlan { interface: "uplink".into(), vlan }
         );
     }
     assert_eq!(
-        error(&|spec| spec.interfaces.push(spec.interfaces[0].clone())),
+        error(&|spec| spec.network.interfaces.extend_from_within(..1)),
         CompileError::DuplicateAddress { address: ip("10.0.0.1") }
     );
     assert_eq!(
-        error(&|spec| spec.neighbors.push(spec.neighbors[0].clone())),
+        error(&|spec| spec.network.neighbors.extend_from_within(..1)),
         CompileError::DuplicateNeighbor { ip: ip("10.0.0.9") }
     );
     assert_eq!(
-        error(&|spec| spec.routes.push(RouteSpec { to: "0.0.0.0/0".parse().unwrap(), via: ip("10.0.0.8") })),
+        error(&|spec| spec
+            .network
+            .routes
+            .push(RouteSpec { to: "0.0.0.0/0".parse().unwrap(), via: ip("10.0.0.8") })),
         CompileError::DuplicateRoute { to: "0.0.0.0/0".parse().unwrap() }
     );
 }
@@ -696,8 +703,8 @@ proptest! {
         let mut shuffled = spec.clone();
         shuffle(&mut shuffled.services, seed);
         shuffled.services.iter_mut().for_each(|service| shuffle(&mut service.backends, seed));
-        shuffled.routes.reverse();
-        shuffled.snat_addresses.reverse();
+        shuffled.network.routes.reverse();
+        shuffled.network.snat_addresses.reverse();
         let (one, problems) = compile(&spec, None);
         let (other, other_problems) = compile(&shuffled, None);
         prop_assert_eq!(problems, other_problems);
@@ -733,7 +740,7 @@ fn next_hops_that_no_snapshot_names_any_more_give_their_slots_up() {
         spec.services = vec![changed.into()];
         // Now and then from scratch, most often revised.
         if n % 100 == 99 {
-            spec.routes.reverse();
+            spec.network.routes.reverse();
         }
         let (next, problems) = Snapshot::compile(&spec, Some(&snapshot), &neighbors).unwrap();
         assert_eq!(problems, [], "after {n} changes");

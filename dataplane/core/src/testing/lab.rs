@@ -18,8 +18,8 @@ use crate::pipeline::{
     Arrival, BurstOutput, FirstFragment, NeighborEvent, Note, Oversized, Pipeline, PipelineConfig, View,
 };
 use crate::snapshot::{
-    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NoEndpoints, Policy, Protocol,
-    RouteSpec, Scheduler, ServiceKey, ServiceSpec, Snapshot, SnapshotSpec,
+    BackendSpec, BackendState, ForwardingMode, InterfaceSpec, NeighborSpec, NetworkSpec, NoEndpoints, Policy,
+    Protocol, RouteSpec, Scheduler, ServiceKey, ServiceSpec, SharedService, Snapshot, SnapshotSpec,
 };
 use crate::testing::builder::{Builder, CLIENT_MAC, GATEWAY_MAC};
 use crate::verdict::{DropReason, Refusal, TransmitReason, Verdict};
@@ -55,27 +55,37 @@ pub fn spec() -> SnapshotSpec {
     let routers = [ip("10.0.0.250"), ip("fd00::fa")].map(|ip| NeighborSpec { ip, mac: ROUTER_MAC });
     SnapshotSpec {
         generation: 1,
-        interfaces: vec![InterfaceSpec {
-            name: "uplink".into(),
-            mac: GATEWAY_MAC,
-            mtu: 1500,
-            vlan: None,
-            addresses: vec![
-                "10.0.0.254/24".parse().expect("written right"),
-                "fd00::fe/64".parse().expect("written right"),
+        network: NetworkSpec {
+            interfaces: vec![InterfaceSpec {
+                name: "uplink".into(),
+                mac: GATEWAY_MAC,
+                mtu: 1500,
+                vlan: None,
+                addresses: vec![
+                    "10.0.0.254/24".parse().expect("written right"),
+                    "fd00::fe/64".parse().expect("written right"),
+                ],
+            }],
+            routes: vec![
+                RouteSpec { to: "0.0.0.0/0".parse().expect("written right"), via: ip("10.0.0.250") },
+                RouteSpec { to: "::/0".parse().expect("written right"), via: ip("fd00::fa") },
             ],
-        }],
-        routes: vec![
-            RouteSpec { to: "0.0.0.0/0".parse().expect("written right"), via: ip("10.0.0.250") },
-            RouteSpec { to: "::/0".parse().expect("written right"), via: ip("fd00::fa") },
-        ],
-        neighbors: neighbors.chain(routers).collect(),
-        snat_addresses: vec![ip("10.0.0.253"), ip("fd00::fd")],
-        tunnel_source_v4: Some("10.0.0.254".parse().expect("written right")),
-        tunnel_source_v6: Some("fd00::fe".parse().expect("written right")),
-        policy: Policy::default(),
+            neighbors: neighbors.chain(routers).collect(),
+            snat_addresses: vec![ip("10.0.0.253"), ip("fd00::fd")],
+            tunnel_source_v4: Some("10.0.0.254".parse().expect("written right")),
+            tunnel_source_v6: Some("fd00::fe".parse().expect("written right")),
+            policy: Policy::default(),
+        }
+        .into(),
         services: Vec::new(),
     }
+}
+
+/// [`spec`] with these services, and with its network changed.
+pub fn spec_with(services: Vec<SharedService>, change: impl FnOnce(&mut NetworkSpec)) -> SnapshotSpec {
+    let mut spec = SnapshotSpec { services, ..spec() };
+    change(&mut spec.network);
+    spec
 }
 
 /// A service port on `vip` ("203.0.113.5:80") with these backends ("10.0.0.1:80"), all active.

@@ -347,7 +347,7 @@ fn ip_mode_is_vip_where_the_vip_reaches_the_node_and_proxy_where_it_does_not() {
     ] {
         let mut both = Both::new(&balanced("web", "", "{name: http, port: 8080}", FIVE)).with(|cluster| {
             cluster.settings.forwarding = mode;
-            cluster.settings.tunnel_source_v4 = Some("10.0.0.1".parse().expect("an address"));
+            cluster.settings.network.tunnel_source_v4 = Some("10.0.0.1".parse().expect("an address"));
         });
         both.settle();
         let ingress = &both.of("web").stored.ingress;

@@ -155,9 +155,9 @@ fn endpoints_written_by_hand_are_not_checked_outside_of_the_networks_of_backends
     assert_eq!(urls(&world.look()).len(), 2);
     // So are the destinations of routes, but for default routes.
     let route = |to: &str| RouteSpec { to: to.parse().expect("a network"), via: ip("10.0.0.254") };
-    world.settings.routes = vec![route("0.0.0.0/0")];
+    world.settings.network.routes = vec![route("0.0.0.0/0")];
     assert_eq!(urls(&world.look()).len(), 2);
-    world.settings.routes.push(route("192.0.2.0/24"));
+    world.settings.network.routes.push(route("192.0.2.0/24"));
     assert_eq!(urls(&world.look()).len(), 3);
     assert!(world.look().findings.is_empty());
 

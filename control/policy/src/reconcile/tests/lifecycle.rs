@@ -147,3 +147,13 @@ fn services_that_are_not_ours_are_left_alone() {
     let names: Vec<String> = world.look().services.iter().map(|s| s.name.clone()).collect();
     assert_eq!(names, ["ours"]);
 }
+
+#[test]
+fn a_spec_shares_the_network_of_the_settings() {
+    let mut world = World::new(vec![service("web")], vec![http("web", vec![endpoint("10.0.1.1")])]);
+    let network = world.settings.network.clone();
+    assert!(world.step().spec.network.is_same(&network));
+    world.settings.network.policy.serve_routers = true;
+    let spec = world.step().spec;
+    assert!(!spec.network.is_same(&network) && spec.network == world.settings.network);
+}

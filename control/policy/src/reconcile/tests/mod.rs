@@ -15,7 +15,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::snapshot::{BackendState, InterfaceSpec, RouteSpec, ServiceSpec, SnapshotSpec};
+use tidegate_core::snapshot::{
+    BackendState, InterfaceSpec, NetworkSpec, RouteSpec, ServiceSpec, SnapshotSpec,
+};
 use tidegate_core::wire::MacAddr;
 use tidegate_model::diagnostic::Diagnostic;
 use tidegate_model::health::Verdicts;
@@ -45,19 +47,23 @@ pub(super) fn settings() -> Settings {
     edge.auto_assign = false;
     edge.external_ips = true;
     Settings {
-        interfaces: vec![InterfaceSpec {
-            name: "uplink".into(),
-            mac: MacAddr([2, 0, 0, 0, 0, 2]),
-            mtu: 1500,
-            vlan: None,
-            addresses: vec![
-                "10.0.0.1/16".parse().expect("a prefix"),
-                "2001:db8::1/64".parse().expect("a prefix"),
-            ],
-        }],
-        snat_addresses: vec![ip("10.0.0.3"), ip("2001:db8::3")],
-        tunnel_source_v4: Some("10.0.0.1".parse().expect("an address")),
-        tunnel_source_v6: Some("2001:db8::1".parse().expect("an address")),
+        network: NetworkSpec {
+            interfaces: vec![InterfaceSpec {
+                name: "uplink".into(),
+                mac: MacAddr([2, 0, 0, 0, 0, 2]),
+                mtu: 1500,
+                vlan: None,
+                addresses: vec![
+                    "10.0.0.1/16".parse().expect("a prefix"),
+                    "2001:db8::1/64".parse().expect("a prefix"),
+                ],
+            }],
+            snat_addresses: vec![ip("10.0.0.3"), ip("2001:db8::3")],
+            tunnel_source_v4: Some("10.0.0.1".parse().expect("an address")),
+            tunnel_source_v6: Some("2001:db8::1".parse().expect("an address")),
+            ..NetworkSpec::default()
+        }
+        .into(),
         pools: vec![pool("public", &["203.0.113.0/28", "2001:db8:1::/124"]), edge],
         ..Settings::default()
     }

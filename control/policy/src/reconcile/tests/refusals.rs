@@ -38,8 +38,8 @@ fn a_mode_without_its_source_address_is_refused_by_name() {
         let mut web = annotated(service("web"), "tidegate.dev/forwarding", mode);
         web.ports = vec![service_port("http", Protocol::Tcp, 8080, 8080)];
         let mut world = World::new(vec![web], vec![http("web", vec![endpoint("10.0.1.1")])]);
-        world.settings.snat_addresses.retain(IpAddr::is_ipv6);
-        world.settings.tunnel_source_v4 = None;
+        world.settings.network.snat_addresses.retain(IpAddr::is_ipv6);
+        world.settings.network.tunnel_source_v4 = None;
         let outcome = world.look();
         assert!(outcome.spec.services.is_empty());
         let message = &messages(&outcome)[0];

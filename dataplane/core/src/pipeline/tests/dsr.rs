@@ -147,7 +147,7 @@ fn a_packet_at_the_end_of_its_hop_limit_is_answered_and_not_forwarded() {
 fn a_vlan_is_put_on_and_taken_off() {
     let vlan = |vlan| {
         let mut spec = super::lab::spec();
-        spec.interfaces[0].vlan = vlan;
+        spec.network.interfaces[0].vlan = vlan;
         spec.services =
             vec![service(ForwardingMode::DsrL2, Protocol::Tcp, "203.0.113.5:80", &["10.0.0.1:80"]).into()];
         Lab::with_spec(spec)

@@ -41,7 +41,7 @@ fn refusals_of_a_packet_to_a_vip_name_their_reason() {
         (question().vlan(7), Refusal::VlanMismatch),
     ] {
         let mut lab = dns();
-        lab.change(|spec| spec.policy.reject_unserved_ports = false);
+        lab.change(|spec| spec.network.policy.reject_unserved_ports = false);
         assert_eq!(lab.send(builder).refused(), reason);
     }
 }
@@ -70,7 +70,7 @@ fn malformed_frames_are_dropped_by_their_own_name() {
 #[test]
 fn a_packet_whose_next_hop_is_not_resolved_is_left_for_a_later_try_and_the_resolver_told() {
     let mut spec = spec();
-    spec.neighbors.clear();
+    spec.network.neighbors.clear();
     spec.services =
         vec![service(ForwardingMode::DsrL2, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
@@ -85,7 +85,7 @@ fn a_packet_whose_next_hop_is_not_resolved_is_left_for_a_later_try_and_the_resol
 #[test]
 fn a_reply_without_a_route_to_its_client_is_dropped() {
     let mut spec = spec();
-    spec.routes.clear();
+    spec.network.routes.clear();
     spec.services =
         vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.0.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);
@@ -117,14 +117,16 @@ fn a_frame_without_room_in_front_is_refused_unchanged() {
 #[test]
 fn an_icmp_error_without_room_for_a_tag_is_refused_with_its_quote_unchanged() {
     let mut spec = spec();
-    spec.interfaces.push(InterfaceSpec {
+    spec.network.interfaces.push(InterfaceSpec {
         name: "inside".into(),
         mac: MacAddr([2, 0, 0, 0, 0, 3]),
         mtu: 1500,
         vlan: Some(7),
         addresses: vec!["10.1.0.254/24".parse().unwrap()],
     });
-    spec.neighbors.push(NeighborSpec { ip: super::lab::ip("10.1.0.1"), mac: super::lab::backend_mac(1) });
+    spec.network
+        .neighbors
+        .push(NeighborSpec { ip: super::lab::ip("10.1.0.1"), mac: super::lab::backend_mac(1) });
     spec.services =
         vec![service(ForwardingMode::Nat, Protocol::Udp, "203.0.113.5:53", &["10.1.0.1:53"]).into()];
     let mut lab = Lab::with_spec(spec);

@@ -83,7 +83,7 @@ fn later_fragments_share_the_end_of_a_first_fragment_that_is_refused_or_the_kern
     let parts = fragments("203.0.113.5:54", 8);
     lab.receive(&parts[0]).sent(TransmitReason::NoService);
     assert_eq!(lab.receive(&parts[1]).refused(), Refusal::NoService);
-    lab.change(|spec| spec.policy.reject_unserved_ports = false);
+    lab.change(|spec| spec.network.policy.reject_unserved_ports = false);
     for (to, verdict) in [
         ("203.0.113.5:54", Refusal::NoService.into()),
         ("10.0.0.253:5000", Refusal::NoSnatFlow.into()),
@@ -128,7 +128,7 @@ fn a_fragment_before_its_first_may_wait_and_goes_on_when_it_comes_again() {
 #[test]
 fn fragments_wait_for_their_next_hop_like_their_first() {
     let mut without_neighbors = spec();
-    without_neighbors.neighbors.clear();
+    without_neighbors.network.neighbors.clear();
     without_neighbors.services =
         vec![service(ForwardingMode::DsrL2, Protocol::Udp, VIP, &["10.0.0.1:53"]).into()];
     let mut lab = Lab::with_spec(without_neighbors);

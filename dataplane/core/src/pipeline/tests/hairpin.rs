@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::lab::{Lab, backend_mac, ip, service, spec};
+use super::lab::{Lab, backend_mac, ip, service, spec, spec_with};
 use crate::forward::snat_ports::Steering;
 use crate::pipeline::{Arrival, FlowNote};
 use crate::snapshot::{ForwardingMode, Protocol, SnapshotSpec};
@@ -69,8 +69,8 @@ fn a_backend_that_is_its_own_client_is_masqueraded_both_ways() {
 fn without_a_snat_address_of_the_family_it_is_refused_by_name() {
     for ([backend, vip, _], others) in ENDS.into_iter().zip([["fd00::fd"], ["10.0.0.253"]]) {
         let services = vec![service(ForwardingMode::Nat, Protocol::Udp, vip, &[backend]).into()];
-        let snat_addresses = others.map(ip).to_vec();
-        let mut lab = Lab::with_spec(SnapshotSpec { services, snat_addresses, ..spec() });
+        let mut lab =
+            Lab::with_spec(spec_with(services, |network| network.snat_addresses = others.map(ip).to_vec()));
         let client = SocketAddr::new(backend.parse::<SocketAddr>().unwrap().ip(), 40_000);
         assert_eq!(lab.send(Builder::udp(client, vip)).refused(), Refusal::Hairpin);
         assert_eq!(lab.pipeline.flows().live(), 0);

@@ -142,7 +142,7 @@ fn a_busy_half_closed_connection_keeps_its_port() {
 fn every_snat_address_adds_its_ports() {
     let one = service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &["10.0.0.1:80"]);
     let mut spec = SnapshotSpec { services: vec![one.into()], ..spec() };
-    spec.snat_addresses.extend((240..252).map(|n| ip(&format!("10.0.0.{n}"))));
+    spec.network.snat_addresses.extend((240..252).map(|n| ip(&format!("10.0.0.{n}"))));
     let mut lab = Lab::with_spec(spec).with_entries(200_000);
     let mut used = HashSet::new();
     for n in 0..2 * PORTS {

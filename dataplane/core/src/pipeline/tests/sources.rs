@@ -1,7 +1,7 @@
 //! Whose packets are believed: forged sources begin no flow, get no answer, and steer no ICMP error.
 
-use super::lab::{CLIENT, Fate, Lab, ROUTER_MAC, ip, service, spec};
-use crate::snapshot::{ForwardingMode, Policy, Protocol, ServiceSpec, SnapshotSpec};
+use super::lab::{CLIENT, Fate, Lab, ROUTER_MAC, ip, service, spec_with};
+use crate::snapshot::{ForwardingMode, Protocol, ServiceSpec};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
 use crate::wire::tcp::flags;
@@ -43,12 +43,10 @@ const FORGED: [(&str, &[&str]); 2] = [
 
 /// A gateway whose tunnels begin at addresses that are none of its interface's.
 fn gateway(mode: ForwardingMode) -> Lab {
-    Lab::with_spec(SnapshotSpec {
-        services: services(mode).into_iter().map(Into::into).collect(),
-        tunnel_source_v4: Some("10.9.9.9".parse().unwrap()),
-        tunnel_source_v6: Some("fd09::9".parse().unwrap()),
-        ..spec()
-    })
+    Lab::with_spec(spec_with(services(mode).into_iter().map(Into::into).collect(), |network| {
+        network.tunnel_source_v4 = Some("10.9.9.9".parse().unwrap());
+        network.tunnel_source_v6 = Some("fd09::9".parse().unwrap());
+    }))
 }
 
 #[test]
@@ -139,7 +137,7 @@ fn a_default_router_is_no_client_but_may_ping_and_speak_to_the_kernel() {
             let bgp =
                 Builder::tcp(socket(router, 40_000).as_str(), socket(own, 179).as_str()).flags(flags::SYN);
             assert_eq!(lab.send(bgp).verdict, Verdict::Punt(PuntReason::Local));
-            lab.change(|spec| spec.policy = Policy { serve_routers: true, ..spec.policy });
+            lab.change(|spec| spec.network.policy.serve_routers = true);
             lab.send(syn()).sent(TransmitReason::Forward);
         }
     }
@@ -150,7 +148,7 @@ fn the_next_hop_of_a_narrower_route_is_a_client_like_any_other() {
     let mut lab = gateway(ForwardingMode::FullNat);
     lab.change(|spec| {
         let to = "10.244.1.0/24".parse().unwrap();
-        spec.routes.push(crate::snapshot::RouteSpec { to, via: ip("10.0.0.9") });
+        spec.network.routes.push(crate::snapshot::RouteSpec { to, via: ip("10.0.0.9") });
     });
     let syn = Builder::tcp("10.0.0.9:40000", "203.0.113.5:80").flags(flags::SYN);
     lab.send(syn).sent(TransmitReason::Forward);
@@ -168,7 +166,9 @@ fn link_local_clients_are_served_on_their_link_and_refused_from_beyond() {
             // 169.254/16 is not connected, so the gateway's own answers would go to the router.
             if vip.contains('.') && !mode.is_dsr() {
                 assert_eq!(lab.receive(&on_link).refused(), Refusal::BadSource, "{mode}");
-                lab.change(|spec| spec.interfaces[0].addresses.push("169.254.0.9/16".parse().unwrap()));
+                lab.change(|spec| {
+                    spec.network.interfaces[0].addresses.push("169.254.0.9/16".parse().unwrap())
+                });
             }
             lab.receive(&on_link).sent(TransmitReason::Forward);
         }

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::lab::{CLIENT as CLIENT_MAC, Lab, ip, service, spec};
+use super::lab::{CLIENT as CLIENT_MAC, Lab, ip, service, spec_with};
 use crate::addresses::AddressKind;
-use crate::snapshot::{BackendProblem, ForwardingMode, Problem, Protocol, Snapshot, SnapshotSpec};
+use crate::snapshot::{BackendProblem, ForwardingMode, Problem, Protocol, Snapshot};
 use crate::testing::builder::{self, Builder, GATEWAY_MAC};
 use crate::verdict::{Refusal, TransmitReason};
 use crate::wire::ndp::{self, Ndp};
@@ -18,17 +18,16 @@ const VIP6: &str = "[2001:db8:1::5]:80";
 /// One tunnel backend of each family for a VIP of each family.
 fn lab(v4: &str, v6: &str) -> Lab {
     let udp = |vip, backend: &str| service(ForwardingMode::DsrIpip, Protocol::Udp, vip, &[backend]).into();
-    Lab::with_spec(SnapshotSpec {
-        tunnel_source_v4: Some(v4.parse().unwrap()),
-        tunnel_source_v6: Some(v6.parse().unwrap()),
-        services: vec![
-            udp(VIP, "10.0.0.1:80"),
-            udp(VIP6, "10.0.0.1:80"),
-            udp("203.0.113.6:80", "[fd00::1]:80"),
-            udp("[2001:db8:1::6]:80", "[fd00::1]:80"),
-        ],
-        ..spec()
-    })
+    let services = vec![
+        udp(VIP, "10.0.0.1:80"),
+        udp(VIP6, "10.0.0.1:80"),
+        udp("203.0.113.6:80", "[fd00::1]:80"),
+        udp("[2001:db8:1::6]:80", "[fd00::1]:80"),
+    ];
+    Lab::with_spec(spec_with(services, |network| {
+        network.tunnel_source_v4 = Some(v4.parse().unwrap());
+        network.tunnel_source_v6 = Some(v6.parse().unwrap());
+    }))
 }
 
 const MANY: [&str; 2] = ["10.0.0.64/28", "fd00::100/120"];
@@ -153,7 +152,7 @@ fn an_error_to_any_address_of_the_prefix_teaches_the_path_mtu() {
 #[test]
 fn a_backend_inside_the_prefix_is_left_out() {
     let services = vec![service(ForwardingMode::DsrIpip, Protocol::Tcp, VIP, &["10.0.0.66:80"]).into()];
-    let spec = SnapshotSpec { tunnel_source_v4: Some(MANY[0].parse().unwrap()), services, ..spec() };
+    let spec = spec_with(services, |network| network.tunnel_source_v4 = Some(MANY[0].parse().unwrap()));
     let (_, problems) = Snapshot::compile(&spec, None, &crate::neighbors::NeighborTable::new()).unwrap();
     assert!(
         matches!(&problems[..], [Problem::Backend { reason: BackendProblem::AddressIsOurs, .. }]),

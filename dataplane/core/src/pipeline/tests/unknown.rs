@@ -4,9 +4,7 @@ use super::lab::{Fate, Lab, ip, service};
 use crate::forward::snat_ports::Steering;
 use crate::limits::ANSWERS_SMALL;
 use crate::pipeline::{Arrival, FlowNote};
-use crate::snapshot::{
-    BackendState, ForwardingMode, NoEndpoints, Policy, Protocol, ServiceSpec, SnapshotSpec,
-};
+use crate::snapshot::{BackendState, ForwardingMode, NoEndpoints, Protocol, ServiceSpec, SnapshotSpec};
 use crate::testing::builder::{Builder, GATEWAY_MAC};
 use crate::testing::lab::{ROUTER_MAC, spec};
 use crate::verdict::{PuntReason, Refusal, TransmitReason, Verdict};
@@ -77,7 +75,7 @@ fn ip_of(socket: &str) -> std::net::IpAddr {
 fn unknown_connections_get_no_answer_where_that_is_switched_off() {
     for mode in TRANSLATED {
         let mut lab = Lab::new(vec![web(mode, "203.0.113.5:80", &["10.0.0.1:8080"])]);
-        lab.change(|spec| spec.policy = Policy { reset_unknown_flows: false, ..spec.policy });
+        lab.change(|spec| spec.network.policy.reset_unknown_flows = false);
         let ack = Builder::tcp("198.51.100.7:40000", "203.0.113.5:80").flags(flags::ACK);
         assert_eq!(lab.send(ack).refused(), Refusal::NoFlow);
         let from_backend = Builder::tcp("10.0.0.1:8080", "10.0.0.253:4000").flags(flags::ACK);
@@ -140,7 +138,7 @@ fn a_port_that_a_vip_does_not_serve_is_refused_to_its_client() {
         }
         let forged = Builder::tcp((address, 40_000), other).flags(flags::SYN);
         assert_eq!(lab.send(forged).refused(), Refusal::BadSource);
-        lab.change(|spec| spec.policy = Policy { reject_unserved_ports: false, ..spec.policy });
+        lab.change(|spec| spec.network.policy.reject_unserved_ports = false);
         let syn = Builder::tcp(client, other).flags(flags::SYN);
         assert_eq!(lab.send(syn).refused(), Refusal::NoService);
     }

@@ -114,7 +114,9 @@ fn a_vip_inside_a_routed_network_is_served_as_it_is() {
         lab.change(|spec| {
             spec.services[0].announced = false;
             // The service CIDR may have a route here as well: what is ours is not routed.
-            spec.routes.push(RouteSpec { to: "10.96.0.0/12".parse().unwrap(), via: ip("10.0.0.250") });
+            spec.network
+                .routes
+                .push(RouteSpec { to: "10.96.0.0/12".parse().unwrap(), via: ip("10.0.0.250") });
         });
         let fate = lab.send(Builder::tcp(CLIENT, "10.96.0.10:80").flags(flags::SYN));
         assert_eq!(ethernet::destination(fate.sent(TransmitReason::Forward)), backend_mac(1), "{mode}");
@@ -132,7 +134,7 @@ fn routes_that_change_lead_the_next_packet_of_known_flows_another_way() {
         via: ip(&format!("10.0.0.{node}")),
     };
     let mut with_routes = spec();
-    with_routes.routes.extend((0..300).map(|n| route(n, 1 + n % 9)));
+    with_routes.network.routes.extend((0..300).map(|n| route(n, 1 + n % 9)));
     with_routes.services = vec![service(ForwardingMode::FullNat, Protocol::Tcp, VIP, &pods).into()];
     let mut lab = Lab::with_spec(with_routes);
     let node = |lab: &mut Lab, port: u16, flags| {
@@ -148,8 +150,8 @@ fn routes_that_change_lead_the_next_packet_of_known_flows_another_way() {
         assert_eq!(to, backend_mac(1 + (number(pod) % 9) as u8));
     }
     lab.change(|spec| {
-        spec.routes.truncate(2);
-        spec.routes.extend((0..300).map(|n| route(n, 9 - n % 9)));
+        spec.network.routes.truncate(2);
+        spec.network.routes.extend((0..300).map(|n| route(n, 9 - n % 9)));
     });
     for port in 2000..2100 {
         let (to, pod) = node(&mut lab, port, flags::ACK);

@@ -25,7 +25,7 @@ use super::problem::{CompileError, Problem};
 use super::spec::{
     BackendSpec, BackendState, Scheduler, ServiceKey, ServiceSpec, SharedService, SnapshotSpec,
 };
-use super::{Fresh, Interface, Snapshot};
+use super::{Fresh, Interface, NetworkSpec, Shared, Snapshot};
 use crate::backend::{Backend, Backends, Endpoints};
 use crate::chunked::Chunked;
 use crate::ids::{BackendId, EndpointId, InterfaceIndex, ServiceId};
@@ -107,8 +107,8 @@ pub(super) fn compile_anew(
 /// The input of the next compile in addition to the tables. Workers do not read it.
 #[derive(Debug)]
 pub(super) struct Lineage {
-    /// The spec without its services.
-    surroundings: Arc<SnapshotSpec>,
+    /// The network of the spec.
+    network: Shared<NetworkSpec>,
     /// The services, in the order in which the spec listed them.
     services: Chunked<SharedService>,
     /// The position of each service in the order of keys.
@@ -129,10 +129,10 @@ impl Lineage {
 
     /// The parts of the stored spec that differ from `spec`, and the stored counts: for a comparison.
     pub(super) fn basis(&self, spec: &SnapshotSpec) -> impl Debug {
-        let Self { surroundings, services, ranks, backends, problems: _, fresh: _, same_outside: _ } = self;
+        let Self { network, services, ranks, backends, problems: _, fresh: _, same_outside: _ } = self;
         let other = services.iter().zip(&spec.services).find(|(known, given)| known != given);
         let other = other.map(|(known, _)| known.clone());
-        (services.len(), other, surroundings.has_surroundings_of(spec), *backends, Arc::clone(ranks))
+        (services.len(), other, *network == spec.network, *backends, Arc::clone(ranks))
     }
 }
 
@@ -197,9 +197,9 @@ fn at_most(what: &'static str, count: usize, max: usize) -> Result<(), CompileEr
 }
 
 fn interfaces(spec: &SnapshotSpec) -> Result<Arc<[Interface]>, CompileError> {
-    at_most("interfaces", spec.interfaces.len(), limits::INTERFACES_MAX)?;
+    at_most("interfaces", spec.network.interfaces.len(), limits::INTERFACES_MAX)?;
     let mut seen = HashSet::<IpAddr>::new();
-    for address in spec.interfaces.iter().flat_map(|interface| &interface.addresses) {
+    for address in spec.network.interfaces.iter().flat_map(|interface| &interface.addresses) {
         if !seen.insert(address.addr()) {
             return Err(CompileError::DuplicateAddress { address: address.addr() });
         }
@@ -208,19 +208,19 @@ fn interfaces(spec: &SnapshotSpec) -> Result<Arc<[Interface]>, CompileError> {
         Interface::new(spec)
             .ok_or_else(|| CompileError::Vlan { interface: spec.name.clone(), vlan: spec.vlan.unwrap_or(0) })
     };
-    spec.interfaces.iter().map(interface).collect()
+    spec.network.interfaces.iter().map(interface).collect()
 }
 
 fn check_network(spec: &SnapshotSpec) -> Result<(), CompileError> {
-    at_most("routes", spec.routes.len(), limits::ROUTES_MAX)?;
-    at_most("snatAddresses", spec.snat_addresses.len(), limits::SNAT_ADDRESSES_MAX)?;
-    at_most("neighbors", spec.neighbors.len(), limits::NEXT_HOPS_MAX)?;
+    at_most("routes", spec.network.routes.len(), limits::ROUTES_MAX)?;
+    at_most("snatAddresses", spec.network.snat_addresses.len(), limits::SNAT_ADDRESSES_MAX)?;
+    at_most("neighbors", spec.network.neighbors.len(), limits::NEXT_HOPS_MAX)?;
     let mut seen = HashSet::new();
-    if let Some(neighbor) = spec.neighbors.iter().find(|neighbor| !seen.insert(neighbor.ip)) {
+    if let Some(neighbor) = spec.network.neighbors.iter().find(|neighbor| !seen.insert(neighbor.ip)) {
         return Err(CompileError::DuplicateNeighbor { ip: neighbor.ip });
     }
     let mut seen = HashSet::new();
-    match spec.routes.iter().find(|route| !seen.insert(route.to.trunc())) {
+    match spec.network.routes.iter().find(|route| !seen.insert(route.to.trunc())) {
         Some(route) => Err(CompileError::DuplicateRoute { to: route.to }),
         None => Ok(()),
     }
@@ -308,7 +308,7 @@ fn assemble(
     }
     tables.tidy();
     let lineage = Lineage {
-        surroundings: Arc::new(surroundings(spec)),
+        network: spec.network.clone(),
         ranks: ranks(spec, programmed),
         backends: spec.services.iter().map(|service| service.backends.len()).sum(),
         services: spec.services.iter().cloned().collect(),
@@ -328,7 +328,7 @@ fn assemble(
         snat_v6: network.snat_v6,
         tunnel_source_v4: network.tunnel_source_v4,
         tunnel_source_v6: network.tunnel_source_v6,
-        policy: spec.policy,
+        policy: spec.network.policy,
         default_routers: network.default_routers,
         generations: ids.generations,
         tables,
@@ -338,20 +338,6 @@ fn assemble(
         static_neighbors,
         holds,
         lineage,
-    }
-}
-
-fn surroundings(spec: &SnapshotSpec) -> SnapshotSpec {
-    SnapshotSpec {
-        generation: 0,
-        interfaces: spec.interfaces.clone(),
-        routes: spec.routes.clone(),
-        neighbors: spec.neighbors.clone(),
-        snat_addresses: spec.snat_addresses.clone(),
-        tunnel_source_v4: spec.tunnel_source_v4,
-        tunnel_source_v6: spec.tunnel_source_v6,
-        policy: spec.policy,
-        services: Vec::new(),
     }
 }
 

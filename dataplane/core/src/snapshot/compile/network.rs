@@ -44,7 +44,7 @@ impl Network {
         let links = list.len();
         let mut routers = Vec::new();
         let mut default_routers = Vec::new();
-        let mut by_prefix: Vec<_> = spec.routes.iter().collect();
+        let mut by_prefix: Vec<_> = spec.network.routes.iter().collect();
         by_prefix.sort_by_key(|route| route.to);
         for route in by_prefix {
             let (to, via) = (route.to, route.via);
@@ -70,7 +70,7 @@ impl Network {
         let snat = |family: Family| {
             let of_family = |addr: &Addr| addr.is_v4() == (family == Family::V4);
             let mut addrs: Vec<Addr> =
-                spec.snat_addresses.iter().map(|&addr| addr.into()).filter(of_family).collect();
+                spec.network.snat_addresses.iter().map(|&addr| addr.into()).filter(of_family).collect();
             addrs.sort_unstable();
             addrs.dedup();
             addrs.into()
@@ -80,7 +80,7 @@ impl Network {
         });
         let served = services.iter().filter(|service| service.spec.no_endpoints != NoEndpoints::Unserved);
         let vips = served.map(|service| (service.vip, AddressKind::Vip));
-        let snats = spec.snat_addresses.iter().map(|&addr| (addr.into(), AddressKind::Snat));
+        let snats = spec.network.snat_addresses.iter().map(|&addr| (addr.into(), AddressKind::Snat));
         let kinds = own.chain(vips).chain(snats).map(|(addr, kind)| (addr, Meaning::Kind(kind)));
         let addresses = Addresses::build(kinds.chain(no_clients(spec, &default_routers)));
         Self {
@@ -91,13 +91,13 @@ impl Network {
             addresses,
             snat_v4: snat(Family::V4),
             snat_v6: snat(Family::V6),
-            tunnel_source_v4: spec.tunnel_source_v4,
-            tunnel_source_v6: spec.tunnel_source_v6,
+            tunnel_source_v4: spec.network.tunnel_source_v4,
+            tunnel_source_v6: spec.network.tunnel_source_v6,
             interfaces,
         }
     }
 
-    /// The network of a snapshot, for the services of a spec with the same surroundings and VIPs.
+    /// The network of a snapshot, for the services of a spec with the same network and VIPs.
     pub(super) fn of(snapshot: &Snapshot) -> Self {
         Self {
             interfaces: Arc::clone(&snapshot.interfaces),
@@ -191,7 +191,7 @@ impl Network {
         problems: &mut Vec<Problem>,
     ) -> Arc<[NeighborSlot]> {
         let mut fixed = Vec::new();
-        let mut by_address: Vec<_> = spec.neighbors.iter().collect();
+        let mut by_address: Vec<_> = spec.network.neighbors.iter().collect();
         by_address.sort_by_key(|neighbor| neighbor.ip);
         for neighbor in by_address {
             let (ip, addr) = (neighbor.ip, neighbor.ip.into());
@@ -225,12 +225,12 @@ fn no_clients<'a>(
     default_routers: &'a [(Addr, NeighborSlot)],
 ) -> impl Iterator<Item = (Addr, Meaning)> + 'a {
     // The addresses of a prefix are checked by range instead.
-    let tunnels = [spec.tunnel_source_v4, spec.tunnel_source_v6].into_iter().flatten();
+    let tunnels = [spec.network.tunnel_source_v4, spec.network.tunnel_source_v6].into_iter().flatten();
     let tunnels = tunnels.filter(|source| !source.is_many());
     let tunnels = tunnels.map(|source| (source.pick(0), Meaning::Kind(AddressKind::Tunnel)));
-    let nets = spec.interfaces.iter().flat_map(|interface| &interface.addresses);
+    let nets = spec.network.interfaces.iter().flat_map(|interface| &interface.addresses);
     let ends = nets.flat_map(not_one_host).map(|addr| (addr, SourceFault::NotOneHostOfNetwork));
-    let routers = default_routers.iter().filter(|_| !spec.policy.serve_routers);
+    let routers = default_routers.iter().filter(|_| !spec.network.policy.serve_routers);
     let routers = routers.map(|&(addr, _)| (addr, SourceFault::Router));
     tunnels.chain(ends.chain(routers).map(|(addr, fault)| (addr, Meaning::NoClient(fault))))
 }

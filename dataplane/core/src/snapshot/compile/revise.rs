@@ -92,7 +92,7 @@ pub(super) fn revise(
         snat_v6: network.snat_v6,
         tunnel_source_v4: network.tunnel_source_v4,
         tunnel_source_v6: network.tunnel_source_v6,
-        policy: spec.policy,
+        policy: spec.network.policy,
         default_routers: network.default_routers,
         generations: Generations {
             services: previous.generations.services.clone(),
@@ -106,7 +106,7 @@ pub(super) fn revise(
         static_neighbors: Arc::clone(&previous.static_neighbors),
         holds: previous.holds.and(hold),
         lineage: Lineage {
-            surroundings: Arc::clone(&previous.lineage.surroundings),
+            network: previous.lineage.network.clone(),
             services: held,
             ranks: Arc::clone(&previous.lineage.ranks),
             backends,
@@ -125,7 +125,7 @@ pub(super) fn revise(
 /// The services that changed, each by its position in the order of keys and its position in the spec, and the number of
 /// all backends.
 fn changed(spec: &SnapshotSpec, lineage: &Lineage) -> Option<(Vec<(usize, usize)>, usize)> {
-    if lineage.services.len() != spec.services.len() || !lineage.surroundings.has_surroundings_of(spec) {
+    if lineage.services.len() != spec.services.len() || lineage.network != spec.network {
         return None;
     }
     let (mut changed, mut backends) = (Vec::new(), lineage.backends);
@@ -365,7 +365,7 @@ mod tests {
         assert!(!revises(
             &|spec| spec.services[0].source_ranges = Some(["10.0.0.0/8".parse().expect("a net")].into())
         ));
-        assert!(!revises(&|spec| spec.routes.clear()));
+        assert!(!revises(&|spec| spec.network.routes.clear()));
         assert!(
             !revises(&|spec| spec.services[0].scheduler = Scheduler::Maglev { slots: 4 }),
             "it is refused"

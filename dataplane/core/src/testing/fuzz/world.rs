@@ -97,7 +97,8 @@ impl World {
         match (choices.below(7), self.spec.services.get_mut(at)) {
             (0, _) | (_, None) => {
                 let new = spec(choices);
-                (self.spec.services, self.spec.routes) = (new.services, new.routes);
+                self.spec.services = new.services;
+                self.spec.network.routes.clone_from(&new.network.routes);
             }
             (1, Some(_)) => drop(self.spec.services.remove(at)),
             (2, Some(service)) => {
@@ -111,7 +112,7 @@ impl World {
                 service.backends.remove(at);
             }
             (6, Some(service)) => service.source_ranges = ranges(choices),
-            (4, _) => self.spec.interfaces = interfaces(choices),
+            (4, _) => self.spec.network.interfaces = interfaces(choices),
             (_, Some(service)) => {
                 for backend in &mut service.backends {
                     backend.state = state(choices);
@@ -271,7 +272,7 @@ fn memory(bytes: &[u8], tight: bool) -> MemoryFrame {
 
 /// Two links: the lab's with the router, and one inside with another size and another tag.
 fn interfaces(choices: &mut Choices<'_>) -> Vec<InterfaceSpec> {
-    let mut interfaces = lab::spec().interfaces;
+    let mut interfaces = lab::spec().network.interfaces.clone();
     interfaces[0].mtu = choices.pick(&[1500, 1500, 1500, 1280, 576, 68, 9000]);
     interfaces[0].vlan = choices.pick(&[None, None, None, Some(100)]);
     interfaces.push(InterfaceSpec {
@@ -285,17 +286,18 @@ fn interfaces(choices: &mut Choices<'_>) -> Vec<InterfaceSpec> {
 }
 
 fn spec(choices: &mut Choices<'_>) -> SnapshotSpec {
-    let mut spec = SnapshotSpec { interfaces: interfaces(choices), ..lab::spec() };
+    let mut spec = lab::spec();
+    spec.network.interfaces = interfaces(choices);
     for (n, address) in [(0x11, "10.1.0.1"), (0x11, "fd01::1")] {
-        spec.neighbors.push(NeighborSpec { ip: ip(address), mac: backend_mac(n) });
+        spec.network.neighbors.push(NeighborSpec { ip: ip(address), mac: backend_mac(n) });
     }
     if choices.one_in(8) {
-        spec.routes.clear();
+        spec.network.routes.clear();
     }
     if choices.one_in(8) {
-        spec.snat_addresses.clear();
+        spec.network.snat_addresses.clear();
     }
-    spec.policy = Policy {
+    spec.network.policy = Policy {
         reset_unknown_flows: !choices.one_in(4),
         reject_unserved_ports: !choices.one_in(4),
         serve_routers: choices.one_in(4),

@@ -37,7 +37,7 @@ fn routed(nodes: &[String]) -> Both {
 }
 
 fn routes(outcome: &Outcome) -> Vec<String> {
-    outcome.spec.routes.iter().map(|r| format!("{} {}", r.to, r.via)).collect()
+    outcome.spec.network.routes.iter().map(|r| format!("{} {}", r.to, r.via)).collect()
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_prefix_that_the_configuration_routes_is_its_own_and_own_pods_are_behind_the
     ]);
     let both = both.with(|world| {
         world.settings.node = Some("here".into());
-        world.settings.routes =
+        world.settings.network.routes =
             vec![RouteSpec { to: "10.1.0.0/24".parse().expect("a network"), via: ip("10.0.9.9") }];
     });
     let outcome = both.look();

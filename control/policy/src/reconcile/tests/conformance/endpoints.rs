@@ -103,7 +103,7 @@ fn a_service_takes_10000_backends() {
         .collect();
     let both = Both::new(&(web("") + &slices)).with(|world| {
         let to = "10.0.0.0/8".parse().expect("a network");
-        world.settings.routes = vec![tidegate_core::snapshot::RouteSpec { to, via: ip("10.0.0.9") }];
+        world.settings.network.routes = vec![tidegate_core::snapshot::RouteSpec { to, via: ip("10.0.0.9") }];
     });
     let outcome = both.look();
     assert_eq!(only(&outcome).backends.len(), 10_000);

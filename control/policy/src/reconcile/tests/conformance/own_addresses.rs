@@ -85,7 +85,7 @@ fn a_port_that_a_vip_or_an_own_cluster_ip_does_not_serve_is_rejected_or_dropped_
         gateways.send(Builder::tcp("192.0.2.7:40000", to).flags(flags::SYN)).sent(TransmitReason::NoService);
         gateways.send(Builder::udp("192.0.2.7:40000", to)).sent(TransmitReason::NoService);
     }
-    gateways.change(|world| world.settings.policy.reject_unserved_ports = false);
+    gateways.change(|world| world.settings.network.policy.reject_unserved_ports = false);
     for to in ["10.96.0.10:81", "198.51.100.1:81"] {
         let fate = gateways.send(Builder::tcp("192.0.2.7:40000", to).flags(flags::SYN));
         assert_eq!(fate.refused(), Refusal::NoService);

@@ -31,11 +31,12 @@ impl Gateways {
     pub(super) fn with_seed(both: Both, seed: u64) -> Self {
         let mut both = both.with(|world| {
             let route = |to: &str, via| RouteSpec { to: to.parse().expect("a network"), via: ip(via) };
-            world.settings.routes = vec![route("0.0.0.0/0", "10.0.0.250"), route("::/0", "2001:db8::fa")];
+            world.settings.network.routes =
+                vec![route("0.0.0.0/0", "10.0.0.250"), route("::/0", "2001:db8::fa")];
             let routers =
                 ["10.0.0.250", "2001:db8::fa"].map(|at| NeighborSpec { ip: ip(at), mac: ROUTER_MAC });
             let near = (1..=9).map(|n| NeighborSpec { ip: ip(&format!("10.0.1.{n}")), mac: backend_mac(n) });
-            world.settings.neighbors = routers.into_iter().chain(near).collect();
+            world.settings.network.neighbors = routers.into_iter().chain(near).collect();
         });
         let labs = both.step_each().map(|outcome| {
             let mut lab = Lab::with_spec(outcome.spec);
