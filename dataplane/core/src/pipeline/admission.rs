@@ -8,7 +8,7 @@
 //!
 //! Invariant: without a change of ranges the only cost is one comparison.
 
-use super::Pipeline;
+use crate::conntrack::FlowTables;
 use crate::limits::RECHECK_BUCKETS_PER_TURN;
 use crate::now::Now;
 use crate::snapshot::Snapshot;
@@ -26,22 +26,21 @@ pub(super) struct Recheck {
     cursor: u64,
 }
 
-impl Pipeline {
-    /// Checks some more of the known flows after a change of source ranges, and returns whether there are more to
-    /// check. Call it with a new snapshot, and then in each turn until it returns false.
-    pub fn recheck(&mut self, snapshot: &Snapshot, now: Now) -> bool {
-        if self.recheck.admission != snapshot.admission() {
-            self.recheck = Recheck { admission: snapshot.admission(), walks_left: WALKS, cursor: 0 };
+impl Recheck {
+    /// See [`Pipeline::recheck`](super::Pipeline::recheck).
+    pub(super) fn turn(&mut self, flows: &mut FlowTables, snapshot: &Snapshot, now: Now) -> bool {
+        if self.admission != snapshot.admission() {
+            *self = Self { admission: snapshot.admission(), walks_left: WALKS, cursor: 0 };
         }
-        if self.recheck.walks_left == 0 {
+        if self.walks_left == 0 {
             return false;
         }
-        let next = self.flows.sweep(self.recheck.cursor, RECHECK_BUCKETS_PER_TURN, now, |flow| {
+        let next = flows.sweep(self.cursor, RECHECK_BUCKETS_PER_TURN, now, |flow| {
             let service = snapshot.service_by_id(flow.service);
             service.is_none_or(|service| snapshot.admits(service, &flow.client))
         });
-        self.recheck.cursor = next.unwrap_or(0);
-        self.recheck.walks_left -= u8::from(next.is_none());
-        self.recheck.walks_left > 0
+        self.cursor = next.unwrap_or(0);
+        self.walks_left -= u8::from(next.is_none());
+        self.walks_left > 0
     }
 }

@@ -9,8 +9,9 @@
 //!
 //! Invariant: when one of these functions returns false, the frame is unchanged.
 
-use super::{Burst, Oversized, Pipeline};
-
+use super::burst::Burst;
+use super::output::Oversized;
+use super::state::Pipeline;
 use crate::forward;
 use crate::frame::Frame;
 use crate::verdict::AnswerKind;

@@ -5,7 +5,10 @@
 //! room. Costs per packet: the backend's line and the next hop's, both prefetched by the previous stage, and the
 //! first lines of the frame.
 
-use super::{Burst, Destination, Oversized, Packet, Pipeline, View};
+use super::burst::{Burst, Destination, Packet};
+use super::output::Oversized;
+use super::state::Pipeline;
+use super::view::View;
 use crate::backend::Backend;
 use crate::forward::dsr_ipip::Tunnel;
 use crate::forward::{self, Link, NoRoom};

@@ -12,7 +12,10 @@
 //! A later fragment of an unseen first fragment gets the verdict of a packet that matches nothing, and is listed in
 //! [`BurstOutput::unknown_fragments`](super::BurstOutput): the caller may hold it and process it again.
 
-use super::{Burst, Destination, FirstFragment, FlowNote, Note, Pipeline, UnknownFragment, answers};
+use super::answers;
+use super::burst::{Burst, Destination};
+use super::output::{FirstFragment, FlowNote, Note, UnknownFragment};
+use super::state::Pipeline;
 use crate::fragments::{Decision, FragmentKey};
 use crate::frame::Frame;
 use crate::ids::{BackendId, WorkerIndex};

@@ -10,9 +10,11 @@
 //! and the last one decides by the hash. An error takes `workers - 1` hand-overs at most. This is off the fast path;
 //! `deliver` rewrites the quote together with the error's own addresses.
 
+use super::burst::{Burst, Delivery, Destination};
+use super::output::{FlowNote, Note};
 use super::owners::Dealt;
 use super::service_flows::local_of;
-use super::{Burst, Delivery, Destination, FlowNote, Note, Pipeline};
+use super::state::Pipeline;
 use crate::conntrack::FlowKey;
 use crate::frame::Frame;
 use crate::hash::{client_hash, selection_hash};

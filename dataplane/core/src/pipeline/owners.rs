@@ -15,7 +15,8 @@
 //! DSR needs no state for equal decisions, so its packets stay on the worker that receives them, except for those
 //! that RSS distributes differently: their flow may be changing its backend.
 
-use super::{Arrival, Pipeline};
+use super::state::Pipeline;
+use super::view::Arrival;
 use crate::forward::snat_ports::{Steering, owner_of_port};
 use crate::hash::{key_hash, scale};
 use crate::ids::WorkerIndex;

@@ -2,13 +2,15 @@
 //!
 //! Stages 2 to 4 of the pipeline for this direction. Every packet that is not for a service port may be one: its
 //! source is looked up among the endpoints, then the flow between the endpoint and the packet's destination. Packets
-//! without such a flow continue in `rest`.
+//! without such a flow continue in `local`.
 
 use arrayvec::ArrayVec;
 
+use super::burst::{Burst, Delivery, Destination};
+use super::output::FlowNote;
 use super::owners::Dealt;
 use super::service_flows::kind_of;
-use super::{Burst, Delivery, Destination, FlowNote, Pipeline};
+use super::state::Pipeline;
 use crate::conntrack::{First, FlowHash, FlowKey, ReplyHit};
 use crate::frame::Frame;
 use crate::limits::BURST;

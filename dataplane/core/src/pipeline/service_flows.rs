@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
+use super::burst::{Burst, Delivery, Destination};
+use super::output::FlowNote;
 use super::owners::{Dealt, owner_of_client};
-use super::{Arrival, Burst, Delivery, Destination, FlowNote, Pipeline};
+use super::state::Pipeline;
+use super::view::Arrival;
 use crate::backend::Backend;
 use crate::conntrack::{DsrHit, First, FlowHash, FlowKey, IdleTimeout, NatHit, Packet, PairError, ReplyKey};
 use crate::forward::snat_ports::Turn;

@@ -10,7 +10,7 @@
 //! until it is idle, and does no harm: packets that the gateway sends to that address return from a VIP, and are
 //! refused here.
 
-use super::Burst;
+use super::burst::Burst;
 use crate::addresses::SourceFault;
 use crate::frame::Frame;
 use crate::snapshot::ForwardingMode;

@@ -11,7 +11,8 @@
 //! with this backend. A host that is not on the path and knows VIP and backend can still forge such an error. It then
 //! costs that backend's clients smaller packets for ten minutes, but never below the minimum of the outer family.
 
-use super::{Burst, Pipeline};
+use super::burst::Burst;
+use super::state::Pipeline;
 use crate::backend::EndpointKey;
 use crate::frame::Frame;
 use crate::limits::PATH_MTU_UPDATES;

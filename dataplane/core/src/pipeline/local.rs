@@ -4,7 +4,10 @@
 //! Off the fast path. The pipeline calls it for ARP packets and for IP packets that match no service; it decides and
 //! sets the verdict. Replies of backends are recognised before this (`reply_flows`).
 
-use super::{Burst, NeighborEvent, Pipeline, Sighting, answers};
+use super::answers;
+use super::burst::Burst;
+use super::output::{NeighborEvent, Sighting};
+use super::state::Pipeline;
 use crate::addresses::{AddressKind, SourceFault};
 use crate::frame::Frame;
 use crate::ids::InterfaceIndex;

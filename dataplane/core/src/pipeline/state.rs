@@ -1,0 +1,91 @@
+//! What a worker's pipeline remembers between bursts.
+
+use super::admission::Recheck;
+use crate::conntrack::FlowTables;
+use crate::forward::dsr_ipip::Identifications;
+use crate::forward::snat_ports::{SnatPorts, Steering};
+use crate::fragments::Fragments;
+use crate::ids::WorkerIndex;
+use crate::limits::AGEING_BUCKETS_PER_BURST;
+use crate::now::Now;
+use crate::reply_limit::{Bucket, ReplyLimit};
+use crate::snapshot::Snapshot;
+use crate::verdict::AnswerKind;
+
+/// The settings of a worker's pipeline.
+#[derive(Debug, Clone)]
+pub struct PipelineConfig {
+    /// Which worker this is.
+    pub worker: WorkerIndex,
+    /// How many workers the gateway has.
+    pub workers: u8,
+    /// The number of flows to remember, in each kind of table.
+    pub entries: usize,
+    /// The secret of the flow tables' hash. It also determines the start of the rotation of SNAT ports.
+    pub seed: u64,
+    /// How replies find the worker that holds their flow.
+    pub steering: Steering,
+}
+
+/// The state of one worker: its flows, and everything else that it must remember between bursts.
+#[derive(Debug)]
+pub struct Pipeline {
+    pub(super) worker: WorkerIndex,
+    pub(super) workers: u8,
+    pub(super) seed: u64,
+    pub(super) snat_ports: SnatPorts,
+    pub(super) flows: FlowTables,
+    pub(super) fragments: Fragments,
+    pub(super) reply_limit: ReplyLimit,
+    pub(super) path_mtu_updates: Bucket,
+    pub(super) outer_identifications: Identifications,
+    recheck: Recheck,
+}
+
+impl Pipeline {
+    /// A pipeline without flows. It allocates all memory that it will ever use.
+    #[must_use]
+    pub fn new(config: &PipelineConfig) -> Self {
+        Self {
+            worker: config.worker,
+            workers: config.workers.max(1),
+            seed: config.seed,
+            snat_ports: SnatPorts::new(config.steering.clone(), config.worker, config.workers, config.seed),
+            flows: FlowTables::new(config.entries, config.seed),
+            fragments: Fragments::new(config.seed),
+            reply_limit: ReplyLimit::new(config.seed),
+            path_mtu_updates: Bucket::default(),
+            outer_identifications: Identifications::new(config.worker, config.workers, config.seed),
+            recheck: Recheck::default(),
+        }
+    }
+
+    /// Removes some of the expired flows. Call it with every burst, and when there is none.
+    #[inline]
+    pub fn age(&mut self, now: Now) {
+        self.flows.age(now, AGEING_BUCKETS_PER_BURST);
+    }
+
+    /// The flows of this worker, for counts.
+    #[must_use]
+    pub fn flows(&self) -> &FlowTables {
+        &self.flows
+    }
+
+    /// The flows of this worker, for listings and drains between bursts.
+    pub fn flows_mut(&mut self) -> &mut FlowTables {
+        &mut self.flows
+    }
+
+    /// The number of answers that were not sent because of a limit, by [`AnswerKind`].
+    #[must_use]
+    pub fn suppressed_answers(&self) -> &[u64; AnswerKind::COUNT] {
+        self.reply_limit.suppressed()
+    }
+
+    /// Checks some more of the known flows after a change of source ranges, and returns whether there are more to
+    /// check. Call it with a new snapshot, and then in each turn until it returns false.
+    pub fn recheck(&mut self, snapshot: &Snapshot, now: Now) -> bool {
+        self.recheck.turn(&mut self.flows, snapshot, now)
+    }
+}

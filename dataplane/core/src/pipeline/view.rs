@@ -1,0 +1,59 @@
+//! What a burst is processed with, and where it came from.
+
+use crate::counters::Tallies;
+use crate::ids::InterfaceIndex;
+use crate::neighbors::NeighborTable;
+use crate::snapshot::Snapshot;
+
+/// The context of a burst, the same for each of its frames.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'s> {
+    /// The forwarding state.
+    pub snapshot: &'s Snapshot,
+    /// Link addresses of next hops.
+    pub neighbors: &'s NeighborTable,
+    /// Per-service and per-backend counts of this worker.
+    pub tallies: &'s Tallies,
+}
+
+/// Where a burst came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// From the wire, by this interface.
+    Wire(InterfaceIndex),
+    /// From another worker, which received the burst by this interface.
+    HandedOver(InterfaceIndex),
+    /// From another worker, after this number of hand-overs, two or more. Only fragments whose first fragment another
+    /// worker saw, and ICMP errors about a flow that any worker may hold, are handed over more than once.
+    HandedOn(InterfaceIndex, u8),
+}
+
+impl Arrival {
+    /// The interface that received the frames.
+    #[must_use]
+    pub fn interface(self) -> InterfaceIndex {
+        match self {
+            Self::Wire(interface) | Self::HandedOver(interface) | Self::HandedOn(interface, _) => interface,
+        }
+    }
+
+    /// The number of times that the frames were handed over.
+    #[must_use]
+    pub fn hand_overs(self) -> u8 {
+        match self {
+            Self::Wire(_) => 0,
+            Self::HandedOver(_) => 1,
+            Self::HandedOn(_, hand_overs) => hand_overs,
+        }
+    }
+
+    /// The arrival of the same frames at the worker that they are handed over to.
+    #[must_use]
+    pub fn handed_over(self) -> Self {
+        match self {
+            Self::Wire(interface) => Self::HandedOver(interface),
+            Self::HandedOver(interface) => Self::HandedOn(interface, 2),
+            Self::HandedOn(interface, hand_overs) => Self::HandedOn(interface, hand_overs.saturating_add(1)),
+        }
+    }
+}
