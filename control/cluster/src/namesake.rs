@@ -35,6 +35,8 @@ pub(super) struct Namesake {
     state: State,
     /// What a gateway that found the name taken last wrote, and since when that stands.
     rival: Option<(String, String, Instant)>,
+    /// Whether a report to the gateway that has the name is in progress.
+    is_reporting: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +53,7 @@ enum State {
 
 impl Namesake {
     pub(super) fn new(instance: &str) -> Self {
-        Self { instance: instance.to_owned(), state: State::Unknown, rival: None }
+        Self { instance: instance.to_owned(), state: State::Unknown, rival: None, is_reporting: false }
     }
 
     /// Whether this gateway may lead, and write its status.
@@ -76,6 +78,16 @@ impl Namesake {
     pub(super) fn rival(&self, now: Instant) -> Option<&str> {
         let (who, _, since) = self.rival.as_ref()?;
         (now.duration_since(*since) < RIVAL_MAX).then_some(who)
+    }
+
+    /// A report to the gateway that has the name is to be sent. Returns `false` while one is in progress.
+    pub(super) fn begin_report(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_reporting, true)
+    }
+
+    /// The report ended.
+    pub(super) fn report_ended(&mut self) {
+        self.is_reporting = false;
     }
 
     /// The API server has this object of our name. `wrote`: this gateway wrote it before the look began.

@@ -18,7 +18,7 @@ use super::elect::{self, Candidacy, Leadership};
 use super::plan::{Identity, Observation};
 use super::record::Recorder;
 use super::releases::PeerReleases;
-use super::writer::{Inputs, Tells, Writer};
+use super::writer::{Inputs, Outputs, Writer};
 
 /// Longest farewell.
 const LEAVE_MAX: Duration = Duration::from_millis(1500);
@@ -66,16 +66,9 @@ impl ClusterWriter {
         let holder = format!("{}_{}", identity.name, identity.instance);
         let election = elect::run(Arc::clone(connector), namespace.to_owned(), holder, leading, standing);
         let inputs = Inputs { observations, source, leadership, leaves };
-        let tells = Tells { fleet: tells_fleet, standing: stands, name_taken: tells_name };
-        let writer = Writer::new(
-            Arc::clone(connector),
-            identity,
-            Arc::clone(&counts),
-            recorder,
-            inputs,
-            tells,
-            refresh,
-        );
+        let outputs = Outputs { fleet: tells_fleet, standing: stands, name_taken: tells_name, refresh };
+        let writer =
+            Writer::new(Arc::clone(connector), identity, Arc::clone(&counts), recorder, inputs, outputs);
         let writing = async move {
             // The lease is given back when nothing is written any more.
             tokio::join!(writer.run(), election);

@@ -17,7 +17,7 @@ use tidegate_source::kubernetes::KubernetesSource;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::plan::Observation;
+use super::plan::{Forwarding, Observation};
 use super::{ClusterWriter, ReleaseTracker, crd};
 
 /// Longest wait for anything; it takes a tenth of a second where nothing hangs.
@@ -144,19 +144,21 @@ impl Cluster {
                     offers.offer(Observation {
                         objects: update.objects,
                         version: update.version,
-                        version_applied: update.version,
-                        keeps_services: update.keeps_services,
                         outcome,
                         comparisons: 0,
-                        unapplied: Arc::default(),
-                        publish_failure: None,
                         decides: fleet_now.leads,
                         waits_for: past.waits_for(&fleet_now),
                         own_addresses: settings.network.own_addresses(),
-                        generation_desired: generation,
-                        generation_applied: generation,
-                        ready: true,
-                        links_lost: Vec::new(),
+                        forwarding: Forwarding {
+                            generation_desired: generation,
+                            generation_applied: generation,
+                            version_applied: update.version,
+                            keeps_services: update.keeps_services,
+                            unapplied: Arc::default(),
+                            publish_failure: None,
+                            ready: true,
+                            links_lost: Vec::new(),
+                        },
                         source_connected: true,
                         own_findings: Vec::new(),
                     });

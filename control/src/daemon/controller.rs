@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use jiff::Timestamp;
-use tidegate_cluster::plan::Observation;
+use tidegate_cluster::plan::{Forwarding, Observation};
 use tidegate_cluster::{ClusterWriter, PeerReleases, ReleaseTracker};
 use tidegate_core::snapshot::{Problem, SharedService, SnapshotSpec};
 use tidegate_dataplane::gateway::Dataplane;
@@ -400,19 +400,21 @@ impl Controller {
         cluster.offer(Observation {
             objects: Arc::clone(&manifests.objects),
             version: manifests.version,
-            version_applied: self.version_applied,
-            keeps_services: manifests.keeps_services,
             outcome: Arc::clone(outcome),
             comparisons: self.self_check.due_count(),
-            unapplied: Arc::clone(unapplied),
-            publish_failure: self.state.publish_failure().map(|failure| failure.why),
             decides: self.fleet.leads,
             waits_for: self.releases.waits_for(&self.fleet),
             own_addresses: self.settings.network.own_addresses(),
-            generation_desired: generations.desired,
-            generation_applied: generations.applied,
-            ready: self.state.health().ready,
-            links_lost: self.state.link_troubles(),
+            forwarding: Forwarding {
+                generation_desired: generations.desired,
+                generation_applied: generations.applied,
+                version_applied: self.version_applied,
+                keeps_services: manifests.keeps_services,
+                unapplied: Arc::clone(unapplied),
+                publish_failure: self.state.publish_failure().map(|failure| failure.why),
+                ready: self.state.health().ready,
+                links_lost: self.state.link_troubles(),
+            },
             source_connected: true,
             own_findings: own.collect(),
         });

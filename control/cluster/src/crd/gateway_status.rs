@@ -44,6 +44,7 @@ pub struct GatewayStatusSpec {
 }
 
 /// The status that the gateway reports.
+// Flat, because each field is a field of the object in the API server, which other gateways and people read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GatewayStatusStatus {

@@ -37,7 +37,7 @@ pub use compare::plan_compared;
 pub use gateway::{ADDRESSES_MAX, SERVICES_MAX, VIPS_MAX, gateway_status};
 pub use memory::Memory;
 pub use peer::Peer;
-pub use situation::{Identity, Observation, Situation};
+pub use situation::{Forwarding, Identity, Observation, Situation};
 pub use status_conflict::StatusConflict;
 pub use write::{Plan, Write};
 
@@ -107,7 +107,7 @@ impl Planner<'_> {
     ) {
         let key = &service.meta.key;
         let Situation { observation, peers, .. } = self.situation;
-        let unapplied = observation.unapplied.contains(key);
+        let unapplied = observation.forwarding.unapplied.contains(key);
         let around = peer::fingerprint(peers, key);
         let settled = self.memory.settled.get(key);
         if findings.is_empty()

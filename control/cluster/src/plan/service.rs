@@ -139,7 +139,7 @@ impl Planner<'_> {
         }
         let contested = contested.as_deref();
         let around = Around::new(peers, now, key, version, since);
-        let failure = self.situation.observation.publish_failure.as_deref();
+        let failure = self.situation.observation.forwarding.publish_failure.as_deref();
         let waits_for = self.address_waits_for(of, view);
         let circumstances = Circumstances { around: &around, failure, waits_for: waits_for.as_deref() };
         let said = condition::of_service(of, view, contested, &circumstances);

@@ -19,36 +19,43 @@ pub struct Observation {
     pub objects: Arc<Objects>,
     /// The version of its Services: [`SourceUpdate::version`](tidegate_source::SourceUpdate::version).
     pub version: u64,
-    /// That of the newest Services that all workers forward by.
-    pub version_applied: u64,
-    /// They forward by Services beside these, which the API server lost.
-    pub keeps_services: bool,
     /// What was made of it.
     pub outcome: Arc<Outcome>,
     /// Comparisons with results from scratch that were due so far. If it has grown, the plan is compared too.
     pub comparisons: u64,
-    /// Services by whose part of it the workers do not forward yet.
-    pub unapplied: Arc<BTreeSet<ObjectKey>>,
-    /// Why the workers cannot have it: the last good state keeps forwarding.
-    pub publish_failure: Option<String>,
     /// Whether it was made by a gateway that decides on addresses.
     pub decides: bool,
     /// The version that every gateway must apply before all free addresses can be assigned; `None` if they can.
     pub waits_for: Option<u64>,
     /// The gateway's own addresses.
     pub own_addresses: BTreeSet<IpAddr>,
-    /// Generation of the newest desired state.
-    pub generation_desired: u64,
-    /// Generation that all workers forward by.
-    pub generation_applied: u64,
-    /// Whether the gateway is ready to take flows.
-    pub ready: bool,
-    /// Interfaces that cannot carry packets.
-    pub links_lost: Vec<String>,
+    /// How far the workers are with it.
+    pub forwarding: Forwarding,
     /// Whether the source hears the API server.
     pub source_connected: bool,
     /// What this gateway could not do, whatever the others do: health-check node ports that it cannot bind.
     pub own_findings: Vec<Finding>,
+}
+
+/// What the workers of a gateway forward by, and whether they can.
+#[derive(Debug, Clone)]
+pub struct Forwarding {
+    /// Generation of the newest desired state.
+    pub generation_desired: u64,
+    /// Generation that all workers forward by.
+    pub generation_applied: u64,
+    /// The version of the newest Services that all workers forward by.
+    pub version_applied: u64,
+    /// The workers also forward by Services that the API server lost.
+    pub keeps_services: bool,
+    /// Services by whose part of the round the workers do not forward yet.
+    pub unapplied: Arc<BTreeSet<ObjectKey>>,
+    /// Why the round cannot be published: the last good state keeps forwarding.
+    pub publish_failure: Option<String>,
+    /// Whether the gateway is ready to take flows.
+    pub ready: bool,
+    /// Interfaces that cannot carry packets.
+    pub links_lost: Vec<String>,
 }
 
 /// Who a gateway is.

@@ -171,19 +171,21 @@ impl Cluster {
         Observation {
             objects: Arc::new(self.objects.clone()),
             version: self.version,
-            version_applied: self.version,
-            keeps_services: false,
             outcome: Arc::new(outcome),
             comparisons: 0,
-            unapplied: Arc::clone(&self.unapplied),
-            publish_failure: None,
             decides: self.leads,
             waits_for: None,
             own_addresses: self.settings.network.own_addresses(),
-            generation_desired: 1,
-            generation_applied: 1,
-            ready: true,
-            links_lost: Vec::new(),
+            forwarding: Forwarding {
+                generation_desired: 1,
+                generation_applied: 1,
+                version_applied: self.version,
+                keeps_services: false,
+                unapplied: Arc::clone(&self.unapplied),
+                publish_failure: None,
+                ready: true,
+                links_lost: Vec::new(),
+            },
             source_connected: true,
             own_findings: Vec::new(),
         }
@@ -595,7 +597,8 @@ fn a_gateway_tells_what_it_serves_where_it_is_and_how_far_it_is() {
     assert_eq!((status.vips.as_slice(), status.vip_count), ([address].as_slice(), 1));
     assert_eq!(status.applied_resource_version, "7", "not what it has read, but what its workers have");
     assert_eq!(status.addresses, ["10.0.0.1", "10.0.0.3"]);
-    let keeps = Observation { keeps_services: true, ..observation.clone() };
+    let mut keeps = observation.clone();
+    keeps.forwarding.keeps_services = true;
     assert_eq!(status_of(&keeps, &status).applied_resource_version, "0", "it may serve anything");
     assert_eq!((status.node.as_str(), status.services, status.leader), ("n1", 1, false));
     assert_eq!(status_of(&observation, &status), status, "nothing differs, the times neither");

@@ -210,7 +210,7 @@ async fn run(
     let (events, told) = mpsc::channel(EVENTS_MAX);
     // The tasks end with this task, even while they wait.
     let mut tasks = JoinSet::new();
-    let (pulse, asking) = Pulse::new(connector.clone(), tuning);
+    let (pulse, asking) = Pulse::new(connector.clone(), tuning.pulse);
     tasks.spawn(asking);
     for index in watched {
         let refresh = match index {

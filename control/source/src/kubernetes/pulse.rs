@@ -2,7 +2,7 @@
 //!
 //! A watch without events says nothing about the API server: if a network drops packets silently, or a server hangs,
 //! only the next missing bookmark shows it, a minute or more later. So while there are watches, a small request is
-//! sent every [`Tuning::pulse`]. If two of them in a row get no answer, every watch is dropped and the source counts
+//! sent every [`PulseTimes::interval`]. If two of them in a row get no answer, every watch is dropped and the source counts
 //! as lost. A refusal is an answer.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::connect::Connector;
-use super::tuning::Tuning;
+use super::tuning::PulseTimes;
 use super::wire::{self, Fault};
 
 /// The number of consecutive unanswered requests after which the API server counts as lost.
@@ -24,9 +24,12 @@ pub(super) struct Pulse(watch::Receiver<u64>);
 
 impl Pulse {
     /// A pulse, and the task that sends requests until all copies are dropped.
-    pub(super) fn new(connector: Arc<Connector>, tuning: Tuning) -> (Self, impl Future<Output = ()> + Send) {
+    pub(super) fn new(
+        connector: Arc<Connector>,
+        times: PulseTimes,
+    ) -> (Self, impl Future<Output = ()> + Send) {
         let (lost, heard) = watch::channel(0);
-        (Self(heard), ask(connector, tuning, lost))
+        (Self(heard), ask(connector, times, lost))
     }
 
     /// Waits until requests on the connection with this serial number, or a later one, are not answered.
@@ -38,19 +41,18 @@ impl Pulse {
     }
 }
 
-async fn ask(connector: Arc<Connector>, tuning: Tuning, lost: watch::Sender<u64>) {
+async fn ask(connector: Arc<Connector>, times: PulseTimes, lost: watch::Sender<u64>) {
     let mut unanswered = 0;
     loop {
-        sleep(tuning.pulse).await;
+        sleep(times.interval).await;
         if lost.is_closed() {
             return;
         }
         let began = Instant::now();
-        let Ok(Ok(connection)) = tokio::time::timeout(tuning.pulse_answer, connector.connection()).await
-        else {
+        let Ok(Ok(connection)) = tokio::time::timeout(times.answer, connector.connection()).await else {
             continue;
         };
-        let answer = wire::cluster(&connection, tuning.pulse_answer).await;
+        let answer = wire::cluster(&connection, times.answer).await;
         let is_answered = !matches!(answer, Err(Fault::Silent(_) | Fault::Broken(_)));
         unanswered = if is_answered { 0 } else { unanswered + 1 };
         if unanswered >= UNANSWERED_MAX {

@@ -15,13 +15,13 @@ use tidegate_model::time::whole_seconds;
 use tokio::sync::oneshot;
 
 use super::disk::{Contents, Disk};
-use super::tuning::Tuning;
+use super::tuning::SaveTimes;
 
 /// Saves the objects to disk.
 #[derive(Debug)]
 pub(super) struct Saver {
     disk: Option<Disk>,
-    tuning: Tuning,
+    times: SaveTimes,
     started: Instant,
     /// When the first unsaved change was made, and when the file was last written.
     unsaved: Option<Instant>,
@@ -50,8 +50,8 @@ enum Haste {
 }
 
 impl Saver {
-    pub(super) fn new(disk: Option<Disk>, tuning: Tuning, now: Instant) -> Self {
-        Self { disk, tuning, started: now, unsaved: None, saved: None, under_way: None, failed: None }
+    pub(super) fn new(disk: Option<Disk>, times: SaveTimes, now: Instant) -> Self {
+        Self { disk, times, started: now, unsaved: None, saved: None, under_way: None, failed: None }
     }
 
     /// Records that the objects on disk are outdated.
@@ -102,20 +102,20 @@ impl Saver {
         self.disk.as_ref()?;
         if self.under_way.is_some() {
             // The result is checked soon, so that a failure is reported early.
-            return Some(Instant::now() + self.tuning.save_settle);
+            return Some(Instant::now() + self.times.settle);
         }
         self.when(connected)
     }
 
     fn when(&self, connected: bool) -> Option<Instant> {
         match (self.unsaved, self.saved) {
-            (Some(unsaved), None) => Some(unsaved + self.tuning.save_settle),
+            (Some(unsaved), None) => Some(unsaved + self.times.settle),
             (Some(unsaved), Some(saved)) => {
-                Some((unsaved + self.tuning.save_settle).max(saved + self.tuning.save_interval))
+                Some((unsaved + self.times.settle).max(saved + self.times.interval))
             }
             (None, saved) => {
                 let since = saved.unwrap_or(self.started);
-                connected.then_some(since + self.tuning.confirm_interval)
+                connected.then_some(since + self.times.confirm_interval)
             }
         }
     }

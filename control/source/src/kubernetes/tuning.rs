@@ -9,11 +9,7 @@ pub(super) struct Tuning {
     pub(super) answer: Duration,
     /// A watch without any event for this time is dead: bookmarks arrive once a minute.
     pub(super) silence: Duration,
-    /// The interval of the requests that check whether the API server still answers.
-    pub(super) pulse: Duration,
-    /// The maximum wait for the answer to such a request. After two of these times and the pause the API server counts
-    /// as lost, 20 s in all.
-    pub(super) pulse_answer: Duration,
+    pub(super) pulse: PulseTimes,
     /// The requested duration of watches in seconds: at least the first value, and below the second.
     pub(super) watch_seconds: (u64, u64),
     /// A watch that ends sooner counts as a failure.
@@ -33,10 +29,25 @@ pub(super) struct Tuning {
     pub(super) absent: Duration,
     /// The objects on disk are used when the API server has not answered for this long, or fails.
     pub(super) boot_wait: Duration,
+    pub(super) save: SaveTimes,
+}
+
+/// Times of the requests that check whether the API server still answers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PulseTimes {
+    pub(super) interval: Duration,
+    /// The maximum wait for the answer to such a request. After two of these times and the pause the API server counts
+    /// as lost, 20 s in all.
+    pub(super) answer: Duration,
+}
+
+/// When the objects are saved to disk.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SaveTimes {
     /// How long after a change the objects are saved.
-    pub(super) save_settle: Duration,
+    pub(super) settle: Duration,
     /// The minimum interval between two saves.
-    pub(super) save_interval: Duration,
+    pub(super) interval: Duration,
     /// The interval at which unchanged objects on disk are confirmed.
     pub(super) confirm_interval: Duration,
 }
@@ -46,8 +57,7 @@ impl Default for Tuning {
         Self {
             answer: Duration::from_secs(30),
             silence: Duration::from_secs(100),
-            pulse: Duration::from_secs(5),
-            pulse_answer: Duration::from_secs(4),
+            pulse: PulseTimes { interval: Duration::from_secs(5), answer: Duration::from_secs(4) },
             watch_seconds: (240, 300),
             watch_min: Duration::from_secs(5),
             backoff_first: Duration::from_millis(250),
@@ -58,9 +68,11 @@ impl Default for Tuning {
             refit: Duration::from_secs(60),
             absent: Duration::from_secs(60),
             boot_wait: Duration::from_secs(5),
-            save_settle: Duration::from_secs(2),
-            save_interval: Duration::from_secs(10),
-            confirm_interval: Duration::from_secs(30),
+            save: SaveTimes {
+                settle: Duration::from_secs(2),
+                interval: Duration::from_secs(10),
+                confirm_interval: Duration::from_secs(30),
+            },
         }
     }
 }

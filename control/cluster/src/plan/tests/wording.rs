@@ -56,7 +56,12 @@ fn reword(observation: &mut Observation, words: &str) {
     reword_findings(&mut findings, words);
     outcome.findings = findings.into();
     reword_findings(&mut observation.own_findings, words);
-    observation.publish_failure.iter_mut().chain(&mut observation.links_lost).for_each(change);
+    observation
+        .forwarding
+        .publish_failure
+        .iter_mut()
+        .chain(&mut observation.forwarding.links_lost)
+        .for_each(change);
 }
 
 /// What one round leaves to an API server, without messages.
@@ -89,8 +94,8 @@ fn without_messages(mut plan: Plan, mut gateway: crd::GatewayStatusStatus) -> Wr
 fn round(cluster: &mut Cluster, fails: bool, words: Option<&str>) -> Written {
     let mut observation = cluster.observe();
     if fails {
-        observation.publish_failure = Some("table full".to_owned());
-        observation.links_lost = vec!["uplink: the link is down".to_owned()];
+        observation.forwarding.publish_failure = Some("table full".to_owned());
+        observation.forwarding.links_lost = vec!["uplink: the link is down".to_owned()];
         let of_ours = observation.outcome.findings.iter().filter(|f| f.kind == ObjectKind::Service);
         let of_ours = of_ours.take(1).cloned();
         let reason = Reason::FailedToStartServiceHealthcheck;

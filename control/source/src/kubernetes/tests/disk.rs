@@ -140,11 +140,9 @@ async fn what_is_kept_goes_to_disk_though_no_object_has_changed() {
 async fn what_changed_last_is_on_disk_at_the_end_however_short_ago() {
     let world = World::new();
     world.apply_web();
-    let source = world.start_tuned(Tuning {
-        save_settle: Duration::from_secs(600),
-        save_interval: Duration::from_secs(600),
-        ..quick()
-    });
+    let late = Duration::from_secs(600);
+    let save = SaveTimes { settle: late, interval: late, ..quick().save };
+    let source = world.start_tuned(Tuning { save, ..quick() });
     until(&source, "objects", |u| service(u, "web").is_some()).await;
     world.server.apply(&slice("web", "10.0.1.9")).expect("legal");
     until(&source, "the change", |u| endpoints(u, "web-1") == ["10.0.1.9"]).await;

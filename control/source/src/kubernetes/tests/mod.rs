@@ -11,6 +11,7 @@ use std::time::Duration;
 use test_apiserver::{Options, TestApiServer};
 use tidegate_model::objects::{ObjectKey, Service};
 
+use super::tuning::SaveTimes;
 use super::*;
 
 /// Every wait of a test: a failure, not a measure.
@@ -25,9 +26,11 @@ pub(super) fn quick() -> Tuning {
         backoff_first: Duration::from_millis(20),
         backoff_max: Duration::from_millis(200),
         boot_wait: Duration::from_millis(300),
-        save_settle: Duration::from_millis(10),
-        save_interval: Duration::from_millis(20),
-        confirm_interval: Duration::from_millis(50),
+        save: SaveTimes {
+            settle: Duration::from_millis(10),
+            interval: Duration::from_millis(20),
+            confirm_interval: Duration::from_millis(50),
+        },
         refit: Duration::from_millis(50),
         ..Tuning::default()
     }

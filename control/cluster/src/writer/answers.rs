@@ -1,0 +1,194 @@
+//! What the writer does when a request has ended.
+
+use tokio::time::Instant;
+
+use super::Writer;
+use super::requests::{Done, Poll};
+use crate::counts::Ended;
+use crate::crd::{GatewayStatus, GatewayStatusStatus};
+use crate::elect::Candidacy;
+use crate::event::{Event, EventType, Regarding};
+use crate::failure_log::Line;
+use crate::namesake;
+use crate::own_status::Written;
+use crate::peers::Gone;
+use crate::queue::{Answer, Target};
+use crate::request::{self, RequestError};
+use crate::words::event_reason;
+
+impl Writer {
+    /// A request ended.
+    pub(super) fn done(&mut self, done: Done) {
+        let now = Instant::now();
+        match done {
+            Done::Write(target, _, Err(error)) if error.is_about_ip_mode() => {
+                self.ip_mode_refused(&target, now);
+            }
+            Done::Write(target, name, result) => self.write_ended(&target, &name, &result, now),
+            Done::Gateways(poll, result) => self.gateways_listed(poll, result, now),
+            Done::Marked(name, result) => log_marked(&name, result),
+            Done::NamesakeTold(result) => self.namesake_told(result),
+            Done::Forgotten(gone, result) => log_forgotten(&gone, result),
+            // Otherwise the lease was lost meanwhile.
+            Done::Term(number, result) if self.holds_lease(now) => self.term_answered(number, result, now),
+            Done::Term(..) => {}
+            Done::Silence(result) => self.status.fell_silent(&result, now),
+            Done::Status(status, result) => self.status_written(*status, result, now),
+        }
+    }
+
+    fn ip_mode_refused(&mut self, target: &Target, now: Instant) {
+        if self.planning.leave_out_ip_mode() {
+            tracing::warn!(
+                "the API server does not support ipMode, which needs Kubernetes 1.29: writing status without it"
+            );
+        }
+        self.counts.ended(Ended::Failed);
+        // The next plan has another write.
+        self.queue.ended(target, &Answer::Moot, now);
+        self.planning.soon();
+    }
+
+    fn write_ended(&mut self, target: &Target, name: &str, result: &Result<(), RequestError>, now: Instant) {
+        let (answer, ended) = request::judge(result);
+        self.counts.ended(ended);
+        self.queue.ended(target, &answer, now);
+        if let (Answer::Failed, Err(error)) = (&answer, result) {
+            self.log_failure(target, name, error, now);
+            self.report_failure(target, error);
+        }
+    }
+
+    fn log_failure(&mut self, target: &Target, write: &str, error: &RequestError, now: Instant) {
+        match self.failure_log.failed(target.namespace(), now) {
+            Line::Logged(left_out) => {
+                tracing::warn!(write, %error, left_out, "a write to the API server failed and will be retried");
+            }
+            Line::LeftOut => self.counts.line_left_out(),
+        }
+    }
+
+    /// Writes an event for a Service whose status cannot be written.
+    fn report_failure(&self, target: &Target, error: &RequestError) {
+        let (Target::Finalizer(key) | Target::Status(key)) = target else { return };
+        // What is no refusal of this write is a fault of the connection, and not the Service's.
+        let Some(400 | 403 | 422) = error.code() else { return };
+        let observation = self.inputs.observations.borrow();
+        let service = observation.as_ref().and_then(|o| o.objects.services.get(key));
+        let uid = service.map(|service| service.meta.uid.clone()).unwrap_or_default();
+        let note = format!("Error syncing load balancer: {error}");
+        let regarding = Regarding::service(key, uid);
+        self.recorder.record(Event::new(EventType::Warning, regarding, event_reason::SYNC_FAILED, &note));
+    }
+
+    fn gateways_listed(
+        &mut self,
+        poll: Poll,
+        result: Result<Vec<GatewayStatus>, RequestError>,
+        now: Instant,
+    ) {
+        if !self.peer_poll.ended(result, poll.own_applied, now) {
+            return;
+        }
+        self.check_name(poll.is_written, now);
+        if self.leads(now) {
+            // Gateways without a heartbeat are marked, and those that are gone for good are deleted.
+            self.peer_poll.silent().into_iter().for_each(|silent| self.requests.mark(silent));
+            self.peer_poll.gone().into_iter().for_each(|gone| self.requests.forget(gone));
+        }
+        self.planning.soon();
+    }
+
+    /// The gateways were listed: whether another one has our name. `is_written`: whether this gateway had written its
+    /// status before the request.
+    fn check_name(&mut self, is_written: bool, now: Instant) {
+        self.namesake.seen(self.peer_poll.peers.own(), is_written, now);
+        if self.namesake.is_undecided() {
+            self.peer_poll.hasten(now);
+        }
+        let taken = self.namesake.taken().map(str::to_owned);
+        let standing = match (&taken, self.namesake.is_free()) {
+            (Some(_), _) => Candidacy::Cut,
+            (None, true) => Candidacy::Candidate,
+            (None, false) => Candidacy::NotYet,
+        };
+        let is_news =
+            self.outputs.standing.send_if_modified(|last| std::mem::replace(last, standing) != standing);
+        let Some(who) = taken else { return };
+        if is_news {
+            tracing::error!(
+                gateway = self.identity.name,
+                other = who,
+                "another gateway has the same name: this one does not lead and writes no status; give each gateway a \
+                 unique metadata.name"
+            );
+        }
+        // With the addresses of this one, by which a person finds it: known after the first round.
+        let Some(observation) = self.observation() else { return self.peer_poll.hasten(now) };
+        if self.namesake.begin_report() {
+            let addresses: Vec<String> = observation.own_addresses.iter().map(ToString::to_string).collect();
+            let node = self.identity.node.as_deref().unwrap_or_default();
+            self.requests.tell_namesake(namesake::described(&self.identity.instance, node, &addresses));
+        }
+    }
+
+    fn namesake_told(&mut self, result: Result<(), RequestError>) {
+        self.namesake.report_ended();
+        // Only now: the process may end by it, and the other one would not have heard of it.
+        let taken_by = self.namesake.taken().map(str::to_owned);
+        self.outputs.name_taken.send_if_modified(|last| {
+            let is_new = last.is_none();
+            *last = last.take().or(taken_by);
+            is_new
+        });
+        if let Err(error) = result {
+            tracing::warn!(%error, "cannot tell the other gateway of this name that its name is taken");
+        }
+    }
+
+    fn term_answered(&mut self, number: u64, result: Result<u64, RequestError>, now: Instant) {
+        let Some(version) = self.term.answered(number, result, now) else { return };
+        // What the leader before wrote is seen without waiting for a bookmark.
+        let seen = self.inputs.observations.borrow().as_ref().map_or(0, |o| o.version);
+        if seen < version {
+            self.outputs.refresh.notify_one();
+        }
+        self.planning.soon();
+    }
+
+    fn status_written(&mut self, status: GatewayStatusStatus, result: Written, now: Instant) {
+        // What happened meanwhile.
+        if result.is_ok() {
+            self.planning.soon();
+        }
+        if self.status.ended(status, result, now) {
+            self.peer_poll.hasten(now);
+        }
+    }
+}
+
+fn log_marked(name: &str, result: Result<(), RequestError>) {
+    match result {
+        Ok(()) => tracing::warn!(
+            gateway = name,
+            "no heartbeat from the gateway for 40 s: its conditions are set to Unknown"
+        ),
+        Err(error) => {
+            tracing::debug!(gateway = name, %error, "cannot set the conditions of the gateway to Unknown");
+        }
+    }
+}
+
+fn log_forgotten(gone: &Gone, result: Result<(), RequestError>) {
+    match result {
+        Ok(()) => tracing::info!(
+            gateway = gone.name,
+            "no heartbeat from the gateway for a day: its GatewayStatus is deleted"
+        ),
+        // It has written again, or is deleted already.
+        Err(error) if matches!(error.code(), Some(404 | 409)) => {}
+        Err(error) => {
+            tracing::warn!(gateway = gone.name, %error, "cannot delete the GatewayStatus of a gateway that is gone");
+        }
+    }
+}

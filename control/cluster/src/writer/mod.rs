@@ -1,0 +1,341 @@
+//! The task that writes to the API server: it plans the writes from the newest outcome, sends them, and plans again
+//! after every change.
+//!
+//! `queue` decides which writes may be sent when; `peer_poll` and `own_status` keep the times of the other requests.
+//! `requests` sends all of them in the background, and `answers` handles what they return. `planning` keeps the times
+//! of the plans, and `term` the version of the Services from which on this gateway decides.
+//!
+//! Invariant: the leadership is checked before every single write, and the plan of a gateway that does not lead has
+//! no writes. Invariant: a gateway leads only if it knows the other gateways, and the version of the Services from
+//! which on it decides.
+
+mod answers;
+mod planning;
+mod requests;
+mod term;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tidegate_source::SourceState;
+use tidegate_source::kubernetes::Connector;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::counts::{Candidate, Counts};
+use super::elect::{Candidacy, Leadership};
+use super::failure_log::FailureLog;
+use super::lease::LEASE;
+use super::namesake::Namesake;
+use super::own_status::{HEARTBEAT, OwnStatus, heartbeat_time};
+use super::peer_poll::PeerPoll;
+use super::plan::{Identity, Observation, Plan, Situation, Write, gateway_status};
+use super::queue::{Job, Next, Queue, Seen};
+use super::record::Recorder;
+use super::releases::PeerReleases;
+use planning::Planning;
+use requests::{Poll, Requests};
+use term::Term;
+
+/// Writes that are under way at the end are waited for this long.
+const WRITES_END_MAX: Duration = Duration::from_secs(1);
+
+/// What the task listens to.
+pub(super) struct Inputs {
+    pub(super) observations: watch::Receiver<Option<Observation>>,
+    pub(super) source: watch::Receiver<SourceState>,
+    pub(super) leadership: watch::Receiver<Leadership>,
+    pub(super) leaves: watch::Receiver<bool>,
+}
+
+/// The outputs of the task.
+pub(super) struct Outputs {
+    pub(super) fleet: watch::Sender<PeerReleases>,
+    pub(super) standing: watch::Sender<Candidacy>,
+    /// Another gateway has this one's name.
+    pub(super) name_taken: watch::Sender<Option<String>>,
+    /// Asks the source to list the Services.
+    pub(super) refresh: Arc<Notify>,
+}
+
+pub(super) struct Writer {
+    identity: Identity,
+    counts: Arc<Counts>,
+    recorder: Recorder,
+    inputs: Inputs,
+    outputs: Outputs,
+    namesake: Namesake,
+    /// Whether we led when we last looked.
+    led: bool,
+    /// The last reported reason why we cannot lead.
+    hindrance: Option<String>,
+    term: Term,
+    planning: Planning,
+    queue: Queue,
+    failure_log: FailureLog,
+    peer_poll: PeerPoll,
+    status: OwnStatus,
+    requests: Requests,
+}
+
+impl Writer {
+    pub(super) fn new(
+        connector: Arc<Connector>,
+        identity: Identity,
+        counts: Arc<Counts>,
+        recorder: Recorder,
+        inputs: Inputs,
+        outputs: Outputs,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            peer_poll: PeerPoll::new(&identity.name, now),
+            namesake: Namesake::new(&identity.instance),
+            requests: Requests::new(connector, identity.name.clone(), inputs.leadership.clone()),
+            identity,
+            counts,
+            recorder,
+            inputs,
+            outputs,
+            led: false,
+            hindrance: None,
+            term: Term::default(),
+            planning: Planning::new(now),
+            queue: Queue::default(),
+            failure_log: FailureLog::default(),
+            status: OwnStatus::default(),
+        }
+    }
+
+    /// Runs until `ClusterWriter::leave`, then shuts down normally.
+    pub(super) async fn run(mut self) {
+        loop {
+            let wake = self.work();
+            tokio::select! {
+                biased;
+                _ = self.inputs.leaves.changed() => break,
+                Ok(()) = self.inputs.observations.changed() => self.planning.soon(),
+                Ok(()) = self.inputs.leadership.changed() => self.planning.soon(),
+                ended = self.requests.next() => match ended {
+                    Ok(done) => self.done(done),
+                    Err(panic) => tracing::error!(error = %panic, "a request to the API server was aborted"),
+                },
+                () = sleep_until(wake) => {}
+            }
+        }
+        self.queue.clear();
+        self.counts.stands(false, 0);
+        // The next leader may begin as soon as the lease is given back: nothing of ours may arrive after that.
+        let standing = match self.requests.end(WRITES_END_MAX).await {
+            true => Candidacy::Gone,
+            false => Candidacy::Cut,
+        };
+        self.outputs.standing.send_replace(standing);
+        let Some(status) = self.status.farewell() else { return };
+        if let Err(error) = self.requests.farewell(&status).await {
+            tracing::debug!(%error, "cannot write the last GatewayStatus of this gateway");
+        }
+    }
+
+    /// Does all that can be done now, and says when there is more.
+    fn work(&mut self) -> Instant {
+        let now = Instant::now();
+        self.term(now);
+        self.stand(now);
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if self.planning.is_due(now) {
+            self.plan(now);
+        }
+        let leads = self.leads(now);
+        if leads != self.led {
+            self.led = leads;
+            self.plan(now);
+        }
+        if !leads {
+            self.queue.clear();
+        }
+        if is_due(self.peer_poll.due()) {
+            self.look(now);
+        }
+        let next = if leads { self.send_all(now) } else { None };
+        let (is_uninstalled, is_asked) = {
+            let leadership = self.inputs.leadership.borrow();
+            (leadership.is_uninstalled(), leadership.is_asked)
+        };
+        if is_uninstalled {
+            self.fall_silent(now);
+        } else if is_asked && self.namesake.is_free() && is_due(self.status.due()) {
+            self.heartbeat(now);
+        }
+        self.counts.stands(leads, self.queue.len());
+        let until = self.inputs.leadership.borrow().until.filter(|until| *until > now);
+        let others = [next, until, self.peer_poll.due(), self.status.due(), self.term.ask_at()];
+        let earliest = self.planning.times().into_iter().chain(others).flatten().filter(|at| *at > now).min();
+        earliest.unwrap_or(now + HEARTBEAT)
+    }
+
+    /// Tells how we stand in the election.
+    fn stand(&mut self, now: Instant) {
+        let (holder, is_uninstalled, trouble) = {
+            let leadership = self.inputs.leadership.borrow();
+            (leadership.holder.clone(), leadership.is_uninstalled(), leadership.trouble.clone())
+        };
+        let uninstalled = is_uninstalled.then(|| {
+            format!(
+                "Tidegate was uninstalled from the cluster: the Lease {LEASE} is held by `tidegate uninstall`"
+            )
+        });
+        let taken = self.namesake.taken().map(|who| format!("another gateway has its name ({who})"));
+        let hindrance = if self.leads(now) {
+            None
+        } else {
+            let look = self.peer_poll.trouble();
+            taken.or(uninstalled).or(trouble).or(look).or_else(|| self.term.error().cloned())
+        };
+        // What was seen last of a lease that cannot be read may be long ago.
+        let leader = holder.filter(|_| hindrance.is_none());
+        // It is followed by a word for the run: see `run`.
+        let leader = leader.and_then(|holder| Some(holder.rsplit_once('_')?.0.to_owned()));
+        self.counts.candidate(Candidate { leader, hindrance: hindrance.clone() });
+        if self.hindrance != hindrance {
+            self.hindrance = hindrance;
+            self.planning.soon();
+        }
+    }
+
+    fn holds_lease(&self, now: Instant) -> bool {
+        self.inputs.leadership.borrow().leads(now)
+    }
+
+    /// Whether we lead, and know enough to.
+    fn leads(&self, now: Instant) -> bool {
+        self.peer_poll.is_known
+            && self.namesake.is_free()
+            && self.term.version().is_some()
+            && self.holds_lease(now)
+    }
+
+    /// Asks for the version to lead from, where the lease is ours and it is not known.
+    fn term(&mut self, now: Instant) {
+        if !self.holds_lease(now) {
+            self.term.lost();
+        } else if let Some(number) = self.term.ask(now) {
+            self.requests.term(number);
+        }
+    }
+
+    /// The newest round, and how the source gets on now.
+    fn observation(&self) -> Option<Observation> {
+        let observation = self.inputs.observations.borrow().clone()?;
+        let source_connected = self.inputs.source.borrow().connected;
+        Some(Observation { source_connected, ..observation })
+    }
+
+    fn plan(&mut self, now: Instant) {
+        self.planning.begin();
+        let leads = self.leads(now);
+        let withdrawn = self.peer_poll.peers.withdrawn();
+        let observation = self.observation();
+        self.tell_fleet(leads, withdrawn, observation.as_ref());
+        let Some(observation) = observation else { return };
+        let peers = self.peer_poll.peers.live();
+        let situation = Situation {
+            observation: &observation,
+            identity: &self.identity,
+            peers: &peers,
+            namesake: self.namesake.rival(now),
+            hindrance: self.hindrance.as_deref(),
+            // What a follower made of it is not what a leader writes: its next round is on its way.
+            leads: leads && observation.decides,
+            withdrawn,
+            now: Timestamp::now(),
+        };
+        let written = &self.status.written;
+        let (plan, status) = self.planning.plan(&situation, leads, written, &self.counts, now);
+        self.status.stands(&status, now);
+        let Plan { writes, events, waits_for_peers, again_at: _ } = plan;
+        let jobs = writes.into_iter().filter_map(|write| {
+            let seen = match &write {
+                Write::Finalizer { service, .. } | Write::ServiceStatus { service, .. } => {
+                    Seen::Service(observation.objects.services.get(service)?.clone())
+                }
+                Write::PoolStatus { pool, .. } | Write::PoolFinalizer { pool, .. } => {
+                    Seen::Pool(observation.objects.address_pools.get(pool)?.clone())
+                }
+            };
+            Some(Job { write, seen })
+        });
+        self.queue.replace(jobs);
+        events.into_iter().for_each(|event| self.recorder.record(event));
+        let is_withheld = observation.waits_for.is_some_and(|version| version > withdrawn);
+        if leads && (waits_for_peers || is_withheld) {
+            self.peer_poll.hasten(now);
+        }
+    }
+
+    /// Tells the rounds what they have to know of the others: all changes but a progress that nothing waits for.
+    fn tell_fleet(&self, leads: bool, withdrawn: u64, observation: Option<&Observation>) {
+        let decides_since = self.term.version().filter(|_| leads).unwrap_or(0);
+        let addresses = self.peer_poll.peers.addresses();
+        let waits = observation.is_none_or(|observation| observation.waits_for.is_some());
+        self.outputs.fleet.send_if_modified(|told| {
+            let is_progress = withdrawn > told.withdrawn;
+            let is_same = (told.leads, told.decides_since) == (leads, decides_since)
+                && *told.addresses == addresses
+                && (withdrawn == told.withdrawn || is_progress && !waits);
+            if is_same {
+                return false;
+            }
+            (told.leads, told.withdrawn, told.decides_since) = (leads, withdrawn, decides_since);
+            if *told.addresses != addresses {
+                told.addresses = Arc::new(addresses);
+            }
+            true
+        });
+    }
+
+    /// Sends what may be sent now, and says when there is more.
+    fn send_all(&mut self, now: Instant) -> Option<Instant> {
+        loop {
+            match self.queue.next(now) {
+                Next::Send(target, write) => self.requests.write(target, write),
+                Next::At(at) => return Some(at),
+                Next::Nothing => return None,
+            }
+        }
+    }
+
+    /// Looks at the other gateways.
+    fn look(&mut self, now: Instant) {
+        self.peer_poll.begin(now);
+        let own_applied =
+            self.inputs.observations.borrow().as_ref().map_or(0, |o| o.forwarding.version_applied);
+        self.requests.gateways(Poll { own_applied, is_written: self.status.is_written() });
+    }
+
+    /// Writes our own status, where there is news or it is time.
+    fn heartbeat(&mut self, now: Instant) {
+        let Some(observation) = self.observation() else { return };
+        let situation = Situation {
+            observation: &observation,
+            identity: &self.identity,
+            leads: self.leads(now),
+            withdrawn: 0,
+            peers: &[],
+            namesake: self.namesake.rival(now),
+            hindrance: self.hindrance.as_deref(),
+            now: Timestamp::now(),
+        };
+        let mut status = gateway_status(&situation, &self.status.written);
+        status.last_heartbeat = Some(heartbeat_time());
+        self.requests.status(self.status.begin(), status);
+    }
+
+    /// Says the last word, if any is left to say.
+    fn fall_silent(&mut self, now: Instant) {
+        if let Some(status) = self.status.fall_silent(now) {
+            self.requests.silence(status);
+        }
+    }
+}

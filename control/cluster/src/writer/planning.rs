@@ -1,0 +1,108 @@
+//! When the writer plans, and what one plan leaves to the next.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tidegate_core::difference::Difference;
+use tokio::time::Instant;
+
+use crate::counts::Counts;
+use crate::crd::GatewayStatusStatus;
+use crate::modest::giving_way;
+use crate::plan::{Memory, Plan, Situation, gateway_status, plan, plan_compared};
+
+/// The shortest time between two plans.
+const SETTLE: Duration = Duration::from_millis(100);
+/// The pause after a plan is this many times what the plan had of the CPU, and at most this long. The time of day would
+/// count what others had meanwhile: on a busy machine a plan of a second would be followed by a pause of twenty.
+const PAUSE_TIMES: u32 = 20;
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// See the module.
+pub(super) struct Planning {
+    memory: Memory,
+    /// [`Observation::comparisons`](crate::plan::Observation::comparisons) of the plan that was compared last.
+    compared: u64,
+    /// When something that has changed is planned for.
+    due: Option<Instant>,
+    /// When the last plan asked for another one.
+    again: Option<Instant>,
+    not_before: Instant,
+}
+
+impl Planning {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { memory: Memory::default(), compared: 0, due: None, again: None, not_before: now }
+    }
+
+    /// Something has changed: plans soon, and not so often that it costs much more than a twentieth of the time.
+    pub(super) fn soon(&mut self) {
+        let soon = Instant::now() + SETTLE;
+        self.due.get_or_insert(soon.max(self.not_before));
+    }
+
+    /// When to plan next.
+    pub(super) fn times(&self) -> [Option<Instant>; 2] {
+        [self.due, self.again]
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.times().into_iter().flatten().any(|at| at <= now)
+    }
+
+    /// A plan begins, and takes all changes so far into account.
+    pub(super) fn begin(&mut self) {
+        (self.due, self.again) = (None, None);
+    }
+
+    /// Plans at low priority. Returns also the status of this gateway, except for the time of its heartbeat. `leads`:
+    /// whether this gateway leads now; `written`: its last status; `now`: the same time as that of the situation.
+    pub(super) fn plan(
+        &mut self,
+        situation: &Situation<'_>,
+        leads: bool,
+        written: &GatewayStatusStatus,
+        counts: &Counts,
+        now: Instant,
+    ) -> (Plan, GatewayStatusStatus) {
+        let comparisons = situation.observation.comparisons;
+        let is_due = comparisons > self.compared;
+        self.compared = comparisons;
+        // Where it does not lead, there is nothing to compare. A new leader does not begin with a comparison.
+        let compares = is_due && situation.leads;
+        let memory = &mut self.memory;
+        let (planned, took) = giving_way(|| {
+            let (plan, differences) = match compares {
+                true => plan_compared(situation, memory),
+                false => (plan(situation, memory), Vec::new()),
+            };
+            if compares {
+                counts.compared(!differences.is_empty());
+                differences.iter().for_each(log_difference);
+            }
+            (plan, gateway_status(&Situation { leads, ..*situation }, written))
+        });
+        self.not_before = Instant::now() + (took * PAUSE_TIMES).min(PAUSE_MAX);
+        self.again = planned.0.again_at.map(|at: Timestamp| {
+            let wait = Duration::try_from(at.duration_since(situation.now)).unwrap_or_default();
+            now + wait.max(SETTLE)
+        });
+        planned
+    }
+
+    /// From now on no `ipMode` is written. Returns whether that is news.
+    pub(super) fn leave_out_ip_mode(&mut self) -> bool {
+        self.memory.leave_out_ip_mode()
+    }
+}
+
+/// A plan lacked something, or had too much: the one from scratch is written instead.
+fn log_difference(difference: &Difference) {
+    tracing::error!(
+        layer = "plan",
+        part = difference.part,
+        incremental = difference.incremental,
+        from_scratch = difference.from_scratch,
+        "an incremental result differs from the one computed from scratch: this is a bug in the gateway, please report it"
+    );
+}

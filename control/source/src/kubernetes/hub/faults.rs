@@ -1,0 +1,55 @@
+//! The faults of the objects.
+
+use std::collections::BTreeMap;
+
+use tidegate_model::diagnostic::{Diagnostic, Report};
+use tidegate_model::objects::ObjectKey;
+
+use crate::kubernetes::kinds::KindIndex;
+
+/// The reports of the objects that have faults.
+#[derive(Default)]
+pub(super) struct Faults(BTreeMap<(KindIndex, ObjectKey), Report>);
+
+impl Faults {
+    /// Sets the faults of an object. Returns whether there are new ones: an object that has lost its faults has changed
+    /// too, and is published for that.
+    pub(super) fn set(&mut self, index: KindIndex, key: &ObjectKey, report: Report) -> bool {
+        let place = (index, key.clone());
+        if report.is_empty() {
+            self.0.remove(&place);
+            return false;
+        }
+        let is_new = self.0.get(&place) != Some(&report);
+        if is_new {
+            self.0.insert(place, report);
+        }
+        is_new
+    }
+
+    /// Removes the faults of an object that is deleted or not used.
+    pub(super) fn remove(&mut self, index: KindIndex, key: &ObjectKey) {
+        self.0.remove(&(index, key.clone()));
+    }
+
+    /// The faults of the objects of each namespace that has any. `others`: faults of namespaces that no single object
+    /// has.
+    pub(super) fn of_namespaces<'a>(
+        &self,
+        others: impl IntoIterator<Item = (&'a str, Diagnostic)>,
+    ) -> BTreeMap<String, Report> {
+        let mut all = BTreeMap::<String, Report>::new();
+        for ((_, key), report) in self.0.iter().filter(|((_, key), _)| !key.namespace.is_empty()) {
+            all.entry(key.namespace.clone()).or_default().merge(report);
+        }
+        for (namespace, fault) in others {
+            all.entry(namespace.to_owned()).or_default().push(fault);
+        }
+        all
+    }
+
+    /// The faults of objects that are in no namespace.
+    pub(super) fn of_cluster(&self) -> impl Iterator<Item = &Report> {
+        self.0.iter().filter(|((_, key), _)| key.namespace.is_empty()).map(|(_, report)| report)
+    }
+}

@@ -1,0 +1,67 @@
+//! What is published, and whether there is something new to publish.
+
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+use crate::SourceUpdate;
+
+/// Publishes the updates of the hub.
+pub(super) struct Publication {
+    updates: watch::Sender<SourceUpdate>,
+    /// When the first unpublished change was received.
+    changed: Option<Instant>,
+    /// Counts the published updates.
+    revision: u64,
+    /// The version of the API server's Services, and that of the Services that were last published.
+    version: u64,
+    version_published: u64,
+}
+
+impl Publication {
+    pub(super) fn new(updates: watch::Sender<SourceUpdate>) -> Self {
+        Self { updates, changed: None, revision: 0, version: 0, version_published: 0 }
+    }
+
+    /// Records that there is something to publish.
+    pub(super) fn changed(&mut self, now: Instant) {
+        self.changed.get_or_insert(now);
+    }
+
+    /// When the first unpublished change was received.
+    pub(super) fn due_since(&self) -> Option<Instant> {
+        self.changed
+    }
+
+    /// Whether an update was published.
+    pub(super) fn has_begun(&self) -> bool {
+        self.revision > 0
+    }
+
+    /// A list has the Services of this version.
+    pub(super) fn listed(&mut self, version: u64, now: Instant) {
+        self.version = version;
+        self.advance(now);
+    }
+
+    /// A watch has told of this version of the Services.
+    pub(super) fn watched(&mut self, version: u64, now: Instant) {
+        self.version = self.version.max(version);
+        self.advance(now);
+    }
+
+    /// Readers may wait for this version, even if nothing else has changed.
+    fn advance(&mut self, now: Instant) {
+        if self.version != self.version_published {
+            self.changed(now);
+        }
+    }
+
+    /// Publishes what `update` makes of the revision and the version of the Services.
+    pub(super) fn publish(&mut self, update: impl FnOnce(u64, u64) -> SourceUpdate) {
+        self.changed = None;
+        self.revision += 1;
+        self.version_published = self.version;
+        self.updates.send_replace(update(self.revision, self.version));
+    }
+}

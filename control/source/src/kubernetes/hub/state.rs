@@ -1,0 +1,79 @@
+//! The state of the source: logged and published when it changes.
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use crate::SourceState;
+
+/// The minimum interval between two logged errors, and between two equal ones.
+const LOG_MIN: Duration = Duration::from_secs(10);
+const LOG_AGAIN: Duration = Duration::from_secs(60);
+
+/// The state, and its readers.
+pub(super) struct State {
+    pub(super) now: SourceState,
+    /// The API server, for people.
+    pub(super) server: String,
+    /// The last error that was logged, and when.
+    logged: Option<(String, Instant)>,
+    published: watch::Sender<SourceState>,
+}
+
+impl State {
+    pub(super) fn new(published: watch::Sender<SourceState>) -> Self {
+        let now = published.borrow().clone();
+        Self { now, server: String::new(), logged: None, published }
+    }
+
+    /// Whether every kind is watched has been found out anew. `error`: why the last attempt failed; `forbidden`: a kind
+    /// that the API server does not let the gateway read.
+    pub(super) fn set_connected(
+        &mut self,
+        connected: bool,
+        error: Option<String>,
+        forbidden: Option<String>,
+    ) {
+        let now = Timestamp::now();
+        if self.now.connected != connected {
+            if connected {
+                tracing::info!(server = self.server, "connected to the API server: all kinds are watched");
+            } else {
+                self.now.last_sync = Some(now);
+            }
+            (self.now.connected, self.now.since) = (connected, now);
+        }
+        if connected {
+            self.now.last_error = forbidden;
+            self.logged = None;
+        } else if let Some(error) = error {
+            self.log(&error);
+            self.now.last_error = Some(error);
+        }
+    }
+
+    fn log(&mut self, error: &str) {
+        let pause =
+            |(text, at): &(String, Instant)| at.elapsed() < if text == error { LOG_AGAIN } else { LOG_MIN };
+        if !self.logged.as_ref().is_some_and(pause) {
+            tracing::warn!(
+                since = %self.now.since,
+                error,
+                "the API server is unavailable: keeping the last known objects"
+            );
+            self.logged = Some((error.to_owned(), Instant::now()));
+        }
+    }
+
+    /// Publishes the state if it has changed.
+    pub(super) fn publish(&self) {
+        self.published.send_if_modified(|published| {
+            let differs = *published != self.now;
+            if differs {
+                published.clone_from(&self.now);
+            }
+            differs
+        });
+    }
+}

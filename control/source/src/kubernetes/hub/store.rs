@@ -1,0 +1,127 @@
+//! The objects of one kind, and whether the API server answers for it.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::kubernetes::disk::Contents;
+use crate::kubernetes::history::Heard;
+use crate::kubernetes::kinds::{KINDS, Kind};
+use crate::kubernetes::object::Content;
+use crate::kubernetes::retain::Retain;
+use crate::{KeptObjects, SourceState};
+
+/// The maximum number of kept objects that a report names.
+const KEPT_NAMES: usize = 3;
+
+/// The objects of one kind.
+pub(super) struct Store {
+    pub(super) retain: Retain<Content>,
+    pub(super) listed: bool,
+    pub(super) up: bool,
+    /// How long the kind was up before `since`.
+    counted: Duration,
+    pub(super) since: Instant,
+    pub(super) heard: Option<Heard>,
+    /// Why the API server does not allow the gateway to read the kind, if the gateway continues without it.
+    pub(super) forbidden: Option<String>,
+}
+
+impl Store {
+    pub(super) fn new(grace: Duration, now: Instant) -> Self {
+        Self {
+            retain: Retain::new(grace),
+            listed: false,
+            up: false,
+            counted: Duration::ZERO,
+            since: now,
+            heard: None,
+            forbidden: None,
+        }
+    }
+
+    /// The time during which the API server has answered.
+    pub(super) fn clock(&self, now: Instant) -> Duration {
+        let running = if self.up { now.duration_since(self.since) } else { Duration::ZERO };
+        self.counted + running
+    }
+
+    pub(super) fn set_up(&mut self, up: bool, now: Instant) {
+        self.counted = self.clock(now);
+        // While the kind stays down, `since` shows for how long.
+        if self.up || up {
+            self.since = now;
+        }
+        self.up = up;
+    }
+
+    /// How long there has been no watch.
+    pub(super) fn outage(&self, now: Instant) -> Duration {
+        if self.up { Duration::ZERO } else { now.saturating_duration_since(self.since) }
+    }
+}
+
+/// The reports about the kinds that the gateway may not read.
+pub(super) fn forbidden_kinds(stores: &[Store]) -> impl Iterator<Item = String> {
+    stores.iter().zip(KINDS).filter_map(|(store, kind)| {
+        let why = store.forbidden.as_ref()?;
+        Some(format!("{} objects cannot be read, the last known ones stay in use: {why}", kind.name))
+    })
+}
+
+/// How many objects of each kind are kept although the API server lost them.
+pub(super) fn kept_counts(stores: &[Store]) -> Vec<usize> {
+    stores.iter().map(|store| store.retain.kept().len()).collect()
+}
+
+/// Logs that fewer objects are kept than before.
+pub(super) fn log_returned(stores: &[Store], before: &[usize]) {
+    for ((kind, before), now) in KINDS.iter().zip(before).zip(kept_counts(stores)) {
+        if now < *before {
+            let returned = before - now;
+            tracing::info!(
+                kind = kind.name,
+                returned,
+                kept = now,
+                "the API server has objects again that it had lost"
+            );
+        }
+    }
+}
+
+/// The report about kept objects. `before` is the previous one: the same objects keep the time that was reported.
+pub(super) fn kept_objects(stores: &[Store], before: &[KeptObjects], now: Instant) -> Vec<KeptObjects> {
+    let wall = Timestamp::now();
+    let kept = |(store, kind): (&Store, &Kind)| {
+        let until = store.retain.deadline()?.saturating_sub(store.clock(now));
+        let before = before.iter().find(|kept| kept.kind == kind.name);
+        let kept = KeptObjects {
+            kind: kind.name,
+            count: store.retain.kept().len(),
+            some: store.retain.kept().take(KEPT_NAMES).map(|(key, _)| key.to_string()).collect(),
+            until: SignedDuration::try_from(until).map_or(wall, |left| wall + left),
+        };
+        let same = before.filter(|before| (before.count, &before.some) == (kept.count, &kept.some));
+        Some(KeptObjects { until: same.map_or(kept.until, |before| before.until), ..kept })
+    };
+    stores.iter().zip(KINDS).filter_map(kept).collect()
+}
+
+/// All objects in the form in which they are saved.
+pub(super) fn contents(stores: &[Store], server: &str, state: &SourceState, now: Instant) -> Contents {
+    let objects = stores.iter().enumerate().flat_map(|(kind, store)| {
+        let remaining = store.retain.remaining(store.clock(now));
+        remaining.map(move |(item, left)| (kind, item.version, item.value.clone(), left))
+    });
+    let heard = stores.iter().enumerate().filter_map(|(kind, store)| {
+        let heard = store.heard.as_ref()?;
+        Some((kind, heard.point.clone(), now.saturating_duration_since(heard.at)))
+    });
+    let confirmed = if state.connected { None } else { state.last_sync };
+    Contents {
+        server: server.to_owned(),
+        confirmed: confirmed.map_or_else(SystemTime::now, SystemTime::from),
+        heard: heard.collect(),
+        objects: objects.collect(),
+    }
+}
